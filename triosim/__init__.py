@@ -1,0 +1,64 @@
+"""triosim predicts the time and the memory of deep-network training on many GPUs from a trace of one GPU.
+
+    import triosim
+
+    result = triosim.simulate("trace.json", parallel="ddp", topology="dgx-h100")
+    print(result)
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from triosim.errors import TriosimError as TriosimError
+    from triosim.networks.topology import Topology as Topology
+    from triosim.result import Result as Result
+    from triosim.simulation import simulate as simulate
+    from triosim.trace import Operator as Operator
+    from triosim.trace import Tensor as Tensor
+    from triosim.trace import Trace as Trace
+    from triosim.trace_formats import read as load_trace
+    from triosim.trace_formats import write as save_trace
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Operator",
+    "Result",
+    "Tensor",
+    "Topology",
+    "Trace",
+    "TriosimError",
+    "load_trace",
+    "save_trace",
+    "simulate",
+]
+
+#: Where each public name is; imported when it is first asked for, so that ``import triosim`` costs nothing.
+_PLACES = {
+    "Operator": ("triosim.trace", "Operator"),
+    "Result": ("triosim.result", "Result"),
+    "Tensor": ("triosim.trace", "Tensor"),
+    "Topology": ("triosim.networks.topology", "Topology"),
+    "Trace": ("triosim.trace", "Trace"),
+    "TriosimError": ("triosim.errors", "TriosimError"),
+    "load_trace": ("triosim.trace_formats", "read"),
+    "save_trace": ("triosim.trace_formats", "write"),
+    "simulate": ("triosim.simulation", "simulate"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    import importlib
+
+    if name not in _PLACES:
+        raise AttributeError(f"module 'triosim' has no attribute '{name}'")
+    module, attribute = _PLACES[name]
+    value = getattr(importlib.import_module(module), attribute)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

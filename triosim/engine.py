@@ -1,0 +1,560 @@
+"""The engine: it draws each rank's task stream and runs the tasks on streams, compute units, copy engines and the network.
+
+One SimPy environment is the clock. Each rank has a host process that draws tasks and issues them; what the GPU does after
+that is callbacks: a task is ready when all that it waits for is done, and then takes what it occupies. The semantics are
+those of CUDA streams and events and of NCCL's communicators (CUDA C++ Programming Guide, "Asynchronous Concurrent
+Execution"; PyTorch, ProcessGroupNCCL).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import simpy
+
+from triosim.deadlock import report_deadlock
+from triosim.errors import SimulationError
+from triosim.recording import RankRecord, Recording, TransferCount, TransferKey
+from triosim.tasks import (
+    COLLECTIVES,
+    Batch,
+    Collective,
+    Communicator,
+    Compute,
+    Copy,
+    Found,
+    Handle,
+    Host,
+    Iteration,
+    Poll,
+    Record,
+    Recv,
+    Send,
+    Synchronize,
+    Task,
+    TaskStream,
+    Wait,
+    WaitAny,
+)
+
+if TYPE_CHECKING:
+    from triosim.networks.base import Network
+
+#: How many launched tasks the host may be ahead of the device (CUDA's launch queue).
+RUN_AHEAD = 1024
+
+#: Seconds that launching an operator costs the host; "trace" takes each operator's own, None nothing.
+HostOverhead = float | Literal["trace"] | None
+
+#: Told the simulated time and the number of finished tasks, every so many tasks.
+Progress = Callable[[float, int], None]
+
+_PROGRESS_EVERY = 2048
+
+
+class Channel(NamedTuple):
+    """Where a send and its receive find each other, in order of issue."""
+
+    source: int
+    destination: int
+    tag: int
+
+
+class Rank:
+    """The state of one GPU and its host."""
+
+    __slots__ = (
+        "communicators",
+        "copying",
+        "free",
+        "index",
+        "issued",
+        "launched",
+        "open",
+        "record",
+        "tails",
+        "wakeup",
+        "wanting",
+    )
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.record = RankRecord(index)
+        self.tails: dict[str, Handle] = {}  # the last task of each stream
+        self.communicators: dict[Communicator, Handle] = {}  # the last collective of each communicator
+        self.issued: dict[Communicator | Channel, int] = {}  # how many collectives or transfers, by whom they join
+        self.open: dict[Handle, None] = {}  # issued and not done, in order of issue
+        self.launched = 0  # operators and other tasks among them
+        self.wakeup: simpy.Event | None = None  # the host waits for this
+        self.free = 1.0  # the part of the compute units that is free
+        self.wanting: deque[Handle] = deque()  # Compute tasks that are ready and wait for compute units
+        self.copying: dict[str, deque[Handle]] = {}  # by copy engine: the running copy and the ones behind it
+
+
+@dataclass(slots=True)
+class Side:
+    """One rank's part of a transfer between two: what it does, and what to do when the bytes are there."""
+
+    rank: Rank
+    handle: Handle
+    part: Send | Recv
+    finish: Callable[[Rank, Handle], None]
+
+
+class Engine:
+    """Runs task streams on a network. One engine runs once.
+
+    ``host_overhead`` is the host's cost of a launch, ``timeline`` keeps every task's handle in the recording.
+    """
+
+    def __init__(
+        self,
+        env: simpy.Environment,
+        network: Network,
+        *,
+        host_overhead: HostOverhead = None,
+        timeline: bool = False,
+        progress: Progress | None = None,
+    ) -> None:
+        self.env = env
+        self.network = network
+        self.host_overhead = host_overhead
+        self.progress = progress
+        self.ranks: dict[int, Rank] = {}
+        self.gathering: dict[tuple[Communicator, int], list[Handle]] = {}  # collectives that wait for their last member
+        self.posted: dict[tuple[Channel, int], Side] = {}  # sends and receives that wait for the other side
+        self.recording = Recording(ranks=[], handles=[] if timeline else None)
+        self._finished_tasks = 0
+        self._ready: deque[Handle] = deque()
+        self._draining = False
+        self._begin: dict[type[Task], Callable[[Rank, Handle, Any], None]] = {
+            Compute: self._begin_compute,
+            Copy: self._begin_copy,
+            Send: self._begin_transfer,
+            Recv: self._begin_transfer,
+            Batch: self._begin_batch,
+            Record: self._begin_nothing,
+            Wait: self._begin_nothing,
+            Iteration: self._begin_iteration,
+            **{kind: self._begin_collective for kind in COLLECTIVES.values()},
+        }
+
+    def run(self, streams: Mapping[int, TaskStream]) -> Recording:
+        """Run every rank's stream to its end and return what was recorded.
+
+        Raises ``DeadlockError`` when a stream can never go on, ``SimulationError`` when ranks contradict each other.
+        """
+        self.ranks = {index: Rank(index) for index in sorted(streams)}
+        self.recording.ranks = [rank.record for rank in self.ranks.values()]
+        hosts = [self.env.process(self._host(rank, streams[rank.index])) for rank in self.ranks.values()]
+        self.env.run()
+        stuck = [rank for rank, host in zip(self.ranks.values(), hosts, strict=True) if rank.open or host.is_alive]
+        if stuck:
+            raise report_deadlock(stuck, self.gathering, self.posted)
+        self.recording.end = max((rank.finished for rank in self.recording.ranks), default=0.0)
+        return self.recording
+
+    # ---- the host -----------------------------------------------------------------------------------------------
+
+    def _host(self, rank: Rank, stream: TaskStream) -> Generator[simpy.Event, Any, None]:
+        """Draw tasks and issue them; wait where the program waits, and where the device is too far behind."""
+        answer: Handle | Found | None = None
+        while True:
+            try:
+                task = stream.send(answer)
+            except StopIteration:
+                break
+            kind = type(task)
+            if kind in self._begin:
+                overhead = self._launch_seconds(task) if self.host_overhead is not None else 0.0
+                answer = self._issue(rank, task)
+                if overhead:
+                    yield self.env.timeout(overhead)
+                if rank.launched >= RUN_AHEAD:
+                    rank.wakeup = self.env.event()
+                    yield rank.wakeup
+            elif isinstance(task, Synchronize):
+                handles = task.handles or tuple(rank.open)
+                yield from self._host_waits(handles, len(handles))
+                answer = Found(self.env.now, handles)
+            elif isinstance(task, WaitAny):
+                if not 0 <= task.count <= len(task.handles):
+                    raise SimulationError(
+                        f"WaitAny asks for {task.count} of {len(task.handles)} handles", where=f"rank {rank.index}"
+                    )
+                yield from self._host_waits(task.handles, task.count)
+                answer = Found(self.env.now, tuple(handle for handle in task.handles if handle.done))
+            elif isinstance(task, Poll):
+                answer = Found(self.env.now, tuple(handle for handle in task.handles if handle.done))
+            elif isinstance(task, Host):
+                _check_seconds(task.seconds, "Host", rank.index)
+                yield self.env.timeout(task.seconds)
+                answer = Found(self.env.now, ())
+            else:
+                raise SimulationError(
+                    f"the stream yielded {task!r:.80}", where=f"rank {rank.index}", fix="yield tasks of triosim.tasks"
+                )
+        rank.record.finished = max(rank.record.finished, self.env.now)
+
+    def _host_waits(self, handles: Iterable[Handle], count: int) -> Generator[simpy.Event, Any, None]:
+        """Wait until ``count`` of the handles are done."""
+        missing = count
+        waiting = []
+        for handle in handles:
+            if handle.done:
+                missing -= 1
+            else:
+                waiting.append(handle)
+        if missing <= 0:
+            return
+        wakeup = self.env.event()
+
+        def one_done(_: Handle) -> None:
+            nonlocal missing
+            missing -= 1
+            if missing == 0:
+                wakeup.succeed()
+
+        for handle in waiting:
+            handle.watchers.append(one_done)
+        yield wakeup
+
+    def _launch_seconds(self, task: Task) -> float:
+        """Return what launching a task costs the host."""
+        if self.host_overhead == "trace":
+            operators = task.operators if isinstance(task, Compute) else ()
+            return sum(operator.host_seconds or 0.0 for operator in operators)
+        assert isinstance(self.host_overhead, float)
+        if isinstance(task, (Record, Wait, Iteration)):
+            return 0.0
+        return self.host_overhead * _launches(task)
+
+    # ---- issuing ------------------------------------------------------------------------------------------------
+
+    def _issue(self, rank: Rank, task: Any) -> Handle:
+        """Put a task behind all that it waits for; begin it if that is done."""
+        handle = Handle(rank.index, task)
+        tails = rank.tails
+        kind = type(task)
+        if kind is Iteration:
+            for other in rank.open:
+                _follow(handle, other)
+        else:
+            stream = task.stream
+            if stream is not None:
+                tail = tails.get(stream)
+                if tail is not None:
+                    _follow(handle, tail)
+                tails[stream] = handle
+            if kind is Compute:
+                if self.host_overhead is not None:
+                    handle.launched = self.env.now
+            elif kind is Wait:
+                for other in task.handles:
+                    _follow(handle, other)
+            elif kind is not Record:
+                issuer = task.issuer
+                if issuer is not None and issuer != stream and issuer in tails:
+                    _follow(handle, tails[issuer])
+                self._enlist(rank, handle, task)
+        for other in task.after:
+            _follow(handle, other)
+        rank.open[handle] = None
+        rank.launched += _launches(task)
+        if self.recording.handles is not None:
+            self.recording.handles.append(handle)
+        self._release(handle)
+        return handle
+
+    def _enlist(self, rank: Rank, handle: Handle, task: Any) -> None:
+        """Give collectives, sends and receives their place in the order by which they are matched."""
+        if isinstance(task, Collective):
+            group = task.group
+            if rank.index not in group.ranks:
+                raise SimulationError(
+                    f"rank {rank.index} issued {task.kind} in a group that it does not belong to: {list(group.ranks)}"
+                )
+            previous = rank.communicators.get(group)
+            if previous is not None:
+                _follow(handle, previous)
+            rank.communicators[group] = handle
+            handle.place = (_next(rank.issued, group),)
+        elif isinstance(task, (Send, Recv)):
+            handle.place = (_next(rank.issued, _channel(rank.index, task)),)
+        elif isinstance(task, Batch):
+            handle.place = tuple(_next(rank.issued, _channel(rank.index, part)) for part in task.parts)
+
+    def _release(self, handle: Handle) -> None:
+        """One of the things that the task waited for is done; when it was the last, the task begins."""
+        handle.unmet -= 1
+        if handle.unmet:
+            return
+        self._ready.append(handle)
+        if self._draining:
+            return  # the loop below, further up the stack, comes to it: chains of empty tasks need no recursion
+        self._draining = True
+        try:
+            while self._ready:
+                ready = self._ready.popleft()
+                self._begin[type(ready.task)](self.ranks[ready.rank], ready, ready.task)
+        finally:
+            self._draining = False
+
+    def _finish(self, rank: Rank, handle: Handle) -> None:
+        """The task is through: record it, and release what waited for it."""
+        now = self.env.now
+        handle.finished = now
+        rank.record.finished = now
+        del rank.open[handle]
+        rank.launched -= _launches(handle.task)
+        if rank.wakeup is not None and rank.launched < RUN_AHEAD:
+            rank.wakeup.succeed()
+            rank.wakeup = None
+        dependents, handle.dependents = handle.dependents, None
+        for dependent in dependents or ():
+            self._release(dependent)
+        for watcher in handle.watchers:
+            watcher(handle)
+        self._finished_tasks += 1
+        if self.progress is not None and self._finished_tasks % _PROGRESS_EVERY == 0:
+            self.progress(now, self._finished_tasks)
+
+    # ---- on the GPU ---------------------------------------------------------------------------------------------
+
+    def _begin_nothing(self, rank: Rank, handle: Handle, task: Task) -> None:
+        handle.arrived = handle.started = self.env.now
+        self._finish(rank, handle)
+
+    def _begin_iteration(self, rank: Rank, handle: Handle, task: Iteration) -> None:
+        rank.record.iterations.append(self.env.now)
+        self._begin_nothing(rank, handle, task)
+
+    def _begin_compute(self, rank: Rank, handle: Handle, task: Compute) -> None:
+        handle.arrived = self.env.now
+        rank.wanting.append(handle)
+        self._start_computes(rank)
+
+    def _start_computes(self, rank: Rank) -> None:
+        """Give free compute units to the tasks that wait for them, first come, first served."""
+        while rank.wanting:
+            handle = rank.wanting[0]
+            task = handle.task
+            assert isinstance(task, Compute)
+            if task.share > rank.free + 1e-12:
+                return
+            rank.wanting.popleft()
+            rank.free -= task.share
+            now = handle.started = self.env.now
+            seconds = task.seconds
+            if handle.launched is not None:
+                seconds = self._launch_bound(handle, task, handle.launched) - now
+            timeout = self.env.timeout(seconds, handle)
+            timeout.callbacks.append(self._end_compute)
+
+    def _launch_bound(self, handle: Handle, task: Compute, launched: float) -> float:
+        """Set when each operator starts, no earlier than its launch is over, and return when the last one ends."""
+        now = self.env.now
+        starts = []
+        for operator in task.operators:
+            cost = operator.host_seconds if self.host_overhead == "trace" else self.host_overhead
+            assert not isinstance(cost, str)
+            launched += cost or 0.0
+            if launched > now:
+                now = launched
+            starts.append(now)
+            now += operator.seconds
+        handle.operator_starts = tuple(starts)
+        return now
+
+    def _end_compute(self, event: simpy.Event) -> None:
+        handle: Handle = event.value
+        rank = self.ranks[handle.rank]
+        task = handle.task
+        assert isinstance(task, Compute)
+        record = rank.record
+        record.compute_seconds += task.seconds
+        if handle.operator_starts is None:
+            assert handle.started is not None
+            record.compute.add(handle.started, self.env.now)
+        else:
+            for operator, start in zip(task.operators, handle.operator_starts, strict=True):
+                record.compute.add(start, start + operator.seconds)
+        _, runs = self.recording.computed.setdefault(id(task), (task, {}))
+        runs[rank.index] = runs.get(rank.index, 0) + 1
+        rank.free += task.share
+        self._finish(rank, handle)
+        if rank.wanting:
+            self._start_computes(rank)
+
+    def _begin_copy(self, rank: Rank, handle: Handle, task: Copy) -> None:
+        handle.arrived = self.env.now
+        queue = rank.copying.setdefault(task.destination, deque())  # one engine for each direction
+        queue.append(handle)
+        if len(queue) == 1:
+            self._start_copy(rank, handle, task)
+
+    def _start_copy(self, rank: Rank, handle: Handle, task: Copy) -> None:
+        source, destination = self._node(rank, task.source), self._node(rank, task.destination)
+
+        started = handle.started = self.env.now
+
+        def done(_: simpy.Event) -> None:
+            queue = rank.copying[task.destination]
+            queue.popleft()
+            self._count(("copy", task.label, 1, task.nbytes), started)
+            self._communicated(rank, handle)
+            if queue:
+                following = queue[0].task
+                assert isinstance(following, Copy)
+                self._start_copy(rank, queue[0], following)
+
+        _on(self.network.transfer(source, destination, task.nbytes), done)
+
+    def _node(self, rank: Rank, name: str) -> str:
+        topology = self.network.topology
+        gpu = topology.node(rank.index)
+        if name == "device":
+            return gpu
+        if name != "host":
+            return topology.node(name)
+        host = topology.host_of(gpu)
+        if host is None:
+            raise SimulationError(
+                f"the topology has no host memory that {gpu} could copy from",
+                where=topology.name,
+                fix="give the topology a host (key 'host') or do not copy the input",
+            )
+        return host
+
+    # ---- between GPUs -------------------------------------------------------------------------------------------
+
+    def _begin_collective(self, rank: Rank, handle: Handle, task: Collective) -> None:
+        handle.arrived = self.env.now
+        group = task.group
+        key = (group, handle.place[0])
+        members = self.gathering.setdefault(key, [])
+        members.append(handle)
+        if len(members) < len(group.ranks):
+            return
+        del self.gathering[key]
+        now = self.env.now
+        for member in members:
+            _check_same(handle, member)
+            member.started = now
+
+        def done(_: simpy.Event) -> None:
+            self._count((task.kind, task.label or group.name, len(group.ranks), task.nbytes), now)
+            for member in members:
+                self._communicated(self.ranks[member.rank], member)
+
+        _on(self.network.collective(task.kind, group.ranks, task.nbytes, root=task.root, shares=task.shares), done)
+
+    def _begin_transfer(self, rank: Rank, handle: Handle, task: Send | Recv) -> None:
+        handle.arrived = self.env.now
+        self._exchange(Side(rank, handle, task, self._communicated), handle.place[0])
+
+    def _begin_batch(self, rank: Rank, handle: Handle, task: Batch) -> None:
+        handle.arrived = self.env.now
+        missing = len(task.parts)
+        if not missing:
+            self._begin_nothing(rank, handle, task)
+
+        def part_done(_: Rank, __: Handle) -> None:
+            nonlocal missing
+            missing -= 1
+            if missing == 0:
+                self._communicated(rank, handle)
+
+        for part, place in zip(task.parts, handle.place, strict=True):
+            self._exchange(Side(rank, handle, part, part_done), place)
+
+    def _exchange(self, side: Side, place: int) -> None:
+        """Bring a send and its receive together; the second of them to come starts the transfer."""
+        channel = _channel(side.rank.index, side.part)
+        other = self.posted.pop((channel, place), None)
+        if other is None:
+            self.posted[(channel, place)] = side
+            return
+        now = self.env.now
+        for one in (other, side):
+            if one.handle.started is None:
+                one.handle.started = now
+        send = side.part if isinstance(side.part, Send) else other.part
+        assert isinstance(send, Send)
+
+        def done(_: simpy.Event) -> None:
+            self._count(("send", send.label, 2, send.nbytes), now)
+            other.finish(other.rank, other.handle)
+            side.finish(side.rank, side.handle)
+
+        _on(self.network.transfer(channel.source, channel.destination, send.nbytes), done)
+
+    def _communicated(self, rank: Rank, handle: Handle) -> None:
+        """A transfer or collective is through on one rank."""
+        assert handle.arrived is not None
+        assert handle.started is not None
+        rank.record.communication.add(handle.arrived, self.env.now)
+        rank.record.waiting_seconds += handle.started - handle.arrived
+        self._finish(rank, handle)
+
+    def _count(self, key: TransferKey, started: float) -> None:
+        count = self.recording.transfers.setdefault(key, TransferCount())
+        count.count += 1
+        count.seconds += self.env.now - started
+
+
+def _follow(handle: Handle, other: Handle) -> None:
+    """Let a task wait for another, unless that is done."""
+    if other.dependents is not None and other is not handle:
+        other.dependents.append(handle)
+        handle.unmet += 1
+
+
+def _launches(task: Task) -> int:
+    return len(task.operators) if isinstance(task, Compute) else 1
+
+
+def _next(issued: dict[Communicator | Channel, int], key: Communicator | Channel) -> int:
+    number = issued.get(key, 0)
+    issued[key] = number + 1
+    return number
+
+
+def _channel(rank: int, part: Send | Recv) -> Channel:
+    """Return where a send and its receive find each other."""
+    if isinstance(part, Send):
+        return Channel(rank, part.destination, part.tag)
+    return Channel(part.source, rank, part.tag)
+
+
+def _on(event: simpy.Event, callback: Callable[[simpy.Event], None]) -> None:
+    """Call back when the event has happened, also when that was before."""
+    if event.callbacks is None:
+        callback(event)
+    else:
+        event.callbacks.append(callback)
+
+
+def _check_seconds(seconds: float, what: str, rank: int) -> None:
+    if not 0 <= seconds < math.inf:
+        raise SimulationError(f"{what} of {seconds} seconds", where=f"rank {rank}", fix="times are 0 or more")
+
+
+def _check_same(first: Handle, second: Handle) -> None:
+    """Members of one collective must mean the same; in real life NCCL hangs or corrupts data."""
+    one, two = first.task, second.task
+    if one is two:
+        return
+    assert isinstance(one, Collective)
+    assert isinstance(two, Collective)
+    if (one.kind, one.nbytes, one.root, one.shares) != (two.kind, two.nbytes, two.root, two.shares):
+        raise SimulationError(
+            f"ranks {first.rank} and {second.rank} meet in collective {first.place[0]} of communicator "
+            f"'{one.group.name or list(one.group.ranks)}' with {one.kind} of {one.nbytes:g} bytes and "
+            f"{two.kind} of {two.nbytes:g} bytes",
+            fix="members of a communicator issue the same collectives in the same order",
+        )

@@ -1,0 +1,67 @@
+"""The errors that a user of triosim can cause, each said in one line: where, what, and what would be right.
+
+The command line prints ``str(error)`` and exits with ``error.exit_status``; nothing below it prints or exits.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class TriosimError(Exception):
+    """Something that the user can mend.
+
+    ``what`` says what is wrong, ``where`` names the file, line, key or option, ``fix`` says what would be right.
+    """
+
+    exit_status = 2
+
+    def __init__(self, what: str, where: str | None = None, fix: str | None = None) -> None:
+        self.what = what
+        self.where = where
+        self.fix = fix
+        super().__init__(what, where, fix)  # SimPy makes an exception that leaves a process anew, from its arguments
+
+    def __str__(self) -> str:
+        text = f"{self.where}: {self.what}" if self.where else self.what
+        if self.fix:
+            text = f"{text}; {self.fix}"
+        return " ".join(text.split())  # one line, whatever a file's content put into it
+
+
+class TraceError(TriosimError):
+    """A trace that cannot be read, or that contradicts itself."""
+
+
+class TopologyError(TriosimError):
+    """A topology that cannot be read, built or routed."""
+
+
+class OptionError(TriosimError):
+    """An option, or a combination of options, that cannot be."""
+
+
+class PluginError(TriosimError):
+    """A plug-in that cannot be found, imported or used."""
+
+
+class OutputError(TriosimError):
+    """A result that cannot be written."""
+
+
+class SimulationError(TriosimError):
+    """A simulation that cannot go on, or whose result would mean nothing."""
+
+
+class DeadlockError(SimulationError):
+    """Streams that can never go on: each stuck rank, the task it waits in, and whom it waits for."""
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """Return "did you mean 'x'?" for the nearest of ``known``, or the list of them when none is near."""
+    names = sorted(known)
+    close = difflib.get_close_matches(word, names, n=1, cutoff=0.6)
+    if close:
+        return f"did you mean '{close[0]}'?"
+    return f"known: {', '.join(names)}" if names else "none is known"

@@ -1,0 +1,141 @@
+"""Where a name becomes code: the parts that ship with triosim, entry points of other packages, and users' own files.
+
+A plug-in is named by its entry point (``my-network``), by module and class (``package.module:Class``) or by file and class
+(``my_file.py:Class``).
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Literal, get_args
+
+from triosim.errors import PluginError, nearest
+
+Group = Literal["networks", "extrapolators", "collective_algorithms", "compute_models", "trace_formats"]
+GROUPS: tuple[Group, ...] = get_args(Group)
+
+#: What ships with triosim. Kept here and not as entry points, whose scan would cost every start 20 ms.
+BUILT_IN: dict[Group, dict[str, str]] = {
+    "networks": {"packet": "triosim.networks.packet:PacketNetwork"},
+    "extrapolators": {
+        "single": "triosim.extrapolators.single:Single",
+        "dp": "triosim.extrapolators.dp:DataParallel",
+        "ddp": "triosim.extrapolators.ddp:DistributedDataParallel",
+        "tp": "triosim.extrapolators.tp:TensorParallel",
+        "pp": "triosim.extrapolators.pp:PipelineParallel",
+    },
+    "collective_algorithms": {"ring": "triosim.networks.collectives.ring:Ring"},
+    "compute_models": {"linear": "triosim.compute.linear:Linear"},
+    "trace_formats": {
+        "json": "triosim.trace_formats.json_format",
+        "csv": "triosim.trace_formats.csv_pair",
+        "pytorch": "triosim.trace_formats.pytorch",
+    },
+}
+
+#: What a plug-in must have: one of each tuple.
+REQUIRED: dict[Group, tuple[tuple[str, ...], ...]] = {
+    "networks": (("transfer",),),
+    "extrapolators": (("transform", "tasks"),),
+    "collective_algorithms": (("transfers",),),
+    "compute_models": (("estimate",),),
+    "trace_formats": (("recognises",), ("read",)),
+}
+
+
+def names(group: Group) -> list[str]:
+    """Return the names that ``load`` knows: the built-in ones first, then the entry points of installed packages."""
+    return [*BUILT_IN[group], *(name for name in _entry_points(group) if name not in BUILT_IN[group])]
+
+
+def load(group: Group, name: str) -> Any:
+    """Return the class (for a trace format: the module or object) that a name stands for.
+
+    Raises ``PluginError`` when there is no such name, when its file or module cannot be imported, or when it lacks a method
+    that the interface requires.
+    """
+    target = BUILT_IN[group].get(name)
+    if target is not None:
+        return _import(target)
+    if ":" in name or name.endswith(".py"):
+        found = _from_file(name) if _looks_like_file(name) else _import(name)
+    else:
+        entry = _entry_points(group).get(name)
+        if entry is None:
+            raise PluginError(
+                f"there is no '{name}' among the {group.replace('_', ' ')}", fix=nearest(name, names(group))
+            )
+        found = _import(entry)
+    return _checked(group, name, found)
+
+
+def _entry_points(group: Group) -> dict[str, str]:
+    from importlib.metadata import entry_points
+
+    return {entry.name: entry.value for entry in sorted(entry_points(group=f"triosim.{group}"))}
+
+
+def _looks_like_file(name: str) -> bool:
+    return name.rpartition(":")[0].endswith(".py") or name.endswith(".py")
+
+
+def _import(target: str) -> Any:
+    """Import ``module:attribute`` or ``module``."""
+    module_name, _, attribute = target.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:
+        raise PluginError(f"cannot be imported: {_said(error)}", where=module_name) from error
+    return _attribute(module, attribute, module_name) if attribute else module
+
+
+def _from_file(name: str) -> Any:
+    """Import ``file.py:Class``, or ``file.py`` as a module."""
+    path_name, attribute = (name, "") if name.endswith(".py") else name.rsplit(":", 1)
+    path = Path(path_name)
+    if not path.is_file():
+        raise PluginError("there is no such file", where=path_name, fix="name a plug-in as file.py:Class")
+    module_name = f"triosim_plugin_{path.stem}"
+    spec = importlib.util.spec_from_file_location(module_name, path)
+    if spec is None or spec.loader is None:
+        raise PluginError("is not a Python file", where=path_name)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module_name] = module  # dataclasses and pickle look a class's module up here
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[module_name]
+        raise PluginError(f"cannot be imported: {_said(error)}", where=path_name) from error
+    return _attribute(module, attribute, path_name) if attribute else module
+
+
+def _attribute(module: ModuleType, attribute: str, where: str) -> Any:
+    try:
+        return getattr(module, attribute)
+    except AttributeError:
+        public = [name for name in vars(module) if not name.startswith("_")]
+        raise PluginError(f"has no '{attribute}'", where=where, fix=nearest(attribute, public)) from None
+
+
+def _checked(group: Group, name: str, found: Any) -> Any:
+    """Refuse a plug-in that lacks what its interface requires, or an abstract one."""
+    if isinstance(found, ModuleType) and group != "trace_formats":
+        raise PluginError("names a file, not a class in it", where=name, fix=f"write {name}:Class")
+    for alternatives in REQUIRED[group]:
+        if not any(callable(getattr(found, method, None)) for method in alternatives):
+            wanted = " or ".join(f"'{method}'" for method in alternatives)
+            raise PluginError(f"has no method {wanted}, which {group.replace('_', ' ')} need", where=name)
+    abstract = sorted(getattr(found, "__abstractmethods__", ()))
+    if abstract:
+        raise PluginError(f"does not define {', '.join(abstract)}", where=name)
+    return found
+
+
+def _said(error: Exception) -> str:
+    if isinstance(error, SyntaxError):
+        return f"{error.msg} (line {error.lineno})"
+    return f"{type(error).__name__}: {error}"

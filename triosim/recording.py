@@ -1,0 +1,116 @@
+"""What the engine records of a run: per rank when it computed and when it communicated, and how often each task ran.
+
+Intervals are (start, end) in seconds on the simulation's clock, in order, merged where they touch. The words are those of
+the design: communication time runs from a rank's arrival at a transfer or collective until it is through; its waiting part
+is the time until the last partner arrived; it is exposed where the rank computes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from triosim.tasks import Compute, Handle
+from triosim.trace import Operator
+
+Interval = tuple[float, float]
+
+
+class Intervals:
+    """Points of time as a union of intervals, added in any order, merged when they are asked for."""
+
+    __slots__ = ("_raw",)
+
+    def __init__(self) -> None:
+        self._raw: list[Interval] = []
+
+    def add(self, start: float, end: float) -> None:
+        """Add one interval; one that follows on from the last is merged at once, which keeps busy streams short."""
+        raw = self._raw
+        if raw and raw[-1][1] == start:
+            raw[-1] = (raw[-1][0], end)
+        elif end > start:
+            raw.append((start, end))
+
+    def merged(self) -> list[Interval]:
+        """Return the union as disjoint intervals in order."""
+        result: list[Interval] = []
+        for start, end in sorted(self._raw):
+            if result and start <= result[-1][1]:
+                if end > result[-1][1]:
+                    result[-1] = (result[-1][0], end)
+            else:
+                result.append((start, end))
+        return result
+
+
+def length(intervals: list[Interval]) -> float:
+    """Return the seconds that disjoint intervals cover."""
+    return sum(end - start for start, end in intervals)
+
+
+def overlap(first: list[Interval], second: list[Interval]) -> float:
+    """Return the seconds that two unions of disjoint, ordered intervals have in common."""
+    common = 0.0
+    i = j = 0
+    while i < len(first) and j < len(second):
+        start = max(first[i][0], second[j][0])
+        end = min(first[i][1], second[j][1])
+        if end > start:
+            common += end - start
+        if first[i][1] < second[j][1]:
+            i += 1
+        else:
+            j += 1
+    return common
+
+
+@dataclass(slots=True)
+class RankRecord:
+    """What one rank did. ``compute_seconds`` is the sum of its operators' times."""
+
+    rank: int
+    compute: Intervals = field(default_factory=Intervals)
+    communication: Intervals = field(default_factory=Intervals)
+    compute_seconds: float = 0.0
+    waiting_seconds: float = 0.0
+    finished: float = 0.0
+    iterations: list[float] = field(default_factory=list)
+
+
+def operator_times(handle: Handle) -> Iterator[tuple[Operator, float, float]]:
+    """Yield each operator of a finished Compute task with its start and end."""
+    task = handle.task
+    if not isinstance(task, Compute) or handle.started is None:
+        return
+    if handle.operator_starts is not None:
+        for operator, start in zip(task.operators, handle.operator_starts, strict=True):
+            yield operator, start, start + operator.seconds
+        return
+    now = handle.started
+    for operator in task.operators:
+        yield operator, now, now + operator.seconds
+        now += operator.seconds
+
+
+@dataclass(slots=True)
+class TransferCount:
+    """All transfers of one kind and size: how many, and how long from the last arrival to the end, in all."""
+
+    count: int = 0
+    seconds: float = 0.0
+
+
+#: kind ("all_reduce", "send", "copy", ...), the communicator's name or the label, the group's size, bytes.
+TransferKey = tuple[str, str, int, float]
+
+
+@dataclass(slots=True)
+class Recording:
+    """What a run left behind. ``handles`` holds every task of every rank, in order of issue, when a timeline was asked for."""
+
+    ranks: list[RankRecord]
+    end: float = 0.0
+    computed: dict[int, tuple[Compute, dict[int, int]]] = field(default_factory=dict)  # id(task): task, runs by rank
+    transfers: dict[TransferKey, TransferCount] = field(default_factory=dict)
+    handles: list[Handle] | None = None

@@ -1,0 +1,235 @@
+"""How what the engine recorded becomes a result's figures.
+
+A rank's busy time is the union of the intervals in which it computes, its exposed communication the union of its
+transfers less what they have in common with that; what is left of the step is idle. Everything is divided by the number
+of iterations.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import platform
+import sys
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from triosim.errors import SimulationError
+from triosim.recording import RankRecord, Recording, length, overlap
+from triosim.reports.ranges import format_ranks
+from triosim.result import (
+    CollectiveTimes,
+    LayerShare,
+    LayerTimes,
+    LinkLoad,
+    OperatorTimes,
+    RankTimes,
+    ResultData,
+)
+from triosim.trace import PHASES, Operator
+
+if TYPE_CHECKING:
+    from triosim.networks.base import Network
+    from triosim.networks.topology import Topology
+    from triosim.trace import Trace
+
+#: How much of the step floating point may lose before a sum counts as wrong.
+_TOLERANCE = 1e-9
+
+#: Ranks that ran the same operators equally often: the ranks, and (operators, runs) for each task that they ran.
+RankClass = tuple[list[int], list[tuple[tuple[Operator, ...], int]]]
+
+
+def collect(
+    recording: Recording,
+    *,
+    trace: Trace,
+    plan: Any,
+    topology: Topology,
+    network: Network,
+    inputs: Mapping[str, Any],
+) -> ResultData:
+    """Return the figures of a run. Raises ``SimulationError`` where nothing was computed, or where they contradict."""
+    ends = _iteration_ends(recording)
+    steps = len(ends)
+    if not math.isfinite(recording.end) or recording.end <= 0 or not any(r.compute_seconds > 0 for r in recording.ranks):
+        raise SimulationError(
+            "nothing was computed: the operators that were simulated take no time",
+            where=trace.source or None,
+            fix="use a trace with measured times, or --operator-times",
+        )
+    step = recording.end / steps
+    classes = rank_classes(recording)
+    return ResultData(
+        step_time_s=step,
+        throughput_samples_per_s=plan.global_batch_size / step,
+        global_batch_size=plan.global_batch_size,
+        iterations=tuple(ends),
+        ranks=tuple(_rank_times(record, recording.end, steps) for record in recording.ranks),
+        layers=tuple(_layers(classes, steps)),
+        operators=tuple(_operators(classes, steps)),
+        collectives=tuple(_collectives(recording, steps)),
+        links=tuple(_links(network, topology, recording.end, steps)),
+        notes=tuple(_notes(recording, trace, plan)),
+        inputs=describe_inputs(inputs, trace, topology),
+    )
+
+
+def _iteration_ends(recording: Recording) -> list[float]:
+    """Return when each iteration ended on its last rank; a run without marks is one iteration."""
+    marks = [record.iterations for record in recording.ranks]
+    count = min((len(times) for times in marks), default=0)
+    return [max(times[index] for times in marks) for index in range(count)] or [recording.end]
+
+
+def _rank_times(record: RankRecord, end: float, steps: int) -> RankTimes:
+    compute, communication = record.compute.merged(), record.communication.merged()
+    busy, total = length(compute), length(communication)
+    exposed = max(0.0, total - overlap(compute, communication))
+    idle = end - busy - exposed
+    if idle < -_TOLERANCE * end:
+        raise SimulationError(f"rank {record.rank} was busy for {busy + exposed:.9g} s of a run of {end:.9g} s")
+    if abs(idle) <= _TOLERANCE * end:
+        idle = 0.0
+    return RankTimes(
+        record.rank,
+        record.compute_seconds / steps,
+        total / steps,
+        exposed / steps,
+        idle / steps,
+        record.waiting_seconds / steps,
+    )
+
+
+def rank_classes(recording: Recording) -> list[RankClass]:
+    """Return the ranks grouped by what they ran, so that a thousand equal ranks are summed once."""
+    tasks: dict[int, tuple[tuple[Operator, ...], Counter[int]]] = {}
+    for task, runs in recording.computed.values():
+        tasks.setdefault(id(task.operators), (task.operators, Counter()))[1].update(runs)
+    ran: dict[int, list[tuple[int, int]]] = {}
+    for key, (_, counter) in tasks.items():
+        for rank, count in counter.items():
+            ran.setdefault(rank, []).append((key, count))
+    classes: dict[tuple[tuple[int, int], ...], list[int]] = {}
+    for rank in sorted(ran):
+        classes.setdefault(tuple(ran[rank]), []).append(rank)
+    return [(ranks, [(tasks[key][0], count) for key, count in ran_by_all]) for ran_by_all, ranks in classes.items()]
+
+
+def _layers(classes: list[RankClass], steps: int) -> Iterable[LayerTimes]:
+    """Yield each layer in order of its first operator, with the mean over its ranks and what each of them spends."""
+    shares: dict[str, dict[tuple[float, ...], list[int]]] = {}
+    for ranks, tasks in classes:
+        sums: dict[str, list[float]] = {}
+        for operators, runs in tasks:
+            for operator in operators:
+                row = sums.setdefault(operator.layer, [0.0, 0.0, 0.0, 0])
+                row[PHASES.index(operator.phase)] += runs * operator.seconds
+                row[3] += runs
+        for layer, row in sums.items():
+            shares.setdefault(layer, {}).setdefault(tuple(value / steps for value in row), []).extend(ranks)
+    for layer, rows in shares.items():
+        members = sum(len(ranks) for ranks in rows.values())
+        mean = [math.fsum(row[i] * len(ranks) for row, ranks in rows.items()) / members for i in range(4)]
+        per_rank = tuple(
+            LayerShare(format_ranks(ranks), *row[:3], math.fsum(row[:3]), _count(row[3])) for row, ranks in rows.items()
+        )
+        yield LayerTimes(layer, *mean[:3], math.fsum(mean[:3]), _count(mean[3]), per_rank)
+
+
+def _operators(classes: list[RankClass], steps: int) -> Iterable[OperatorTimes]:
+    """Yield each operator of each phase of each layer, in order of first use: the mean over the ranks that ran it."""
+    found: dict[tuple[str, str, str], list[float]] = {}  # seconds, calls and ranks
+    for ranks, tasks in classes:
+        mine: dict[tuple[str, str, str], list[float]] = {}
+        for operators, runs in tasks:
+            for operator in operators:
+                row = mine.setdefault((operator.name, operator.layer, operator.phase), [0.0, 0])
+                row[0] += runs * operator.seconds
+                row[1] += runs
+        for key, (seconds, calls) in mine.items():
+            total = found.setdefault(key, [0.0, 0, 0])
+            total[0] += seconds * len(ranks)
+            total[1] += calls * len(ranks)
+            total[2] += len(ranks)
+    for (name, layer, phase), (seconds, calls, members) in found.items():
+        yield OperatorTimes(name, layer, phase, _count(calls / members / steps), seconds / members / steps)
+
+
+def _collectives(recording: Recording, steps: int) -> list[CollectiveTimes]:
+    """Return all transfers by kind and size, those that took longest first."""
+    rows = [
+        CollectiveTimes(kind, size, _count(nbytes), _count(found.count / steps), found.seconds / steps, axis)
+        for (kind, axis, size, nbytes), found in recording.transfers.items()
+    ]
+    return sorted(rows, key=lambda row: (-row.total_s, row.kind, row.axis, row.group_size, row.bytes))
+
+
+def _links(network: Network, topology: Topology, end: float, steps: int) -> Iterable[LinkLoad]:
+    """Yield every link of the topology with the bytes that it carried in a step."""
+    carried = network.bytes_by_link()
+    for name, link in topology.links.items():
+        nbytes = carried.get(name, 0.0)
+        yield LinkLoad(name, _count(nbytes / steps), nbytes / (link.bandwidth * end))
+
+
+def _notes(recording: Recording, trace: Trace, plan: Any) -> Iterable[str]:
+    yield from plan.notes
+    if trace.times != "measured":
+        yield f"the trace's operator times are not measured: {trace.times}"
+    if len(recording.ranks) > 1 and not any(count.count for count in recording.transfers.values()):
+        yield f"nothing was communicated between the {len(recording.ranks)} GPUs"
+
+
+def _count(value: float) -> float:
+    """Return a whole number as an int, which is how it is written."""
+    return int(value) if float(value).is_integer() else value
+
+
+def describe_inputs(inputs: Mapping[str, Any], trace: Trace, topology: Topology) -> dict[str, Any]:
+    """Return everything needed to run it again: versions, options, hashes of the files, and what trace and topology were."""
+    described: dict[str, Any] = {"versions": versions()}
+    described.update({key: value for key, value in inputs.items() if key != "files"})
+    files = inputs.get("files", ())
+    described["files"] = dict(files) if isinstance(files, Mapping) else {str(path): sha256(path) for path in files}
+    described["trace"] = {
+        "model": trace.model,
+        "gpu": trace.gpu,
+        "batch_size": trace.batch_size,
+        "times": trace.times,
+        "operators": len(trace.operators),
+    }
+    described["topology"] = {"name": topology.name, "gpus": len(topology.gpus), "links": len(topology.links)}
+    return described
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of triosim, Python and of what the figures depend on."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    found = {"python": platform.python_version()}
+    for package in ("triosim", "numpy", "simpy"):
+        try:
+            found[package] = str(getattr(sys.modules.get(package), "__version__", None) or version(package))
+        except PackageNotFoundError:
+            found[package] = "unknown"
+    return found
+
+
+def sha256(path: str) -> str | dict[str, str]:
+    """Return a file's SHA-256, or that of each file of a folder by name."""
+    from pathlib import Path
+
+    place = Path(path)
+    if place.is_dir():
+        return {file.name: _sha256(file) for file in sorted(place.iterdir()) if file.is_file()}
+    return _sha256(place)
+
+
+def _sha256(file: Any) -> str:
+    digest = hashlib.sha256()
+    with open(file, "rb") as stream:
+        while block := stream.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()

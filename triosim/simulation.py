@@ -1,0 +1,236 @@
+"""``simulate``: the one place that wires the parts together, from a trace to a result."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import simpy
+
+from triosim import plugins
+from triosim.compute import operator_times as times_from_elsewhere
+from triosim.engine import Engine, HostOverhead, Progress
+from triosim.errors import OptionError, nearest
+from triosim.extrapolators.base import ParallelOptions
+from triosim.extrapolators.plan import Plan, gpus_named_by, plan
+from triosim.networks.topology import Topology
+from triosim.trace import Trace
+from triosim.trace_formats import read
+from triosim.units import Quantity, parse_bytes, parse_time
+
+if TYPE_CHECKING:
+    from triosim.result import Result
+
+TraceLike = Trace | str | PathLike[str]
+TopologyLike = Topology | Mapping[str, Any] | str | PathLike[str]
+
+#: The topology assumed for a GPU when none is given, by a part of the name that PyTorch reports.
+ASSUMED_TOPOLOGY = {
+    "H100": "dgx-h100",
+    "H200": "dgx-h200",
+    "B200": "dgx-b200",
+    "A100": "dgx-a100",
+    "A40": "a40-pcie",
+    "V100": "dgx-1-v100",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """What a result was made from, so that it can be made again: every option, and the files by path."""
+
+    options: Mapping[str, Any]
+    files: Mapping[str, str] = field(default_factory=dict)
+
+
+def simulate(
+    trace: TraceLike,
+    parallel: str | Mapping[str, int] = "single",
+    *,
+    gpus: int | None = None,
+    topology: TopologyLike | None = None,
+    network: str | type = "packet",
+    collective: str | type = "ring",
+    collective_form: Literal["pipelined", "steps"] = "pipelined",
+    batch_size: int | None = None,
+    global_batch_size: int | None = None,
+    training: bool = True,
+    iterations: int = 1,
+    micro_batches: int | None = None,
+    stages: Sequence[str] | None = None,
+    tp_style: Literal["gather", "megatron"] = "gather",
+    dp_style: Literal["all-reduce", "replicate"] = "all-reduce",
+    bucket_size: Quantity = "25 MiB",
+    first_bucket_size: Quantity = "1 MiB",
+    copy_input: bool = False,
+    operator_times: str | PathLike[str] | None = None,
+    compute_model: str | type = "linear",
+    host_overhead: Quantity | None = None,
+    options: Mapping[str, str] | None = None,
+    timeline: bool = False,
+    progress: Progress | None = None,
+) -> Result:
+    """Predict the time of a training step (or an inference pass) on many GPUs.
+
+    trace: a ``Trace``, or the path of one in any known format.
+    parallel: "ddp", "dp=2,tp=4", {"dp": 2, "pp": 4}, or a plug-in ("file.py:Class").
+    gpus: how many; without it, the product of the sizes in ``parallel``, or as many as the topology has.
+    topology: a ``Topology``, a mapping, a file, or a name such as "dgx-h100" or "ring(8, bandwidth=50 GB/s)"; without it,
+        the usual one for the trace's GPU, which the result's notes state.
+    network, collective, compute_model: a name, "module:Class", "file.py:Class" or a class.
+    collective_form: "pipelined" (the steady state of a chunked algorithm) or "steps" (each of its transfers).
+    batch_size: of each data-parallel replica; ``global_batch_size``: of all of them together; by default the trace's.
+    training: False runs the forward pass alone.
+    micro_batches, stages: of a pipeline; by default as many as stages, and balanced by measured time.
+    bucket_size, first_bucket_size: of ``ddp``; PyTorch's by default.
+    copy_input: whether each rank copies its input from host memory.
+    operator_times: a file with times that replace the trace's, by operator or layer.
+    host_overhead: what a launch costs the host: seconds or "5 us"; "trace" takes each operator's own.
+    options: what plug-ins ask for.
+    timeline: keep every task, for ``Result.save_timeline`` and the Gantt chart.
+    progress: called now and then with the simulated time and the number of finished tasks.
+
+    Returns a ``Result``. Raises ``TriosimError`` for whatever is wrong with the input, in one line.
+    """
+    given = {name: value for name, value in locals().items() if name not in ("trace", "topology", "progress")}
+    files: dict[str, str] = {}
+    if not isinstance(trace, Trace):
+        files["trace"] = str(trace)
+        trace = read(trace)
+    if operator_times is not None:
+        files["operator_times"] = str(operator_times)
+        trace = times_from_elsewhere.apply(times_from_elsewhere.load(operator_times), trace)
+
+    notes: list[str] = []
+    gpus = _gpus(parallel, gpus)
+    if isinstance(topology, (str, PathLike)) and Path(topology).is_file():
+        files["topology"] = str(topology)
+    system = _topology(topology, gpus, trace, parallel, notes)
+    network_class = plugins.load("networks", network) if isinstance(network, str) else network
+    network_options, others = _split_options(network_class, options or {})
+    model_class = plugins.load("compute_models", compute_model) if isinstance(compute_model, str) else compute_model
+    the_plan = plan(
+        trace,
+        parallel,
+        gpus=gpus if gpus is not None else len(system.gpus),
+        options=ParallelOptions(
+            batch_size=batch_size,
+            global_batch_size=global_batch_size,
+            training=training,
+            iterations=iterations,
+            copy_input=copy_input,
+            bucket_bytes=parse_bytes(bucket_size),
+            first_bucket_bytes=parse_bytes(first_bucket_size),
+            dp_style=dp_style,
+            tp_style=tp_style,
+            micro_batches=micro_batches,
+            stages=tuple(stages) if stages is not None else None,
+            extra=others,
+        ),
+        model=model_class(),
+    )
+    _refuse_unused(others, the_plan, network_class)
+    if the_plan.world > len(system.gpus):
+        raise OptionError(
+            f"the topology has {len(system.gpus)} GPUs, {the_plan.world} are asked for",
+            where=system.name,
+            fix="ask for fewer, or give a larger topology",
+        )
+
+    env = simpy.Environment()
+    algorithm = plugins.load("collective_algorithms", collective)() if isinstance(collective, str) else collective()
+    common = {"algorithm": algorithm, "form": collective_form, "record": timeline}
+    the_network = network_class(env, system, **_accepted(network_class, common), **network_options)
+    engine = Engine(
+        env, the_network, host_overhead=_host_overhead(host_overhead), timeline=timeline, progress=progress
+    )
+    recording = engine.run({rank: the_plan.tasks(rank) for rank in range(the_plan.world)})
+
+    from triosim.result import Result
+
+    given["topology"] = str(topology) if isinstance(topology, (str, PathLike)) else system.name
+    return Result.from_recording(
+        recording,
+        trace=trace,
+        plan=the_plan,
+        topology=system,
+        network=the_network,
+        inputs=Inputs({name: _plain(value) for name, value in given.items()}, files),
+        notes=notes,
+    )
+
+
+def _gpus(parallel: str | Mapping[str, int], gpus: int | None) -> int | None:
+    """Return how many GPUs are asked for: the option, or what the sizes in ``parallel`` come to; None leaves it open."""
+    if gpus is not None:
+        if gpus < 1:
+            raise OptionError(f"{gpus} GPUs", where="--gpus", fix="ask for 1 or more")
+        return gpus
+    return gpus_named_by(parallel)
+
+
+def _topology(
+    topology: TopologyLike | None, gpus: int | None, trace: Trace, parallel: object, notes: list[str]
+) -> Topology:
+    if isinstance(topology, Topology):
+        return topology
+    if isinstance(topology, Mapping):
+        return Topology.from_dict(topology, gpus=gpus)
+    if topology is not None:
+        return Topology.load(str(topology), gpus=gpus)
+    if gpus == 1:
+        return Topology.from_dict({"nodes": ["gpu0"], "links": [], "name": "one GPU"})
+    name = next((preset for gpu, preset in ASSUMED_TOPOLOGY.items() if gpu in trace.gpu), "dgx-h100")
+    notes.append(f"no topology given: {name} is assumed")
+    return Topology.load(name, gpus=gpus)
+
+
+def _accepted(network: type, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options that a network's constructor takes; a plug-in may take none."""
+    taken = inspect.signature(network).parameters
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken.values()):
+        return dict(options)
+    return {name: value for name, value in options.items() if name in taken}
+
+
+def _split_options(network: type, options: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
+    """Divide the plug-ins' options into the network's, by its constructor's parameters, and the extrapolator's."""
+    taken = inspect.signature(network).parameters
+    mine = {name: value for name, value in options.items() if name in taken}
+    return mine, {name: value for name, value in options.items() if name not in taken}
+
+
+def _refuse_unused(options: Mapping[str, str], the_plan: Plan, network: type) -> None:
+    """An option that nobody asks for is a mistake."""
+    known = set(the_plan.known_options) | set(inspect.signature(network).parameters) - {"env", "topology"}
+    for name in options:
+        if name not in the_plan.known_options:
+            raise OptionError(f"no part of this run takes '{name}'", where="--option", fix=nearest(name, known))
+
+
+def _host_overhead(value: Quantity | None) -> HostOverhead:
+    if value is None or value == "none":
+        return None
+    if value == "trace":
+        return "trace"
+    seconds = parse_time(value)
+    if not 0 <= seconds < float("inf"):
+        raise OptionError(f"{value} is no cost", where="--host-overhead", fix="give 'trace', 'none' or a time like '5 us'")
+    return seconds
+
+
+def _plain(value: Any) -> Any:
+    """Return an option as JSON can hold it."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): _plain(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(one) for one in value]
+    if isinstance(value, type):
+        return f"{value.__module__}:{value.__qualname__}"
+    return str(value)

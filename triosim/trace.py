@@ -1,0 +1,137 @@
+"""What a trace is: the operators of one step on one GPU, in order, with their tensors and what was measured.
+
+Times are seconds, sizes bytes, shapes numbers of elements. A trace says nothing of how it was stored: the formats are in
+``triosim.trace_formats``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+from triosim.errors import TraceError
+
+Phase = Literal["forward", "backward", "optimizer"]
+Category = Literal["input", "parameter", "buffer", "activation", "gradient", "optimizer_state", "output", "temporary"]
+PHASES: tuple[Phase, ...] = get_args(Phase)
+CATEGORIES: tuple[Category, ...] = get_args(Category)
+
+#: Bytes of one element, by dtype as PyTorch names it (without ``torch.``).
+DTYPE_BYTES: Mapping[str, int] = {
+    "float64": 8,
+    "float32": 4,
+    "float16": 2,
+    "bfloat16": 2,
+    "float8_e4m3fn": 1,
+    "float8_e5m2": 1,
+    "complex64": 8,
+    "complex128": 16,
+    "int64": 8,
+    "int32": 4,
+    "int16": 2,
+    "int8": 1,
+    "uint8": 1,
+    "uint16": 2,
+    "uint32": 4,
+    "uint64": 8,
+    "bool": 1,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A tensor: two tensors with one ``storage`` are views of the same bytes.
+
+    ``parameter`` is, for a gradient or an optimizer state, the id of the parameter that it belongs to, where known.
+    """
+
+    id: int
+    shape: tuple[int, ...]
+    dtype: str = "float32"
+    category: Category = "activation"
+    storage: int = -1
+    parameter: int | None = None
+
+    @property
+    def numel(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all elements."""
+        return math.prod(self.shape) * DTYPE_BYTES[self.dtype]
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """One ATen call of the trace.
+
+    ``seconds`` runs from its first kernel's start to its last kernel's end; ``busy_seconds`` counts the kernels alone,
+    without overlap, where that was measured; ``host_seconds`` is what the call cost the host. ``forward`` is, for an
+    operator of the backward pass, the id of the forward operator that it differentiates.
+    """
+
+    id: int
+    name: str
+    phase: Phase
+    layer: str
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+    seconds: float
+    busy_seconds: float | None = None
+    host_seconds: float | None = None
+    forward: int | None = None
+    flops: float | None = None
+    kernels: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """One step of one model on one GPU. ``operators`` are in the order in which the GPU ran them.
+
+    ``times`` says where the times come from ("measured", or which model predicted them); ``step_seconds`` is the step's
+    time as measured without the profiler, where that is known.
+    """
+
+    operators: tuple[Operator, ...]
+    batch_size: int
+    model: str = "unknown"
+    gpu: str = "unknown"
+    times: str = "measured"
+    step_seconds: float | None = None
+    software: Mapping[str, str] = field(default_factory=dict)
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.operators:
+            raise TraceError("the trace has no operators", where=self.source or None, fix="capture at least one step")
+
+    @property
+    def tensors(self) -> dict[int, Tensor]:
+        """Every tensor that an operator reads or writes, by id, in order of first use."""
+        found: dict[int, Tensor] = {}
+        for operator in self.operators:
+            for tensor in operator.inputs:
+                found.setdefault(tensor.id, tensor)
+            for tensor in operator.outputs:
+                found.setdefault(tensor.id, tensor)
+        return found
+
+    @property
+    def parameters(self) -> dict[int, Tensor]:
+        """The parameters by id, in order of first use; views of one storage count once."""
+        found: dict[int, Tensor] = {}
+        storages: set[int] = set()
+        for tensor in self.tensors.values():
+            if tensor.category == "parameter" and tensor.storage not in storages:
+                storages.add(tensor.storage)
+                found[tensor.id] = tensor
+        return found
+
+    @property
+    def seconds(self) -> float:
+        """The sum of all operators' times."""
+        return math.fsum(operator.seconds for operator in self.operators)

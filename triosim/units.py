@@ -1,0 +1,111 @@
+"""Quantities with units: what a file may say, and what a person is shown.
+
+Inside triosim everything is seconds, bytes, bytes per second and FLOPs. A file may say ``450 GB/s``, ``400 Gb/s``,
+``500 ns`` or ``25 MB``; the prefixes are those of the SI (GB = 10^9 bytes) and of IEC 80000-13 (GiB = 2^30 bytes).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+
+from triosim.errors import TriosimError
+
+_DECIMAL = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
+_BINARY = {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40, "Pi": 2.0**50}
+_SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ns": 1e-9, "ps": 1e-12, "min": 60.0}
+_QUANTITY = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?|[+-]?(?:inf|nan))\s*([A-Za-zµμ/]*)\s*")
+
+Quantity = str | int | float
+
+
+def parse_bytes(value: Quantity) -> float:
+    """Return a number of bytes from ``25 MB``, ``1 GiB``, ``100 Mb`` (bits) or a plain number of bytes."""
+    number, unit = _split(value, "a size such as '25 MB' or '1 GiB'")
+    return number * _bytes_per(unit, value, "a size such as '25 MB' or '1 GiB'") if unit else number
+
+
+def parse_bandwidth(value: Quantity) -> float:
+    """Return bytes per second from ``450 GB/s``, ``400 Gb/s``, ``400 Gbps`` (bits) or a plain number of bytes per second."""
+    expected = "a bandwidth such as '450 GB/s' or '400 Gb/s'"
+    number, unit = _split(value, expected)
+    if not unit:
+        return number
+    if unit.endswith("bps"):
+        return number * _bytes_per(unit[:-2], value, expected)
+    if unit.endswith("/s"):
+        return number * _bytes_per(unit[:-2], value, expected)
+    raise _unknown(unit, value, expected)
+
+
+def parse_time(value: Quantity) -> float:
+    """Return seconds from ``500 ns``, ``1.5 us``, ``20 ms`` or a plain number of seconds."""
+    expected = "a time such as '500 ns' or '1.5 us'"
+    number, unit = _split(value, expected)
+    if not unit:
+        return number
+    if unit not in _SECONDS:
+        raise _unknown(unit, value, expected)
+    # Dividing by a power of ten, which is exact, gives the float nearest to what was written (500 ns is 5e-07).
+    scale = _SECONDS[unit]
+    return number / round(1 / scale) if scale < 1 else number * scale
+
+
+def _split(value: Quantity, expected: str) -> tuple[float, str]:
+    if isinstance(value, bool) or not isinstance(value, (str, int, float)):
+        raise TriosimError(f"{value!r} is not a quantity", fix=f"write {expected}")
+    if isinstance(value, (int, float)):
+        try:
+            return float(value), ""
+        except OverflowError:
+            return math.inf, ""
+    match = _QUANTITY.fullmatch(value)
+    if match is None:
+        raise TriosimError(f"'{value}' is not a quantity", fix=f"write {expected}")
+    return float(match.group(1)), match.group(2)
+
+
+def _bytes_per(unit: str, value: Quantity, expected: str) -> float:
+    prefix, last = unit[:-1], unit[-1:]
+    if last in ("B", "b"):
+        factor = _DECIMAL.get(prefix, _BINARY.get(prefix))
+        if factor is not None:
+            return factor if last == "B" else factor / 8
+    raise _unknown(unit, value, expected)
+
+
+def _unknown(unit: str, value: Quantity, expected: str) -> TriosimError:
+    return TriosimError(f"unknown unit '{unit}' in '{value}'", fix=f"write {expected}")
+
+
+def format_time(seconds: float) -> str:
+    """Return seconds as a person reads them: ``12.3 ms``, ``450 us``, ``1.25 s``."""
+    return _scaled(seconds, ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns")))
+
+
+def format_bytes(nbytes: float) -> str:
+    """Return bytes as a person reads them, in powers of ten: ``1.64 GB``."""
+    return _scaled(nbytes, ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B")))
+
+
+def format_bandwidth(rate: float) -> str:
+    """Return bytes per second as a person reads them: ``450 GB/s``."""
+    return "unlimited" if math.isinf(rate) else format_bytes(rate) + "/s"
+
+
+def _scaled(value: float, units: tuple[tuple[float, str], ...]) -> str:
+    if value == 0 or not math.isfinite(value):
+        return f"{value:g} {units[-1][1] if value == 0 and units[-1][1] == 'B' else units[0][1]}"
+    for scale, name in units:
+        if abs(value) >= scale * 0.9995:
+            whole = name == "B" and value == int(value)
+            return f"{value:.0f} B" if whole else f"{_three(value / scale)} {name}"
+    scale, name = units[-1]
+    return f"{value / scale:.3g} {name}"
+
+
+def _three(number: float) -> str:
+    """Three significant digits without an exponent: 1.25, 12.5, 125, 1250."""
+    magnitude = abs(number)
+    digits = 2 if magnitude < 9.995 else 1 if magnitude < 99.95 else 0
+    return f"{number:.{digits}f}"
