@@ -25,7 +25,8 @@ def test_bandwidths(text: str, rate: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "seconds"), [("500 ns", 5e-7), ("1.5 us", 1.5e-6), ("20 ms", 0.02), ("2 min", 120), ("3 µs", 3e-6), (0.5, 0.5)]
+    ("text", "seconds"),
+    [("500 ns", 5e-7), ("1.5 us", 1.5e-6), ("20 ms", 0.02), ("2 min", 120), ("3 µs", 3e-6), (0.5, 0.5)],
 )
 def test_times(text: str, seconds: float) -> None:
     assert parse_time(text) == seconds

@@ -10,7 +10,7 @@ from triosim.tasks import Batch, Collective, Communicator, Compute, Copy, Handle
 from triosim.units import format_bytes
 
 if TYPE_CHECKING:
-    from triosim.engine import Channel, Rank, Side
+    from triosim.rank import Channel, Rank, Side
 
 _SHOWN = 16
 

@@ -1,9 +1,9 @@
-"""The engine: it draws each rank's task stream and runs the tasks on streams, compute units, copy engines and the network.
+"""The engine: it draws each rank's task stream and runs its tasks on streams, compute units, copy engines and the network.
 
-One SimPy environment is the clock. Each rank has a host process that draws tasks and issues them; what the GPU does after
-that is callbacks: a task is ready when all that it waits for is done, and then takes what it occupies. The semantics are
-those of CUDA streams and events and of NCCL's communicators (CUDA C++ Programming Guide, "Asynchronous Concurrent
-Execution"; PyTorch, ProcessGroupNCCL).
+One SimPy environment is the clock. Each rank has a host process that draws tasks and issues them; what the GPU does
+after that is callbacks: a task is ready when all that it waits for is done, and then takes what it occupies. The
+semantics are those of CUDA streams and events and of NCCL's communicators (CUDA C++ Programming Guide, "Asynchronous
+Concurrent Execution"; PyTorch, ProcessGroupNCCL).
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 import simpy
 
 from triosim.deadlock import report_deadlock
 from triosim.errors import SimulationError
-from triosim.recording import RankRecord, Recording, TransferCount, TransferKey
+from triosim.rank import Channel, Rank, Side
+from triosim.recording import Recording, TransferCount, TransferKey
 from triosim.tasks import (
     COLLECTIVES,
     Batch,
@@ -56,55 +56,6 @@ Progress = Callable[[float, int], None]
 _PROGRESS_EVERY = 2048
 
 
-class Channel(NamedTuple):
-    """Where a send and its receive find each other, in order of issue."""
-
-    source: int
-    destination: int
-    tag: int
-
-
-class Rank:
-    """The state of one GPU and its host."""
-
-    __slots__ = (
-        "communicators",
-        "copying",
-        "free",
-        "index",
-        "issued",
-        "launched",
-        "open",
-        "record",
-        "tails",
-        "wakeup",
-        "wanting",
-    )
-
-    def __init__(self, index: int) -> None:
-        self.index = index
-        self.record = RankRecord(index)
-        self.tails: dict[str, Handle] = {}  # the last task of each stream
-        self.communicators: dict[Communicator, Handle] = {}  # the last collective of each communicator
-        self.issued: dict[Communicator | Channel, int] = {}  # how many collectives or transfers, by whom they join
-        self.open: dict[Handle, None] = {}  # issued and not done, in order of issue
-        self.launched = 0  # operators and other tasks among them
-        self.wakeup: simpy.Event | None = None  # the host waits for this
-        self.free = 1.0  # the part of the compute units that is free
-        self.wanting: deque[Handle] = deque()  # Compute tasks that are ready and wait for compute units
-        self.copying: dict[str, deque[Handle]] = {}  # by copy engine: the running copy and the ones behind it
-
-
-@dataclass(slots=True)
-class Side:
-    """One rank's part of a transfer between two: what it does, and what to do when the bytes are there."""
-
-    rank: Rank
-    handle: Handle
-    part: Send | Recv
-    finish: Callable[[Rank, Handle], None]
-
-
 class Engine:
     """Runs task streams on a network. One engine runs once.
 
@@ -140,7 +91,7 @@ class Engine:
             Record: self._begin_nothing,
             Wait: self._begin_nothing,
             Iteration: self._begin_iteration,
-            **{kind: self._begin_collective for kind in COLLECTIVES.values()},
+            **dict.fromkeys(COLLECTIVES.values(), self._begin_collective),
         }
 
     def run(self, streams: Mapping[int, TaskStream]) -> Recording:
@@ -371,7 +322,8 @@ class Engine:
         return now
 
     def _end_compute(self, event: simpy.Event) -> None:
-        handle: Handle = event.value
+        handle = event.value
+        assert isinstance(handle, Handle)
         rank = self.ranks[handle.rank]
         task = handle.task
         assert isinstance(task, Compute)

@@ -1,7 +1,7 @@
 """Where a name becomes code: the parts that ship with triosim, entry points of other packages, and users' own files.
 
-A plug-in is named by its entry point (``my-network``), by module and class (``package.module:Class``) or by file and class
-(``my_file.py:Class``).
+A plug-in is named by its entry point (``my-network``), by module and class (``package.module:Class``) or by file and
+class (``my_file.py:Class``).
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ def names(group: Group) -> list[str]:
 def load(group: Group, name: str) -> Any:
     """Return the class (for a trace format: the module or object) that a name stands for.
 
-    Raises ``PluginError`` when there is no such name, when its file or module cannot be imported, or when it lacks a method
-    that the interface requires.
+    Raises ``PluginError`` when there is no such name, when its file or module cannot be imported, or when it lacks a
+    method that the interface requires.
     """
     target = BUILT_IN[group].get(name)
     if target is not None:

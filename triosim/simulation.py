@@ -79,8 +79,8 @@ def simulate(
     trace: a ``Trace``, or the path of one in any known format.
     parallel: "ddp", "dp=2,tp=4", {"dp": 2, "pp": 4}, or a plug-in ("file.py:Class").
     gpus: how many; without it, the product of the sizes in ``parallel``, or as many as the topology has.
-    topology: a ``Topology``, a mapping, a file, or a name such as "dgx-h100" or "ring(8, bandwidth=50 GB/s)"; without it,
-        the usual one for the trace's GPU, which the result's notes state.
+    topology: a ``Topology``, a mapping, a file, or a name such as "dgx-h100" or "ring(8, bandwidth=50 GB/s)"; without
+        it, the usual one for the trace's GPU, which the result's notes state.
     network, collective, compute_model: a name, "module:Class", "file.py:Class" or a class.
     collective_form: "pipelined" (the steady state of a chunked algorithm) or "steps" (each of its transfers).
     batch_size: of each data-parallel replica; ``global_batch_size``: of all of them together; by default the trace's.
@@ -98,23 +98,25 @@ def simulate(
     """
     given = {name: value for name, value in locals().items() if name not in ("trace", "topology", "progress")}
     files: dict[str, str] = {}
-    if not isinstance(trace, Trace):
+    if isinstance(trace, Trace):
+        the_trace = trace
+    else:
         files["trace"] = str(trace)
-        trace = read(trace)
+        the_trace = read(trace)
     if operator_times is not None:
         files["operator_times"] = str(operator_times)
-        trace = times_from_elsewhere.apply(times_from_elsewhere.load(operator_times), trace)
+        the_trace = times_from_elsewhere.apply(times_from_elsewhere.load(operator_times), the_trace)
 
     notes: list[str] = []
     gpus = _gpus(parallel, gpus)
     if isinstance(topology, (str, PathLike)) and Path(topology).is_file():
         files["topology"] = str(topology)
-    system = _topology(topology, gpus, trace, parallel, notes)
+    system = _topology(topology, gpus, the_trace, notes)
     network_class = plugins.load("networks", network) if isinstance(network, str) else network
     network_options, others = _split_options(network_class, options or {})
     model_class = plugins.load("compute_models", compute_model) if isinstance(compute_model, str) else compute_model
     the_plan = plan(
-        trace,
+        the_trace,
         parallel,
         gpus=gpus if gpus is not None else len(system.gpus),
         options=ParallelOptions(
@@ -145,9 +147,7 @@ def simulate(
     algorithm = plugins.load("collective_algorithms", collective)() if isinstance(collective, str) else collective()
     common = {"algorithm": algorithm, "form": collective_form, "record": timeline}
     the_network = network_class(env, system, **_accepted(network_class, common), **network_options)
-    engine = Engine(
-        env, the_network, host_overhead=_host_overhead(host_overhead), timeline=timeline, progress=progress
-    )
+    engine = Engine(env, the_network, host_overhead=_host_overhead(host_overhead), timeline=timeline, progress=progress)
     recording = engine.run({rank: the_plan.tasks(rank) for rank in range(the_plan.world)})
 
     from triosim.result import Result
@@ -155,7 +155,7 @@ def simulate(
     given["topology"] = str(topology) if isinstance(topology, (str, PathLike)) else system.name
     return Result.from_recording(
         recording,
-        trace=trace,
+        trace=the_trace,
         plan=the_plan,
         topology=system,
         network=the_network,
@@ -165,7 +165,7 @@ def simulate(
 
 
 def _gpus(parallel: str | Mapping[str, int], gpus: int | None) -> int | None:
-    """Return how many GPUs are asked for: the option, or what the sizes in ``parallel`` come to; None leaves it open."""
+    """Return how many GPUs are asked for: the option, or the product of the sizes; None leaves it open."""
     if gpus is not None:
         if gpus < 1:
             raise OptionError(f"{gpus} GPUs", where="--gpus", fix="ask for 1 or more")
@@ -173,9 +173,7 @@ def _gpus(parallel: str | Mapping[str, int], gpus: int | None) -> int | None:
     return gpus_named_by(parallel)
 
 
-def _topology(
-    topology: TopologyLike | None, gpus: int | None, trace: Trace, parallel: object, notes: list[str]
-) -> Topology:
+def _topology(topology: TopologyLike | None, gpus: int | None, trace: Trace, notes: list[str]) -> Topology:
     if isinstance(topology, Topology):
         return topology
     if isinstance(topology, Mapping):
@@ -219,7 +217,9 @@ def _host_overhead(value: Quantity | None) -> HostOverhead:
         return "trace"
     seconds = parse_time(value)
     if not 0 <= seconds < float("inf"):
-        raise OptionError(f"{value} is no cost", where="--host-overhead", fix="give 'trace', 'none' or a time like '5 us'")
+        raise OptionError(
+            f"{value} is no cost", where="--host-overhead", fix="give 'trace', 'none' or a time like '5 us'"
+        )
     return seconds
 
 

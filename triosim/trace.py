@@ -42,7 +42,7 @@ DTYPE_BYTES: Mapping[str, int] = {
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """A tensor: two tensors with one ``storage`` are views of the same bytes.
+    """A tensor: two tensors with one ``storage`` are views of the same bytes; without one, a tensor has its own.
 
     ``parameter`` is, for a gradient or an optimizer state, the id of the parameter that it belongs to, where known.
     """
@@ -53,6 +53,10 @@ class Tensor:
     category: Category = "activation"
     storage: int = -1
     parameter: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.storage == -1:
+            object.__setattr__(self, "storage", -1 - self.id)  # negative: no other tensor's
 
     @property
     def numel(self) -> int:

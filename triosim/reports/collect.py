@@ -10,11 +10,12 @@ from __future__ import annotations
 import hashlib
 import math
 import platform
-import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
 
+import triosim
 from triosim.errors import SimulationError
 from triosim.recording import RankRecord, Recording, length, overlap
 from triosim.reports.ranges import format_ranks
@@ -34,6 +35,30 @@ if TYPE_CHECKING:
     from triosim.networks.topology import Topology
     from triosim.trace import Trace
 
+class Inputs(Protocol):
+    """What a run was started with: every option, and the paths of the files that were read, by what they were for."""
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        """Every option by name, as JSON has it."""
+
+    @property
+    def files(self) -> Mapping[str, str]:
+        """Paths by what they were read for ("trace", "topology")."""
+
+
+class Plan(Protocol):
+    """What the result wants to know of the plan that was run."""
+
+    @property
+    def global_batch_size(self) -> int:
+        """Samples in a step."""
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """What a reader of the figures should know."""
+
+
 #: How much of the step floating point may lose before a sum counts as wrong.
 _TOLERANCE = 1e-9
 
@@ -45,10 +70,11 @@ def collect(
     recording: Recording,
     *,
     trace: Trace,
-    plan: Any,
+    plan: Plan,
     topology: Topology,
     network: Network,
-    inputs: Mapping[str, Any],
+    inputs: Inputs,
+    notes: Sequence[str] = (),
 ) -> ResultData:
     """Return the figures of a run. Raises ``SimulationError`` where nothing was computed, or where they contradict."""
     ends = _iteration_ends(recording)
@@ -71,7 +97,7 @@ def collect(
         operators=tuple(_operators(classes, steps)),
         collectives=tuple(_collectives(recording, steps)),
         links=tuple(_links(network, topology, recording.end, steps)),
-        notes=tuple(_notes(recording, trace, plan)),
+        notes=tuple(dict.fromkeys((*notes, *plan.notes, *_notes(recording, trace)))),
         inputs=describe_inputs(inputs, trace, topology),
     )
 
@@ -174,8 +200,7 @@ def _links(network: Network, topology: Topology, end: float, steps: int) -> Iter
         yield LinkLoad(name, _count(nbytes / steps), nbytes / (link.bandwidth * end))
 
 
-def _notes(recording: Recording, trace: Trace, plan: Any) -> Iterable[str]:
-    yield from plan.notes
+def _notes(recording: Recording, trace: Trace) -> Iterable[str]:
     if trace.times != "measured":
         yield f"the trace's operator times are not measured: {trace.times}"
     if len(recording.ranks) > 1 and not any(count.count for count in recording.transfers.values()):
@@ -187,49 +212,45 @@ def _count(value: float) -> float:
     return int(value) if float(value).is_integer() else value
 
 
-def describe_inputs(inputs: Mapping[str, Any], trace: Trace, topology: Topology) -> dict[str, Any]:
+def describe_inputs(inputs: Inputs, trace: Trace, topology: Topology) -> dict[str, Any]:
     """Return everything needed to run it again: versions, options, hashes of the files, and what trace and topology were."""
-    described: dict[str, Any] = {"versions": versions()}
-    described.update({key: value for key, value in inputs.items() if key != "files"})
-    files = inputs.get("files", ())
-    described["files"] = dict(files) if isinstance(files, Mapping) else {str(path): sha256(path) for path in files}
-    described["trace"] = {
-        "model": trace.model,
-        "gpu": trace.gpu,
-        "batch_size": trace.batch_size,
-        "times": trace.times,
-        "operators": len(trace.operators),
+    return {
+        "versions": versions(),
+        "options": dict(inputs.options),
+        "files": {name: {"path": path, "sha256": sha256(Path(path))} for name, path in inputs.files.items()},
+        "trace": {
+            "model": trace.model,
+            "gpu": trace.gpu,
+            "batch_size": trace.batch_size,
+            "times": trace.times,
+            "operators": len(trace.operators),
+        },
+        "topology": {"name": topology.name, "gpus": len(topology.gpus), "links": len(topology.links)},
     }
-    described["topology"] = {"name": topology.name, "gpus": len(topology.gpus), "links": len(topology.links)}
-    return described
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of triosim, Python and of what the figures depend on."""
-    from importlib.metadata import PackageNotFoundError, version
+    """Return the versions of triosim, of Python and of what the figures depend on."""
+    from importlib.metadata import version  # importing numpy to ask it would cost 80 ms
 
-    found = {"python": platform.python_version()}
-    for package in ("triosim", "numpy", "simpy"):
-        try:
-            found[package] = str(getattr(sys.modules.get(package), "__version__", None) or version(package))
-        except PackageNotFoundError:
-            found[package] = "unknown"
-    return found
+    return {
+        "triosim": triosim.__version__,
+        "python": platform.python_version(),
+        "numpy": version("numpy"),
+        "simpy": version("simpy"),
+    }
 
 
-def sha256(path: str) -> str | dict[str, str]:
+def sha256(path: Path) -> str | dict[str, str]:
     """Return a file's SHA-256, or that of each file of a folder by name."""
-    from pathlib import Path
-
-    place = Path(path)
-    if place.is_dir():
-        return {file.name: _sha256(file) for file in sorted(place.iterdir()) if file.is_file()}
-    return _sha256(place)
+    if path.is_dir():
+        return {file.name: _sha256(file) for file in sorted(path.iterdir()) if file.is_file()}
+    return _sha256(path)
 
 
-def _sha256(file: Any) -> str:
+def _sha256(file: Path) -> str:
     digest = hashlib.sha256()
-    with open(file, "rb") as stream:
+    with file.open("rb") as stream:
         while block := stream.read(1 << 20):
             digest.update(block)
     return digest.hexdigest()

@@ -1,0 +1,47 @@
+"""Local SGD (Stich 2019): each GPU trains by itself, and parameters are averaged once in so many steps.
+
+    triosim simulate TRACE --parallel examples/plugins/local_sgd.py:LocalSGD --gpus 8 --iterations 8 --option every=4
+
+A parallelism that leaves the operators alone is a reaction: to a gradient that is ready, or to the end of a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from triosim.errors import OptionError
+from triosim.extrapolators.base import Extrapolator
+from triosim.extrapolators.dp import reacting
+from triosim.extrapolators.mesh import Mesh
+from triosim.extrapolators.program import Gradient, Program, Stage
+from triosim.extrapolators.reaction import Reaction
+from triosim.tasks import AllReduce, Communicator, TaskStream, Wait
+
+
+class LocalSGD(Extrapolator):
+    axis = "local-sgd"
+    place = "react"
+    extra_options = ("every",)
+
+    def transform(self, program: Program, mesh: Mesh) -> Program:
+        every = self.options.extra.get("every", "4")
+        if not every.isdigit() or every == "0":
+            raise OptionError(f"'{every}' is no number of steps", where="--option every", fix="give 1 or more")
+
+        def make(stage: Stage, gradients: tuple[Gradient, ...]) -> Callable[[Communicator, int], Reaction]:
+            nbytes = float(sum(tensor.nbytes for tensor in stage.parameters))
+            return lambda group, rank: Average(group, rank, nbytes, int(every))
+
+        return reacting(program, self.axis, make)
+
+
+class Average(Reaction):
+    def __init__(self, group: Communicator, rank: int, nbytes: float, every: int) -> None:
+        super().__init__(group, rank)
+        self.nbytes, self.every, self.steps = nbytes, every, 0
+
+    def after_optimizer(self) -> TaskStream:
+        self.steps += 1
+        if self.steps % self.every == 0:
+            averaged = yield AllReduce(self.nbytes, self.group)
+            yield Wait((averaged,))

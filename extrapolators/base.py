@@ -1,0 +1,110 @@
+"""What an extrapolator is: it turns one GPU's program into one for many.
+
+One class for each parallelism, one file for each class. Its ``place`` says where it acts, and parallelisms compose in the
+order shard, react, schedule, whatever order the user wrote them in: ``dp=2,pp=4,tp=8`` is schedule(data(shard(program))).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from triosim.errors import OptionError, nearest
+from triosim.extrapolators.mesh import Mesh
+from triosim.extrapolators.program import Program
+from triosim.tasks import TaskStream
+from triosim.trace import DTYPE_BYTES
+
+if TYPE_CHECKING:
+    from triosim.extrapolators.lowering import Loop, Lowering
+
+Place = Literal["shard", "react", "schedule"]
+PLACES: tuple[Place, ...] = ("shard", "react", "schedule")
+
+#: Where axes stand in the mesh, fastest first. A plug-in may stand between.
+TENSOR_ORDER, DATA_ORDER, PIPELINE_ORDER = 0, 20, 30
+
+
+@dataclass(frozen=True, slots=True)
+class ParallelOptions:
+    """What a user may choose. Sizes are in bytes, batch sizes in samples.
+
+    ``batch_size`` is that of a data-parallel replica, ``global_batch_size`` that of all of them together; without either, a
+    replica has the trace's. ``micro_batches`` divide a replica's batch (default: as many as pipeline stages). ``stages`` are
+    the layers at which a new pipeline stage starts. ``gradient_dtype`` is what gradients are reduced in (default: the
+    parameter's). ``dp_style`` "replicate" is ``torch.nn.DataParallel``. ``extra`` is for plug-ins.
+    """
+
+    batch_size: int | None = None
+    global_batch_size: int | None = None
+    training: bool = True
+    iterations: int = 1
+    copy_input: bool = False
+    bucket_bytes: float = 25 * 2.0**20
+    first_bucket_bytes: float = 1 * 2.0**20
+    dp_style: Literal["all-reduce", "replicate"] = "all-reduce"
+    tp_style: Literal["gather", "megatron"] = "gather"
+    micro_batches: int | None = None
+    stages: tuple[str, ...] | None = None
+    gradient_dtype: str | None = None
+    extra: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "global_batch_size", "iterations", "micro_batches"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise OptionError(f"{value} is less than 1", where=name.replace("_", " "), fix="give 1 or more")
+        if self.batch_size is not None and self.global_batch_size is not None:
+            raise OptionError(
+                "both the batch size of a replica and the global batch size are given", fix="give one of the two"
+            )
+        for name in ("bucket_bytes", "first_bucket_bytes"):
+            if not getattr(self, name) >= 0:
+                raise OptionError(f"{getattr(self, name)} bytes", where=name.replace("_", " "), fix="give 0 or more")
+        for name, known in (("dp_style", ("all-reduce", "replicate")), ("tp_style", ("gather", "megatron"))):
+            if getattr(self, name) not in known:
+                raise OptionError(f"unknown style '{getattr(self, name)}'", where=name, fix=nearest(getattr(self, name), known))
+        if self.gradient_dtype is not None and self.gradient_dtype not in DTYPE_BYTES:
+            raise OptionError(
+                f"unknown dtype '{self.gradient_dtype}'", where="gradient dtype", fix=nearest(self.gradient_dtype, DTYPE_BYTES)
+            )
+
+
+class Extrapolator:
+    """Derive from this, and override ``transform``; or, for what is no transformation (Hop), ``tasks``.
+
+    ``axis`` names the axis of the mesh and its communicators; ``order`` is the axis' place, the fastest first.
+    ``extra_options`` are the names that it reads from ``options.extra``.
+    """
+
+    axis: ClassVar[str] = ""
+    place: ClassVar[Place] = "react"
+    order: ClassVar[int] = DATA_ORDER
+    extra_options: ClassVar[tuple[str, ...]] = ()
+
+    #: Set before ``tasks`` is called: the program of one replica, the mesh of this axis alone, and loops over the program.
+    program: Program
+    mesh: Mesh
+    lowering: Lowering
+
+    def __init__(self, size: int, options: ParallelOptions) -> None:
+        self.size = size
+        self.options = options
+
+    def loop(self, rank: int) -> Loop:
+        """Return the training loop of one rank, whose parts (``forward``, ``backward``, ``optimizer``) ``tasks`` can use."""
+        return self.lowering.loop(rank)
+
+    @property
+    def micro_batches(self) -> int:
+        """Into how many micro-batches a replica's batch is divided, where the user does not say."""
+        return 1
+
+    def transform(self, program: Program, mesh: Mesh) -> Program:
+        """Return the program as it is with this parallelism."""
+        return program
+
+    def tasks(self, rank: int) -> TaskStream:
+        """Return the tasks of one rank, for a parallelism that stands alone and writes them itself."""
+        raise OptionError(f"{type(self).__name__} writes no tasks; it transforms a program")

@@ -1,0 +1,105 @@
+"""Standard data parallelism: each rank has the whole model and a share of the samples.
+
+Gradients are reduced once, after the whole backward pass (TrioSim 4.3). In the style "replicate" it is
+``torch.nn.DataParallel``: one process whose first GPU broadcasts the parameters and scatters the input at every step,
+gathers the output, reduces the gradients and alone runs the optimizer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from triosim.errors import TraceError
+from triosim.extrapolators.base import DATA_ORDER, Extrapolator
+from triosim.extrapolators.dataflow import output_bytes
+from triosim.extrapolators.mesh import Mesh
+from triosim.extrapolators.program import Gradient, Program, ReactionMaker, Stage
+from triosim.extrapolators.reaction import Reaction
+from triosim.tasks import AllReduce, Broadcast, Collective, Communicator, Gather, Reduce, Scatter, TaskStream, Wait
+
+
+class DataParallel(Extrapolator):
+    """``dp``."""
+
+    axis = "dp"
+    place = "react"
+    order = DATA_ORDER
+
+    def transform(self, program: Program, mesh: Mesh) -> Program:
+        """Return the program that reduces its gradients after the backward pass."""
+        require_gradients(program)
+        return reacting(program, self.axis, replicate if self.options.dp_style == "replicate" else all_reduce)
+
+
+def reacting(program: Program, axis: str, make: ReactionMaker) -> Program:
+    """Return the program with one more reaction."""
+    return replace(program, reactions=(*program.reactions, (axis, make)))
+
+
+def require_gradients(program: Program) -> None:
+    """Raise ``TraceError`` where a training trace shows no gradient, so that nothing would be reduced."""
+    if not program.training or any(stage.gradients() for stage in program.stages):
+        return
+    missing = "gradient of a parameter" if any(stage.backward for stage in program.stages) else "backward pass"
+    raise TraceError(
+        f"the trace shows no {missing}, so data parallelism would reduce nothing",
+        fix="capture a training step, or simulate inference",
+    )
+
+
+def all_reduce(stage: Stage, gradients: tuple[Gradient, ...]) -> Callable[[Communicator, int], Reaction]:
+    """Make the reaction of standard data parallelism."""
+    nbytes = sum(gradient.nbytes for gradient in gradients)
+    return lambda group, rank: AllReduceAll(group, rank, nbytes)
+
+
+class AllReduceAll(Reaction):
+    """One all-reduce of all gradients, after the backward pass."""
+
+    def __init__(self, group: Communicator, rank: int, nbytes: float) -> None:
+        super().__init__(group, rank)
+        self._nbytes = nbytes
+
+    def before_optimizer(self) -> TaskStream | None:
+        """Reduce, and let the optimizer wait."""
+        return self._reduce() if self._nbytes and not self.alone else None
+
+    def _reduce(self) -> TaskStream:
+        self.pending.append((yield AllReduce(self._nbytes, self.group)))
+        yield from self.wait()
+
+
+def replicate(stage: Stage, gradients: tuple[Gradient, ...]) -> Callable[[Communicator, int], Reaction]:
+    """Make the reaction of ``torch.nn.DataParallel``."""
+    return lambda group, rank: Replicate(group, rank, stage, gradients)
+
+
+class Replicate(Reaction):
+    """Everything goes out from the group's first rank, and back to it."""
+
+    def __init__(self, group: Communicator, rank: int, stage: Stage, gradients: tuple[Gradient, ...]) -> None:
+        super().__init__(group, rank)
+        ranks = len(group.ranks)
+        self._parameters = float(sum(tensor.nbytes for tensor in stage.parameters))
+        self._inputs = float(sum(tensor.nbytes for tensor in stage.inputs)) * ranks
+        self._outputs = output_bytes(stage) * ranks
+        self._gradients = sum(gradient.nbytes for gradient in gradients)
+        self.runs_optimizer = rank == group.ranks[0]
+
+    def step_begins(self) -> TaskStream:
+        """Broadcast the parameters and scatter the input."""
+        yield from self._do(Broadcast, self._parameters)
+        yield from self._do(Scatter, self._inputs)
+
+    def forward_ends(self) -> TaskStream:
+        """Gather the outputs."""
+        yield from self._do(Gather, self._outputs)
+
+    def before_optimizer(self) -> TaskStream:
+        """Reduce the gradients to the first rank."""
+        yield from self._do(Reduce, self._gradients)
+
+    def _do(self, kind: type[Collective], nbytes: float) -> TaskStream:
+        if nbytes and not self.alone:
+            yield Wait(((yield kind(nbytes, self.group, root=self.group.ranks[0])),))

@@ -1,0 +1,225 @@
+"""The plan: from a trace and ``dp=2,tp=4`` to the task stream of every rank."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from triosim import plugins
+from triosim.compute.base import ComputeModel
+from triosim.compute.pricing import reprice
+from triosim.compute.reshape import with_batch_size
+from triosim.errors import OptionError, PluginError, TraceError
+from triosim.extrapolators.base import PLACES, Extrapolator, ParallelOptions
+from triosim.extrapolators.lowering import Lowering
+from triosim.extrapolators.mesh import Mesh, layout
+from triosim.extrapolators.program import Program, single_stage
+from triosim.tasks import TaskStream
+from triosim.trace import Trace
+
+Parallel = str | Mapping[Any, int | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What runs on how many GPUs. ``batch_size`` is a replica's, ``known_options`` what its parallelisms read of ``extra``."""
+
+    parallel: str
+    mesh: Mesh
+    program: Program
+    batch_size: int
+    global_batch_size: int
+    notes: tuple[str, ...]
+    known_options: tuple[str, ...]
+    _lowering: Lowering
+    _writer: Extrapolator | None = None  # one that writes the tasks itself
+
+    @property
+    def world(self) -> int:
+        """How many GPUs take part."""
+        return self.mesh.world
+
+    def tasks(self, rank: int) -> TaskStream:
+        """Return the task stream of one rank."""
+        if self._writer is not None:
+            return self._writer.tasks(rank)
+        return self._lowering.loop(rank).tasks()
+
+    def describe(self) -> str:
+        """Return the plan in a few words."""
+        parts = [f"{self.parallel} on {self.world} GPU{'s' if self.world > 1 else ''}", f"batch {self.global_batch_size}"]
+        if self.global_batch_size != self.batch_size:
+            parts[-1] += f" ({self.batch_size} a replica)"
+        if self.program.micro_batches > 1:
+            parts.append(f"{self.program.micro_batches} micro-batches of {self.batch_size // self.program.micro_batches}")
+        if not self.program.training:
+            parts.append("inference")
+        return ", ".join(parts)
+
+
+def plan(trace: Trace, parallel: Parallel, *, gpus: int | None, options: ParallelOptions, model: ComputeModel) -> Plan:
+    """Return the plan for a trace.
+
+    ``parallel`` is ``single``, ``ddp``, ``dp=2,tp=4``, or a mapping of names (or classes) to sizes; one may go without a size
+    and takes what is left of ``gpus``. Raises ``OptionError`` for what cannot be, ``TraceError`` where the trace does not
+    hold what a parallelism needs, ``PluginError`` for a name that is none.
+    """
+    wanted = [(name, _load(name), size) for name, size in _parse(parallel)]
+    sizes = _sizes(wanted, gpus)
+    parts = [cls(size, options) for (_, cls, _), size in zip(wanted, sizes, strict=True)]
+    names = [part.axis or str(name) for part, (name, _, _) in zip(parts, wanted, strict=True)]
+    mesh = layout([(part.order, name, part.size) for part, name in zip(parts, names, strict=True)])
+    replicas = math.prod(part.size for part in parts if part.place == "react")
+    batch_size = _replica_batch(trace, options, replicas)
+    program = _program(trace, batch_size, _micro_batches(parts, batch_size, options), options, model)
+
+    writer = _writer(parts)
+    if writer is None:
+        for place in PLACES:
+            for part in parts:
+                if part.place == place:
+                    program = part.transform(program, mesh)
+    lowering = Lowering(program, mesh, iterations=options.iterations, copy_input=options.copy_input)
+    if writer is not None:
+        writer.program, writer.mesh, writer.lowering = program, mesh, lowering
+    return Plan(
+        parallel=",".join(f"{name}={part.size}" if part.size > 1 else name for name, part in zip(names, parts, strict=True)),
+        mesh=mesh,
+        program=program,
+        batch_size=batch_size,
+        global_batch_size=batch_size * replicas,
+        notes=program.notes,
+        known_options=tuple(name for part in parts for name in part.extra_options),
+        _lowering=lowering,
+        _writer=writer,
+    )
+
+
+def gpus_named_by(parallel: Parallel) -> int | None:
+    """Return how many GPUs the sizes in ``parallel`` come to; None where one is left open."""
+    entries = _parse(parallel)
+    if entries == [("single", None)]:
+        return 1
+    sizes = [size for _, size in entries]
+    return None if None in sizes else math.prod(size for size in sizes if size is not None)
+
+
+def _parse(parallel: Parallel) -> list[tuple[Any, int | None]]:
+    if isinstance(parallel, Mapping):
+        entries = list(parallel.items())
+    elif isinstance(parallel, str):
+        entries = [_parse_one(part.strip()) for part in parallel.split(",") if part.strip()]
+    else:
+        entries = [(parallel, None)]  # a class
+    if not entries:
+        raise OptionError("names no parallelism", where="parallel", fix="write single, ddp, or dp=2,tp=4")
+    for name, size in entries:
+        if size is not None and (not isinstance(size, int) or size < 1):
+            raise OptionError(f"{_name(name)} on {size} GPUs", where="parallel", fix="give a whole number of 1 or more")
+    return entries
+
+
+def _parse_one(text: str) -> tuple[str, int | None]:
+    name, equals, size = text.rpartition("=")
+    if not equals:
+        return text, None
+    try:
+        return name.strip(), int(size)
+    except ValueError:
+        raise OptionError(f"'{size}' is no number of GPUs", where=f"parallel {text}", fix="write dp=2,tp=4") from None
+
+
+def _load(name: Any) -> type[Extrapolator]:
+    found = plugins.load("extrapolators", name) if isinstance(name, str) else name
+    if not (isinstance(found, type) and issubclass(found, Extrapolator)):
+        raise PluginError("is not a class derived from triosim.extrapolators.Extrapolator", where=_name(name))
+    if found.transform is Extrapolator.transform and found.tasks is Extrapolator.tasks:
+        raise PluginError("has neither 'transform' nor 'tasks'", where=_name(name), fix="define one of them")
+    return found
+
+
+def _name(name: Any) -> str:
+    return name if isinstance(name, str) else getattr(name, "__qualname__", repr(name))
+
+
+def _sizes(wanted: list[tuple[Any, type[Extrapolator], int | None]], gpus: int | None) -> list[int]:
+    """The size of each axis; one that has none takes what the others leave."""
+    if len(wanted) == 1 and wanted[0][0] == "single":
+        return [wanted[0][2] or 1]  # one GPU, however many there are
+    open_ = [_name(name) for name, _, size in wanted if size is None]
+    given = math.prod(size for _, _, size in wanted if size is not None)
+    shown = " x ".join(f"{_name(name)}={size}" for name, _, size in wanted if size is not None)
+    if len(open_) > 1:
+        raise OptionError(f"{' and '.join(open_)} have no size", where="parallel", fix="leave out at most one")
+    if gpus is None:
+        if open_:
+            raise OptionError(f"{open_[0]} has no size", where="parallel", fix=f"write {open_[0]}=8, or give the GPUs")
+        gpus = given
+    if open_ and gpus % given:
+        raise OptionError(f"{shown} = {given} does not divide {gpus} GPUs", where="parallel")
+    if not open_ and given != gpus:
+        raise OptionError(
+            f"{shown} {'are' if len(wanted) == 1 else f'= {given} are'} not the {gpus} GPUs that are asked for",
+            where="parallel",
+            fix="let the sizes multiply to the number of GPUs",
+        )
+    return [size if size is not None else gpus // given for _, _, size in wanted]
+
+
+def _replica_batch(trace: Trace, options: ParallelOptions, replicas: int) -> int:
+    if options.global_batch_size is None:
+        return options.batch_size or trace.batch_size
+    if options.global_batch_size % replicas:
+        raise OptionError(
+            f"a global batch of {options.global_batch_size} does not divide among {replicas} data-parallel replicas",
+            fix=f"use a multiple of {replicas}",
+        )
+    return options.global_batch_size // replicas
+
+
+def _micro_batches(parts: list[Extrapolator], batch_size: int, options: ParallelOptions) -> int:
+    count = options.micro_batches or max(part.micro_batches for part in parts)
+    if batch_size % count:
+        raise OptionError(
+            f"a batch of {batch_size} does not divide into {count} micro-batches",
+            fix="choose a batch size and a number of micro-batches that divide",
+        )
+    return count
+
+
+def _program(
+    trace: Trace, batch_size: int, micro_batches: int, options: ParallelOptions, model: ComputeModel
+) -> Program:
+    """The trace as the program of one replica, in the shapes of a micro-batch."""
+    if not any(operator.phase == "forward" for operator in trace.operators):
+        raise TraceError("the trace has no operator of the forward pass", where=trace.source or None)
+    model.fit(trace)
+    size = batch_size // micro_batches
+    shapes = with_batch_size(trace.operators, trace.batch_size, size)
+    operators = reprice(trace.operators, shapes, model, trace.gpu)
+    program = Program(
+        (single_stage(operators, training=options.training),),
+        model,
+        batch_size,
+        micro_batches,
+        gradient_dtype=options.gradient_dtype,
+        training=options.training,
+        gpu=trace.gpu,
+    )
+    if size != trace.batch_size:
+        program = program.noted(
+            f"operator times are measured at batch size {trace.batch_size} and predicted for {size}"
+        )
+    return program
+
+
+def _writer(parts: list[Extrapolator]) -> Extrapolator | None:
+    """The parallelism that writes its tasks itself, if there is one; it stands alone."""
+    writers = [part for part in parts if type(part).tasks is not Extrapolator.tasks]
+    if writers and len(parts) > 1:
+        raise OptionError(
+            f"{type(writers[0]).__name__} writes its own tasks, so it cannot be combined with others", where="parallel"
+        )
+    return writers[0] if writers else None

@@ -1,0 +1,243 @@
+"""The program: one GPU's step as data, which parallelisms transform before it becomes any rank's tasks.
+
+A program has stages (one, until a pipeline divides it), a stage has blocks of its forward pass, its backward pass and its
+optimizer, and a block has items: operators, symbolic collectives on an axis of the mesh, and what is sent between stages.
+"Symbolic" because a block is written once for all ranks: which ranks an axis joins is known when it is lowered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+from triosim.compute.base import ComputeModel
+from triosim.compute.pricing import reprice
+from triosim.tasks import CollectiveKind
+from triosim.trace import DTYPE_BYTES, Operator, Phase, Tensor
+
+if TYPE_CHECKING:
+    from triosim.extrapolators.reaction import Reaction
+    from triosim.tasks import Communicator
+
+
+@dataclass(frozen=True, slots=True)
+class Communicate:
+    """A collective of the ranks along ``axis``. Without a ``key`` it blocks; with one, ``Await`` waits for it."""
+
+    kind: CollectiveKind
+    nbytes: float
+    axis: str
+    key: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """A tensor that goes to the same place of another stage; the GPU goes on meanwhile."""
+
+    stage: int
+    nbytes: float
+
+
+@dataclass(frozen=True, slots=True)
+class Receive:
+    """A tensor that comes from another stage, in the order in which it sends; ``Await`` waits for it."""
+
+    stage: int
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class Await:
+    """The computation goes on when what has this key is there."""
+
+    key: str
+
+
+Item = Operator | Communicate | Send | Receive | Await
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Consecutive items of one layer in one phase."""
+
+    layer: str
+    phase: Phase
+    items: tuple[Item, ...]
+
+    @property
+    def operators(self) -> tuple[Operator, ...]:
+        """The operators among the items."""
+        return tuple(item for item in self.items if isinstance(item, Operator))
+
+    @property
+    def seconds(self) -> float:
+        """The time of the operators."""
+        return sum(operator.seconds for operator in self.operators)
+
+
+@dataclass(frozen=True, slots=True)
+class Gradient:
+    """The gradient of a parameter: complete after operator ``ready`` of the backward pass."""
+
+    parameter: Tensor
+    nbytes: float
+    ready: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """What one GPU of each pipeline runs. A micro-batch goes through ``forward`` and ``backward``; ``optimizer`` comes once."""
+
+    forward: tuple[Block, ...]
+    backward: tuple[Block, ...] = ()
+    optimizer: tuple[Block, ...] = ()
+
+    @property
+    def blocks(self) -> tuple[Block, ...]:
+        """All blocks, forward first."""
+        return (*self.forward, *self.backward, *self.optimizer)
+
+    @property
+    def inputs(self) -> tuple[Tensor, ...]:
+        """What the network is fed and this stage uses."""
+        return _distinct(t for block in self.forward for op in block.operators for t in op.inputs if t.category == "input")
+
+    @property
+    def parameters(self) -> tuple[Tensor, ...]:
+        """The parameters that the forward pass uses, as this rank has them, each storage once."""
+        return _distinct(
+            t for block in self.forward for op in block.operators for t in op.inputs if t.category == "parameter"
+        )
+
+    def gradients(self, dtype: str | None = None) -> tuple[Gradient, ...]:
+        """Return the gradients in the order in which they become ready, in bytes of ``dtype`` or of the parameter's.
+
+        The operator that completes a gradient is the last that writes it, or else, in a trace that does not link gradients
+        to parameters, the last that differentiates a user of the parameter. A parameter without either is frozen.
+        """
+        storage_of: dict[int, int] = {}  # of each id that a parameter goes by (its transposed view is another)
+        users: dict[int, list[int]] = {}  # forward operator: storages of its parameters
+        for block in self.forward:
+            for operator in block.operators:
+                for tensor in operator.inputs:
+                    if tensor.category == "parameter":
+                        storage_of[tensor.id] = tensor.storage
+                        users.setdefault(operator.id, []).append(tensor.storage)
+        written: dict[int, tuple[int, int]] = {}
+        linked: dict[int, tuple[int, int]] = {}
+        order = 0
+        for block in self.backward:
+            for operator in block.operators:
+                order += 1
+                for tensor in operator.outputs:
+                    if tensor.parameter is not None and tensor.parameter in storage_of:
+                        written[storage_of[tensor.parameter]] = (order, operator.id)
+                for storage in users.get(operator.forward, ()) if operator.forward is not None else ():
+                    linked[storage] = (order, operator.id)
+        found = []
+        for tensor in self.parameters:
+            ready = written.get(tensor.storage) or linked.get(tensor.storage)
+            if ready is not None:
+                nbytes = tensor.numel * DTYPE_BYTES[dtype or tensor.dtype]
+                found.append((ready[0], Gradient(tensor, float(nbytes), ready[1])))
+        # What one operator completes is ready in the reverse of its inputs' order: the bias before the weight.
+        found.reverse()
+        found.sort(key=lambda entry: entry[0])
+        return tuple(gradient for _, gradient in found)
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """A stage runs the forward or the backward blocks of one micro-batch."""
+
+    phase: Phase
+    micro_batch: int
+
+
+#: Makes what a stage's ranks share of a reaction, from the stage and its gradients; then each rank's own, from its group
+#: and its number.
+ReactionMaker = Callable[["Stage", "tuple[Gradient, ...]"], Callable[["Communicator", int], "Reaction"]]
+
+#: From stage, number of stages and number of micro-batches to what the stage does, in order.
+Schedule = Callable[[int, int, int], Sequence[Action]]
+
+
+def accumulate(stage: int, stages: int, micro_batches: int) -> list[Action]:
+    """Each micro-batch forward and backward in turn: gradient accumulation, or with one micro-batch the plain step."""
+    phases: tuple[Phase, ...] = ("forward", "backward")
+    return [Action(phase, index) for index in range(micro_batches) for phase in phases]
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """One step of a replica. Operators are in the shapes of one micro-batch and carry the times of these shapes.
+
+    ``stage_axis`` is the axis of the mesh whose coordinate says which stage a rank runs. ``reactions`` are pairs of an axis
+    and what makes each rank's reaction along it.
+    """
+
+    stages: tuple[Stage, ...]
+    model: ComputeModel
+    batch_size: int
+    micro_batches: int = 1
+    schedule: Schedule = accumulate
+    stage_axis: str | None = None
+    reactions: tuple[tuple[str, ReactionMaker], ...] = ()
+    gradient_dtype: str | None = None
+    training: bool = True
+    notes: tuple[str, ...] = ()
+    gpu: str = ""
+
+    @property
+    def operators(self) -> tuple[Operator, ...]:
+        """The operators of all stages and phases: all forward ones, then backward, then the optimizer's."""
+        phases = ("forward", "backward", "optimizer")
+        return tuple(
+            op for phase in phases for stage in self.stages for block in getattr(stage, phase) for op in block.operators
+        )
+
+    def reshaped(self, shapes: dict[int, Operator]) -> Program:
+        """Return the program with operators in other shapes, by id, and with the times of these shapes."""
+        before = self.operators
+        after = [shapes.get(operator.id, operator) for operator in before]
+        priced = {new.id: new for new in reprice(before, after, self.model, self.gpu)}
+        return self.rewritten(lambda block: [priced[i.id] if isinstance(i, Operator) else i for i in block.items])
+
+    def rewritten(self, items: Callable[[Block], Iterable[Item]]) -> Program:
+        """Return the program with the items of each block replaced."""
+
+        def blocks(old: tuple[Block, ...]) -> tuple[Block, ...]:
+            return tuple(replace(block, items=tuple(items(block))) for block in old)
+
+        stages = tuple(Stage(blocks(s.forward), blocks(s.backward), blocks(s.optimizer)) for s in self.stages)
+        return replace(self, stages=stages)
+
+    def noted(self, *notes: str) -> Program:
+        """Return the program with more notes, each once."""
+        return replace(self, notes=tuple(dict.fromkeys((*self.notes, *notes))))
+
+
+def blocks_of(operators: Iterable[Operator]) -> tuple[Block, ...]:
+    """Return operators of one phase as blocks: consecutive operators of one layer are one."""
+    return tuple(
+        Block(layer, phase, tuple(group)) for (layer, phase), group in groupby(operators, lambda op: (op.layer, op.phase))
+    )
+
+
+def single_stage(operators: Sequence[Operator], *, training: bool) -> Stage:
+    """Return a trace's operators as one stage; without training, the forward pass alone."""
+    by_phase = {
+        phase: blocks_of(op for op in operators if op.phase == phase) for phase in ("forward", "backward", "optimizer")
+    }
+    if not training:
+        return Stage(by_phase["forward"])
+    return Stage(by_phase["forward"], by_phase["backward"], by_phase["optimizer"])
+
+
+def _distinct(tensors: Iterable[Tensor]) -> tuple[Tensor, ...]:
+    found: dict[int, Tensor] = {}
+    for tensor in tensors:
+        found.setdefault(tensor.storage, tensor)
+    return tuple(found.values())

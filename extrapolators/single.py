@@ -1,0 +1,23 @@
+"""One GPU: the step as it was traced, or at another batch size."""
+
+from __future__ import annotations
+
+from triosim.errors import OptionError
+from triosim.extrapolators.base import Extrapolator, ParallelOptions
+from triosim.extrapolators.mesh import Mesh
+from triosim.extrapolators.program import Program
+
+
+class Single(Extrapolator):
+    """Changes nothing."""
+
+    axis = "single"
+
+    def __init__(self, size: int, options: ParallelOptions) -> None:
+        if size != 1:
+            raise OptionError(f"'single' is one GPU, not {size}", fix="use dp or ddp for data parallelism on more")
+        super().__init__(size, options)
+
+    def transform(self, program: Program, mesh: Mesh) -> Program:
+        """Return the program as it is."""
+        return program

@@ -1,0 +1,277 @@
+"""Tensor parallelism: each rank has a share of every large layer.
+
+Style "gather" (TrioSim 4.3, after BlackSamorez/tensor_parallel): linear, convolution and embedding layers are divided by output
+features. In the forward pass each such layer's output is all-gathered, in the backward pass the gradient of its input is
+all-reduced.
+
+Style "megatron" (Shoeybi et al. 2019): layers in pairs, the first divided by output features, the second by input features, with
+an all-reduce of the second's output in the forward pass and of the gradient of the first's input in the backward pass,
+beside the product that gives the weight's gradient. The embedding is divided by vocabulary (an all-reduce of its output),
+and so is the projection to the vocabulary before the loss (the loss all-reduces maxima and sums, one number a token). What
+does not pair up is done in the style "gather".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from itertools import groupby
+
+from triosim.compute.features import base_name, is_autograd_node
+from triosim.errors import TraceError
+from triosim.extrapolators.base import TENSOR_ORDER, Extrapolator
+from triosim.extrapolators.dataflow import Dataflow, Datum, is_loss, owners, parameter_storages
+from triosim.extrapolators.mesh import Mesh
+from triosim.extrapolators.pairs import Pair, dims_between, find_pair, is_vocabulary_projection
+from triosim.extrapolators.program import Await, Block, Communicate, Item, Program
+from triosim.extrapolators.sharding import Weighted, share, share_of_backward, share_of_optimizer, weighted
+from triosim.tasks import CollectiveKind
+from triosim.trace import Operator, Tensor
+
+_BYTES_OF_A_SUM = 4.0  # maxima and sums of the loss are fp32
+
+
+class TensorParallel(Extrapolator):
+    """``tp``."""
+
+    axis = "tp"
+    place = "shard"
+    order = TENSOR_ORDER
+
+    def transform(self, program: Program, mesh: Mesh) -> Program:
+        """Return the program of one rank's shares, with the collectives around them."""
+        if self.size == 1:
+            return program
+        division = Division(program, self.axis, self.size)
+        if self.options.tp_style == "megatron":
+            division.pair_up()
+        division.gather_the_rest()
+        return division.program()
+
+
+class Division:
+    """Decides what is divided, layer by layer, and then rewrites the program once."""
+
+    def __init__(self, program: Program, axis: str, ranks: int) -> None:
+        self._before = program
+        self._axis = axis
+        self._ranks = ranks
+        self._flow = Dataflow(program.operators)
+        found = [weighted(operator) for operator in self._flow.forward]
+        self._layers = {layer.operator.id: layer for layer in found if layer is not None}
+        self._dims: dict[int, dict[int, int]] = {}  # by forward operator and tensor: the dimension that is divided
+        self._after: dict[int, list[Item]] = {}  # what comes after an operator
+        self._ahead: dict[int, list[Item]] = {}  # what comes before one
+        self._halves: set[int] = set()  # backward operators that are split: the collective goes between
+        self._notes: list[str] = []
+        self._fresh = max(self._flow.by_id) + 1  # an id that no operator has
+
+    # ---- what is divided ----------------------------------------------------------------------------------------
+
+    def pair_up(self) -> None:
+        """Megatron's layers: the vocabulary's, then pairs in the order of the forward pass."""
+        for layer in self._layers.values():
+            if layer.data is None and self._is_vocabulary(layer):
+                self._divide(layer.operator, layer.by_columns())
+                self._communicate(layer.operator, "all_reduce", layer.output.nbytes)
+            elif is_vocabulary_projection(self._flow, layer):
+                self._divide_projection(layer)
+        for layer in self._layers.values():
+            if layer.operator.id in self._dims:
+                continue
+            pair = find_pair(self._flow, layer, self._layers, self._dims, self._ranks)
+            if pair is not None:
+                self._divide_pair(pair)
+
+    def gather_the_rest(self) -> None:
+        """The other layers by output features, where these divide."""
+        whole = []
+        for layer in self._layers.values():
+            if layer.operator.id in self._dims:
+                continue
+            if layer.weight.shape[layer.rows] % self._ranks:
+                whole.append(layer.operator.layer)
+                continue
+            self._divide(layer.operator, layer.by_rows())
+            self._communicate(layer.operator, "all_gather", layer.output.nbytes)
+            if self._has_gradient(layer):
+                assert layer.data is not None
+                last = self._backward([layer])
+                if last:
+                    self._communicate(last[-1], "all_reduce", layer.data.nbytes)
+        if whole:
+            self._notes.append(
+                f"tp: {_listed(whole)} left whole on every GPU, as the output features do not divide by {self._ranks}"
+            )
+
+    def _is_vocabulary(self, embedding: Weighted) -> bool:
+        """Whether an embedding looks up what the network is fed (and not positions), in a table of some size."""
+        return embedding.weight.shape[0] > embedding.weight.shape[1] and any(
+            tensor.category == "input" for tensor in embedding.operator.inputs
+        )
+
+    def _divide_projection(self, layer: Weighted) -> None:
+        size = layer.weight.shape[layer.rows]
+        self._divide(layer.operator, layer.by_rows())
+        self._reduce_input_gradient([layer])
+        todo, first = [datum for datum, _ in self._flow.writes[layer.operator.id]], True
+        while todo:
+            for reader in self._flow.readers[todo.pop()]:
+                every = (*reader.inputs, *reader.outputs)
+                self._divide(reader, {t.id: t.shape.index(size) for t in every if size in t.shape})
+                if is_loss(reader) and first:
+                    first = False
+                    tokens = layer.output.numel // size
+                    maxima = Communicate("all_reduce", tokens * _BYTES_OF_A_SUM, self._axis)
+                    self._ahead.setdefault(reader.id, []).append(maxima)
+                    self._communicate(reader, "all_reduce", tokens * _BYTES_OF_A_SUM)
+                todo += [datum for datum, tensor in self._flow.writes[reader.id] if size in tensor.shape]
+
+    def _divide_pair(self, pair: Pair) -> None:
+        storages = {datum.storage for datum in pair.data}
+        for operator in pair.between:
+            self._divide(operator, dims_between(operator, storages, self._ranks))
+        for layer in pair.first:
+            self._divide(layer.operator, layer.by_rows())
+        self._divide(pair.second.operator, pair.second.by_columns())
+        self._communicate(pair.second.operator, "all_reduce", pair.second.output.nbytes)
+
+        def datum(layer: Weighted) -> str:
+            assert layer.data is not None
+            return str(self._flow.datum(layer.operator, layer.data))
+
+        for _, together in groupby(sorted(pair.first, key=datum), key=datum):
+            self._reduce_input_gradient(list(together))
+
+    def _divide(self, operator: Operator, dims: dict[int, int]) -> None:
+        self._dims[operator.id] = dims
+
+    # ---- what is communicated -----------------------------------------------------------------------------------
+
+    def _communicate(self, operator: Operator, kind: CollectiveKind, nbytes: float, key: str | None = None) -> None:
+        """A collective after an operator."""
+        self._after.setdefault(operator.id, []).append(Communicate(kind, float(nbytes), self._axis, key))
+
+    def _input_datum(self, layer: Weighted) -> Datum | None:
+        return self._flow.datum(layer.operator, layer.data) if layer.data is not None else None
+
+    def _has_gradient(self, layer: Weighted) -> bool:
+        """Whether the gradient of a layer's input is computed: not that of what the network is fed."""
+        return self._before.training and self._input_datum(layer) in self._flow.trained
+
+    def _backward(self, layers: Sequence[Weighted]) -> list[Operator]:
+        """The backward operators of some layers, in order."""
+        numbers = {op.id for layer in layers for op in self._flow.backward.get(layer.operator.id, ())}
+        return [op for op in self._flow.by_id.values() if op.id in numbers]
+
+    def _reduce_input_gradient(self, layers: Sequence[Weighted]) -> None:
+        """One all-reduce for layers with the same input, beside the product that gives the last one's weight gradient."""
+        data = layers[0].data
+        backward = self._backward(layers)
+        if data is None or not self._has_gradient(layers[0]) or not backward:
+            return
+        computing = [op for op in backward if self._data_gradients(op, data)] or backward[-1:]
+        last = computing[-1]
+        key = f"gradient of the input of {layers[-1].operator.layer} ({last.id})"
+        if self._weight_gradients(last) or is_autograd_node(base_name(last.name)):
+            self._halves.add(last.id)
+        self._communicate(last, "all_reduce", data.nbytes, key)
+        consumer = self._consumer(last, backward, self._input_datum(layers[0]))
+        if consumer is None:
+            self._after.setdefault(backward[-1].id, []).append(Await(key))
+        else:
+            self._ahead.setdefault(consumer.id, []).append(Await(key))
+
+    def _consumer(self, last: Operator, backward: Sequence[Operator], datum: Datum | None) -> Operator | None:
+        """The next backward operator that needs the gradient of the layers' input."""
+        made = {tensor.storage for op in backward for tensor in op.outputs if tensor.parameter is None}
+        numbers = {op.id for op in backward}
+        everything = [op for op in self._flow.by_id.values() if op.phase == "backward"]
+        later = [op for op in everything[everything.index(last) + 1 :] if op.id not in numbers]
+        for operator in later:
+            differentiates_maker = datum is not None and operator.forward == datum.maker
+            if differentiates_maker or any(tensor.storage in made for tensor in operator.inputs):
+                return operator
+        return later[0] if later else None
+
+    def _data_gradients(self, operator: Operator, data: Tensor) -> list[Tensor]:
+        return [t for t in operator.outputs if t.parameter is None and t.numel == data.numel]
+
+    def _weight_gradients(self, operator: Operator) -> list[Tensor]:
+        return [tensor for tensor in operator.outputs if tensor.parameter is not None]
+
+    # ---- the program --------------------------------------------------------------------------------------------
+
+    def program(self) -> Program:
+        """Return the program with every operator's share and the collectives. Raises where there would be none."""
+        self._check()
+        storages = parameter_storages(self._before.operators)
+        parameters = {
+            tensor.storage: (tensor, self._dims[operator.id][tensor.id])
+            for operator in self._flow.forward
+            for tensor in operator.inputs
+            if tensor.category == "parameter" and tensor.id in self._dims.get(operator.id, ())
+        }
+        owner = owners((op for op in self._before.operators if op.phase == "optimizer"), storages)
+        shapes: dict[int, Operator] = {}
+        for operator in self._before.operators:
+            if operator.phase == "optimizer":
+                shapes[operator.id] = share_of_optimizer(operator, owner, parameters, self._ranks)
+            elif operator.phase == "forward" and operator.id in self._dims:
+                shapes[operator.id] = share(operator, self._dims[operator.id], self._ranks)
+            elif operator.phase == "backward" and operator.forward in self._dims:
+                forward = self._flow.by_id[operator.forward]
+                shapes[operator.id] = share_of_backward(
+                    operator, forward, self._dims[forward.id], self._ranks, storages
+                )
+        return self._before.reshaped(shapes).rewritten(self._items).noted(*self._notes)
+
+    def _check(self) -> None:
+        if not self._dims:
+            raise TraceError(
+                f"no linear, convolution or embedding layer can be divided among {self._ranks} GPUs",
+                fix="capture a trace with the shapes of parameters, or use another number",
+            )
+        if self._before.training and not any(self._flow.backward.get(number) for number in self._dims):
+            raise TraceError(
+                "the backward operators do not say which forward operators they differentiate, so tensor parallelism "
+                "would communicate nothing in the backward pass",
+                fix="capture the trace with its execution graph, or simulate inference",
+            )
+
+    def _items(self, block: Block) -> Iterable[Item]:
+        for item in block.items:
+            if not isinstance(item, Operator):
+                yield item
+                continue
+            yield from self._ahead.get(item.id, ())
+            if item.id in self._halves:
+                for_data, for_weight = self._split(item)
+                yield for_data
+                first = [one for one in self._after[item.id] if isinstance(one, Communicate)]
+                yield from first
+                yield for_weight
+                yield from (one for one in self._after[item.id] if one not in first)
+            else:
+                yield item
+                yield from self._after.get(item.id, ())
+
+    def _split(self, operator: Operator) -> tuple[Operator, Operator]:
+        """The product that gives the gradient of the data, and the one that gives the weight's: as many FLOPs each."""
+        half = replace(
+            operator,
+            seconds=operator.seconds / 2,
+            busy_seconds=None if operator.busy_seconds is None else operator.busy_seconds / 2,
+            host_seconds=None if operator.host_seconds is None else operator.host_seconds / 2,
+            flops=None,
+        )
+        weights = self._weight_gradients(operator)
+        for_data = replace(half, id=self._fresh, outputs=tuple(t for t in operator.outputs if t not in weights))
+        self._fresh += 1
+        return for_data, replace(half, outputs=tuple(weights))
+
+
+def _listed(layers: Sequence[str]) -> str:
+    names = list(dict.fromkeys(layers))
+    shown = ", ".join(names[:3])
+    return f"{shown} and {len(names) - 3} more layers are" if len(names) > 3 else f"{shown} {'is' if len(names) == 1 else 'are'}"

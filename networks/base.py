@@ -1,0 +1,152 @@
+"""What a network is: something that delivers bytes from one node to another, and that takes its time.
+
+A plug-in writes ``transfer`` and has collectives too, because they are lowered to transfers by a collective
+algorithm.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import simpy
+
+from triosim import plugins
+from triosim.errors import OptionError, nearest
+from triosim.networks.collectives.base import CollectiveAlgorithm, Pipeline, check, latency_of
+from triosim.networks.collectives.schedule import Chart, Run, run_pipeline
+from triosim.networks.topology import Topology
+from triosim.tasks import CollectiveKind, Communicator
+
+Form = Literal["pipelined", "steps"]
+Place = int | str  # a rank or the name of a node
+_LAID_OUT = 4_000_000  # transfers of collectives kept for the next time
+
+
+@dataclass(frozen=True, slots=True)
+class FlowRecord:
+    """A transfer that is over: bytes, when it was asked for and when the last byte was there, the links it crossed."""
+
+    source: str
+    destination: str
+    nbytes: float
+    started: float
+    finished: float
+    links: tuple[str, ...]
+
+
+class Network(ABC):
+    """Delivers bytes between the nodes of a topology, on the clock of a SimPy environment.
+
+    ``algorithm`` says how a collective becomes transfers: the name of a plug-in, or a ``CollectiveAlgorithm``.
+    ``form`` is ``steps`` (each transfer of the algorithm by itself, a rank goes on when its own data came in) or
+    ``pipelined`` (the steady state of a chunked algorithm: all its edges at once, after the fill latency). With
+    ``record``, a network that can tell fills ``flows`` and ``rates``: (time, link, bytes per second on it from then
+    on), for the timeline.
+    """
+
+    def __init__(
+        self,
+        env: simpy.Environment,
+        topology: Topology,
+        *,
+        algorithm: str | CollectiveAlgorithm = "ring",
+        form: Form = "pipelined",
+        record: bool = False,
+    ) -> None:
+        if form not in get_args(Form):
+            raise OptionError(f"unknown form of collectives '{form}'", fix=nearest(str(form), get_args(Form)))
+        self.env = env
+        self.topology = topology
+        self.algorithm: CollectiveAlgorithm = (
+            plugins.load("collective_algorithms", algorithm)() if isinstance(algorithm, str) else algorithm
+        )
+        self.form = form
+        self.record = record
+        self.flows: list[FlowRecord] = []
+        self.rates: list[tuple[float, str, float]] = []
+        self._laid_out: dict[tuple[Any, ...], tuple[Pipeline | Chart, int]] = {}
+        self._kept = 0  # transfers in all that is laid out
+
+    @abstractmethod
+    def transfer(self, source: Place, destination: Place, nbytes: float) -> simpy.Event:
+        """Send bytes between two nodes, given by rank or name; the event fires when the last byte is delivered."""
+
+    def collective(
+        self,
+        kind: CollectiveKind,
+        group: Sequence[int] | Communicator,
+        nbytes: float,
+        *,
+        root: int | None = None,
+        shares: Sequence[float] | None = None,
+    ) -> simpy.Event:
+        """Run a collective of the ranks of a group; the event fires when all of them are through.
+
+        ``nbytes`` is the tensor for all-reduce, broadcast and reduce, all ranks' shares together for the others;
+        ``shares`` divide it unequally, in the group's order. ``root`` is a rank of the group, the first one unless it
+        is said. Raises ``TriosimError`` for what cannot be: an unknown or repeated rank, a negative size, a root
+        outside the group.
+        """
+        ranks = group.ranks if isinstance(group, Communicator) else tuple(group)
+        root = check(kind, ranks, nbytes, self.topology, root=root, shares=shares)
+        if len(ranks) == 1:
+            return self.env.timeout(0)
+        event = self.env.event()
+        plan, factor = self._plan(kind, ranks, nbytes, root, None if shares is None else tuple(shares))
+        if isinstance(plan, Pipeline):
+            run_pipeline(self._send, plan, factor, event)
+        else:
+            Run(self._send, plan, factor, event).start()
+        return event
+
+    def _plan(
+        self,
+        kind: CollectiveKind,
+        ranks: tuple[int, ...],
+        nbytes: float,
+        root: int | None,
+        shares: tuple[float, ...] | None,
+    ) -> tuple[Pipeline | Chart, float]:
+        """Return the transfers of a collective, laid out now or before, and what to multiply their bytes by."""
+        proportional = self.algorithm.proportional and shares is None
+        size = 1.0 if proportional else nbytes
+        key = (kind, ranks, size, root, shares)
+        found = self._laid_out.get(key)
+        if found is None:
+            if self.form == "pipelined":
+                pipeline = self.algorithm.pipeline(kind, ranks, size, self.topology, root=root, shares=shares)
+                found = pipeline, len(pipeline.edges)
+            else:
+                chart = Chart(self.algorithm.transfers(kind, ranks, size, self.topology, root=root, shares=shares))
+                found = chart, len(chart)
+            while self._laid_out and self._kept + found[1] > _LAID_OUT:
+                oldest = next(iter(self._laid_out))
+                self._kept -= self._laid_out.pop(oldest)[1]
+            self._laid_out[key] = found
+            self._kept += found[1]
+        return found[0], nbytes if proportional else 1.0
+
+    def bytes_by_link(self) -> dict[str, float]:
+        """Return how many bytes each link has carried; empty for a network that does not count them."""
+        return {}
+
+    def _send(
+        self, source: int, destination: int, nbytes: float, done: Callable[[], object], latency: float | None = None
+    ) -> None:
+        """Send one transfer of a collective and call back on delivery; ``latency`` takes the place of the route's."""
+        if latency is not None:
+            early = latency - latency_of(self.topology, source, destination)
+            if early > 0:
+                self.env.timeout(early).callbacks.append(lambda _: self._send(source, destination, nbytes, done))
+                return
+        event = self.transfer(source, destination, nbytes)
+        if event.callbacks is None:  # a plug-in that delivers at once
+            event = self.env.timeout(0)
+
+        def delivered(_: simpy.Event) -> None:
+            done()
+
+        event.callbacks.append(delivered)

@@ -1,0 +1,42 @@
+"""Collectives without passing on: every rank sends straight to the one for whom the data is.
+
+Gather and scatter are what NCCL does in one group of sends and receives; all-to-all is the pairwise exchange of MPI
+(Thakur, Rabenseifner and Gropp 2005, section 3.2): in step s, rank i sends to i + s and receives from i - s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from triosim.networks.collectives.base import Transfer, chunk_sizes
+
+
+def gather(group: Sequence[int], nbytes: float, root: int, shares: Sequence[float] | None) -> Iterator[Transfer]:
+    """All at once to the root. Chunk i is what ``group[i]`` has."""
+    sizes = chunk_sizes(group, nbytes, shares)
+    for chunk, rank in enumerate(group):
+        if rank != root:
+            yield Transfer(rank, root, chunk, sizes[chunk])
+
+
+def scatter(group: Sequence[int], nbytes: float, root: int, shares: Sequence[float] | None) -> Iterator[Transfer]:
+    """All at once from the root. Chunk i is for ``group[i]``."""
+    sizes = chunk_sizes(group, nbytes, shares)
+    for chunk, rank in enumerate(group):
+        if rank != root:
+            yield Transfer(root, rank, chunk, sizes[chunk])
+
+
+def all_to_all(group: Sequence[int], nbytes: float, shares: Sequence[float] | None) -> Iterator[Transfer]:
+    """In N - 1 steps; a rank goes on when it has sent and received.
+
+    Chunk i N + j is what ``group[i]`` has for ``group[j]``; the j-th size is what every rank sends to ``group[j]``.
+    """
+    n = len(group)
+    sizes = chunk_sizes(group, nbytes, shares)
+    for step in range(1, n):
+        for i in range(n):
+            j = (i + step) % n
+            sent, received = (step - 2) * n + i, (step - 2) * n + (i - step + 1) % n
+            after = (sent, received) if step > 1 else ()
+            yield Transfer(group[i], group[j], i * n + j, sizes[j], "copy", after)

@@ -1,0 +1,260 @@
+"""The default network, at the level of flows: every flow gets its max-min fair share of the links that it crosses.
+
+A transfer takes its route's latency first; then its bytes flow, at a rate that is set again whenever a flow that it
+shares links with, directly or through others, starts or ends. No packet is simulated: the name is TrioSim's. With
+zero latencies it agrees with SimGrid's fluid model (CM02 with all factors 1; Casanova et al. 2014).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from contextlib import suppress
+from heapq import heapify, heappop, heappush
+from typing import Literal, get_args
+
+import simpy
+from simpy.events import EventPriority
+
+from triosim.errors import OptionError, nearest
+from triosim.networks import kernel as compiled_kernel
+from triosim.networks.base import FlowRecord, Form, Network, Place
+from triosim.networks.collectives.base import CollectiveAlgorithm, check_size
+from triosim.networks.sharing import Sharing
+from triosim.networks.topology import Topology
+
+Kernel = Literal["auto", "python", "numba"]
+_NORMAL = EventPriority(1)
+_LATE = EventPriority(2)  # sharing again comes after everything else of the same instant
+
+
+class _Path:
+    """A route that flows take: its latency, the links that limit it, and the bytes delivered over it."""
+
+    __slots__ = ("carried", "destination", "latency", "limits", "links", "source")
+
+    def __init__(self, topology: Topology, source: str, destination: str, numbers: dict[str, int]) -> None:
+        route = topology.route(source, destination)
+        self.source = source
+        self.destination = destination
+        self.latency = math.fsum(link.latency for link in route)
+        self.links = tuple(dict.fromkeys([link.name for link in route]))
+        self.limits = tuple([numbers[name] for name in self.links if name in numbers])
+        self.carried = 0.0
+
+
+class _Flow:
+    """Bytes on their way."""
+
+    __slots__ = ("asked", "done", "finish", "nbytes", "number", "path", "slot")
+
+    def __init__(self, number: int, path: _Path, nbytes: float, done: Callable[[], object], asked: float) -> None:
+        self.number = number
+        self.path = path
+        self.nbytes = nbytes
+        self.done = done
+        self.asked = asked
+        self.slot = -1
+        self.finish = -1.0  # as last computed; -1 when there is none
+
+
+class PacketNetwork(Network):
+    """Flows with max-min fair rates. See ``Network`` for what it does and for the other options.
+
+    ``kernel`` is ``python``, ``numba`` (compiled; the extra ``fast``), or ``auto``: plain Python first, compiled once
+    that repays. The results are the same to the last bit.
+    """
+
+    def __init__(
+        self,
+        env: simpy.Environment,
+        topology: Topology,
+        *,
+        algorithm: str | CollectiveAlgorithm = "ring",
+        form: Form = "pipelined",
+        record: bool = False,
+        kernel: Kernel = "auto",
+    ) -> None:
+        super().__init__(env, topology, algorithm=algorithm, form=form, record=record)
+        if kernel not in get_args(Kernel):
+            raise OptionError(f"unknown kernel '{kernel}'", fix=nearest(str(kernel), get_args(Kernel)))
+        self._link_names = list(topology.links)
+        self._link_numbers = {
+            link.name: number for number, link in enumerate(topology.links.values()) if link.bandwidth < math.inf
+        }
+        self._sharing = Sharing(link.bandwidth for link in topology.links.values())
+        self._compile_at = compiled_kernel.WORTH_IT if kernel == "auto" and compiled_kernel.available() else math.inf
+        if kernel == "numba":
+            self._sharing.compile(compiled_kernel.compiled_refill())
+        self._paths: dict[tuple[Place, Place], _Path] = {}
+        self._sent = 0
+        self._starting: dict[float, list[_Flow]] = {}  # by the time at which their latency is over
+        self._flowing: dict[int, _Flow] = {}  # by slot
+        self._ends: list[tuple[float, int, _Flow]] = []  # a heap; an entry whose time is no longer the flow's is void
+        self._timer: simpy.Event | None = None  # at the next end, or before it
+        self._timer_at = math.inf
+        self._superseded: dict[simpy.Event, None] = {}  # timers that SimPy cannot cancel
+        self._sharing_again = False
+        self._touched: dict[int, None] = {}  # links whose rate may have changed, when recording
+        self._recorded: dict[int, float] = {}
+
+    def transfer(self, source: Place, destination: Place, nbytes: float) -> simpy.Event:
+        """Send bytes between two nodes, given by rank or name; the event fires when the last byte is delivered.
+
+        No bytes take the latency alone, and a transfer from a node to itself no time. Raises ``SimulationError`` for
+        a negative size or none, ``TopologyError`` for an unknown node or one that cannot be reached.
+        """
+        check_size(nbytes, "transfer")
+        event = self.env.event()
+        self._send(source, destination, nbytes, event.succeed)
+        return event
+
+    def bytes_by_link(self) -> dict[str, float]:
+        """Return how many bytes each link has delivered so far."""
+        carried = dict.fromkeys(self._link_names, 0.0)
+        for path in dict.fromkeys(self._paths.values()):
+            for name in path.links:
+                carried[name] += path.carried
+        return carried
+
+    def _send(
+        self,
+        source: Place,
+        destination: Place,
+        nbytes: float,
+        done: Callable[[], object],
+        latency: float | None = None,
+    ) -> None:
+        path = self._paths.get((source, destination))
+        if path is None:
+            path = self._path(source, destination)
+        now = self.env.now
+        at = now + (path.latency if latency is None else latency)
+        self._sent += 1
+        flow = _Flow(self._sent, path, nbytes, done, now)
+        starting = self._starting.get(at)
+        if starting is not None:
+            starting.append(flow)
+            return
+        self._starting[at] = [flow]
+        self._at(at, lambda _: self._start(at))
+
+    def _path(self, source: Place, destination: Place) -> _Path:
+        names = self.topology.node(source), self.topology.node(destination)
+        if names not in self._paths:
+            self._paths[names] = _Path(self.topology, *names, self._link_numbers)
+        path = self._paths[source, destination] = self._paths[names]
+        return path
+
+    def _at(
+        self, time: float, callback: Callable[[simpy.Event], None], priority: EventPriority = _NORMAL
+    ) -> simpy.Event:
+        """Have SimPy call back at a time."""
+        event = simpy.Event(self.env)
+        event._ok = True
+        event._value = None
+        event.callbacks.append(callback)
+        self.env.schedule(event, priority, max(time - self.env.now, 0.0))
+        return event
+
+    def _start(self, at: float) -> None:
+        """The latency of some flows is over: their bytes begin to flow."""
+        now = self.env.now
+        empty: list[_Flow] = []
+        for flow in self._starting.pop(at):
+            if flow.nbytes > 0 and flow.path.limits:
+                flow.slot = self._sharing.add(flow.path.limits, flow.nbytes, now)
+                self._flowing[flow.slot] = flow
+            else:
+                empty.append(flow)
+        self._share_later()
+        for flow in empty:
+            self._deliver(flow, now)
+
+    def _share_later(self) -> None:
+        """Share again when everything of this instant has happened."""
+        if not self._sharing_again and (self._sharing.changed or self._touched):
+            self._sharing_again = True
+            self._at(self.env.now, self._share, _LATE)
+
+    def _share(self, _: simpy.Event) -> None:
+        self._sharing_again = False
+        sharing = self._sharing
+        finish = sharing.finish
+        for slot in sharing.settle(self.env.now):
+            flow = self._flowing[slot]
+            flow.finish = finish[slot]
+            heappush(self._ends, (flow.finish, flow.number, flow))
+            if self.record:
+                self._touched.update(dict.fromkeys(flow.path.limits))
+        if self.record:
+            self._record_rates()
+        if sharing.work >= self._compile_at:
+            self._compile_at = math.inf
+            with suppress(ImportError):  # a numba that does not fit its surroundings is as good as none
+                sharing.compile(compiled_kernel.compiled_refill())
+        self._set_timer()
+
+    def _set_timer(self) -> None:
+        """Have the next end of a flow happen. A timer that is early is kept, it will be set again when it goes off."""
+        ends = self._ends
+        if len(ends) > 4 * len(self._flowing) + 64:
+            ends[:] = [(flow.finish, flow.number, flow) for flow in self._flowing.values() if flow.finish >= 0]
+            heapify(ends)
+        while ends and ends[0][0] != ends[0][2].finish:
+            heappop(ends)
+        if not ends or ends[0][0] >= self._timer_at:
+            return
+        if self._timer is not None:
+            self._superseded[self._timer] = None
+        self._timer_at = ends[0][0]
+        self._timer = self._at(self._timer_at, self._end)
+
+    def _end(self, timer: simpy.Event) -> None:
+        """Deliver the flows whose last byte is there."""
+        if timer is not self._timer:
+            del self._superseded[timer]
+            return
+        now = self.env.now
+        until = self._timer_at + 8 * math.ulp(self._timer_at)  # those that differ by rounding end together
+        self._timer, self._timer_at = None, math.inf
+        ended: list[_Flow] = []
+        ends = self._ends
+        while ends and ends[0][0] <= until:
+            at, _, flow = heappop(ends)
+            if at == flow.finish:
+                flow.finish = -1.0
+                self._sharing.remove(flow.slot)
+                del self._flowing[flow.slot]
+                ended.append(flow)
+                if self.record:
+                    self._touched.update(dict.fromkeys(flow.path.limits))
+        self._share_later()
+        if not self._sharing_again:
+            self._set_timer()
+        if not self._flowing and self._superseded:
+            self._forget_superseded()
+        for flow in ended:
+            self._deliver(flow, now)
+
+    def _deliver(self, flow: _Flow, now: float) -> None:
+        path = flow.path
+        path.carried += flow.nbytes
+        if self.record:
+            self.flows.append(FlowRecord(path.source, path.destination, flow.nbytes, flow.asked, now, path.links))
+        flow.done()
+
+    def _forget_superseded(self) -> None:
+        """Take timers that nothing waits for out of SimPy's queue, so that a run ends when the last byte is there."""
+        queue = self.env._queue
+        queue[:] = [entry for entry in queue if entry[3] not in self._superseded]
+        heapify(queue)
+        self._superseded.clear()
+
+    def _record_rates(self) -> None:
+        for link in self._touched:
+            rate = self._sharing.load(link)
+            if rate != self._recorded.get(link, 0.0):
+                self._recorded[link] = rate
+                self.rates.append((self.env.now, self._link_names[link], rate))
+        self._touched.clear()

@@ -1,0 +1,381 @@
+"""Max-min fair rates kept up to date while flows come and go, touching only the flows that a change reaches.
+
+An allocation is max-min fair if and only if every flow has a *bottleneck*: a link that is full and on which no other
+flow gets more (Bertsekas and Gallager, Data Networks, 2nd edition, section 6.5.2). So :func:`refill` guesses which
+flows a change reaches, shares among them what the others leave (progressive filling), and looks whether all flows on
+the links that it touched still have their bottleneck. Those that do not join the guess, and it fills again; what is
+left untouched is fair as it was.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterable, Mapping, MutableSequence, Sequence
+from heapq import heapify, heappop, heappush
+from typing import Any
+
+SLACK = 1e-12  # rates and loads that differ by less than this part are the same; rounding is far below it
+PATIENCE = 8  # guesses, after which all flows connected to the change are taken
+
+# The state, in columns, as refill takes them and as a compiled refill can: of links, of flows, and of crossings. A
+# crossing is one flow on one link; the crossings of a flow are a list (first, hop), those of a link are another
+# (head, following, previous).
+_LINKS = {
+    "capacity": 0.0, "count": 0, "head": -1, "seen": 0, "left": 0.0, "unsettled": 0, "highest": 0.0, "reached": 0,
+}  # fmt: skip
+_FLOWS = {
+    "first": -1, "rate": 0.0, "wanted": 0.0, "remaining": 0.0, "updated": 0.0, "finish": 0.0, "bottleneck": -1,
+    "marked": 0, "settled": 0, "members": 0,
+}  # fmt: skip
+_CROSSINGS = {"link_of": 0, "flow_of": 0, "hop": -1, "following": -1, "previous": -1}
+_COLUMNS: dict[str, float] = {**_LINKS, **_FLOWS, **_CROSSINGS}
+
+Refill = Callable[..., tuple[int, int, int]]
+
+
+def refill(
+    now: float, started: Sequence[int], freed: Sequence[int], stamp: int, patience: int,
+    capacity: Any, count: Any, head: Any, seen: Any, left: Any, unsettled: Any, highest: Any, reached: Any,
+    first: Any, rate: Any, wanted: Any, remaining: Any, updated: Any, finish: Any, bottleneck: Any,
+    marked: Any, settled: Any, members: Any,
+    link_of: Any, flow_of: Any, hop: Any, following: Any, previous: Any,
+) -> tuple[int, int, int]:  # fmt: skip
+    """Give the flows that a change reaches their fair rates, remaining bytes and finish times.
+
+    ``started`` are flows without a rate yet, ``freed`` links that flows have left. Whatever changed is afterwards in
+    ``members``, as many as the first number returned; the second is the new ``stamp``, the third the work done, in
+    crossings looked at. Plain Python and numba run this same source on lists and on arrays, and so agree to the last
+    bit.
+    """
+    call = stamp
+    n = 0  # members: the flows among which is shared
+    for f in started:
+        if marked[f] != call:
+            marked[f] = call
+            members[n] = f
+            n += 1
+        c = first[f]
+        while c >= 0:
+            m = link_of[c]
+            fair = capacity[m] / count[m]
+            x = head[m]
+            while x >= 0:
+                g = flow_of[x]
+                if rate[g] > fair and marked[g] != call:
+                    marked[g] = call
+                    members[n] = g
+                    n += 1
+                x = following[x]
+            c = hop[c]
+    for m in freed:
+        x = head[m]
+        while x >= 0:
+            g = flow_of[x]
+            if bottleneck[g] == m and marked[g] != call:
+                marked[g] = call
+                members[n] = g
+                n += 1
+            x = following[x]
+
+    rounds = 0
+    work = 0
+    before = 0
+    while n > before:
+        before = n
+        rounds += 1
+        stamp += 1
+        # What the others leave of each link, and the highest rate among them.
+        r = 0
+        for i in range(n):
+            c = first[members[i]]
+            while c >= 0:
+                m = link_of[c]
+                if seen[m] != stamp:
+                    seen[m] = stamp
+                    reached[r] = m
+                    r += 1
+                    work += count[m]
+                    free = capacity[m]
+                    top = 0.0
+                    k = 0
+                    x = head[m]
+                    while x >= 0:
+                        g = flow_of[x]
+                        if marked[g] == call:
+                            k += 1
+                        else:
+                            v = rate[g]
+                            free -= v
+                            if v > top:
+                                top = v
+                        x = following[x]
+                    left[m] = free if free > 0.0 else 0.0
+                    unsettled[m] = k
+                    highest[m] = top
+                c = hop[c]
+        # Progressive filling. A link's fair share only grows, so that one which grew since it was put in goes back.
+        heap = [(left[m] / unsettled[m], m) for m in reached[:r]]
+        heapify(heap)
+        to_settle = n
+        while to_settle > 0:
+            share, m = heappop(heap)
+            k = unsettled[m]
+            if k == 0:
+                continue
+            fair = left[m] / k
+            if fair > share:
+                heappush(heap, (fair, m))
+                continue
+            x = head[m]
+            while x >= 0:
+                g = flow_of[x]
+                if marked[g] == call and settled[g] != stamp:
+                    settled[g] = stamp
+                    to_settle -= 1
+                    wanted[g] = share
+                    bottleneck[g] = m
+                    c = first[g]
+                    while c >= 0:
+                        left[link_of[c]] -= share
+                        unsettled[link_of[c]] -= 1
+                        c = hop[c]
+                x = following[x]
+            left[m] = 0.0
+        # Has every flow on these links still a bottleneck?
+        for i in range(r):
+            m = reached[i]
+            if highest[m] == 0.0:  # there are members alone
+                continue
+            top = highest[m]
+            least = top  # among the members whose bottleneck this is
+            x = head[m]
+            resting = False  # is it the bottleneck of others too?
+            while x >= 0:
+                g = flow_of[x]
+                if marked[g] != call:
+                    if bottleneck[g] == m:
+                        resting = True
+                elif settled[g] == stamp:  # not one that joined just now
+                    v = wanted[g]
+                    if v > top:
+                        top = v
+                    if bottleneck[g] == m and v < least:
+                        least = v
+                x = following[x]
+            least *= 1 + SLACK
+            if resting or least < highest[m]:
+                free_again = left[m] > SLACK * capacity[m]
+                top *= 1 - SLACK
+                x = head[m]
+                while x >= 0:
+                    g = flow_of[x]
+                    if marked[g] != call:
+                        v = rate[g]
+                        if v > least or (bottleneck[g] == m and (free_again or v < top)):
+                            marked[g] = call
+                            members[n] = g
+                            n += 1
+                    x = following[x]
+        if n > before and rounds == patience:
+            i = 0
+            while i < n:
+                c = first[members[i]]
+                while c >= 0:
+                    x = head[link_of[c]]
+                    while x >= 0:
+                        g = flow_of[x]
+                        if marked[g] != call:
+                            marked[g] = call
+                            members[n] = g
+                            n += 1
+                        x = following[x]
+                    c = hop[c]
+                i += 1
+
+    changed = 0
+    for i in range(n):
+        f = members[i]
+        v = wanted[f]
+        if v != rate[f]:  # one whose rate stays keeps its finish time to the last bit
+            remaining[f] -= rate[f] * (now - updated[f])
+            if remaining[f] < 0.0:
+                remaining[f] = 0.0
+            updated[f] = now
+            rate[f] = v
+            finish[f] = now + remaining[f] / v
+            members[changed] = f
+            changed += 1
+    return changed, stamp + 1, work
+
+
+class Sharing:
+    """The flows on a set of links, their rates (bytes per second) and finish times (seconds).
+
+    Flows are known by slots, small numbers that are used again. ``add`` and ``remove`` gather the changes of one
+    instant, ``settle`` applies them together.
+    """
+
+    capacity: MutableSequence[float]
+    count: MutableSequence[int]
+    head: MutableSequence[int]
+    first: MutableSequence[int]
+    rate: MutableSequence[float]
+    remaining: MutableSequence[float]
+    updated: MutableSequence[float]
+    finish: MutableSequence[float]
+    bottleneck: MutableSequence[int]
+    members: MutableSequence[int]
+    link_of: MutableSequence[int]
+    flow_of: MutableSequence[int]
+    hop: MutableSequence[int]
+    following: MutableSequence[int]
+    previous: MutableSequence[int]
+
+    def __init__(self, capacities: Iterable[float], *, patience: int = PATIENCE) -> None:
+        self.work = 0  # done in plain Python, in crossings looked at
+        self._patience = patience
+        self._stamp = 1
+        self._started: list[int] = []
+        self._freed: dict[int, None] = {}
+        self._free_slots: list[int] = []
+        self._free_crossings: list[int] = []
+        self._compiled: Refill | None = None
+        for name in _COLUMNS:
+            setattr(self, name, [])
+        self.capacity.extend(capacities)
+        links = len(self.capacity)
+        for name, empty in _LINKS.items():
+            if name != "capacity":
+                getattr(self, name).extend([empty] * links)
+        self._columns = self._views()
+
+    def add(self, links: Sequence[int], nbytes: float, now: float) -> int:
+        """Put a flow on links, which must all be different and at least one, and return its slot."""
+        if not self._free_slots:
+            self._grow(_FLOWS, self._free_slots, 1)
+        if len(self._free_crossings) < len(links):
+            self._grow(_CROSSINGS, self._free_crossings, len(links))
+        slot = self._free_slots.pop()
+        head, following, previous, count = self.head, self.following, self.previous, self.count
+        hop = -1
+        for link in links:
+            crossing = self._free_crossings.pop()
+            self.link_of[crossing] = link
+            self.flow_of[crossing] = slot
+            self.hop[crossing] = hop
+            hop = crossing
+            neighbour = head[link]
+            following[crossing] = neighbour
+            previous[crossing] = -1
+            if neighbour >= 0:
+                previous[neighbour] = crossing
+            head[link] = crossing
+            count[link] += 1
+        self.first[slot] = hop
+        self.rate[slot] = 0.0
+        self.remaining[slot] = nbytes
+        self.updated[slot] = now
+        self._started.append(slot)
+        return slot
+
+    def remove(self, slot: int) -> None:
+        """Take a flow, which has been settled, off its links."""
+        head, following, previous, count = self.head, self.following, self.previous, self.count
+        crossing = self.first[slot]
+        while crossing >= 0:
+            link = self.link_of[crossing]
+            before, after = previous[crossing], following[crossing]
+            if before >= 0:
+                following[before] = after
+            else:
+                head[link] = after
+            if after >= 0:
+                previous[after] = before
+            count[link] -= 1
+            if count[link]:
+                self._freed[link] = None
+            self._free_crossings.append(crossing)
+            crossing = self.hop[crossing]
+        self._free_slots.append(slot)
+
+    @property
+    def changed(self) -> bool:
+        """Whether flows have come, or have left others behind, since the rates were last set."""
+        return bool(self._started or self._freed)
+
+    def settle(self, now: float) -> Sequence[int]:
+        """Share again among the flows that the changes reach; return the slots of those that got another rate."""
+        alone: list[int] = []
+        started: list[int] = []
+        for slot in self._started:
+            (alone if self._alone(slot, now) else started).append(slot)
+        freed = list(self._freed)
+        self._started.clear()
+        self._freed.clear()
+        if not started and not freed:
+            return alone
+        changed = self._refill(now, started, freed)
+        return [*alone, *changed] if alone else changed
+
+    def load(self, link: int) -> float:
+        """Return the sum of the rates on a link."""
+        total = 0.0
+        crossing = self.head[link]
+        while crossing >= 0:
+            total += self.rate[self.flow_of[crossing]]
+            crossing = self.following[crossing]
+        return total
+
+    def compile(self, compiled: Refill) -> None:
+        """Go on with a compiled ``refill``: the same figures, in arrays."""
+        for name, empty in _COLUMNS.items():
+            setattr(self, name, array("d" if isinstance(empty, float) else "q", getattr(self, name)))
+        self._compiled = compiled
+        self._columns = self._views()
+
+    def _views(self) -> tuple[Any, ...]:
+        """Return the columns as ``refill`` takes them: the lists themselves, or numpy arrays over the same memory."""
+        columns = [getattr(self, name) for name in _COLUMNS]
+        if self._compiled is None:
+            return tuple(columns)
+        import numpy as np
+
+        return tuple(np.frombuffer(column, dtype=column.typecode) for column in columns)
+
+    def _refill(self, now: float, started: list[int], freed: list[int]) -> Sequence[int]:
+        if self._compiled is None:
+            changed, self._stamp, work = refill(now, started, freed, self._stamp, self._patience, *self._columns)
+            self.work += work
+        else:
+            import numpy as np
+
+            begun, left = np.array(started, dtype="q"), np.array(freed, dtype="q")
+            changed, self._stamp, _ = self._compiled(now, begun, left, self._stamp, self._patience, *self._columns)
+        return self.members[:changed]
+
+    def _grow(self, columns: Mapping[str, float], free: list[int], least: int) -> None:
+        """Double the room for flows or for crossings."""
+        self._columns = ()  # an array does not grow while numpy looks at it
+        room = len(getattr(self, next(iter(columns))))
+        more = max(room, least, 64)
+        for name, empty in columns.items():
+            getattr(self, name).extend(empty for _ in range(more))
+        free.extend(range(room + more - 1, room - 1, -1))
+        self._columns = self._views()
+
+    def _alone(self, slot: int, now: float) -> bool:
+        """Give a flow that is alone on all its links the rate of the narrowest; return whether it is."""
+        count, capacity = self.count, self.capacity
+        crossing = self.first[slot]
+        narrowest = self.link_of[crossing]
+        while crossing >= 0:
+            link = self.link_of[crossing]
+            if count[link] != 1:
+                return False
+            if capacity[link] < capacity[narrowest]:
+                narrowest = link
+            crossing = self.hop[crossing]
+        rate = self.rate[slot] = capacity[narrowest]
+        self.finish[slot] = now + self.remaining[slot] / rate
+        self.bottleneck[slot] = narrowest
+        return True

@@ -1,0 +1,101 @@
+"""YAML with the line of every key and item, for errors that say where.
+
+It is YAML 1.1 as PyYAML reads it, with values that are safe. What only hides mistakes or does harm is refused: a key
+twice, aliases (a small file of them grows without bound), several documents, and nesting deeper than any of our files.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from triosim.errors import TopologyError
+
+Path = tuple[str | int, ...]
+DEEPEST = 16
+
+
+def parse(text: str, source: str) -> tuple[Any, dict[Path, int]]:
+    """Return the value that a YAML text stands for and the lines of its keys and items, by path; () is the whole."""
+    import yaml
+
+    reader = _Reader(yaml, text, source)
+    try:
+        return reader.document(), reader.lines
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = source if mark is None else f"{source}:{mark.line + 1}"
+        problem = getattr(error, "problem", None) or getattr(error, "reason", None) or "it cannot be read"
+        raise TopologyError(f"not valid YAML: {problem}", where=where) from None
+
+
+class _Reader:
+    """Builds values from PyYAML's events, which know their lines."""
+
+    def __init__(self, yaml: Any, text: str, source: str) -> None:
+        self.yaml = yaml
+        self.source = source
+        self.lines: dict[Path, int] = {}
+        self.events = yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        self.scalars = yaml.SafeLoader("")
+
+    def document(self) -> Any:
+        event = self.next()
+        while isinstance(event, (self.yaml.StreamStartEvent, self.yaml.DocumentStartEvent)):
+            event = self.next()
+        if isinstance(event, self.yaml.StreamEndEvent):
+            return None
+        value = self.value(event, ())
+        self.next()  # the end of the document
+        event = self.next()
+        if not isinstance(event, self.yaml.StreamEndEvent):
+            raise self.error("a second document begins", event, "keep one document a file")
+        return value
+
+    def next(self) -> Any:
+        return next(self.events)
+
+    def value(self, event: Any, path: Path) -> Any:
+        if isinstance(event, self.yaml.AliasEvent) or getattr(event, "anchor", None):
+            raise self.error("anchors and aliases (& and *) are not read", event, "write the value out")
+        if len(path) > DEEPEST:
+            raise self.error("nested too deep", event, "a topology needs no more than a list of mappings")
+        self.lines.setdefault(path, event.start_mark.line + 1)
+        if isinstance(event, self.yaml.MappingStartEvent):
+            return self.mapping(path)
+        if isinstance(event, self.yaml.SequenceStartEvent):
+            return self.sequence(path)
+        return self.scalar(event)
+
+    def mapping(self, path: Path) -> dict[str, Any]:
+        result: dict[str, Any] = {}
+        while not isinstance(event := self.next(), self.yaml.MappingEndEvent):
+            if not isinstance(event, self.yaml.ScalarEvent):
+                raise self.error("a key must be a word", event)
+            key = event.value
+            place = (*path, key)
+            if key in result:
+                fix = f"it stands in line {self.lines[place]} already"
+                raise self.error(f"key '{key}' is written twice", event, fix)
+            self.lines[place] = event.start_mark.line + 1
+            result[key] = self.value(self.next(), place)
+        return result
+
+    def sequence(self, path: Path) -> list[Any]:
+        result: list[Any] = []
+        while not isinstance(event := self.next(), self.yaml.SequenceEndEvent):
+            result.append(self.value(event, (*path, len(result))))
+        return result
+
+    def scalar(self, event: Any) -> Any:
+        tag = event.tag
+        if tag is None or tag == "!":
+            tag = self.scalars.resolve(self.yaml.ScalarNode, event.value, event.implicit)
+        try:
+            return self.scalars.construct_object(
+                self.yaml.ScalarNode(tag, event.value, event.start_mark, event.end_mark)
+            )
+        except (ValueError, TypeError, OverflowError):  # a date such as 2020-99-99
+            raise self.error(f"'{event.value}' is not a value", event, "put it in quotes if it is a name") from None
+
+    def error(self, what: str, event: Any, fix: str | None = None) -> TopologyError:
+        return TopologyError(what, where=f"{self.source}:{event.start_mark.line + 1}", fix=fix)

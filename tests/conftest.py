@@ -1,0 +1,19 @@
+"""What all tests share: where measured data are, and what to do without them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+DEFAULT_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
+
+
+@pytest.fixture(scope="session")
+def data_dir() -> Path:
+    """The folder of measured data, named by TRIOSIM_DATA; without it the test is skipped."""
+    folder = Path(os.environ.get("TRIOSIM_DATA") or DEFAULT_DATA)
+    if not folder.is_dir():
+        pytest.skip(f"no measured data at {folder}; set TRIOSIM_DATA to their folder")
+    return folder

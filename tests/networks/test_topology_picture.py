@@ -1,0 +1,76 @@
+"""Pictures are drawn of every kind of topology, whole or not at all."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from triosim.errors import OutputError, TopologyError, TriosimError
+from triosim.networks.picture import draw, layout, merged
+from triosim.networks.topology import Topology
+
+FIGURES = "bandwidth=10 GB/s, latency=1 us)"
+NAMES = [
+    "mesh(4x2, ",
+    "torus(3x3x3, ",
+    "ring(8, ",
+    "mesh(5x1, ",
+    "fat_tree(16, ",
+    "bus(4, ",
+    "pcie_tree(8, ",
+    "switch(1, ",
+]
+
+
+def drawn_at(topology: Topology) -> dict[str, tuple[float, float]]:
+    return layout(topology, list(topology.nodes), merged(topology, set()))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_two_nodes_are_drawn_at_one_place(name: str) -> None:
+    places = list(drawn_at(Topology.load(name + FIGURES)).values())
+    for index, (x, y) in enumerate(places):
+        assert all(abs(x - other_x) + abs(y - other_y) > 0.3 for other_x, other_y in places[:index])
+
+
+def test_a_mesh_is_drawn_by_its_coordinates_and_a_tree_in_layers() -> None:
+    mesh = drawn_at(Topology.load("mesh(4x2, " + FIGURES))
+    assert (mesh["gpu0"], mesh["gpu3"], mesh["gpu4"]) == ((0.0, 0.0), (3.0, 0.0), (0.0, -1.0))
+    tree = drawn_at(Topology.load("fat_tree(16, " + FIGURES))
+    assert tree["gpu0"][1] < tree["edge0.0"][1] < tree["aggregation0.0"][1] < tree["core0"][1]
+    nodes = drawn_at(Topology.load("dgx-h100", gpus=16))
+    assert nodes["node0.switch0"][1] < nodes["gpu0"][1] < nodes["fabric"][1]
+
+
+def test_directions_that_differ_are_drawn_apart() -> None:
+    mesh = {"topology": "ring", "gpus": 4, "bandwidth": 2e9}
+    slow = {"overrides": [{"from": "gpu0", "to": "gpu1", "bandwidth": 1e9}]}
+    assert [line.arrow for line in merged(Topology.from_dict(mesh), set())] == [False] * 4
+    assert sum(line.arrow for line in merged(Topology.from_dict(mesh | slow), set())) == 2
+
+
+@pytest.mark.parametrize("name", ["dgx-1-v100", "bus(4, " + FIGURES])
+def test_a_picture_is_written_in_the_format_of_its_name(name: str, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    draw(Topology.load(name), tmp_path / "a.png")
+    draw(Topology.load(name), tmp_path / "a.svg")
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+    assert b"<svg" in (tmp_path / "a.svg").read_bytes()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.png", "a.svg"]
+
+
+def test_what_cannot_be_drawn_or_written_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("matplotlib")
+    flows = {"links": {"l": {"bandwidth": 1e9}}, "routes": [{"from": "a", "to": "b", "links": ["l"]}]}
+    with pytest.raises(TopologyError, match="its links have no ends"):
+        draw(Topology.from_dict(flows), tmp_path / "a.png")
+    with pytest.raises(OutputError):
+        draw(Topology.load("dgx-2"), tmp_path / "nowhere" / "a.png")
+    with pytest.raises(TriosimError, match="format"):
+        draw(Topology.load("dgx-2"), tmp_path / "a.docx")
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(TriosimError, match=r"pip install 'triosim\[plot\]'"):
+        draw(Topology.load("dgx-2"), tmp_path / "a.png")
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,125 @@
+"""The timeline is what a viewer of Chrome trace events expects."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hand_made_run import handle, recording, result
+
+from triosim.recording import RankRecord, Recording
+from triosim.reports.timeline import write_timeline
+from triosim.tasks import Compute
+
+Event = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def events(tmp_path_factory: pytest.TempPathFactory) -> list[Event]:
+    path = tmp_path_factory.mktemp("timeline") / "timeline.json.gz"
+    result().save_timeline(path)
+    content = json.loads(gzip.decompress(path.read_bytes()))
+    assert content["displayTimeUnit"] == "ms"
+    found: list[Event] = content["traceEvents"]
+    return found
+
+
+def of(events: list[Event], phase: str) -> list[Event]:
+    return [event for event in events if event["ph"] == phase]
+
+
+def track_names(events: list[Event]) -> dict[tuple[int, int], str]:
+    return {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["ph"] == "M" and e["name"] == "thread_name"}
+
+
+def test_each_gpu_is_a_process_and_each_stream_a_track(events: list[Event]) -> None:
+    names = {e["pid"]: e["args"]["name"] for e in events if e["ph"] == "M" and e["name"] == "process_name"}
+    assert names == {1: "GPU 0 (gpu0)", 2: "GPU 1 (gpu1)", 3: "links"}
+    tracks = track_names(events)
+    assert {name for (process, _), name in tracks.items() if process == 1} == {
+        "compute", "p2p", "communication", "network out"
+    }  # fmt: skip
+    assert all(process > 0 and track > 0 for process, track in tracks)
+
+
+def test_each_operator_is_a_slice_in_microseconds(events: list[Event]) -> None:
+    slices = [e for e in of(events, "X") if e["pid"] == 1 and e["cat"] in ("forward", "backward", "optimizer")]
+    assert [(e["name"], e["ts"], e["dur"]) for e in slices] == [
+        ("aten::conv2d", 0, 1000),
+        ("aten::addmm", 1000, 2000),
+        ("aten::mm", 3000, 2000),
+        ("aten::conv", 5000, 2000),
+        ("aten::add_", 9000, 1000),
+    ]
+    assert slices[0]["args"] == {"layer": "a", "phase": "forward", "operator": 0}
+
+
+def test_a_collective_says_its_bytes_its_group_and_how_long_it_waited(events: list[Event]) -> None:
+    first = next(e for e in of(events, "X") if e["name"].startswith("all_reduce"))
+    assert (first["ts"], first["dur"]) == (5000, 4000)
+    assert first["args"] == {"waiting_us": 1000, "bytes": 10e6, "group": "0-1", "axis": "dp"}
+    waiting = [(e["pid"], e["ts"], e["dur"]) for e in of(events, "X") if e["name"] == "waiting"]
+    assert waiting == [(1, 5000, 1000)]
+
+
+def test_slices_of_one_track_nest_or_keep_apart(events: list[Event]) -> None:
+    tracks: dict[tuple[int, int], list[tuple[float, float]]] = {}
+    for e in of(events, "X"):
+        tracks.setdefault((e["pid"], e["tid"]), []).append((e["ts"], e["ts"] + e["dur"]))
+    for spans in tracks.values():
+        for start, end in spans:
+            for other_start, other_end in spans:
+                assert not start < other_start < end < other_end
+
+
+def test_arrows_lead_from_a_send_to_its_receive_and_along_a_flow(events: list[Event]) -> None:
+    tails = {e["id"]: e for e in of(events, "s")}
+    heads = {e["id"]: e for e in of(events, "f")}
+    assert tails.keys() == heads.keys()
+    assert sorted(e["cat"] for e in tails.values()) == ["flow", "send"]
+    names = track_names(events)
+    for number, tail in tails.items():
+        head = heads[number]
+        assert (tail["pid"], head["pid"]) == (1, 2)
+        assert head["bp"] == "e"
+        for end in (tail, head):
+            around = [
+                e
+                for e in of(events, "X")
+                if (e["pid"], e["tid"]) == (end["pid"], end["tid"]) and e["ts"] <= end["ts"] < e["ts"] + e["dur"]
+            ]
+            assert around, f"{end} binds to no slice of {names[end['pid'], end['tid']]}"
+
+
+def test_a_links_counter_shows_its_share_and_the_last_of_two_changes_at_once(events: list[Event]) -> None:
+    assert [(e["name"], e["ts"], e["args"]) for e in of(events, "C")] == [
+        ("forth utilisation", 1000, {"%": 100.0}),
+        ("forth utilisation", 2000, {"%": 0.0}),
+    ]
+
+
+def test_tasks_of_one_stream_that_overlap_get_tracks_beside_each_other(tmp_path: Path) -> None:
+    made = result()
+    assert made.topology is not None
+    tasks = [Compute.of(name, 2e-3, stream=None) for name in "xyz"]
+    run = Recording([RankRecord(0)], handles=[handle(0, task, at, at, at + 2) for at, task in enumerate(tasks)], end=4e-3)
+    write_timeline(run, made.topology, None, tmp_path / "t.json")
+    found = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
+    assert set(track_names(found).values()) == {"unordered", "unordered (2)"}
+    test_slices_of_one_track_nest_or_keep_apart(found)
+
+
+def test_flows_beyond_what_a_viewer_bears_are_left_out_and_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from triosim.reports import timeline
+
+    monkeypatch.setattr(timeline, "MAX_FLOWS", 0)
+    made = result(recording())
+    made.save_timeline(tmp_path / "t.json")
+    content = json.loads((tmp_path / "t.json").read_text())
+    assert content["otherData"]["left out: flows"] == 1
+    assert not [e for e in content["traceEvents"] if e.get("cat") == "flow"]

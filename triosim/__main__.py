@@ -1,0 +1,5 @@
+"""``python -m triosim`` is the command line."""
+
+from triosim.cli import main
+
+main()

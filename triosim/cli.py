@@ -1,0 +1,377 @@
+"""The command line: each command checks its output paths, calls what the Python API calls, and shows what comes back.
+
+Whatever the user can mend is one line on standard error and exit status 2; Ctrl-C is 130. A command
+imports the parts that it needs when it runs, so that each starts quickly.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+
+from triosim import __version__
+from triosim import cli_options as o
+from triosim.cli_command import QuickCommand, QuickGroup
+from triosim.errors import TriosimError
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+app = typer.Typer(
+    name="triosim",
+    cls=QuickGroup,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"triosim {__version__}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def root(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Predict the time of deep-network training on many GPUs from a trace of one GPU.
+
+    [bold]Examples[/]
+
+    [cyan]triosim simulate trace.json --parallel ddp --gpus 8 --topology dgx-h100[/]
+    [cyan]triosim compare trace.json --gpus 8 --plot strategies.png[/]
+    [cyan]triosim show trace.json[/]
+    """
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+
+
+@app.command(cls=QuickCommand)
+def simulate(
+    trace: o.TracePath,
+    parallel: o.Parallel = "single",
+    gpus: o.Gpus = None,
+    batch_size: o.BatchSize = None,
+    global_batch_size: o.GlobalBatchSize = None,
+    inference: o.Inference = False,
+    iterations: o.Iterations = 1,
+    micro_batches: o.MicroBatches = None,
+    stages: o.Stages = None,
+    tp_style: o.TpStyle = "gather",
+    dp_style: o.DpStyle = "all-reduce",
+    bucket_size: o.BucketSize = "25 MiB",
+    first_bucket_size: o.FirstBucketSize = "1 MiB",
+    topology: o.TopologyName = None,
+    network: o.NetworkName = "packet",
+    collective: o.CollectiveName = "ring",
+    collective_form: o.CollectiveForm = "pipelined",
+    copy_input: o.CopyInput = False,
+    host_overhead: o.HostOverhead = None,
+    option: o.PluginOptions = None,
+    operator_times: o.OperatorTimes = None,
+    compute_model: o.ComputeModel = "linear",
+    output: Annotated[
+        str | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE",
+            rich_help_panel=o.OUTPUT,
+            show_default=False,
+            help="Everything as JSON, also by layer and rank.",
+        ),
+    ] = None,
+    csv: Annotated[
+        str | None,
+        typer.Option("--csv", metavar="FILE", rich_help_panel=o.OUTPUT, show_default=False, help="Every figure, a row each."),
+    ] = None,
+    timeline: Annotated[
+        str | None,
+        typer.Option(
+            "--timeline",
+            metavar="FILE",
+            rich_help_panel=o.OUTPUT,
+            show_default=False,
+            help="A timeline for ui.perfetto.dev or chrome://tracing (.json or .json.gz).",
+        ),
+    ] = None,
+    plot: o.Plot = None,
+    format: o.Format = "table",
+    quiet: o.Quiet = False,
+) -> None:
+    """Simulate one training step, or an inference pass, on many GPUs.
+
+    [bold]Examples[/]
+
+    Data parallelism on the eight GPUs of a DGX H100:
+    [cyan]triosim simulate trace.json --parallel ddp --gpus 8 --topology dgx-h100[/]
+
+    Four pipeline stages, two replicas of them, 16 micro-batches, and a timeline to look at:
+    [cyan]triosim simulate trace.json -p dp=2,pp=4 --micro-batches 16 --timeline run.json.gz[/]
+
+    What if the links were half as fast?
+    [cyan]triosim simulate trace.json -p ddp -n 8 -t 'switch(8, bandwidth=225 GB/s)'[/]
+
+    Only JSON, for another program:
+    [cyan]triosim simulate trace.json -p tp -n 4 --format json | jq .step_time_s[/]
+    """
+    from triosim.output import check_outputs
+
+    check_outputs(output, csv, timeline, plot)
+    _check_plot(plot)
+    from triosim.reports.progress import Progress
+    from triosim.simulation import simulate as run_simulation
+
+    with Progress(shown=not quiet) as progress:
+        result = run_simulation(
+            trace,
+            parallel,
+            gpus=gpus,
+            topology=topology,
+            network=network,
+            collective=collective,
+            collective_form=collective_form,  # type: ignore[arg-type]  # one of its words: the option was checked
+            batch_size=batch_size,
+            global_batch_size=global_batch_size,
+            training=not inference,
+            iterations=iterations,
+            micro_batches=micro_batches,
+            stages=None if stages is None else [name.strip() for name in stages.split(",")],
+            tp_style=tp_style,  # type: ignore[arg-type]
+            dp_style=dp_style,  # type: ignore[arg-type]
+            bucket_size=bucket_size,
+            first_bucket_size=first_bucket_size,
+            copy_input=copy_input,
+            operator_times=operator_times,
+            compute_model=compute_model,
+            host_overhead=host_overhead,
+            options=o.key_values(option or ()),
+            timeline=timeline is not None or plot is not None,
+            progress=progress,
+        )
+    for path, write in ((output, result.save), (csv, result.to_csv), (timeline, result.save_timeline), (plot, result.plot)):
+        if path is not None:
+            write(path)
+    if format == "json":
+        sys.stdout.write(result.to_json())
+    elif not quiet:
+        from triosim.reports.terminal import render
+
+        _print(render(result.data, result.title))
+
+
+@app.command(cls=QuickCommand)
+def compare(
+    trace: o.TracePath,
+    gpus: Annotated[int, typer.Option("--gpus", "-n", metavar="N", help="How many GPUs.", show_default=False)],
+    batch_size: o.BatchSize = None,
+    global_batch_size: o.GlobalBatchSize = None,
+    inference: o.Inference = False,
+    topology: o.TopologyName = None,
+    network: o.NetworkName = "packet",
+    collective: o.CollectiveName = "ring",
+    collective_form: o.CollectiveForm = "pipelined",
+    operator_times: o.OperatorTimes = None,
+    compute_model: o.ComputeModel = "linear",
+    plot: o.Plot = None,
+    format: o.Format = "table",
+    quiet: o.Quiet = False,
+) -> None:
+    """Compare all strategies on one number of GPUs, the fastest first.
+
+    Speed-up and efficiency are those of the samples per second against one GPU: data parallelism gives each GPU the
+    trace's batch, the others divide the work of one batch. Give --global-batch-size to hold the batch fixed.
+
+    [bold]Examples[/]
+
+    [cyan]triosim compare trace.json --gpus 8 --topology dgx-h100 --plot strategies.png[/]
+    [cyan]triosim compare trace.json --gpus 8 --global-batch-size 1024 --format json[/]
+    """
+    from triosim.output import check_outputs
+
+    check_outputs(plot)
+    _check_plot(plot)
+    from triosim.comparison import Strategy
+    from triosim.comparison import compare as run_comparison
+    from triosim.reports.progress import Progress
+
+    with Progress(shown=not quiet) as progress:
+
+        def started(strategy: Strategy) -> None:
+            progress.label = f"{strategy.label}: "
+
+        comparison = run_comparison(
+            trace,
+            gpus,
+            topology=topology,
+            started=started,
+            network=network,
+            collective=collective,
+            collective_form=collective_form,
+            batch_size=batch_size,
+            global_batch_size=global_batch_size,
+            training=not inference,
+            operator_times=operator_times,
+            compute_model=compute_model,
+            progress=progress,
+        )
+    if plot is not None:
+        comparison.plot(plot)
+    if format == "json":
+        sys.stdout.write(comparison.to_json())
+    elif not quiet:
+        from triosim.reports.comparison_table import render
+
+        _print(render(comparison))
+
+
+@app.command(cls=QuickCommand)
+def convert(
+    source: Annotated[str, typer.Argument(metavar="IN", help="A trace in any known format.", show_default=False)],
+    target: Annotated[
+        str, typer.Argument(metavar="OUT", help="A file in triosim's own format (.json or .json.gz).", show_default=False)
+    ],
+) -> None:
+    """Convert a trace to triosim's own format.
+
+    [bold]Example[/]
+
+    [cyan]triosim convert profiler_output/ trace.json.gz[/]
+    """
+    from triosim.output import check_outputs
+
+    check_outputs(target)
+    from triosim.trace_formats import read, write
+
+    write(read(source), target)
+
+
+@app.command(cls=QuickCommand)
+def show(trace: o.TracePath) -> None:
+    """Show what a trace holds: model, GPU, batch, operators by kind, time by phase and layer, bytes by category.
+
+    [bold]Example[/]
+
+    [cyan]triosim show trace.json[/]
+    """
+    from triosim.reports.trace_table import render
+    from triosim.trace_formats import read
+
+    _print(render(read(trace)))
+
+
+@app.command(cls=QuickCommand)
+def topology(
+    name: Annotated[str, typer.Argument(metavar="NAME|FILE", help="A name or a YAML file.", show_default=False)],
+    gpus: o.Gpus = None,
+    output: Annotated[
+        str | None,
+        typer.Option("--output", "-o", metavar="FILE", show_default=False, help="A picture (png, svg, pdf)."),
+    ] = None,
+) -> None:
+    """Show a topology as a table, and draw it.
+
+    [bold]Examples[/]
+
+    [cyan]triosim topology dgx-1-v100 --output dgx1.png[/]
+    [cyan]triosim topology 'mesh(4x2, bandwidth=65 GB/s)'[/]
+    [cyan]triosim topology cluster.yaml[/]
+    """
+    from triosim.output import check_outputs
+
+    check_outputs(output)
+    _check_plot(output)
+    from triosim.networks.topology import Topology
+    from triosim.reports.topology_table import render
+
+    system = Topology.load(name, gpus=gpus)
+    if output is not None:
+        from triosim.networks.picture import draw
+
+        draw(system, output)
+    _print(render(system))
+
+
+@app.command(cls=QuickCommand)
+def plugins() -> None:
+    """List what --parallel, --network, --collective and --compute-model can name, and the trace formats.
+
+    Installed packages add to it by entry points; a file is named as [cyan]file.py:Class[/].
+    """
+    from triosim import plugins as found
+    from triosim.reports.terminal import table
+
+    made = table("What can be named", "kind", "names")
+    for group in found.GROUPS:
+        made.add_row(group.replace("_", " "), ", ".join(found.names(group)))
+    made.columns[1].justify = "left"
+    _print(made)
+
+
+def _check_plot(path: str | None) -> None:
+    if path is not None:
+        from triosim.reports.plot import check_plot
+
+        check_plot(path)
+
+
+def _print(what: RenderableType) -> None:
+    from rich.console import Console
+
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal that knows no "…" still shows the rest
+    Console(highlight=False).print(what)
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit status; whatever goes wrong is one line on standard error."""
+    try:
+        status = app(None if arguments is None else list(arguments), prog_name="triosim", standalone_mode=False)
+        sys.stdout.flush()
+        if status == 130:  # what newer versions of typer make of Ctrl-C
+            return _said("interrupted", 130)
+        return status if isinstance(status, int) else 0
+    except BrokenPipeError:
+        # What reads the output has gone, as `head` does. Nothing may be written when Python flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except (KeyboardInterrupt, typer.Abort):
+        return _said("interrupted", 130)
+    except Exception as error:
+        if os.environ.get("TRIOSIM_DEBUG"):
+            raise
+        return _failed(error)
+
+
+def _failed(error: Exception) -> int:
+    if isinstance(error, TriosimError):
+        return _said(f"error: {error}", error.exit_status)
+    usage: Any = error
+    if hasattr(usage, "format_message"):  # click's, which newer versions of typer bring along under another name
+        context = getattr(usage, "ctx", None)
+        hint = f"; see '{context.command_path} --help'" if context is not None else ""
+        return _said(f"error: {' '.join(usage.format_message().split()).rstrip('.')}{hint}", usage.exit_code)
+    if isinstance(error, MemoryError):
+        return _said("error: not enough memory for this run", 2)
+    text = " ".join(f"{type(error).__name__}: {error}".split())
+    return _said(f"internal error: {text}; please report it, with the traceback that TRIOSIM_DEBUG=1 shows", 1)
+
+
+def _said(text: str, status: int) -> int:
+    print(f"triosim: {text}", file=sys.stderr)
+    return status
+
+
+def main() -> NoReturn:
+    """Run the command line, and exit."""
+    sys.exit(run())

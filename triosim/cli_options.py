@@ -1,0 +1,265 @@
+"""The options of the command line that more than one command takes: what they are called, say, complete and refuse."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, cast
+
+import typer
+
+from triosim.errors import OptionError, nearest
+
+PARALLELISM, SYSTEM, TIMES, OUTPUT = "Parallelism", "System", "Operator times", "Output"
+
+
+def _one_of(option: str, words: Iterable[str]) -> dict[str, Any]:
+    """Return the arguments that make an option complete some words and refuse all others."""
+    known = tuple(words)
+
+    def check(value: str | None) -> str | None:
+        if value is not None and value not in known:
+            raise OptionError(f"'{value}' is not known", where=option, fix=nearest(value, known))
+        return value
+
+    return {"callback": check, "autocompletion": _completing(lambda: known)}
+
+
+def _completing(words: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
+    """Return a shell completion over words that are found when they are needed."""
+
+    def complete(incomplete: str) -> list[str]:
+        return [word for word in words() if word.startswith(incomplete)]
+
+    return complete
+
+
+def _plugins(group: str) -> Callable[[str], list[str]]:
+    def names() -> list[str]:
+        from triosim import plugins
+
+        return plugins.names(cast(plugins.Group, group))
+
+    return _completing(names)
+
+
+def _topologies() -> list[str]:
+    from triosim.networks.presets import PRESETS
+    from triosim.networks.shapes import SHAPES
+
+    return [*PRESETS, *SHAPES, *(str(path) for suffix in ("yaml", "yml") for path in sorted(Path().glob(f"*.{suffix}")))]
+
+
+def key_values(pairs: Iterable[str]) -> Mapping[str, str]:
+    """Return ``key=value`` pairs as a mapping. Raises ``OptionError``."""
+    found: dict[str, str] = {}
+    for pair in pairs:
+        key, separator, value = pair.partition("=")
+        if not separator or not key:
+            raise OptionError(f"'{pair}' is not a key and a value", where="--option", fix="write key=value")
+        if key in found:
+            raise OptionError(f"'{key}' is given twice", where="--option")
+        found[key] = value
+    return found
+
+
+TracePath = Annotated[
+    str, typer.Argument(metavar="TRACE", help="A trace in any known format: a file or a folder.", show_default=False)
+]
+Parallel = Annotated[
+    str,
+    typer.Option(
+        "--parallel",
+        "-p",
+        autocompletion=_plugins("extrapolators"),
+        rich_help_panel=PARALLELISM,
+        help="single, dp, ddp, tp, pp, with sizes and combined (dp=2,tp=4), or a plug-in (file.py:Class).",
+    ),
+]
+Gpus = Annotated[
+    int | None,
+    typer.Option(
+        "--gpus",
+        "-n",
+        metavar="N",
+        rich_help_panel=PARALLELISM,
+        show_default=False,
+        help="How many GPUs. By default what the sizes of --parallel come to, or as many as the topology has.",
+    ),
+]
+BatchSize = Annotated[
+    int | None,
+    typer.Option(
+        "--batch-size",
+        "-b",
+        metavar="N",
+        rich_help_panel=PARALLELISM,
+        show_default=False,
+        help="Samples of each data-parallel replica. By default the trace's.",
+    ),
+]
+GlobalBatchSize = Annotated[
+    int | None,
+    typer.Option(
+        "--global-batch-size",
+        metavar="N",
+        rich_help_panel=PARALLELISM,
+        show_default=False,
+        help="Samples of all replicas together, instead of --batch-size.",
+    ),
+]
+MicroBatches = Annotated[
+    int | None,
+    typer.Option(
+        "--micro-batches",
+        metavar="M",
+        rich_help_panel=PARALLELISM,
+        show_default=False,
+        help="pp: into how many micro-batches the batch is divided. By default as many as stages.",
+    ),
+]
+Stages = Annotated[
+    str | None,
+    typer.Option(
+        "--stages",
+        metavar="LAYER,...",
+        rich_help_panel=PARALLELISM,
+        show_default=False,
+        help="pp: the first layer of each stage after the first. By default balanced by time.",
+    ),
+]
+TpStyle = Annotated[
+    str,
+    typer.Option(
+        "--tp-style",
+        **_one_of("--tp-style", ("gather", "megatron")),
+        metavar="STYLE",
+        rich_help_panel=PARALLELISM,
+        help="tp: gather (each layer's output) or megatron (layers in pairs, one all-reduce for two).",
+    ),
+]
+DpStyle = Annotated[
+    str,
+    typer.Option(
+        "--dp-style",
+        **_one_of("--dp-style", ("all-reduce", "replicate")),
+        metavar="STYLE",
+        rich_help_panel=PARALLELISM,
+        help="dp: all-reduce, or replicate (what torch.nn.DataParallel does).",
+    ),
+]
+BucketSize = Annotated[
+    str,
+    typer.Option("--bucket-size", metavar="SIZE", rich_help_panel=PARALLELISM, help="ddp: bytes of a gradient bucket."),
+]
+FirstBucketSize = Annotated[
+    str,
+    typer.Option("--first-bucket-size", metavar="SIZE", rich_help_panel=PARALLELISM, help="ddp: bytes of the first one."),
+]
+Inference = Annotated[
+    bool, typer.Option("--inference", rich_help_panel=PARALLELISM, help="Simulate the forward pass alone.")
+]
+Iterations = Annotated[
+    int, typer.Option("--iterations", metavar="N", rich_help_panel=PARALLELISM, help="Steps to simulate.")
+]
+TopologyName = Annotated[
+    str | None,
+    typer.Option(
+        "--topology",
+        "-t",
+        metavar="NAME",
+        autocompletion=_completing(_topologies),
+        rich_help_panel=SYSTEM,
+        show_default=False,
+        help="dgx-h100, 'ring(8, bandwidth=50 GB/s)' or a YAML file. By default what the trace's GPU usually comes in.",
+    ),
+]
+NetworkName = Annotated[
+    str,
+    typer.Option(
+        "--network",
+        metavar="NAME",
+        autocompletion=_plugins("networks"),
+        rich_help_panel=SYSTEM,
+        help="The sharing rule: packet, module:Class or file.py:Class.",
+    ),
+]
+CollectiveName = Annotated[
+    str,
+    typer.Option(
+        "--collective",
+        metavar="NAME",
+        autocompletion=_plugins("collective_algorithms"),
+        rich_help_panel=SYSTEM,
+        help="The collective algorithm: ring, module:Class or file.py:Class.",
+    ),
+]
+CollectiveForm = Annotated[
+    str,
+    typer.Option(
+        "--collective-form",
+        **_one_of("--collective-form", ("pipelined", "steps")),
+        metavar="FORM",
+        rich_help_panel=SYSTEM,
+        help="pipelined (all of an algorithm's edges at once) or steps (one after the other).",
+    ),
+]
+CopyInput = Annotated[
+    bool,
+    typer.Option(
+        "--copy-input/--no-copy-input", rich_help_panel=SYSTEM, help="Whether the input is copied from host memory."
+    ),
+]
+HostOverhead = Annotated[
+    str | None,
+    typer.Option(
+        "--host-overhead",
+        metavar="TIME",
+        rich_help_panel=SYSTEM,
+        show_default=False,
+        help="What a launch costs the host: '5 us', or trace for each operator's own. By default nothing.",
+    ),
+]
+OperatorTimes = Annotated[
+    str | None,
+    typer.Option(
+        "--operator-times",
+        metavar="FILE",
+        rich_help_panel=TIMES,
+        show_default=False,
+        help="Times that replace the trace's, by operator or layer.",
+    ),
+]
+ComputeModel = Annotated[
+    str,
+    typer.Option(
+        "--compute-model",
+        metavar="NAME",
+        autocompletion=_plugins("compute_models"),
+        rich_help_panel=TIMES,
+        help="What estimates operators of other shapes: linear, module:Class or file.py:Class.",
+    ),
+]
+PluginOptions = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--option", metavar="KEY=VALUE", rich_help_panel=SYSTEM, show_default=False, help="An option of a plug-in. Repeatable."
+    ),
+]
+Format = Annotated[
+    str,
+    typer.Option(
+        "--format",
+        **_one_of("--format", ("table", "json")),
+        metavar="FORM",
+        rich_help_panel=OUTPUT,
+        help="What is printed: table, or json and nothing else.",
+    ),
+]
+Plot = Annotated[
+    str | None,
+    typer.Option("--plot", metavar="FILE", rich_help_panel=OUTPUT, show_default=False, help="A picture (png, svg, pdf)."),
+]
+Quiet = Annotated[
+    bool, typer.Option("--quiet", "-q", rich_help_panel=OUTPUT, help="Print no tables and show no progress.")
+]

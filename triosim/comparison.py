@@ -1,0 +1,169 @@
+"""``compare``: one trace on one number of GPUs by every strategy, side by side.
+
+Strategies are compared by samples per second, because they do not all take the same batch: data parallelism gives each
+GPU the trace's batch, tensor and pipeline parallelism divide the work of one. The speed-up is that over one GPU's, the
+efficiency the speed-up over the number of GPUs.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from triosim.errors import TriosimError
+from triosim.output import PathLike
+from triosim.result import Result
+from triosim.simulation import TopologyLike, TraceLike, simulate
+from triosim.trace import Trace
+from triosim.trace_formats import read
+
+SCHEMA = "triosim-comparison/1"
+
+#: The sizes of the inner dimension (tensor or pipeline) of the combinations that are tried.
+INNER = (2, 4, 8)
+
+
+@dataclass(frozen=True, slots=True)
+class Strategy:
+    """What is simulated: a label, and the arguments of ``simulate`` that make it."""
+
+    label: str
+    parallel: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A strategy with its result, or with the reason why it cannot run."""
+
+    strategy: Strategy
+    result: Result | None
+    reason: str = ""
+    speed_up: float | None = None
+    efficiency: float | None = None
+
+    @property
+    def label(self) -> str:
+        """The strategy's label."""
+        return self.strategy.label
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """All strategies, the fastest first, and those that cannot run at the end."""
+
+    title: str
+    gpus: int
+    runs: tuple[Run, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the comparison as JSON holds it; what cannot run has a reason and no figures."""
+        return {"schema": SCHEMA, "title": self.title, "gpus": self.gpus, "runs": [_row(run) for run in self.runs]}
+
+    def to_json(self) -> str:
+        """Return the comparison as JSON text."""
+        return json.dumps(self.to_dict(), indent=2, allow_nan=False) + "\n"
+
+    def plot(self, path: PathLike) -> None:
+        """Draw the strategies' step times and speeds as bars."""
+        from triosim.reports.plot import write_comparison
+
+        write_comparison(self, path)
+
+    def __str__(self) -> str:
+        from triosim.reports.comparison_table import as_text
+
+        return as_text(self)
+
+
+def strategies(gpus: int) -> Iterator[Strategy]:
+    """Yield what can be tried on a number of GPUs."""
+    yield Strategy("single", "single")
+    if gpus == 1:
+        return
+    yield Strategy("dp", f"dp={gpus}")
+    yield Strategy("ddp", f"ddp={gpus}")
+    for style in ("gather", "megatron"):
+        yield Strategy(f"tp {style}", f"tp={gpus}", {"tp_style": style})
+    for micro_batches in (1, gpus, 4 * gpus):
+        yield Strategy(f"pp, {micro_batches} micro-batch{'es' * (micro_batches > 1)}", f"pp={gpus}", {"micro_batches": micro_batches})
+    for inner in INNER:
+        if gpus % inner == 0 and gpus > inner:
+            outer = gpus // inner
+            yield Strategy(f"dp={outer} x tp={inner}", f"dp={outer},tp={inner}")
+            yield Strategy(f"dp={outer} x pp={inner}", f"dp={outer},pp={inner}")
+
+
+def compare(
+    trace: TraceLike,
+    gpus: int,
+    *,
+    topology: TopologyLike | None = None,
+    started: Callable[[Strategy], None] | None = None,
+    **options: Any,
+) -> Comparison:
+    """Simulate every strategy on ``gpus`` GPUs; ``options`` are those of ``simulate``.
+
+    ``started`` is told of each strategy before it runs. Raises ``TriosimError`` where none can run, and for whatever is
+    wrong with the trace or the topology.
+    """
+    if not isinstance(trace, Trace):
+        trace = read(trace)
+    if gpus < 1:
+        raise TriosimError(f"{gpus} GPUs", where="--gpus", fix="ask for 1 or more")
+    found: list[Run] = []
+    for strategy in strategies(gpus):
+        if started is not None:
+            started(strategy)
+        found.append(_run(strategy, trace, gpus, topology, options))
+    if all(run.result is None for run in found):
+        raise TriosimError(f"no strategy can run: {found[0].reason}")
+    runs = sorted(_measured(found, gpus), key=lambda run: -(run.result.throughput_samples_per_s if run.result else 0.0))
+    return Comparison(f"{trace.model} on {gpus} x {trace.gpu}", gpus, tuple(runs))
+
+
+def _run(
+    strategy: Strategy, trace: Trace, gpus: int, topology: TopologyLike | None, options: Mapping[str, Any]
+) -> Run:
+    world = 1 if strategy.parallel == "single" else gpus
+    try:
+        result = simulate(
+            trace, strategy.parallel, gpus=world, topology=topology, **{**options, **strategy.options}
+        )
+    except TriosimError as error:
+        return Run(strategy, None, str(error))
+    return Run(strategy, result)
+
+
+def _measured(runs: list[Run], gpus: int) -> Iterator[Run]:
+    """Yield the runs with their speed-up over the first, which is one GPU's."""
+    alone = runs[0].result
+    for run in runs:
+        if run.result is None or alone is None:
+            yield run
+        else:
+            speed_up = run.result.throughput_samples_per_s / alone.throughput_samples_per_s
+            yield Run(run.strategy, run.result, "", speed_up, speed_up / run.result.world)
+
+
+def _row(run: Run) -> dict[str, Any]:
+    row: dict[str, Any] = {"label": run.label, "parallel": run.strategy.parallel, **run.strategy.options}
+    if run.result is None:
+        return {**row, "reason": run.reason}
+    data = run.result.data
+    count = len(data.ranks)
+    return {
+        **row,
+        "gpus": count,
+        "global_batch_size": data.global_batch_size,
+        "step_time_s": data.step_time_s,
+        "throughput_samples_per_s": data.throughput_samples_per_s,
+        "compute_s": sum(rank.compute_s for rank in data.ranks) / count,
+        "exposed_communication_s": sum(rank.exposed_communication_s for rank in data.ranks) / count,
+        "idle_s": sum(rank.idle_s for rank in data.ranks) / count,
+        "speed_up": run.speed_up,
+        "efficiency": run.efficiency,
+        "notes": list(data.notes),
+    }

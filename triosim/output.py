@@ -1,0 +1,108 @@
+"""How files are written: checked before the work begins, written under a temporary name, renamed when they are whole.
+
+A reader never sees half a file: whatever ends the writing early, Ctrl-C included, removes the temporary file and leaves
+what stood there before.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO, TextIO, cast
+
+from triosim.errors import OutputError
+
+PathLike = str | os.PathLike[str]
+
+
+def check_writable(path: PathLike) -> None:
+    """Raise ``OutputError`` when a file cannot be written at ``path``; the file system is left as it is."""
+    target = Path(path)
+    folder = target.parent
+    if "\0" in str(path) or not str(path):
+        raise OutputError("is no path", where=repr(str(path)), fix="choose another")
+    try:
+        if target.is_dir():
+            raise OutputError("is a folder, not a file", where=str(path), fix="name a file in it")
+        if not folder.exists():
+            raise OutputError(f"the folder '{folder}' does not exist", where=str(path), fix="make it first")
+        if not folder.is_dir():
+            raise OutputError(f"'{folder}' is not a folder", where=str(path), fix="name a file in a folder")
+        exists = target.exists()
+    except (OSError, ValueError) as error:  # a name too long, a folder that may not be entered
+        raise OutputError(_reason(error), where=str(path), fix="choose another path") from None
+    if not os.access(folder if not exists else target, os.W_OK) or (_replaceable(target) and not os.access(folder, os.W_OK)):
+        raise OutputError("may not be written", where=str(path), fix="choose a path that you may write")
+
+
+def check_outputs(*paths: PathLike | None) -> None:
+    """Raise ``OutputError`` when one of the paths cannot be written, or when two are the same file."""
+    seen: set[str] = set()
+    for path in paths:
+        if path is None:
+            continue
+        check_writable(path)
+        real = os.path.realpath(path)
+        if real in seen and _replaceable(Path(path)):
+            raise OutputError("is named for two outputs", where=str(path), fix="give each its own file")
+        seen.add(real)
+
+
+@contextmanager
+def writing_bytes(path: PathLike) -> Iterator[BinaryIO]:
+    """Open ``path`` for bytes; it appears under its name when the block is left without an exception."""
+    check_writable(path)
+    target = Path(os.path.realpath(path))  # through a symbolic link, which stays one
+    if not _replaceable(target):  # a device or a pipe, such as /dev/stdout
+        with _named_errors(path), open(target, "wb") as file:
+            yield file
+        return
+    temporary = target.with_name(f".{target.name[:200]}.{os.getpid()}.part")
+    try:
+        with _named_errors(path):
+            with open(temporary, "wb") as file:
+                yield file
+            os.replace(temporary, target)
+    except BaseException:
+        with suppress(OSError):
+            temporary.unlink()
+        raise
+
+
+@contextmanager
+def writing_text(path: PathLike) -> Iterator[TextIO]:
+    """Open ``path`` for UTF-8 text, compressed where the name ends in ``.gz``; the same text gives the same bytes."""
+    with writing_bytes(path) as file:
+        if str(path).endswith(".gz"):
+            with gzip.GzipFile(filename="", fileobj=file, mode="wb", compresslevel=5, mtime=0) as compressed:
+                # The buffer spares the compressor from thousands of small calls.
+                with io.TextIOWrapper(cast(BinaryIO, io.BufferedWriter(compressed, 1 << 18)), "utf-8") as text:
+                    yield text
+        else:
+            text = io.TextIOWrapper(file, "utf-8", newline="\n")
+            yield text
+            text.flush()
+            text.detach()  # the file below it is closed by its own block
+
+
+def _replaceable(path: Path) -> bool:
+    return path.is_file() or not path.exists()
+
+
+@contextmanager
+def _named_errors(path: PathLike) -> Iterator[None]:
+    """Turn the operating system's errors into one line that names the path."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise OutputError(f"could not be written: {_reason(error)}", where=str(path)) from error
+
+
+def _reason(error: Exception) -> str:
+    return (isinstance(error, OSError) and error.strerror) or str(error)

@@ -1,0 +1,52 @@
+"""How a result is written for a spreadsheet: every figure a row, ``table,item,quantity,value,unit``."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator
+
+from triosim.output import PathLike, writing_text
+from triosim.result import ResultData
+
+HEADER = ("table", "item", "quantity", "value", "unit")
+Row = tuple[str, str, str, float, str]
+
+
+def write_csv(data: ResultData, path: PathLike) -> None:
+    """Write all figures of a result to one CSV file (RFC 4180, with a header; compressed where the name ends in .gz)."""
+    with writing_text(path) as file:
+        writer = csv.writer(file, lineterminator="\r\n")
+        writer.writerow(HEADER)
+        writer.writerows(rows(data))
+
+
+def rows(data: ResultData) -> Iterator[Row]:
+    """Yield each figure: of the step, of each rank, layer, layer on a rank, operator, transfer and link."""
+    yield "step", "", "step_time", data.step_time_s, "s"
+    yield "step", "", "throughput", data.throughput_samples_per_s, "samples/s"
+    yield "step", "", "global_batch_size", data.global_batch_size, "samples"
+    for number, end in enumerate(data.iterations):
+        yield "iteration", str(number), "end", end, "s"
+    for rank in data.ranks:
+        for name in ("compute", "communication", "exposed_communication", "idle", "waiting"):
+            yield "rank", str(rank.rank), name, getattr(rank, f"{name}_s"), "s"
+    for layer in data.layers:
+        yield from _layer("layer", layer.layer, layer)
+        for share in layer.per_rank:
+            yield from _layer("layer_on_ranks", f"{layer.layer} on {share.ranks}", share)
+    for operator in data.operators:
+        item = f"{operator.layer}/{operator.name}/{operator.phase}"
+        yield "operator", item, "total", operator.total_s, "s"
+        yield "operator", item, "count", operator.count, ""
+    for row in data.collectives:
+        item = f"{row.kind}/{row.axis}/{row.group_size} ranks/{row.bytes} B"
+        yield "transfer", item, "count", row.count, ""
+        yield "transfer", item, "total", row.total_s, "s"
+    for link in data.links:
+        yield "link", link.name, "bytes", link.bytes, "B"
+        yield "link", link.name, "utilisation", link.utilisation, ""
+
+
+def _layer(kind: str, item: str, layer: object) -> Iterator[Row]:
+    for name in ("forward", "backward", "optimizer", "total"):
+        yield kind, item, name, getattr(layer, f"{name}_s"), "s"

@@ -1,0 +1,181 @@
+"""How a result looks in a terminal: what was simulated, the step, the slowest layers, the transfers, the busiest links."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterable, Sequence
+
+from rich.console import Console, Group, RenderableType
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from triosim.reports.ranges import format_ranks, parse_ranks
+from triosim.result import CollectiveTimes, LayerShare, RankTimes, ResultData
+from triosim.units import format_bytes, format_time
+
+#: How many rows of a table a person reads.
+MAX_RANK_ROWS = 12
+MAX_LAYERS = 10
+MAX_TRANSFERS = 8
+MAX_LINKS = 5
+
+
+def print_result(data: ResultData, title: str, console: Console) -> None:
+    """Show a result on a console."""
+    console.print(render(data, title))
+
+
+def as_text(data: ResultData, title: str, width: int = 100) -> str:
+    """Return a result as plain text."""
+    console = Console(file=io.StringIO(), width=width, color_system=None, force_terminal=False)
+    print_result(data, title, console)
+    file = console.file
+    assert isinstance(file, io.StringIO)
+    return "\n".join(line.rstrip() for line in file.getvalue().splitlines())
+
+
+def render(data: ResultData, title: str) -> RenderableType:
+    """Return a result as something that rich can show."""
+    parts: list[RenderableType] = [_summary(data, title), _ranks(data), _layers(data)]
+    if data.collectives:
+        parts.append(_transfers(data))
+    if any(link.bytes for link in data.links):
+        parts.append(_links(data))
+    if data.notes:
+        parts.append(Text())
+    parts.extend(Text(f"note: {note}", style="yellow") for note in data.notes)
+    return Group(*spaced(parts))
+
+
+def spaced(parts: Iterable[RenderableType]) -> list[RenderableType]:
+    """Return the parts with an empty line above each table."""
+    return [line for part in parts for line in ((Text(), part) if isinstance(part, Table) else (part,))]
+
+
+def table(title: str, *columns: str, caption: str | None = None) -> Table:
+    """Return a table in the style of all of triosim's: the first column to the left, figures to the right."""
+    made = Table(title=title, title_justify="left", title_style="bold", caption=caption, caption_justify="left", box=None)
+    for index, column in enumerate(columns):
+        made.add_column(column, justify="left" if index == 0 else "right", header_style="dim", overflow="fold")
+    return made
+
+
+def shorten(name: str, width: int) -> str:
+    """Return a name no wider than ``width``; the end of a module path says most, so it is the front that goes."""
+    return name if len(name) <= width else "…" + name[-(width - 1) :]
+
+
+def percent(part: float, whole: float) -> str:
+    """Return a share as a person reads it; "0%" is kept for nothing at all."""
+    share = 100 * part / whole if whole else 0.0
+    if share == 0 or share >= 9.95:
+        return f"{share:.0f}%"
+    return f"{share:.1f}%" if share >= 0.05 else "<0.1%"
+
+
+def _summary(data: ResultData, title: str) -> RenderableType:
+    trace = data.inputs.get("trace", {})
+    options = data.inputs.get("options", {})
+    topology = data.inputs.get("topology", {})
+    world = len(data.ranks)
+    facts = [
+        ("model", f"{trace.get('model', 'unknown')} ({trace.get('operators', '?')} operators)"),
+        ("GPU", f"{trace.get('gpu', 'unknown')}, times {trace.get('times', 'unknown')}"),
+        ("parallelism", f"{options.get('parallel', 'unknown')} on {world} GPU{'s' if world > 1 else ''}"),
+        ("topology", f"{topology.get('name', 'unknown')} ({topology.get('links', '?')} links)"),
+        ("global batch", f"{data.global_batch_size:,} samples (the trace: {trace.get('batch_size', '?')})"),
+    ]
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="dim")
+    grid.add_column(overflow="fold")
+    for name, value in facts:
+        grid.add_row(name, Text(value))
+    many = len(data.iterations)
+    grid.add_row(
+        "step time",
+        Text.assemble(
+            (format_time(data.step_time_s), "bold green"),
+            f"   {data.throughput_samples_per_s:,.0f} samples/s" + (f"   (mean of {many} iterations)" if many > 1 else ""),
+        ),
+    )
+    return Panel(grid, title=Text(title), title_align="left", expand=False)
+
+
+_RANK_FIGURES: tuple[tuple[str, Callable[[RankTimes], float]], ...] = (
+    ("compute", lambda rank: rank.compute_s),
+    ("communication", lambda rank: rank.communication_s),
+    ("exposed", lambda rank: rank.exposed_communication_s),
+    ("waiting", lambda rank: rank.waiting_s),
+    ("idle", lambda rank: rank.idle_s),
+)
+
+
+def _ranks(data: ResultData) -> RenderableType:
+    made = table("Time per step, by rank", "rank", *(name for name, _ in _RANK_FIGURES))
+    rows = _same_figures(data.ranks)
+    for ranks, figures in rows[:MAX_RANK_ROWS]:
+        made.add_row(shorten(format_ranks(ranks), 22), *figures)
+    if len(rows) > MAX_RANK_ROWS:
+        left = sum(len(ranks) for ranks, _ in rows[MAX_RANK_ROWS:])
+        made.add_row(f"… {left} more", style="dim")
+    sums = [sum(figure(rank) for rank in data.ranks) for _, figure in _RANK_FIGURES]
+    whole = data.step_time_s * len(data.ranks)
+    if len(data.ranks) > 1:
+        made.add_row(f"all {len(data.ranks)}", *map(format_time, sums), style="bold")
+    made.add_row("of the time", *(percent(total, whole) for total in sums), style="dim")
+    return made
+
+
+def _same_figures(ranks: Iterable[RankTimes]) -> list[tuple[list[int], tuple[str, ...]]]:
+    """Group ranks whose figures read the same."""
+    groups: dict[tuple[str, ...], list[int]] = {}
+    for rank in ranks:
+        groups.setdefault(tuple(format_time(figure(rank)) for _, figure in _RANK_FIGURES), []).append(rank.rank)
+    return [(members, figures) for figures, members in groups.items()]
+
+
+def _layers(data: ResultData) -> RenderableType:
+    slowest = sorted(data.layers, key=lambda layer: -layer.total_s)[:MAX_LAYERS]
+    more = len(data.layers) - len(slowest)
+    title = f"Slowest layers ({len(slowest)} of {len(data.layers)})" if more else "Layers, slowest first"
+    made = table(title, "layer", "forward", "backward", "optimizer", "total", "of compute")
+    compute = sum(rank.compute_s for rank in data.ranks) / len(data.ranks)
+    for layer in slowest:
+        share = layer.total_s * _members(layer.per_rank) / len(data.ranks)
+        made.add_row(
+            Text(shorten(layer.layer or "(no layer)", 28)),
+            *(format_time(value) for value in (layer.forward_s, layer.backward_s, layer.optimizer_s, layer.total_s)),
+            percent(share, compute),
+        )
+    return made
+
+
+def _members(shares: Sequence[LayerShare]) -> int:
+    return sum(len(parse_ranks(share.ranks)) for share in shares)
+
+
+def _transfers(data: ResultData) -> RenderableType:
+    """Show the transfers by kind, axis and group size, all sizes together."""
+    groups: dict[tuple[str, str, int], list[CollectiveTimes]] = {}
+    for row in data.collectives:
+        groups.setdefault((row.kind, row.axis, row.group_size), []).append(row)
+    made = table("Communication per step", "kind", "axis", "ranks", "count", "bytes", "time", "bytes/time")
+    rows = sorted(groups.items(), key=lambda item: -sum(row.total_s for row in item[1]))
+    for (kind, axis, size), members in rows[:MAX_TRANSFERS]:
+        count = sum(row.count for row in members)
+        nbytes = sum(row.count * row.bytes for row in members)
+        seconds = sum(row.total_s for row in members)
+        rate = f"{format_bytes(nbytes / seconds)}/s" if seconds else ""
+        made.add_row(kind, Text(shorten(axis, 14)), str(size), f"{count:,g}", format_bytes(nbytes), format_time(seconds), rate)
+    if len(rows) > MAX_TRANSFERS:
+        made.add_row(f"… {len(rows) - MAX_TRANSFERS} more kinds", style="dim")
+    return made
+
+
+def _links(data: ResultData) -> RenderableType:
+    busiest = sorted(data.links, key=lambda link: -link.utilisation)[:MAX_LINKS]
+    made = table(f"Busiest links ({len(busiest)} of {len(data.links)})", "link", "bytes per step", "utilisation")
+    for link in busiest:
+        made.add_row(Text(shorten(link.name, 40)), format_bytes(link.bytes), percent(link.utilisation, 1.0))
+    return made

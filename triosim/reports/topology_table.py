@@ -1,0 +1,82 @@
+"""How a topology looks in a terminal: how many nodes of each kind, and its links, equal ones together."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from triosim.networks.topology import Link, Topology
+from triosim.reports.terminal import shorten, spaced, table
+from triosim.units import format_bandwidth, format_time
+
+#: More links than this are shown by kind alone.
+MAX_LINKS = 64
+
+
+def render(topology: Topology) -> RenderableType:
+    """Return a topology as something that rich can show."""
+    kinds = Counter(node.kind for node in topology.nodes.values())
+    counted = ", ".join(f"{count} {_plural(kind, count)}" for kind, count in kinds.items())
+    total = len(topology.links)
+    parts: list[RenderableType] = [
+        Text.assemble((topology.name, "bold"), f": {counted}, {total} {_plural('link', total)} (one direction each)")
+    ]
+    if not total:
+        return Group(*parts)
+    links = pairs(topology.links.values())
+    by_kind = Counter(
+        (_kind(topology, link.source), both, _kind(topology, link.destination), link.bandwidth, link.latency)
+        for link, both in links
+    )
+    made = _table("Links by kind", "count")
+    for (source, both, destination, bandwidth, latency), count in by_kind.items():
+        made.add_row(source, _ARROW[both], destination, f"{count:,}", format_bandwidth(bandwidth), format_time(latency))
+    parts.append(made)
+    if len(links) <= MAX_LINKS:
+        made = _table("Links", "name")
+        for link, both in links:
+            name = "" if link.name == f"{link.source}->{link.destination}" else link.name
+            ends = [Text(shorten(end, 18)) for end in (link.source, link.destination)]
+            made.add_row(
+                ends[0], _ARROW[both], ends[1], Text(name), format_bandwidth(link.bandwidth), format_time(link.latency)
+            )
+        parts.append(made)
+    return Group(*spaced(parts))
+
+
+_ARROW = {False: "→", True: "↔"}
+
+
+def _table(title: str, of_links: str) -> Table:
+    made = table(title, "from", "", "to", of_links, "bandwidth", "latency")
+    made.columns[2].justify = "left"
+    return made
+
+
+def _kind(topology: Topology, node: str) -> str:
+    return topology.nodes[node].kind if node in topology.nodes else ""
+
+
+def pairs(links: Iterable[Link]) -> list[tuple[Link, bool]]:
+    """Return the links with whether they stand for both directions: those whose way back is the same stand for both."""
+    found: dict[int, tuple[Link, bool]] = {}
+    single: dict[tuple[str, str, float, float], list[int]] = {}  # by what the way back would be
+    for number, link in enumerate(links):
+        back = single.get((link.source, link.destination, link.bandwidth, link.latency))
+        if back:
+            other = back.pop()
+            found[other] = found[other][0], True
+        else:
+            found[number] = link, False
+            single.setdefault((link.destination, link.source, link.bandwidth, link.latency), []).append(number)
+    return list(found.values())
+
+
+def _plural(word: str, count: int) -> str:
+    if count == 1:
+        return word.upper() if word == "gpu" else word
+    return {"gpu": "GPUs", "switch": "switches", "memory": "memories"}.get(word, f"{word}s")

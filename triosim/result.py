@@ -1,0 +1,342 @@
+"""What a simulation comes to: the times of a step by rank, layer, operator, collective and link, and what was put in.
+
+All figures are for one step: the run's, divided by its number of iterations. A rank's step time is its busy compute time
+plus its exposed communication plus its idle time. ``result.json`` is ``Result.to_dict()``, described by
+``triosim/reports/result.schema.json``.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from triosim.errors import OptionError, TriosimError
+from triosim.output import PathLike, writing_text
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from triosim.networks.base import Network
+    from triosim.networks.topology import Topology
+    from triosim.recording import Recording
+    from triosim.reports.collect import Inputs, Plan
+    from triosim.trace import Trace
+
+SCHEMA = "triosim-result/1"
+
+
+@dataclass(frozen=True, slots=True)
+class RankTimes:
+    """One rank's step, in seconds.
+
+    ``compute_s`` is the sum of its operators' times; ``communication_s`` runs from its arrival at each transfer until
+    that is through, ``waiting_s`` of it before the last partner arrived; in ``exposed_communication_s`` of it the rank
+    computes nothing; in ``idle_s`` it does neither.
+    """
+
+    rank: int
+    compute_s: float
+    communication_s: float
+    exposed_communication_s: float
+    idle_s: float
+    waiting_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class LayerShare:
+    """A layer's step on each of ``ranks``, which all spend the same on it ("0-3,8" is 0, 1, 2, 3 and 8)."""
+
+    ranks: str
+    forward_s: float
+    backward_s: float
+    optimizer_s: float
+    total_s: float
+    operators: float
+
+
+@dataclass(frozen=True, slots=True)
+class LayerTimes:
+    """A layer's step: the mean over the ranks that run it. ``operators`` is how many run, ``per_rank`` who runs them."""
+
+    layer: str
+    forward_s: float
+    backward_s: float
+    optimizer_s: float
+    total_s: float
+    operators: float
+    per_rank: tuple[LayerShare, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorTimes:
+    """All calls of one operator in one phase of a layer in a step: the mean over the ranks that run it."""
+
+    name: str
+    layer: str
+    phase: str
+    count: float
+    total_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveTimes:
+    """All transfers of one kind and size in a step, sends and copies among them.
+
+    ``bytes`` is the size of one, ``count`` how many there are on all ranks (a collective counts once, not once a rank),
+    ``total_s`` the sum of their times from the last arrival to the end; ``axis`` is what they belong to ("dp", "tp").
+    """
+
+    kind: str
+    group_size: int
+    bytes: float
+    count: float
+    total_s: float
+    axis: str
+
+
+@dataclass(frozen=True, slots=True)
+class LinkLoad:
+    """One direction of a link in a step. ``utilisation`` is its bytes over what it could carry in the step's time."""
+
+    name: str
+    bytes: float
+    utilisation: float
+
+
+@dataclass(frozen=True, slots=True)
+class ResultData:
+    """The plain values of a result, as they stand in ``result.json``. ``iterations`` are the times at which each ended."""
+
+    step_time_s: float
+    throughput_samples_per_s: float
+    global_batch_size: int
+    iterations: tuple[float, ...]
+    ranks: tuple[RankTimes, ...]
+    layers: tuple[LayerTimes, ...]
+    operators: tuple[OperatorTimes, ...]
+    collectives: tuple[CollectiveTimes, ...]
+    links: tuple[LinkLoad, ...]
+    notes: tuple[str, ...]
+    inputs: Mapping[str, Any]
+    schema: str = SCHEMA
+
+
+#: What the rows of each list of ``result.json`` are.
+ROWS: Mapping[str, type] = {
+    "ranks": RankTimes,
+    "layers": LayerTimes,
+    "operators": OperatorTimes,
+    "collectives": CollectiveTimes,
+    "links": LinkLoad,
+    "per_rank": LayerShare,
+}
+
+
+@dataclass(frozen=True)
+class Result:
+    """A simulation's result: plain values under ``data``, pandas tables as attributes, files and pictures by methods.
+
+    A result that was just simulated also knows when each rank did what, and so can draw a timeline and a Gantt chart;
+    one that was loaded from a file does not.
+    """
+
+    data: ResultData
+    recording: Recording | None = field(default=None, repr=False, compare=False)
+    topology: Topology | None = field(default=None, repr=False, compare=False)
+    network: Network | None = field(default=None, repr=False, compare=False)
+
+    @classmethod
+    def from_recording(
+        cls,
+        recording: Recording,
+        *,
+        trace: Trace,
+        plan: Plan,
+        topology: Topology,
+        network: Network,
+        inputs: Inputs,
+        notes: Sequence[str] = (),
+    ) -> Result:
+        """Return what a run left behind as a result.
+
+        ``notes`` are shown with those of the plan. Raises ``SimulationError`` where nothing was computed.
+        """
+        from triosim.reports.collect import collect
+
+        data = collect(recording, trace=trace, plan=plan, topology=topology, network=network, inputs=inputs, notes=notes)
+        return cls(data, recording, topology, network)
+
+    # ---- the main figures ---------------------------------------------------------------------------------------
+
+    @property
+    def step_time_s(self) -> float:
+        """Seconds of one step: the run's time over its number of iterations."""
+        return self.data.step_time_s
+
+    @property
+    def throughput_samples_per_s(self) -> float:
+        """Samples of the global batch per second."""
+        return self.data.throughput_samples_per_s
+
+    @property
+    def world(self) -> int:
+        """Number of ranks."""
+        return len(self.data.ranks)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader of the figures should know."""
+        return self.data.notes
+
+    @property
+    def inputs(self) -> Mapping[str, Any]:
+        """Everything needed to run it again: versions, options, hashes of the files."""
+        return self.data.inputs
+
+    # ---- pandas -------------------------------------------------------------------------------------------------
+
+    @property
+    def ranks(self) -> pd.DataFrame:
+        """A row a rank, as in ``RankTimes``."""
+        return _frame(self.data.ranks, RankTimes)
+
+    @property
+    def layers(self) -> pd.DataFrame:
+        """A row a layer, in the order in which the model runs them, as in ``LayerTimes``."""
+        return _frame(self.data.layers, LayerTimes)
+
+    @property
+    def layers_by_rank(self) -> pd.DataFrame:
+        """A row for each rank and each layer that it runs."""
+        from triosim.reports.ranges import parse_ranks
+
+        rows = [
+            {"rank": rank, "layer": layer.layer, **{name: getattr(share, name) for name in _columns(LayerShare)[1:]}}
+            for layer in self.data.layers
+            for share in layer.per_rank
+            for rank in parse_ranks(share.ranks)
+        ]
+        rows.sort(key=lambda row: row["rank"])
+        return _pandas().DataFrame(rows, columns=["rank", "layer", *_columns(LayerShare)[1:]])
+
+    @property
+    def operators(self) -> pd.DataFrame:
+        """A row for each operator of each phase of each layer, as in ``OperatorTimes``."""
+        return _frame(self.data.operators, OperatorTimes)
+
+    @property
+    def collectives(self) -> pd.DataFrame:
+        """A row for each kind and size of transfer, as in ``CollectiveTimes``."""
+        return _frame(self.data.collectives, CollectiveTimes)
+
+    @property
+    def links(self) -> pd.DataFrame:
+        """A row for each direction of each link, as in ``LinkLoad``."""
+        return _frame(self.data.links, LinkLoad)
+
+    # ---- files --------------------------------------------------------------------------------------------------
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the result as ``result.json`` holds it."""
+        values = {name: _plain(getattr(self.data, name)) for name in _columns(ResultData)}
+        return {"schema": values.pop("schema"), **values}
+
+    def to_json(self) -> str:
+        """Return the text of ``result.json``: a line for each rank, layer, collective and link."""
+        parts = []
+        for key, value in self.to_dict().items():
+            if key in ROWS and value:
+                text = "[\n    " + ",\n    ".join(json.dumps(row, allow_nan=False) for row in value) + "\n  ]"
+            else:
+                text = json.dumps(value, allow_nan=False, indent=2).replace("\n", "\n  ")
+            parts.append(f'  "{key}": {text}')
+        return "{\n" + ",\n".join(parts) + "\n}\n"
+
+    def save(self, path: PathLike) -> None:
+        """Write ``result.json`` (compressed where the name ends in ``.gz``)."""
+        with writing_text(path) as file:
+            file.write(self.to_json())
+
+    @classmethod
+    def load(cls, path: PathLike) -> Result:
+        """Read a ``result.json``. Raises ``TriosimError`` that names the file and the key."""
+        from triosim.reports.loading import read_result
+
+        return cls(read_result(Path(path)))
+
+    def to_csv(self, path: PathLike) -> None:
+        """Write every figure as a row ``table,item,quantity,value,unit``."""
+        from triosim.reports.csv_table import write_csv
+
+        write_csv(self.data, path)
+
+    def save_timeline(self, path: PathLike) -> None:
+        """Write the run for Perfetto or chrome://tracing (compressed where the name ends in ``.gz``)."""
+        from triosim.reports.timeline import write_timeline
+
+        if self.recording is None or self.recording.handles is None or self.topology is None:
+            raise OptionError("this result holds no timeline", fix="simulate with timeline=True")
+        write_timeline(self.recording, self.topology, self.network, path, title=self.title)
+
+    def plot(self, path: PathLike) -> None:
+        """Write a picture: when each rank computed and communicated, and what its step time consists of."""
+        from triosim.reports.plot import write_plot
+
+        write_plot(self, path)
+
+    # ---- for reading --------------------------------------------------------------------------------------------
+
+    @property
+    def title(self) -> str:
+        """One line that says what was simulated: ``vgg13, ddp on 8 x H100, dgx-h100``."""
+        trace, options = self.inputs.get("trace", {}), self.inputs.get("options", {})
+        gpus = f"{self.world} x {trace.get('gpu', 'GPU')}" if self.world > 1 else f"1 {trace.get('gpu', 'GPU')}"
+        topology = self.inputs.get("topology", {}).get("name", "")
+        where = f", {topology}" if topology and self.world > 1 else ""
+        return f"{trace.get('model', 'model')}, {options.get('parallel', 'simulated')} on {gpus}{where}"
+
+    def __str__(self) -> str:
+        from triosim.reports.terminal import as_text
+
+        return as_text(self.data, self.title)
+
+    def _repr_html_(self) -> str:
+        from triosim.reports.html import as_html
+
+        return as_html(self.data, self.title)
+
+
+def _columns(kind: type) -> list[str]:
+    return [column.name for column in fields(kind)]
+
+
+def _plain(value: Any) -> Any:
+    """Return dataclasses, tuples and mappings as JSON has them."""
+    if value is None or isinstance(value, (str, int)):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)  # an option may be infinite, a figure never is
+    if type(value) in ROWS.values():
+        return {name: _plain(getattr(value, name)) for name in _columns(type(value))}
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (tuple, list)):
+        return [_plain(item) for item in value]
+    return str(value)
+
+
+def _frame(rows: tuple[Any, ...], kind: type) -> pd.DataFrame:
+    names = [name for name in _columns(kind) if name != "per_rank"]
+    return _pandas().DataFrame({name: [getattr(row, name) for row in rows] for name in names}, columns=names)
+
+
+def _pandas() -> Any:
+    try:
+        import pandas
+    except ImportError:
+        raise TriosimError("tables need pandas", fix="pip install 'triosim[pandas]', or read the rows in result.data") from None
+    return pandas

@@ -1,0 +1,390 @@
+"""triosim's own format, ``trace.json``: one step's operators and tensors, as docs/trace-format.md and trace.schema.json say.
+
+Everything is checked, by hand and not by a schema library, so that 50,000 operators are read in under a second. An error
+names the file and the key, ``trace.json: operators[17].seconds``.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import math
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NoReturn
+
+from triosim.errors import TraceError, nearest
+from triosim.output import writing_text
+from triosim.trace import CATEGORIES, DTYPE_BYTES, PHASES, Operator, Tensor, Trace
+from triosim.trace_formats.files import head, read_json
+
+NAME = "json"
+SCHEMA = "triosim-trace/1"
+
+TRACE_KEYS = {
+    "schema": True,  # whether the key is required
+    "model": False,
+    "gpu": False,
+    "batch_size": True,
+    "times": False,
+    "step_seconds": False,
+    "software": False,
+    "tensors": True,
+    "operators": True,
+}
+TENSOR_KEYS = {"id": True, "shape": True, "dtype": True, "category": True, "storage": False, "parameter": False}
+OPERATOR_KEYS = {
+    "id": True,
+    "name": True,
+    "phase": True,
+    "layer": True,
+    "inputs": True,
+    "outputs": True,
+    "seconds": True,
+    "busy_seconds": False,
+    "host_seconds": False,
+    "forward": False,
+    "flops": False,
+    "kernels": False,
+}
+
+#: Longer than any step, and small enough that sums of times stay finite.
+LONGEST_SECONDS = 1e9
+MOST_FLOPS = 1e30
+LARGEST_INTEGER = 2**63 - 1
+MOST_ELEMENTS = 2**59
+
+INTEGERS = frozenset({int})
+_CATEGORIES = frozenset(CATEGORIES)
+_PHASES = frozenset(PHASES)
+
+
+def recognises(path: Path) -> bool:
+    """Whether the file says that it is a triosim trace, of whatever version."""
+    return path.is_file() and re.search(rb'"schema"\s*:\s*"triosim-trace', head(path)) is not None
+
+
+def read(path: Path) -> Trace:
+    """Return the trace in a file. Raises ``TraceError`` that names the file and the key that is wrong."""
+    collecting = gc.isenabled()
+    gc.disable()  # hundreds of thousands of objects, none of them garbage: looking for it takes a third of the time
+    try:
+        return _Reader(str(path)).trace(read_json(path))
+    finally:
+        if collecting:
+            gc.enable()
+
+
+def write(trace: Trace, path: str | os.PathLike[str]) -> None:
+    """Write a trace, one tensor or operator a line; compressed where the path ends in ``.gz``."""
+    text = "".join(_lines(trace))
+    with writing_text(path) as file:
+        file.write(text)
+
+
+class _Reader:
+    """Checks each value and builds the trace; ``place`` is where a value stands, an index or a whole key path."""
+
+    def __init__(self, file: str) -> None:
+        self.file = file
+
+    def trace(self, data: dict[str, Any]) -> Trace:
+        schema = data.get("schema")
+        if schema != SCHEMA:
+            self.keys(data, {"schema": True, **dict.fromkeys(data, False)}, "")
+            said = (
+                f"{schema!r} is not a version that this triosim reads" if isinstance(schema, str) else "is no version"
+            )
+            self.fail("schema", said, f"it reads '{SCHEMA}'")
+        self.keys(data, TRACE_KEYS, "")
+        batch_size = self.integer(data["batch_size"], "batch_size", least=1)
+        model = self.text(data.get("model", "unknown"), "model")
+        gpu = self.text(data.get("gpu", "unknown"), "gpu")
+        times = self.text(data.get("times", "measured"), "times")
+        step = self.number(data.get("step_seconds"), "step_seconds", LONGEST_SECONDS)
+        software = data.get("software", {})
+        if type(software) is not dict:
+            self.fail("software", f"{_shown(software)} is not an object", 'write {"torch": "2.9.0"}')
+        for key, value in software.items():
+            self.text(value, f"software.{key}")
+            self.text(key, "software")
+        tensors = self.tensors(self.items(data["tensors"], "tensors"))
+        operators = self.operators(self.items(data["operators"], "operators"), tensors)
+        return Trace(operators, batch_size, model, gpu, times, step, software, self.file)
+
+    def tensors(self, items: list[Any]) -> dict[int, Tensor]:
+        found: dict[int, Tensor] = {}
+        linked: list[tuple[int, int]] = []
+        for index, item in enumerate(items):
+            try:
+                number, shape, dtype, category = item["id"], item["shape"], item["dtype"], item["category"]
+                storage, parameter = item.get("storage"), item.get("parameter")
+                complete = len(item) == 4 + ("storage" in item) + ("parameter" in item)
+            except (KeyError, TypeError, AttributeError):
+                complete = False
+            if not complete:
+                self.keys(item, TENSOR_KEYS, f"tensors[{index}]")
+            if type(number) is not int or not 0 <= number <= LARGEST_INTEGER:
+                self.integer(number, f"tensors[{index}].id")
+            if number in found:
+                self.fail(f"tensors[{index}].id", f"there is another tensor with the id {number}", "ids are unique")
+            if type(shape) is not list:
+                self.fail(f"tensors[{index}].shape", f"{_shown(shape)} is not a list", "write [128, 3, 224, 224]")
+            if not set(map(type, shape)) <= INTEGERS or (shape and min(shape) < 0):
+                for place, size in enumerate(shape):
+                    self.integer(size, f"tensors[{index}].shape[{place}]")
+            if math.prod(shape) > MOST_ELEMENTS:
+                self.fail(f"tensors[{index}].shape", f"{_shown(shape)} has more elements than any memory holds")
+            if type(dtype) is not str or dtype not in DTYPE_BYTES:
+                self.choice(dtype, tuple(DTYPE_BYTES), f"tensors[{index}].dtype")
+            if type(category) is not str or category not in _CATEGORIES:
+                self.choice(category, CATEGORIES, f"tensors[{index}].category")
+            if storage is None:
+                storage = -1
+            elif type(storage) is not int or not 0 <= storage <= LARGEST_INTEGER:
+                self.integer(storage, f"tensors[{index}].storage")
+            if parameter is not None:
+                self.integer(parameter, f"tensors[{index}].parameter")
+                linked.append((index, parameter))
+            found[number] = Tensor(number, tuple(shape), dtype, category, storage, parameter)
+        for index, parameter in linked:
+            if parameter not in found or found[parameter].category != "parameter":
+                self.fail(
+                    f"tensors[{index}].parameter",
+                    f"tensor {parameter} is not a parameter"
+                    if parameter in found
+                    else f"there is no tensor {parameter}",
+                    "name the id of a tensor of the category 'parameter'",
+                )
+        return found
+
+    def operators(self, items: list[Any], tensors: dict[int, Tensor]) -> tuple[Operator, ...]:
+        found: list[Operator] = []
+        by_id: dict[int, Operator] = {}
+        texts: dict[str, str] = {}  # each text once, with the place where it first stood
+        for index, item in enumerate(items):
+            try:
+                number, name, phase, layer = item["id"], item["name"], item["phase"], item["layer"]
+                inputs, outputs, seconds = item["inputs"], item["outputs"], item["seconds"]
+                complete = len(item) == 7 or item.keys() <= OPERATOR_KEYS.keys()
+            except (KeyError, TypeError, AttributeError):
+                complete = False
+            if not complete:
+                self.keys(item, OPERATOR_KEYS, f"operators[{index}]")
+            get = item.get
+            if type(number) is not int or not 0 <= number <= LARGEST_INTEGER:
+                self.integer(number, f"operators[{index}].id")
+            if number in by_id:
+                self.fail(f"operators[{index}].id", f"there is another operator with the id {number}", "ids are unique")
+            if type(name) is not str or not name:
+                self.text(name, f"operators[{index}].name", filled=True)
+            if type(layer) is not str:
+                self.text(layer, f"operators[{index}].layer")
+            if type(phase) is not str or phase not in _PHASES:
+                self.choice(phase, PHASES, f"operators[{index}].phase")
+            if type(seconds) is not float or not 0 <= seconds <= LONGEST_SECONDS:
+                if seconds is None:
+                    self.fail(f"operators[{index}].seconds", "is absent", "every operator needs its time in seconds")
+                seconds = self.number(seconds, f"operators[{index}].seconds", LONGEST_SECONDS)
+            busy, host, flops = get("busy_seconds"), get("host_seconds"), get("flops")
+            if busy is not None:
+                busy = self.number(busy, f"operators[{index}].busy_seconds", LONGEST_SECONDS)
+            if host is not None:
+                host = self.number(host, f"operators[{index}].host_seconds", LONGEST_SECONDS)
+            if flops is not None:
+                flops = self.number(flops, f"operators[{index}].flops", MOST_FLOPS)
+            forward = get("forward")
+            if forward is not None:
+                self.integer(forward, f"operators[{index}].forward")
+            kernels = get("kernels", ())
+            if kernels != ():
+                if type(kernels) is not list:
+                    self.fail(
+                        f"operators[{index}].kernels", f"{_shown(kernels)} is not a list", "write a list of names"
+                    )
+                for place, kernel in enumerate(kernels):
+                    self.text(kernel, f"operators[{index}].kernels[{place}]")
+                    texts.setdefault(kernel, f"operators[{index}].kernels[{place}]")
+            if name not in texts:
+                texts[name] = f"operators[{index}].name"
+            if layer not in texts:
+                texts[layer] = f"operators[{index}].layer"
+            by_id[number] = operator = Operator(
+                number,
+                name,
+                phase,
+                layer,
+                self.named(inputs, tensors, index, "inputs"),
+                self.named(outputs, tensors, index, "outputs"),
+                seconds,
+                busy,
+                host,
+                forward,
+                flops,
+                tuple(kernels),
+            )
+            found.append(operator)
+        for index, operator in enumerate(found):
+            if operator.forward is not None:
+                target = by_id.get(operator.forward)
+                if target is None or target.phase != "forward":
+                    said = f"operator {operator.forward} is not one of the forward pass"
+                    if target is None:
+                        said = f"there is no operator {operator.forward}"
+                    self.fail(f"operators[{index}].forward", said, "name the id of a forward operator")
+        for text, place in texts.items():
+            self.text(text, place)
+        return tuple(found)
+
+    def named(self, ids: Any, tensors: dict[int, Tensor], index: int, key: str) -> tuple[Tensor, ...]:
+        """Return the tensors that an operator names."""
+        if type(ids) is not list:
+            self.fail(f"operators[{index}].{key}", f"{_shown(ids)} is not a list", "write a list of tensor ids")
+        if set(map(type, ids)) <= INTEGERS:  # True and 1.0 would find tensor 1
+            try:
+                return tuple([tensors[number] for number in ids])
+            except KeyError:
+                pass
+        for place, number in enumerate(ids):
+            self.integer(number, f"operators[{index}].{key}[{place}]")
+            if number not in tensors:
+                fix = "list it under 'tensors', or leave it out"
+                self.fail(f"operators[{index}].{key}[{place}]", f"there is no tensor {number}", fix)
+        raise AssertionError(ids)  # pragma: no cover: one of the above failed
+
+    def items(self, value: Any, key: str) -> list[Any]:
+        if type(value) is not list:
+            self.fail(key, f"{_shown(value)} is not a list", f"write a list of {key}")
+        if not value and key == "operators":
+            self.fail(key, "the trace has no operators", "capture at least one step")
+        found: list[Any] = value
+        return found
+
+    def keys(self, item: Any, known: dict[str, bool], place: str) -> None:
+        """Check that ``item`` is an object with all required keys and no unknown ones."""
+        if type(item) is not dict:
+            self.fail(place, f"{_shown(item)} is not an object", f"write {{...}} with {', '.join(known)}")
+        for key in item:
+            if key not in known:
+                self.fail(f"{place}.{key}" if place else key, "is an unknown key", nearest(key, known))
+        for key, required in known.items():
+            if required and key not in item:
+                self.fail(f"{place}.{key}" if place else key, "is absent", "it is required")
+
+    def integer(self, value: Any, place: str, least: int = 0) -> int:
+        if type(value) is not int:
+            self.fail(place, f"{_shown(value)} is not an integer")
+        if value < least:
+            self.fail(place, f"{value} is {'negative' if value < 0 else 'too small'}", f"it must be at least {least}")
+        if value > LARGEST_INTEGER:
+            self.fail(place, f"{_shown(value)} is too large", "it must be below 2^63")
+        found: int = value
+        return found
+
+    def number(self, value: Any, place: str, most: float) -> float | None:
+        if value is None:
+            return None
+        if type(value) is not float and type(value) is not int:
+            self.fail(place, f"{_shown(value)} is not a number")
+        if value != value or value in (math.inf, -math.inf):
+            self.fail(place, f"{value} is not a finite number", "JSON has no NaN and no Infinity")
+        if value < 0:
+            self.fail(place, f"{_shown(value)} is negative", "it must be 0 or more")
+        if value > most:
+            self.fail(place, f"{_shown(value)} is too large", f"it must be at most {most:g}")
+        return float(value)
+
+    def text(self, value: Any, place: str, *, filled: bool = False) -> str:
+        if type(value) is not str:
+            self.fail(place, f"{_shown(value)} is not a text")
+        if filled and not value:
+            self.fail(place, "is empty")
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            self.fail(place, f"{_shown(value)} holds half a character (a lone surrogate)")
+        found: str = value
+        return found
+
+    def choice(self, value: Any, known: tuple[str, ...], place: str) -> None:
+        if type(value) is not str:
+            self.fail(place, f"{_shown(value)} is not a text", f"known: {', '.join(known)}")
+        if value not in known:
+            self.fail(place, f"{_shown(value)} is unknown", nearest(value, known))
+
+    def fail(self, place: str, what: str, fix: str | None = None) -> NoReturn:
+        # A key from the file may hold what a terminal cannot show.
+        shown = place if len(place) < 100 else place[:97] + "..."
+        shown = shown.encode("utf-8", "backslashreplace").decode()
+        raise TraceError(what, where=f"{self.file}: {shown}", fix=fix)
+
+
+def _shown(value: object) -> str:
+    """A value as JSON has it, shortened."""
+    text = json.dumps(value) if not isinstance(value, int) or abs(value) < 2**64 else "an integer of many digits"
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _lines(trace: Trace) -> Iterator[str]:
+    tensors: dict[int, Tensor] = {}
+    for operator in trace.operators:
+        for tensor in (*operator.inputs, *operator.outputs):
+            if tensors.setdefault(tensor.id, tensor) != tensor:
+                raise TraceError(f"two different tensors have the id {tensor.id}", where=f"operator {operator.id}")
+    head = {
+        "schema": SCHEMA,
+        "model": trace.model,
+        "gpu": trace.gpu,
+        "batch_size": trace.batch_size,
+        "times": trace.times,
+        "step_seconds": trace.step_seconds,
+        "software": dict(trace.software),
+    }
+    yield "{\n"
+    for key, value in head.items():
+        if value is not None:
+            yield f"{json.dumps(key)}: {json.dumps(value)},\n"
+    yield '"tensors": [\n'
+    yield ",\n".join(_json(_tensor(tensor, tensors)) for tensor in tensors.values())
+    yield '\n],\n"operators": [\n'
+    yield ",\n".join(_json(_operator(operator)) for operator in trace.operators)
+    yield "\n]\n}\n"
+
+
+def _json(row: dict[str, Any]) -> str:
+    return json.dumps(row, separators=(",", ":"))
+
+
+def _tensor(tensor: Tensor, known: dict[int, Tensor]) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "id": tensor.id,
+        "shape": list(tensor.shape),
+        "dtype": tensor.dtype,
+        "category": tensor.category,
+    }
+    if tensor.storage >= 0:
+        row["storage"] = tensor.storage
+    if tensor.parameter in known:
+        row["parameter"] = tensor.parameter
+    return row
+
+
+def _operator(operator: Operator) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "id": operator.id,
+        "name": operator.name,
+        "phase": operator.phase,
+        "layer": operator.layer,
+        "inputs": [tensor.id for tensor in operator.inputs],
+        "outputs": [tensor.id for tensor in operator.outputs],
+        "seconds": operator.seconds,
+    }
+    for key in ("busy_seconds", "host_seconds", "forward", "flops"):
+        value = getattr(operator, key)
+        if value is not None:
+            row[key] = value
+    if operator.kernels:
+        row["kernels"] = list(operator.kernels)
+    return row

@@ -1,0 +1,146 @@
+"""What the PyTorch profiler (Kineto) wrote: calls on the host, modules, and the work that the GPU did.
+
+The file is in Chrome's trace format: events with a start and a duration in microseconds. A kernel is joined to the call that
+launched it by its correlation id and the place of the launch on the host's thread.
+"""
+
+from __future__ import annotations
+
+import bisect
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from triosim.errors import TraceError
+from triosim.trace_formats.files import head, read_json
+
+_LAUNCHES = ("cuda_runtime", "cuda_driver", "hip_runtime", "xpu_runtime", "privateuse1_runtime", "privateuse1_driver")
+_WORK = ("kernel", "gpu_memset", "gpu_memcpy")
+_MODULE = "nn.Module: "
+_STEP = re.compile(r"ProfilerStep#\d+")
+
+
+@dataclass(slots=True, eq=False)
+class Span:
+    """Something on a thread of the host, in microseconds."""
+
+    name: str
+    thread: object
+    start: float
+    end: float
+    order: int = 0
+    function: int | None = None  # the "Record function id", which the execution trace has too
+    external: int | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Work:
+    """A kernel, copy or memset of the GPU, in microseconds, and where the host launched it, as far as that is known."""
+
+    name: str
+    start: float
+    end: float
+    thread: object = None
+    launched: float = 0.0
+    external: int | None = None
+
+
+@dataclass(slots=True)
+class Profile:
+    """What is used of a profiler file."""
+
+    calls: list[Span] = field(default_factory=list)  # operators and annotations of the host
+    steps: list[Span] = field(default_factory=list)
+    modules: dict[object, Spans] = field(default_factory=dict)
+    work: list[Work] = field(default_factory=list)
+    gpu: str = "unknown"
+    software: dict[str, str] = field(default_factory=dict)
+
+
+class Spans:
+    """The spans of one thread, nested as calls are, to ask which of them hold a moment."""
+
+    def __init__(self, spans: Iterable[Span]) -> None:
+        self.spans = sorted(spans, key=lambda span: (span.start, -span.end, span.order))
+        self._starts = [span.start for span in self.spans]
+        self._parents: list[int] = []
+        open_spans: list[int] = []
+        for index, span in enumerate(self.spans):
+            while open_spans and self.spans[open_spans[-1]].end < span.end:
+                open_spans.pop()
+            self._parents.append(open_spans[-1] if open_spans else -1)
+            open_spans.append(index)
+
+    def holding(self, moment: float) -> list[Span]:
+        """Return the spans that hold a moment, the outermost first."""
+        found: list[Span] = []
+        index = bisect.bisect_right(self._starts, moment) - 1
+        while index >= 0:
+            if self.spans[index].end >= moment:
+                found.append(self.spans[index])
+            index = self._parents[index]
+        return found[::-1]
+
+
+def recognises(path: Path) -> bool:
+    """Whether a file is a profiler's."""
+    return re.search(rb'"(schemaVersion|traceEvents)"\s*:', head(path)) is not None
+
+
+def read(path: Path) -> Profile:
+    """Return what a profiler file holds."""
+    data = read_json(path)
+    events = data.get("traceEvents")
+    if not isinstance(events, list):
+        raise TraceError("has no list of events", where=f"{path}: traceEvents", fix="give a PyTorch profiler file")
+    profile = Profile()
+    modules: dict[object, list[Span]] = {}
+    launches: dict[int, tuple[object, float]] = {}
+    work: list[dict[str, Any]] = []
+    for order, event in enumerate(events):
+        if not isinstance(event, dict) or event.get("ph") != "X":
+            continue
+        category = event.get("cat")
+        if category in ("cpu_op", "user_annotation"):
+            call = _span(event, order)
+            (profile.steps if _STEP.fullmatch(call.name) else profile.calls).append(call)
+        elif category == "python_function" and str(event["name"]).startswith(_MODULE):
+            module = _span(event, order)
+            module.name = module.name.removeprefix(_MODULE)
+            modules.setdefault(module.thread, []).append(module)
+        elif category in _LAUNCHES:
+            launches[event["args"].get("correlation")] = (event["tid"], float(event["ts"]))
+        elif category in _WORK:
+            work.append(event)
+    for event in work:
+        arguments = event.get("args", {})
+        thread, launched = launches.get(arguments.get("correlation"), (None, 0.0))
+        start = float(event["ts"])
+        end = start + float(event.get("dur", 0))
+        profile.work.append(Work(str(event["name"]), start, end, thread, launched, arguments.get("External id")))
+    profile.work.sort(key=lambda one: (one.start, one.end))
+    profile.modules = {thread: Spans(spans) for thread, spans in modules.items()}
+    device = work[0].get("args", {}).get("device", 0) if work else 0
+    for properties in data.get("deviceProperties", ()):
+        if properties.get("id") == device and work:
+            profile.gpu = str(properties.get("name", "unknown"))
+    for key, value in data.items():
+        if key.endswith("_version") and isinstance(value, (str, int)):
+            profile.software[key.removesuffix("_version")] = str(value)
+    return profile
+
+
+def _span(event: dict[str, Any], order: int) -> Span:
+    arguments = event.get("args", {})
+    start = float(event["ts"])
+    return Span(
+        str(event["name"]),
+        event["tid"],
+        start,
+        start + float(event.get("dur", 0)),
+        order,
+        arguments.get("Record function id"),
+        arguments.get("External id"),
+    )
