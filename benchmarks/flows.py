@@ -74,7 +74,8 @@ def main() -> None:
     cases = [("moderate", 1_000, 1.0), ("moderate", 10_000, 1.0), ("moderate", 30_000, 1.0)]
     cases += [("few touched", 30_000, 10.0), ("overloaded", 2_000, 0.25)]
     for name, flows, slower in cases[:2] if quick else cases:
-        found = [measure(flows, SPACING * slower, kernel) for kernel in kernels]
+        # The best of three: whatever else the machine does can only slow it down.
+        found = [max(measure(flows, SPACING * slower, kernel) for _ in range(3)) for kernel in kernels]
         if len({end for _, end in found}) > 1:
             raise SystemExit(f"{name}: the kernels disagree: {found}")
         print(f"{name:12} {flows:7,} " + " ".join(f"{rate:10,.0f}" for rate, _ in found), flush=True)

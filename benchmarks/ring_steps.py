@@ -32,10 +32,13 @@ def measure(gpus: int) -> tuple[float, float]:
     laying_out = time.perf_counter() - began
 
     repeats = max(1, -(-TRANSFERS // once))
-    began = time.perf_counter()
-    for _ in range(repeats):
-        env.run(network.collective(kind, group, 100e6))
-    return repeats * once / (time.perf_counter() - began), laying_out
+    best = 0.0
+    for _ in range(3):  # whatever else the machine does can only slow it down
+        began = time.perf_counter()
+        for _ in range(repeats):
+            env.run(network.collective(kind, group, 100e6))
+        best = max(best, repeats * once / (time.perf_counter() - began))
+    return best, laying_out
 
 
 def main() -> None:

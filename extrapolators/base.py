@@ -64,10 +64,14 @@ class ParallelOptions:
                 raise OptionError(f"{getattr(self, name)} bytes", where=name.replace("_", " "), fix="give 0 or more")
         for name, known in (("dp_style", ("all-reduce", "replicate")), ("tp_style", ("gather", "megatron"))):
             if getattr(self, name) not in known:
-                raise OptionError(f"unknown style '{getattr(self, name)}'", where=name, fix=nearest(getattr(self, name), known))
+                raise OptionError(
+                    f"unknown style '{getattr(self, name)}'", where=name, fix=nearest(getattr(self, name), known)
+                )
         if self.gradient_dtype is not None and self.gradient_dtype not in DTYPE_BYTES:
             raise OptionError(
-                f"unknown dtype '{self.gradient_dtype}'", where="gradient dtype", fix=nearest(self.gradient_dtype, DTYPE_BYTES)
+                f"unknown dtype '{self.gradient_dtype}'",
+                where="gradient dtype",
+                fix=nearest(self.gradient_dtype, DTYPE_BYTES),
             )
 
 

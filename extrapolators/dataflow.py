@@ -60,7 +60,9 @@ class Dataflow:
                 if not view:
                     self.readers[datum].append(operator)
             self.writes[operator.id] = []
-            trained = any(d in self.trained for d, _ in reads) or any(t.category == "parameter" for t in operator.inputs)
+            trained = any(d in self.trained for d, _ in reads) or any(
+                t.category == "parameter" for t in operator.inputs
+            )
             for tensor in () if view else operator.outputs:
                 datum = last[tensor.storage] = Datum(operator.id, tensor.storage)
                 self.readers.setdefault(datum, [])
@@ -119,5 +121,7 @@ def output_bytes(stage: Stage) -> float:
     operators: Sequence[Operator] = [operator for block in stage.forward for operator in block.operators]
     for operator in operators:
         if is_loss(operator):
-            return float(max((t.nbytes for t in operator.inputs if t.category not in ("input", "parameter")), default=0))
+            return float(
+                max((t.nbytes for t in operator.inputs if t.category not in ("input", "parameter")), default=0)
+            )
     return float(sum(tensor.nbytes for tensor in operators[-1].outputs)) if operators else 0.0

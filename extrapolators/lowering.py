@@ -112,7 +112,9 @@ class Loop:
         self._rank = rank
         self._stage = lowering.stage(rank)
         program = lowering.program
-        self._reactions = [make(lowering.mesh.group(axis, rank), rank) for axis, make in lowering.reactions[self._stage]]
+        self._reactions = [
+            make(lowering.mesh.group(axis, rank), rank) for axis, make in lowering.reactions[self._stage]
+        ]
         self._actions = [
             action
             for action in program.schedule(self._stage, len(program.stages), program.micro_batches)

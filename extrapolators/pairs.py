@@ -15,21 +15,27 @@ from triosim.extrapolators.dataflow import Dataflow, Datum, is_loss
 from triosim.extrapolators.sharding import Weighted, is_grouped
 from triosim.trace import Operator, Tensor
 
-#: Operators that treat every element, or every feature, by itself.
+_POOLINGS = tuple(f"{kind}_pool{n}d" for kind in ("max", "avg", "adaptive_avg", "adaptive_max") for n in (1, 2, 3))
+
+#: Operators that treat every element by itself, activations and what only moves data.
 _ELEMENTWISE = frozenset(
-    "add sub mul div neg pow exp abs clamp relu relu6 leaky_relu elu gelu silu mish tanh sigmoid softplus hardtanh hardswish "
-    "hardsigmoid threshold prelu dropout native_dropout fused_dropout feature_dropout clone contiguous to to_copy copy "
-    "reshape flatten".split()
+    (
+        *("add", "sub", "mul", "div", "neg", "pow", "exp", "abs", "clamp", "threshold"),
+        *("relu", "relu6", "leaky_relu", "prelu", "elu", "gelu", "silu", "mish", "tanh", "sigmoid", "softplus"),
+        *("hardtanh", "hardswish", "hardsigmoid", "dropout", "native_dropout", "fused_dropout", "feature_dropout"),
+        *("clone", "contiguous", "to", "to_copy", "copy", "reshape", "flatten"),
+    )
 )
 #: Operators that treat channels separately.
 _CHANNELWISE = frozenset(
-    "batch_norm native_batch_norm cudnn_batch_norm miopen_batch_norm batch_norm_with_update max_pool1d max_pool2d max_pool3d "
-    "max_pool2d_with_indices avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d adaptive_max_pool2d "
-    "upsample_nearest2d upsample_bilinear2d instance_norm".split()
+    (
+        *("batch_norm", "native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm", "instance_norm"),
+        *("upsample_nearest2d", "upsample_bilinear2d", "max_pool2d_with_indices", *_POOLINGS),
+    )
 )
 #: Operators that treat attention heads separately, between the products of attention.
 _HEADWISE = frozenset(
-    "softmax safe_softmax masked_fill where cat stack tril triu repeat_interleave expand index_select".split()
+    ("softmax", "safe_softmax", "masked_fill", "where", "cat", "stack", "tril", "triu", "repeat_interleave", "expand")
 )
 
 
@@ -46,7 +52,9 @@ class Pair:
     data: frozenset[Datum]
 
 
-def find_pair(flow: Dataflow, second: Weighted, layers: Mapping[int, Weighted], taken: Container[int], ranks: int) -> Pair | None:
+def find_pair(
+    flow: Dataflow, second: Weighted, layers: Mapping[int, Weighted], taken: Container[int], ranks: int
+) -> Pair | None:
     """Return the pair that a layer closes, or None. ``taken`` are the operators of layers that have another part already."""
     if second.data is None or is_grouped(second) or second.weight.shape[second.columns] % ranks:
         return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from triosim import plugins
@@ -49,11 +49,16 @@ class Plan:
 
     def describe(self) -> str:
         """Return the plan in a few words."""
-        parts = [f"{self.parallel} on {self.world} GPU{'s' if self.world > 1 else ''}", f"batch {self.global_batch_size}"]
+        parts = [
+            f"{self.parallel} on {self.world} GPU{'s' if self.world > 1 else ''}",
+            f"batch {self.global_batch_size}",
+        ]
         if self.global_batch_size != self.batch_size:
             parts[-1] += f" ({self.batch_size} a replica)"
         if self.program.micro_batches > 1:
-            parts.append(f"{self.program.micro_batches} micro-batches of {self.batch_size // self.program.micro_batches}")
+            parts.append(
+                f"{self.program.micro_batches} micro-batches of {self.batch_size // self.program.micro_batches}"
+            )
         if not self.program.training:
             parts.append("inference")
         return ", ".join(parts)
@@ -85,7 +90,9 @@ def plan(trace: Trace, parallel: Parallel, *, gpus: int | None, options: Paralle
     if writer is not None:
         writer.program, writer.mesh, writer.lowering = program, mesh, lowering
     return Plan(
-        parallel=",".join(f"{name}={part.size}" if part.size > 1 else name for name, part in zip(names, parts, strict=True)),
+        parallel=",".join(
+            f"{name}={part.size}" if part.size > 1 else name for name, part in zip(names, parts, strict=True)
+        ),
         mesh=mesh,
         program=program,
         batch_size=batch_size,

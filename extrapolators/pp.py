@@ -11,9 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-import numpy as np
-
-from triosim.errors import OptionError, TraceError, nearest
+from triosim.errors import OptionError, TraceError
 from triosim.extrapolators.base import PIPELINE_ORDER, Extrapolator
 from triosim.extrapolators.dataflow import Dataflow, Datum, owners, parameter_storages
 from triosim.extrapolators.mesh import Mesh
@@ -28,6 +26,7 @@ from triosim.extrapolators.program import (
     Send,
     Stage,
 )
+from triosim.extrapolators.stages import backward_places, balanced_starts, block_seconds, named_starts
 from triosim.trace import Operator, Phase, Tensor
 
 T = TypeVar("T")
@@ -53,7 +52,7 @@ class PipelineParallel(Extrapolator):
         if self.options.stages is not None:
             starts = named_starts(blocks, self.options.stages, self.size)
         else:
-            starts = balanced_starts(block_seconds(program), self.size)
+            starts = balanced_starts(block_seconds(program.stages[0]), self.size)
         pipeline = Pipeline(program, starts)
         return replace(program, stages=pipeline.stages(), stage_axis=self.axis, schedule=gpipe)
 
@@ -62,101 +61,6 @@ def gpipe(stage: int, stages: int, micro_batches: int) -> list[Action]:
     """All micro-batches forward, then all backward."""
     phases: tuple[Phase, ...] = ("forward", "backward")
     return [Action(phase, index) for phase in phases for index in range(micro_batches)]
-
-
-# ---- where stages start -----------------------------------------------------------------------------------------
-
-
-def block_seconds(program: Program) -> list[float]:
-    """Return the time of each forward block together with the backward operators that belong to it."""
-    stage = program.stages[0]
-    seconds = [block.seconds for block in stage.forward]
-    places = backward_places(stage)
-    for block, place in zip(stage.backward, places, strict=True):
-        seconds[place] += block.seconds
-    return seconds
-
-
-def balanced_starts(seconds: Sequence[float], stages: int) -> list[int]:
-    """Return the first block of each stage, such that the slowest stage is as fast as can be.
-
-    Exact dynamic programming over contiguous partitions: with t stages, the first i blocks take at best the minimum over j
-    of max(best of the first j blocks with t - 1 stages, time of blocks j to i). The first grows with j and the second
-    falls, so the minimum is where they cross, which a binary search finds.
-    """
-    count = len(seconds)
-    if stages > count:
-        raise OptionError(
-            f"{stages} pipeline stages are asked for, but the trace has only {count} layers", fix="use fewer stages"
-        )
-    sums = np.concatenate(([0.0], np.cumsum(seconds)))
-    best = sums.copy()  # of the first i blocks, with the stages so far
-    choices = []
-    for stage in range(1, stages):
-        ends = np.arange(stage + 1, count + 1)
-        crossing = stage + np.searchsorted(best[stage:count] + sums[stage:count], sums[ends])
-        above = np.minimum(crossing, ends - 1)
-        below = np.maximum(above - 1, stage)
-        costs = [np.maximum(best[start], sums[ends] - sums[start]) for start in (below, above)]
-        choice = np.zeros(count + 1, dtype=np.int64)
-        choice[ends] = np.where(costs[0] <= costs[1], below, above)
-        choices.append(choice)
-        best = np.concatenate((np.full(stage + 1, np.inf), np.minimum(*costs)))
-    starts, end = [], count
-    for choice in reversed(choices):
-        end = int(choice[end])
-        starts.append(end)
-    return [0, *reversed(starts)]
-
-
-def named_starts(blocks: Sequence[Block], names: Sequence[str], stages: int) -> list[int]:
-    """Return the first block of each stage, from the layers (or modules that hold layers) at which new stages start."""
-    if len(names) != stages - 1:
-        raise OptionError(
-            f"{len(names)} layers at which a stage starts are given, but {stages} stages need {stages - 1}", where="stages"
-        )
-    starts = [0]
-    for name in names:
-        place = next((i for i, block in enumerate(blocks) if f"{block.layer}.".startswith(f"{name}.")), None)
-        if place is None:
-            known = {block.layer for block in blocks}
-            raise OptionError(f"the trace has no layer '{name}'", where="stages", fix=nearest(name, known))
-        if place <= starts[-1]:
-            raise OptionError(
-                f"a stage cannot start at layer '{name}'",
-                where="stages",
-                fix="name layers in the order of the forward pass, and not the first",
-            )
-        starts.append(place)
-    return starts
-
-
-def backward_places(stage: Stage) -> list[int]:
-    """Return the number of the forward block to which each backward block belongs.
-
-    A backward operator belongs where the operator is that it differentiates; one that does not say goes with its layer, or
-    else with the operators around it.
-    """
-    place_of = {op.id: i for i, block in enumerate(stage.forward) for op in block.operators}
-    layers = {block.layer: i for i, block in enumerate(stage.forward)}
-    found: list[int | None] = []
-    for block in stage.backward:
-        linked = (place_of[op.forward] for op in block.operators if op.forward is not None and op.forward in place_of)
-        found.append(next(linked, layers.get(block.layer)))
-    if stage.backward and all(place is None for place in found):
-        raise TraceError(
-            "the backward operators name neither forward operators nor layers, so they cannot be divided into stages",
-            fix="capture the trace with its execution graph, or simulate inference",
-        )
-    current = next((place for place in found if place is not None), 0)
-    places = []
-    for place in found:
-        current = current if place is None else place
-        places.append(current)
-    return places
-
-
-# ---- the stages -------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,10 +99,11 @@ class Pipeline:
         crossings = self._crossings()
         self._check(crossings)
         optimizer = self._optimizer(forward)
+        activations, gradients = self._forward_sends(crossings), self._backward_sends(crossings, backward)
         return tuple(
             Stage(
-                self._with_transfers(forward[stage], stage, self._forward_sends(crossings)),
-                self._with_transfers(backward[stage], stage, self._backward_sends(crossings, backward)),
+                self._with_transfers(forward[stage], stage, activations),
+                self._with_transfers(backward[stage], stage, gradients),
                 self._with_exchange(optimizer[stage], stage, forward),
             )
             for stage in range(self._count)
@@ -253,17 +158,25 @@ class Pipeline:
         orders = [{op.id: i for i, op in enumerate(op for b in blocks for op in b.operators)} for blocks in backward]
         found = []
         for index, crossing in enumerate(crossings):
-            order = orders[crossing.destination]
-            if not (crossing.differentiable and order and orders[crossing.source]):
+            order, home = orders[crossing.destination], orders[crossing.source]
+            if not (crossing.differentiable and order and home):
                 continue
-            makers = [op.id for user in crossing.users for op in self._flow.backward.get(user, ()) if op.id in order]
-            last = max(makers, key=order.__getitem__) if makers else max(order, key=order.__getitem__)
-            before = frozenset(op.id for op in self._flow.backward.get(crossing.maker, ()))
-            place = order[last]
-            transfer = Transfer(
-                crossing.destination, crossing.source, crossing.nbytes, last, before, f"gradient {index}", place
+            makers = [op for user in crossing.users for op in self._flow.backward.get(user, ()) if op.id in order]
+            last = max((op.id for op in makers) if makers else order, key=order.__getitem__)
+            made = {tensor.storage for op in makers for tensor in op.outputs}
+            needed_by = {op.id for op in self._flow.backward.get(crossing.maker, ())}
+            needed_by.update(op for op in home if any(t.storage in made for t in self._flow.by_id[op].inputs))
+            found.append(
+                Transfer(
+                    crossing.destination,
+                    crossing.source,
+                    crossing.nbytes,
+                    after=last,
+                    before=frozenset(needed_by),
+                    key=f"gradient {index}",
+                    place=order[last],
+                )
             )
-            found.append(transfer)
         return sorted(found, key=lambda transfer: transfer.place)
 
     def _with_transfers(self, blocks: Sequence[Block], stage: int, transfers: Sequence[Transfer]) -> tuple[Block, ...]:
@@ -308,8 +221,10 @@ class Pipeline:
         operators = [op for block in self._whole.optimizer for op in block.operators]
         storages = parameter_storages(self._program.operators)
         owner = owners(operators, storages)
-        used = [{t.storage: t for b in blocks for op in b.operators for t in op.inputs if t.category == "parameter"}
-                for blocks in forward]
+        used = [
+            {t.storage: t for b in blocks for op in b.operators for t in op.inputs if t.category == "parameter"}
+            for blocks in forward
+        ]
         held = [float(sum(tensor.nbytes for tensor in tensors.values())) for tensors in used]
         shares = [nbytes / sum(held) if sum(held) else 1 / self._count for nbytes in held]
         return [
@@ -331,7 +246,10 @@ class Pipeline:
         if not self._program.training:
             return blocks
         gradients = [
-            {g.parameter.storage: g for g in Stage(tuple(f), self._whole.backward).gradients(self._program.gradient_dtype)}
+            {
+                g.parameter.storage: g
+                for g in Stage(tuple(f), self._whole.backward).gradients(self._program.gradient_dtype)
+            }
             for f in forward
         ]
         items: list[Item] = []
@@ -381,7 +299,7 @@ def _with_sends_last(items: Sequence[Item], going: Mapping[int, Sequence[Transfe
 
 
 def _part(item: Item, owner: Mapping[int, int], parameters: Mapping[int, Tensor], share: float) -> Item | None:
-    """The part of an optimizer's item that is about some parameters: of its tensors, and as much of its time as of its bytes."""
+    """The part of an optimizer's item that is about some parameters, with as much of its time as of its bytes."""
     if not isinstance(item, Operator):
         return item
     every = (*item.inputs, *item.outputs)

@@ -102,7 +102,9 @@ class Stage:
     @property
     def inputs(self) -> tuple[Tensor, ...]:
         """What the network is fed and this stage uses."""
-        return _distinct(t for block in self.forward for op in block.operators for t in op.inputs if t.category == "input")
+        return _distinct(
+            t for block in self.forward for op in block.operators for t in op.inputs if t.category == "input"
+        )
 
     @property
     def parameters(self) -> tuple[Tensor, ...]:
@@ -222,7 +224,8 @@ class Program:
 def blocks_of(operators: Iterable[Operator]) -> tuple[Block, ...]:
     """Return operators of one phase as blocks: consecutive operators of one layer are one."""
     return tuple(
-        Block(layer, phase, tuple(group)) for (layer, phase), group in groupby(operators, lambda op: (op.layer, op.phase))
+        Block(layer, phase, tuple(group))
+        for (layer, phase), group in groupby(operators, lambda op: (op.layer, op.phase))
     )
 
 
@@ -237,7 +240,10 @@ def single_stage(operators: Sequence[Operator], *, training: bool) -> Stage:
 
 
 def _distinct(tensors: Iterable[Tensor]) -> tuple[Tensor, ...]:
+    """One tensor of each storage: the largest, since what one operator needs whole is there whole."""
     found: dict[int, Tensor] = {}
     for tensor in tensors:
-        found.setdefault(tensor.storage, tensor)
+        known = found.get(tensor.storage)
+        if known is None or tensor.numel > known.numel:
+            found[tensor.storage] = tensor
     return tuple(found.values())

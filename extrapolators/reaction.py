@@ -14,7 +14,8 @@ from triosim.tasks import Communicator, Handle, TaskStream, Wait
 class Reaction:
     """Does nothing; override what a strategy reacts to.
 
-    ``group`` are the ranks that have the same parameters, ``rank`` is this one; ``pending`` are the handles that the optimizer waits for.
+    ``group`` are the ranks that have the same parameters, ``rank`` is this one; ``pending`` are the handles that the
+    optimizer waits for.
     """
 
     #: Whether this rank updates its parameters itself.

@@ -87,7 +87,9 @@ def share(operator: Operator, dims: Dims, ranks: int) -> Operator:
     return _replaced(operator, lambda tensor, _: dims.get(tensor.id), ranks)
 
 
-def share_of_backward(operator: Operator, forward: Operator, dims: Dims, ranks: int, storages: Mapping[int, int]) -> Operator:
+def share_of_backward(
+    operator: Operator, forward: Operator, dims: Dims, ranks: int, storages: Mapping[int, int]
+) -> Operator:
     """Return a rank's share of an operator that differentiates ``forward``. ``storages``: of the parameters, by id."""
     parameters = {t.storage: t for t in forward.inputs if t.category == "parameter"}
     saved = {t.storage: t for t in (*forward.inputs, *forward.outputs)}

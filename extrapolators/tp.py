@@ -4,11 +4,11 @@ Style "gather" (TrioSim 4.3, after BlackSamorez/tensor_parallel): linear, convol
 features. In the forward pass each such layer's output is all-gathered, in the backward pass the gradient of its input is
 all-reduced.
 
-Style "megatron" (Shoeybi et al. 2019): layers in pairs, the first divided by output features, the second by input features, with
-an all-reduce of the second's output in the forward pass and of the gradient of the first's input in the backward pass,
-beside the product that gives the weight's gradient. The embedding is divided by vocabulary (an all-reduce of its output),
-and so is the projection to the vocabulary before the loss (the loss all-reduces maxima and sums, one number a token). What
-does not pair up is done in the style "gather".
+Style "megatron" (Shoeybi et al. 2019): layers in pairs, the first divided by output features, the second by input features,
+with an all-reduce of the second's output in the forward pass and of the gradient of the first's input in the backward
+pass, beside the product that gives the weight's gradient. The embedding is divided by vocabulary (an all-reduce of its
+output), and so is the projection to the vocabulary before the loss (the loss all-reduces maxima and sums, one number a
+token). What does not pair up is done in the style "gather".
 """
 
 from __future__ import annotations
@@ -71,7 +71,9 @@ class Division:
     def pair_up(self) -> None:
         """Megatron's layers: the vocabulary's, then pairs in the order of the forward pass."""
         for layer in self._layers.values():
-            if layer.data is None and self._is_vocabulary(layer):
+            if layer.data is None and not self._is_vocabulary(layer):
+                self._divide(layer.operator, {})  # positions: every rank has them all
+            elif layer.data is None:
                 self._divide(layer.operator, layer.by_columns())
                 self._communicate(layer.operator, "all_reduce", layer.output.nbytes)
             elif is_vocabulary_projection(self._flow, layer):
@@ -84,14 +86,13 @@ class Division:
                 self._divide_pair(pair)
 
     def gather_the_rest(self) -> None:
-        """The other layers by output features, where these divide."""
-        whole = []
+        """The other layers by output features. Where these do not divide, every rank is charged the largest share."""
+        uneven = []
         for layer in self._layers.values():
             if layer.operator.id in self._dims:
                 continue
             if layer.weight.shape[layer.rows] % self._ranks:
-                whole.append(layer.operator.layer)
-                continue
+                uneven.append(layer.operator.layer)
             self._divide(layer.operator, layer.by_rows())
             self._communicate(layer.operator, "all_gather", layer.output.nbytes)
             if self._has_gradient(layer):
@@ -99,9 +100,9 @@ class Division:
                 last = self._backward([layer])
                 if last:
                     self._communicate(last[-1], "all_reduce", layer.data.nbytes)
-        if whole:
+        if uneven:
             self._notes.append(
-                f"tp: {_listed(whole)} left whole on every GPU, as the output features do not divide by {self._ranks}"
+                f"tp: output features that do not divide by {self._ranks}: {_listed(uneven)} charged the largest share"
             )
 
     def _is_vocabulary(self, embedding: Weighted) -> bool:
@@ -206,12 +207,7 @@ class Division:
         """Return the program with every operator's share and the collectives. Raises where there would be none."""
         self._check()
         storages = parameter_storages(self._before.operators)
-        parameters = {
-            tensor.storage: (tensor, self._dims[operator.id][tensor.id])
-            for operator in self._flow.forward
-            for tensor in operator.inputs
-            if tensor.category == "parameter" and tensor.id in self._dims.get(operator.id, ())
-        }
+        parameters = self._divided_parameters()
         owner = owners((op for op in self._before.operators if op.phase == "optimizer"), storages)
         shapes: dict[int, Operator] = {}
         for operator in self._before.operators:
@@ -226,8 +222,21 @@ class Division:
                 )
         return self._before.reshaped(shapes).rewritten(self._items).noted(*self._notes)
 
+    def _divided_parameters(self) -> dict[int, tuple[Tensor, int]]:
+        """The parameters of which a rank has a share, by storage; not those that another operator needs whole."""
+        found: dict[int, tuple[Tensor, int]] = {}
+        whole: set[int] = set()
+        for operator in self._flow.forward:
+            dims = self._dims.get(operator.id, {})
+            for tensor in operator.inputs:
+                if tensor.id in dims and tensor.category == "parameter":
+                    found[tensor.storage] = (tensor, dims[tensor.id])
+                elif tensor.category == "parameter":
+                    whole.add(tensor.storage)
+        return {storage: entry for storage, entry in found.items() if storage not in whole}
+
     def _check(self) -> None:
-        if not self._dims:
+        if not any(self._dims.values()):
             raise TraceError(
                 f"no linear, convolution or embedding layer can be divided among {self._ranks} GPUs",
                 fix="capture a trace with the shapes of parameters, or use another number",
@@ -274,4 +283,8 @@ class Division:
 def _listed(layers: Sequence[str]) -> str:
     names = list(dict.fromkeys(layers))
     shown = ", ".join(names[:3])
-    return f"{shown} and {len(names) - 3} more layers are" if len(names) > 3 else f"{shown} {'is' if len(names) == 1 else 'are'}"
+    return (
+        f"{shown} and {len(names) - 3} more layers are"
+        if len(names) > 3
+        else f"{shown} {'is' if len(names) == 1 else 'are'}"
+    )

@@ -199,7 +199,7 @@ def _apart(middle: dict[str, float], gap: float) -> dict[str, float]:
 def _sprung(nodes: list[str], lines: list[Line]) -> dict[str, Position]:
     import networkx
 
-    graph = networkx.Graph()
+    graph: Any = networkx.Graph()
     graph.add_nodes_from(nodes)
     graph.add_edges_from((line.a, line.b) for line in lines)
     scale = max(1.0, math.sqrt(len(nodes)))

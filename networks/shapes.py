@@ -206,9 +206,9 @@ def _check_size(spec: Spec, nodes: int) -> None:
     gpus = spec.gpus or 0
     if gpus * nodes > MOST_GPUS:
         raise TopologyError(f"{gpus * nodes} GPUs are too many", fix=f"write at most {MOST_GPUS}")
-    links = gpus * gpus if spec.topology == "fully_connected" else gpus * 6
-    if links * nodes > 2 * MOST_LINKS:
-        raise TopologyError(f"{spec.topology} of {gpus} GPUs has {links * nodes} links", fix=f"at most {MOST_LINKS}")
+    links = gpus * (gpus - 1) * nodes
+    if spec.topology == "fully_connected" and links > MOST_LINKS:
+        raise TopologyError(f"fully_connected of {gpus} GPUs has {links} links", fix=f"at most {MOST_LINKS} can be")
 
 
 def _join(result: Draft, wire: Wire, gpus: Sequence[str]) -> None:

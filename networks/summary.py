@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from typing import Any
 
 from triosim.networks.topology import Topology
 
@@ -63,7 +64,7 @@ def bisection(topology: Topology) -> float:
     """Return the bytes per second that the first half of the ranks can send to the second half, all together."""
     import networkx
 
-    graph = networkx.DiGraph()
+    graph: Any = networkx.DiGraph()
     for link in topology.links.values():
         if "memory" in (topology.nodes[link.source].kind, topology.nodes[link.destination].kind):
             continue

@@ -162,7 +162,8 @@ def _from_mapping(mapping: dict[str, Any], place: Place, asked: int | None) -> T
         }
         for key in [key for key in mapping if key not in known]:
             raise TopologyError("unknown key", where=place.where((key,)), fix=nearest(str(key), sorted(known)))
-        raise TopologyError("'topology' is missing", where=place.source, fix="write for example 'topology: switch'")
+        fix = "write for example 'topology: switch', or 'preset: dgx-h100'"
+        raise TopologyError("'topology' is missing", where=place.source, fix=fix)
     if kind == "custom":
         return _custom(_validated(model.CustomModel, mapping, place), place, asked)
     if not isinstance(kind, str) or kind not in SHAPES:

@@ -40,8 +40,18 @@ def small_trace() -> Trace:
     def tensor(number: int, shape: tuple[int, ...], category: Category, parameter: int | None = None) -> Tensor:
         return Tensor(number, shape, "float32", category, number, parameter)
 
-    def add(name: str, phase: Phase, layer: str, inputs: list[Tensor], outputs: list[Tensor], ms: float, of: int | None = None) -> int:
-        operators.append(Operator(len(operators), name, phase, layer, tuple(inputs), tuple(outputs), ms * 1e-3, forward=of))
+    def add(
+        name: str,
+        phase: Phase,
+        layer: str,
+        inputs: list[Tensor],
+        outputs: list[Tensor],
+        ms: float,
+        of: int | None = None,
+    ) -> int:
+        operators.append(
+            Operator(len(operators), name, phase, layer, tuple(inputs), tuple(outputs), ms * 1e-3, forward=of)
+        )
         return len(operators) - 1
 
     x, y, z = (tensor(i, (8, 1024), kind) for i, kind in ((0, "input"), (1, "activation"), (2, "output")))  # type: ignore[arg-type]
@@ -169,6 +179,8 @@ def test_topology_is_shown_and_drawn(run: Run, tmp_path: Path) -> None:
     assert (status, err) == (0, "")
     assert "8 GPUs" in out
     assert "450 GB/s" in out
+    assert "1.80 TB/s between their halves" in out
+    assert max(map(len, out.splitlines())) <= 80
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
@@ -251,7 +263,12 @@ def test_what_is_wrong_is_said_in_one_line_with_exit_status_2(
 def test_a_trace_that_is_none_is_named(run: Run, tmp_path: Path, content: str) -> None:
     path = tmp_path / "broken.json"
     path.write_text(content)
-    for command in (["simulate", path], ["show", path], ["compare", path, "-n", 2], ["convert", path, tmp_path / "o.json"]):
+    for command in (
+        ["simulate", path],
+        ["show", path],
+        ["compare", path, "-n", 2],
+        ["convert", path, tmp_path / "o.json"],
+    ):
         status, out, err = run(*command)
         assert (status, out) == (2, "")
         assert "broken.json" in one_line(err)
@@ -289,7 +306,18 @@ def test_ctrl_c_while_files_are_written_leaves_none_behind(
     folder.mkdir()
     monkeypatch.setattr(timeline._Timeline, "_names", interrupt)
     status, out, err = run(
-        "simulate", trace, "-p", "ddp", "-n", 2, "-t", "dgx-h100", "--timeline", folder / "t.json", "--csv", folder / "r.csv"
+        "simulate",
+        trace,
+        "-p",
+        "ddp",
+        "-n",
+        2,
+        "-t",
+        "dgx-h100",
+        "--timeline",
+        folder / "t.json",
+        "--csv",
+        folder / "r.csv",
     )
     assert (status, out) == (130, "")
     assert "interrupted" in err

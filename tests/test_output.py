@@ -28,9 +28,14 @@ def test_what_ends_the_writing_early_leaves_the_old_file_and_no_other(
 ) -> None:
     path = tmp_path / name
     path.write_text("old")
-    with pytest.raises(error), writing_text(path) as file:
-        file.write("new" * 1000)
-        raise error
+
+    def write() -> None:
+        with writing_text(path) as file:
+            file.write("new" * 1000)
+            raise error
+
+    with pytest.raises(error):
+        write()
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
 
@@ -43,7 +48,9 @@ def test_the_same_text_compresses_to_the_same_bytes(tmp_path: Path) -> None:
     assert gzip.decompress((tmp_path / "a.gz").read_bytes()) == b"text"
 
 
-@pytest.mark.parametrize(("path", "said"), [("none/a", "does not exist"), (".", "is a folder"), ("file/a", "is not a folder")])
+@pytest.mark.parametrize(
+    ("path", "said"), [("none/a", "does not exist"), (".", "is a folder"), ("file/a", "is not a folder")]
+)
 def test_a_path_that_cannot_be_written_is_named(tmp_path: Path, path: str, said: str) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(OutputError, match=said) as caught:

@@ -93,7 +93,9 @@ def simulate(
     ] = None,
     csv: Annotated[
         str | None,
-        typer.Option("--csv", metavar="FILE", rich_help_panel=o.OUTPUT, show_default=False, help="Every figure, a row each."),
+        typer.Option(
+            "--csv", metavar="FILE", rich_help_panel=o.OUTPUT, show_default=False, help="Every figure, a row each."
+        ),
     ] = None,
     timeline: Annotated[
         str | None,
@@ -159,7 +161,12 @@ def simulate(
             timeline=timeline is not None or plot is not None,
             progress=progress,
         )
-    for path, write in ((output, result.save), (csv, result.to_csv), (timeline, result.save_timeline), (plot, result.plot)):
+    for path, write in (
+        (output, result.save),
+        (csv, result.to_csv),
+        (timeline, result.save_timeline),
+        (plot, result.plot),
+    ):
         if path is not None:
             write(path)
     if format == "json":
@@ -239,7 +246,8 @@ def compare(
 def convert(
     source: Annotated[str, typer.Argument(metavar="IN", help="A trace in any known format.", show_default=False)],
     target: Annotated[
-        str, typer.Argument(metavar="OUT", help="A file in triosim's own format (.json or .json.gz).", show_default=False)
+        str,
+        typer.Argument(metavar="OUT", help="A file in triosim's own format (.json or .json.gz).", show_default=False),
     ],
 ) -> None:
     """Convert a trace to triosim's own format.
@@ -273,7 +281,10 @@ def show(trace: o.TracePath) -> None:
 @app.command(cls=QuickCommand)
 def topology(
     name: Annotated[str, typer.Argument(metavar="NAME|FILE", help="A name or a YAML file.", show_default=False)],
-    gpus: o.Gpus = None,
+    gpus: Annotated[
+        int | None,
+        typer.Option("--gpus", "-n", metavar="N", show_default=False, help="How many, where the name leaves it open."),
+    ] = None,
     output: Annotated[
         str | None,
         typer.Option("--output", "-o", metavar="FILE", show_default=False, help="A picture (png, svg, pdf)."),

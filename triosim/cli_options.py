@@ -47,7 +47,11 @@ def _topologies() -> list[str]:
     from triosim.networks.presets import PRESETS
     from triosim.networks.shapes import SHAPES
 
-    return [*PRESETS, *SHAPES, *(str(path) for suffix in ("yaml", "yml") for path in sorted(Path().glob(f"*.{suffix}")))]
+    return [
+        *PRESETS,
+        *SHAPES,
+        *(str(path) for suffix in ("yaml", "yml") for path in sorted(Path().glob(f"*.{suffix}"))),
+    ]
 
 
 def key_values(pairs: Iterable[str]) -> Mapping[str, str]:
@@ -154,7 +158,9 @@ BucketSize = Annotated[
 ]
 FirstBucketSize = Annotated[
     str,
-    typer.Option("--first-bucket-size", metavar="SIZE", rich_help_panel=PARALLELISM, help="ddp: bytes of the first one."),
+    typer.Option(
+        "--first-bucket-size", metavar="SIZE", rich_help_panel=PARALLELISM, help="ddp: bytes of the first one."
+    ),
 ]
 Inference = Annotated[
     bool, typer.Option("--inference", rich_help_panel=PARALLELISM, help="Simulate the forward pass alone.")
@@ -243,7 +249,11 @@ ComputeModel = Annotated[
 PluginOptions = Annotated[
     list[str] | None,
     typer.Option(
-        "--option", metavar="KEY=VALUE", rich_help_panel=SYSTEM, show_default=False, help="An option of a plug-in. Repeatable."
+        "--option",
+        metavar="KEY=VALUE",
+        rich_help_panel=SYSTEM,
+        show_default=False,
+        help="An option of a plug-in. Repeatable.",
     ),
 ]
 Format = Annotated[
@@ -258,7 +268,9 @@ Format = Annotated[
 ]
 Plot = Annotated[
     str | None,
-    typer.Option("--plot", metavar="FILE", rich_help_panel=OUTPUT, show_default=False, help="A picture (png, svg, pdf)."),
+    typer.Option(
+        "--plot", metavar="FILE", rich_help_panel=OUTPUT, show_default=False, help="A picture (png, svg, pdf)."
+    ),
 ]
 Quiet = Annotated[
     bool, typer.Option("--quiet", "-q", rich_help_panel=OUTPUT, help="Print no tables and show no progress.")

@@ -79,7 +79,7 @@ class Comparison:
 
 
 def strategies(gpus: int) -> Iterator[Strategy]:
-    """Yield what can be tried on a number of GPUs."""
+    """Yield what can be tried on a number of GPUs; M is the number of micro-batches."""
     yield Strategy("single", "single")
     if gpus == 1:
         return
@@ -88,7 +88,7 @@ def strategies(gpus: int) -> Iterator[Strategy]:
     for style in ("gather", "megatron"):
         yield Strategy(f"tp {style}", f"tp={gpus}", {"tp_style": style})
     for micro_batches in (1, gpus, 4 * gpus):
-        yield Strategy(f"pp, {micro_batches} micro-batch{'es' * (micro_batches > 1)}", f"pp={gpus}", {"micro_batches": micro_batches})
+        yield Strategy(f"pp, M={micro_batches}", f"pp={gpus}", {"micro_batches": micro_batches})
     for inner in INNER:
         if gpus % inner == 0 and gpus > inner:
             outer = gpus // inner
@@ -124,14 +124,10 @@ def compare(
     return Comparison(f"{trace.model} on {gpus} x {trace.gpu}", gpus, tuple(runs))
 
 
-def _run(
-    strategy: Strategy, trace: Trace, gpus: int, topology: TopologyLike | None, options: Mapping[str, Any]
-) -> Run:
+def _run(strategy: Strategy, trace: Trace, gpus: int, topology: TopologyLike | None, options: Mapping[str, Any]) -> Run:
     world = 1 if strategy.parallel == "single" else gpus
     try:
-        result = simulate(
-            trace, strategy.parallel, gpus=world, topology=topology, **{**options, **strategy.options}
-        )
+        result = simulate(trace, strategy.parallel, gpus=world, topology=topology, **{**options, **strategy.options})
     except TriosimError as error:
         return Run(strategy, None, str(error))
     return Run(strategy, result)

@@ -35,7 +35,9 @@ def check_writable(path: PathLike) -> None:
         exists = target.exists()
     except (OSError, ValueError) as error:  # a name too long, a folder that may not be entered
         raise OutputError(_reason(error), where=str(path), fix="choose another path") from None
-    if not os.access(folder if not exists else target, os.W_OK) or (_replaceable(target) and not os.access(folder, os.W_OK)):
+    if not os.access(folder if not exists else target, os.W_OK) or (
+        _replaceable(target) and not os.access(folder, os.W_OK)
+    ):
         raise OutputError("may not be written", where=str(path), fix="choose a path that you may write")
 
 
@@ -78,10 +80,10 @@ def writing_text(path: PathLike) -> Iterator[TextIO]:
     """Open ``path`` for UTF-8 text, compressed where the name ends in ``.gz``; the same text gives the same bytes."""
     with writing_bytes(path) as file:
         if str(path).endswith(".gz"):
-            with gzip.GzipFile(filename="", fileobj=file, mode="wb", compresslevel=5, mtime=0) as compressed:
-                # The buffer spares the compressor from thousands of small calls.
-                with io.TextIOWrapper(cast(BinaryIO, io.BufferedWriter(compressed, 1 << 18)), "utf-8") as text:
-                    yield text
+            # The buffer spares the compressor from thousands of small calls; closing the text closes both.
+            compressed = gzip.GzipFile(filename="", fileobj=file, mode="wb", compresslevel=5, mtime=0)
+            with io.TextIOWrapper(cast(BinaryIO, io.BufferedWriter(compressed, 1 << 18)), "utf-8") as text:
+                yield text
         else:
             text = io.TextIOWrapper(file, "utf-8", newline="\n")
             yield text

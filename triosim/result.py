@@ -167,7 +167,9 @@ class Result:
         """
         from triosim.reports.collect import collect
 
-        data = collect(recording, trace=trace, plan=plan, topology=topology, network=network, inputs=inputs, notes=notes)
+        data = collect(
+            recording, trace=trace, plan=plan, topology=topology, network=network, inputs=inputs, notes=notes
+        )
         return cls(data, recording, topology, network)
 
     # ---- the main figures ---------------------------------------------------------------------------------------
@@ -221,7 +223,8 @@ class Result:
             for rank in parse_ranks(share.ranks)
         ]
         rows.sort(key=lambda row: row["rank"])
-        return _pandas().DataFrame(rows, columns=["rank", "layer", *_columns(LayerShare)[1:]])
+        frame: pd.DataFrame = _pandas().DataFrame(rows, columns=["rank", "layer", *_columns(LayerShare)[1:]])
+        return frame
 
     @property
     def operators(self) -> pd.DataFrame:
@@ -331,12 +334,17 @@ def _plain(value: Any) -> Any:
 
 def _frame(rows: tuple[Any, ...], kind: type) -> pd.DataFrame:
     names = [name for name in _columns(kind) if name != "per_rank"]
-    return _pandas().DataFrame({name: [getattr(row, name) for row in rows] for name in names}, columns=names)
+    frame: pd.DataFrame = _pandas().DataFrame(
+        {name: [getattr(row, name) for row in rows] for name in names}, columns=names
+    )
+    return frame
 
 
 def _pandas() -> Any:
     try:
         import pandas
     except ImportError:
-        raise TriosimError("tables need pandas", fix="pip install 'triosim[pandas]', or read the rows in result.data") from None
+        raise TriosimError(
+            "tables need pandas", fix="pip install 'triosim[pandas]', or read the rows in result.data"
+        ) from None
     return pandas

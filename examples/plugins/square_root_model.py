@@ -1,6 +1,7 @@
 """A compute model that knows one thing: twice the bytes take the square root of two as long.
 
-    triosim simulate TRACE --parallel dp --gpus 4 --batch-size 64 --compute-model examples/plugins/square_root_model.py:SquareRoot
+    triosim simulate TRACE --parallel dp --gpus 4 --batch-size 64 \\
+        --compute-model examples/plugins/square_root_model.py:SquareRoot
 
 An operator in the shapes that were traced keeps its measured time; for others it is scaled by the ratio of two estimates.
 """

@@ -117,5 +117,3 @@ def result(run: Recording | None = None, notes: tuple[str, ...] = ()) -> Result:
         inputs=FakeInputs(),
         notes=notes,
     )
-
-

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from hand_made_run import recording, result
 
 from triosim.errors import OptionError, TriosimError
@@ -41,7 +40,9 @@ def violations(value: Any, schema: dict[str, Any], place: str = "result") -> lis
         for index, item in enumerate(value):
             found += violations(item, schema.get("items", {}), f"{place}[{index}]")
     elif kind in ("number", "integer"):
-        if value < schema.get("minimum", value) or ("exclusiveMinimum" in schema and value <= schema["exclusiveMinimum"]):
+        if value < schema.get("minimum", value) or (
+            "exclusiveMinimum" in schema and value <= schema["exclusiveMinimum"]
+        ):
             found.append(f"{place} is {value}")
     elif kind == "string" and "pattern" in schema and not re.search(schema["pattern"], value):
         found.append(f"{place} is {value!r}")

@@ -105,7 +105,9 @@ def test_tasks_of_one_stream_that_overlap_get_tracks_beside_each_other(tmp_path:
     made = result()
     assert made.topology is not None
     tasks = [Compute.of(name, 2e-3, stream=None) for name in "xyz"]
-    run = Recording([RankRecord(0)], handles=[handle(0, task, at, at, at + 2) for at, task in enumerate(tasks)], end=4e-3)
+    run = Recording(
+        [RankRecord(0)], handles=[handle(0, task, at, at, at + 2) for at, task in enumerate(tasks)], end=4e-3
+    )
     write_timeline(run, made.topology, None, tmp_path / "t.json")
     found = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
     assert set(track_names(found).values()) == {"unordered", "unordered (2)"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 import shutil
 from collections import Counter
 from itertools import pairwise
@@ -11,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from profiles import ADD_, LINEAR, Profile
 
 import triosim
@@ -259,7 +262,7 @@ def broken(value: Any, key: str) -> Any:
 @pytest.mark.parametrize(
     ("file", "key"),
     [("et.json", key) for key in ("nodes", "id", "inputs", "input_types", "input_shapes", "rf_id", "parent", "scope")]
-    + [("profile.pt.trace.json", key) for key in ("traceEvents", "ts", "dur", "args", "deviceProperties", "tid")],
+    + [("profile.pt.trace.json", key) for key in ("traceEvents", "ts", "dur", "args", "deviceProperties")],
 )
 def test_a_file_unlike_pytorch_s_is_refused_by_name(tmp_path: Path, file: str, key: str) -> None:
     profile = Profile()
@@ -269,6 +272,45 @@ def test_a_file_unlike_pytorch_s_is_refused_by_name(tmp_path: Path, file: str, k
     (tmp_path / file).write_text(json.dumps(document))
     with pytest.raises(TraceError, match=str(tmp_path)):
         triosim.load_trace(tmp_path)
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Every key and index of a document."""
+    children = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [*([path] if path else []), *(place for key, child in children for place in places(child, (*path, key)))]
+
+
+ODD = [None, True, -1, 0, 3, 2**70, 1.5, math.nan, math.inf, "x", "", [], {}, [None], [1, 2], {"a": 1}]
+
+
+@settings(max_examples=250, deadline=None)
+@given(data=st.data())
+def test_whatever_is_changed_in_the_files_they_are_read_or_named(
+    data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    profile = Profile()
+    trained(profile)
+    profile.module("Net_0", 0, 100)
+    folder = profile.write(tmp_path_factory.mktemp("mutant"))
+    file = folder / data.draw(st.sampled_from(["et.json", "profile.pt.trace.json"]))
+    document = json.loads(file.read_text())
+    *above, last = data.draw(st.sampled_from(places(document)))
+    target = document
+    for key in above:
+        target = target[key]
+    if data.draw(st.booleans()):
+        target[last] = data.draw(st.sampled_from(ODD))
+    else:
+        del target[last]
+    file.write_text(json.dumps(document))
+    message = str(folder)
+    try:
+        triosim.save_trace(triosim.load_trace(folder), folder / "out.txt")
+        triosim.load_trace(folder / "out.txt")
+    except TraceError as error:
+        message = str(error)
+    assert str(folder) in message
+    assert "out.txt" not in message  # what was accepted can be written and read
 
 
 class TestSample:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 
 from triosim.trace import Operator, Tensor
 
@@ -22,6 +23,7 @@ PRODUCTS = frozenset(("linear", "mm", "addmm", "bmm", "baddbmm", "matmul"))
 _BACKWARD_ATTENTION = 2.5
 
 
+@lru_cache(maxsize=4096)
 def base_name(name: str) -> str:
     """Return an operator's bare name: ``relu`` of ``aten::relu_``, ``AddmmBackward0`` of what the autograd engine calls."""
     return name.rpartition(" ")[2].rpartition("::")[2].removeprefix("aten.").partition(".")[0].strip("_")

@@ -32,16 +32,11 @@ _DRIVERS: tuple[tuple[str, Callable[[Operator, Operator | None], float]], ...] =
 )
 #: Which terms a regression may have (0 is the fixed time), the simplest first.
 _TERMS = sorted(
-    (
-        (*fixed, *drivers)
-        for count in (1, 2, 3)
-        for drivers in combinations((1, 2, 3), count)
-        for fixed in ((), (0,))
-    ),
+    ((*fixed, *drivers) for count in (1, 2, 3) for drivers in combinations((1, 2, 3), count) for fixed in ((), (0,))),
     key=len,
 )
-#: More terms must lower the standard error by more than this factor, and by more than a percent of the time.
-_WORTHWHILE, _NEGLIGIBLE = 0.8, 0.01
+#: A difference between standard errors of less than this part of an operator's time counts as none.
+_NEGLIGIBLE = 0.005
 
 Kind = tuple[str, str]
 Array = npt.NDArray[np.float64]
@@ -114,12 +109,18 @@ def _fit(drivers: Array, seconds: Array) -> Line:
                 found.append((terms, *solved))
     if not found:  # operators without tensors: nothing to scale by
         return Line((float(seconds[timed].mean()), 0.0, 0.0, 0.0), math.nan, points)
-    best = min(error for _, _, error in found)
-    terms, solution, error = next(one for one in found if one[2] <= max(best / _WORTHWHILE, best + _NEGLIGIBLE))
+    # The standard error of few points is itself uncertain, by one in sqrt(2 * degrees of freedom): within twice that, the
+    # simpler regression is as good, and of two equally simple ones the first, in FLOPs.
+    best_terms, _, best = min(found, key=lambda one: one[2])
+    uncertainty = 2.0 / math.sqrt(2.0 * max(points - len(best_terms), 1))
+    good = best * (1.0 + uncertainty) + _NEGLIGIBLE
+    terms, solution, error = next(one for one in found if one[2] <= good)
     coefficients = [0.0, 0.0, 0.0, 0.0]
     for term, value in zip(terms, solution, strict=True):
         coefficients[term] = float(value)
-    return Line((coefficients[0], coefficients[1], coefficients[2], coefficients[3]), error if points > 1 else math.nan, points)
+    return Line(
+        (coefficients[0], coefficients[1], coefficients[2], coefficients[3]), error if points > 1 else math.nan, points
+    )
 
 
 def _solve(relative: Array) -> tuple[Array, float] | None:

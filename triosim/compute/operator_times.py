@@ -155,7 +155,12 @@ def _entry(row: Mapping[str, Any], where: str) -> Entry:
         raise TriosimError(f"id: {row['id']!r} is not a whole number", where=where) from None
     operator, layer = row.get("operator"), row.get("layer")
     return Entry(
-        seconds, where, number, None if operator is None else str(operator), None if layer is None else str(layer), phase
+        seconds,
+        where,
+        number,
+        None if operator is None else str(operator),
+        None if layer is None else str(layer),
+        phase,
     )
 
 
@@ -177,4 +182,5 @@ def _suggestion(entry: Entry, operators: Sequence[Operator]) -> str:
 
 def _only(entry: Entry, key: str) -> Entry:
     """Return an entry that asks for one of its keys alone."""
-    return replace(entry, **{k: None for k in ("id", "operator", "layer", "phase") if k != key})
+    operator = entry.operator if key == "operator" else None
+    return Entry(entry.seconds, entry.where, operator=operator, layer=entry.layer if key == "layer" else None)

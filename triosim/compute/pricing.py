@@ -17,7 +17,9 @@ from triosim.trace import Operator
 FLOOR_SECONDS = 1e-6
 
 
-def reprice(before: Sequence[Operator], after: Sequence[Operator], model: ComputeModel, gpu: str = "") -> list[Operator]:
+def reprice(
+    before: Sequence[Operator], after: Sequence[Operator], model: ComputeModel, gpu: str = ""
+) -> list[Operator]:
     """Return ``after`` with times: ``before`` are the same operators, one for one, in the shapes that their times hold for.
 
     A backward operator is taken to have changed when the forward operator that it differentiates has; give both.

@@ -39,7 +39,9 @@ class _Rescaling:
         self._layouts: dict[int, tuple[int, ...]] = {}  # by storage: the first shape in which it was seen to scale
 
     def operators(self) -> list[Operator]:
-        found = {tensor.id: tensor for operator in self._all for tensor in operator.inputs if tensor.category == "input"}
+        found = {
+            tensor.id: tensor for operator in self._all for tensor in operator.inputs if tensor.category == "input"
+        }
         if not any(self._divides(tensor, 0) for tensor in found.values()):
             raise TraceError(
                 f"no input of the network has the batch size {self._old} as its first dimension, so it cannot be changed",
@@ -52,7 +54,9 @@ class _Rescaling:
         if operator.phase == "optimizer":
             return operator
         if operator.phase == "forward" and any(tensor.storage in self._dependent for tensor in operator.inputs):
-            self._dependent.update(tensor.storage for tensor in operator.outputs if self._is_of_samples(operator, tensor))
+            self._dependent.update(
+                tensor.storage for tensor in operator.outputs if self._is_of_samples(operator, tensor)
+            )
         inputs = tuple(self._resize(operator, tensor) for tensor in operator.inputs)
         outputs = tuple(self._resize(operator, tensor) for tensor in operator.outputs)
         if inputs == operator.inputs and outputs == operator.outputs:

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from triosim.networks.topology import Topology
     from triosim.trace import Trace
 
+
 class Inputs(Protocol):
     """What a run was started with: every option, and the paths of the files that were read, by what they were for."""
 
@@ -79,7 +80,11 @@ def collect(
     """Return the figures of a run. Raises ``SimulationError`` where nothing was computed, or where they contradict."""
     ends = _iteration_ends(recording)
     steps = len(ends)
-    if not math.isfinite(recording.end) or recording.end <= 0 or not any(r.compute_seconds > 0 for r in recording.ranks):
+    if (
+        not math.isfinite(recording.end)
+        or recording.end <= 0
+        or not any(r.compute_seconds > 0 for r in recording.ranks)
+    ):
         raise SimulationError(
             "nothing was computed: the operators that were simulated take no time",
             where=trace.source or None,
@@ -158,10 +163,20 @@ def _layers(classes: list[RankClass], steps: int) -> Iterable[LayerTimes]:
     for layer, rows in shares.items():
         members = sum(len(ranks) for ranks in rows.values())
         mean = [math.fsum(row[i] * len(ranks) for row, ranks in rows.items()) / members for i in range(4)]
-        per_rank = tuple(
-            LayerShare(format_ranks(ranks), *row[:3], math.fsum(row[:3]), _count(row[3])) for row, ranks in rows.items()
-        )
-        yield LayerTimes(layer, *mean[:3], math.fsum(mean[:3]), _count(mean[3]), per_rank)
+        per_rank = tuple(LayerShare(format_ranks(ranks), **_layer_row(row)) for row, ranks in rows.items())
+        yield LayerTimes(layer, **_layer_row(mean), per_rank=per_rank)
+
+
+def _layer_row(row: Sequence[float]) -> dict[str, float]:
+    forward, backward, optimizer, operators = row
+    total = math.fsum((forward, backward, optimizer))
+    return {
+        "forward_s": forward,
+        "backward_s": backward,
+        "optimizer_s": optimizer,
+        "total_s": total,
+        "operators": _count(operators),
+    }
 
 
 def _operators(classes: list[RankClass], steps: int) -> Iterable[OperatorTimes]:

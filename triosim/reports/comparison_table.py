@@ -40,7 +40,7 @@ def render(comparison: Comparison) -> RenderableType:
     for run in comparison.runs:
         if run.result is None:
             parts.append(Text(f"{run.label} cannot run: {run.reason}", style="dim"))
-    parts.append(Text("compute, exposed communication and idle are shares of the step, the mean over the GPUs", style="dim"))
+    parts.append(Text("compute, exposed communication, idle: of the step, mean over the GPUs", style="dim"))
     parts.extend(Text(f"note: {note}", style="yellow") for note in notes)
     return Group(*parts)
 

@@ -23,7 +23,13 @@ def as_html(data: ResultData, title: str) -> str:
                     str(rank.rank),
                     *map(
                         format_time,
-                        (rank.compute_s, rank.communication_s, rank.exposed_communication_s, rank.waiting_s, rank.idle_s),
+                        (
+                            rank.compute_s,
+                            rank.communication_s,
+                            rank.exposed_communication_s,
+                            rank.waiting_s,
+                            rank.idle_s,
+                        ),
                     ),
                 ]
                 for rank in data.ranks[:_ROWS]
@@ -41,7 +47,13 @@ def as_html(data: ResultData, title: str) -> str:
         _table(
             ["transfer", "ranks", "count", "bytes", "time"],
             (
-                [f"{row.kind} {row.axis}", str(row.group_size), f"{row.count:g}", format_bytes(row.bytes), format_time(row.total_s)]
+                [
+                    f"{row.kind} {row.axis}",
+                    str(row.group_size),
+                    f"{row.count:g}",
+                    format_bytes(row.bytes),
+                    format_time(row.total_s),
+                ]
                 for row in data.collectives[:_ROWS]
             ),
             len(data.collectives) - _ROWS,

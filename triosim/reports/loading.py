@@ -18,7 +18,9 @@ def read_result(path: Path) -> ResultData:
     values = read_json(path)
     if not isinstance(values, dict) or values.get("schema") != SCHEMA:
         found = values.get("schema") if isinstance(values, dict) else type(values).__name__
-        raise TriosimError(f"is not a result of this version: its schema is {found!r}", where=str(path), fix=f"'{SCHEMA}' is read")
+        raise TriosimError(
+            f"is not a result of this version: its schema is {found!r}", where=str(path), fix=f"'{SCHEMA}' is read"
+        )
     return typing.cast(ResultData, _read(ResultData, values, str(path), ""))
 
 
@@ -59,7 +61,7 @@ def _value(name: str, hint: Any, value: Any, file: str, key: str) -> Any:
         (item, _) = typing.get_args(hint)
         return tuple(_value(name, item, entry, file, f"{key}[{index}]") for index, entry in enumerate(value))
     expected: Any = {float: (int, float), int: int, str: str}.get(hint, dict)
-    if isinstance(value, bool) or not isinstance(value, expected) or (expected != dict and not _finite(value)):
+    if isinstance(value, bool) or not isinstance(value, expected) or (expected is not dict and not _finite(value)):
         raise TriosimError(f"'{key}' is {value!r:.40}, which is not {_NAMES[expected]}", where=file)
     return value
 

@@ -17,7 +17,7 @@ from triosim.tasks import Compute
 from triosim.units import format_time
 
 if TYPE_CHECKING:
-    from triosim.compare import Comparison
+    from triosim.comparison import Comparison
     from triosim.result import RankTimes, Result
 
 MAX_RANKS = 16
@@ -43,7 +43,9 @@ def check_plot(path: PathLike) -> None:
     from importlib.util import find_spec
 
     if Path(path).suffix.lower() not in FORMATS:
-        raise OutputError("is no kind of picture that is known", where=str(path), fix=f"end the name in {' or '.join(FORMATS)}")
+        raise OutputError(
+            "is no kind of picture that is known", where=str(path), fix=f"end the name in {' or '.join(FORMATS)}"
+        )
     if find_spec("matplotlib") is None:
         raise OutputError("a picture needs matplotlib", where=str(path), fix="pip install 'triosim[plot]'")
 
@@ -84,7 +86,9 @@ def write_comparison(comparison: Comparison, path: PathLike) -> None:
     times.set_ylim(len(runs) - 0.4, -0.6)
     speeds.barh(range(len(runs)), [result.throughput_samples_per_s for _, result in runs], 0.62, color="#CCBB44")
     for row, (_, result) in enumerate(runs):
-        speeds.text(result.throughput_samples_per_s, row, f" {result.throughput_samples_per_s:,.0f}", va="center", fontsize=8)
+        speeds.text(
+            result.throughput_samples_per_s, row, f" {result.throughput_samples_per_s:,.0f}", va="center", fontsize=8
+        )
     speeds.margins(x=0.2)
     speeds.set_xlabel("samples per second")
     _bare(speeds)
@@ -126,7 +130,9 @@ def _gantt(axes: Any, recording: Recording, ranks: Sequence[RankTimes]) -> None:
         record = next(record for record in recording.ranks if record.rank == rank)
         for kind, intervals in _kinds(recording, rank, record.compute.merged(), record.communication.merged()):
             top = row - 0.36 if kind in ("forward", "backward", "optimizer", "compute") else row + 0.02
-            spans = [(start * scale, (end - start) * scale) for start, end in coarser(intervals, recording.end * _FINEST)]
+            spans = [
+                (start * scale, (end - start) * scale) for start, end in coarser(intervals, recording.end * _FINEST)
+            ]
             if spans:
                 axes.broken_barh(spans, (top, 0.34), facecolor=COLOURS[kind], linewidth=0)
                 used[kind] = None

@@ -3,49 +3,65 @@
 from __future__ import annotations
 
 import sys
-import time
+import threading
 from types import TracebackType
 from typing import TYPE_CHECKING
 
 from triosim.units import format_time
 
 if TYPE_CHECKING:
-    from rich.status import Status
+    import rich.progress
 
 PATIENCE = 2.0  # seconds that a person waits without asking
 
 
 class Progress:
-    """Called with the simulated time and the number of finished tasks; shows a line that is wiped at the end."""
+    """Within its block, a line that says how far a simulation is appears after a while, and is wiped at the end.
 
-    def __init__(self, *, shown: bool = True, label: str = "") -> None:
-        self.label = label
+    It is called with the simulated time and the number of finished tasks. A timer shows the line, so that it also
+    appears where those calls are rare.
+    """
+
+    def __init__(self, *, shown: bool = True) -> None:
+        self.label = ""
+        self._text = "reading"
         self._shown = shown and sys.stderr.isatty()
-        self._started = time.monotonic()
-        self._status: Status | None = None
+        self._timer = threading.Timer(PATIENCE, self._show)
+        self._timer.daemon = True
+        self._lock = threading.Lock()
+        self._over = False
+        self._line: rich.progress.Progress | None = None
 
     def __call__(self, seconds: float, tasks: int) -> None:
         """Tell how far a simulation is."""
-        if not self._shown:
-            return
-        elapsed = time.monotonic() - self._started
-        if elapsed < PATIENCE:
-            return
-        text = f"{self.label}{format_time(seconds)} simulated, {tasks:,} tasks, {elapsed:.0f} s"
-        if self._status is None:
-            from rich.console import Console
-            from rich.status import Status
-
-            self._status = Status(text, console=Console(stderr=True))
-            self._status.start()
-        else:
-            self._status.update(text)
+        self._text = f"{format_time(seconds)} simulated, {tasks:,} tasks"
+        if self._line is not None:
+            self._line.update(self._line.task_ids[0], description=self.label + self._text)
 
     def __enter__(self) -> Progress:
+        if self._shown:
+            self._timer.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._status is not None:
-            self._status.stop()
+        self._timer.cancel()
+        with self._lock:
+            self._over = True
+            if self._line is not None:
+                self._line.stop()
+
+    def _show(self) -> None:
+        from rich.console import Console
+        from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+        with self._lock:
+            if self._over:
+                return
+            columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
+            line = Progress(*columns, console=Console(stderr=True), transient=True)
+            line.add_task(self.label + self._text, total=None)
+            line.tasks[0].start_time = line.get_time() - PATIENCE
+            line.start()
+            self._line = line

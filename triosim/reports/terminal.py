@@ -55,7 +55,9 @@ def spaced(parts: Iterable[RenderableType]) -> list[RenderableType]:
 
 def table(title: str, *columns: str, caption: str | None = None) -> Table:
     """Return a table in the style of all of triosim's: the first column to the left, figures to the right."""
-    made = Table(title=title, title_justify="left", title_style="bold", caption=caption, caption_justify="left", box=None)
+    made = Table(
+        title=title, title_justify="left", title_style="bold", caption=caption, caption_justify="left", box=None
+    )
     for index, column in enumerate(columns):
         made.add_column(column, justify="left" if index == 0 else "right", header_style="dim", overflow="fold")
     return made
@@ -96,7 +98,8 @@ def _summary(data: ResultData, title: str) -> RenderableType:
         "step time",
         Text.assemble(
             (format_time(data.step_time_s), "bold green"),
-            f"   {data.throughput_samples_per_s:,.0f} samples/s" + (f"   (mean of {many} iterations)" if many > 1 else ""),
+            f"   {data.throughput_samples_per_s:,.0f} samples/s"
+            + (f"   (mean of {many} iterations)" if many > 1 else ""),
         ),
     )
     return Panel(grid, title=Text(title), title_align="left", expand=False)
@@ -167,7 +170,9 @@ def _transfers(data: ResultData) -> RenderableType:
         nbytes = sum(row.count * row.bytes for row in members)
         seconds = sum(row.total_s for row in members)
         rate = f"{format_bytes(nbytes / seconds)}/s" if seconds else ""
-        made.add_row(kind, Text(shorten(axis, 14)), str(size), f"{count:,g}", format_bytes(nbytes), format_time(seconds), rate)
+        made.add_row(
+            kind, Text(shorten(axis, 14)), str(size), f"{count:,g}", format_bytes(nbytes), format_time(seconds), rate
+        )
     if len(rows) > MAX_TRANSFERS:
         made.add_row(f"… {len(rows) - MAX_TRANSFERS} more kinds", style="dim")
     return made

@@ -99,7 +99,9 @@ class _Timeline:
         self._flows(getattr(network, "flows", None) or ())
         self._counters(getattr(network, "rates", None) or (), recording.end)
         self._names()
-        other = json.dumps({"title": self.title, **{f"left out: {what}": count for what, count in self.left_out.items()}})
+        other = json.dumps(
+            {"title": self.title, **{f"left out: {what}": count for what, count in self.left_out.items()}}
+        )
         self.file.write(f'\n],"otherData":{other}}}\n')
 
     # ---- tasks --------------------------------------------------------------------------------------------------
@@ -151,12 +153,16 @@ class _Timeline:
                 continue
             shown += 1
             start, end = _ns(flow.started), _ns(flow.finished)
-            args = json.dumps({"bytes": flow.nbytes, "from": flow.source, "to": flow.destination, "links": list(flow.links)})
+            args = json.dumps(
+                {"bytes": flow.nbytes, "from": flow.source, "to": flow.destination, "links": list(flow.links)}
+            )
             ends = []
             for node, stream in ((flow.source, "network out"), (flow.destination, "network in")):
                 process = self.processes[node]
                 _, track = self.tracks.setdefault(process, _Tracks()).place(stream, start, end)
-                name = json.dumps(f"{flow.source} → {flow.destination}  {format_bytes(flow.nbytes)}", ensure_ascii=False)
+                name = json.dumps(
+                    f"{flow.source} → {flow.destination}  {format_bytes(flow.nbytes)}", ensure_ascii=False
+                )
                 self._slice(process, track, start, end, f'"name":{name},"cat":"flow","args":{args}')
                 ends.append((process, track))
             self._arrow((*ends[0], start), (*ends[1], max(start, end - 1)), "flow")
@@ -182,12 +188,16 @@ class _Timeline:
         for name in sorted(busiest[:MAX_COUNTER_LINKS], key=order.index):
             points = changes[name]
             if len(points) > room:
-                self.left_out["changes of a link's rate"] = self.left_out.get("changes of a link's rate", 0) + len(points) - room
+                self.left_out["changes of a link's rate"] = (
+                    self.left_out.get("changes of a link's rate", 0) + len(points) - room
+                )
             bandwidth = self.topology.links[name].bandwidth
             label = json.dumps(f"{name} utilisation")
             for time, rate in points[:room]:
                 value = json.dumps(round(100 * rate / bandwidth, 4))
-                self._event(f'"ph":"C","name":{label},"pid":{self.link_process},"ts":{_us(time)},"args":{{"%":{value}}}')
+                self._event(
+                    f'"ph":"C","name":{label},"pid":{self.link_process},"ts":{_us(time)},"args":{{"%":{value}}}'
+                )
             room -= min(room, len(points))
         if changes:
             self.processes["links"] = self.link_process
@@ -236,6 +246,7 @@ def _track_order(stream: str) -> tuple[int, str]:
 def _transfer(task: Transfer, waiting: int) -> str:
     """Return name and details of a transfer's slice."""
     args: dict[str, Any] = {"waiting_us": waiting / 1000}
+    name: str
     if isinstance(task, Collective):
         args |= {"bytes": task.nbytes, "group": format_ranks(task.group.ranks), "axis": task.group.name}
         name, size = task.kind, task.nbytes

@@ -9,6 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from triosim.networks.summary import summary
 from triosim.networks.topology import Link, Topology
 from triosim.reports.terminal import shorten, spaced, table
 from triosim.units import format_bandwidth, format_time
@@ -19,12 +20,16 @@ MAX_LINKS = 64
 
 def render(topology: Topology) -> RenderableType:
     """Return a topology as something that rich can show."""
-    kinds = Counter(node.kind for node in topology.nodes.values())
-    counted = ", ".join(f"{count} {_plural(kind, count)}" for kind, count in kinds.items())
+    facts = summary(topology)
+    counted = ", ".join(f"{count} {_plural(kind, count)}" for kind, count in facts.nodes.items())
     total = len(topology.links)
     parts: list[RenderableType] = [
         Text.assemble((topology.name, "bold"), f": {counted}, {total} {_plural('link', total)} (one direction each)")
     ]
+    if facts.diameter is not None and facts.longest_latency is not None and facts.bisection is not None:
+        latency, bandwidth = format_time(facts.longest_latency), format_bandwidth(facts.bisection)
+        links = f"{facts.diameter} {_plural('link', facts.diameter)}"
+        parts.append(Text(f"GPUs at most {links} ({latency}) apart, {bandwidth} between their halves"))
     if not total:
         return Group(*parts)
     links = pairs(topology.links.values())

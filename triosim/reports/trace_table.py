@@ -28,7 +28,8 @@ def _facts(trace: Trace) -> RenderableType:
         "batch size": f"{trace.batch_size:,}",
         "operators": f"{len(trace.operators):,}",
         "parameters": f"{summary.parameter_elements(trace):,} elements",
-        "sum of operators": format_time(trace.seconds) + (f", of it busy {format_time(busy)}" if busy is not None else ""),
+        "sum of operators": format_time(trace.seconds)
+        + (f", of it busy {format_time(busy)}" if busy is not None else ""),
     }
     if trace.step_seconds is not None:
         facts["measured step"] = format_time(trace.step_seconds)

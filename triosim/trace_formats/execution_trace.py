@@ -7,6 +7,7 @@ device]``.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -164,7 +165,10 @@ def _tensors(
 
 def _tensor(value: list[Any], shape: list[int], kind: str, strides: list[int] | None) -> RawTensor:
     dtype = _DTYPES.get(kind[len("Tensor(") : -1]) or _BY_SIZE.get(value[4], "float32")
-    return RawTensor(int(value[0]), int(value[1]), tuple(shape), dtype, (int(value[2]), *(strides or ())))
+    sizes, layout = tuple(int(size) for size in shape), (int(value[2]), *(int(step) for step in strides or ()))
+    if min(sizes, default=0) < 0 or math.prod(sizes) > 2**59:
+        raise ValueError(f"no tensor has the shape {list(sizes)}")
+    return RawTensor(int(value[0]), int(value[1]), sizes, dtype, layout)
 
 
 def _signature(schema: str) -> list[tuple[str, bool]]:

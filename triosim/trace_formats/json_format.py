@@ -12,6 +12,7 @@ import math
 import os
 import re
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -56,7 +57,6 @@ MOST_FLOPS = 1e30
 LARGEST_INTEGER = 2**63 - 1
 MOST_ELEMENTS = 2**59
 
-INTEGERS = frozenset({int})
 _CATEGORIES = frozenset(CATEGORIES)
 _PHASES = frozenset(PHASES)
 
@@ -117,6 +117,7 @@ class _Reader:
     def tensors(self, items: list[Any]) -> dict[int, Tensor]:
         found: dict[int, Tensor] = {}
         linked: list[tuple[int, int]] = []
+        plain = _all_integers(items, "shape")
         for index, item in enumerate(items):
             try:
                 number, shape, dtype, category = item["id"], item["shape"], item["dtype"], item["category"]
@@ -132,7 +133,7 @@ class _Reader:
                 self.fail(f"tensors[{index}].id", f"there is another tensor with the id {number}", "ids are unique")
             if type(shape) is not list:
                 self.fail(f"tensors[{index}].shape", f"{_shown(shape)} is not a list", "write [128, 3, 224, 224]")
-            if not set(map(type, shape)) <= INTEGERS or (shape and min(shape) < 0):
+            if not plain or (shape and min(shape) < 0):
                 for place, size in enumerate(shape):
                     self.integer(size, f"tensors[{index}].shape[{place}]")
             if math.prod(shape) > MOST_ELEMENTS:
@@ -164,6 +165,8 @@ class _Reader:
         found: list[Operator] = []
         by_id: dict[int, Operator] = {}
         texts: dict[str, str] = {}  # each text once, with the place where it first stood
+        find = tensors.__getitem__
+        plain = _all_integers(items, "inputs") and _all_integers(items, "outputs")
         for index, item in enumerate(items):
             try:
                 number, name, phase, layer = item["id"], item["name"], item["phase"], item["layer"]
@@ -189,14 +192,14 @@ class _Reader:
                     self.fail(f"operators[{index}].seconds", "is absent", "every operator needs its time in seconds")
                 seconds = self.number(seconds, f"operators[{index}].seconds", LONGEST_SECONDS)
             busy, host, flops = get("busy_seconds"), get("host_seconds"), get("flops")
-            if busy is not None:
+            if busy is not None and not (type(busy) is float and 0 <= busy <= LONGEST_SECONDS):
                 busy = self.number(busy, f"operators[{index}].busy_seconds", LONGEST_SECONDS)
-            if host is not None:
+            if host is not None and not (type(host) is float and 0 <= host <= LONGEST_SECONDS):
                 host = self.number(host, f"operators[{index}].host_seconds", LONGEST_SECONDS)
             if flops is not None:
                 flops = self.number(flops, f"operators[{index}].flops", MOST_FLOPS)
             forward = get("forward")
-            if forward is not None:
+            if forward is not None and type(forward) is not int:
                 self.integer(forward, f"operators[{index}].forward")
             kernels = get("kernels", ())
             if kernels != ():
@@ -205,19 +208,27 @@ class _Reader:
                         f"operators[{index}].kernels", f"{_shown(kernels)} is not a list", "write a list of names"
                     )
                 for place, kernel in enumerate(kernels):
-                    self.text(kernel, f"operators[{index}].kernels[{place}]")
-                    texts.setdefault(kernel, f"operators[{index}].kernels[{place}]")
+                    if type(kernel) is not str:
+                        self.text(kernel, f"operators[{index}].kernels[{place}]")
+                    if kernel not in texts:
+                        texts[kernel] = f"operators[{index}].kernels[{place}]"
             if name not in texts:
                 texts[name] = f"operators[{index}].name"
             if layer not in texts:
                 texts[layer] = f"operators[{index}].layer"
+            try:
+                if not plain:
+                    raise KeyError
+                read, made = tuple(map(find, inputs)), tuple(map(find, outputs))
+            except (KeyError, TypeError):
+                read, made = (self.named(item[key], tensors, index, key) for key in ("inputs", "outputs"))
             by_id[number] = operator = Operator(
                 number,
                 name,
                 phase,
                 layer,
-                self.named(inputs, tensors, index, "inputs"),
-                self.named(outputs, tensors, index, "outputs"),
+                read,
+                made,
                 seconds,
                 busy,
                 host,
@@ -234,25 +245,20 @@ class _Reader:
                     if target is None:
                         said = f"there is no operator {operator.forward}"
                     self.fail(f"operators[{index}].forward", said, "name the id of a forward operator")
-        for text, place in texts.items():
-            self.text(text, place)
+        for text, where in texts.items():
+            self.text(text, where)
         return tuple(found)
 
     def named(self, ids: Any, tensors: dict[int, Tensor], index: int, key: str) -> tuple[Tensor, ...]:
         """Return the tensors that an operator names."""
         if type(ids) is not list:
             self.fail(f"operators[{index}].{key}", f"{_shown(ids)} is not a list", "write a list of tensor ids")
-        if set(map(type, ids)) <= INTEGERS:  # True and 1.0 would find tensor 1
-            try:
-                return tuple([tensors[number] for number in ids])
-            except KeyError:
-                pass
         for place, number in enumerate(ids):
             self.integer(number, f"operators[{index}].{key}[{place}]")
             if number not in tensors:
                 fix = "list it under 'tensors', or leave it out"
                 self.fail(f"operators[{index}].{key}[{place}]", f"there is no tensor {number}", fix)
-        raise AssertionError(ids)  # pragma: no cover: one of the above failed
+        return tuple(tensors[number] for number in ids)
 
     def items(self, value: Any, key: str) -> list[Any]:
         if type(value) is not list:
@@ -319,6 +325,18 @@ class _Reader:
         shown = place if len(place) < 100 else place[:97] + "..."
         shown = shown.encode("utf-8", "backslashreplace").decode()
         raise TraceError(what, where=f"{self.file}: {shown}", fix=fix)
+
+
+def _all_integers(items: list[Any], key: str) -> bool:
+    """Whether each item has a list of integers under the key: one look at all, which spares a look at each.
+
+    ``True`` and ``1.0`` equal 1, and would be taken for it.
+    """
+    try:
+        lists = [item[key] for item in items]
+        return set(map(type, lists)) <= {list} and set(map(type, chain.from_iterable(lists))) <= {int}
+    except (KeyError, TypeError, IndexError):
+        return False
 
 
 def _shown(value: object) -> str:

@@ -7,6 +7,7 @@ launched it by its correlation id and the place of the launch on the host's thre
 from __future__ import annotations
 
 import bisect
+import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -19,6 +20,9 @@ from triosim.trace_formats.files import head, read_json
 _LAUNCHES = ("cuda_runtime", "cuda_driver", "hip_runtime", "xpu_runtime", "privateuse1_runtime", "privateuse1_driver")
 _WORK = ("kernel", "gpu_memset", "gpu_memcpy")
 _MODULE = "nn.Module: "
+#: Microseconds that no event lasts: 30 years.
+LONGEST = 1e15
+
 _STEP = re.compile(r"ProfilerStep#\d+")
 
 
@@ -27,7 +31,7 @@ class Span:
     """Something on a thread of the host, in microseconds."""
 
     name: str
-    thread: object
+    thread: str
     start: float
     end: float
     order: int = 0
@@ -42,7 +46,7 @@ class Work:
     name: str
     start: float
     end: float
-    thread: object = None
+    thread: str | None = None
     launched: float = 0.0
     external: int | None = None
 
@@ -53,7 +57,7 @@ class Profile:
 
     calls: list[Span] = field(default_factory=list)  # operators and annotations of the host
     steps: list[Span] = field(default_factory=list)
-    modules: dict[object, Spans] = field(default_factory=dict)
+    modules: dict[str, Spans] = field(default_factory=dict)
     work: list[Work] = field(default_factory=list)
     gpu: str = "unknown"
     software: dict[str, str] = field(default_factory=dict)
@@ -96,8 +100,8 @@ def read(path: Path) -> Profile:
     if not isinstance(events, list):
         raise TraceError("has no list of events", where=f"{path}: traceEvents", fix="give a PyTorch profiler file")
     profile = Profile()
-    modules: dict[object, list[Span]] = {}
-    launches: dict[int, tuple[object, float]] = {}
+    modules: dict[str, list[Span]] = {}
+    launches: dict[object, tuple[str, float]] = {}
     work: list[dict[str, Any]] = []
     for order, event in enumerate(events):
         if not isinstance(event, dict) or event.get("ph") != "X":
@@ -111,15 +115,14 @@ def read(path: Path) -> Profile:
             module.name = module.name.removeprefix(_MODULE)
             modules.setdefault(module.thread, []).append(module)
         elif category in _LAUNCHES:
-            launches[event["args"].get("correlation")] = (event["tid"], float(event["ts"]))
+            launches[event["args"].get("correlation")] = (str(event["tid"]), _moments(event)[0])
         elif category in _WORK:
             work.append(event)
     for event in work:
         arguments = event.get("args", {})
         thread, launched = launches.get(arguments.get("correlation"), (None, 0.0))
-        start = float(event["ts"])
-        end = start + float(event.get("dur", 0))
-        profile.work.append(Work(str(event["name"]), start, end, thread, launched, arguments.get("External id")))
+        external = _number(arguments.get("External id"))
+        profile.work.append(Work(str(event["name"]), *_moments(event), thread, launched, external))
     profile.work.sort(key=lambda one: (one.start, one.end))
     profile.modules = {thread: Spans(spans) for thread, spans in modules.items()}
     device = work[0].get("args", {}).get("device", 0) if work else 0
@@ -134,13 +137,16 @@ def read(path: Path) -> Profile:
 
 def _span(event: dict[str, Any], order: int) -> Span:
     arguments = event.get("args", {})
-    start = float(event["ts"])
-    return Span(
-        str(event["name"]),
-        event["tid"],
-        start,
-        start + float(event.get("dur", 0)),
-        order,
-        arguments.get("Record function id"),
-        arguments.get("External id"),
-    )
+    function, external = _number(arguments.get("Record function id")), _number(arguments.get("External id"))
+    return Span(str(event["name"]), str(event["tid"]), *_moments(event), order, function, external)
+
+
+def _moments(event: dict[str, Any]) -> tuple[float, float]:
+    start, duration = float(event["ts"]), float(event.get("dur", 0))
+    if not (math.isfinite(start) and 0 <= duration <= LONGEST):
+        raise ValueError(f"'{event['name']}' has the time {start} and the duration {duration}")
+    return start, start + duration
+
+
+def _number(value: object) -> int | None:
+    return value if isinstance(value, int) else None

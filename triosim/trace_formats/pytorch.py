@@ -46,7 +46,7 @@ def read(path: Path, *, batch_size: int | None = None) -> Trace:
 
 
 def _read(path: Path, profile_path: Path, graph_path: Path, batch_size: int | None) -> Trace:
-    unlike = (KeyError, TypeError, IndexError, AttributeError, ValueError)
+    unlike = (KeyError, TypeError, IndexError, AttributeError, ValueError, OverflowError)
     try:
         profile = kineto.read(profile_path)
     except unlike as error:

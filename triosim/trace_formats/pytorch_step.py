@@ -172,7 +172,7 @@ class Step:
 
     def _orphan(self, work: Work, kept: list[tuple[float, DraftOperator]]) -> DraftOperator:
         """Return an operator of its own for work that no call launched, named after the annotation around its launch."""
-        spans = self._annotations.get(work.thread)
+        spans = self._annotations.get(work.thread or "")
         around = [span.name for span in spans.holding(work.launched)] if spans is not None else []
         moment = work.launched or work.start
         before = [draft for start, draft in kept if start <= moment]
@@ -382,8 +382,8 @@ def _outermost(nodes: list[Node], spans: dict[int, Span]) -> list[_Call]:
     return sorted(found, key=lambda call: call.node.number)
 
 
-def _by_thread(spans: list[Span]) -> dict[object, Spans]:
-    threads: dict[object, list[Span]] = {}
+def _by_thread(spans: list[Span]) -> dict[str, Spans]:
+    threads: dict[str, list[Span]] = {}
     for span in spans:
         threads.setdefault(span.thread, []).append(span)
     return {thread: Spans(found) for thread, found in threads.items()}

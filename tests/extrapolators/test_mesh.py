@@ -1,0 +1,54 @@
+"""Ranks on a mesh: who stands where, and who talks to whom."""
+
+from __future__ import annotations
+
+import pytest
+
+from triosim.errors import OptionError
+from triosim.extrapolators.mesh import Mesh, layout
+
+
+def test_the_first_axis_is_the_fastest() -> None:
+    mesh = Mesh.of(tp=4, dp=2, pp=3)
+    assert mesh.world == 24
+    assert mesh.coordinates(0) == {"tp": 0, "dp": 0, "pp": 0}
+    assert mesh.coordinates(13) == {"tp": 1, "dp": 1, "pp": 1}
+
+
+def test_a_group_holds_the_ranks_that_differ_along_its_axis_alone() -> None:
+    mesh = Mesh.of(tp=4, dp=2)
+    assert mesh.group("tp", 5).ranks == (4, 5, 6, 7)
+    assert mesh.group("dp", 5).ranks == (1, 5)
+    assert mesh.group("dp", 5).name == "dp"
+    assert mesh.group("dp", 5) is mesh.group("dp", 1)
+
+
+def test_every_rank_is_in_one_group_of_each_axis() -> None:
+    mesh = Mesh.of(tp=2, dp=3, pp=4)
+    for axis in ("tp", "dp", "pp"):
+        groups = {mesh.group(axis, rank) for rank in range(mesh.world)}
+        assert sorted(rank for group in groups for rank in group.ranks) == list(range(24))
+
+
+def test_a_neighbour_stands_where_the_rank_does_along_the_other_axes() -> None:
+    mesh = Mesh.of(tp=2, dp=2, pp=3)
+    assert mesh.neighbour("pp", 3, 2) == 11
+    with pytest.raises(IndexError):
+        mesh.neighbour("pp", 3, 3)
+
+
+def test_an_axis_that_is_not_there_has_one_rank() -> None:
+    mesh = Mesh.of(dp=2)
+    assert mesh.size("tp") == 1
+    assert mesh.group("tp", 1).ranks == (1,)
+
+
+def test_axes_are_laid_out_by_their_order_whatever_the_user_wrote_first() -> None:
+    assert [axis.name for axis in layout([(30, "pp", 2), (20, "dp", 4), (0, "tp", 8)]).axes] == ["tp", "dp", "pp"]
+
+
+def test_an_axis_given_twice_or_of_no_gpus_is_refused() -> None:
+    with pytest.raises(OptionError, match="twice"):
+        layout([(20, "dp", 2), (20, "dp", 2)])
+    with pytest.raises(OptionError, match="0 GPUs"):
+        Mesh.of(dp=0)

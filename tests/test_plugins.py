@@ -1,0 +1,121 @@
+"""Plug-ins: each example in examples/plugins does what it says, and a broken plug-in ends in one line."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+import triosim
+from triosim import plugins
+from triosim.errors import OptionError, PluginError
+
+ROOT = Path(__file__).resolve().parents[1]
+EXAMPLES = ROOT / "examples" / "plugins"
+VGG = ROOT / "examples" / "traces" / "vgg13_a100_roofline.json.gz"
+SWITCH = "switch(4, bandwidth=100 GB/s, latency=1 us)"
+PARAMETER_BYTES = 4 * 133_047_848
+
+
+@pytest.fixture(scope="module")
+def vgg() -> triosim.Trace:
+    return triosim.load_trace(VGG)
+
+
+def test_a_network_from_a_file_takes_its_options(vgg: triosim.Trace) -> None:
+    network = f"{EXAMPLES}/alpha_beta_network.py:AlphaBetaNetwork"
+    result = triosim.simulate(
+        vgg,
+        "dp",
+        topology=SWITCH,
+        network=network,
+        collective_form="steps",
+        options={"alpha": "3 us", "bandwidth": "50 GB/s"},
+    )
+    # A ring all-reduce of four ranks: six steps, each alpha and a quarter of the bytes.
+    expected = 6 * (3e-6 + PARAMETER_BYTES / 4 / 50e9)
+    assert result.data.ranks[0].communication_s == pytest.approx(expected, rel=1e-9)
+
+
+def test_a_collective_algorithm_from_a_file_sends_all_through_its_hub(vgg: triosim.Trace) -> None:
+    hub = f"{EXAMPLES}/hub_collective.py:Hub"
+    result = triosim.simulate(vgg, "dp", topology=SWITCH, collective=hub, collective_form="steps")
+    # Three tensors in through the hub's one link, then three out; each way over two hops of 1 us.
+    expected = 2 * (3 * PARAMETER_BYTES / 100e9 + 2e-6)
+    assert result.data.ranks[0].communication_s == pytest.approx(expected, rel=1e-9)
+
+
+def test_a_parallelism_from_a_file_averages_once_in_so_many_steps(vgg: triosim.Trace) -> None:
+    local_sgd = f"{EXAMPLES}/local_sgd.py:LocalSGD"
+    result = triosim.simulate(vgg, local_sgd, topology=SWITCH, iterations=6, options={"every": "3"})
+    (all_reduce,) = result.data.collectives
+    assert all_reduce.kind == "all_reduce"
+    assert all_reduce.count == pytest.approx(1 / 3)  # a step
+
+
+def test_a_compute_model_from_a_file_scales_what_changes_shape(vgg: triosim.Trace) -> None:
+    model = f"{EXAMPLES}/square_root_model.py:SquareRoot"
+    whole = triosim.simulate(vgg, batch_size=vgg.batch_size, compute_model=model)
+    half = triosim.simulate(vgg, batch_size=vgg.batch_size // 2, compute_model=model)
+    assert whole.step_time_s == pytest.approx(vgg.seconds, rel=1e-12)
+    assert math.sqrt(0.5) < half.step_time_s / whole.step_time_s < 0.75  # the optimizer stays, weights too
+
+
+def test_a_trace_format_from_a_file(tmp_path: Path) -> None:
+    text = tmp_path / "net.txt"
+    text.write_text("# my-net batch 32\nstem, 120, 240, 51.2, 0.04\nhead, 80, 160, 0.128, 8\n")
+    trace = triosim.load_trace(text, format=plugins.load("trace_formats", f"{EXAMPLES}/text_trace.py"))
+    result = triosim.simulate(trace, "ddp", topology=SWITCH)
+    assert result.data.ranks[0].compute_s == pytest.approx(600e-6)
+    assert sum(one.bytes for one in result.data.collectives) == 8.04e6
+
+
+def test_every_example_is_short() -> None:
+    lengths = {path.name: len(path.read_text().splitlines()) for path in EXAMPLES.glob("*.py")}
+    assert len(lengths) >= 5
+    assert max(lengths.values()) < 60, lengths
+
+
+def test_an_entry_point_of_another_package_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my_networks.py").write_text((EXAMPLES / "alpha_beta_network.py").read_text())
+    info = tmp_path / "my_networks-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: my-networks\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[triosim.networks]\nalpha-beta = my_networks:AlphaBetaNetwork\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert "alpha-beta" in plugins.names("networks")
+    assert plugins.load("networks", "alpha-beta").__name__ == "AlphaBetaNetwork"
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("import nothing_of_this_name", "cannot be imported: ModuleNotFoundError"),
+        ("def broken(:", "cannot be imported: .*line 1"),
+        ("x = 1", "has no 'Mine'"),
+        ("class Mine: pass", "has no method 'transfer'"),
+        ("from triosim.networks import Network\nclass Mine(Network): pass", "does not define transfer"),
+    ],
+)
+def test_a_broken_file_is_named_with_what_is_wrong(tmp_path: Path, content: str, said: str) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(content)
+    with pytest.raises(PluginError, match=said) as caught:
+        plugins.load("networks", f"{path}:Mine")
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_names_that_are_nothing_are_answered_with_the_nearest() -> None:
+    with pytest.raises(PluginError, match="did you mean 'packet'"):
+        plugins.load("networks", "paket")
+    with pytest.raises(PluginError, match="there is no such file"):
+        plugins.load("networks", "nowhere.py:Mine")
+    with pytest.raises(PluginError, match=r"names a file, not a class in it; write .*hub_collective.py:Class"):
+        plugins.load("collective_algorithms", f"{EXAMPLES}/hub_collective.py")
+
+
+def test_an_option_that_nobody_takes_is_an_error(vgg: triosim.Trace) -> None:
+    with pytest.raises(OptionError, match="'evry'.*did you mean"):
+        triosim.simulate(vgg, f"{EXAMPLES}/local_sgd.py:LocalSGD", topology=SWITCH, options={"evry": "3"})
