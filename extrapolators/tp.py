@@ -102,7 +102,8 @@ class Division:
                     self._communicate(last[-1], "all_reduce", layer.data.nbytes)
         if uneven:
             self._notes.append(
-                f"tp: output features that do not divide by {self._ranks}: {_listed(uneven)} charged the largest share"
+                f"tp: the output features of {_listed(uneven)} do not divide by {self._ranks}; "
+                "every GPU is charged the largest share"
             )
 
     def _is_vocabulary(self, embedding: Weighted) -> bool:
@@ -283,8 +284,4 @@ class Division:
 def _listed(layers: Sequence[str]) -> str:
     names = list(dict.fromkeys(layers))
     shown = ", ".join(names[:3])
-    return (
-        f"{shown} and {len(names) - 3} more layers are"
-        if len(names) > 3
-        else f"{shown} {'is' if len(names) == 1 else 'are'}"
-    )
+    return f"{shown} and {len(names) - 3} more layers" if len(names) > 3 else shown

@@ -27,9 +27,9 @@ def render(topology: Topology) -> RenderableType:
         Text.assemble((topology.name, "bold"), f": {counted}, {total} {_plural('link', total)} (one direction each)")
     ]
     if facts.diameter is not None and facts.longest_latency is not None and facts.bisection is not None:
-        latency, bandwidth = format_time(facts.longest_latency), format_bandwidth(facts.bisection)
-        links = f"{facts.diameter} {_plural('link', facts.diameter)}"
-        parts.append(Text(f"GPUs at most {links} ({latency}) apart, {bandwidth} between their halves"))
+        far, wide = format_time(facts.longest_latency), format_bandwidth(facts.bisection)
+        hops = f"{facts.diameter} {_plural('link', facts.diameter)}"
+        parts.append(Text(f"GPUs at most {hops} ({far}) apart, {wide} between their halves"))
     if not total:
         return Group(*parts)
     links = pairs(topology.links.values())
