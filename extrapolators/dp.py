@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from triosim.errors import TraceError
 from triosim.extrapolators.base import DATA_ORDER, Extrapolator
@@ -29,7 +30,8 @@ class DataParallel(Extrapolator):
     def transform(self, program: Program, mesh: Mesh) -> Program:
         """Return the program that reduces its gradients after the backward pass."""
         require_gradients(program)
-        return reacting(program, self.axis, replicate if self.options.dp_style == "replicate" else all_reduce)
+        make = partial(replicate, program.micro_batches) if self.options.dp_style == "replicate" else all_reduce
+        return reacting(program, self.axis, make)
 
 
 def reacting(program: Program, axis: str, make: ReactionMaker) -> Program:
@@ -70,21 +72,27 @@ class AllReduceAll(Reaction):
         yield from self.wait()
 
 
-def replicate(stage: Stage, gradients: tuple[Gradient, ...]) -> Callable[[Communicator, int], Reaction]:
+def replicate(
+    micro_batches: int, stage: Stage, gradients: tuple[Gradient, ...]
+) -> Callable[[Communicator, int], Reaction]:
     """Make the reaction of ``torch.nn.DataParallel``."""
-    return lambda group, rank: Replicate(group, rank, stage, gradients)
+    parameters = float(sum(tensor.nbytes for tensor in stage.parameters))
+    inputs = float(sum(tensor.nbytes for tensor in stage.inputs)) * micro_batches
+    outputs, reduced = output_bytes(stage), sum(gradient.nbytes for gradient in gradients)
+    return lambda group, rank: Replicate(group, rank, parameters, inputs, outputs, reduced)
 
 
 class Replicate(Reaction):
     """Everything goes out from the group's first rank, and back to it."""
 
-    def __init__(self, group: Communicator, rank: int, stage: Stage, gradients: tuple[Gradient, ...]) -> None:
+    def __init__(
+        self, group: Communicator, rank: int, parameters: float, inputs: float, outputs: float, gradients: float
+    ) -> None:
         super().__init__(group, rank)
-        ranks = len(group.ranks)
-        self._parameters = float(sum(tensor.nbytes for tensor in stage.parameters))
-        self._inputs = float(sum(tensor.nbytes for tensor in stage.inputs)) * ranks
-        self._outputs = output_bytes(stage) * ranks
-        self._gradients = sum(gradient.nbytes for gradient in gradients)
+        self._parameters = parameters
+        self._inputs = inputs * len(group.ranks)
+        self._outputs = outputs * len(group.ranks)
+        self._gradients = gradients
         self.runs_optimizer = rank == group.ranks[0]
 
     def step_begins(self) -> TaskStream:

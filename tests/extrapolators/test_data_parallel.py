@@ -65,6 +65,15 @@ def test_replicate_sends_everything_out_from_the_first_gpu_and_back_to_it() -> N
         assert updates == (rank == 0)
 
 
+def test_replicate_scatters_the_input_of_all_micro_batches_at_once() -> None:
+    whole, parts = (
+        collectives_of(draw(planned(MLP, "dp", 2, dp_style="replicate", micro_batches=count).tasks(0)))
+        for count in (1, 4)
+    )
+    assert whole[:2] == parts[:2]
+    assert [kind for kind, _ in parts].count("gather") == 4
+
+
 def test_a_bucket_closes_when_it_has_reached_its_limit_so_it_may_be_larger() -> None:
     filled = buckets([gradient(i, 400) for i in range(8)], first_bytes=1000, later_bytes=1200)
     assert numbers(filled) == [[0, 1, 2], [3, 4, 5], [6, 7]]
