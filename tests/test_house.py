@@ -40,7 +40,7 @@ FLOORS = (
     ("triosim.tasks",),
     ("triosim.networks", "triosim.compute"),
     ("triosim.extrapolators",),
-    ("triosim.engine", "triosim.rank", "triosim.recording", "triosim.deadlock"),
+    ("triosim.engine", "triosim.rank", "triosim.rendezvous", "triosim.recording", "triosim.deadlock"),
     ("triosim.simulation", "triosim.comparison", "triosim.result", "triosim.reports"),
     ("triosim.cli", "triosim.cli_options", "triosim.cli_command", "triosim.__main__"),
 )

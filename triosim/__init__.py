@@ -1,9 +1,9 @@
 """triosim predicts the time and the memory of deep-network training on many GPUs from a trace of one GPU.
 
-    import triosim
+import triosim
 
-    result = triosim.simulate("trace.json", parallel="ddp", topology="dgx-h100")
-    print(result)
+result = triosim.simulate("trace.json", parallel="ddp", topology="dgx-h100")
+print(result)
 """
 
 from __future__ import annotations

@@ -17,13 +17,12 @@ import simpy
 
 from triosim.deadlock import report_deadlock
 from triosim.errors import SimulationError
-from triosim.rank import Channel, Rank, Side
-from triosim.recording import Recording, TransferCount, TransferKey
+from triosim.rank import Rank, follow
+from triosim.recording import Recording
+from triosim.rendezvous import Rendezvous, enlist, when
 from triosim.tasks import (
     COLLECTIVES,
     Batch,
-    Collective,
-    Communicator,
     Compute,
     Copy,
     Found,
@@ -76,22 +75,21 @@ class Engine:
         self.host_overhead = host_overhead
         self.progress = progress
         self.ranks: dict[int, Rank] = {}
-        self.gathering: dict[tuple[Communicator, int], list[Handle]] = {}  # collectives that wait for their last member
-        self.posted: dict[tuple[Channel, int], Side] = {}  # sends and receives that wait for the other side
         self.recording = Recording(ranks=[], handles=[] if timeline else None)
+        self.rendezvous = Rendezvous(network, self.ranks, self.recording, self._communicated)
         self._finished_tasks = 0
         self._ready: deque[Handle] = deque()
         self._draining = False
         self._begin: dict[type[Task], Callable[[Rank, Handle, Any], None]] = {
             Compute: self._begin_compute,
             Copy: self._begin_copy,
-            Send: self._begin_transfer,
-            Recv: self._begin_transfer,
-            Batch: self._begin_batch,
+            Send: self.rendezvous.transfer,
+            Recv: self.rendezvous.transfer,
+            Batch: self.rendezvous.batch,
             Record: self._begin_nothing,
             Wait: self._begin_nothing,
             Iteration: self._begin_iteration,
-            **dict.fromkeys(COLLECTIVES.values(), self._begin_collective),
+            **dict.fromkeys(COLLECTIVES.values(), self.rendezvous.collective),
         }
 
     def run(self, streams: Mapping[int, TaskStream]) -> Recording:
@@ -99,13 +97,13 @@ class Engine:
 
         Raises ``DeadlockError`` when a stream can never go on, ``SimulationError`` when ranks contradict each other.
         """
-        self.ranks = {index: Rank(index) for index in sorted(streams)}
+        self.ranks.update((index, Rank(index)) for index in sorted(streams))
         self.recording.ranks = [rank.record for rank in self.ranks.values()]
         hosts = [self.env.process(self._host(rank, streams[rank.index])) for rank in self.ranks.values()]
         self.env.run()
         stuck = [rank for rank, host in zip(self.ranks.values(), hosts, strict=True) if rank.open or host.is_alive]
         if stuck:
-            raise report_deadlock(stuck, self.gathering, self.posted)
+            raise report_deadlock(stuck, self.rendezvous.gathering, self.rendezvous.posted)
         self.recording.end = max((rank.finished for rank in self.recording.ranks), default=0.0)
         return self.recording
 
@@ -193,51 +191,33 @@ class Engine:
         kind = type(task)
         if kind is Iteration:
             for other in rank.open:
-                _follow(handle, other)
+                follow(handle, other)
         else:
             stream = task.stream
             if stream is not None:
                 tail = tails.get(stream)
                 if tail is not None:
-                    _follow(handle, tail)
+                    follow(handle, tail)
                 tails[stream] = handle
             if kind is Compute:
                 if self.host_overhead is not None:
                     handle.launched = self.env.now
             elif kind is Wait:
                 for other in task.handles:
-                    _follow(handle, other)
+                    follow(handle, other)
             elif kind is not Record:
                 issuer = task.issuer
                 if issuer is not None and issuer != stream and issuer in tails:
-                    _follow(handle, tails[issuer])
-                self._enlist(rank, handle, task)
+                    follow(handle, tails[issuer])
+                enlist(rank, handle, task)
         for other in task.after:
-            _follow(handle, other)
+            follow(handle, other)
         rank.open[handle] = None
         rank.launched += _launches(task)
         if self.recording.handles is not None:
             self.recording.handles.append(handle)
         self._release(handle)
         return handle
-
-    def _enlist(self, rank: Rank, handle: Handle, task: Any) -> None:
-        """Give collectives, sends and receives their place in the order by which they are matched."""
-        if isinstance(task, Collective):
-            group = task.group
-            if rank.index not in group.ranks:
-                raise SimulationError(
-                    f"rank {rank.index} issued {task.kind} in a group that it does not belong to: {list(group.ranks)}"
-                )
-            previous = rank.communicators.get(group)
-            if previous is not None:
-                _follow(handle, previous)
-            rank.communicators[group] = handle
-            handle.place = (_next(rank.issued, group),)
-        elif isinstance(task, (Send, Recv)):
-            handle.place = (_next(rank.issued, _channel(rank.index, task)),)
-        elif isinstance(task, Batch):
-            handle.place = tuple(_next(rank.issued, _channel(rank.index, part)) for part in task.parts)
 
     def _release(self, handle: Handle) -> None:
         """One of the things that the task waited for is done; when it was the last, the task begins."""
@@ -357,14 +337,14 @@ class Engine:
         def done(_: simpy.Event) -> None:
             queue = rank.copying[task.destination]
             queue.popleft()
-            self._count(("copy", task.label, 1, task.nbytes), started)
+            self.recording.count(("copy", task.label, 1, task.nbytes), self.env.now - started)
             self._communicated(rank, handle)
             if queue:
                 following = queue[0].task
                 assert isinstance(following, Copy)
                 self._start_copy(rank, queue[0], following)
 
-        _on(self.network.transfer(source, destination, task.nbytes), done)
+        when(self.network.transfer(source, destination, task.nbytes), done)
 
     def _node(self, rank: Rank, name: str) -> str:
         topology = self.network.topology
@@ -382,69 +362,6 @@ class Engine:
             )
         return host
 
-    # ---- between GPUs -------------------------------------------------------------------------------------------
-
-    def _begin_collective(self, rank: Rank, handle: Handle, task: Collective) -> None:
-        handle.arrived = self.env.now
-        group = task.group
-        key = (group, handle.place[0])
-        members = self.gathering.setdefault(key, [])
-        members.append(handle)
-        if len(members) < len(group.ranks):
-            return
-        del self.gathering[key]
-        now = self.env.now
-        for member in members:
-            _check_same(handle, member)
-            member.started = now
-
-        def done(_: simpy.Event) -> None:
-            self._count((task.kind, task.label or group.name, len(group.ranks), task.nbytes), now)
-            for member in members:
-                self._communicated(self.ranks[member.rank], member)
-
-        _on(self.network.collective(task.kind, group.ranks, task.nbytes, root=task.root, shares=task.shares), done)
-
-    def _begin_transfer(self, rank: Rank, handle: Handle, task: Send | Recv) -> None:
-        handle.arrived = self.env.now
-        self._exchange(Side(rank, handle, task, self._communicated), handle.place[0])
-
-    def _begin_batch(self, rank: Rank, handle: Handle, task: Batch) -> None:
-        handle.arrived = self.env.now
-        missing = len(task.parts)
-        if not missing:
-            self._begin_nothing(rank, handle, task)
-
-        def part_done(_: Rank, __: Handle) -> None:
-            nonlocal missing
-            missing -= 1
-            if missing == 0:
-                self._communicated(rank, handle)
-
-        for part, place in zip(task.parts, handle.place, strict=True):
-            self._exchange(Side(rank, handle, part, part_done), place)
-
-    def _exchange(self, side: Side, place: int) -> None:
-        """Bring a send and its receive together; the second of them to come starts the transfer."""
-        channel = _channel(side.rank.index, side.part)
-        other = self.posted.pop((channel, place), None)
-        if other is None:
-            self.posted[(channel, place)] = side
-            return
-        now = self.env.now
-        for one in (other, side):
-            if one.handle.started is None:
-                one.handle.started = now
-        send = side.part if isinstance(side.part, Send) else other.part
-        assert isinstance(send, Send)
-
-        def done(_: simpy.Event) -> None:
-            self._count(("send", send.label, 2, send.nbytes), now)
-            other.finish(other.rank, other.handle)
-            side.finish(side.rank, side.handle)
-
-        _on(self.network.transfer(channel.source, channel.destination, send.nbytes), done)
-
     def _communicated(self, rank: Rank, handle: Handle) -> None:
         """A transfer or collective is through on one rank."""
         assert handle.arrived is not None
@@ -453,60 +370,11 @@ class Engine:
         rank.record.waiting_seconds += handle.started - handle.arrived
         self._finish(rank, handle)
 
-    def _count(self, key: TransferKey, started: float) -> None:
-        count = self.recording.transfers.setdefault(key, TransferCount())
-        count.count += 1
-        count.seconds += self.env.now - started
-
-
-def _follow(handle: Handle, other: Handle) -> None:
-    """Let a task wait for another, unless that is done."""
-    if other.dependents is not None and other is not handle:
-        other.dependents.append(handle)
-        handle.unmet += 1
-
 
 def _launches(task: Task) -> int:
     return len(task.operators) if isinstance(task, Compute) else 1
 
 
-def _next(issued: dict[Communicator | Channel, int], key: Communicator | Channel) -> int:
-    number = issued.get(key, 0)
-    issued[key] = number + 1
-    return number
-
-
-def _channel(rank: int, part: Send | Recv) -> Channel:
-    """Return where a send and its receive find each other."""
-    if isinstance(part, Send):
-        return Channel(rank, part.destination, part.tag)
-    return Channel(part.source, rank, part.tag)
-
-
-def _on(event: simpy.Event, callback: Callable[[simpy.Event], None]) -> None:
-    """Call back when the event has happened, also when that was before."""
-    if event.callbacks is None:
-        callback(event)
-    else:
-        event.callbacks.append(callback)
-
-
 def _check_seconds(seconds: float, what: str, rank: int) -> None:
     if not 0 <= seconds < math.inf:
         raise SimulationError(f"{what} of {seconds} seconds", where=f"rank {rank}", fix="times are 0 or more")
-
-
-def _check_same(first: Handle, second: Handle) -> None:
-    """Members of one collective must mean the same; in real life NCCL hangs or corrupts data."""
-    one, two = first.task, second.task
-    if one is two:
-        return
-    assert isinstance(one, Collective)
-    assert isinstance(two, Collective)
-    if (one.kind, one.nbytes, one.root, one.shares) != (two.kind, two.nbytes, two.root, two.shares):
-        raise SimulationError(
-            f"ranks {first.rank} and {second.rank} meet in collective {first.place[0]} of communicator "
-            f"'{one.group.name or list(one.group.ranks)}' with {one.kind} of {one.nbytes:g} bytes and "
-            f"{two.kind} of {two.nbytes:g} bytes",
-            fix="members of a communicator issue the same collectives in the same order",
-        )

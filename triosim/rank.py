@@ -60,3 +60,10 @@ class Side:
     handle: Handle
     part: Send | Recv
     finish: Callable[[Rank, Handle], None]
+
+
+def follow(handle: Handle, other: Handle) -> None:
+    """Let a task wait for another, unless that is done."""
+    if other.dependents is not None and other is not handle:
+        other.dependents.append(handle)
+        handle.unmet += 1

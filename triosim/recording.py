@@ -114,3 +114,9 @@ class Recording:
     computed: dict[int, tuple[Compute, dict[int, int]]] = field(default_factory=dict)  # id(task): task, runs by rank
     transfers: dict[TransferKey, TransferCount] = field(default_factory=dict)
     handles: list[Handle] | None = None
+
+    def count(self, key: TransferKey, seconds: float) -> None:
+        """Count one transfer or collective that is over."""
+        counted = self.transfers.setdefault(key, TransferCount())
+        counted.count += 1
+        counted.seconds += seconds

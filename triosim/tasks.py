@@ -12,6 +12,7 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
+from triosim.errors import SimulationError
 from triosim.trace import Operator
 
 CollectiveKind = Literal[
@@ -106,7 +107,12 @@ class Compute(Task):
     seconds: float = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "seconds", math.fsum(operator.seconds for operator in self.operators))
+        seconds = math.fsum(operator.seconds for operator in self.operators)
+        if not 0 <= seconds < math.inf:
+            raise SimulationError(f"a computation of {seconds} seconds", fix="times are 0 or more")
+        if not 0 <= self.share <= 1:
+            raise SimulationError(f"a computation that fills {self.share} of the GPU", fix="give a share from 0 to 1")
+        object.__setattr__(self, "seconds", seconds)
 
     @classmethod
     def of(cls, name: str, seconds: float, *, layer: str = "", stream: str | None = COMPUTE_STREAM) -> Compute:

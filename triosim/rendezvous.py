@@ -1,0 +1,161 @@
+"""Where tasks of several ranks meet: collectives gather their members, a send and its receive find each other.
+
+Members of a collective are matched by communicator and order of issue, as NCCL does; a send and its receive by pair, tag and
+order. What has met goes to the network, and is through when the network says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+import simpy
+
+from triosim.errors import SimulationError
+from triosim.rank import Channel, Rank, Side, follow
+from triosim.recording import Recording
+from triosim.tasks import Batch, Collective, Communicator, Handle, Recv, Send, Task
+
+if TYPE_CHECKING:
+    from triosim.networks.base import Network
+
+
+def enlist(rank: Rank, handle: Handle, task: Task) -> None:
+    """Give a task that is issued its place in the order by which it is matched."""
+    if isinstance(task, Collective):
+        group = task.group
+        if rank.index not in group.ranks:
+            raise SimulationError(
+                f"rank {rank.index} issued {task.kind} in a group that it does not belong to: {list(group.ranks)}"
+            )
+        previous = rank.communicators.get(group)
+        if previous is not None:
+            follow(handle, previous)
+        rank.communicators[group] = handle
+        handle.place = (_next(rank.issued, group),)
+    elif isinstance(task, (Send, Recv)):
+        handle.place = (_next(rank.issued, _channel(rank.index, task)),)
+    elif isinstance(task, Batch):
+        handle.place = tuple(_next(rank.issued, _channel(rank.index, part)) for part in task.parts)
+
+
+class Rendezvous:
+    """Begins collectives, sends and receives; ``finish`` is called for each rank that is through with one."""
+
+    def __init__(
+        self,
+        network: Network,
+        ranks: Mapping[int, Rank],
+        recording: Recording,
+        finish: Callable[[Rank, Handle], None],
+    ) -> None:
+        self.gathering: dict[tuple[Communicator, int], list[Handle]] = {}  # collectives that wait for their last member
+        self.posted: dict[tuple[Channel, int], Side] = {}  # sends and receives that wait for the other side
+        self._env = network.env
+        self._network = network
+        self._ranks = ranks
+        self._recording = recording
+        self._finish = finish
+
+    def collective(self, rank: Rank, handle: Handle, task: Collective) -> None:
+        """A rank has arrived at a collective; the last of its group starts it."""
+        handle.arrived = self._env.now
+        group = task.group
+        key = (group, handle.place[0])
+        members = self.gathering.setdefault(key, [])
+        members.append(handle)
+        if len(members) < len(group.ranks):
+            return
+        del self.gathering[key]
+        now = self._env.now
+        for member in members:
+            _check_same(handle, member)
+            member.started = now
+
+        def done(_: simpy.Event) -> None:
+            key = (task.kind, task.label or group.name, len(group.ranks), task.nbytes)
+            self._recording.count(key, self._env.now - now)
+            for member in members:
+                self._finish(self._ranks[member.rank], member)
+
+        when(self._network.collective(task.kind, group.ranks, task.nbytes, root=task.root, shares=task.shares), done)
+
+    def transfer(self, rank: Rank, handle: Handle, task: Send | Recv) -> None:
+        """A rank has arrived at a send or a receive."""
+        handle.arrived = self._env.now
+        self._exchange(Side(rank, handle, task, self._finish), handle.place[0])
+
+    def batch(self, rank: Rank, handle: Handle, task: Batch) -> None:
+        """A rank has arrived at sends and receives that go together; it is through when all of them are."""
+        handle.arrived = self._env.now
+        missing = len(task.parts)
+        if not missing:
+            handle.started = self._env.now
+            self._finish(rank, handle)
+
+        def part_done(_: Rank, __: Handle) -> None:
+            nonlocal missing
+            missing -= 1
+            if missing == 0:
+                self._finish(rank, handle)
+
+        for part, place in zip(task.parts, handle.place, strict=True):
+            self._exchange(Side(rank, handle, part, part_done), place)
+
+    def _exchange(self, side: Side, place: int) -> None:
+        """Bring a send and its receive together; the second of them to come starts the transfer."""
+        channel = _channel(side.rank.index, side.part)
+        other = self.posted.pop((channel, place), None)
+        if other is None:
+            self.posted[(channel, place)] = side
+            return
+        now = self._env.now
+        for one in (other, side):
+            if one.handle.started is None:
+                one.handle.started = now
+        send = side.part if isinstance(side.part, Send) else other.part
+        assert isinstance(send, Send)
+
+        def done(_: simpy.Event) -> None:
+            self._recording.count(("send", send.label, 2, send.nbytes), self._env.now - now)
+            other.finish(other.rank, other.handle)
+            side.finish(side.rank, side.handle)
+
+        when(self._network.transfer(channel.source, channel.destination, send.nbytes), done)
+
+
+def _next(issued: dict[Communicator | Channel, int], key: Communicator | Channel) -> int:
+    number = issued.get(key, 0)
+    issued[key] = number + 1
+    return number
+
+
+def _channel(rank: int, part: Send | Recv) -> Channel:
+    """Return where a send and its receive find each other."""
+    if isinstance(part, Send):
+        return Channel(rank, part.destination, part.tag)
+    return Channel(part.source, rank, part.tag)
+
+
+def when(event: simpy.Event, callback: Callable[[simpy.Event], None]) -> None:
+    """Call back when the event has happened, also when that was before."""
+    if event.callbacks is None:
+        callback(event)
+    else:
+        event.callbacks.append(callback)
+
+
+def _check_same(first: Handle, second: Handle) -> None:
+    """Members of one collective must mean the same; in real life NCCL hangs or corrupts data."""
+    one, two = first.task, second.task
+    if one is two:
+        return
+    assert isinstance(one, Collective)
+    assert isinstance(two, Collective)
+    if (one.kind, one.nbytes, one.root, one.shares) != (two.kind, two.nbytes, two.root, two.shares):
+        raise SimulationError(
+            f"ranks {first.rank} and {second.rank} meet in collective {first.place[0]} of communicator "
+            f"'{one.group.name or list(one.group.ranks)}' with {one.kind} of {one.nbytes:g} bytes and "
+            f"{two.kind} of {two.nbytes:g} bytes",
+            fix="members of a communicator issue the same collectives in the same order",
+        )
