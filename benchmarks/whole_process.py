@@ -1,4 +1,4 @@
-"""How long ``triosim simulate`` takes as a whole process, start-up included, and how much memory: medians of interleaved runs.
+"""How long ``triosim simulate`` takes as a whole process, start-up included, and its memory: medians of interleaved runs.
 
 Speed is the machine's as much as the program's, so an empty Python process is timed in the same rounds.
 """
@@ -61,6 +61,7 @@ def run(command: list[str]) -> tuple[float, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--plot", help="draw the growth from 8 to 1,024 GPUs into this picture")
     options = parser.parse_args()
     commands = {"empty Python process": ([sys.executable, "-c", "pass"], None)}
     triosim = [sys.executable, "-m", "triosim", "simulate"]
@@ -77,6 +78,32 @@ def main() -> None:
         peak = max(figure[1] for figure in figures)
         asked = f"{target:g}" if target else ""
         print(f"| {name} | {statistics.median(seconds):.2f} | {min(seconds):.2f} | {asked} | {peak:.0f} |")
+    if options.plot:
+        draw({name: statistics.median(one[0] for one in figures) for name, figures in measured.items()}, options.plot)
+
+
+def draw(medians: dict[str, float], path: str) -> None:
+    """Draw the whole process' time over the number of GPUs (ddp, pipelined)."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    points = [(int(name.split()[1]), seconds) for name, seconds in medians.items() if name.endswith("ddp, pipelined")]
+    gpus, seconds = zip(*sorted(points), strict=True)
+    figure, axes = plt.subplots(figsize=(6, 3.5))
+    axes.plot(gpus, seconds, marker="o")
+    axes.axhline(medians["empty Python process"], color="grey", linestyle="--", label="empty Python process")
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(gpus, [str(one) for one in gpus])
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("GPUs")
+    axes.set_ylabel("whole process (s)")
+    axes.set_title("triosim simulate, ResNet-50, ddp, pipelined")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
 
 
 if __name__ == "__main__":

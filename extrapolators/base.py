@@ -78,11 +78,12 @@ class ParallelOptions:
 class Extrapolator:
     """Derive from this, and override ``transform``; or, for what is no transformation (Hop), ``tasks``.
 
-    ``axis`` names the axis of the mesh and its communicators; ``order`` is the axis' place, the fastest first.
+    ``axis`` names the axis of the mesh and its communicators (what the user wrote, unless it is set);
+    ``order`` is the axis' place, the fastest first.
     ``extra_options`` are the names that it reads from ``options.extra``.
     """
 
-    axis: ClassVar[str] = ""
+    axis: str = ""
     place: ClassVar[Place] = "react"
     order: ClassVar[int] = DATA_ORDER
     extra_options: ClassVar[tuple[str, ...]] = ()

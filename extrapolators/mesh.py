@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from triosim.errors import OptionError
+from triosim.errors import OptionError, nearest
 from triosim.tasks import Communicator
 
 
@@ -83,7 +83,7 @@ class Mesh:
             if axis.name == name:
                 return stride, axis.size
             stride *= axis.size
-        return stride, 1
+        raise OptionError(f"the mesh has no axis '{name}'", fix=nearest(name, [axis.name for axis in self.axes]))
 
 
 def layout(axes: Sequence[tuple[int, str, int]]) -> Mesh:

@@ -74,7 +74,9 @@ def plan(trace: Trace, parallel: Parallel, *, gpus: int | None, options: Paralle
     wanted = [(name, _load(name), size) for name, size in _parse(parallel)]
     sizes = _sizes(wanted, gpus)
     parts = [cls(size, options) for (_, cls, _), size in zip(wanted, sizes, strict=True)]
-    names = [part.axis or str(name) for part, (name, _, _) in zip(parts, wanted, strict=True)]
+    for part, (name, cls, _) in zip(parts, wanted, strict=True):
+        part.axis = part.axis or (name if isinstance(name, str) else cls.__name__)
+    names = [part.axis for part in parts]
     mesh = layout([(part.order, name, part.size) for part, name in zip(parts, names, strict=True)])
     replicas = math.prod(part.size for part in parts if part.place == "react")
     batch_size = _replica_batch(trace, options, replicas)
@@ -85,7 +87,7 @@ def plan(trace: Trace, parallel: Parallel, *, gpus: int | None, options: Paralle
         for place in PLACES:
             for part in parts:
                 if part.place == place:
-                    program = part.transform(program, mesh)
+                    program = _transformed(part, program, mesh)
     lowering = Lowering(program, mesh, iterations=options.iterations, copy_input=options.copy_input)
     if writer is not None:
         writer.program, writer.mesh, writer.lowering = program, mesh, lowering
@@ -102,6 +104,15 @@ def plan(trace: Trace, parallel: Parallel, *, gpus: int | None, options: Paralle
         _lowering=lowering,
         _writer=writer,
     )
+
+
+def _transformed(part: Extrapolator, program: Program, mesh: Mesh) -> Program:
+    after = part.transform(program, mesh)
+    if not isinstance(after, Program):
+        raise PluginError(
+            f"transform() returned a {type(after).__name__}", where=type(part).__name__, fix="return the new Program"
+        )
+    return after
 
 
 def gpus_named_by(parallel: Parallel) -> int | None:

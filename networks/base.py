@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args
 import simpy
 
 from triosim import plugins
-from triosim.errors import OptionError, nearest
+from triosim.errors import OptionError, PluginError, nearest
 from triosim.networks.collectives.base import CollectiveAlgorithm, Pipeline, check, latency_of
 from triosim.networks.collectives.schedule import Chart, Run, run_pipeline
 from triosim.networks.topology import Topology
@@ -143,10 +143,18 @@ class Network(ABC):
                 self.env.timeout(early).callbacks.append(lambda _: self._send(source, destination, nbytes, done))
                 return
         event = self.transfer(source, destination, nbytes)
-        if event.callbacks is None:  # a plug-in that delivers at once
+        if isinstance(event, simpy.Event) and event.callbacks is None:  # a plug-in that delivers at once
             event = self.env.timeout(0)
+        when(event, lambda _: done())
 
-        def delivered(_: simpy.Event) -> None:
-            done()
 
-        event.callbacks.append(delivered)
+def when(event: simpy.Event, callback: Callable[[simpy.Event], object]) -> None:
+    """Call back when the event, which a network returned, has happened, also when that was before."""
+    if not isinstance(event, simpy.Event):
+        raise PluginError(
+            f"the network returned {event!r:.40}", fix="return a SimPy event from transfer and collective"
+        )
+    if event.callbacks is None:
+        callback(event)
+    else:
+        event.callbacks.append(callback)

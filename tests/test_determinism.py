@@ -18,7 +18,18 @@ COMMON = ["--topology", "mesh(4x2, bandwidth=25 GB/s, latency=1 us)", "--collect
 def test_results_do_not_depend_on_the_hash_seed(parallel: str) -> None:
     outputs = []
     for seed in ("0", "1", "2026"):
-        command = [sys.executable, "-m", "triosim", "simulate", str(VGG), "--parallel", parallel, *COMMON, "--format", "json"]
+        command = [
+            sys.executable,
+            "-m",
+            "triosim",
+            "simulate",
+            str(VGG),
+            "--parallel",
+            parallel,
+            *COMMON,
+            "--format",
+            "json",
+        ]
         environment = {**os.environ, "PYTHONHASHSEED": seed}
         outputs.append(subprocess.run(command, env=environment, capture_output=True, check=True).stdout)
     assert outputs[0] == outputs[1] == outputs[2]

@@ -335,3 +335,44 @@ def test_compute_time_is_the_sum_of_the_operators(seconds: list[float], world: i
 def test_overlap_of_intervals() -> None:
     assert overlap([(0, 2), (4, 6)], [(1, 5)]) == 2
     assert overlap([], [(1, 5)]) == 0
+
+
+def test_a_transfer_too_waits_for_its_launch() -> None:
+    def program(rank: int) -> TaskStream:
+        yield AllReduce(1, group(2))
+
+    assert run(program, 2, host_overhead=10).end == 11
+
+
+def test_a_network_with_a_life_of_its_own_does_not_keep_a_run_from_ending() -> None:
+    class Ticking(OneBytePerSecond):
+        def __init__(self, env: simpy.Environment) -> None:
+            super().__init__(env)
+            env.process(self.tick())
+
+        def tick(self) -> Any:
+            while True:
+                yield self.env.timeout(1)
+
+    def program(rank: int) -> TaskStream:
+        yield AllReduce(5.5, group(2))
+
+    env = simpy.Environment()
+    assert Engine(env, Ticking(env)).run({rank: program(rank) for rank in range(2)}).end == 5.5  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "share"), [(-1, 1), (math.nan, 1), (math.inf, 1), (1, 2), (1, -0.1), (1, math.nan)]
+)
+def test_a_computation_that_cannot_be_is_refused(seconds: float, share: float) -> None:
+    operator = Operator(0, "odd", "forward", "", (), (), seconds)
+    with pytest.raises(SimulationError, match=r"a computation (of|that fills)"):
+        Compute((operator,), share=share)
+
+
+def test_tasks_that_are_no_generator_are_refused() -> None:
+    def program(rank: int) -> Any:
+        return [Compute.of("a", 1)]
+
+    with pytest.raises(SimulationError, match="rank 0: the tasks are a list; yield them from a generator"):
+        run(program)

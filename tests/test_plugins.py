@@ -117,5 +117,84 @@ def test_names_that_are_nothing_are_answered_with_the_nearest() -> None:
 
 
 def test_an_option_that_nobody_takes_is_an_error(vgg: triosim.Trace) -> None:
-    with pytest.raises(OptionError, match="'evry'.*did you mean"):
+    with pytest.raises(OptionError, match=r"'evry'.*did you mean"):
         triosim.simulate(vgg, f"{EXAMPLES}/local_sgd.py:LocalSGD", topology=SWITCH, options={"evry": "3"})
+
+
+NETWORK = """
+from triosim.networks import Network
+class Mine(Network):
+    {body}
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("def __init__(self, env, topology): pass\n    def transfer(self, s, d, n): ...", "call super().__init__"),
+        ("def __init__(self, env): pass\n    def transfer(self, s, d, n): ...", "Mine: cannot be made: TypeError"),
+        ("def transfer(self, s, d, n): return 1.5", "the network returned 1.5; return a SimPy event"),
+        ("def transfer(self, s, d, n): return n / 0", r"mine.py:4: ZeroDivisionError"),
+        ("def transfer(self, s, d, n): return self.env.event()", "which the network never finished"),
+    ],
+)
+def test_a_network_that_fails_in_a_run_ends_in_one_line(
+    tmp_path: Path, vgg: triosim.Trace, body: str, said: str
+) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(NETWORK.format(body=body))
+    with pytest.raises(triosim.TriosimError) as caught:
+        triosim.simulate(vgg, "dp", topology=SWITCH, network=f"{path}:Mine", collective_form="steps")
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        ("Estimates(np.full(n, np.nan), np.zeros(n), [''] * n)", "Mine: estimated nan seconds for aten::conv2d"),
+        ("Estimates(np.full(n, -1.0), np.zeros(n), [''] * n)", "Mine: estimated -1.0 seconds"),
+        ("Estimates(np.ones(3), np.zeros(3), [''] * 3)", "Mine: estimate() returned 3 times for 75 operators"),
+        ("[1.0] * n", "Mine: estimate() returned a list; return Estimates"),
+        ("undefined", "mine.py:7: NameError"),
+    ],
+)
+def test_a_compute_model_that_cannot_be_right_is_refused(
+    tmp_path: Path, vgg: triosim.Trace, answer: str, said: str
+) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(
+        "import numpy as np\nfrom triosim.compute import ComputeModel, Estimates\n\n"
+        "class Mine(ComputeModel):\n    def estimate(self, operators, gpu):\n"
+        f"        n = len(operators)\n        return {answer}\n"
+    )
+    with pytest.raises(PluginError) as caught:
+        triosim.simulate(vgg, batch_size=64, compute_model=f"{path}:Mine")
+    assert said in str(caught.value)
+
+
+def test_a_parallelism_without_an_axis_gets_one_by_its_name(tmp_path: Path, vgg: triosim.Trace) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(
+        "from triosim.extrapolators.base import Extrapolator\nfrom triosim.extrapolators.dp import all_reduce, reacting\n\n"
+        "class Mine(Extrapolator):\n    def transform(self, program, mesh):\n"
+        "        return reacting(program, self.axis, all_reduce)\n"
+    )
+    (all_reduce,) = triosim.simulate(vgg, f"{path}:Mine", topology=SWITCH).data.collectives
+    assert all_reduce.group_size == 4
+
+
+def test_a_transform_that_returns_nothing_is_refused(tmp_path: Path, vgg: triosim.Trace) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(
+        "from triosim.extrapolators.base import Extrapolator\n\n"
+        "class Mine(Extrapolator):\n    def transform(self, program, mesh):\n        pass\n"
+    )
+    with pytest.raises(PluginError, match=r"Mine: transform\(\) returned a NoneType"):
+        triosim.simulate(vgg, f"{path}:Mine", topology=SWITCH)
+
+
+def test_settings_with_an_option_of_their_own_cannot_be_given_by_name(vgg: triosim.Trace) -> None:
+    for name in ("record", "form", "algorithm", "env", "topology"):
+        with pytest.raises(OptionError, match=f"no part of this run takes '{name}'"):
+            triosim.simulate(vgg, "dp", topology=SWITCH, options={name: "1"})

@@ -129,7 +129,7 @@ def simulate(
     """
     from triosim.output import check_outputs
 
-    check_outputs(output, csv, timeline, plot)
+    check_outputs(output, csv, timeline, plot, reading=(trace, topology, operator_times))
     _check_plot(plot)
     from triosim.reports.progress import Progress
     from triosim.simulation import simulate as run_simulation
@@ -206,7 +206,7 @@ def compare(
     """
     from triosim.output import check_outputs
 
-    check_outputs(plot)
+    check_outputs(plot, reading=(trace, topology, operator_times))
     _check_plot(plot)
     from triosim.comparison import Strategy
     from triosim.comparison import compare as run_comparison
@@ -258,7 +258,7 @@ def convert(
     """
     from triosim.output import check_outputs
 
-    check_outputs(target)
+    check_outputs(target, reading=(source,))
     from triosim.trace_formats import read, write
 
     write(read(source), target)
@@ -300,7 +300,7 @@ def topology(
     """
     from triosim.output import check_outputs
 
-    check_outputs(output)
+    check_outputs(output, reading=(name,))
     _check_plot(output)
     from triosim.networks.topology import Topology
     from triosim.reports.topology_table import render

@@ -17,9 +17,10 @@ import simpy
 
 from triosim.deadlock import report_deadlock
 from triosim.errors import SimulationError
+from triosim.networks.base import when
 from triosim.rank import Rank, follow
 from triosim.recording import Recording
-from triosim.rendezvous import Rendezvous, enlist, when
+from triosim.rendezvous import Rendezvous, enlist
 from triosim.tasks import (
     COLLECTIVES,
     Batch,
@@ -78,6 +79,7 @@ class Engine:
         self.recording = Recording(ranks=[], handles=[] if timeline else None)
         self.rendezvous = Rendezvous(network, self.ranks, self.recording, self._communicated)
         self._finished_tasks = 0
+        self._unfinished = 0  # hosts that still draw tasks, and tasks that are issued and not done
         self._ready: deque[Handle] = deque()
         self._draining = False
         self._begin: dict[type[Task], Callable[[Rank, Handle, Any], None]] = {
@@ -97,15 +99,35 @@ class Engine:
 
         Raises ``DeadlockError`` when a stream can never go on, ``SimulationError`` when ranks contradict each other.
         """
+        for index, stream in streams.items():
+            if not isinstance(stream, Generator):
+                raise SimulationError(
+                    f"the tasks are a {type(stream).__name__}", where=f"rank {index}", fix="yield them from a generator"
+                )
         self.ranks.update((index, Rank(index)) for index in sorted(streams))
         self.recording.ranks = [rank.record for rank in self.ranks.values()]
-        hosts = [self.env.process(self._host(rank, streams[rank.index])) for rank in self.ranks.values()]
-        self.env.run()
-        stuck = [rank for rank, host in zip(self.ranks.values(), hosts, strict=True) if rank.open or host.is_alive]
+        hosts = {rank: self.env.process(self._host(rank, streams[rank.index])) for rank in self.ranks.values()}
+        self._unfinished += len(hosts)
+        self._run_until_finished()
+        stuck = [rank for rank, host in hosts.items() if rank.open or host.is_alive]
         if stuck:
             raise report_deadlock(stuck, self.rendezvous.gathering, self.rendezvous.posted)
         self.recording.end = max((rank.finished for rank in self.recording.ranks), default=0.0)
         return self.recording
+
+    def _run_until_finished(self) -> None:
+        """Let the clock run until every host and every task is through, or nothing more can happen.
+
+        A network may have events of its own that never end, so an empty queue is no sign of the end, only of a deadlock.
+        """
+        step = self.env.step
+        try:
+            while self._unfinished:
+                step()
+            while self.env.peek() <= self.env.now:  # what else belongs to this instant, such as the last rates
+                step()
+        except simpy.core.EmptySchedule:
+            pass
 
     # ---- the host -----------------------------------------------------------------------------------------------
 
@@ -120,8 +142,10 @@ class Engine:
             kind = type(task)
             if kind in self._begin:
                 overhead = self._launch_seconds(task) if self.host_overhead is not None else 0.0
+                if overhead and kind is not Compute:  # whose operators start one by one, as each is launched
+                    yield self.env.timeout(overhead)
                 answer = self._issue(rank, task)
-                if overhead:
+                if overhead and kind is Compute:
                     yield self.env.timeout(overhead)
                 if rank.launched >= RUN_AHEAD:
                     rank.wakeup = self.env.event()
@@ -148,6 +172,7 @@ class Engine:
                     f"the stream yielded {task!r:.80}", where=f"rank {rank.index}", fix="yield tasks of triosim.tasks"
                 )
         rank.record.finished = max(rank.record.finished, self.env.now)
+        self._unfinished -= 1
 
     def _host_waits(self, handles: Iterable[Handle], count: int) -> Generator[simpy.Event, Any, None]:
         """Wait until ``count`` of the handles are done."""
@@ -177,7 +202,8 @@ class Engine:
         if self.host_overhead == "trace":
             operators = task.operators if isinstance(task, Compute) else ()
             return sum(operator.host_seconds or 0.0 for operator in operators)
-        assert isinstance(self.host_overhead, float)
+        assert not isinstance(self.host_overhead, str)
+        assert self.host_overhead is not None
         if isinstance(task, (Record, Wait, Iteration)):
             return 0.0
         return self.host_overhead * _launches(task)
@@ -213,6 +239,7 @@ class Engine:
         for other in task.after:
             follow(handle, other)
         rank.open[handle] = None
+        self._unfinished += 1
         rank.launched += _launches(task)
         if self.recording.handles is not None:
             self.recording.handles.append(handle)
@@ -241,6 +268,7 @@ class Engine:
         handle.finished = now
         rank.record.finished = now
         del rank.open[handle]
+        self._unfinished -= 1
         rank.launched -= _launches(handle.task)
         if rank.wakeup is not None and rank.launched < RUN_AHEAD:
             rank.wakeup.succeed()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import gzip
 import io
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, TextIO, cast
@@ -41,9 +41,10 @@ def check_writable(path: PathLike) -> None:
         raise OutputError("may not be written", where=str(path), fix="choose a path that you may write")
 
 
-def check_outputs(*paths: PathLike | None) -> None:
-    """Raise ``OutputError`` when one of the paths cannot be written, or when two are the same file."""
+def check_outputs(*paths: PathLike | None, reading: Iterable[PathLike | None] = ()) -> None:
+    """Raise ``OutputError`` when a path cannot be written, is that of another output, or that of a file to be read."""
     seen: set[str] = set()
+    read = {os.path.realpath(path) for path in reading if path}
     for path in paths:
         if path is None:
             continue
@@ -51,6 +52,8 @@ def check_outputs(*paths: PathLike | None) -> None:
         real = os.path.realpath(path)
         if real in seen and _replaceable(Path(path)):
             raise OutputError("is named for two outputs", where=str(path), fix="give each its own file")
+        if real in read:
+            raise OutputError("is a file that is read, and would be lost", where=str(path), fix="choose another path")
         seen.add(real)
 
 
@@ -58,11 +61,11 @@ def check_outputs(*paths: PathLike | None) -> None:
 def writing_bytes(path: PathLike) -> Iterator[BinaryIO]:
     """Open ``path`` for bytes; it appears under its name when the block is left without an exception."""
     check_writable(path)
-    target = Path(os.path.realpath(path))  # through a symbolic link, which stays one
-    if not _replaceable(target):  # a device or a pipe, such as /dev/stdout
-        with _named_errors(path), open(target, "wb") as file:
+    if not _replaceable(Path(path)):  # a device or a pipe, such as /dev/stdout, whose real path may not be to be opened
+        with _named_errors(path), open(path, "wb") as file:
             yield file
         return
+    target = Path(os.path.realpath(path))  # through a symbolic link, which stays one
     temporary = target.with_name(f".{target.name[:200]}.{os.getpid()}.part")
     try:
         with _named_errors(path):

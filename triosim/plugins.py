@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import sys
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal, get_args
 
-from triosim.errors import PluginError, nearest
+from triosim.errors import OptionError, PluginError, TriosimError, nearest
 
 Group = Literal["networks", "extrapolators", "collective_algorithms", "compute_models", "trace_formats"]
 GROUPS: tuple[Group, ...] = get_args(Group)
@@ -71,6 +74,92 @@ def load(group: Group, name: str) -> Any:
             )
         found = _import(entry)
     return _checked(group, name, found)
+
+
+class Options:
+    """What a user gives to plug-ins by name, as text: each goes to the parts whose constructors take it."""
+
+    def __init__(self, given: Mapping[str, str]) -> None:
+        self._given = dict(given)
+        self._taken: set[str] = set()
+        self._known: set[str] = set()
+
+    def take(self, names: Iterable[str]) -> dict[str, str]:
+        """Return the options with these names."""
+        wanted = list(names)
+        self._known.update(wanted)
+        self._taken.update(name for name in wanted if name in self._given)
+        return {name: self._given[name] for name in wanted if name in self._given}
+
+    @property
+    def left(self) -> dict[str, str]:
+        """The options that nobody has taken yet."""
+        return {name: value for name, value in self._given.items() if name not in self._taken}
+
+    def refuse_left(self) -> None:
+        """Raise ``OptionError`` for an option that nobody asks for: it is a mistake."""
+        for name in self.left:
+            raise OptionError(f"no part of this run takes '{name}'", where="--option", fix=nearest(name, self._known))
+
+
+def make(plugin: Any, *arguments: Any, options: Options, settings: Mapping[str, Any] | None = None) -> Any:
+    """Call a plug-in's constructor with ``arguments``, the options that it names, and the ``settings`` that it takes.
+
+    Settings have options of their own, so that they cannot be given by name. Raises ``PluginError`` when it fails.
+    """
+    settings = settings or {}
+    parameters = inspect.signature(plugin).parameters
+    takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    named = [
+        name
+        for name, parameter in list(parameters.items())[len(arguments) :]
+        if name not in settings and parameter.kind in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+    ]
+    keywords = {name: value for name, value in settings.items() if takes_all or name in parameters}
+    try:
+        return plugin(*arguments, **keywords, **options.take(named))
+    except TriosimError:
+        raise
+    except Exception as error:
+        raise PluginError(f"cannot be made: {_said(error)}", where=_label(plugin)) from error
+
+
+@contextmanager
+def blamed() -> Iterator[None]:
+    """Turn an exception that comes from a plug-in's code into a ``PluginError`` that names the file and the line.
+
+    A plug-in's code is what is neither triosim's nor that of the libraries below it.
+    """
+    try:
+        yield
+    except TriosimError:
+        raise
+    except Exception as error:
+        place = _plugin_line(error)
+        if place is None:
+            raise
+        raise PluginError(_said(error), where=place, fix="set TRIOSIM_DEBUG=1 for the traceback") from error
+
+
+_LIBRARIES = frozenset({"triosim", "simpy", "numpy", "networkx", "pydantic", "yaml", *sys.stdlib_module_names})
+
+
+def _plugin_line(error: BaseException | None) -> str | None:
+    """Return file and line of the innermost frame of a plug-in, also of what SimPy re-raised."""
+    found = None
+    while error is not None:
+        traceback = error.__traceback__
+        while traceback is not None:
+            module = traceback.tb_frame.f_globals.get("__name__", "")
+            if module.partition(".")[0] not in _LIBRARIES:
+                found = f"{traceback.tb_frame.f_code.co_filename}:{traceback.tb_lineno}"
+            traceback = traceback.tb_next
+        error = error.__cause__
+    return found
+
+
+def _label(plugin: Any) -> str:
+    return getattr(plugin, "__qualname__", type(plugin).__qualname__)
 
 
 def _entry_points(group: Group) -> dict[str, str]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import simpy
 
 from triosim.errors import SimulationError
+from triosim.networks.base import when
 from triosim.rank import Channel, Rank, Side, follow
 from triosim.recording import Recording
 from triosim.tasks import Batch, Collective, Communicator, Handle, Recv, Send, Task
@@ -24,13 +25,13 @@ def enlist(rank: Rank, handle: Handle, task: Task) -> None:
     """Give a task that is issued its place in the order by which it is matched."""
     if isinstance(task, Collective):
         group = task.group
-        if rank.index not in group.ranks:
-            raise SimulationError(
-                f"rank {rank.index} issued {task.kind} in a group that it does not belong to: {list(group.ranks)}"
-            )
         previous = rank.communicators.get(group)
         if previous is not None:
             follow(handle, previous)
+        elif rank.index not in group.ranks:
+            raise SimulationError(
+                f"rank {rank.index} issued {task.kind} in a group that it does not belong to: {list(group.ranks)}"
+            )
         rank.communicators[group] = handle
         handle.place = (_next(rank.issued, group),)
     elif isinstance(task, (Send, Recv)):
@@ -135,14 +136,6 @@ def _channel(rank: int, part: Send | Recv) -> Channel:
     if isinstance(part, Send):
         return Channel(rank, part.destination, part.tag)
     return Channel(part.source, rank, part.tag)
-
-
-def when(event: simpy.Event, callback: Callable[[simpy.Event], None]) -> None:
-    """Call back when the event has happened, also when that was before."""
-    if event.callbacks is None:
-        callback(event)
-    else:
-        event.callbacks.append(callback)
 
 
 def _check_same(first: Handle, second: Handle) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
@@ -14,9 +13,10 @@ import simpy
 from triosim import plugins
 from triosim.compute import operator_times as times_from_elsewhere
 from triosim.engine import Engine, HostOverhead, Progress
-from triosim.errors import OptionError, nearest
+from triosim.errors import OptionError, PluginError
 from triosim.extrapolators.base import ParallelOptions
-from triosim.extrapolators.plan import Plan, gpus_named_by, plan
+from triosim.extrapolators.plan import gpus_named_by, plan
+from triosim.networks.base import Network
 from triosim.networks.topology import Topology
 from triosim.trace import Trace
 from triosim.trace_formats import read
@@ -51,6 +51,7 @@ def simulate(
     trace: TraceLike,
     parallel: str | Mapping[str, int] = "single",
     *,
+    trace_format: str | None = None,
     gpus: int | None = None,
     topology: TopologyLike | None = None,
     network: str | type = "packet",
@@ -66,6 +67,7 @@ def simulate(
     dp_style: Literal["all-reduce", "replicate"] = "all-reduce",
     bucket_size: Quantity = "25 MiB",
     first_bucket_size: Quantity = "1 MiB",
+    gradient_dtype: str | None = None,
     copy_input: bool = False,
     operator_times: str | PathLike[str] | None = None,
     compute_model: str | type = "linear",
@@ -76,7 +78,7 @@ def simulate(
 ) -> Result:
     """Predict the time of a training step (or an inference pass) on many GPUs.
 
-    trace: a ``Trace``, or the path of one in any known format.
+    trace: a ``Trace``, or the path of one in any known format; ``trace_format`` names a format, or a plug-in's file.
     parallel: "ddp", "dp=2,tp=4", {"dp": 2, "pp": 4}, or a plug-in ("file.py:Class").
     gpus: how many; without it, the product of the sizes in ``parallel``, or as many as the topology has.
     topology: a ``Topology``, a mapping, a file, or a name such as "dgx-h100" or "ring(8, bandwidth=50 GB/s)"; without
@@ -87,10 +89,11 @@ def simulate(
     training: False runs the forward pass alone.
     micro_batches, stages: of a pipeline; by default as many as stages, and balanced by measured time.
     bucket_size, first_bucket_size: of ``ddp``; PyTorch's by default.
+    gradient_dtype: what gradients are reduced in, "float32" say; by default each parameter's own.
     copy_input: whether each rank copies its input from host memory.
     operator_times: a file with times that replace the trace's, by operator or layer.
     host_overhead: what a launch costs the host: seconds or "5 us"; "trace" takes each operator's own.
-    options: what plug-ins ask for.
+    options: what plug-ins ask for by name: a constructor's keywords, as text.
     timeline: keep every task, for ``Result.save_timeline`` and the Gantt chart.
     progress: called now and then with the simulated time and the number of finished tasks.
 
@@ -102,7 +105,7 @@ def simulate(
         the_trace = trace
     else:
         files["trace"] = str(trace)
-        the_trace = read(trace)
+        the_trace = read(trace, trace_format)
     if operator_times is not None:
         files["operator_times"] = str(operator_times)
         the_trace = times_from_elsewhere.apply(times_from_elsewhere.load(operator_times), the_trace)
@@ -112,30 +115,41 @@ def simulate(
     if isinstance(topology, (str, PathLike)) and Path(topology).is_file():
         files["topology"] = str(topology)
     system = _topology(topology, gpus, the_trace, notes)
-    network_class = plugins.load("networks", network) if isinstance(network, str) else network
-    network_options, others = _split_options(network_class, options or {})
-    model_class = plugins.load("compute_models", compute_model) if isinstance(compute_model, str) else compute_model
-    the_plan = plan(
-        the_trace,
-        parallel,
-        gpus=gpus if gpus is not None else len(system.gpus),
-        options=ParallelOptions(
-            batch_size=batch_size,
-            global_batch_size=global_batch_size,
-            training=training,
-            iterations=iterations,
-            copy_input=copy_input,
-            bucket_bytes=parse_bytes(bucket_size),
-            first_bucket_bytes=parse_bytes(first_bucket_size),
-            dp_style=dp_style,
-            tp_style=tp_style,
-            micro_batches=micro_batches,
-            stages=tuple(stages) if stages is not None else None,
-            extra=others,
-        ),
-        model=model_class(),
+    chosen = plugins.Options(options or {})
+    algorithm = plugins.make(_found("collective_algorithms", collective), options=chosen)
+    env = simpy.Environment()
+    the_network = plugins.make(
+        _found("networks", network),
+        *(env, system),
+        options=chosen,
+        settings={"algorithm": algorithm, "form": collective_form, "record": timeline},
     )
-    _refuse_unused(others, the_plan, network_class)
+    _check_network(the_network)
+    model = plugins.make(_found("compute_models", compute_model), options=chosen)
+    with plugins.blamed():
+        the_plan = plan(
+            the_trace,
+            parallel,
+            gpus=gpus if gpus is not None else len(system.gpus),
+            options=ParallelOptions(
+                batch_size=batch_size,
+                global_batch_size=global_batch_size,
+                training=training,
+                iterations=iterations,
+                copy_input=copy_input,
+                bucket_bytes=parse_bytes(bucket_size),
+                first_bucket_bytes=parse_bytes(first_bucket_size),
+                dp_style=dp_style,
+                tp_style=tp_style,
+                micro_batches=micro_batches,
+                stages=tuple(stages) if stages is not None else None,
+                gradient_dtype=gradient_dtype,
+                extra=chosen.left,
+            ),
+            model=model,
+        )
+    chosen.take(the_plan.known_options)
+    chosen.refuse_left()
     if the_plan.world > len(system.gpus):
         raise OptionError(
             f"the topology has {len(system.gpus)} GPUs, {the_plan.world} are asked for",
@@ -143,12 +157,9 @@ def simulate(
             fix="ask for fewer, or give a larger topology",
         )
 
-    env = simpy.Environment()
-    algorithm = plugins.load("collective_algorithms", collective)() if isinstance(collective, str) else collective()
-    common = {"algorithm": algorithm, "form": collective_form, "record": timeline}
-    the_network = network_class(env, system, **_accepted(network_class, common), **network_options)
     engine = Engine(env, the_network, host_overhead=_host_overhead(host_overhead), timeline=timeline, progress=progress)
-    recording = engine.run({rank: the_plan.tasks(rank) for rank in range(the_plan.world)})
+    with plugins.blamed():
+        recording = engine.run({rank: the_plan.tasks(rank) for rank in range(the_plan.world)})
 
     from triosim.result import Result
 
@@ -187,27 +198,21 @@ def _topology(topology: TopologyLike | None, gpus: int | None, trace: Trace, not
     return Topology.load(name, gpus=gpus)
 
 
-def _accepted(network: type, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options that a network's constructor takes; a plug-in may take none."""
-    taken = inspect.signature(network).parameters
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken.values()):
-        return dict(options)
-    return {name: value for name, value in options.items() if name in taken}
+def _found(group: plugins.Group, part: str | type) -> Any:
+    return plugins.load(group, part) if isinstance(part, str) else part
 
 
-def _split_options(network: type, options: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
-    """Divide the plug-ins' options into the network's, by its constructor's parameters, and the extrapolator's."""
-    taken = inspect.signature(network).parameters
-    mine = {name: value for name, value in options.items() if name in taken}
-    return mine, {name: value for name, value in options.items() if name not in taken}
-
-
-def _refuse_unused(options: Mapping[str, str], the_plan: Plan, network: type) -> None:
-    """An option that nobody asks for is a mistake."""
-    known = set(the_plan.known_options) | set(inspect.signature(network).parameters) - {"env", "topology"}
-    for name in options:
-        if name not in the_plan.known_options:
-            raise OptionError(f"no part of this run takes '{name}'", where="--option", fix=nearest(name, known))
+def _check_network(network: Any) -> None:
+    """Refuse what would fail later, far from its cause."""
+    kind = type(network)
+    if not isinstance(network, Network):
+        raise PluginError("is no network", where=kind.__name__, fix="derive from triosim.networks.Network")
+    if not hasattr(network, "topology"):
+        raise PluginError(
+            "its __init__ leaves out the base class's",
+            where=kind.__name__,
+            fix="call super().__init__(env, topology, **options)",
+        )
 
 
 def _host_overhead(value: Quantity | None) -> HostOverhead:

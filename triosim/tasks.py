@@ -85,6 +85,13 @@ class Communicator:
 
     ranks: tuple[int, ...]
     name: str = ""
+    _hash: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_hash", hash((self.ranks, self.name)))
+
+    def __hash__(self) -> int:
+        return self._hash  # kept, because a group of a thousand ranks is looked up with every collective
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,13 @@ from triosim.units import parse_bandwidth, parse_time
 
 class AlphaBetaNetwork(Network):
     def __init__(
-        self, env: simpy.Environment, topology: Topology, *, alpha: str = "1 us", bandwidth: str = "100 GB/s", **options: Any
+        self,
+        env: simpy.Environment,
+        topology: Topology,
+        *,
+        alpha: str = "1 us",
+        bandwidth: str = "100 GB/s",
+        **options: Any,
     ) -> None:
         super().__init__(env, topology, **options)
         self.alpha = parse_time(alpha)

@@ -1,6 +1,6 @@
 """An all-reduce through one rank: all send to the first, which adds up and sends back. A parameter server, in short.
 
-    triosim simulate TRACE --parallel ddp --gpus 8 --collective examples/plugins/hub_collective.py:Hub --collective-form steps
+triosim simulate TRACE --parallel ddp --gpus 8 --collective examples/plugins/hub_collective.py:Hub --collective-form steps
 """
 
 from __future__ import annotations

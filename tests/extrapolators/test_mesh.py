@@ -37,10 +37,9 @@ def test_a_neighbour_stands_where_the_rank_does_along_the_other_axes() -> None:
         mesh.neighbour("pp", 3, 3)
 
 
-def test_an_axis_that_is_not_there_has_one_rank() -> None:
-    mesh = Mesh.of(dp=2)
-    assert mesh.size("tp") == 1
-    assert mesh.group("tp", 1).ranks == (1,)
+def test_an_axis_that_is_not_there_is_an_error() -> None:
+    with pytest.raises(OptionError, match="no axis 'tpp'; did you mean 'tp'"):
+        Mesh.of(tp=2).group("tpp", 1)
 
 
 def test_axes_are_laid_out_by_their_order_whatever_the_user_wrote_first() -> None:

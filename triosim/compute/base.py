@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from triosim.errors import PluginError
 from triosim.trace import Operator, Trace
 
 
@@ -26,6 +27,28 @@ class Estimates:
     seconds: npt.NDArray[np.float64]
     relative_error: npt.NDArray[np.float64]
     model: list[str]
+
+
+def checked_seconds(model: ComputeModel, operators: Sequence[Operator], gpu: str) -> npt.NDArray[np.float64]:
+    """Return a model's estimates, which must be a number of 0 or more for each operator. Raises ``PluginError``."""
+    estimates = model.estimate(operators, gpu)
+    where = type(model).__name__
+    if not isinstance(estimates, Estimates):
+        raise PluginError(f"estimate() returned a {type(estimates).__name__}", where=where, fix="return Estimates")
+    seconds = np.asarray(estimates.seconds, dtype=np.float64)
+    if seconds.shape != (len(operators),):
+        raise PluginError(
+            f"estimate() returned {seconds.size} times for {len(operators)} operators",
+            where=where,
+            fix="return one each",
+        )
+    wrong = ~(np.isfinite(seconds) & (seconds >= 0))
+    if wrong.any():
+        row = int(wrong.argmax())
+        raise PluginError(
+            f"estimated {seconds[row]} seconds for {operators[row].name}", where=where, fix="times are 0 or more"
+        )
+    return seconds
 
 
 class ComputeModel(ABC):

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from triosim.compute.base import ComputeModel
+from triosim.compute.base import ComputeModel, checked_seconds
 from triosim.trace import Operator
 
 #: No kernel is shorter than this, unless it was measured so.
@@ -29,8 +29,8 @@ def reprice(
     changed |= {new.id for new in after if new.forward in changed and new.forward in old_forward}
     if not changed:
         return list(after)
-    old_seconds = model.estimate(before, gpu).seconds
-    new_seconds = model.estimate(after, gpu).seconds
+    old_seconds = checked_seconds(model, before, gpu)
+    new_seconds = checked_seconds(model, after, gpu)
     priced = []
     for row, (old, new) in enumerate(zip(before, after, strict=True)):
         if new.id not in changed:
