@@ -6,6 +6,7 @@ imports the parts that it needs when it runs, so that each starts quickly.
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import sys
@@ -352,16 +353,23 @@ def run(arguments: Sequence[str] | None = None) -> int:
         if status == 130:  # what newer versions of typer make of Ctrl-C
             return _said("interrupted", 130)
         return status if isinstance(status, int) else 0
-    except BrokenPipeError:
-        # What reads the output has gone, as `head` does. Nothing may be written when Python flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # what reads the output has gone, as `head` does
+        _silence()
         return 1
     except (KeyboardInterrupt, typer.Abort):
         return _said("interrupted", 130)
     except Exception as error:
         if os.environ.get("TRIOSIM_DEBUG"):
             raise
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO):
+            _silence()  # files that we write say by themselves what is wrong with them; this is standard output
+            return _said(f"error: standard output: could not be written: {error.strerror}", 2)
         return _failed(error)
+
+
+def _silence() -> None:
+    """Let nothing be written any more when Python flushes at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _failed(error: Exception) -> int:

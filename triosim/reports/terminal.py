@@ -63,6 +63,11 @@ def table(title: str, *columns: str, caption: str | None = None) -> Table:
     return made
 
 
+def format_rate(rate: float) -> str:
+    """Return samples per second with three significant digits or more, so that a slow step's are not shown as none."""
+    return f"{rate:,.0f}" if rate >= 99.95 else f"{rate:.3g}"
+
+
 def shorten(name: str, width: int) -> str:
     """Return a name no wider than ``width``; the end of a module path says most, so it is the front that goes."""
     return name if len(name) <= width else "…" + name[-(width - 1) :]
@@ -98,7 +103,7 @@ def _summary(data: ResultData, title: str) -> RenderableType:
         "step time",
         Text.assemble(
             (format_time(data.step_time_s), "bold green"),
-            f"   {data.throughput_samples_per_s:,.0f} samples/s"
+            f"   {format_rate(data.throughput_samples_per_s)} samples/s"
             + (f"   (mean of {many} iterations)" if many > 1 else ""),
         ),
     )
