@@ -1,6 +1,7 @@
 """How one GPU's trace becomes many GPUs' task streams: the program, the mesh, and one file for each parallelism.
 
-The names are loaded when they are asked for (PEP 562), so that importing the package costs nothing.
+This is what those who write a parallelism need. The names are loaded when they are asked for (PEP 562), so that importing
+the package costs nothing.
 """
 
 from __future__ import annotations
@@ -12,23 +13,71 @@ if TYPE_CHECKING:
     from triosim.extrapolators.base import Extrapolator as Extrapolator
     from triosim.extrapolators.base import ParallelOptions as ParallelOptions
     from triosim.extrapolators.lowering import Loop as Loop
+    from triosim.extrapolators.mesh import Axis as Axis
     from triosim.extrapolators.mesh import Mesh as Mesh
     from triosim.extrapolators.plan import Plan as Plan
+    from triosim.extrapolators.program import Action as Action
+    from triosim.extrapolators.program import Await as Await
     from triosim.extrapolators.program import Block as Block
+    from triosim.extrapolators.program import Communicate as Communicate
+    from triosim.extrapolators.program import Gradient as Gradient
+    from triosim.extrapolators.program import Item as Item
     from triosim.extrapolators.program import Program as Program
+    from triosim.extrapolators.program import ReactionMaker as ReactionMaker
+    from triosim.extrapolators.program import Receive as Receive
+    from triosim.extrapolators.program import Schedule as Schedule
+    from triosim.extrapolators.program import Send as Send
+    from triosim.extrapolators.program import Stage as Stage
     from triosim.extrapolators.reaction import Reaction as Reaction
+    from triosim.extrapolators.reaction import reacting as reacting
+    from triosim.extrapolators.reaction import require_gradients as require_gradients
 
 _HOMES = {
+    "Action": "program",
+    "Await": "program",
+    "Axis": "mesh",
     "Block": "program",
+    "Communicate": "program",
     "Extrapolator": "base",
+    "Gradient": "program",
+    "Item": "program",
     "Loop": "lowering",
     "Mesh": "mesh",
     "ParallelOptions": "base",
     "Plan": "plan",
     "Program": "program",
     "Reaction": "reaction",
+    "ReactionMaker": "program",
+    "Receive": "program",
+    "Schedule": "program",
+    "Send": "program",
+    "Stage": "program",
+    "reacting": "reaction",
+    "require_gradients": "reaction",
 }
-__all__ = ["Block", "Extrapolator", "Loop", "Mesh", "ParallelOptions", "Plan", "Program", "Reaction"]
+__all__ = [
+    "Action",
+    "Await",
+    "Axis",
+    "Block",
+    "Communicate",
+    "Extrapolator",
+    "Gradient",
+    "Item",
+    "Loop",
+    "Mesh",
+    "ParallelOptions",
+    "Plan",
+    "Program",
+    "Reaction",
+    "ReactionMaker",
+    "Receive",
+    "Schedule",
+    "Send",
+    "Stage",
+    "reacting",
+    "require_gradients",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -79,13 +79,15 @@ class Extrapolator:
     """Derive from this, and override ``transform``; or, for what is no transformation (Hop), ``tasks``.
 
     ``axis`` names the axis of the mesh and its communicators (what the user wrote, unless it is set);
-    ``order`` is the axis' place, the fastest first.
+    ``order`` is the axis' place, the fastest first. ``default_size`` is how many ranks stand along it where the user names
+    no size, whatever the number of GPUs; None takes what the other axes leave.
     ``extra_options`` are the names that it reads from ``options.extra``.
     """
 
     axis: str = ""
     place: ClassVar[Place] = "react"
     order: ClassVar[int] = DATA_ORDER
+    default_size: ClassVar[int | None] = None
     extra_options: ClassVar[tuple[str, ...]] = ()
 
     #: Set before ``tasks`` is called: the program of one replica, the mesh of this axis alone, and loops over the program.

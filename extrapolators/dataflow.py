@@ -77,11 +77,6 @@ class Dataflow:
         """Return what an operator reads in one of its inputs; None for what was there before the step."""
         return next((datum for datum, read in self.reads[operator.id] if read.storage == tensor.storage), None)
 
-    @property
-    def is_linked(self) -> bool:
-        """Whether any backward operator says what it differentiates."""
-        return bool(self.backward)
-
 
 def parameter_storages(operators: Iterable[Operator]) -> dict[int, int]:
     """Return the storage of each parameter, by the ids that it goes by (a transposed view has one of its own)."""

@@ -8,15 +8,13 @@ gathers the output, reduces the gradients and alone runs the optimizer.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 
-from triosim.errors import TraceError
 from triosim.extrapolators.base import DATA_ORDER, Extrapolator
 from triosim.extrapolators.dataflow import output_bytes
 from triosim.extrapolators.mesh import Mesh
-from triosim.extrapolators.program import Gradient, Program, ReactionMaker, Stage
-from triosim.extrapolators.reaction import Reaction
+from triosim.extrapolators.program import Gradient, Program, Stage
+from triosim.extrapolators.reaction import Reaction, reacting, require_gradients
 from triosim.tasks import AllReduce, Broadcast, Collective, Communicator, Gather, Reduce, Scatter, TaskStream, Wait
 
 
@@ -32,22 +30,6 @@ class DataParallel(Extrapolator):
         require_gradients(program)
         make = partial(replicate, program.micro_batches) if self.options.dp_style == "replicate" else all_reduce
         return reacting(program, self.axis, make)
-
-
-def reacting(program: Program, axis: str, make: ReactionMaker) -> Program:
-    """Return the program with one more reaction."""
-    return replace(program, reactions=(*program.reactions, (axis, make)))
-
-
-def require_gradients(program: Program) -> None:
-    """Raise ``TraceError`` where a training trace shows no gradient, so that nothing would be reduced."""
-    if not program.training or any(stage.gradients() for stage in program.stages):
-        return
-    missing = "gradient of a parameter" if any(stage.backward for stage in program.stages) else "backward pass"
-    raise TraceError(
-        f"the trace shows no {missing}, so data parallelism would reduce nothing",
-        fix="capture a training step, or simulate inference",
-    )
 
 
 def all_reduce(stage: Stage, gradients: tuple[Gradient, ...]) -> Callable[[Communicator, int], Reaction]:

@@ -6,7 +6,7 @@ these) is made once, in ``Lowering``; a ``Loop`` is one rank's way through it.
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +27,9 @@ from triosim.tasks import Send as SendTask
 from triosim.trace import Operator, Phase
 
 Arriving = dict[str, Handle]
+Heard = frozenset[int] | None  # gradients that some reaction acts upon, by their parameters; None for all
+
+_NOTHING: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +74,7 @@ class Lowering:
             [(axis, make(stage, gradients)) for axis, make in program.reactions]
             for stage, gradients in zip(program.stages, self._gradients, strict=True)
         ]
-        self._scripts: dict[tuple[int, Phase, bool, bool], Script] = {}
+        self._scripts: dict[tuple[int, Phase, bool, Heard], Script] = {}
         self._computes: dict[tuple[int, Phase, int, int], Compute] = {}
 
     def loop(self, rank: int) -> Loop:
@@ -91,14 +94,15 @@ class Lowering:
             task = self._computes[key] = Compute(script.operators[start:end])
         return task
 
-    def script(self, stage: int, phase: Phase, *, blocks: bool, gradients: bool) -> Script:
-        """Return a phase as steps; with ``blocks`` it stops where a block begins, with ``gradients`` where one is ready."""
+    def script(self, stage: int, phase: Phase, *, blocks: bool, gradients: Heard) -> Script:
+        """Return a phase as steps; with ``blocks`` it stops where a block begins, and where one of ``gradients`` is ready."""
         key = (stage, phase, blocks, gradients)
         script = self._scripts.get(key)
         if script is None:
             ready: dict[int, list[Gradient]] = {}
-            for gradient in self._gradients[stage] if gradients else ():
-                ready.setdefault(gradient.ready, []).append(gradient)
+            for gradient in self._gradients[stage]:
+                if gradients is None or gradient.parameter.id in gradients:
+                    ready.setdefault(gradient.ready, []).append(gradient)
             script = self._scripts[key] = _script(getattr(self.program.stages[stage], phase), blocks, ready)
         return script
 
@@ -121,7 +125,7 @@ class Loop:
             if program.training or action.phase == "forward"
         ]
         self._hears_blocks = any(type(r).parameters_needed is not Reaction.parameters_needed for r in self._reactions)
-        self._hears_gradients = any(type(r).gradient_ready is not Reaction.gradient_ready for r in self._reactions)
+        self._heard = _heard(self._reactions)
 
     def tasks(self) -> TaskStream:
         """Every iteration of the rank."""
@@ -159,7 +163,7 @@ class Loop:
 
     def backward(self, arriving: Arriving | None = None, *, last: bool = True) -> TaskStream:
         """The backward pass of one micro-batch; gradients are complete in the ``last`` one."""
-        yield from self._run("backward", arriving or {}, gradients=last and self._hears_gradients)
+        yield from self._run("backward", arriving or {}, gradients=self._heard if last else _NOTHING)
 
     def optimizer(self) -> TaskStream:
         """What is pending is waited for, then the parameters are updated."""
@@ -177,12 +181,12 @@ class Loop:
         axis = self._lowering.program.stage_axis
         if axis is None:
             return arriving
-        for item in self._lowering.script(self._stage, phase, blocks=False, gradients=False).receives:
+        for item in self._lowering.script(self._stage, phase, blocks=False, gradients=_NOTHING).receives:
             peer = self._mesh.neighbour(axis, self._rank, item.stage)
             arriving[item.key] = yield Recv(peer, stream=f"receive from {peer}", label=axis)
         return arriving
 
-    def _run(self, phase: Phase, arriving: Arriving, *, gradients: bool = False) -> TaskStream:
+    def _run(self, phase: Phase, arriving: Arriving, *, gradients: Heard = _NOTHING) -> TaskStream:
         """Go through a phase. Operators run in a row until something else must be done between them."""
         blocks = self._hears_blocks and phase != "optimizer"
         script = self._lowering.script(self._stage, phase, blocks=blocks, gradients=gradients)
@@ -213,7 +217,12 @@ class Loop:
     def _does(self, step: Step, arriving: Arriving) -> Generator[TaskStream, None, None]:
         """What a step other than computing comes to."""
         if isinstance(step, tuple):
-            reactions = (r.gradient_ready(gradient) for gradient in step for r in self._reactions)
+            reactions = (
+                reaction.gradient_ready(gradient)
+                for gradient in step
+                for reaction in self._reactions
+                if reaction.acts_on is None or gradient.parameter.id in reaction.acts_on
+            )
         elif isinstance(step, Block):
             reactions = (reaction.parameters_needed(step) for reaction in self._reactions)
         else:
@@ -242,6 +251,14 @@ class Loop:
             assert axis is not None, "only a schedule sends between stages"
             peer = self._mesh.neighbour(axis, self._rank, step.stage)
             yield SendTask(peer, step.nbytes, stream=f"send to {peer}", label=axis)
+
+
+def _heard(reactions: Sequence[Reaction]) -> Heard:
+    """The gradients that some reaction acts upon."""
+    sets = [r.acts_on for r in reactions if type(r).gradient_ready is not Reaction.gradient_ready]
+    if len(sets) == 1:
+        return sets[0]  # itself, of which the hash is known
+    return None if None in sets else _NOTHING.union(*(one for one in sets if one is not None))
 
 
 def _all(tasks: TaskStream | None) -> TaskStream:

@@ -47,18 +47,10 @@ class Mesh:
         """How many ranks there are."""
         return math.prod(axis.size for axis in self.axes)
 
-    def size(self, axis: str) -> int:
-        """Return how many ranks stand along an axis; 1 for one that the mesh does not have."""
-        return next((one.size for one in self.axes if one.name == axis), 1)
-
     def coordinate(self, axis: str, rank: int) -> int:
         """Return a rank's place along an axis."""
         stride, size = self._stride(axis)
         return rank // stride % size
-
-    def coordinates(self, rank: int) -> dict[str, int]:
-        """Return a rank's place along each axis."""
-        return {axis.name: self.coordinate(axis.name, rank) for axis in self.axes}
 
     def neighbour(self, axis: str, rank: int, place: int) -> int:
         """Return the rank that stands at ``place`` along an axis, and where ``rank`` stands along the others."""

@@ -7,11 +7,12 @@ features separately, every path must end in a layer, and nothing on the way may 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Container, Mapping
 from dataclasses import dataclass
 
 from triosim.compute.features import PRODUCTS, base_name, is_attention
-from triosim.extrapolators.dataflow import Dataflow, Datum, is_loss
+from triosim.extrapolators.dataflow import Dataflow, Datum, is_loss, is_view
 from triosim.extrapolators.sharding import Weighted, is_grouped
 from triosim.trace import Operator, Tensor
 
@@ -37,13 +38,16 @@ _CHANNELWISE = frozenset(
 _HEADWISE = frozenset(
     ("softmax", "safe_softmax", "masked_fill", "where", "cat", "stack", "tril", "triu", "repeat_interleave", "expand")
 )
+#: Views in which dimensions change places.
+_PERMUTING = frozenset(("transpose", "permute", "t", "movedim", "moveaxis", "swapaxes", "swapdims", "numpy_T"))
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
     """``first`` are the layers divided by output features, ``second`` the one divided by input features.
 
-    ``between`` are the operators that work on a rank's features alone, ``data`` what they and the first layers make.
+    ``between`` are the operators that work on a rank's features alone, in the order of the forward pass, views included;
+    ``data`` is what they and the first layers make.
     """
 
     first: tuple[Weighted, ...]
@@ -52,17 +56,26 @@ class Pair:
     data: frozenset[Datum]
 
 
+@dataclass(frozen=True, slots=True)
+class Undivided:
+    """Why layers are no pair: the heads of the attention between them do not divide."""
+
+    layer: str
+    heads: int
+
+
 def find_pair(
     flow: Dataflow, second: Weighted, layers: Mapping[int, Weighted], taken: Container[int], ranks: int
-) -> Pair | None:
-    """Return the pair that a layer closes, or None. ``taken`` are the operators of layers that have another part already."""
+) -> Pair | Undivided | None:
+    """Return the pair that a layer closes, if it does. ``taken`` are the operators of layers that have another part already."""
     if second.data is None or is_grouped(second) or second.weight.shape[second.columns] % ranks:
         return None
     start = flow.datum(second.operator, second.data)
     if start is None:
         return None
     first: dict[int, Weighted] = {}
-    between: dict[int, Operator] = {}
+    between: set[int] = set()
+    undivided: Undivided | None = None
     todo, seen = [(start, False)], {(start, False)}
     while todo:
         datum, in_attention = todo.pop()
@@ -73,10 +86,13 @@ def find_pair(
                 return None
             first[maker.id] = layer
             continue
-        inside = _is_local(maker, in_attention, ranks)
+        inside = _is_local(maker, in_attention)
         if inside is None:
             return None
-        between[maker.id] = maker
+        for heads in _heads(maker):
+            if heads % ranks:
+                undivided = Undivided(maker.layer, heads)
+        between.add(maker.id)
         for read, _ in flow.reads[maker.id]:
             if read in flow.trained and (read, inside) not in seen:
                 seen.add((read, inside))
@@ -85,7 +101,20 @@ def find_pair(
     inner = {second.operator.id, *between}
     if not first or any(reader.id not in inner for datum in data for reader in flow.readers[datum]):
         return None
-    return Pair(tuple(first.values()), second, tuple(between.values()), data)
+    if undivided is not None:
+        return undivided
+    views = views_of(flow, data)
+    whole = tuple(operator for operator in flow.forward if operator.id in between or operator.id in views)
+    return Pair(tuple(first.values()), second, whole, data)
+
+
+def views_of(flow: Dataflow, data: Container[Datum]) -> frozenset[int]:
+    """Return the operators that show data in another shape."""
+    return frozenset(
+        operator.id
+        for operator in flow.forward
+        if is_view(operator) and any(datum in data for datum, _ in flow.reads[operator.id])
+    )
 
 
 def is_vocabulary_projection(flow: Dataflow, layer: Weighted) -> bool:
@@ -103,39 +132,58 @@ def is_vocabulary_projection(flow: Dataflow, layer: Weighted) -> bool:
     return found and layer.data is not None
 
 
-def dims_between(operator: Operator, storages: Container[int], ranks: int) -> dict[int, int]:
-    """Return what is divided of an operator between a pair. ``storages`` hold the data between them."""
-    dims: dict[int, int] = {}
+def dims_between(operator: Operator, storages: Container[int], known: Mapping[int, int], ranks: int) -> dict[int, int]:
+    """Return what is divided of an operator between a pair.
+
+    ``storages`` hold the data between them, ``known`` is what is divided of the tensors that other operators have made.
+    """
     given = [t for t in operator.inputs if t.storage in storages or (t.category == "parameter" and len(t.shape) == 1)]
     if base_name(operator.name) in _CHANNELWISE:
         given += [t for t in operator.inputs if t.category == "buffer" and len(t.shape) == 1]
-    for tensor in (*given, *operator.outputs):
-        dim = _dim_between(operator, tensor, ranks)
+    dims: dict[int, int] = {}
+    for tensor in given:
+        dim = known.get(tensor.id, _dim_between(operator, tensor, ranks))
+        if dim is not None:
+            dims[tensor.id] = dim
+    source = next((t for t in given if t.id in dims), None) if is_view(operator) else None
+    for tensor in operator.outputs:
+        if source is not None:
+            dim = _dim_of_view(operator, source.shape, dims[source.id], tensor.shape, ranks)
+        else:
+            dim = _dim_between(operator, tensor, ranks)
         if dim is not None:
             dims[tensor.id] = dim
     return dims
 
 
-def _is_local(operator: Operator, in_attention: bool, ranks: int) -> bool | None:
+def _is_local(operator: Operator, in_attention: bool) -> bool | None:
     """Whether what an operator reads is between the products of attention; None if it mixes features."""
     name = base_name(operator.name)
     if is_attention(name):
-        return True if all(_heads(tensor) % ranks == 0 for tensor in operator.inputs[:3]) else None
+        return True
     if name in PRODUCTS:
         batched = len(operator.outputs[0].shape) >= 3 and not any(t.category == "parameter" for t in operator.inputs)
-        return True if batched and _heads(operator.outputs[0]) % ranks == 0 else None
+        return True if batched else None
     if name in _ELEMENTWISE or name in _CHANNELWISE:
         return in_attention
     return True if in_attention and name in _HEADWISE else None
 
 
-def _heads(tensor: Tensor) -> int:
-    return tensor.shape[-3] if len(tensor.shape) >= 3 else 1
+def _heads(operator: Operator) -> list[int]:
+    """The heads of what attention multiplies; none of any other operator."""
+    name = base_name(operator.name)
+    factors = operator.inputs[:3] if is_attention(name) else operator.outputs[:1] if name in PRODUCTS else ()
+    return [tensor.shape[-3] if len(tensor.shape) >= 3 else 1 for tensor in factors]
 
 
 def _dim_between(operator: Operator, tensor: Tensor, ranks: int) -> int | None:
     """The dimension of heads or channels, or the last of (..., features); another if that does not divide."""
     name, count = base_name(operator.name), len(tensor.shape)
+    if is_attention(name):
+        heads = max(
+            len(operator.inputs[0].shape) - 3, 0
+        )  # counted from the front: what is saved of the softmax has them too
+        return heads if heads < count and tensor.shape[heads] % ranks == 0 else None
     if count > 3 or (count == 3 and name in _CHANNELWISE):
         first = 1
     elif count == 3 and (name in PRODUCTS or name in _HEADWISE):
@@ -144,3 +192,20 @@ def _dim_between(operator: Operator, tensor: Tensor, ranks: int) -> int | None:
         first = count - 1
     order = (first, *reversed(range(count)))
     return next((dim for dim in order if dim >= 0 and tensor.shape[dim] % ranks == 0), None)
+
+
+def _dim_of_view(
+    operator: Operator, before: tuple[int, ...], dim: int, after: tuple[int, ...], ranks: int
+) -> int | None:
+    """The dimension of a view that is divided, if ``dim`` of what it shows is.
+
+    Where the view permutes, it is one of the same size. Elsewhere it is the outermost that divides of those into which the
+    dimension unfolds: the 12 heads of 12 x 64 features.
+    """
+    if base_name(operator.name) in _PERMUTING:
+        same = [index for index, size in enumerate(after) if size == before[dim]]
+        return next((index for index in same if index != dim), same[0] if same else None)
+    start = math.prod(before[:dim])
+    places = [(index, math.prod(after[:index])) for index, size in enumerate(after) if size > 1]
+    unfolded = [index for index, place in places if start <= place < start * before[dim]]
+    return next((index for index in unfolded if after[index] % ranks == 0), None)

@@ -9,7 +9,6 @@ from typing import Any
 
 from triosim import plugins
 from triosim.compute.base import ComputeModel
-from triosim.compute.pricing import reprice
 from triosim.compute.reshape import with_batch_size
 from triosim.errors import OptionError, PluginError, TraceError
 from triosim.extrapolators.base import PLACES, Extrapolator, ParallelOptions
@@ -46,22 +45,6 @@ class Plan:
         if self._writer is not None:
             return self._writer.tasks(rank)
         return self._lowering.loop(rank).tasks()
-
-    def describe(self) -> str:
-        """Return the plan in a few words."""
-        parts = [
-            f"{self.parallel} on {self.world} GPU{'s' if self.world > 1 else ''}",
-            f"batch {self.global_batch_size}",
-        ]
-        if self.global_batch_size != self.batch_size:
-            parts[-1] += f" ({self.batch_size} a replica)"
-        if self.program.micro_batches > 1:
-            parts.append(
-                f"{self.program.micro_batches} micro-batches of {self.batch_size // self.program.micro_batches}"
-            )
-        if not self.program.training:
-            parts.append("inference")
-        return ", ".join(parts)
 
 
 def plan(trace: Trace, parallel: Parallel, *, gpus: int | None, options: ParallelOptions, model: ComputeModel) -> Plan:
@@ -117,10 +100,7 @@ def _transformed(part: Extrapolator, program: Program, mesh: Mesh) -> Program:
 
 def gpus_named_by(parallel: Parallel) -> int | None:
     """Return how many GPUs the sizes in ``parallel`` come to; None where one is left open."""
-    entries = _parse(parallel)
-    if entries == [("single", None)]:
-        return 1
-    sizes = [size for _, size in entries]
+    sizes = [size if size is not None else _load(name).default_size for name, size in _parse(parallel)]
     return None if None in sizes else math.prod(size for size in sizes if size is not None)
 
 
@@ -164,8 +144,9 @@ def _name(name: Any) -> str:
 
 def _sizes(wanted: list[tuple[Any, type[Extrapolator], int | None]], gpus: int | None) -> list[int]:
     """The size of each axis; one that has none takes what the others leave."""
-    if len(wanted) == 1 and wanted[0][0] == "single":
-        return [wanted[0][2] or 1]  # one GPU, however many there are
+    if all(size is None and cls.default_size is not None for _, cls, size in wanted):
+        gpus = None  # single: one GPU, however many there are
+    wanted = [(name, cls, size if size is not None else cls.default_size) for name, cls, size in wanted]
     open_ = [_name(name) for name, _, size in wanted if size is None]
     given = math.prod(size for _, _, size in wanted if size is not None)
     shown = " x ".join(f"{_name(name)}={size}" for name, _, size in wanted if size is not None)
@@ -214,23 +195,20 @@ def _program(
     if not any(operator.phase == "forward" for operator in trace.operators):
         raise TraceError("the trace has no operator of the forward pass", where=trace.source or None)
     model.fit(trace)
-    size = batch_size // micro_batches
-    shapes = with_batch_size(trace.operators, trace.batch_size, size)
-    operators = reprice(trace.operators, shapes, model, trace.gpu)
     program = Program(
-        (single_stage(operators, training=options.training),),
+        (single_stage(trace.operators, training=options.training),),
         model,
-        batch_size,
         micro_batches,
         gradient_dtype=options.gradient_dtype,
         training=options.training,
         gpu=trace.gpu,
     )
-    if size != trace.batch_size:
-        program = program.noted(
-            f"operator times are measured at batch size {trace.batch_size} and predicted for {size}"
-        )
-    return program
+    size = batch_size // micro_batches
+    shapes = with_batch_size(program.operators, trace.batch_size, size)
+    return program.reshaped(
+        {operator.id: operator for operator in shapes},
+        note=f"operator times are predicted for batch size {size} from those of the trace at {trace.batch_size}",
+    )
 
 
 def _writer(parts: list[Extrapolator]) -> Extrapolator | None:

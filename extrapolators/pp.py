@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+from triosim.compute.pricing import scaled
 from triosim.errors import OptionError, TraceError
 from triosim.extrapolators.base import PIPELINE_ORDER, Extrapolator
 from triosim.extrapolators.dataflow import Dataflow, Datum, owners, parameter_storages
@@ -304,7 +305,7 @@ def _part(item: Item, owner: Mapping[int, int], parameters: Mapping[int, Tensor]
         return item
     every = (*item.inputs, *item.outputs)
     if not any(tensor.id in owner for tensor in every):
-        return replace(item, seconds=item.seconds * share)
+        return scaled(item, share)
 
     def mine(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         return tuple(tensor for tensor in tensors if owner.get(tensor.id) in parameters)
@@ -316,4 +317,4 @@ def _part(item: Item, owner: Mapping[int, int], parameters: Mapping[int, Tensor]
         return item
     known = sum(tensor.nbytes for tensor in every if tensor.id in owner)
     part = sum(tensor.nbytes for tensor in (*inputs, *outputs)) / known if known else share
-    return replace(item, inputs=inputs, outputs=outputs, seconds=item.seconds * part, busy_seconds=None, flops=None)
+    return scaled(replace(item, inputs=inputs, outputs=outputs), part)

@@ -7,7 +7,7 @@ optimizer, and a block has items: operators, symbolic collectives on an axis of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import TYPE_CHECKING
@@ -182,7 +182,6 @@ class Program:
 
     stages: tuple[Stage, ...]
     model: ComputeModel
-    batch_size: int
     micro_batches: int = 1
     schedule: Schedule = accumulate
     stage_axis: str | None = None
@@ -200,12 +199,18 @@ class Program:
             op for phase in phases for stage in self.stages for block in getattr(stage, phase) for op in block.operators
         )
 
-    def reshaped(self, shapes: dict[int, Operator]) -> Program:
-        """Return the program with operators in other shapes, by id, and with the times of these shapes."""
+    def reshaped(self, shapes: Mapping[int, Operator], *, note: str) -> Program:
+        """Return the program with operators in other shapes, by id, and with the times of these shapes.
+
+        These are predicted, which ``note`` tells the reader of the result.
+        """
         before = self.operators
-        after = [shapes.get(operator.id, operator) for operator in before]
+        after = tuple(shapes.get(operator.id, operator) for operator in before)
+        if after == before:
+            return self
         priced = {new.id: new for new in reprice(before, after, self.model, self.gpu)}
-        return self.rewritten(lambda block: [priced[i.id] if isinstance(i, Operator) else i for i in block.items])
+        rewritten = self.rewritten(lambda block: [priced[i.id] if isinstance(i, Operator) else i for i in block.items])
+        return rewritten.noted(note)
 
     def rewritten(self, items: Callable[[Block], Iterable[Item]]) -> Program:
         """Return the program with the items of each block replaced."""

@@ -7,7 +7,10 @@ is not overridden costs nothing.
 
 from __future__ import annotations
 
-from triosim.extrapolators.program import Block, Gradient
+from dataclasses import replace
+
+from triosim.errors import TraceError
+from triosim.extrapolators.program import Block, Gradient, Program, ReactionMaker
 from triosim.tasks import Communicator, Handle, TaskStream, Wait
 
 
@@ -20,6 +23,9 @@ class Reaction:
 
     #: Whether this rank updates its parameters itself.
     runs_optimizer: bool = True
+    #: The gradients that ``gradient_ready`` does something for, by the parameter's id; None for all. It is not called for
+    #: the others, which saves time: ranks of one stage that share the set also share their script.
+    acts_on: frozenset[int] | None = None
 
     def __init__(self, group: Communicator, rank: int) -> None:
         self.group = group
@@ -54,3 +60,19 @@ class Reaction:
         """What is computed from here on waits for what is pending."""
         handles, self.pending = tuple(self.pending), []
         yield Wait(handles)
+
+
+def reacting(program: Program, axis: str, make: ReactionMaker) -> Program:
+    """Return the program with one more reaction."""
+    return replace(program, reactions=(*program.reactions, (axis, make)))
+
+
+def require_gradients(program: Program) -> None:
+    """Raise ``TraceError`` where a training trace shows no gradient, so that nothing would be reduced."""
+    if not program.training or any(stage.gradients() for stage in program.stages):
+        return
+    missing = "gradient of a parameter" if any(stage.backward for stage in program.stages) else "backward pass"
+    raise TraceError(
+        f"the trace shows no {missing}, so data parallelism would reduce nothing",
+        fix="capture a training step, or simulate inference",
+    )

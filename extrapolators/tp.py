@@ -2,7 +2,7 @@
 
 Style "gather" (TrioSim 4.3, after BlackSamorez/tensor_parallel): linear, convolution and embedding layers are divided by output
 features. In the forward pass each such layer's output is all-gathered, in the backward pass the gradient of its input is
-all-reduced.
+all-reduced. An embedding whose table is also the weight of another layer is divided as that is, by vocabulary.
 
 Style "megatron" (Shoeybi et al. 2019): layers in pairs, the first divided by output features, the second by input features,
 with an all-reduce of the second's output in the forward pass and of the gradient of the first's input in the backward
@@ -22,7 +22,7 @@ from triosim.errors import TraceError
 from triosim.extrapolators.base import TENSOR_ORDER, Extrapolator
 from triosim.extrapolators.dataflow import Dataflow, Datum, is_loss, owners, parameter_storages
 from triosim.extrapolators.mesh import Mesh
-from triosim.extrapolators.pairs import Pair, dims_between, find_pair, is_vocabulary_projection
+from triosim.extrapolators.pairs import Pair, Undivided, dims_between, find_pair, is_vocabulary_projection, views_of
 from triosim.extrapolators.program import Await, Block, Communicate, Item, Program
 from triosim.extrapolators.sharding import Weighted, share, share_of_backward, share_of_optimizer, weighted
 from triosim.tasks import CollectiveKind
@@ -63,6 +63,7 @@ class Division:
         self._after: dict[int, list[Item]] = {}  # what comes after an operator
         self._ahead: dict[int, list[Item]] = {}  # what comes before one
         self._halves: set[int] = set()  # backward operators that are split: the collective goes between
+        self._projections: list[Weighted] = []  # to the vocabulary
         self._notes: list[str] = []
         self._fresh = max(self._flow.by_id) + 1  # an id that no operator has
 
@@ -70,26 +71,37 @@ class Division:
 
     def pair_up(self) -> None:
         """Megatron's layers: the vocabulary's, then pairs in the order of the forward pass."""
+        undivided: dict[int, list[str]] = {}
         for layer in self._layers.values():
             if layer.data is None and not self._is_vocabulary(layer):
                 self._divide(layer.operator, {})  # positions: every rank has them all
             elif layer.data is None:
-                self._divide(layer.operator, layer.by_columns())
-                self._communicate(layer.operator, "all_reduce", layer.output.nbytes)
+                self._divide_embedding(layer)
             elif is_vocabulary_projection(self._flow, layer):
                 self._divide_projection(layer)
         for layer in self._layers.values():
             if layer.operator.id in self._dims:
                 continue
             pair = find_pair(self._flow, layer, self._layers, self._dims, self._ranks)
-            if pair is not None:
+            if isinstance(pair, Pair):
                 self._divide_pair(pair)
+            elif isinstance(pair, Undivided):
+                undivided.setdefault(pair.heads, []).append(pair.layer)
+        for heads, names in undivided.items():
+            self._notes.append(
+                f"tp: the {heads} heads of {_listed(names)} do not divide by {self._ranks}; the layers around them are "
+                "gathered instead of paired"
+            )
 
     def gather_the_rest(self) -> None:
         """The other layers by output features. Where these do not divide, every rank is charged the largest share."""
-        uneven = []
+        uneven = [layer.operator.layer for layer in self._projections if layer.weight.shape[layer.rows] % self._ranks]
+        tied = {layer.weight.storage for layer in self._layers.values() if layer.data is not None}
         for layer in self._layers.values():
             if layer.operator.id in self._dims:
+                continue
+            if layer.data is None and layer.weight.storage in tied:
+                self._divide_embedding(layer)  # so that a rank has the same share of the table in both
                 continue
             if layer.weight.shape[layer.rows] % self._ranks:
                 uneven.append(layer.operator.layer)
@@ -112,15 +124,28 @@ class Division:
             tensor.category == "input" for tensor in embedding.operator.inputs
         )
 
+    def _divide_embedding(self, layer: Weighted) -> None:
+        """By vocabulary: a rank knows the words of its share, and zeros for the others."""
+        self._divide(layer.operator, layer.by_columns())
+        self._communicate(layer.operator, "all_reduce", layer.output.nbytes)
+
     def _divide_projection(self, layer: Weighted) -> None:
+        self._projections.append(layer)
         size = layer.weight.shape[layer.rows]
         self._divide(layer.operator, layer.by_rows())
         self._reduce_input_gradient([layer])
         todo, first = [datum for datum, _ in self._flow.writes[layer.operator.id]], True
+
+        def divide(operator: Operator) -> None:
+            every = (*operator.inputs, *operator.outputs)
+            self._divide(operator, {t.id: t.shape.index(size) for t in every if size in t.shape})
+
         while todo:
-            for reader in self._flow.readers[todo.pop()]:
-                every = (*reader.inputs, *reader.outputs)
-                self._divide(reader, {t.id: t.shape.index(size) for t in every if size in t.shape})
+            datum = todo.pop()
+            for view in views_of(self._flow, (datum,)):
+                divide(self._flow.by_id[view])
+            for reader in self._flow.readers[datum]:
+                divide(reader)
                 if is_loss(reader) and first:
                     first = False
                     tokens = layer.output.numel // size
@@ -131,10 +156,14 @@ class Division:
 
     def _divide_pair(self, pair: Pair) -> None:
         storages = {datum.storage for datum in pair.data}
-        for operator in pair.between:
-            self._divide(operator, dims_between(operator, storages, self._ranks))
+        known: dict[int, int] = {}
         for layer in pair.first:
             self._divide(layer.operator, layer.by_rows())
+            known.update(layer.by_rows())
+        for operator in pair.between:
+            dims = dims_between(operator, storages, known, self._ranks)
+            self._divide(operator, dims)
+            known.update(dims)
         self._divide(pair.second.operator, pair.second.by_columns())
         self._communicate(pair.second.operator, "all_reduce", pair.second.output.nbytes)
 
@@ -221,7 +250,8 @@ class Division:
                 shapes[operator.id] = share_of_backward(
                     operator, forward, self._dims[forward.id], self._ranks, storages
                 )
-        return self._before.reshaped(shapes).rewritten(self._items).noted(*self._notes)
+        note = f"operator times are predicted for each GPU's share of a layer ({self._axis} on {self._ranks} GPUs)"
+        return self._before.reshaped(shapes, note=note).rewritten(self._items).noted(*self._notes)
 
     def _divided_parameters(self) -> dict[int, tuple[Tensor, int]]:
         """The parameters of which a rank has a share, by storage; not those that another operator needs whole."""

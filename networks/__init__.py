@@ -10,7 +10,6 @@ if TYPE_CHECKING:
     from triosim.networks.base import FlowRecord, Network
     from triosim.networks.collectives.base import CollectiveAlgorithm, Edge, Pipeline, Transfer
     from triosim.networks.packet import PacketNetwork
-    from triosim.networks.ring_order import ring_order
     from triosim.networks.topology import Link, Node, Topology
 
 _WHERE = {
@@ -24,7 +23,6 @@ _WHERE = {
     "Pipeline": "collectives.base",
     "Topology": "topology",
     "Transfer": "collectives.base",
-    "ring_order": "ring_order",
 }
 
 __all__ = [
@@ -39,7 +37,6 @@ __all__ = [
     "Topology",
     "Transfer",
     "max_min",
-    "ring_order",
 ]
 
 

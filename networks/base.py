@@ -15,7 +15,7 @@ import simpy
 
 from triosim import plugins
 from triosim.errors import OptionError, PluginError, nearest
-from triosim.networks.collectives.base import CollectiveAlgorithm, Pipeline, check, latency_of
+from triosim.networks.collectives.base import CollectiveAlgorithm, Pipeline, check, checked, latency_of
 from triosim.networks.collectives.schedule import Chart, Run, run_pipeline
 from triosim.networks.topology import Topology
 from triosim.tasks import CollectiveKind, Communicator
@@ -120,7 +120,8 @@ class Network(ABC):
                 pipeline = self.algorithm.pipeline(kind, ranks, size, self.topology, root=root, shares=shares)
                 found = pipeline, len(pipeline.edges)
             else:
-                chart = Chart(self.algorithm.transfers(kind, ranks, size, self.topology, root=root, shares=shares))
+                transfers = self.algorithm.transfers(kind, ranks, size, self.topology, root=root, shares=shares)
+                chart = Chart(checked(self.algorithm, transfers, ranks))
                 found = chart, len(chart)
             while self._laid_out and self._kept + found[1] > _LAID_OUT:
                 oldest = next(iter(self._laid_out))
@@ -154,7 +155,13 @@ def when(event: simpy.Event, callback: Callable[[simpy.Event], object]) -> None:
         raise PluginError(
             f"the network returned {event!r:.40}", fix="return a SimPy event from transfer and collective"
         )
-    if event.callbacks is None:
+
+    def happened(_: simpy.Event) -> None:
+        if not event.ok:
+            raise PluginError(f"the network failed: {event.value!r}")
         callback(event)
+
+    if event.callbacks is None:
+        happened(event)
     else:
-        event.callbacks.append(callback)
+        event.callbacks.append(happened)

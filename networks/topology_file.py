@@ -260,6 +260,8 @@ def _add_link(result: Draft, said: CustomModel, key: str | int, link: LinkModel 
     source, destination = (_known(result, name) if name else "" for name in (link.source, link.destination))
     if bool(source) != bool(destination):
         raise TopologyError("a link has both 'from' and 'to', or neither", fix="neither serves only explicit routes")
+    if source and source == destination:
+        raise TopologyError(f"a link leads from {source} to itself", fix="name two nodes")
     if isinstance(key, str):
         result.link(source, destination, bandwidth, latency, key)
         return
@@ -303,6 +305,24 @@ def _validated(model: type[Any], mapping: dict[str, Any], place: Place) -> Any:
         raise _placed(error, model, place) from None
 
 
+def _bandwidth_for(source: str) -> str:
+    """Return how a bandwidth is given: in a file, or in the brackets of a name."""
+    name = _NAME.fullmatch(source)
+    if name is None or name[1] not in SHAPES:
+        return "write for example 'bandwidth: 100 GB/s'"
+    before = f"{name[2].strip()}, " if (name[2] or "").strip() else ""
+    return f"write for example '{name[1]}({before}bandwidth=100 GB/s)'"
+
+
+#: What YAML calls what pydantic names by Python's types, and how it is written.
+_STRUCTURES = {"list_type": "a list", "model_type": "a mapping", "dict_type": "a mapping"}
+_WRITTEN = {
+    "list_type": "write '[one, two]', or a line '- one' for each",
+    "model_type": "write '{key: value}'",
+    "dict_type": "write '{key: value}'",
+}
+
+
 def _placed(error: ValidationError, model: type[BaseModel], place: Place) -> TopologyError:
     """Return the first of pydantic's errors, said in our words; a misspelt key before the key that is missing for it."""
     from triosim.networks.topology_model import LIST, MAPPING
@@ -317,11 +337,13 @@ def _placed(error: ValidationError, model: type[BaseModel], place: Place) -> Top
     if kind == "extra_forbidden":
         return TopologyError("unknown key", where=place.where(where), fix=nearest(key, _keys(model, found["loc"])))
     if kind == "missing":
-        fix = {"bandwidth": "write for example 'bandwidth: 100 GB/s'"}.get(key)
+        fix = _bandwidth_for(place.source) if key == "bandwidth" else None
         return TopologyError(f"'{key}' is missing", where=place.where(where), fix=fix)
     if kind == "value_error":
         return TopologyError(str(found["ctx"]["error"]), where=place.where(where))
-    shown = repr(value) if len(repr(value)) <= 60 else f"{repr(value)[:57]}..."
+    shown = "nothing" if value is None else repr(value) if len(repr(value)) <= 60 else f"{repr(value)[:57]}..."
+    if kind in _STRUCTURES:
+        return TopologyError(f"{shown} is not {_STRUCTURES[kind]}", where=place.where(where), fix=_WRITTEN[kind])
     message = found["msg"][:1].lower() + found["msg"][1:]
     return TopologyError(f"{shown} is not right here: {message}", where=place.where(where))
 

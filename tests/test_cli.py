@@ -120,6 +120,18 @@ def test_one_gpu_takes_as_long_as_its_operators(run: Run, trace: Path) -> None:
     assert json.loads(out)["step_time_s"] == pytest.approx(6e-3, rel=1e-12)
 
 
+def test_an_option_without_effect_is_noted(run: Run, trace: Path) -> None:
+    _, out, _ = run("simulate", trace, "-p", "ddp", "-n", 2, "--tp-style", "megatron", "--bucket-size", "1 MB")
+    assert "--tp-style has no effect without tp" in out
+    assert "--bucket-size" not in out
+
+
+def test_one_gpu_copies_its_input_from_the_host_of_the_usual_topology(run: Run, trace: Path) -> None:
+    status, out, _ = run("simulate", trace, "--copy-input", "--format", "json")
+    assert status == 0
+    assert json.loads(out)["step_time_s"] > 6e-3
+
+
 def test_inference_runs_the_forward_pass_alone(run: Run, trace: Path) -> None:
     _, out, _ = run("simulate", trace, "--gpus", 1, "--inference", "--format", "json")
     assert json.loads(out)["step_time_s"] == pytest.approx(2e-3, rel=1e-12)
@@ -222,6 +234,7 @@ WRONG: list[tuple[list[str], str]] = [
     (["--gpus", "many"], "'many' is not a whole number"),
     (["-p", "ddp", "-n", "9", "-t", "ring(8, bandwidth=1 GB/s)"], "9"),
     (["-p", "pp", "-n", "8"], "stage"),
+    (["-n", "4"], "--gpus: 'single' is one GPU, not 4; give --parallel too"),
     (["-n", "1", "--batch-size", "-1"], "-1"),
     (["-p", "ddp", "-n", "3", "--global-batch-size", "8"], "8"),
     (["--topology", "dgx-h10"], "dgx-h100"),
@@ -235,8 +248,8 @@ WRONG: list[tuple[list[str], str]] = [
     (["--format", "jsn"], "did you mean 'json'?"),
     (["--option", "x"], "write key=value"),
     (["--option", "x=1"], "x"),
-    (["--bucket-size", "25 MX"], "MX"),
-    (["--host-overhead", "soon"], "soon"),
+    (["--bucket-size", "25 MX"], "--bucket-size: unknown unit 'MX'"),
+    (["--host-overhead", "soon"], "--host-overhead: 'soon'"),
     (["--operator-times", "none.json"], "none.json"),
     (["--output", "none/result.json"], "none"),
     (["--plot", "picture.xls"], "picture.xls"),
@@ -257,6 +270,34 @@ def test_what_is_wrong_is_said_in_one_line_with_exit_status_2(
     assert said in one_line(err)
     assert "internal error" not in err
     assert [path.name for path in trace.parent.iterdir()] == ["trace.json"]
+
+
+def test_an_output_that_is_an_input_is_refused(run: Run, trace: Path) -> None:
+    before = trace.read_bytes()
+    for command in (["simulate", trace, "-o", trace], ["convert", trace, trace]):
+        status, _, err = run(*command)
+        assert status == 2
+        assert "is a file that is read" in one_line(err)
+    assert trace.read_bytes() == before
+
+
+def test_a_topology_without_gpus_is_named(run: Run, trace: Path, tmp_path: Path) -> None:
+    (tmp_path / "flows.yaml").write_text("links:\n  - {from: a, to: b, bandwidth: 1 GB/s}\n")
+    status, _, err = run("simulate", trace, "-p", "ddp", "-t", tmp_path / "flows.yaml")
+    assert status == 2
+    assert "flows.yaml: the topology has no GPUs" in one_line(err)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device of Linux")
+def test_a_full_disk_behind_standard_output_is_an_error_in_one_line(trace: Path) -> None:
+    import subprocess
+
+    script = "import sys; from triosim.cli import run; sys.exit(run(sys.argv[1:]))"
+    with open("/dev/full", "wb") as full:
+        command = [sys.executable, "-c", script, "show", str(trace)]
+        found = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert found.returncode == 2
+    assert "standard output: could not be written" in one_line(found.stderr)
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "null", '{"schema": "triosim-trace/99"}'])
@@ -329,7 +370,7 @@ def test_a_mistake_of_ours_is_one_line_too_and_its_traceback_is_to_be_had(
 ) -> None:
     from triosim import trace_formats
 
-    def broken(_: object) -> None:
+    def broken(*_: object) -> None:
         raise AssertionError("2 is\nnot 3")
 
     monkeypatch.setattr(trace_formats, "read", broken)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -161,6 +162,14 @@ def test_a_start_does_not_pay_for_what_it_does_not_use(program: str, tmp_path: P
     done = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, check=True, cwd=tmp_path)
     assert done.stdout.split() == []
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize("package", ["triosim", "triosim.compute", "triosim.extrapolators", "triosim.networks"])
+def test_no_public_name_is_hidden_behind_a_module_of_the_same_name(package: str) -> None:
+    """A submodule, once imported, is an attribute of its package, and ``__getattr__`` is not asked any more."""
+    names = importlib.import_module(package).__all__
+    hidden = {name for name in names if f"{package}.{name}" in MODULES}
+    assert hidden <= {"max_min"}  # which is meant to be the module
 
 
 @pytest.mark.parametrize("name", MODULES)

@@ -91,3 +91,19 @@ def test_a_link_to_a_file_stays_a_link(tmp_path: Path) -> None:
         file.write("new")
     assert link.is_symlink()
     assert target.read_text() == "new"
+
+
+def test_a_file_that_is_read_is_not_written_over(tmp_path: Path) -> None:
+    (tmp_path / "trace.json").write_text("{}")
+    with pytest.raises(OutputError, match="would be lost"):
+        check_outputs(tmp_path / "." / "trace.json", reading=(None, tmp_path / "trace.json"))
+    check_outputs(tmp_path / "result.json", reading=(tmp_path / "trace.json",))
+
+
+def test_a_pipe_behind_a_device_s_name_is_written_to() -> None:
+    read, write = os.pipe()
+    with open(read, "rb") as reader:
+        with writing_text(f"/dev/fd/{write}") as file:
+            file.write("text")
+        os.close(write)
+        assert reader.read() == b"text"

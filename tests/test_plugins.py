@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
 import triosim
 from triosim import plugins
+from triosim.cli import run
 from triosim.errors import OptionError, PluginError
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -93,6 +95,7 @@ def test_an_entry_point_of_another_package_is_found(tmp_path: Path, monkeypatch:
     [
         ("import nothing_of_this_name", "cannot be imported: ModuleNotFoundError"),
         ("def broken(:", "cannot be imported: .*line 1"),
+        ("import sys; sys.exit(4)", "cannot be imported: SystemExit: 4"),
         ("x = 1", "has no 'Mine'"),
         ("class Mine: pass", "has no method 'transfer'"),
         ("from triosim.networks import Network\nclass Mine(Network): pass", "does not define transfer"),
@@ -135,6 +138,7 @@ class Mine(Network):
         ("def __init__(self, env): pass\n    def transfer(self, s, d, n): ...", "Mine: cannot be made: TypeError"),
         ("def transfer(self, s, d, n): return 1.5", "the network returned 1.5; return a SimPy event"),
         ("def transfer(self, s, d, n): return n / 0", r"mine.py:4: ZeroDivisionError"),
+        ("def transfer(self, s, d, n): raise SystemExit(5)", "mine.py:4: SystemExit: 5"),
         ("def transfer(self, s, d, n): return self.env.event()", "which the network never finished"),
     ],
 )
@@ -176,7 +180,7 @@ def test_a_compute_model_that_cannot_be_right_is_refused(
 def test_a_parallelism_without_an_axis_gets_one_by_its_name(tmp_path: Path, vgg: triosim.Trace) -> None:
     path = tmp_path / "mine.py"
     path.write_text(
-        "from triosim.extrapolators.base import Extrapolator\nfrom triosim.extrapolators.dp import all_reduce, reacting\n\n"
+        "from triosim.extrapolators import Extrapolator, reacting\nfrom triosim.extrapolators.dp import all_reduce\n\n"
         "class Mine(Extrapolator):\n    def transform(self, program, mesh):\n"
         "        return reacting(program, self.axis, all_reduce)\n"
     )
@@ -198,3 +202,46 @@ def test_settings_with_an_option_of_their_own_cannot_be_given_by_name(vgg: trios
     for name in ("record", "form", "algorithm", "env", "topology"):
         with pytest.raises(OptionError, match=f"no part of this run takes '{name}'"):
             triosim.simulate(vgg, "dp", topology=SWITCH, options={name: "1"})
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("return None", "Mine: transfers() returned a NoneType; yield Transfer"),
+        ("yield 'a', 'b'", "Mine: transfer 0 is a tuple; yield Transfer"),
+        ("yield Transfer(0, 1, 0, float('nan'))", "Mine: transfer 0 has nan bytes"),
+        ("yield Transfer(0, 1, 0, -1.0)", "Mine: transfer 0 has -1.0 bytes"),
+        ("yield Transfer(2, 2, 0, 1.0)", "Mine: transfer 0 goes from rank 2 to rank 2"),
+        ("yield Transfer(0, 9, 0, 1.0)", "Mine: transfer 0 goes from rank 0 to rank 9"),
+        ("yield Transfer(0, 1, 0, 1.0, 'copy', (5,))", "Mine: transfer 0 waits for (5,)"),
+        ("yield group[99]", "IndexError"),
+    ],
+)
+@pytest.mark.parametrize("form", ["steps", "pipelined"])
+def test_a_collective_algorithm_that_cannot_be_is_refused(
+    tmp_path: Path, vgg: triosim.Trace, body: str, said: str, form: Literal["steps", "pipelined"]
+) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(
+        "from triosim.networks import CollectiveAlgorithm, Transfer\n\nclass Mine(CollectiveAlgorithm):\n"
+        f"    def transfers(self, kind, group, nbytes, topology, *, root=None, shares=None):\n        {body}\n"
+    )
+    with pytest.raises(PluginError) as caught:
+        triosim.simulate(vgg, "dp", topology=SWITCH, collective=f"{path}:Mine", collective_form=form)
+    assert said in str(caught.value)
+
+
+def test_a_network_whose_transfer_fails_is_named(tmp_path: Path, vgg: triosim.Trace) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(
+        NETWORK.format(body="def transfer(self, s, d, n): return self.env.event().fail(ValueError('net down'))")
+    )
+    with pytest.raises(PluginError, match=r"the network failed: .*net down"):
+        triosim.simulate(vgg, "dp", topology=SWITCH, network=f"{path}:Mine")
+
+
+def test_a_trace_format_is_named_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = tmp_path / "net.txt"
+    text.write_text("# my-net batch 32\nstem, 120, 240, 51.2, 0.04\nhead, 80, 160, 0.128, 8\n")
+    assert run(["show", str(text), "--trace-format", str(EXAMPLES / "text_trace.py")]) == 0
+    assert "my-net" in capsys.readouterr().out

@@ -11,7 +11,7 @@ import io
 import os
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -60,6 +60,7 @@ def root(
 @app.command(cls=QuickCommand)
 def simulate(
     trace: o.TracePath,
+    trace_format: o.TraceFormat = None,
     parallel: o.Parallel = "single",
     gpus: o.Gpus = None,
     batch_size: o.BatchSize = None,
@@ -72,6 +73,7 @@ def simulate(
     dp_style: o.DpStyle = "all-reduce",
     bucket_size: o.BucketSize = "25 MiB",
     first_bucket_size: o.FirstBucketSize = "1 MiB",
+    gradient_dtype: o.GradientDtype = None,
     topology: o.TopologyName = None,
     network: o.NetworkName = "packet",
     collective: o.CollectiveName = "ring",
@@ -139,6 +141,7 @@ def simulate(
         result = run_simulation(
             trace,
             parallel,
+            trace_format=trace_format,
             gpus=gpus,
             topology=topology,
             network=network,
@@ -154,6 +157,7 @@ def simulate(
             dp_style=dp_style,  # type: ignore[arg-type]
             bucket_size=bucket_size,
             first_bucket_size=first_bucket_size,
+            gradient_dtype=gradient_dtype,
             copy_input=copy_input,
             operator_times=operator_times,
             compute_model=compute_model,
@@ -182,6 +186,7 @@ def simulate(
 def compare(
     trace: o.TracePath,
     gpus: Annotated[int, typer.Option("--gpus", "-n", metavar="N", help="How many GPUs.", show_default=False)],
+    trace_format: o.TraceFormat = None,
     batch_size: o.BatchSize = None,
     global_batch_size: o.GlobalBatchSize = None,
     inference: o.Inference = False,
@@ -189,6 +194,9 @@ def compare(
     network: o.NetworkName = "packet",
     collective: o.CollectiveName = "ring",
     collective_form: o.CollectiveForm = "pipelined",
+    copy_input: o.CopyInput = False,
+    host_overhead: o.HostOverhead = None,
+    option: o.PluginOptions = None,
     operator_times: o.OperatorTimes = None,
     compute_model: o.ComputeModel = "linear",
     plot: o.Plot = None,
@@ -221,6 +229,7 @@ def compare(
         comparison = run_comparison(
             trace,
             gpus,
+            trace_format=trace_format,
             topology=topology,
             started=started,
             network=network,
@@ -229,6 +238,9 @@ def compare(
             batch_size=batch_size,
             global_batch_size=global_batch_size,
             training=not inference,
+            copy_input=copy_input,
+            host_overhead=host_overhead,
+            options=o.key_values(option or ()),
             operator_times=operator_times,
             compute_model=compute_model,
             progress=progress,
@@ -250,6 +262,7 @@ def convert(
         str,
         typer.Argument(metavar="OUT", help="A file in triosim's own format (.json or .json.gz).", show_default=False),
     ],
+    trace_format: o.TraceFormat = None,
 ) -> None:
     """Convert a trace to triosim's own format.
 
@@ -262,11 +275,11 @@ def convert(
     check_outputs(target, reading=(source,))
     from triosim.trace_formats import read, write
 
-    write(read(source), target)
+    write(read(source, trace_format), target)
 
 
 @app.command(cls=QuickCommand)
-def show(trace: o.TracePath) -> None:
+def show(trace: o.TracePath, trace_format: o.TraceFormat = None) -> None:
     """Show what a trace holds: model, GPU, batch, operators by kind, time by phase and layer, bytes by category.
 
     [bold]Example[/]
@@ -276,7 +289,7 @@ def show(trace: o.TracePath) -> None:
     from triosim.reports.trace_table import render
     from triosim.trace_formats import read
 
-    _print(render(read(trace)))
+    _print(render(read(trace, trace_format)))
 
 
 @app.command(cls=QuickCommand)
@@ -389,8 +402,3 @@ def _failed(error: Exception) -> int:
 def _said(text: str, status: int) -> int:
     print(f"triosim: {text}", file=sys.stderr)
     return status
-
-
-def main() -> NoReturn:
-    """Run the command line, and exit."""
-    sys.exit(run())

@@ -70,6 +70,16 @@ def key_values(pairs: Iterable[str]) -> Mapping[str, str]:
 TracePath = Annotated[
     str, typer.Argument(metavar="TRACE", help="A trace in any known format: a file or a folder.", show_default=False)
 ]
+TraceFormat = Annotated[
+    str | None,
+    typer.Option(
+        "--trace-format",
+        metavar="NAME",
+        autocompletion=_plugins("trace_formats"),
+        show_default=False,
+        help="The trace's format, if its content does not say: a name, or a plug-in's file.py.",
+    ),
+]
 Parallel = Annotated[
     str,
     typer.Option(
@@ -119,7 +129,7 @@ MicroBatches = Annotated[
         metavar="M",
         rich_help_panel=PARALLELISM,
         show_default=False,
-        help="pp: into how many micro-batches the batch is divided. By default as many as stages.",
+        help="Into how many the batch is divided: by default as many as pp has stages. Without pp, gradients accumulate.",
     ),
 ]
 Stages = Annotated[
@@ -160,6 +170,16 @@ FirstBucketSize = Annotated[
     str,
     typer.Option(
         "--first-bucket-size", metavar="SIZE", rich_help_panel=PARALLELISM, help="ddp: bytes of the first one."
+    ),
+]
+GradientDtype = Annotated[
+    str | None,
+    typer.Option(
+        "--gradient-dtype",
+        metavar="DTYPE",
+        rich_help_panel=PARALLELISM,
+        show_default=False,
+        help="What gradients are reduced in: float32, bfloat16, ... (default: each parameter's own).",
     ),
 ]
 Inference = Annotated[

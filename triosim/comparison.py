@@ -100,6 +100,7 @@ def compare(
     trace: TraceLike,
     gpus: int,
     *,
+    trace_format: str | None = None,
     topology: TopologyLike | None = None,
     started: Callable[[Strategy], None] | None = None,
     **options: Any,
@@ -110,7 +111,7 @@ def compare(
     wrong with the trace or the topology.
     """
     if not isinstance(trace, Trace):
-        trace = read(trace)
+        trace = read(trace, trace_format)
     if gpus < 1:
         raise TriosimError(f"{gpus} GPUs", where="--gpus", fix="ask for 1 or more")
     found: list[Run] = []

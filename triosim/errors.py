@@ -61,7 +61,8 @@ class DeadlockError(SimulationError):
 def nearest(word: str, known: Iterable[str]) -> str:
     """Return "did you mean 'x'?" for the nearest of ``known``, or the list of them when none is near."""
     names = sorted(known)
-    close = difflib.get_close_matches(word, names, n=1, cutoff=0.6)
+    by_case = {name.casefold(): name for name in names}
+    close = difflib.get_close_matches(word.casefold(), by_case, n=1, cutoff=0.6)
     if close:
-        return f"did you mean '{close[0]}'?"
+        return f"did you mean '{by_case[close[0]]}'?"
     return f"known: {', '.join(names)}" if names else "none is known"

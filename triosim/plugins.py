@@ -120,7 +120,7 @@ def make(plugin: Any, *arguments: Any, options: Options, settings: Mapping[str, 
         return plugin(*arguments, **keywords, **options.take(named))
     except TriosimError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise PluginError(f"cannot be made: {_said(error)}", where=_label(plugin)) from error
 
 
@@ -134,7 +134,7 @@ def blamed() -> Iterator[None]:
         yield
     except TriosimError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         place = _plugin_line(error)
         if place is None:
             raise
@@ -177,8 +177,8 @@ def _import(target: str) -> Any:
     module_name, _, attribute = target.partition(":")
     try:
         module = importlib.import_module(module_name)
-    except Exception as error:
-        raise PluginError(f"cannot be imported: {_said(error)}", where=module_name) from error
+    except (Exception, SystemExit) as error:  # a script that is named by mistake may end the process
+        raise PluginError(f"cannot be imported: {_said(error)}", where=module_name or target) from error
     return _attribute(module, attribute, module_name) if attribute else module
 
 
@@ -196,7 +196,7 @@ def _from_file(name: str) -> Any:
     sys.modules[module_name] = module  # dataclasses and pickle look a class's module up here
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         del sys.modules[module_name]
         raise PluginError(f"cannot be imported: {_said(error)}", where=path_name) from error
     return _attribute(module, attribute, path_name) if attribute else module
@@ -224,7 +224,7 @@ def _checked(group: Group, name: str, found: Any) -> Any:
     return found
 
 
-def _said(error: Exception) -> str:
+def _said(error: BaseException) -> str:
     if isinstance(error, SyntaxError):
         return f"{error.msg} (line {error.lineno})"
     return f"{type(error).__name__}: {error}"

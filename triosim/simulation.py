@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
@@ -13,7 +14,7 @@ import simpy
 from triosim import plugins
 from triosim.compute import operator_times as times_from_elsewhere
 from triosim.engine import Engine, HostOverhead, Progress
-from triosim.errors import OptionError, PluginError
+from triosim.errors import OptionError, PluginError, TriosimError
 from triosim.extrapolators.base import ParallelOptions
 from triosim.extrapolators.plan import gpus_named_by, plan
 from triosim.networks.base import Network
@@ -114,7 +115,7 @@ def simulate(
     gpus = _gpus(parallel, gpus)
     if isinstance(topology, (str, PathLike)) and Path(topology).is_file():
         files["topology"] = str(topology)
-    system = _topology(topology, gpus, the_trace, notes)
+    system = _topology(topology, gpus, the_trace, notes, copy_input=copy_input)
     chosen = plugins.Options(options or {})
     algorithm = plugins.make(_found("collective_algorithms", collective), options=chosen)
     env = simpy.Environment()
@@ -137,8 +138,8 @@ def simulate(
                 training=training,
                 iterations=iterations,
                 copy_input=copy_input,
-                bucket_bytes=parse_bytes(bucket_size),
-                first_bucket_bytes=parse_bytes(first_bucket_size),
+                bucket_bytes=_parsed(parse_bytes, bucket_size, "--bucket-size"),
+                first_bucket_bytes=_parsed(parse_bytes, first_bucket_size, "--first-bucket-size"),
                 dp_style=dp_style,
                 tp_style=tp_style,
                 micro_batches=micro_batches,
@@ -150,6 +151,7 @@ def simulate(
         )
     chosen.take(the_plan.known_options)
     chosen.refuse_left()
+    notes.extend(_without_effect(given, the_plan.parallel))
     if the_plan.world > len(system.gpus):
         raise OptionError(
             f"the topology has {len(system.gpus)} GPUs, {the_plan.world} are asked for",
@@ -180,22 +182,65 @@ def _gpus(parallel: str | Mapping[str, int], gpus: int | None) -> int | None:
     if gpus is not None:
         if gpus < 1:
             raise OptionError(f"{gpus} GPUs", where="--gpus", fix="ask for 1 or more")
+        if parallel == "single" and gpus > 1:
+            raise OptionError(f"'single' is one GPU, not {gpus}", where="--gpus", fix="give --parallel too, ddp say")
         return gpus
     return gpus_named_by(parallel)
 
 
-def _topology(topology: TopologyLike | None, gpus: int | None, trace: Trace, notes: list[str]) -> Topology:
-    if isinstance(topology, Topology):
-        return topology
-    if isinstance(topology, Mapping):
-        return Topology.from_dict(topology, gpus=gpus)
+def _topology(
+    topology: TopologyLike | None, gpus: int | None, trace: Trace, notes: list[str], *, copy_input: bool
+) -> Topology:
     if topology is not None:
-        return Topology.load(str(topology), gpus=gpus)
-    if gpus == 1:
+        return _with_gpus(_loaded(topology, gpus))
+    if gpus == 1 and not copy_input:  # there is nothing to send, unless it comes from the host
         return Topology.from_dict({"nodes": ["gpu0"], "links": [], "name": "one GPU"})
     name = next((preset for gpu, preset in ASSUMED_TOPOLOGY.items() if gpu in trace.gpu), "dgx-h100")
     notes.append(f"no topology given: {name} is assumed")
     return Topology.load(name, gpus=gpus)
+
+
+def _loaded(topology: TopologyLike, gpus: int | None) -> Topology:
+    if isinstance(topology, Topology):
+        return topology
+    if isinstance(topology, Mapping):
+        return Topology.from_dict(topology, gpus=gpus)
+    return Topology.load(str(topology), gpus=gpus)
+
+
+def _with_gpus(system: Topology) -> Topology:
+    if not system.gpus:
+        fix = "nodes are GPUs if their names begin with gpu or they say 'kind: gpu'"
+        raise OptionError("the topology has no GPUs", where=system.name, fix=fix)
+    return system
+
+
+#: The options that one parallelism reads, and no other that ships with triosim.
+_BELONGS_TO = {
+    "stages": "pp",
+    "tp_style": "tp",
+    "dp_style": "dp",
+    "bucket_size": "ddp",
+    "first_bucket_size": "ddp",
+}
+
+
+def _without_effect(given: Mapping[str, Any], parallel: str) -> Iterator[str]:
+    """Yield a note for each option that was given and that nobody in this run reads."""
+    names = {part.partition("=")[0] for part in parallel.split(",")}
+    if not names <= set(plugins.BUILT_IN["extrapolators"]):
+        return  # a plug-in may read any of them
+    defaults = inspect.signature(simulate).parameters
+    for option, owner in _BELONGS_TO.items():
+        if owner not in names and given[option] != defaults[option].default:
+            yield f"--{option.replace('_', '-')} has no effect without {owner}"
+
+
+def _parsed(parse: Callable[[Quantity], float], value: Quantity, option: str) -> float:
+    try:
+        return parse(value)
+    except TriosimError as error:
+        raise OptionError(error.what, where=option, fix=error.fix) from None
 
 
 def _found(group: plugins.Group, part: str | type) -> Any:
@@ -220,7 +265,7 @@ def _host_overhead(value: Quantity | None) -> HostOverhead:
         return None
     if value == "trace":
         return "trace"
-    seconds = parse_time(value)
+    seconds = _parsed(parse_time, value, "--host-overhead")
     if not 0 <= seconds < float("inf"):
         raise OptionError(
             f"{value} is no cost", where="--host-overhead", fix="give 'trace', 'none' or a time like '5 us'"

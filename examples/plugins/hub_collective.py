@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from triosim import Topology, TriosimError
-from triosim.networks.collectives.base import CollectiveAlgorithm, Transfer
+from triosim.networks import CollectiveAlgorithm, Transfer
 from triosim.tasks import CollectiveKind
 
 

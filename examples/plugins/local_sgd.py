@@ -10,11 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from triosim.errors import OptionError
-from triosim.extrapolators.base import Extrapolator
-from triosim.extrapolators.dp import reacting
-from triosim.extrapolators.mesh import Mesh
-from triosim.extrapolators.program import Gradient, Program, Stage
-from triosim.extrapolators.reaction import Reaction
+from triosim.extrapolators import Extrapolator, Gradient, Mesh, Program, Reaction, Stage, reacting
 from triosim.tasks import AllReduce, Communicator, TaskStream, Wait
 
 

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal, NamedTuple, get_args
 
-from triosim.errors import OptionError, SimulationError, nearest
+from triosim.errors import OptionError, PluginError, SimulationError, nearest
 from triosim.networks.topology import Topology
 from triosim.tasks import CollectiveKind
 
@@ -92,7 +92,8 @@ class CollectiveAlgorithm(ABC):
         edges: dict[tuple[int, int], float] = {}
         filled: list[float] = []  # when the first byte of each transfer comes in
         transfers: list[Transfer] = []
-        for transfer in self.transfers(kind, group, nbytes, topology, root=root, shares=shares):
+        found = self.transfers(kind, group, nbytes, topology, root=root, shares=shares)
+        for transfer in checked(self, found, group):
             source, destination = transfer.source, transfer.destination
             edges[source, destination] = edges.get((source, destination), 0.0) + transfer.nbytes
             passed_on = (
@@ -103,6 +104,31 @@ class CollectiveAlgorithm(ABC):
             filled.append(max(passed_on, default=0.0) + latency_of(topology, source, destination))
             transfers.append(transfer)
         return Pipeline(tuple(Edge(*ends, size) for ends, size in edges.items()), max(filled, default=0.0))
+
+
+def checked(algorithm: CollectiveAlgorithm, transfers: object, group: Sequence[int]) -> Iterator[Transfer]:
+    """Yield an algorithm's transfers, and raise ``PluginError`` for one that cannot be."""
+    where = type(algorithm).__name__
+    if not isinstance(transfers, Iterable):
+        raise PluginError(f"transfers() returned a {type(transfers).__name__}", where=where, fix="yield Transfer")
+    ranks = set(group)
+    for number, transfer in enumerate(transfers):
+        if not isinstance(transfer, Transfer):
+            raise PluginError(f"transfer {number} is a {type(transfer).__name__}", where=where, fix="yield Transfer")
+        source, destination, _, nbytes, _, after = transfer
+        if source not in ranks or destination not in ranks or source == destination:
+            raise PluginError(
+                f"transfer {number} goes from rank {source} to rank {destination}",
+                where=where,
+                fix="send between two different ranks of the group",
+            )
+        if not 0 <= nbytes < math.inf:
+            raise PluginError(f"transfer {number} has {nbytes} bytes", where=where, fix="give 0 or more")
+        if after and not 0 <= min(after) <= max(after) < number:
+            raise PluginError(
+                f"transfer {number} waits for {after}", where=where, fix="wait for earlier transfers only"
+            )
+        yield transfer
 
 
 def latency_of(topology: Topology, source: int | str, destination: int | str) -> float:

@@ -9,7 +9,7 @@ from typing import Protocol
 
 import simpy
 
-from triosim.errors import PluginError, SimulationError
+from triosim.errors import SimulationError
 from triosim.networks.collectives.base import Pipeline, Transfer
 
 
@@ -37,16 +37,12 @@ class Chart:
         self.unmet = array("i")
         pairs: dict[tuple[int, int], tuple[int, int]] = {}  # one object for each pair of ranks
         waits: list[tuple[int, ...]] = []
-        for number, transfer in enumerate(transfers):
+        for transfer in transfers:
             pair = (transfer.source, transfer.destination)
             self.ends.append(pairs.setdefault(pair, pair))
             self.sizes.append(transfer.nbytes)
             self.unmet.append(len(transfer.after))
             waits.append(transfer.after)
-            if transfer.after and not 0 <= min(transfer.after) <= max(transfer.after) < number:
-                raise PluginError(
-                    f"transfer {number} waits for {transfer.after}", fix="let transfers wait for earlier ones only"
-                )
         self.ready = array("i", (number for number, unmet in enumerate(self.unmet) if not unmet))
         self._invert(waits)
 

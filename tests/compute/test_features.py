@@ -67,6 +67,13 @@ def test_anything_else_costs_one_an_element() -> None:
     assert flops(operator("aten::relu", [tensor(1, 8, 5)], [tensor(2, 8, 5)])) == 40
 
 
+def test_a_for_each_operator_costs_one_an_element_of_every_tensor_of_its_list() -> None:
+    first, second = tensor(1, 8, 5), tensor(2, 30)
+    assert flops(operator("aten::_foreach_add_", [first, second, first, second], [first, second])) == 70
+    assert flops(operator("aten::_fused_adam_", [first, second], [])) == 70
+    assert flops(operator("aten::_fused_dropout", [first], [tensor(3, 8, 5), tensor(4, 8, 5)])) == 40
+
+
 def test_bytes_are_those_of_the_tensors() -> None:
     assert input_bytes(CONVOLUTION) == 4 * (8 * 3 * 32 * 32 + 64 * 27)
     assert output_bytes(CONVOLUTION) == 4 * 8 * 64 * 32 * 32

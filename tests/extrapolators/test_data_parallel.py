@@ -7,7 +7,7 @@ import traces
 from traces import collectives_of, draw, planned
 
 from triosim.errors import TraceError
-from triosim.extrapolators.ddp import buckets
+from triosim.extrapolators.ddp import ReduceBuckets, buckets, completed
 from triosim.extrapolators.program import Gradient
 from triosim.tasks import AllReduce, Compute, Task, Wait
 from triosim.trace import Tensor, Trace
@@ -89,6 +89,28 @@ def test_a_gradient_larger_than_a_bucket_closes_it_at_once() -> None:
 def test_each_dtype_has_buckets_of_its_own() -> None:
     mixed = [gradient(0, 400), gradient(1, 400, "bfloat16"), gradient(2, 800), gradient(3, 800, "bfloat16")]
     assert numbers(buckets(mixed, 1000, 1000)) == [[0, 2], [1, 3]]
+
+
+def test_buckets_are_in_the_order_in_which_they_close_and_those_that_never_do_at_the_end() -> None:
+    """As ``compute_bucket_assignment_by_size`` returns them where it is given the order of the gradients."""
+    mixed = [gradient(0, 400), gradient(1, 1000, "bfloat16"), gradient(2, 400, "bfloat16"), gradient(3, 600)]
+    assert numbers(buckets(mixed, 1000, 1000)) == [[1], [0, 3], [2]]
+    left = [gradient(0, 400), gradient(1, 400, "bfloat16"), gradient(2, 600, "bfloat16")]
+    assert numbers(buckets(left, 1000, 1000)) == [[1, 2], [0]]
+
+
+def test_a_bucket_waits_for_those_ahead_of_it() -> None:
+    gradients = [gradient(i, 100) for i in range(4)]
+    filled = ((gradients[1], gradients[2]), (gradients[0],), (gradients[3],))
+    assert completed(gradients, filled) == {2: (200.0, 100.0), 3: (100.0,)}
+
+
+def test_ranks_stop_only_where_a_bucket_is_complete(monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: list[int] = []
+    reduce = ReduceBuckets.gradient_ready
+    monkeypatch.setattr(ReduceBuckets, "gradient_ready", lambda self, g: (heard.append(g.ready), reduce(self, g))[1])
+    draw(planned(MLP, "ddp", 4, first_bucket_bytes=FC2, bucket_bytes=FC1).tasks(0))
+    assert len(heard) == 3  # of six gradients
 
 
 def test_ddp_reduces_each_bucket_as_soon_as_its_last_gradient_is_ready() -> None:

@@ -11,8 +11,9 @@ from triosim.extrapolators.mesh import Mesh, layout
 def test_the_first_axis_is_the_fastest() -> None:
     mesh = Mesh.of(tp=4, dp=2, pp=3)
     assert mesh.world == 24
-    assert mesh.coordinates(0) == {"tp": 0, "dp": 0, "pp": 0}
-    assert mesh.coordinates(13) == {"tp": 1, "dp": 1, "pp": 1}
+    assert [mesh.coordinate(axis, 0) for axis in ("tp", "dp", "pp")] == [0, 0, 0]
+    assert [mesh.coordinate(axis, 13) for axis in ("tp", "dp", "pp")] == [1, 1, 1]
+    assert [mesh.coordinate(axis, 7) for axis in ("tp", "dp", "pp")] == [3, 1, 0]
 
 
 def test_a_group_holds_the_ranks_that_differ_along_its_axis_alone() -> None:

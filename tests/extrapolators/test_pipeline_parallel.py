@@ -100,6 +100,17 @@ def test_each_stage_updates_its_own_parameters_once_at_full_size() -> None:
         assert updates[0].seconds == pytest.approx(1e-3 * share)
 
 
+def test_an_optimizer_that_names_no_parameters_is_divided_by_bytes_busy_time_included() -> None:
+    bare = Operator(99, "aten::step", "optimizer", "optimizer", (), (), 1e-3, busy_seconds=8e-4)
+    trace = Trace((*(op for op in MLP.operators if op.phase != "optimizer"), bare), 8)
+    parts = [
+        op for tasks in drawn(planned(trace, "pp", 2, micro_batches=1)) for op in operators_of(tasks) if op.id == 99
+    ]
+    assert len(parts) == 2
+    assert sum(op.seconds for op in parts) == pytest.approx(1e-3)
+    assert [op.busy_seconds for op in parts] == pytest.approx([0.8 * op.seconds for op in parts])
+
+
 # ---- what is sent ---------------------------------------------------------------------------------------------------
 
 
@@ -231,6 +242,22 @@ def test_dp_reduces_each_stages_gradients_in_its_own_group() -> None:
     reduced = [sum(nbytes for _, nbytes in collectives_of(tasks)) for tasks in everything]
     assert reduced[0] + reduced[2] == sum(tensor.nbytes for tensor in MLP.parameters.values())
     assert sends(everything[1])[0][0] == 3
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_what_stays_divided_between_a_pair_is_sent_divided(ranks: int) -> None:
+    """The cut falls between the layers of a pair, and a view shows the whole tensor before it is used."""
+    b = traces.Builder(2)
+    data, weights = b.tensor(2, 16, category="input"), [b.parameter(32, 16), b.parameter(16, 32)]
+    inner, active, out = b.tensor(2, 32), b.tensor(2, 32), b.tensor(2, 16)
+    b.run("aten::linear", [data, weights[0]], [inner], layer="in")
+    shown, back = b.view(inner, 2, 8, 4), b.view(inner, 2, 32)
+    b.run("aten::view", [inner], [shown], layer="act", seconds=0.0)
+    b.run("aten::view", [shown], [back], layer="act", seconds=0.0)
+    b.run("aten::gelu", [back], [active], layer="act")
+    b.run("aten::linear", [active, weights[1]], [out], layer="out")
+    plan = planned(b.trace(), f"pp=2,tp={ranks}", stages=("act",), micro_batches=1, tp_style="megatron", training=False)
+    assert sends(drawn(plan)[0]) == [(ranks, inner.nbytes / ranks)]
 
 
 @pytest.mark.parametrize("written", ["dp=2,pp=2,tp=2", "tp=2,pp=2,dp=2"])

@@ -47,13 +47,18 @@ def test_single_is_one_gpu_and_keeps_every_measured_time() -> None:
     plan = planned(MLP, "single", 8)
     assert plan.world == 1
     assert traces.operators_of(traces.draw(plan.tasks(0))) == list(MLP.operators)
-    assert plan.describe() == "single on 1 GPU, batch 8"
     assert plan.notes == ()
 
 
-def test_the_description_says_what_runs() -> None:
-    plan = planned(MLP, "dp=2,pp=2", 4, micro_batches=4, training=False)
-    assert plan.describe() == "dp=2,pp=2 on 4 GPUs, batch 16 (8 a replica), 4 micro-batches of 2, inference"
+def test_a_plug_in_may_have_a_size_of_its_own() -> None:
+    class Pair(DistributedDataParallel):
+        default_size = 2
+
+    assert gpus_named_by({Pair: None}) == 2
+    assert planned(MLP, Pair, 8).world == 2  # whatever the number of GPUs, as for single
+    assert planned(MLP, {Pair: None, "tp": 2}, 4).world == 4
+    with pytest.raises(OptionError, match="are not the 8 GPUs"):
+        planned(MLP, {Pair: None, "tp": 2}, 8)
 
 
 def test_a_global_batch_is_divided_among_the_replicas() -> None:
@@ -61,10 +66,14 @@ def test_a_global_batch_is_divided_among_the_replicas() -> None:
     assert (plan.batch_size, plan.global_batch_size) == (16, 32)
 
 
-def test_a_predicted_batch_size_is_noted() -> None:
-    assert planned(MLP, "dp", 2, batch_size=16).notes == (
-        "operator times are measured at batch size 8 and predicted for 16",
-    )
+def test_predicted_times_are_noted_whatever_changed_the_shapes() -> None:
+    """Without a word of who measured the others: a trace may come from a roofline."""
+    batch = "operator times are predicted for batch size 16 from those of the trace at 8"
+    share = "operator times are predicted for each GPU's share of a layer (tp on 2 GPUs)"
+    assert planned(MLP, "dp", 2, batch_size=16).notes == (batch,)
+    assert planned(MLP, "tp", 2).notes == (share,)
+    assert planned(MLP, "tp", 2, batch_size=16).notes == (batch, share)
+    assert planned(MLP, "dp", 2).notes == ()
 
 
 @pytest.mark.parametrize(

@@ -74,8 +74,9 @@ def test_where_features_do_not_divide_every_rank_is_charged_the_largest_share_an
     (linear,) = layer(plan, "fc1")
     assert linear.inputs[1].shape == (2, 32)
     assert collectives_of(draw(plan.tasks(0)))[1] == ("all_gather", 8 * 6 * 4)
-    assert len(plan.notes) == 1
-    assert "fc1" in plan.notes[0]
+    assert [note for note in plan.notes if "do not divide" in note] == [
+        "tp: the output features of fc1 do not divide by 4; every GPU is charged the largest share"
+    ]
 
 
 def test_convolutions_are_divided_by_channels() -> None:
@@ -203,6 +204,76 @@ def test_heads_that_do_not_divide_are_not_divided() -> None:
     assert attention.inputs[0].shape == (2, 2, 8, 8)
     kinds = Counter(kind for kind, _ in collectives_of(draw(plan.tasks(0))))
     assert kinds["all_gather"] == 4  # q, k, v and the projection, in the style "gather"
+    assert (
+        "tp: the 2 heads of h.0.attn do not divide by 4; the layers around them are gathered instead of paired"
+        in plan.notes
+    )
+
+
+def packed_attention() -> Trace:
+    """q, k and v of one product, split, viewed as 4 heads and transposed, as GPT-2 has them."""
+    b = traces.Builder(2)
+    data, packing, output = b.tensor(2, 8, 16, category="input"), b.parameter(48, 16), b.parameter(16, 16)
+    packed = b.tensor(2, 8, 48)
+    first = b.run("aten::linear", [data, packing], [packed], layer="qkv")
+    parts = [b.view(packed, 2, 8, 16) for _ in range(3)]
+    split = b.run("aten::split", [packed], parts, layer="attn", seconds=0.0)
+    heads = []
+    for part in parts:
+        unfolded, turned = b.view(part, 2, 8, 4, 4), b.view(part, 2, 4, 8, 4)
+        b.run("aten::view", [part], [unfolded], layer="attn", seconds=0.0)
+        b.run("aten::transpose", [unfolded], [turned], layer="attn", seconds=0.0)
+        heads.append(turned)
+    mixed = b.tensor(2, 4, 8, 4)
+    b.run("aten::scaled_dot_product_attention", heads, [mixed, b.tensor(2, 4, 8)], layer="attn")
+    turned, folded, out = b.view(mixed, 2, 8, 4, 4), b.view(mixed, 2, 8, 16), b.tensor(2, 8, 16)
+    b.run("aten::transpose", [mixed], [turned], layer="attn", seconds=0.0)
+    b.run("aten::reshape", [turned], [folded], layer="attn", seconds=0.0)
+    b.run("aten::linear", [folded, output], [out], layer="proj")
+    gradients = [b.tensor(2, 8, 16, category="gradient") for _ in range(3)]
+    joined = b.tensor(2, 8, 48, category="gradient")
+    b.run("SplitBackward0", gradients, [joined], layer="attn", phase="backward", forward=split)
+    b.backward("AddmmBackward0", first, joined, data=False)
+    return b.trace()
+
+
+def test_views_between_a_pair_are_divided_by_heads() -> None:
+    plan = megatron(packed_attention(), 4)
+    views = [op for op in layer(plan, "attn") if op.name != "aten::scaled_dot_product_attention"]
+    assert [tensor.shape for tensor in views[0].outputs] == [(2, 8, 4)] * 3
+    assert [op.outputs[0].shape for op in views[1:]] == [
+        *([(2, 8, 1, 4), (2, 1, 8, 4)] * 3),
+        *[(2, 8, 1, 4), (2, 8, 4)],
+    ]
+    (backward,) = layer(plan, "attn", "backward")
+    assert backward.outputs[0].shape == (2, 8, 12)
+    assert backward.seconds == pytest.approx(1e-3 / 4)
+
+
+def test_what_attention_saves_of_its_softmax_is_divided_by_heads() -> None:
+    plan = megatron(packed_attention(), 4)
+    attention = next(op for op in layer(plan, "attn") if op.name == "aten::scaled_dot_product_attention")
+    assert [tensor.shape for tensor in attention.outputs] == [(2, 1, 8, 4), (2, 1, 8)]
+
+
+@pytest.mark.parametrize("style", ["gather", "megatron"])
+def test_a_tied_embedding_is_divided_by_vocabulary_as_its_projection_is(style: str) -> None:
+    b = traces.Builder(2)
+    table, words = b.parameter(32, 16), b.tensor(2, 4, category="input", dtype="int64")
+    hidden, logits, loss = b.tensor(2, 4, 16), b.tensor(2, 4, 32), b.tensor()
+    embedding = b.run("aten::embedding", [table, words], [hidden], layer="wte")
+    head = b.run("aten::linear", [hidden, table], [logits], layer="head")
+    b.run("aten::cross_entropy_loss", [logits], [loss], layer="loss")
+    into = b.backward("MmBackward0", head, b.tensor(2, 4, 32, category="gradient"))
+    assert into is not None
+    b.backward("EmbeddingBackward0", embedding, into, data=False)
+    plan = planned(b.trace(), "dp=2,tp=4", 8, tp_style=style)
+    (lookup,), (projection,) = layer(plan, "wte"), layer(plan, "head")
+    assert lookup.inputs[0].shape == projection.inputs[1].shape == (8, 16)
+    tasks = draw(plan.tasks(0))
+    assert collectives_of(tasks, "tp")[0] == ("all_reduce", hidden.nbytes)
+    assert collectives_of(tasks, "dp") == [("all_reduce", table.nbytes / 4)]
+    assert [tensor.nbytes for tensor in plan.program.stages[0].parameters] == [table.nbytes / 4]
 
 
 # ---- what must not pass in silence, and combinations ----------------------------------------------------------------

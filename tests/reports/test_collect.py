@@ -82,6 +82,14 @@ def test_a_run_in_which_nothing_was_computed_is_an_error() -> None:
         result(idle)
 
 
+@pytest.mark.parametrize("end", [float("nan"), float("inf")])
+def test_a_run_that_ends_at_no_time_is_not_blamed_on_the_trace(end: float) -> None:
+    run = recording()
+    run.end = end
+    with pytest.raises(SimulationError, match="took no finite time"):
+        result(run)
+
+
 def test_a_rank_that_is_busy_for_longer_than_the_run_is_an_error() -> None:
     run = recording()
     run.end = 9 * MS

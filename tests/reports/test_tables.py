@@ -11,8 +11,9 @@ from hand_made_run import MS, result
 from hypothesis import given
 from hypothesis import strategies as st
 
+from triosim.reports.comparison_table import merged
 from triosim.reports.csv_table import HEADER
-from triosim.reports.ranges import format_ranks, parse_ranks
+from triosim.reports.ranges import format_ranks, format_rate, parse_ranks
 from triosim.reports.terminal import as_text, percent, shorten
 from triosim.result import LayerShare, LayerTimes, LinkLoad, RankTimes, ResultData
 
@@ -65,6 +66,27 @@ def test_a_share_that_is_small_is_not_shown_as_nothing() -> None:
     assert percent(1, 1_000_000) == "<0.1%"
     assert percent(0, 1) == "0%"
     assert percent(0.123, 1) == "12%"
+
+
+def test_the_rate_of_a_slow_step_is_not_rounded_away() -> None:
+    assert [format_rate(rate) for rate in (1234.5, 99.96, 15.38, 1.6, 0.0021)] == [
+        "1,234",
+        "100",
+        "15.4",
+        "1.60",
+        "0.00210",
+    ]
+
+
+def test_notes_that_differ_in_one_number_are_one_note() -> None:
+    notes = [
+        "times for batch 128, predicted for 64",
+        "other",
+        "times for batch 128, predicted for 4",
+        "2 of 3",
+        "3 of 4",
+    ]
+    assert merged(notes) == ["times for batch 128, predicted for 4 or 64", "other", "2 of 3", "3 of 4"]
 
 
 def test_a_long_name_keeps_its_end() -> None:

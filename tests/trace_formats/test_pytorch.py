@@ -7,6 +7,7 @@ import json
 import math
 import shutil
 from collections import Counter
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -199,6 +200,25 @@ def test_without_a_gpu_s_work_the_calls_are_timed(tmp_path: Path) -> None:
     assert trace.gpu == "CPU"
     assert trace.operators[0].seconds == pytest.approx(20e-6)
     assert trace.operators[0].busy_seconds is None
+
+
+def spoilt(folder: Path, change: Callable[[dict[str, Any]], object]) -> str:
+    """Return what reading a step says whose kernels were changed."""
+    profile = Profile()
+    profile.call("aten::linear", 10, 30, [X, W], [Y], schema=LINEAR)
+    profile.kernel("gemm", 20, 50, 60)
+    for event in profile.events:
+        if event["cat"] == "kernel":
+            change(event)
+    with pytest.raises(TraceError) as caught:
+        read(profile, folder)
+    return str(caught.value)
+
+
+def test_kernels_that_would_seem_to_take_no_time_are_refused(tmp_path: Path) -> None:
+    assert "no 'dur'" in spoilt(tmp_path, lambda kernel: kernel.pop("dur"))
+    assert "has no kernels, only copies" in spoilt(tmp_path, lambda kernel: kernel.update(cat="gpu_memset"))
+    assert "none has a correlation" in spoilt(tmp_path, lambda kernel: kernel.update(args={}))
 
 
 def test_one_of_the_two_files_names_the_other(tmp_path: Path) -> None:

@@ -2,7 +2,8 @@
 
 FLOPs count a multiply-add as two: 2mnk for a product; 2 * N * Cout * Hout * Wout * (Cin / groups) * kh * kw for a
 convolution, and the same again for each gradient; attention is its two products, two and a half times in backward,
-which recomputes the scores (Dao et al. 2022). Everything else counts one a tensor element.
+which recomputes the scores (Dao et al. 2022). Everything else counts one a tensor element; a for-each operator, which does
+the same to each tensor of a list, one an element of all that it writes.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ CONVOLUTIONS = frozenset(
 TRANSPOSED_CONVOLUTIONS = frozenset(f"conv_transpose{n}d" for n in (1, 2, 3))
 PRODUCTS = frozenset(("linear", "mm", "addmm", "bmm", "baddbmm", "matmul"))
 _BACKWARD_ATTENTION = 2.5
+_OVER_LISTS = ("foreach_", "amp_foreach_", "fused_adam", "fused_adagrad", "fused_sgd")
 
 
 @lru_cache(maxsize=4096)
@@ -50,6 +52,8 @@ def flops(operator: Operator, forward: Operator | None = None) -> float:
         return _backward(name, operator, forward)
     if is_attention(name):
         return _attention(operator)
+    if name.startswith(_OVER_LISTS):
+        return float(sum(tensor.numel for tensor in operator.outputs or operator.inputs))
     return float(max((tensor.numel for tensor in (*operator.outputs, *operator.inputs)), default=0))
 
 

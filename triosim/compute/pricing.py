@@ -11,7 +11,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from triosim.compute.base import ComputeModel, checked_seconds
+from triosim.errors import PluginError
 from triosim.trace import Operator
+from triosim.units import format_time
 
 #: No kernel is shorter than this, unless it was measured so.
 FLOOR_SECONDS = 1e-6
@@ -36,6 +38,10 @@ def reprice(
         if new.id not in changed:
             priced.append(new)
             continue
+        if old.seconds > 0.0 and not old_seconds[row] > 0.0:
+            raise PluginError(
+                f"estimates no time for {old.name}, which took {format_time(old.seconds)}", where=type(model).__name__
+            )
         ratio = float(new_seconds[row] / old_seconds[row]) if old_seconds[row] > 0.0 else 1.0
         priced.append(scaled(new, ratio, old))
     return priced

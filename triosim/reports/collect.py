@@ -80,11 +80,13 @@ def collect(
     """Return the figures of a run. Raises ``SimulationError`` where nothing was computed, or where they contradict."""
     ends = _iteration_ends(recording)
     steps = len(ends)
-    if (
-        not math.isfinite(recording.end)
-        or recording.end <= 0
-        or not any(r.compute_seconds > 0 for r in recording.ranks)
-    ):
+    if not math.isfinite(recording.end):
+        raise SimulationError(
+            f"the run ended at {recording.end} s: a transfer or an operator took no finite time",
+            where=type(network).__name__,
+            fix="look at the times that its transfer returns, and at --operator-times and --host-overhead",
+        )
+    if recording.end <= 0 or not any(r.compute_seconds > 0 for r in recording.ranks):
         raise SimulationError(
             "nothing was computed: the operators that were simulated take no time",
             where=trace.source or None,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from html import escape
 
+from triosim.reports.ranges import format_rate
 from triosim.result import ResultData
 from triosim.units import format_bytes, format_time
 
@@ -15,7 +16,7 @@ def as_html(data: ResultData, title: str) -> str:
     """Return a result as HTML without scripts or outside references."""
     parts = [
         f"<h4>{escape(title)}</h4>",
-        f"<p><b>{format_time(data.step_time_s)}</b> a step, {data.throughput_samples_per_s:,.0f} samples/s</p>",
+        f"<p><b>{format_time(data.step_time_s)}</b> a step, {format_rate(data.throughput_samples_per_s)} samples/s</p>",
         _table(
             ["rank", "compute", "communication", "exposed", "waiting", "idle"],
             (

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from triosim.errors import OutputError
 from triosim.output import PathLike, writing_bytes
 from triosim.recording import Interval, Intervals, Recording, operator_times
+from triosim.reports.ranges import format_rate
 from triosim.tasks import Compute
 from triosim.units import format_time
 
@@ -63,8 +64,9 @@ def write_plot(result: Result, path: PathLike) -> None:
     bars.set_yticks(range(len(ranks)), [f"GPU {rank.rank}" for rank in ranks])
     bars.set_ylim(len(ranks) - 0.4, -0.6)
     shown = f"   ({len(ranks)} of {result.world} GPUs shown)" if len(ranks) < result.world else ""
+    rate = format_rate(result.throughput_samples_per_s)
     figure.suptitle(
-        f"{result.title}\n{format_time(result.step_time_s)} a step, {result.throughput_samples_per_s:,.0f} samples/s{shown}",
+        f"{result.title}\n{format_time(result.step_time_s)} a step, {rate} samples/s{shown}",
         fontsize=11,
     )
     _save(figure, path)
@@ -87,7 +89,11 @@ def write_comparison(comparison: Comparison, path: PathLike) -> None:
     speeds.barh(range(len(runs)), [result.throughput_samples_per_s for _, result in runs], 0.62, color="#CCBB44")
     for row, (_, result) in enumerate(runs):
         speeds.text(
-            result.throughput_samples_per_s, row, f" {result.throughput_samples_per_s:,.0f}", va="center", fontsize=8
+            result.throughput_samples_per_s,
+            row,
+            f" {format_rate(result.throughput_samples_per_s)}",
+            va="center",
+            fontsize=8,
         )
     speeds.margins(x=0.2)
     speeds.set_xlabel("samples per second")

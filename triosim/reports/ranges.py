@@ -23,3 +23,8 @@ def parse_ranks(text: str) -> list[int]:
         first, _, last = part.partition("-")
         ranks.extend(range(int(first), int(last or first) + 1))
     return ranks
+
+
+def format_rate(rate: float) -> str:
+    """Return samples per second with three significant digits or more, so that a slow step's are not shown as none."""
+    return f"{rate:,.0f}" if rate >= 99.95 else f"{rate:#.3g}"

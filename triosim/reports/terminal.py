@@ -10,7 +10,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from triosim.reports.ranges import format_ranks, parse_ranks
+from triosim.reports.ranges import format_ranks, format_rate, parse_ranks
 from triosim.result import CollectiveTimes, LayerShare, RankTimes, ResultData
 from triosim.units import format_bytes, format_time
 
@@ -61,11 +61,6 @@ def table(title: str, *columns: str, caption: str | None = None) -> Table:
     for index, column in enumerate(columns):
         made.add_column(column, justify="left" if index == 0 else "right", header_style="dim", overflow="fold")
     return made
-
-
-def format_rate(rate: float) -> str:
-    """Return samples per second with three significant digits or more, so that a slow step's are not shown as none."""
-    return f"{rate:,.0f}" if rate >= 99.95 else f"{rate:.3g}"
 
 
 def shorten(name: str, width: int) -> str:

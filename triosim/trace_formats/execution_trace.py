@@ -131,9 +131,12 @@ def _node(row: dict[str, Any], on_gpu: bool) -> Node:
         of, parent = row, row["parent"]
         arguments = _tensors(row["inputs"], row["input_shapes"], row["input_types"], None, on_gpu)
         returned = _tensors(row["outputs"], row["output_shapes"], row["output_types"], None, on_gpu)
+    name = str(row["name"])
+    if not name:
+        raise ValueError(f"node {row['id']} has no name")
     return Node(
         int(row["id"]),
-        str(row["name"]),
+        name,
         int(parent),
         int(of["rf_id"]),
         int(of["seq_id"]),

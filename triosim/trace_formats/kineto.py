@@ -123,6 +123,7 @@ def read(path: Path) -> Profile:
         thread, launched = launches.get(arguments.get("correlation"), (None, 0.0))
         external = _number(arguments.get("External id"))
         profile.work.append(Work(str(event["name"]), *_moments(event), thread, launched, external))
+    _check_kernels(work, profile.work, path)
     profile.work.sort(key=lambda one: (one.start, one.end))
     profile.modules = {thread: Spans(spans) for thread, spans in modules.items()}
     device = work[0].get("args", {}).get("device", 0) if work else 0
@@ -135,6 +136,18 @@ def read(path: Path) -> Profile:
     return profile
 
 
+def _check_kernels(events: list[dict[str, Any]], work: list[Work], path: Path) -> None:
+    """Refuse a profile from a GPU whose operators would all seem to take no time."""
+    if events and not any(event.get("cat") == "kernel" for event in events):
+        raise TraceError("has no kernels, only copies", where=str(path), fix="profile with ProfilerActivity.CUDA")
+    if work and all(one.thread is None and one.external is None for one in work):
+        raise TraceError(
+            "does not say which call launched its kernels: none has a correlation",
+            where=str(path),
+            fix="profile with ProfilerActivity.CPU and ProfilerActivity.CUDA",
+        )
+
+
 def _span(event: dict[str, Any], order: int) -> Span:
     arguments = event.get("args", {})
     function, external = _number(arguments.get("Record function id")), _number(arguments.get("External id"))
@@ -142,7 +155,7 @@ def _span(event: dict[str, Any], order: int) -> Span:
 
 
 def _moments(event: dict[str, Any]) -> tuple[float, float]:
-    start, duration = float(event["ts"]), float(event.get("dur", 0))
+    start, duration = float(event["ts"]), float(event["dur"])
     if not (math.isfinite(start) and 0 <= duration <= LONGEST):
         raise ValueError(f"'{event['name']}' has the time {start} and the duration {duration}")
     return start, start + duration
