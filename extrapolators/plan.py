@@ -9,7 +9,8 @@ from typing import Any
 
 from triosim import plugins
 from triosim.compute.base import ComputeModel
-from triosim.compute.reshape import with_batch_size
+from triosim.compute.features import unknown
+from triosim.compute.reshape import rescaled
 from triosim.errors import OptionError, PluginError, TraceError
 from triosim.extrapolators.base import PLACES, Extrapolator, ParallelOptions
 from triosim.extrapolators.lowering import Lowering
@@ -203,10 +204,13 @@ def _program(
         training=options.training,
         gpu=trace.gpu,
     )
+    strange = unknown(trace.operators)
+    if strange:
+        program = program.noted(f"unknown operators, taken to be bound by memory: {', '.join(strange)}")
     size = batch_size // micro_batches
-    shapes = with_batch_size(program.operators, trace.batch_size, size)
-    return program.reshaped(
-        {operator.id: operator for operator in shapes},
+    found = rescaled(program.operators, trace.batch_size, size)
+    return program.noted(*found.notes).reshaped(
+        {operator.id: operator for operator in found.operators},
         note=f"operator times are predicted for batch size {size} from those of the trace at {trace.batch_size}",
     )
 

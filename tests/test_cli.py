@@ -196,6 +196,24 @@ def test_topology_is_shown_and_drawn(run: Run, tmp_path: Path) -> None:
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
+def test_gpus_are_listed_and_shown(run: Run) -> None:
+    status, out, err = run("gpus")
+    assert (status, err) == (0, "")
+    assert {"H100-SXM", "MI300X", "RTX-4090"} <= set(out.split())
+    assert "NVIDIA A100-SXM4-40GB" in run("gpus", "a100-sxm4-40gb")[1]
+    assert json.loads(run("gpus", "H200", "--format", "json")[1])["bandwidth"] == 4.8e12
+    assert len(json.loads(run("gpus", "--format", "json")[1])) > 20
+    assert run("gpus", "H10")[0] == 2
+
+
+def test_another_gpu_is_predicted_with_its_interval(run: Run, trace: Path) -> None:
+    found = json.loads(run("simulate", trace, "--gpu", "A100", "--compute-model", "auto", "--format", "json")[1])
+    low, high = found["step_time_interval_s"]
+    assert low < found["step_time_s"] < high
+    assert found["inputs"]["trace"]["gpu"] == "A100-SXM-80GB"
+    assert run("compare", trace, "--gpus", 2, "--gpu", "A100")[1].startswith("two-layers on 2 x A100-SXM-80GB")
+
+
 def test_plugins_lists_what_can_be_named(run: Run) -> None:
     status, out, _ = run("plugins")
     assert status == 0
@@ -244,6 +262,8 @@ WRONG: list[tuple[list[str], str]] = [
     (["--collective", "rings"], "did you mean 'ring'?"),
     (["--collective-form", "step"], "did you mean 'steps'?"),
     (["--compute-model", "liner"], "did you mean 'linear'?"),
+    (["--gpu", "H10"], "did you mean 'H100'?"),
+    (["--gpu", "none.yaml"], "none.yaml"),
     (["--tp-style", "megatrn"], "did you mean 'megatron'?"),
     (["--format", "jsn"], "did you mean 'json'?"),
     (["--option", "x"], "write key=value"),

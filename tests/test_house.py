@@ -33,7 +33,7 @@ PACKAGES = {
 FLOORS = (
     (
         "triosim",  # its version: everything else that it names, it imports when it is asked for
-        *("triosim.errors", "triosim.units", "triosim.output", "triosim.plugins"),
+        *("triosim.errors", "triosim.units", "triosim.output", "triosim.plugins", "triosim.gpus", "triosim.gpu_file"),
         *("triosim.trace", "triosim.trace_formats", "triosim.trace_summary", "triosim.tracer"),
         *(f"triosim.networks.{name}" for name in ("topology", "topology_file", "topology_model", "yaml_lines")),
         *(f"triosim.networks.{name}" for name in ("routing", "shapes", "presets", "summary", "ring_order", "picture")),
@@ -43,7 +43,7 @@ FLOORS = (
     ("triosim.extrapolators",),
     ("triosim.engine", "triosim.rank", "triosim.rendezvous", "triosim.recording", "triosim.deadlock"),
     ("triosim.simulation", "triosim.comparison", "triosim.result", "triosim.reports"),
-    ("triosim.cli", "triosim.cli_options", "triosim.cli_command", "triosim.__main__"),
+    ("triosim.cli", "triosim.cli_options", "triosim.cli_command", "triosim.cli_calibrate", "triosim.__main__"),
 )
 FLOOR_OF = {prefix: number for number, floor in enumerate(FLOORS) for prefix in floor}
 

@@ -156,10 +156,10 @@ def test_a_network_that_fails_in_a_run_ends_in_one_line(
 @pytest.mark.parametrize(
     ("answer", "said"),
     [
-        ("Estimates(np.full(n, np.nan), np.zeros(n), [''] * n)", "Mine: estimated nan seconds for aten::conv2d"),
-        ("Estimates(np.full(n, -1.0), np.zeros(n), [''] * n)", "Mine: estimated -1.0 seconds"),
-        ("Estimates(np.ones(3), np.zeros(3), [''] * 3)", "Mine: estimate() returned 3 times for 75 operators"),
-        ("[1.0] * n", "Mine: estimate() returned a list; return Estimates"),
+        ("Estimates(np.full(n, np.inf), np.zeros(n), [''] * n)", "Mine: estimated inf for aten::conv2d"),
+        ("Estimates(np.full(n, -1.0), np.zeros(n), [''] * n)", "Mine: estimated -1.0 for aten::conv2d"),
+        ("Estimates(np.ones(3), np.zeros(3), [''] * 3)", "Mine: returned 3 seconds for 75 operators"),
+        ("[1.0] * n", "Mine: returned a list; return Estimates"),
         ("undefined", "mine.py:7: NameError"),
     ],
 )
@@ -175,6 +175,19 @@ def test_a_compute_model_that_cannot_be_right_is_refused(
     with pytest.raises(PluginError) as caught:
         triosim.simulate(vgg, batch_size=64, compute_model=f"{path}:Mine")
     assert said in str(caught.value)
+
+
+@pytest.mark.parametrize("unknown", ["np.nan", "0.0"])
+def test_what_a_compute_model_does_not_know_another_one_says(tmp_path: Path, vgg: triosim.Trace, unknown: str) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(
+        "import numpy as np\nfrom triosim.compute import ComputeModel, Estimates\n\n"
+        "class Mine(ComputeModel):\n    def estimate(self, operators, gpu):\n"
+        f"        n = len(operators)\n        return Estimates(np.full(n, {unknown}), np.zeros(n), ['mine'] * n)\n"
+    )
+    result = triosim.simulate(vgg, batch_size=64, compute_model=f"{path}:Mine")
+    assert result.step_time_s < 0.75 * vgg.seconds
+    assert "mine" not in {prediction.model for prediction in result.data.predictions}
 
 
 def test_a_parallelism_without_an_axis_gets_one_by_its_name(tmp_path: Path, vgg: triosim.Trace) -> None:

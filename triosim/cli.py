@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from triosim import __version__
+from triosim import __version__, cli_calibrate
 from triosim import cli_options as o
 from triosim.cli_command import QuickCommand, QuickGroup
 from triosim.errors import TriosimError
@@ -30,6 +30,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+app.add_typer(cli_calibrate.app, name="calibrate")
 
 
 def _show_version(wanted: bool) -> None:
@@ -81,6 +84,7 @@ def simulate(
     copy_input: o.CopyInput = False,
     host_overhead: o.HostOverhead = None,
     option: o.PluginOptions = None,
+    gpu: o.Gpu = None,
     operator_times: o.OperatorTimes = None,
     compute_model: o.ComputeModel = "linear",
     output: Annotated[
@@ -143,6 +147,7 @@ def simulate(
             parallel,
             trace_format=trace_format,
             gpus=gpus,
+            gpu=gpu,
             topology=topology,
             network=network,
             collective=collective,
@@ -194,6 +199,7 @@ def compare(
     network: o.NetworkName = "packet",
     collective: o.CollectiveName = "ring",
     collective_form: o.CollectiveForm = "pipelined",
+    gpu: o.Gpu = None,
     copy_input: o.CopyInput = False,
     host_overhead: o.HostOverhead = None,
     option: o.PluginOptions = None,
@@ -229,6 +235,7 @@ def compare(
         comparison = run_comparison(
             trace,
             gpus,
+            gpu=gpu,
             trace_format=trace_format,
             topology=topology,
             started=started,
@@ -325,6 +332,32 @@ def topology(
 
         draw(system, output)
     _print(render(system))
+
+
+@app.command(cls=QuickCommand)
+def gpus(
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="NAME|FILE", help="One of them, or a file of your own.", show_default=False),
+    ] = None,
+    format: o.Format = "table",
+) -> None:
+    """List the GPUs that are known, or show what is known of one.
+
+    [bold]Examples[/]
+
+    [cyan]triosim gpus[/]
+    [cyan]triosim gpus 'NVIDIA A100-SXM4-40GB'[/]
+    [cyan]triosim gpus H100 --format json[/]
+    """
+    from triosim import gpus as catalogue
+    from triosim.reports import gpu_table
+
+    found = None if name is None else catalogue.find(name)
+    if format == "json":
+        sys.stdout.write(gpu_table.as_json(found or catalogue.catalogue()))
+    else:
+        _print(gpu_table.render(catalogue.catalogue()) if found is None else gpu_table.render_one(found))
 
 
 @app.command(cls=QuickCommand)

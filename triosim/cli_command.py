@@ -21,10 +21,11 @@ class _Plain:
         self.convert = convert
 
     def coerce(self, value: Any, param: Any, ctx: Any) -> Any:
-        """Return the value of a parameter; one that may be repeated is a list."""
+        """Return the value of a parameter; one that may be repeated, or takes several words, is a list."""
+        several = param.multiple or param.nargs == -1
         if value is None:
-            return [] if param.multiple else None
-        if param.multiple:
+            return [] if several else None
+        if several:
             return [self.convert(item) for item in value]
         try:
             return self.convert(value)

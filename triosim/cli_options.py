@@ -54,6 +54,12 @@ def _topologies() -> list[str]:
     ]
 
 
+def _gpu_names() -> list[str]:
+    from triosim import gpus
+
+    return [*(gpu.name for gpu in gpus.catalogue()), *(str(path) for path in sorted(Path().glob("*.yaml")))]
+
+
 def key_values(pairs: Iterable[str]) -> Mapping[str, str]:
     """Return ``key=value`` pairs as a mapping. Raises ``OptionError``."""
     found: dict[str, str] = {}
@@ -99,6 +105,17 @@ Gpus = Annotated[
         rich_help_panel=PARALLELISM,
         show_default=False,
         help="How many GPUs. By default what the sizes of --parallel come to, or as many as the topology has.",
+    ),
+]
+Gpu = Annotated[
+    str | None,
+    typer.Option(
+        "--gpu",
+        metavar="NAME",
+        autocompletion=_completing(_gpu_names),
+        rich_help_panel=TIMES,
+        show_default=False,
+        help="Predict for another GPU than the trace's: a name that 'triosim gpus' lists, or a YAML file.",
     ),
 ]
 BatchSize = Annotated[
@@ -243,7 +260,7 @@ HostOverhead = Annotated[
         metavar="TIME",
         rich_help_panel=SYSTEM,
         show_default=False,
-        help="What a launch costs the host: '5 us', or trace for each operator's own. By default nothing.",
+        help="What a launch costs the host: '5 us', trace for each operator's own, or none. By default none.",
     ),
 ]
 OperatorTimes = Annotated[
@@ -263,7 +280,7 @@ ComputeModel = Annotated[
         metavar="NAME",
         autocompletion=_plugins("compute_models"),
         rich_help_panel=TIMES,
-        help="What estimates operators of other shapes: linear, module:Class or file.py:Class.",
+        help="What estimates operators of other shapes: linear, roofline, auto, module:Class or file.py:Class.",
     ),
 ]
 PluginOptions = Annotated[

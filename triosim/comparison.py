@@ -122,7 +122,8 @@ def compare(
     if all(run.result is None for run in found):
         raise TriosimError(f"no strategy can run: {found[0].reason}")
     runs = sorted(_measured(found, gpus), key=lambda run: -(run.result.throughput_samples_per_s if run.result else 0.0))
-    return Comparison(f"{trace.model} on {gpus} x {trace.gpu}", gpus, tuple(runs))
+    gpu = next(run.result.inputs["trace"]["gpu"] for run in runs if run.result is not None)
+    return Comparison(f"{trace.model} on {gpus} x {gpu}", gpus, tuple(runs))
 
 
 def _run(strategy: Strategy, trace: Trace, gpus: int, topology: TopologyLike | None, options: Mapping[str, Any]) -> Run:

@@ -310,6 +310,7 @@ class Engine:
             now = handle.started = self.env.now
             seconds = task.seconds
             if handle.launched is not None:
+                rank.record.begins(handle.launched, now)
                 seconds = self._launch_bound(handle, task, handle.launched) - now
             timeout = self.env.timeout(seconds, handle)
             timeout.callbacks.append(self._end_compute)
@@ -323,6 +324,7 @@ class Engine:
             assert not isinstance(cost, str)
             launched += cost or 0.0
             if launched > now:
+                self.ranks[handle.rank].record.launching.add(now, launched)
                 now = launched
             starts.append(now)
             now += operator.seconds

@@ -32,7 +32,14 @@ BUILT_IN: dict[Group, dict[str, str]] = {
         "pp": "triosim.extrapolators.pp:PipelineParallel",
     },
     "collective_algorithms": {"ring": "triosim.networks.collectives.ring:Ring"},
-    "compute_models": {"linear": "triosim.compute.linear:Linear"},
+    "compute_models": {
+        "linear": "triosim.compute.linear:Linear",
+        "roofline": "triosim.compute.roofline:Roofline",
+        "elementwise": "triosim.compute.elementwise:Elementwise",
+        "reduction": "triosim.compute.reduction:Reduction",
+        "forest": "triosim.compute.forest:Forest",
+        "auto": "triosim.compute.auto:Auto",
+    },
     "trace_formats": {
         "json": "triosim.trace_formats.json_format",
         "csv": "triosim.trace_formats.csv_pair",

@@ -32,6 +32,10 @@ class Intervals:
         elif end > start:
             raw.append((start, end))
 
+    def end(self) -> float:
+        """Return the end of what was added last, 0 before anything was."""
+        return self._raw[-1][1] if self._raw else 0.0
+
     def merged(self) -> list[Interval]:
         """Return the union as disjoint intervals in order."""
         result: list[Interval] = []
@@ -67,15 +71,34 @@ def overlap(first: list[Interval], second: list[Interval]) -> float:
 
 @dataclass(slots=True)
 class RankRecord:
-    """What one rank did. ``compute_seconds`` is the sum of its operators' times."""
+    """What one rank did. ``compute_seconds`` is the sum of its operators' times.
+
+    ``launching`` is when its compute units waited for the host, whatever else went on meanwhile.
+    """
 
     rank: int
     compute: Intervals = field(default_factory=Intervals)
     communication: Intervals = field(default_factory=Intervals)
+    launching: Intervals = field(default_factory=Intervals)
     compute_seconds: float = 0.0
     waiting_seconds: float = 0.0
     finished: float = 0.0
     iterations: list[float] = field(default_factory=list)
+
+    def begins(self, launched: float, now: float) -> None:
+        """Note that a compute task begins; if that is the moment at which it was launched, the host was what it waited for."""
+        if launched == now:
+            self.launching.add(self.compute.end(), now)
+
+    def launch_wait(self) -> float:
+        """Return the seconds in which the rank waited for its host, and did nothing else."""
+        waiting = self.launching.merged()
+        if not waiting:
+            return 0.0
+        busy = Intervals()
+        for start, end in (*self.compute.merged(), *self.communication.merged()):
+            busy.add(start, end)
+        return max(0.0, length(waiting) - overlap(waiting, busy.merged()))
 
 
 def operator_times(handle: Handle) -> Iterator[tuple[Operator, float, float]]:

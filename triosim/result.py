@@ -108,8 +108,28 @@ class LinkLoad:
 
 
 @dataclass(frozen=True, slots=True)
+class Prediction:
+    """What one model predicted: the mean over the ranks.
+
+    ``operators`` is how many ran, ``names`` which, those of the most time first, ``seconds`` their times together, and
+    ``relative_error`` the mean absolute error that the model states for them (0.05 is 5%).
+    """
+
+    model: str
+    operators: float
+    names: tuple[str, ...]
+    seconds: float
+    relative_error: float
+
+
+@dataclass(frozen=True, slots=True)
 class ResultData:
-    """The plain values of a result, as they stand in ``result.json``. ``iterations`` are the times at which each ended."""
+    """The plain values of a result, as they stand in ``result.json``. ``iterations`` are the times at which each ended.
+
+    ``step_time_interval_s`` is between which times the step is expected, nine times in ten, by the errors of the predicted
+    operators; None where all times are the trace's. ``launch_wait_s`` is the part of the step in which a GPU waits for the
+    host to launch, the mean over the ranks.
+    """
 
     step_time_s: float
     throughput_samples_per_s: float
@@ -122,6 +142,9 @@ class ResultData:
     links: tuple[LinkLoad, ...]
     notes: tuple[str, ...]
     inputs: Mapping[str, Any]
+    step_time_interval_s: tuple[float, float] | None = None
+    predictions: tuple[Prediction, ...] = ()
+    launch_wait_s: float = 0.0
     schema: str = SCHEMA
 
 
@@ -133,6 +156,7 @@ ROWS: Mapping[str, type] = {
     "collectives": CollectiveTimes,
     "links": LinkLoad,
     "per_rank": LayerShare,
+    "predictions": Prediction,
 }
 
 
@@ -178,6 +202,11 @@ class Result:
     def step_time_s(self) -> float:
         """Seconds of one step: the run's time over its number of iterations."""
         return self.data.step_time_s
+
+    @property
+    def step_time_interval_s(self) -> tuple[float, float] | None:
+        """Between which times the step is expected, nine times in ten; None where no operator time was predicted."""
+        return self.data.step_time_interval_s
 
     @property
     def throughput_samples_per_s(self) -> float:
@@ -235,6 +264,11 @@ class Result:
     def collectives(self) -> pd.DataFrame:
         """A row for each kind and size of transfer, as in ``CollectiveTimes``."""
         return _frame(self.data.collectives, CollectiveTimes)
+
+    @property
+    def predictions(self) -> pd.DataFrame:
+        """A row a model, as in ``Prediction``; none where all times are the trace's."""
+        return _frame(self.data.predictions, Prediction)
 
     @property
     def links(self) -> pd.DataFrame:

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import simpy
 
+from triosim import gpus as catalogue
 from triosim import plugins
 from triosim.compute import operator_times as times_from_elsewhere
+from triosim.compute.pricing import on_gpu
 from triosim.engine import Engine, HostOverhead, Progress
 from triosim.errors import OptionError, PluginError, TriosimError
 from triosim.extrapolators.base import ParallelOptions
@@ -29,14 +31,14 @@ if TYPE_CHECKING:
 TraceLike = Trace | str | PathLike[str]
 TopologyLike = Topology | Mapping[str, Any] | str | PathLike[str]
 
-#: The topology assumed for a GPU when none is given, by a part of the name that PyTorch reports.
+#: The topology assumed for a GPU when none is given, by the beginning of its name in the catalogue.
 ASSUMED_TOPOLOGY = {
-    "H100": "dgx-h100",
+    "H100-SXM": "dgx-h100",
     "H200": "dgx-h200",
     "B200": "dgx-b200",
-    "A100": "dgx-a100",
+    "A100-SXM": "dgx-a100",
     "A40": "a40-pcie",
-    "V100": "dgx-1-v100",
+    "V100-SXM2": "dgx-1-v100",
 }
 
 
@@ -54,6 +56,7 @@ def simulate(
     *,
     trace_format: str | None = None,
     gpus: int | None = None,
+    gpu: str | PathLike[str] | None = None,
     topology: TopologyLike | None = None,
     network: str | type = "packet",
     collective: str | type = "ring",
@@ -82,8 +85,9 @@ def simulate(
     trace: a ``Trace``, or the path of one in any known format; ``trace_format`` names a format, or a plug-in's file.
     parallel: "ddp", "dp=2,tp=4", {"dp": 2, "pp": 4}, or a plug-in ("file.py:Class").
     gpus: how many; without it, the product of the sizes in ``parallel``, or as many as the topology has.
+    gpu: another GPU than the trace's, for which times are then predicted: a name of the catalogue ("H100"), or a file.
     topology: a ``Topology``, a mapping, a file, or a name such as "dgx-h100" or "ring(8, bandwidth=50 GB/s)"; without
-        it, the usual one for the trace's GPU, which the result's notes state.
+        it, the usual one for the GPU, which the result's notes state.
     network, collective, compute_model: a name, "module:Class", "file.py:Class" or a class.
     collective_form: "pipelined" (the steady state of a chunked algorithm) or "steps" (each of its transfers).
     batch_size: of each data-parallel replica; ``global_batch_size``: of all of them together; by default the trace's.
@@ -111,12 +115,18 @@ def simulate(
         files["operator_times"] = str(operator_times)
         the_trace = times_from_elsewhere.apply(times_from_elsewhere.load(operator_times), the_trace)
 
+    chosen = plugins.Options(options or {})
+    model = plugins.make(_found("compute_models", compute_model), options=chosen)
+    if gpu is not None:
+        if Path(gpu).is_file():
+            files["gpu"] = str(gpu)
+        with plugins.blamed():
+            the_trace = on_gpu(the_trace, catalogue.find(gpu), model)
     notes: list[str] = []
     gpus = _gpus(parallel, gpus)
     if isinstance(topology, (str, PathLike)) and Path(topology).is_file():
         files["topology"] = str(topology)
     system = _topology(topology, gpus, the_trace, notes, copy_input=copy_input)
-    chosen = plugins.Options(options or {})
     algorithm = plugins.make(_found("collective_algorithms", collective), options=chosen)
     env = simpy.Environment()
     the_network = plugins.make(
@@ -126,7 +136,6 @@ def simulate(
         settings={"algorithm": algorithm, "form": collective_form, "record": timeline},
     )
     _check_network(the_network)
-    model = plugins.make(_found("compute_models", compute_model), options=chosen)
     with plugins.blamed():
         the_plan = plan(
             the_trace,
@@ -159,6 +168,8 @@ def simulate(
             fix="ask for fewer, or give a larger topology",
         )
 
+    if host_overhead == "trace" and not any(operator.host_seconds for operator in the_trace.operators):
+        notes.append("the trace has no host times, so that a launch costs nothing")
     engine = Engine(env, the_network, host_overhead=_host_overhead(host_overhead), timeline=timeline, progress=progress)
     with plugins.blamed():
         recording = engine.run({rank: the_plan.tasks(rank) for rank in range(the_plan.world)})
@@ -195,9 +206,23 @@ def _topology(
         return _with_gpus(_loaded(topology, gpus))
     if gpus == 1 and not copy_input:  # there is nothing to send, unless it comes from the host
         return Topology.from_dict({"nodes": ["gpu0"], "links": [], "name": "one GPU"})
-    name = next((preset for gpu, preset in ASSUMED_TOPOLOGY.items() if gpu in trace.gpu), "dgx-h100")
+    name = _assumed(trace.gpu, gpus)
     notes.append(f"no topology given: {name} is assumed")
     return Topology.load(name, gpus=gpus)
+
+
+def _assumed(gpu: str, gpus: int | None) -> str:
+    """Return the topology that a GPU usually comes in; for one without a preset, a switch that its links reach."""
+    known = catalogue.get(gpu)
+    if known is None:
+        return "dgx-h100"
+    for beginning, preset in ASSUMED_TOPOLOGY.items():
+        if known.name.startswith(beginning):
+            return preset
+    bandwidth = known.nvlink_bandwidth or known.pcie_bandwidth
+    if not bandwidth:
+        return "dgx-h100"
+    return f"switch({gpus or 8}, bandwidth={bandwidth / 1e9:g} GB/s, latency=1 us)"
 
 
 def _loaded(topology: TopologyLike, gpus: int | None) -> Topology:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from triosim.errors import TraceError
 
@@ -75,7 +75,10 @@ class Operator:
 
     ``seconds`` runs from its first kernel's start to its last kernel's end; ``busy_seconds`` counts the kernels alone,
     without overlap, where that was measured; ``host_seconds`` is what the call cost the host. ``forward`` is, for an
-    operator of the backward pass, the id of the forward operator that it differentiates.
+    operator of the backward pass, the id of the forward operator that it differentiates. ``predicted_by`` names the model
+    that ``seconds`` come from, None where they were measured; ``relative_error`` is how far off they are expected to be
+    (0.05 is 5%), None where that is not known. ``attributes`` are those of its arguments that are no tensors and do not
+    depend on the batch (``dim``, ``stride``, ``is_causal``), where they are known.
     """
 
     id: int
@@ -90,6 +93,9 @@ class Operator:
     forward: int | None = None
     flops: float | None = None
     kernels: tuple[str, ...] = ()
+    predicted_by: str | None = None
+    relative_error: float | None = None
+    attributes: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,26 +29,27 @@ class Estimates:
     model: list[str]
 
 
-def checked_seconds(model: ComputeModel, operators: Sequence[Operator], gpu: str) -> npt.NDArray[np.float64]:
-    """Return a model's estimates, which must be a number of 0 or more for each operator. Raises ``PluginError``."""
-    estimates = model.estimate(operators, gpu)
+def checked(estimates: object, operators: Sequence[Operator], model: ComputeModel) -> Estimates:
+    """Return what a model answered: one entry an operator, 0 or more, or NaN. Raises ``PluginError``."""
     where = type(model).__name__
     if not isinstance(estimates, Estimates):
-        raise PluginError(f"estimate() returned a {type(estimates).__name__}", where=where, fix="return Estimates")
-    seconds = np.asarray(estimates.seconds, dtype=np.float64)
-    if seconds.shape != (len(operators),):
-        raise PluginError(
-            f"estimate() returned {seconds.size} times for {len(operators)} operators",
-            where=where,
-            fix="return one each",
-        )
-    wrong = ~(np.isfinite(seconds) & (seconds >= 0))
+        raise PluginError(f"returned a {type(estimates).__name__}", where=where, fix="return Estimates")
+    for name in ("seconds", "relative_error", "model"):
+        if len(getattr(estimates, name)) != len(operators):
+            raise PluginError(
+                f"returned {len(getattr(estimates, name))} {name} for {len(operators)} operators",
+                where=where,
+                fix="return one each",
+            )
+    wrong = (estimates.seconds < 0) | np.isinf(estimates.seconds)
     if wrong.any():
         row = int(wrong.argmax())
         raise PluginError(
-            f"estimated {seconds[row]} seconds for {operators[row].name}", where=where, fix="times are 0 or more"
+            f"estimated {estimates.seconds[row]} for {operators[row].name}",
+            where=where,
+            fix="times are 0 or more, NaN where they are not known",
         )
-    return seconds
+    return estimates
 
 
 class ComputeModel(ABC):
@@ -59,7 +60,20 @@ class ComputeModel(ABC):
 
     @abstractmethod
     def estimate(self, operators: Sequence[Operator], gpu: str) -> Estimates:
-        """Return the estimated time of each operator on ``gpu``.
+        """Return the estimated time of each operator on ``gpu``, NaN where the model does not know.
 
         The forward operator of a backward operator is looked up by id among ``operators``, so give both.
         """
+
+    def ratios(self, before: Sequence[Operator], after: Sequence[Operator], gpu: str, target: str) -> Estimates:
+        """Return time(after, on ``target``) / time(before, on ``gpu``), as the ``seconds`` of estimates.
+
+        ``before`` and ``after`` are the same operators, one for one. Two estimates of one operator share much of their
+        error: with a correlation of one half, that of their ratio is that of one of them, which is what is taken here.
+        """
+        old = checked(self.estimate(before, gpu), before, self)
+        new = checked(self.estimate(after, target), after, self)
+        nothing = np.array([operator.seconds == 0.0 for operator in before])
+        with np.errstate(divide="ignore", invalid="ignore"):
+            ratio = np.where(old.seconds > 0.0, new.seconds / old.seconds, np.where(nothing, 1.0, np.nan))
+        return Estimates(ratio, np.fmax(old.relative_error, new.relative_error), new.model)

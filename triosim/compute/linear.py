@@ -37,6 +37,8 @@ _TERMS = sorted(
 )
 #: A difference between standard errors of less than this part of an operator's time counts as none.
 _NEGLIGIBLE = 0.005
+#: No line is expected to err by less than what the same operator's time varies by from step to step.
+_LEAST_ERROR = 0.01
 
 Kind = tuple[str, str]
 Array = npt.NDArray[np.float64]
@@ -45,11 +47,16 @@ _POOLED: Kind = ("", "")
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """``coefficients`` of the fixed time and of each driver; ``error`` is the relative standard error, NaN for one point."""
+    """``coefficients`` of the fixed time and of each driver; ``error`` is the relative standard error, NaN for one point.
+
+    ``left_out`` is the mean absolute relative error of each point on the line through the others (leave-one-out
+    cross-validation), NaN where all points have one size, which say nothing of another.
+    """
 
     coefficients: tuple[float, float, float, float]
     error: float
     points: int
+    left_out: float = math.nan
 
     def __str__(self) -> str:
         drivers = [name for (name, _), b in zip(_DRIVERS, self.coefficients[1:], strict=True) if b > 0]
@@ -61,9 +68,11 @@ class Linear(ComputeModel):
 
     def __init__(self) -> None:
         self.lines: dict[Kind, Line] = {}
+        self.gpu = ""
 
     def fit(self, trace: Trace) -> None:
         """Fit a line to each kind of operator, and one to all together for kinds that are not in the trace."""
+        self.gpu = trace.gpu
         drivers = _drivers(trace.operators)
         seconds = np.array([operator.seconds for operator in trace.operators])
         rows: dict[Kind, list[int]] = {}
@@ -73,13 +82,16 @@ class Linear(ComputeModel):
         self.lines[_POOLED] = _fit(drivers, seconds)
 
     def estimate(self, operators: Sequence[Operator], gpu: str = "") -> Estimates:
-        """Return each operator's time on its kind's line. The lines hold for the GPU of the trace."""
+        """Return each operator's time on its kind's line. The lines hold for the trace's GPU, and say nothing of others."""
+        if gpu and gpu != self.gpu:
+            unknown = np.full(len(operators), np.nan)
+            return Estimates(unknown, unknown, ["linear"] * len(operators))
         lines = [self.lines.get((operator.name, operator.phase)) for operator in operators]
         pooled = self.lines[_POOLED]
         coefficients = np.array([(line or pooled).coefficients for line in lines]).reshape(len(lines), 4)
         return Estimates(
             (coefficients * _drivers(operators)).sum(axis=1),
-            np.array([(line or pooled).error for line in lines]),
+            np.array([(line or pooled).left_out for line in lines]),
             [str(line) if line else f"{pooled} of all kinds" for line in lines],
         )
 
@@ -118,9 +130,21 @@ def _fit(drivers: Array, seconds: Array) -> Line:
     coefficients = [0.0, 0.0, 0.0, 0.0]
     for term, value in zip(terms, solution, strict=True):
         coefficients[term] = float(value)
+    several = len(np.unique(drivers[timed], axis=0)) > 1
     return Line(
-        (coefficients[0], coefficients[1], coefficients[2], coefficients[3]), error if points > 1 else math.nan, points
+        (coefficients[0], coefficients[1], coefficients[2], coefficients[3]),
+        error if points > 1 else math.nan,
+        points,
+        max(_left_out(relative[:, terms]), _LEAST_ERROR) if several else math.nan,
     )
+
+
+def _left_out(relative: Array) -> float:
+    """The mean absolute residual of each point on the line through the others: r / (1 - h), h of the hat matrix."""
+    scaled = relative / relative.max(axis=0)
+    hat = scaled @ np.linalg.pinv(scaled)
+    residual = 1.0 - hat.sum(axis=1)
+    return float(np.mean(np.abs(residual) / np.maximum(1.0 - np.diag(hat), 1e-3)))
 
 
 def _solve(relative: Array) -> tuple[Array, float] | None:

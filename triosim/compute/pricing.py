@@ -1,19 +1,22 @@
-"""The time of an operator in other shapes: its time so far, times the ratio of two predictions.
+"""The time of an operator in other shapes or on another GPU: its time so far, times the ratio of two predictions.
 
 TrioSim 4.4: a measured time is used untouched, to the last bit, where nothing changed; elsewhere it is scaled by
 predicted(new shapes) / predicted(old shapes), never by the plain ratio of sizes. Ratios chain: what was priced can be
-reshaped and priced again, and so can a piece that was given a share of an operator's time.
+reshaped and priced again, and so can a piece that was given a share of an operator's time. A trace of one GPU becomes that
+of another by the ratio of the two GPUs' predictions. What was priced carries its model's name and expected error.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from triosim.compute.base import ComputeModel, checked_seconds
-from triosim.errors import PluginError
-from triosim.trace import Operator
-from triosim.units import format_time
+import numpy as np
+
+from triosim import gpus
+from triosim.compute.base import ComputeModel, Estimates, checked
+from triosim.trace import Operator, Trace
 
 #: No kernel is shorter than this, unless it was measured so.
 FLOOR_SECONDS = 1e-6
@@ -31,37 +34,124 @@ def reprice(
     changed |= {new.id for new in after if new.forward in changed and new.forward in old_forward}
     if not changed:
         return list(after)
-    old_seconds = checked_seconds(model, before, gpu)
-    new_seconds = checked_seconds(model, after, gpu)
+    found = _ratios(model, before, after, gpu, gpu)
     priced = []
     for row, (old, new) in enumerate(zip(before, after, strict=True)):
         if new.id not in changed:
             priced.append(new)
             continue
-        if old.seconds > 0.0 and not old_seconds[row] > 0.0:
-            raise PluginError(
-                f"estimates no time for {old.name}, which took {format_time(old.seconds)}", where=type(model).__name__
-            )
-        ratio = float(new_seconds[row] / old_seconds[row]) if old_seconds[row] > 0.0 else 1.0
-        priced.append(scaled(new, ratio, old))
+        priced.append(predicted(scaled(new, float(found.seconds[row]), old), found, row, old))
     return priced
 
 
+def on_gpu(trace: Trace, target: gpus.Gpu, model: ComputeModel) -> Trace:
+    """Return the trace as it would be on another GPU; the same trace where that is the GPU it was measured on.
+
+    Measured times are scaled by predicted(target) / predicted(trace's GPU). Where nothing was measured, or on a GPU that
+    the catalogue does not have, the prediction stands alone. What the host needs for each call stays as it is.
+    """
+    source = gpus.get(trace.gpu)
+    if source == target:
+        return trace
+    model.fit(trace)
+    measured = trace.times.startswith("measured")
+    if source is not None and measured:
+        found = _ratios(model, trace.operators, trace.operators, trace.gpu, target.name, trace)
+        operators = [
+            predicted(scaled(operator, float(found.seconds[row])), found, row, operator)
+            for row, operator in enumerate(trace.operators)
+        ]
+        times = f"predicted for {target.name} from those measured on {trace.gpu}"
+    else:
+        found = _alone(model, trace, target)
+        nothing = not any(operator.seconds for operator in trace.operators)
+        operators = [
+            predicted(_taking(operator, float(found.seconds[row])), found, row)
+            if nothing or operator.seconds
+            else operator
+            for row, operator in enumerate(trace.operators)
+        ]
+        times = f"predicted for {target.name}"
+        if measured:
+            times += f" without those measured on '{trace.gpu}', which is not in the GPU catalogue"
+    return replace(trace, operators=tuple(operators), gpu=target.name, times=times, step_seconds=None)
+
+
 def scaled(operator: Operator, ratio: float, measured: Operator | None = None) -> Operator:
-    """Return an operator with ``ratio`` times the seconds of ``measured`` (by default its own), not below the floor."""
+    """Return an operator with ``ratio`` times its seconds, not below the floor; ``measured`` is it in its old shapes."""
+    flops = operator.flops if measured is None else None  # what the profiler counted held for the shapes that it saw
     measured = measured or operator
     seconds = max(measured.seconds * ratio, min(measured.seconds, FLOOR_SECONDS))
     factor = seconds / measured.seconds if measured.seconds > 0.0 else 1.0
-    return replace(
-        operator,
-        seconds=seconds,
-        busy_seconds=None if measured.busy_seconds is None else measured.busy_seconds * factor,
-        flops=None,  # what the profiler counted held for the shapes that it saw
-    )
+    busy = None if measured.busy_seconds is None else measured.busy_seconds * factor
+    return replace(operator, seconds=seconds, busy_seconds=busy, flops=flops)
+
+
+def predicted(operator: Operator, found: Estimates, row: int, old: Operator | None = None) -> Operator:
+    """Return an operator that says which model its time comes from, and how far off that is expected to be.
+
+    The error of a time that was predicted before is added to that of another model as independent of it; a chain of ratios
+    of one model is one ratio, and has the larger of its errors.
+    """
+    if operator.seconds == 0.0:
+        return operator  # nothing is nothing on any GPU and in any shape
+    name = model_name(found.model[row])
+    error = float(found.relative_error[row])
+    if old is not None and old.predicted_by is not None:
+        before = math.nan if old.relative_error is None else old.relative_error
+        error = float(np.maximum(error, before)) if old.predicted_by == name else math.hypot(error, before)
+        if old.predicted_by != name:
+            name = f"{old.predicted_by}, {name}"
+    return replace(operator, predicted_by=name, relative_error=None if math.isnan(error) else error)
 
 
 def _same_shapes(first: Operator, second: Operator) -> bool:
     return first is second or (
         [tensor.shape for tensor in first.inputs] == [tensor.shape for tensor in second.inputs]
         and [tensor.shape for tensor in first.outputs] == [tensor.shape for tensor in second.outputs]
+    )
+
+
+def model_name(said: str) -> str:
+    """Return the model of what an estimate says of itself: its first word."""
+    return said.split(maxsplit=1)[0].strip(",:;") if said.strip() else "unnamed"
+
+
+def _taking(operator: Operator, seconds: float) -> Operator:
+    return replace(operator, seconds=seconds, busy_seconds=None)
+
+
+def _ratios(
+    model: ComputeModel,
+    before: Sequence[Operator],
+    after: Sequence[Operator],
+    gpu: str,
+    target: str,
+    trace: Trace | None = None,
+) -> Estimates:
+    """Return a model's ratios, and those of ``auto`` where the model does not know an operator or a GPU."""
+    found = checked(model.ratios(before, after, gpu, target), before, model)
+    return _filled(found, lambda other: other.ratios(before, after, gpu, target), trace)
+
+
+def _alone(model: ComputeModel, trace: Trace, target: gpus.Gpu) -> Estimates:
+    found = checked(model.estimate(trace.operators, target.name), trace.operators, model)
+    return _filled(found, lambda other: other.estimate(trace.operators, target.name), None)
+
+
+def _filled(found: Estimates, ask: Callable[[ComputeModel], Estimates], trace: Trace | None) -> Estimates:
+    known = np.isfinite(found.seconds)
+    if known.all():
+        return found
+    from triosim.compute.auto import Auto
+
+    auto = Auto()
+    if trace is not None:
+        auto.fit(trace)
+    other = ask(auto)
+    names = [mine if is_known else its for mine, its, is_known in zip(found.model, other.model, known, strict=True)]
+    return Estimates(
+        np.where(known, found.seconds, other.seconds),
+        np.where(known, found.relative_error, other.relative_error),
+        names,
     )

@@ -1,30 +1,100 @@
-"""The operators of a step at another batch size.
+"""The operators of a step at another batch size or sequence length: new operators in new shapes, with the same ids and times.
 
-What scales is read from the tensors, not guessed by name: the first dimension of what depends on the network's input,
-where it is the trace's batch size or a multiple of it (batch and sequence folded into one). Parameters, their gradients,
-optimizer states and buffers never scale, even if one of their dimensions happens to be the batch size, as the 128
-channels of VGG in a trace of batch 128 are.
+What scales is found by following the operators (``triosim.compute.propagation``), not by comparing sizes: a dimension that
+merely equals the batch size, as the 128 channels of VGG in a trace of batch 128, stays. Where a trace's dataflow is broken,
+so that the batch does not reach the end of the forward pass, sizes have to do: the first dimension of what depends on the
+network's input, where it is the batch size or a multiple of it, and never one of a parameter.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
+from triosim.compute.dimensions import Kind
 from triosim.compute.features import base_name
+from triosim.compute.propagation import Propagation
 from triosim.errors import OptionError, TraceError
 from triosim.trace import Operator, Tensor
 
 _FIXED = frozenset(("parameter", "buffer", "optimizer_state"))
+_BROKEN = (
+    "the trace's dataflow is broken: the batch cannot be followed from the network's input to its output, so that every first "
+    "dimension of its size is taken for it"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Rescaled:
+    """Operators in other shapes, and what has to be said about them."""
+
+    operators: list[Operator]
+    notes: tuple[str, ...] = ()
 
 
 def with_batch_size(operators: Sequence[Operator], old: int, new: int) -> list[Operator]:
     """Return the same operators, with the same ids and times, in the shapes of batch size ``new``."""
+    return rescaled(operators, old, new).operators
+
+
+def rescaled(operators: Sequence[Operator], old: int, new: int) -> Rescaled:
+    """Return the operators of batch size ``old`` in the shapes of batch size ``new``.
+
+    Raises ``OptionError`` for a batch of none, ``TraceError`` where nothing that the network is fed has the batch size.
+    """
     if new < 1:
         raise OptionError(f"a batch of {new} samples", fix="use a batch size of at least 1")
     if new == old:
-        return list(operators)
-    return _Rescaling(operators, old, new).operators()
+        return Rescaled(list(operators))
+    dimensions = Propagation(operators, old)
+    if not dimensions.is_whole:
+        return Rescaled(_Rescaling(operators, old, new).operators(), (_BROKEN,))
+    return Rescaled(_resized(dimensions, "batch", old, new))
+
+
+def with_sequence_length(operators: Sequence[Operator], batch_size: int, old: int, new: int) -> Rescaled:
+    """Return the operators in the shapes of sequence length ``new``, where every sequence of length ``old`` changes.
+
+    Raises ``OptionError`` for a length of none, ``TraceError`` where the network is fed no sequence of that length.
+    """
+    if new < 1:
+        raise OptionError(f"a sequence of {new} tokens", fix="use a length of at least 1")
+    if new == old:
+        return Rescaled(list(operators))
+    dimensions = Propagation(operators, batch_size)
+    lengths = dimensions.lengths
+    if old not in lengths:
+        raise TraceError(
+            f"the network is fed no sequence of length {old}",
+            fix=f"its sequences have the length {', '.join(map(str, lengths))}" if lengths else "it is fed no sequence",
+        )
+    fixed = (
+        "a parameter has a row for each position of the sequence, so that another length needs another parameter"
+        if dimensions.positions
+        else ""
+    )
+    return Rescaled(_resized(dimensions, "sequence", old, new), (fixed,) if fixed else ())
+
+
+def _resized(dimensions: Propagation, kind: Kind, old: int, new: int) -> list[Operator]:
+    """The operators in new shapes; one that does not change is the same object."""
+    sized: dict[int, Tensor] = {}
+
+    def of(tensor: Tensor) -> Tensor:
+        found = sized.get(tensor.id)
+        if found is None:
+            shape = dimensions.resized(tensor, kind, old, new)
+            found = sized[tensor.id] = tensor if shape == tensor.shape else replace(tensor, shape=shape)
+        return found
+
+    changed = []
+    for operator in dimensions.operators:
+        if operator.phase != "optimizer":
+            inputs, outputs = tuple(map(of, operator.inputs)), tuple(map(of, operator.outputs))
+            if inputs != operator.inputs or outputs != operator.outputs:
+                operator = replace(operator, inputs=inputs, outputs=outputs)
+        changed.append(operator)
+    return changed
 
 
 class _Rescaling:

@@ -19,6 +19,7 @@ import triosim
 from triosim.errors import SimulationError
 from triosim.recording import RankRecord, Recording, length, overlap
 from triosim.reports.ranges import format_ranks
+from triosim.reports.uncertainty import interval, predictions
 from triosim.result import (
     CollectiveTimes,
     LayerShare,
@@ -63,6 +64,9 @@ class Plan(Protocol):
 #: How much of the step floating point may lose before a sum counts as wrong.
 _TOLERANCE = 1e-9
 
+#: From which part of the step on waiting for launches is worth a note.
+_LAUNCH_BOUND = 0.02
+
 #: Ranks that ran the same operators equally often: the ranks, and (operators, runs) for each task that they ran.
 RankClass = tuple[list[int], list[tuple[tuple[Operator, ...], int]]]
 
@@ -94,18 +98,23 @@ def collect(
         )
     step = recording.end / steps
     classes = rank_classes(recording)
+    ranks = tuple(_rank_times(record, recording.end, steps) for record in recording.ranks)
+    launch_wait = math.fsum(record.launch_wait() for record in recording.ranks) / len(ranks) / steps
     return ResultData(
         step_time_s=step,
         throughput_samples_per_s=plan.global_batch_size / step,
         global_batch_size=plan.global_batch_size,
         iterations=tuple(ends),
-        ranks=tuple(_rank_times(record, recording.end, steps) for record in recording.ranks),
+        ranks=ranks,
         layers=tuple(_layers(classes, steps)),
         operators=tuple(_operators(classes, steps)),
         collectives=tuple(_collectives(recording, steps)),
         links=tuple(_links(network, topology, recording.end, steps)),
-        notes=tuple(dict.fromkeys((*notes, *plan.notes, *_notes(recording, trace)))),
+        notes=tuple(dict.fromkeys((*notes, *plan.notes, *_notes(recording, trace, launch_wait / step)))),
         inputs=describe_inputs(inputs, trace, topology),
+        step_time_interval_s=interval(step, classes, {rank.rank: rank for rank in ranks}, launch_wait),
+        predictions=tuple(predictions(classes, steps)),
+        launch_wait_s=launch_wait,
     )
 
 
@@ -217,11 +226,16 @@ def _links(network: Network, topology: Topology, end: float, steps: int) -> Iter
         yield LinkLoad(name, _count(nbytes / steps), nbytes / (link.bandwidth * end))
 
 
-def _notes(recording: Recording, trace: Trace) -> Iterable[str]:
+def _notes(recording: Recording, trace: Trace, launch_bound: float) -> Iterable[str]:
     if trace.times != "measured":
         yield f"the trace's operator times are not measured: {trace.times}"
     if len(recording.ranks) > 1 and not any(count.count for count in recording.transfers.values()):
         yield f"nothing was communicated between the {len(recording.ranks)} GPUs"
+    if launch_bound >= _LAUNCH_BOUND:
+        yield (
+            f"the step is launch-bound: for {launch_bound:.0%} of it the GPUs wait for their hosts to launch; "
+            "smaller batches save little"
+        )
 
 
 def _count(value: float) -> float:

@@ -25,6 +25,14 @@ def rows(data: ResultData) -> Iterator[Row]:
     yield "step", "", "step_time", data.step_time_s, "s"
     yield "step", "", "throughput", data.throughput_samples_per_s, "samples/s"
     yield "step", "", "global_batch_size", data.global_batch_size, "samples"
+    yield "step", "", "launch_wait", data.launch_wait_s, "s"
+    if data.step_time_interval_s is not None:
+        for name, bound in zip(("low", "high"), data.step_time_interval_s, strict=True):
+            yield "step", "", f"step_time_{name}", bound, "s"
+    for prediction in data.predictions:
+        yield "prediction", prediction.model, "operators", prediction.operators, ""
+        yield "prediction", prediction.model, "total", prediction.seconds, "s"
+        yield "prediction", prediction.model, "relative_error", prediction.relative_error, ""
     for number, end in enumerate(data.iterations):
         yield "iteration", str(number), "end", end, "s"
     for rank in data.ranks:

@@ -16,7 +16,8 @@ def as_html(data: ResultData, title: str) -> str:
     """Return a result as HTML without scripts or outside references."""
     parts = [
         f"<h4>{escape(title)}</h4>",
-        f"<p><b>{format_time(data.step_time_s)}</b> a step, {format_rate(data.throughput_samples_per_s)} samples/s</p>",
+        f"<p><b>{format_time(data.step_time_s)}</b> a step{_interval(data)}, "
+        f"{format_rate(data.throughput_samples_per_s)} samples/s</p>",
         _table(
             ["rank", "compute", "communication", "exposed", "waiting", "idle"],
             (
@@ -62,6 +63,14 @@ def as_html(data: ResultData, title: str) -> str:
         *(f"<p>note: {escape(note)}</p>" for note in data.notes),
     ]
     return "".join(parts)
+
+
+def _interval(data: ResultData) -> str:
+    if data.step_time_interval_s is None:
+        return ""
+    low, high = data.step_time_interval_s
+    models = ", ".join(row.model for row in data.predictions)
+    return f" ({format_time(low)} to {format_time(high)} nine times in ten, predicted by {escape(models)})"
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]], more: int) -> str:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import gzip
 import json
 import math
+import types
 import typing
+from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
 
@@ -44,8 +46,12 @@ def _read(kind: type, values: Any, file: str, place: str) -> Any:
     if not isinstance(values, dict):
         raise TriosimError(f"{place or 'the result'} is not an object", where=file)
     found: dict[str, Any] = {}
-    for name, hint in typing.get_type_hints(kind).items():
+    hints = typing.get_type_hints(kind)
+    for column in fields(kind):
+        name, hint = column.name, hints[column.name]
         key = f"{place}.{name}" if place else name
+        if name not in values and kind is ResultData and column.default is not MISSING:
+            continue  # a key that was added within the version
         if name not in values:
             raise TriosimError(f"has no '{key}'", where=file, fix="name a file that --output wrote")
         found[name] = _value(name, hint, values[name], file, key)
@@ -53,12 +59,18 @@ def _read(kind: type, values: Any, file: str, place: str) -> Any:
 
 
 def _value(name: str, hint: Any, value: Any, file: str, key: str) -> Any:
+    if isinstance(hint, types.UnionType):
+        if value is None:
+            return None
+        hint = next(option for option in typing.get_args(hint) if option is not type(None))
     if typing.get_origin(hint) is tuple:
         if not isinstance(value, list):
             raise TriosimError(f"'{key}' is not a list", where=file)
         if name in ROWS:
             return tuple(_read(ROWS[name], row, file, f"{key}[{index}]") for index, row in enumerate(value))
-        (item, _) = typing.get_args(hint)
+        item, rest = typing.get_args(hint)
+        if rest is not Ellipsis and len(value) != 2:
+            raise TriosimError(f"'{key}' is not a pair", where=file)
         return tuple(_value(name, item, entry, file, f"{key}[{index}]") for index, entry in enumerate(value))
     expected: Any = {float: (int, float), int: int, str: str}.get(hint, dict)
     if isinstance(value, bool) or not isinstance(value, expected) or (expected is not dict and not _finite(value)):

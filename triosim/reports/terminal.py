@@ -19,6 +19,7 @@ MAX_RANK_ROWS = 12
 MAX_LAYERS = 10
 MAX_TRANSFERS = 8
 MAX_LINKS = 5
+MAX_NAMES = 3
 
 
 def print_result(data: ResultData, title: str, console: Console) -> None:
@@ -98,11 +99,38 @@ def _summary(data: ResultData, title: str) -> RenderableType:
         "step time",
         Text.assemble(
             (format_time(data.step_time_s), "bold green"),
-            f"   {format_rate(data.throughput_samples_per_s)} samples/s"
+            _range(data)
+            + f"   {format_rate(data.throughput_samples_per_s)} samples/s"
             + (f"   (mean of {many} iterations)" if many > 1 else ""),
         ),
     )
+    grid.add_row("operators", Text(_origin(data)))
+    if data.launch_wait_s > 0.0:
+        share = percent(data.launch_wait_s, data.step_time_s)
+        grid.add_row("launch-bound", f"for {share} of the step a GPU waits for its host")
     return Panel(grid, title=Text(title), title_align="left", expand=False)
+
+
+def _range(data: ResultData) -> str:
+    if data.step_time_interval_s is None:
+        return ""
+    low, high = data.step_time_interval_s
+    return f", {format_time(low)} to {format_time(high)}"
+
+
+def _origin(data: ResultData) -> str:
+    """Say where the operators' times come from."""
+    if not data.predictions:
+        times = data.inputs.get("trace", {}).get("times", "unknown")
+        return "all measured" if times == "measured" else f"none predicted here; the trace's: {times}"
+    compute = sum(rank.compute_s for rank in data.ranks) / len(data.ranks)
+    said = []
+    for row in data.predictions:
+        names = ", ".join(row.names[:MAX_NAMES]) + (", …" if len(row.names) > MAX_NAMES else "")
+        said.append(
+            f"{row.model} ±{100 * row.relative_error:.2g}% for {percent(row.seconds, compute)} of compute ({names})"
+        )
+    return "predicted by " + "; ".join(said) + "; the step is in its range nine times in ten"
 
 
 _RANK_FIGURES: tuple[tuple[str, Callable[[RankTimes], float]], ...] = (

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from triosim.trace import Category, Phase
 
@@ -57,6 +57,7 @@ class DraftOperator:
     kernels: tuple[str, ...] = ()
     lists: list[list[DraftTensor]] = field(default_factory=list)
     returned: list[DraftTensor] = field(default_factory=list)
+    attributes: dict[str, Any] = field(default_factory=dict)
 
 
 class Identities:

@@ -46,6 +46,26 @@ _DTYPES = {
 }
 _BY_SIZE = {1: "uint8", 2: "float16", 4: "float32", 8: "int64", 16: "complex128"}
 
+#: The arguments that a trace keeps as an operator's attributes. Not those that are sizes or positions along the batch.
+ATTRIBUTES = frozenset(
+    (
+        *(
+            "dim",
+            "dims",
+            "dim0",
+            "dim1",
+            "keepdim",
+            "start_dim",
+            "end_dim",
+            "equation",
+            "num_groups",
+            "normalized_shape",
+        ),
+        *("stride", "padding", "output_padding", "dilation", "groups", "transposed", "kernel_size", "ceil_mode"),
+        *("is_causal", "enable_gqa", "dropout_p", "scale", "reduction", "exponent", "training"),
+    )
+)
+
 
 @dataclass(slots=True, eq=False)
 class Node:
@@ -61,6 +81,7 @@ class Node:
     schema: str
     arguments: list[list[RawTensor]]
     returned: list[list[RawTensor]]
+    scalars: list[Any] = field(default_factory=list)  # by argument: its value, None where it is tensors
     children: list[Node] = field(default_factory=list)
 
     @property
@@ -85,10 +106,22 @@ class Node:
         return [name for name, _ in _signature(self.schema)]
 
     @property
+    def attributes(self) -> dict[str, Any]:
+        """The arguments that are no tensors, by name: those that say what the operator does, whatever the batch."""
+        named = zip(self.argument_names, self.scalars, strict=False)
+        return {name: value for name, value in named if name in ATTRIBUTES and _plain(value)}
+
+    @property
     def changed(self) -> list[RawTensor]:
         """The tensors that the call changes in place, as the schema's ``(a!)`` tells."""
         marked = [mutable for _, mutable in _signature(self.schema)]
         return [tensor for mutable, row in zip(marked, self.arguments, strict=False) if mutable for tensor in row]
+
+
+def _plain(value: object) -> bool:
+    if isinstance(value, list):
+        return all(type(one) in (int, float, bool) for one in value)
+    return type(value) in (int, float, bool) or (type(value) is str and value != "<None>")
 
 
 def recognises(path: Path) -> bool:
@@ -145,6 +178,7 @@ def _node(row: dict[str, Any], on_gpu: bool) -> Node:
         str(of["op_schema"]),
         arguments,
         returned,
+        row["inputs"]["values"] if "attrs" in row else row["inputs"],
     )
 
 

@@ -49,11 +49,15 @@ OPERATOR_KEYS = {
     "forward": False,
     "flops": False,
     "kernels": False,
+    "attributes": False,
+    "predicted_by": False,
+    "relative_error": False,
 }
 
 #: Longer than any step, and small enough that sums of times stay finite.
 LONGEST_SECONDS = 1e9
 MOST_FLOPS = 1e30
+LARGEST_ERROR = 1e6
 LARGEST_INTEGER = 2**63 - 1
 MOST_ELEMENTS = 2**59
 
@@ -212,6 +216,15 @@ class _Reader:
                         self.text(kernel, f"operators[{index}].kernels[{place}]")
                     if kernel not in texts:
                         texts[kernel] = f"operators[{index}].kernels[{place}]"
+            attributes = get("attributes")
+            attributes = {} if attributes is None else self.attributes(attributes, f"operators[{index}].attributes")
+            model, error = get("predicted_by"), get("relative_error")
+            if model is not None and model not in texts:
+                texts[self.text(model, f"operators[{index}].predicted_by", filled=True)] = (
+                    f"operators[{index}].predicted_by"
+                )
+            if error is not None:
+                error = self.number(error, f"operators[{index}].relative_error", LARGEST_ERROR)
             if name not in texts:
                 texts[name] = f"operators[{index}].name"
             if layer not in texts:
@@ -235,6 +248,9 @@ class _Reader:
                 forward,
                 flops,
                 tuple(kernels),
+                model,
+                error,
+                attributes,
             )
             found.append(operator)
         for index, operator in enumerate(found):
@@ -248,6 +264,20 @@ class _Reader:
         for text, where in texts.items():
             self.text(text, where)
         return tuple(found)
+
+    def attributes(self, value: Any, place: str) -> dict[str, Any]:
+        """Return an operator's attributes: numbers, texts, truth values, or lists of them."""
+        if type(value) is not dict:
+            self.fail(place, f"{_shown(value)} is not an object", 'write {"dim": 1}')
+        for key, given in value.items():
+            self.text(key, place, filled=True)
+            for one in given if type(given) is list else (given,):
+                if type(one) is str:
+                    self.text(one, f"{place}.{key}")
+                elif type(one) not in (int, float, bool) or not math.isfinite(one) or abs(one) > LARGEST_INTEGER:
+                    self.fail(f"{place}.{key}", f"{_shown(one)} is no number, text or truth value")
+        found: dict[str, Any] = value
+        return found
 
     def named(self, ids: Any, tensors: dict[int, Tensor], index: int, key: str) -> tuple[Tensor, ...]:
         """Return the tensors that an operator names."""
@@ -399,10 +429,12 @@ def _operator(operator: Operator) -> dict[str, Any]:
         "outputs": [tensor.id for tensor in operator.outputs],
         "seconds": operator.seconds,
     }
-    for key in ("busy_seconds", "host_seconds", "forward", "flops"):
+    for key in ("busy_seconds", "host_seconds", "forward", "flops", "predicted_by", "relative_error"):
         value = getattr(operator, key)
         if value is not None:
             row[key] = value
     if operator.kernels:
         row["kernels"] = list(operator.kernels)
+    if operator.attributes:
+        row["attributes"] = dict(operator.attributes)
     return row

@@ -91,6 +91,7 @@ class Step:
         for index, (call, phase) in enumerate(zip(self.calls, phases, strict=True)):
             draft = DraftOperator(short_name(call.node.name), phase, "", [], [])
             flow.add(call.node, draft)
+            draft.attributes = call.node.attributes
             if times is None:
                 draft.seconds = (call.span.end - call.span.start) / MICROSECONDS
             else:

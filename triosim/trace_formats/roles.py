@@ -43,9 +43,15 @@ def assign(operators: list[DraftOperator], hints: Hints) -> Roles:
         elif storage in hints.buffers or storage in use.changed_in_forward:
             roles[storage] = ("buffer", None)
         else:
-            roles[storage] = ("input" if tensor.shape[:1] == (batch,) or storage in hints.inputs else "buffer", None)
+            fed = storage in hints.inputs or _is_of_samples(tensor, batch)
+            roles[storage] = ("input" if fed else "buffer", None)
     _link_by_layer(operators, roles, parameters)
     return roles
+
+
+def _is_of_samples(tensor: DraftTensor, batch: int | None) -> bool:
+    """Whether a tensor that was there before the step is a batch: (batch, ...), or (sequence, batch, features)."""
+    return tensor.shape[:1] == (batch,) or (len(tensor.shape) == 3 and tensor.shape[1] == batch)
 
 
 def build(operators: list[DraftOperator], roles: Roles) -> tuple[Operator, ...]:
@@ -79,6 +85,7 @@ def build(operators: list[DraftOperator], roles: Roles) -> tuple[Operator, ...]:
             numbers.get(id(operator.forward)) if operator.forward is not None else None,
             None,
             operator.kernels,
+            attributes=operator.attributes,
         )
         for number, operator in enumerate(operators, 1)
     )
@@ -128,8 +135,15 @@ class _Use:
             for tensor in operator.outputs:
                 if tensor.storage not in self.leaves:
                     self.written_in.setdefault(tensor.storage, operator.phase)
-                elif tensor.id in given:
+                elif tensor.id in given and not _hands_on(operator, tensor):
                     changed[operator.phase].add(tensor.storage)
+
+
+def _hands_on(operator: DraftOperator, tensor: DraftTensor) -> bool:
+    """Whether a forward call only returns what it was given, as ``aten::to`` does where there is nothing to convert."""
+    if operator.phase != "forward" or operator.name.endswith("_"):
+        return False
+    return len(operator.inputs) == 1 and any(tensor is one for one in operator.returned)
 
 
 def parameters_of(operators: list[DraftOperator], hints: Hints) -> set[int]:

@@ -1,0 +1,145 @@
+"""Trees evaluated by bit masks are the trees that were grown, and what ships is sane, small and quick."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from triosim import gpus
+from triosim.compute import stored
+from triosim.compute.base import Estimates
+from triosim.compute.ensemble import Ensemble
+from triosim.compute.forest import Forest
+from triosim.compute.reduction import Reduction
+from triosim.compute.shapes import Shapes
+from triosim.errors import TriosimError
+from triosim.trace import Operator, Tensor
+
+SHIPPED = sorted(stored.SHIPPED.glob("*.npz"))
+
+
+def product(m: float, n: float, k: float, dtype: str = "bfloat16") -> Shapes:
+    sizes = {"b": 1.0, "m": m, "n": n, "k": k}
+    return Shapes("product", dtype, {name: np.array([value]) for name, value in sizes.items()})
+
+
+def linear(m: int, n: int, k: int, dtype: str = "bfloat16", name: str = "aten::linear") -> Operator:
+    inputs = (Tensor(0, (m, k), dtype), Tensor(1, (n, k), dtype))
+    return Operator(0, name, "forward", "", inputs, (Tensor(2, (m, n), dtype),), 0.0)
+
+
+def test_a_small_forest_by_hand() -> None:
+    """Tree one: x <= 1 gives 10, otherwise y <= 5 gives 20 or 30. Tree two: y <= 2 gives 1 or 2."""
+    trees = Ensemble(
+        (np.array([1.0]), np.array([2.0, 5.0])),
+        tree=np.array([0, 0, 1], dtype=np.uint16),
+        feature=np.array([0, 1, 1], dtype=np.uint8),
+        edge=np.array([0, 1, 0], dtype=np.uint8),
+        first=np.array([0, 1, 0], dtype=np.uint8),
+        last=np.array([1, 2, 1], dtype=np.uint8),
+        leaves=np.array([[10, 20, 30], [1, 2, 0]], dtype=np.float32),
+        offset=0.5,
+    )
+    rows = np.array([[1.0, 0.0], [1.5, 2.0], [1.5, 5.0], [1.5, 6.0], [0.0, 9.0]])
+    assert trees.predict(rows).tolist() == [11.5, 21.5, 22.5, 32.5, 12.5]
+
+
+def test_the_trees_are_those_of_scikit_learn() -> None:
+    boosting = pytest.importorskip("triosim.compute.boosting")
+    pytest.importorskip("sklearn")
+    random = np.random.default_rng(1)
+    features = random.normal(size=(700, 5)).round(1)
+    target = features[:, 0] * features[:, 1] + random.normal(size=700)
+    settings = boosting.Settings(trees=30, leaves=20, rate=0.2, least=3, robust=False)
+    grown = boosting.grow(features, target, settings)
+    theirs = boosting._fit(features, target, settings, 0, None)
+    np.testing.assert_allclose(grown.predict(features), theirs.predict(features), atol=1e-5)
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_what_ships_says_where_it_comes_from(path: Path) -> None:
+    (model,) = stored.load(path)
+    assert stored.file_name(model) == path.name
+    assert model.provenance["source"]
+    assert model.provenance["rows"].keys() == model.rates.keys()
+    for gpu in model.rates:
+        assert 0.0 < model.errors["random"][gpu]["all"] < 0.25
+
+
+def test_what_ships_is_small() -> None:
+    assert SHIPPED
+    assert sum(path.stat().st_size for path in stored.SHIPPED.iterdir()) < 5e6
+
+
+def test_stored_models_say_the_same_and_are_the_same_bytes(tmp_path: Path) -> None:
+    models = stored.load(SHIPPED[0])
+    for name in ("one.npz", "two.npz"):
+        stored.save(models, tmp_path / name)
+    assert (tmp_path / "one.npz").read_bytes() == (tmp_path / "two.npz").read_bytes() == SHIPPED[0].read_bytes()
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04broken", b"hello"])
+def test_a_broken_file_is_one_line(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "models.npz"
+    path.write_bytes(content)
+    with pytest.raises(TriosimError, match=r"models\.npz"):
+        stored.load(path)
+
+
+@pytest.mark.parametrize("gpu", ["A100", "H100", "H200", "L4", "B200", "MI300X"])
+def test_times_are_above_the_peak_and_grow_with_the_product(gpu: str) -> None:
+    model = Forest.load(gpu)
+    assert model is not None
+    sizes = (512, 2048, 8192)
+    found = model.estimate([linear(size, size, size) for size in sizes], gpu)
+    peak = gpus.find(gpu).rate("bfloat16")
+    assert (np.diff(found.seconds) > 0).all()
+    for size, seconds in zip(sizes, found.seconds, strict=True):
+        assert seconds > 2 * size**3 / peak
+    assert (found.relative_error > 0).all()
+
+
+def test_a_gpu_that_was_not_measured_is_less_sure() -> None:
+    operators = [linear(2048, 2048, 2048)]
+    known, unknown = (Forest().estimate(operators, gpu).relative_error[0] for gpu in ("H100", "L40S"))
+    assert known < 0.1 < 2 * unknown
+
+
+def test_sizes_between_those_measured_are_less_sure() -> None:
+    found = Forest().estimate([linear(2048, 4096, 4096), linear(2000, 4000, 4000)], "H100")
+    assert found.relative_error[0] < found.relative_error[1]
+
+
+def test_what_has_no_family_is_left_to_others() -> None:
+    dropout = linear(8, 8, 8, name="aten::dropout")
+    estimates: Estimates = Forest().estimate([dropout, linear(64, 64, 64)], "H100")
+    assert np.isnan(estimates.seconds).tolist() == [True, False]
+    assert np.isnan(Reduction().estimate([dropout], "H100").seconds[0])
+
+
+def test_an_estimate_takes_microseconds() -> None:
+    """20 us an operator are asked for; a loaded machine is given three times that."""
+    random = np.random.default_rng(0)
+    count = 4096
+    columns = {name: random.integers(16, 9000, count).astype(float) for name in "mnk"}
+    calls = Shapes("product", "bfloat16", {"b": np.ones(count), **columns})
+    model = stored.find("product", "bfloat16", "H100-SXM")
+    assert model is not None
+    gpu = gpus.find("H100")
+    model.seconds(calls, gpu)
+    began = time.perf_counter()
+    model.seconds(calls, gpu)
+    assert (time.perf_counter() - began) / count < 60e-6
+
+
+def test_models_of_ones_own_go_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (model,) = stored.load(stored.SHIPPED / "product_bfloat16.npz")
+    stored.save([model], tmp_path / "own.npz")
+    monkeypatch.setitem(os.environ, stored.ENVIRONMENT, str(tmp_path))
+    found = stored.find("product", "bfloat16", "H100-SXM")
+    assert found is not None
+    assert found is not stored._shipped("product", "bfloat16")

@@ -1,0 +1,196 @@
+"""Which dimension is the batch, the sequence or a feature follows from what operators do, not from sizes.
+
+The samples in data/ are captures of tiny models on PyTorch 2.13 (capture_samples.py made them), at sizes chosen to mislead: a
+batch that equals the sequence, the hidden size, the channels or the heads. Their shapes at another batch size and another
+sequence length were captured too.
+"""
+
+from __future__ import annotations
+
+import gzip
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import traces
+
+import triosim
+from triosim.compute.dimensions import added, cut, follows, fresh, join, regrouped, size
+from triosim.compute.propagation import Propagation
+from triosim.compute.reshape import rescaled, with_sequence_length
+from triosim.errors import OptionError, TraceError
+from triosim.trace import Operator
+from triosim.trace_formats import json_format
+
+DATA = Path(__file__).parent / "data"
+EXPECTED: dict[str, Any] = json.loads(gzip.decompress((DATA / "expected.json.gz").read_bytes()))
+
+
+def shapes(operators: list[Operator]) -> list[list[list[list[int]]]]:
+    """As the samples have them: what is read and made, without single numbers."""
+    return [[[list(t.shape) for t in some if t.shape] for some in (op.inputs, op.outputs)] for op in operators]
+
+
+def differences(found: list[Operator], expected: Any) -> list[tuple[int, str, Any, Any]]:
+    pairs = zip(found, shapes(found), expected, strict=True)
+    return [(op.id, op.name, mine, captured) for op, mine, captured in pairs if mine != captured]
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_a_capture_at_another_batch_size_has_the_shapes_that_were_predicted(name: str) -> None:
+    trace = json_format.read(DATA / f"{name}.json.gz")
+    batch, captured = EXPECTED[name]["batch"]
+    found = rescaled(trace.operators, trace.batch_size, batch)
+    assert not found.notes
+    assert differences(found.operators, captured) == []
+
+
+@pytest.mark.parametrize("name", [name for name, entry in EXPECTED.items() if "sequence" in entry])
+def test_a_capture_at_another_sequence_length_has_the_shapes_that_were_predicted(name: str) -> None:
+    trace = json_format.read(DATA / f"{name}.json.gz")
+    old, new, captured = EXPECTED[name]["sequence"]
+    found = with_sequence_length(trace.operators, trace.batch_size, old, new)
+    assert differences(found.operators, captured) == []
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_there_and_back_again_is_the_same(name: str) -> None:
+    trace = json_format.read(DATA / f"{name}.json.gz")
+    other = rescaled(trace.operators, trace.batch_size, 5 * trace.batch_size).operators
+    assert rescaled(other, 5 * trace.batch_size, trace.batch_size).operators == list(trace.operators)
+
+
+def test_the_measured_vgg_at_batch_128_becomes_the_measured_one_at_512(data_dir: Path) -> None:
+    """Two profiles of an H100 that two tools wrote: operators are matched by name, in order."""
+    small, large = (triosim.load_trace(data_dir / "traces" / f"h100_vgg13_{name}") for name in ("bs128", "bs512_raw"))
+    found = rescaled(small.operators, 128, 512)
+    assert not found.notes
+
+    def kept(operators: Any, name: str) -> list[Any]:
+        chosen = [op for op in operators if op.name.endswith(name) and op.phase != "optimizer"]
+        return [[sorted(t.shape for t in some if t.shape) for some in (op.inputs, op.outputs)] for op in chosen]
+
+    names = {op.name.rpartition("::")[2] for op in small.operators if op.phase != "optimizer"}
+    compared = 0
+    for name in sorted(names - {"AddmmBackward0"}):  # of which the two tools list other views of the same gradients
+        mine, measured = kept(found.operators, name), kept(large.operators, name)
+        if len(mine) == len(measured):
+            assert mine == measured, name
+            compared += len(mine)
+    assert compared >= 60
+
+
+def test_a_batch_that_equals_the_hidden_size_does_not_change_a_weight() -> None:
+    trace = traces.mlp(batch=16, sizes=(16, 16, 16))
+    for before, after in zip(trace.operators, rescaled(trace.operators, 16, 48).operators, strict=True):
+        for old, new in zip((*before.inputs, *before.outputs), (*after.inputs, *after.outputs), strict=True):
+            if old.category == "parameter" or old.parameter is not None:
+                assert new.shape == old.shape
+            elif len(old.shape) == 2 and before.phase != "optimizer":
+                assert new.shape == (48, 16)
+
+
+def test_a_sequence_as_long_as_the_batch_is_told_apart_by_where_it_stands() -> None:
+    b = traces.Builder(8)
+    words, table = b.tensor(8, 8, category="input", dtype="int64"), b.parameter(100, 16)
+    rows, turned = b.tensor(8, 8, 16), b.tensor(8, 8, 16)
+    b.run("aten::embedding", [table, words], [rows], layer="wte")
+    b.operators.append(
+        Operator(2, "aten::transpose", "forward", "turn", (rows,), (turned,), 1e-3, attributes={"dim0": 0, "dim1": 1})
+    )
+    flow = Propagation(b.operators, 8)
+    assert flow.follows(rows, "batch") == [0]
+    assert flow.follows(rows, "sequence") == [1]
+    assert flow.follows(turned, "batch") == [1]
+    assert flow.follows(turned, "sequence") == [0]
+
+
+def test_batch_and_sequence_folded_into_one_are_a_product() -> None:
+    b = traces.Builder(4)
+    words, rows = b.tensor(4, 10, category="input", dtype="int64"), b.tensor(4, 10, 16)
+    b.run("aten::embedding", [b.parameter(100, 16), words], [rows], layer="wte")
+    folded = b.view(rows, 40, 16)
+    b.run("aten::view", [rows], [folded], layer="wte")
+    flow = Propagation(b.operators, 4)
+    assert flow.resized(folded, "batch", 4, 7) == (70, 16)
+    assert flow.resized(folded, "sequence", 10, 3) == (12, 16)
+
+
+def test_what_arange_counts_is_known_once_it_is_added_to_the_words() -> None:
+    b = traces.Builder(4)
+    words, rows = b.tensor(4, 10, category="input", dtype="int64"), b.tensor(4, 10, 16)
+    positions, places, total = b.tensor(10, dtype="int64"), b.tensor(10, 16), b.tensor(4, 10, 16)
+    b.run("aten::embedding", [b.parameter(100, 16), words], [rows], layer="wte")
+    b.run("aten::arange", [], [positions], layer="model")
+    b.run("aten::embedding", [b.parameter(64, 16), positions], [places], layer="wpe")
+    b.run("aten::add", [rows, places], [total], layer="model")
+    after = with_sequence_length(b.operators, 4, 10, 20).operators
+    assert after[1].outputs[0].shape == (20,)
+    assert after[2].outputs[0].shape == (20, 16)
+
+
+def test_a_class_token_lengthens_the_sequence_by_one_whatever_its_length() -> None:
+    (sequence,) = fresh(12)
+    sequence[0].kind = "sequence"
+    longer = added([(), sequence])
+    assert size(longer) == 13
+    assert follows(longer, "sequence")
+    assert cut(longer, 12) != longer
+    assert size(cut(longer, 12)) == 12
+
+
+def test_a_view_that_cuts_through_axes_has_no_dimensions() -> None:
+    assert regrouped(fresh(6, 4), (8, 3)) is None
+    assert [size(dim) for dim in regrouped(fresh(6, 4), (2, 12)) or ()] == [2, 12]
+
+
+def test_a_batch_is_never_joined_with_the_features_of_a_parameter() -> None:
+    (batch,), (features,) = fresh(8), fresh(8)
+    batch[0].kind, features[0].owner = "batch", (1, 0)
+    assert not join(batch, features)
+    assert not follows(features, "batch")
+
+
+def test_a_trace_whose_dataflow_is_broken_scales_by_sizes_and_says_so() -> None:
+    b = traces.Builder(8)
+    data, out = b.tensor(8, 4, category="input"), b.tensor(8, 2)
+    b.run("aten::linear", [data, b.parameter(2, 4)], [out], layer="fc")
+    lost = b.tensor(8, 2)  # nobody made it
+    b.run("aten::relu", [lost], [b.tensor(8, 2)], layer="relu")
+    found = rescaled(b.operators, 8, 16)
+    assert "dataflow is broken" in found.notes[0]
+    assert found.operators[0].outputs[0].shape == (16, 2)
+
+
+def test_a_network_without_a_sequence_of_that_length_says_which_it_has() -> None:
+    trace = json_format.read(DATA / "gpt2.json.gz")
+    with pytest.raises(TraceError, match="length 7") as raised:
+        with_sequence_length(trace.operators, trace.batch_size, 7, 14)
+    assert "12" in str(raised.value.fix)
+    with pytest.raises(OptionError, match="0 tokens"):
+        with_sequence_length(trace.operators, trace.batch_size, 12, 0)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="PyTorch is not installed")
+def test_a_capture_made_here_and_now_has_the_shapes_that_were_predicted() -> None:
+    import torch
+    from torch import nn
+
+    from triosim.tracer import capture
+
+    def captured(batch: int) -> triosim.Trace:
+        torch.manual_seed(0)
+        layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+        model = nn.Sequential(nn.Embedding(20, 16), layer, nn.Flatten(), nn.Linear(8 * 16, 5))
+        words, target = torch.randint(0, 20, (batch, 8)), torch.randint(0, 5, (batch,))
+
+        def step() -> None:
+            model.zero_grad()
+            nn.functional.cross_entropy(model(words), target).backward()
+
+        return capture(step, model, batch_size=batch)
+
+    small, large = captured(8), captured(20)
+    assert differences(rescaled(small.operators, 8, 20).operators, shapes(list(large.operators))) == []

@@ -1,0 +1,100 @@
+"""Steps in which the GPU waits for its host: small batches stop speeding up, and the result says why."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import traces
+
+import triosim
+from triosim.compute.features import flops
+from triosim.trace import Operator, Trace
+
+HOST = 50e-6
+
+
+def launched(batch: int = 1024, per_flop: float = 1e-12) -> Trace:
+    """An MLP whose every operator takes the host 50 us, and the GPU a time in proportion to its work."""
+    trace = traces.mlp(batch=batch, sizes=(1024, 4096, 4096, 64))
+    by_id = {operator.id: operator for operator in trace.operators}
+
+    def seconds(operator: Operator) -> float:
+        forward = by_id.get(operator.forward) if operator.forward is not None else None
+        return 1e-6 if operator.phase == "optimizer" else per_flop * max(flops(operator, forward), 1.0)
+
+    return replace(
+        trace,
+        operators=tuple(replace(op, seconds=seconds(op), host_seconds=HOST) for op in trace.operators),
+    )
+
+
+def test_a_step_takes_no_less_than_its_launches() -> None:
+    trace = launched(per_flop=1e-16)
+    result = triosim.simulate(trace, gpus=1, host_overhead="trace")
+    floor = HOST * len(trace.operators)
+    assert floor <= result.step_time_s <= floor + max(op.seconds for op in trace.operators) + 1e-9
+    assert result.data.launch_wait_s + result.data.ranks[0].compute_s == pytest.approx(result.step_time_s)
+    assert any("launch-bound" in note for note in result.notes)
+    assert "launch-bound" in str(result)
+
+
+def test_small_batches_stop_speeding_up() -> None:
+    trace = launched()
+    with_host, without = (
+        [triosim.simulate(trace, gpus=1, batch_size=batch, host_overhead=host).step_time_s for batch in (1024, 2, 1)]
+        for host in ("trace", None)
+    )
+    assert with_host[0] == pytest.approx(without[0], rel=0.1)
+    assert with_host[1] == pytest.approx(with_host[2], rel=0.05)
+    assert without[1] < 0.8 * with_host[1]
+
+
+def test_small_micro_batches_stop_speeding_up_a_pipeline() -> None:
+    """With free launches, more micro-batches only shrink the bubble; with launches to pay, there is a best number."""
+    trace = launched()
+    times = {
+        host: [
+            triosim.simulate(
+                trace, "pp=2", topology="switch(2, bandwidth=900 GB/s, latency=0.1 us)", micro_batches=many, host_overhead=host
+            ).step_time_s
+            for many in (4, 64, 1024)
+        ]
+        for host in ("trace", "none")
+    }  # fmt: skip
+    assert times["trace"][2] > 2 * times["trace"][1]
+    assert times["none"][2] < 2 * times["none"][1]
+
+
+def test_tensor_parallel_pieces_are_launched_too() -> None:
+    trace = launched(per_flop=1e-16)
+    alone = triosim.simulate(trace, gpus=1, host_overhead="trace")
+    sliced = triosim.simulate(trace, "tp=2", topology="dgx-h100", host_overhead="trace")
+    assert sliced.step_time_s >= 0.99 * alone.step_time_s
+
+
+def test_a_long_step_waits_for_its_first_launch_only() -> None:
+    result = triosim.simulate(launched(), gpus=1, host_overhead="trace")
+    assert result.data.launch_wait_s == pytest.approx(HOST)
+    assert not any("launch-bound" in note for note in result.notes)
+
+
+def test_without_host_costs_nothing_waits() -> None:
+    assert triosim.simulate(launched(), gpus=1).data.launch_wait_s == 0.0
+
+
+def test_a_trace_without_host_times_says_that_launches_cost_nothing() -> None:
+    result = triosim.simulate(traces.mlp(), gpus=1, host_overhead="trace")
+    assert any("no host times" in note for note in result.notes)
+
+
+def test_the_raw_vgg_trace_is_bound_by_its_gpu_at_512_and_by_its_host_at_8(data_dir: Path) -> None:
+    trace = triosim.load_trace(data_dir / "traces" / "h100_vgg13_bs512_raw")
+    large, small, smaller = (
+        triosim.simulate(trace, gpus=1, batch_size=batch, host_overhead="trace") for batch in (512, 8, 4)
+    )
+    host = sum(operator.host_seconds or 0.0 for operator in trace.operators)
+    assert large.data.launch_wait_s < 0.01 * large.step_time_s
+    assert small.step_time_s == pytest.approx(smaller.step_time_s, rel=0.01)
+    assert small.step_time_s > 0.95 * host

@@ -1,0 +1,124 @@
+"""A fitted model of one family of operators in one dtype: trees on top of the roofline, and how far it was off.
+
+A GPU with many measurements has trees of its own; GPUs with some share trees that are told the GPU's specifications; any
+other GPU is predicted by trees that see ratios alone, fitted on all GPUs together, and by a law of what rate it reaches.
+Each estimate carries the error that cross-validation found for such a GPU and such a time: with rows held out at random
+where the sizes are among those measured, with whole slices of sizes held out where they are not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from triosim.compute.ensemble import Ensemble
+from triosim.compute.rates import RateLaw
+from triosim.compute.shape_features import describe, specifications
+from triosim.compute.shapes import Family, Shapes
+from triosim.gpus import Gpu
+
+Array = npt.NDArray[np.float64]
+
+#: Size classes of operators, by seconds: short, middle, long.
+CLASS_EDGES = (20e-6, 200e-6)
+CLASSES = ("<20us", "20-200us", ">200us")
+#: What an estimate is taken to err by where cross-validation had no such rows.
+UNKNOWN_ERROR = 0.25
+
+
+@dataclass(frozen=True)
+class Learned:
+    """``rates``: FLOP/s of each known GPU at best; ``own`` trees of one GPU, ``pooled`` of the known, ``other`` of any.
+
+    ``errors``: mean relative error by kind of test ("random", "slices", "left out"), GPU and size class. ``sizes`` are the
+    values of each column that were measured. ``provenance`` says where the rows come from and how they were fitted.
+    """
+
+    family: Family
+    dtype: str
+    rates: Mapping[str, float]
+    law: RateLaw
+    own: Mapping[str, Ensemble]
+    pooled: Ensemble | None
+    other: Ensemble | None
+    sizes: Mapping[str, list[float]] = field(default_factory=dict)
+    errors: Mapping[str, Mapping[str, Mapping[str, float]]] = field(default_factory=dict)
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+
+    def knows(self, gpu: Gpu) -> bool:
+        """Whether rows of this GPU were fitted."""
+        return gpu.name in self.rates
+
+    def seconds(self, shapes: Shapes, gpu: Gpu) -> Array:
+        """Return the time of each call on a GPU; NaN where the model cannot say."""
+        rate = self.rates.get(gpu.name) or self.law.rate(gpu, self.dtype)
+        described = describe(shapes, gpu, rate)
+        features = described.features
+        if gpu.name in self.own:
+            trees: Ensemble | None = self.own[gpu.name]
+        elif self.knows(gpu) and self.pooled is not None:
+            trees = self.pooled
+            features = np.hstack([features, np.tile(specifications(gpu, rate), (len(features), 1))])
+        else:
+            trees = self.other
+        if trees is None:
+            return np.full(len(shapes), np.nan)
+        found: Array = described.seconds * np.exp(trees.predict(features))
+        return found
+
+    def relative_error(self, shapes: Shapes, gpu: Gpu, seconds: Array) -> Array:
+        """Return the error that cross-validation found for such calls."""
+        where = np.searchsorted(CLASS_EDGES, seconds, side="right")
+        if not self.knows(gpu):
+            return self._errors("left out", "all")[where]
+        random, slices = self._errors("random", gpu.name)[where], self._errors("slices", gpu.name)[where]
+        measured = np.ones(len(shapes), dtype=bool)
+        for name, values in self.sizes.items():
+            measured &= np.isin(shapes[name], values)
+        return np.where(measured, random, np.fmax(slices, random))
+
+    def _errors(self, test: str, gpu: str) -> Array:
+        found = self.errors.get(test, {}).get(gpu, {})
+        general = found.get("all", UNKNOWN_ERROR)
+        return np.array([found.get(name, general) for name in CLASSES])
+
+    def about(self) -> dict[str, Any]:
+        """Return what a file says in words and single numbers."""
+        return {
+            "family": self.family,
+            "dtype": self.dtype,
+            "rates": dict(self.rates),
+            "law": asdict(self.law),
+            "own": list(self.own),
+            "pooled": self.pooled is not None,
+            "other": self.other is not None,
+            "sizes": dict(self.sizes),
+            "errors": self.errors,
+            "provenance": self.provenance,
+        }
+
+    def arrays(self, prefix: str) -> dict[str, npt.NDArray[Any]]:
+        """Return the trees as arrays."""
+        parts = {f"own {name}": trees for name, trees in self.own.items()}
+        parts |= {name: trees for name, trees in (("pooled", self.pooled), ("other", self.other)) if trees is not None}
+        return {key: array for name, trees in parts.items() for key, array in trees.arrays(f"{prefix}.{name}").items()}
+
+    @classmethod
+    def from_stored(cls, about: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]], prefix: str) -> Learned:
+        """Return what ``about`` and ``arrays`` were made from."""
+        return cls(
+            about["family"],
+            about["dtype"],
+            about["rates"],
+            RateLaw(**about["law"]),
+            {name: Ensemble.from_arrays(arrays, f"{prefix}.own {name}") for name in about["own"]},
+            Ensemble.from_arrays(arrays, f"{prefix}.pooled") if about["pooled"] else None,
+            Ensemble.from_arrays(arrays, f"{prefix}.other") if about["other"] else None,
+            about["sizes"],
+            about["errors"],
+            about["provenance"],
+        )

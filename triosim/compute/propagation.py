@@ -1,0 +1,275 @@
+"""Which dimension of which tensor follows the batch, the sequence or a parameter's features, by following the operators.
+
+It starts from what the network is fed and from the parameters, goes through the step in order, and gives every dimension of
+every tensor its axes (``triosim.compute.dimensions``) by what the operators do (``triosim.compute.dimension_rules``). A size
+that merely equals the batch size says nothing: the 128 channels of VGG belong to a parameter.
+
+A backward operator makes the gradients of what its forward operator read, so its tensors have the dimensions of those.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
+
+from triosim.compute.dimension_rules import dims_of, transposed
+from triosim.compute.dimensions import Axis, Dim, Dims, Kind, follows, fresh, regrouped, resized, size, viewed
+from triosim.compute.features import base_name, is_autograd_node
+from triosim.trace import Operator, Tensor
+from triosim.trace_formats.autograd import forward_names
+
+_SECOND_FIRST = ("MmBackward", "BmmBackward")  # autograd computes the gradient of the second factor before the first's
+_PRODUCTS = (*_SECOND_FIRST, "AddmmBackward")
+_TURNS = ("TBackward", "TransposeBackward", "PermuteBackward")
+_VIEWS = ("ViewBackward", "UnsafeViewBackward", "ReshapeAliasBackward", "SqueezeBackward", "UnsqueezeBackward")
+
+
+class Propagation:
+    """The dimensions of every tensor of a step. ``batch_size`` is the step's; ``sequence`` its length, where it is known."""
+
+    def __init__(self, operators: Sequence[Operator], batch_size: int, sequence: int | None = None) -> None:
+        self.operators = operators
+        self.batch_size = batch_size
+        self.sequence = sequence
+        self._by_id = {operator.id: operator for operator in operators}
+        self._dims: dict[int, Dims] = {}  # by tensor
+        self._storages: dict[int, Dims] = {}  # of each parameter's storage, as first seen
+        self._latest: dict[int, Dims] = {}  # of the other storages, as last seen
+        self._parameters: dict[int, Dims] = {}  # by the parameter's tensor id
+        self._made = {t.id for op in operators for t in op.outputs if not any(t.id == o.id for o in op.inputs)}
+        self._taken: dict[tuple[int, int], int] = {}  # by forward operator and its input: gradients made so far
+        self._feed()
+        for operator in operators:
+            if operator.phase == "forward":
+                self._forward(operator)
+            elif operator.phase == "backward":
+                self._backward(operator)
+        self._name_the_unused()
+
+    def __getitem__(self, tensor: Tensor) -> Dims:
+        """The dimensions of a tensor of the forward or backward pass."""
+        return self._of(tensor)
+
+    def follows(self, tensor: Tensor, kind: Kind) -> list[int]:
+        """Return the dimensions of a tensor that change with the batch (or the sequence)."""
+        return [place for place, dim in enumerate(self._of(tensor)) if follows(dim, kind)]
+
+    @cached_property
+    def is_fed(self) -> bool:
+        """Whether anything that the network is fed has the batch as a dimension."""
+        return any(self.follows(tensor, "batch") for tensor in self._inputs())
+
+    @cached_property
+    def is_whole(self) -> bool:
+        """Whether the batch reaches the end of the forward pass: the dataflow is not broken."""
+        forward = [operator for operator in self.operators if operator.phase == "forward"]
+        last = next((op for op in reversed(forward) if any(_sized(t) for t in op.inputs)), None)
+        return self.is_fed and (last is None or any(self.follows(tensor, "batch") for tensor in last.inputs))
+
+    @cached_property
+    def lengths(self) -> list[int]:
+        """The lengths of the sequences that the network is fed."""
+        axes = [axis.root for tensor in self._inputs() for dim in self._of(tensor) for axis in dim]
+        return sorted({axis.size for axis in axes if axis.kind == "sequence"})
+
+    @cached_property
+    def positions(self) -> list[Tensor]:
+        """The parameters that have an entry for each position of a sequence."""
+        return [t for t in self._parameter_tensors() if self.follows(t, "sequence")]
+
+    def _parameter_tensors(self) -> Iterator[Tensor]:
+        for operator in self.operators:
+            yield from (tensor for tensor in operator.inputs if tensor.id in self._parameters)
+
+    def resized(self, tensor: Tensor, kind: Kind, old: int, new: int) -> tuple[int, ...]:
+        """Return a tensor's shape when the batch (or the sequence) is ``new`` instead of ``old``."""
+
+        def new_size(axis: Axis) -> int:
+            return new if axis.kind == kind and axis.size == old else axis.size
+
+        return tuple(resized(dim, new_size) for dim in self._of(tensor))
+
+    # ---- what the step begins with ------------------------------------------------------------------------------
+
+    def _inputs(self) -> Iterator[Tensor]:
+        seen: set[int] = set()
+        for operator in self.operators:
+            for tensor in operator.inputs if operator.phase == "forward" else ():
+                if tensor.category == "input" and tensor.id not in self._made and tensor.id not in seen:
+                    seen.add(tensor.id)
+                    yield tensor
+
+    def _feed(self) -> None:
+        inputs = list(self._inputs())
+        # One number a sample, or a table of frequencies: what it meets will tell, unless there is nothing else.
+        clear = [tensor for tensor in inputs if len(tensor.shape) > 1 or not tensor.dtype.startswith("float")]
+        for tensor in clear or inputs:
+            self._set(tensor, self._fed(tensor))
+
+    def _fed(self, tensor: Tensor) -> Dims:
+        """An input's dimensions: the batch, of which it has the size; of words or of (..., features), the sequence."""
+        shape = tensor.shape
+        places = [place for place, length in enumerate(shape[:2]) if length == self.batch_size]
+        dims = list(fresh(*shape))
+        if places:
+            batch = places[0]
+            dims[batch] = (Axis(self.batch_size, "batch"),)
+            whole = tensor.dtype.startswith(("int", "uint", "bool"))
+            if (whole and len(shape) == 2) or (not whole and len(shape) == 3):
+                dims[1 - batch] = (Axis(shape[1 - batch], "sequence"),) if shape[1 - batch] > 1 else ()
+        elif shape and shape[0] and shape[0] % self.batch_size == 0:
+            dims[0] = (Axis(self.batch_size, "batch"), *fresh(shape[0] // self.batch_size)[0])
+        return tuple(dims)
+
+    def _name_the_unused(self) -> None:
+        """Counts that met nothing in the whole step (samples numbered for a mask that ignores them): by their size."""
+        for operator in self.operators:
+            if operator.phase == "forward" and base_name(operator.name) == "arange":
+                for axis in (axis.root for t in operator.outputs for dim in self._of(t) for axis in dim):
+                    if axis.is_plain and axis.size == self.batch_size:
+                        axis.kind = "batch"
+
+    def _of(self, tensor: Tensor) -> Dims:
+        found = self._dims.get(tensor.id)
+        if found is None:
+            found = self._dims[tensor.id] = self._leaf(tensor)
+        return found
+
+    def _leaf(self, tensor: Tensor) -> Dims:
+        """What was there before the step, or came from nowhere: a parameter's axes are its own, those of others unknown."""
+        if tensor.category != "parameter":
+            known = self._latest.get(tensor.storage)
+            return (viewed(known, tensor.shape) if known is not None else None) or fresh(*tensor.shape)
+        known = self._storages.get(tensor.storage)
+        if known is None:
+            known = tuple(
+                (Axis(length, owner=(tensor.id, place)),) if length > 1 else ()
+                for place, length in enumerate(tensor.shape)
+            )
+            self._storages[tensor.storage] = known
+            self._parameters[tensor.id] = known
+        shape = tensor.shape
+        if tuple(map(size, known)) == shape:
+            return known
+        return viewed(known, shape) or fresh(*shape)
+
+    # ---- the operators ------------------------------------------------------------------------------------------
+
+    def _forward(self, operator: Operator) -> None:
+        given = [self._of(tensor) for tensor in operator.inputs]
+        for tensor, dims in zip(operator.outputs, dims_of(operator, given), strict=False):
+            self._set(tensor, dims)
+        scores = [(*one[:-1], two[-2]) for one in given[:1] for two in given[1:2] if len(one) == len(two) > 2]
+        self._find_rest(operator.outputs, [*given, *scores])
+
+    def _backward(self, operator: Operator) -> None:
+        forward = self._by_id.get(operator.forward) if operator.forward is not None else None
+        name = base_name(operator.name)
+        if forward is not None and name.startswith(_PRODUCTS):
+            self._saved_factors(operator, forward)
+        around = [self._of(t) for t in (*forward.outputs, *forward.inputs)] if forward is not None else []
+        self._find_rest([t for t in operator.inputs if t.category != "parameter" and t.id not in self._made], around)
+        given = [self._of(tensor) for tensor in operator.inputs]
+        if forward is None or not (is_autograd_node(name) or name.endswith("_backward")):
+            made = dims_of(operator, given)
+            for tensor, dims in zip(operator.outputs, made, strict=False):
+                self._set(tensor, dims)
+        for tensor in operator.outputs:
+            if tensor.id not in self._dims:
+                found = self._gradient(operator, forward, tensor, given)
+                if found is not None:
+                    self._set(tensor, found)
+        self._find_rest(operator.outputs, [*given, *around])
+
+    def _saved_factors(self, operator: Operator, forward: Operator) -> None:
+        """What a product's node has saved in a shape that only the calls inside it saw: (m, n) is (m, k) x (k, n)."""
+        gradient, *saved = operator.inputs or forward.outputs[:1]
+        rows = self._of(gradient)
+        if base_name(operator.name).startswith("Addmm"):
+            saved.reverse()
+        if len(saved) == 1 and forward.inputs and self._is_unknown(saved[0]) and len(rows) == 2:
+            depth = next((dims[-1] for t in forward.inputs if (dims := self._of(t))[-1:] and len(dims) > 1), ())
+            self._set(saved[0], (rows[0], depth))
+        if len(saved) == 2:
+            first, second = saved
+            if len(rows) != len(first.shape) or len(rows) != len(second.shape) or len(rows) < 2:
+                return
+            if self._is_unknown(first) and not self._is_unknown(second):
+                self._set(first, (*rows[:-1], self._of(second)[-2]))
+            elif self._is_unknown(second) and not self._is_unknown(first):
+                self._set(second, (*rows[:-2], self._of(first)[-1], rows[-1]))
+
+    def _is_unknown(self, tensor: Tensor) -> bool:
+        return tensor.category != "parameter" and tensor.id not in self._dims
+
+    def _set(self, tensor: Tensor, dims: Dims) -> None:
+        if tuple(map(size, dims)) == tensor.shape and tensor.id not in self._dims:
+            self._dims[tensor.id] = self._latest[tensor.storage] = dims
+
+    def _gradient(
+        self, operator: Operator, forward: Operator | None, tensor: Tensor, given: Sequence[Dims]
+    ) -> Dims | None:
+        """The dimensions of a gradient that a backward operator makes."""
+        shape = tensor.shape
+        if tensor.parameter is not None and tensor.parameter in self._parameters:
+            own = self._parameters[tensor.parameter]
+            return own if tuple(map(size, own)) == shape else viewed(own, shape)
+        if forward is None:
+            return None
+        name = base_name(operator.name)
+        stem = name.rstrip("0123456789")
+        if not forward_names(name, [base_name(forward.name)]) and is_autograd_node(name):
+            # A part of a forward operator that is made of several.
+            if stem in _VIEWS and given:
+                return regrouped(given[0], shape)
+            if stem in _TURNS and given:
+                return transposed(given[0], shape)
+            if given and shape == tuple(map(size, given[0])) and not stem.startswith(_SECOND_FIRST):
+                return given[0]
+        # Where the weight's gradient is known as such, the others are gradients of data.
+        linked = any(made.parameter in self._parameters for made in operator.outputs)
+        sources: list[tuple[int, Dims]] = []
+        if stem in _PRODUCTS and len(given) > 1:
+            pairs = zip(reversed(operator.inputs[1:]), reversed(given[1:]), strict=True)
+            sources = [(-index, dims) for index, (t, dims) in enumerate(pairs, 1) if not linked or not _is_weight(t)]
+        sources += [(t.id, self._of(t)) for t in forward.inputs if not linked or not _is_weight(t)]
+        alike = [(number, dims) for number, dims in sources if tuple(map(size, dims)) == shape]
+        if not alike:
+            return None
+        counts = [self._taken.get((operator.id, number), 0) for number, _ in alike]
+        number, dims = alike[counts.index(min(counts))]
+        self._taken[operator.id, number] = min(counts) + 1
+        return dims
+
+    def _find_rest(self, tensors: Iterable[Tensor], known: Sequence[Dims]) -> None:
+        """Give what has no dimensions yet those of something of its shape, or of its elements in another shape."""
+        for tensor in tensors:
+            if tensor.id in self._dims or tensor.category == "parameter":
+                continue
+            found = next((dims for dims in known if tuple(map(size, dims)) == tensor.shape), None)
+            if found is None:
+                found = next((new for dims in known if (new := viewed(dims, tensor.shape)) is not None), None)
+            if found is None and known and tensor.id in self._made:
+                found = _by_size([dim for dims in known for dim in dims], tensor.shape)
+            if found is not None:
+                self._set(tensor, found)
+
+
+def _is_weight(tensor: Tensor) -> bool:
+    return tensor.category == "parameter"
+
+
+def _sized(tensor: Tensor) -> bool:
+    return tensor.numel > 1 and tensor.category not in ("parameter", "buffer")
+
+
+def _by_size(dims: Sequence[Dim], shape: Sequence[int]) -> Dims:
+    """Each dimension as the first one known of its size that has not been taken."""
+    left = list(dims)
+    found: list[Dim] = []
+    for length in shape:
+        dim = next((one for one in left if size(one) == length), None)
+        if dim is not None and length > 1:
+            left.remove(dim)
+        found.append(dim if dim is not None else fresh(length)[0])
+    return tuple(found)

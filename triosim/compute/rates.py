@@ -1,0 +1,52 @@
+"""What a GPU really computes at best, when nothing was measured on it: its peak, or what its power allows.
+
+A product of large float32 matrices reaches a share of the peak, unless that takes more than the board's power: inference cards
+(T4, L4, P4) hold 30% to 50% of the peak that their data sheet gives. The energy of a FLOP, everything on the board
+counted, is fitted for two generations of chips, before and from Ada and Hopper.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from triosim.gpus import Gpu
+
+_NEW = ("ada", "hopper", "blackwell", "cdna")
+
+
+@dataclass(frozen=True, slots=True)
+class RateLaw:
+    """``share`` of the peak; ``old`` and ``new`` joules per float32 FLOP."""
+
+    share: float
+    old: float
+    new: float
+
+    def rate(self, gpu: Gpu, dtype: str) -> float:
+        """Return FLOP/s. The power limit is that of float32 products; tensor cores take far less a FLOP."""
+        peak = self.share * gpu.rate(dtype)
+        if dtype != "float32" or not gpu.tdp_watts:
+            return peak
+        new = gpu.architecture.lower().startswith(_NEW)
+        return min(peak, gpu.tdp_watts / (self.new if new else self.old))
+
+
+#: Where nothing at all was measured.
+PLAIN = RateLaw(0.85, 17.5e-12, 10e-12)
+
+
+def fit(gpus: Sequence[Gpu], rates: Sequence[float], dtype: str) -> RateLaw:
+    """Return the law with the smallest mean error of the logarithm of the rates."""
+    best, found = np.inf, PLAIN
+    for share, old, new in itertools.product(
+        np.arange(0.60, 1.0, 0.02), np.arange(14e-12, 21e-12, 0.5e-12), np.arange(6e-12, 16e-12, 0.5e-12)
+    ):
+        law = RateLaw(float(share), float(old), float(new))
+        error = sum(abs(np.log(law.rate(gpu, dtype) / rate)) for gpu, rate in zip(gpus, rates, strict=True))
+        if error < best - 1e-9:
+            best, found = error, law
+    return found

@@ -1,0 +1,147 @@
+"""What a learned model sees of operators: the few sizes that its family of operators has, as columns of numbers.
+
+Tables give them at once (``triosim.compute.tables``); of a trace's operators they are read from the tensors' shapes. An
+operator that belongs to no family, or whose shapes do not say enough, is left to other models.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from triosim.compute.features import base_name, is_attention
+from triosim.trace import Operator
+
+Array = npt.NDArray[np.float64]
+Family = Literal["product", "attention", "elementwise", "softmax", "layer_norm"]
+FAMILIES: tuple[Family, ...] = get_args(Family)
+
+#: The columns of each family. A product is ``b`` times (m, k) by (k, n).
+COLUMNS: Mapping[Family, tuple[str, ...]] = {
+    "product": ("b", "m", "n", "k"),
+    "attention": ("batch", "sequence", "heads", "kv_heads", "head_dim"),
+    "elementwise": ("rows", "columns"),
+    "softmax": ("rows", "columns"),
+    "layer_norm": ("rows", "columns"),
+}
+ELEMENTWISE = frozenset(
+    (
+        "add",
+        "sub",
+        "rsub",
+        "mul",
+        "div",
+        "pow",
+        "relu",
+        "gelu",
+        "tanh",
+        "sigmoid",
+        "silu",
+        "neg",
+        "exp",
+        "sqrt",
+        "rsqrt",
+    )
+) | frozenset(("abs", "clamp", "hardtanh", "leaky_relu", "square"))
+#: Element-wise operators of two tensors; with one tensor and a number, tables put a ``u`` behind their name.
+BINARY = frozenset(("add", "sub", "mul", "div", "pow"))
+_SOFTMAX = frozenset(("softmax", "log_softmax", "safe_softmax"))
+_LAYER_NORM = frozenset(("layer_norm", "native_layer_norm"))
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """Calls of one family in one dtype: a column for each of ``COLUMNS``; ``kinds`` names each element-wise operator."""
+
+    family: Family
+    dtype: str
+    columns: Mapping[str, Array]
+    kinds: npt.NDArray[np.str_] | None = None
+
+    def __len__(self) -> int:
+        return len(next(iter(self.columns.values())))
+
+    def __getitem__(self, name: str) -> Array:
+        return self.columns[name]
+
+    def select(self, rows: npt.NDArray[np.bool_] | npt.NDArray[np.int64]) -> Shapes:
+        """Return some of the calls."""
+        kinds = None if self.kinds is None else self.kinds[rows]
+        return Shapes(self.family, self.dtype, {name: column[rows] for name, column in self.columns.items()}, kinds)
+
+
+def of(operators: Sequence[Operator]) -> list[tuple[npt.NDArray[np.int64], Shapes]]:
+    """Return the calls by family and dtype, each with the places of its operators. What has no family is in none."""
+    found: dict[tuple[Family, str], list[tuple[int, tuple[int, ...], str]]] = {}
+    for place, operator in enumerate(operators):
+        one = _sizes(operator)
+        if one is not None:
+            found.setdefault(one[:2], []).append((place, one[2], one[3]))
+    grouped = []
+    for (family, dtype), members in found.items():
+        values = np.array([sizes for _, sizes, _ in members], dtype=np.float64)
+        columns = {name: values[:, number] for number, name in enumerate(COLUMNS[family])}
+        kinds = np.array([kind for _, _, kind in members]) if family == "elementwise" else None
+        grouped.append((np.array([place for place, _, _ in members]), Shapes(family, dtype, columns, kinds)))
+    return grouped
+
+
+def _sizes(operator: Operator) -> tuple[Family, str, tuple[int, ...], str] | None:
+    """Return an operator's family, dtype, sizes and element-wise kind."""
+    name = base_name(operator.name)
+    inputs = [tensor for tensor in operator.inputs if tensor.shape]
+    if not inputs or any(not tensor.numel for tensor in inputs):
+        return None
+    dtype = inputs[0].dtype
+    if name in ("linear", "mm", "addmm", "bmm", "baddbmm", "matmul"):
+        product = _product(name, operator)
+        return None if product is None else ("product", dtype, product, "")
+    if is_attention(name) and "backward" not in name.lower():
+        attention = _attention(operator)
+        return None if attention is None else ("attention", dtype, attention, "")
+    if name in _SOFTMAX or name in _LAYER_NORM:
+        normalised = name in _LAYER_NORM and len(inputs) > 1
+        width = inputs[1].numel if normalised else inputs[0].shape[-1]
+        if inputs[0].numel % width:
+            return None
+        return "softmax" if name in _SOFTMAX else "layer_norm", dtype, (inputs[0].numel // width, width), ""
+    if name in ELEMENTWISE:
+        large = max(inputs, key=lambda tensor: tensor.numel)
+        both = sum(tensor.numel == large.numel for tensor in inputs) > 1
+        sizes = (large.numel // large.shape[-1], large.shape[-1])
+        return "elementwise", dtype, sizes, f"{name}u" if name in BINARY and not both else name
+    return None
+
+
+def _product(name: str, operator: Operator) -> tuple[int, int, int, int] | None:
+    inputs = operator.inputs
+    if name == "linear":
+        pair = inputs[:2]
+    else:
+        pair = inputs[-2:] if name in ("addmm", "baddbmm") and len(inputs) > 2 else inputs[:2]
+    if len(pair) < 2 or len(pair[0].shape) < 2 or len(pair[1].shape) < 2:
+        return None
+    first, second = pair[0].shape, pair[1].shape
+    if name == "linear":
+        return (1, math.prod(first[:-1]), second[0], first[-1]) if second[1] == first[-1] else None
+    if first[-1] != second[-2]:
+        return None
+    if len(second) == 2:
+        return 1, math.prod(first[:-1]), second[-1], first[-1]
+    return math.prod(first[:-2]), first[-2], second[-1], first[-1]
+
+
+def _attention(operator: Operator) -> tuple[int, int, int, int, int] | None:
+    """Causal self-attention alone: (batch, heads, sequence, head_dim) three times."""
+    shapes = [tensor.shape for tensor in operator.inputs[:3]]
+    if len(shapes) < 3 or any(len(shape) != 4 for shape in shapes) or operator.attributes.get("is_causal") is False:
+        return None
+    (batch, heads, length, width), key, value = shapes
+    if key != value or key[0] != batch or key[2] != length or key[3] != width or heads % key[1]:
+        return None
+    return batch, length, heads, key[1], width

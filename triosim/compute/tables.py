@@ -1,0 +1,271 @@
+"""Tables of measured operators: files of comma-separated values, recognised by their columns, as shapes and seconds.
+
+The formats are those of the public databases that triosim learns from. Each row is one call: what it works on, as whole
+numbers, and ``latency_ms``, ``latency_us`` or ``seconds``; with a column ``device``, the table is about several GPUs.
+
+| columns | operator | the shape that they name |
+| --- | --- | --- |
+| m, n, k | ``linear`` in bfloat16 | (m, k) times the transpose of (n, k) |
+| B, M, N, K | ``linear`` where B is 1 throughout, otherwise ``bmm``, in float32 | (B, M, K) times (B, K, N) |
+| batch_size, sequence_length, num_heads, num_key_value_heads, head_dim | causal attention in bfloat16 | |
+| OPName, B, H | element-wise in float32; ``addu`` is ``add`` of a number | B rows of H |
+| B, H | ``softmax`` or ``layer_norm`` in float32: the columns do not say, so the file's name does | B rows of H |
+
+A column ``dtype``, the same throughout, says another dtype.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import os
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from triosim.compute.shapes import BINARY, FAMILIES, Family, Shapes
+from triosim.errors import TriosimError, nearest
+from triosim.trace import DTYPE_BYTES, Operator, Tensor
+
+Array = npt.NDArray[np.float64]
+
+_TIMES = {"latency_ms": 1e-3, "latency_us": 1e-6, "seconds": 1.0}
+_EXTRA = ("device", "dtype", "OPName")
+#: The formats, by the columns that must be there: family, names of the shape's columns, dtype.
+_FORMATS: tuple[tuple[tuple[str, ...], Family, str], ...] = (
+    (("m", "n", "k"), "product", "bfloat16"),
+    (("B", "M", "N", "K"), "product", "float32"),
+    (
+        ("batch_size", "sequence_length", "num_heads", "num_key_value_heads", "head_dim"),
+        "attention",
+        "bfloat16",
+    ),
+    (("OPName", "B", "H"), "elementwise", "float32"),
+    (("B", "H"), "layer_norm", "float32"),
+)
+#: What a file's name says, where the columns leave it open.
+_NAMED: dict[str, Family] = {"softmax": "softmax", "ln": "layer_norm", "layer": "layer_norm", "norm": "layer_norm"}
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of one format: ``shapes``, ``seconds`` and, where the table is about several GPUs, the name of each row's."""
+
+    shapes: Shapes
+    seconds: Array
+    devices: npt.NDArray[np.str_] | None
+    source: str
+
+    def __len__(self) -> int:
+        return len(self.seconds)
+
+    def select(self, rows: npt.NDArray[np.bool_] | npt.NDArray[np.int64]) -> Table:
+        """Return some of the rows."""
+        devices = None if self.devices is None else self.devices[rows]
+        return Table(self.shapes.select(rows), self.seconds[rows], devices, self.source)
+
+    def gpus(self) -> list[str]:
+        """Return the names of the GPUs that the table tells apart."""
+        return [] if self.devices is None else sorted(set(self.devices.tolist()))
+
+
+def read(path: str | os.PathLike[str], family: str | None = None) -> Table:
+    """Read a table, compressed by gzip or not. ``family`` says which operator, where the columns leave it open.
+
+    Raises ``TriosimError`` that names the file, the line and what would be right.
+    """
+    place = os.fspath(path)
+    reader = csv.reader(_text(place).splitlines())
+    header = [name.strip() for name in next(reader, [])]
+    names, found, dtype, factor = _recognise(header, place, family)
+    rows: list[list[str]] = []
+    lines: list[int] = []
+    for cells in reader:
+        if not cells or cells[0].startswith("#"):
+            continue
+        if len(cells) != len(header):
+            raise TriosimError(f"{len(cells)} cells under {len(header)} columns", where=f"{place}:{reader.line_num}")
+        rows.append(cells)
+        lines.append(reader.line_num)
+    if not rows:
+        raise TriosimError("holds no rows", where=place, fix="give at least one row under the header")
+    columns = {name: [row[number].strip() for row in rows] for number, name in enumerate(header)}
+    shape = {
+        name.lower(): _numbers(columns[name], name, place, lines, whole=True) for name in names if name != "OPName"
+    }
+    time = next(name for name in header if name in _TIMES)
+    seconds = _numbers(columns[time], time, place, lines, whole=False) * factor
+    if "dtype" in columns:
+        dtype = _dtype(columns["dtype"], place)
+    kinds = np.array(columns["OPName"]) if "OPName" in names else None
+    shapes = Shapes(found, dtype, _canonical(shape, found), kinds)
+    return Table(shapes, seconds, np.array(columns["device"]) if "device" in columns else None, place)
+
+
+def operators(table: Table) -> list[Operator]:
+    """Return the rows as the operators that a trace would hold, so that any compute model can be asked about them."""
+    shapes = table.shapes
+    made = []
+    for row in range(len(table)):
+        size = {name: int(column[row]) for name, column in shapes.columns.items()}
+        name, inputs, output = _CALLS[shapes.family](size, None if shapes.kinds is None else str(shapes.kinds[row]))
+        tensors = tuple(Tensor(4 * row + number, shape, shapes.dtype) for number, shape in enumerate(inputs))
+        made.append(
+            Operator(
+                id=row,
+                name=name,
+                phase="forward",
+                layer="",
+                inputs=tensors,
+                outputs=(Tensor(4 * row + 3, output, shapes.dtype),),
+                seconds=float(table.seconds[row]),
+            )
+        )
+    return made
+
+
+Call = tuple[str, list[tuple[int, ...]], tuple[int, ...]]
+
+
+def _product(size: dict[str, int], kind: str | None) -> Call:
+    b, m, n, k = (size[name] for name in "bmnk")
+    if b == 1:
+        return "aten::linear", [(m, k), (n, k)], (m, n)
+    return "aten::bmm", [(b, m, k), (b, k, n)], (b, m, n)
+
+
+def _attention(size: dict[str, int], kind: str | None) -> Call:
+    b, s, h, kv, d = (size[name] for name in ("batch", "sequence", "heads", "kv_heads", "head_dim"))
+    return "aten::_scaled_dot_product_flash_attention", [(b, h, s, d), (b, kv, s, d), (b, kv, s, d)], (b, h, s, d)
+
+
+def _elementwise(size: dict[str, int], kind: str | None) -> Call:
+    shape = (size["rows"], size["columns"])
+    name = (kind or "relu").lower()
+    scalar = name.endswith("u") and name[:-1] in BINARY
+    base = name[:-1] if scalar else name
+    two = base in BINARY and not scalar
+    return f"aten::{base}", [shape, shape] if two else [shape], shape
+
+
+def _softmax(size: dict[str, int], kind: str | None) -> Call:
+    shape = (size["rows"], size["columns"])
+    return "aten::softmax", [shape], shape
+
+
+def _layer_norm(size: dict[str, int], kind: str | None) -> Call:
+    shape = (size["rows"], size["columns"])
+    return "aten::layer_norm", [shape], shape
+
+
+_CALLS = {
+    "product": _product,
+    "attention": _attention,
+    "elementwise": _elementwise,
+    "softmax": _softmax,
+    "layer_norm": _layer_norm,
+}
+
+
+def _text(place: str) -> str:
+    try:
+        content = Path(place).read_bytes()
+        if content[:2] == b"\x1f\x8b":
+            content = gzip.decompress(content)
+        return content.decode("utf-8-sig")
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise TriosimError(f"is not a whole gzip file: {error}", where=place) from error
+    except UnicodeDecodeError as error:
+        raise TriosimError("is not text", where=place, fix="give a table of comma-separated values") from error
+    except OSError as error:
+        raise TriosimError(f"cannot be read: {error.strerror or error}", where=place) from error
+
+
+def _recognise(header: list[str], place: str, family: str | None) -> tuple[tuple[str, ...], Family, str, float]:
+    """Return the names of the shape's columns, the family, the dtype and what a time is to be multiplied by."""
+    known = {name for names, _, _ in _FORMATS for name in names} | {*_EXTRA, *_TIMES}
+    where = f"{place}:1"
+    for name in header:
+        if name not in known:
+            raise TriosimError(f"unknown column '{name}'", where=where, fix=nearest(name, known))
+    repeated = [name for number, name in enumerate(header) if name in header[:number]]
+    if repeated:
+        raise TriosimError(f"two columns '{repeated[0]}'", where=where)
+    times = [name for name in header if name in _TIMES]
+    if len(times) != 1:
+        raise TriosimError(f"{len(times)} columns of times", where=where, fix=f"give one of {', '.join(_TIMES)}")
+    shape = {*header} - {*times, "device", "dtype"}
+    for names, found, dtype in _FORMATS:
+        if shape == {*names}:
+            return names, _family(found, names, place, family), dtype, _TIMES[times[0]]
+    formats = "; ".join(", ".join(names) for names, _, _ in _FORMATS)
+    raise TriosimError("the columns are of no known table", where=where, fix=f"known: {formats}")
+
+
+def _family(found: Family, names: Sequence[str], place: str, asked: str | None) -> Family:
+    if asked is not None and asked not in FAMILIES:
+        raise TriosimError(f"there is no operator '{asked}'", where="--operator", fix=nearest(asked, FAMILIES))
+    if tuple(names) != ("B", "H"):
+        if asked is not None and asked != found:
+            raise TriosimError(f"the columns are those of '{found}', not of '{asked}'", where=place)
+        return found
+    if asked is not None:
+        if asked not in ("softmax", "layer_norm"):
+            raise TriosimError("the columns are those of 'softmax' or 'layer_norm'", where=place)
+        return asked
+    stem = Path(place).name.lower()
+    for word, family in _NAMED.items():
+        if word in stem:
+            return family
+    raise TriosimError(
+        "the columns B and H do not say which operator",
+        where=place,
+        fix="add --operator softmax or --operator layer_norm",
+    )
+
+
+def _numbers(cells: list[str], name: str, place: str, lines: list[int], *, whole: bool) -> Array:
+    try:
+        values = np.array(cells, dtype=np.float64)
+    except ValueError:
+        values = np.array([_number(cell, name, place, line) for cell, line in zip(cells, lines, strict=True)])
+    wrong = ~(np.isfinite(values) & (values > 0))
+    if whole:
+        wrong |= values != np.floor(values)
+    if wrong.any():
+        row = int(np.flatnonzero(wrong)[0])
+        what = "a whole number above zero" if whole else "a time above zero"
+        raise TriosimError(f"{name}: '{cells[row]}' is not {what}", where=f"{place}:{lines[row]}")
+    return values
+
+
+def _number(cell: str, name: str, place: str, line: int) -> float:
+    try:
+        return float(cell)
+    except ValueError:
+        raise TriosimError(f"{name}: '{cell}' is not a number", where=f"{place}:{line}") from None
+
+
+def _dtype(cells: list[str], place: str) -> str:
+    found = {cell.removeprefix("torch.") for cell in cells}
+    if len(found) > 1:
+        raise TriosimError(f"several dtypes: {', '.join(sorted(found))}", where=place, fix="give a table for each")
+    dtype = found.pop()
+    if dtype not in DTYPE_BYTES:
+        raise TriosimError(f"unknown dtype '{dtype}'", where=place, fix=nearest(dtype, DTYPE_BYTES))
+    return dtype
+
+
+def _canonical(shape: dict[str, Array], family: Family) -> dict[str, Array]:
+    """Return the columns by the names that ``Shapes`` has for them."""
+    if family == "product":
+        ones = np.ones(len(shape["m"]))
+        return {"b": shape.get("b", ones), "m": shape["m"], "n": shape["n"], "k": shape["k"]}
+    if family == "attention":
+        names = ("batch_size", "sequence_length", "num_heads", "num_key_value_heads", "head_dim")
+        return dict(zip(("batch", "sequence", "heads", "kv_heads", "head_dim"), (shape[n] for n in names), strict=True))
+    return {"rows": shape["b"], "columns": shape["h"]}
