@@ -3,7 +3,7 @@
     time = max(FLOPs / (e_c * rate of the dtype), bytes / (e_m * bandwidth), launch floor)
 
 Williams, Waterman and Patterson, "Roofline" (CACM 2009). The efficiencies e_c and e_m belong to a class of operators. The
-defaults are medians over the measured tables that docs/compute-models.md names, over all of their GPUs together; ``fit``
+defaults are coarse, rounded fits to the measured tables that docs/compute-models.md names, over all of their GPUs; ``fit``
 replaces those of the classes that a trace has enough operators of. Float32 convolutions run in TF32 where the GPU has it,
 as PyTorch's default is, and products do not.
 """

@@ -17,7 +17,7 @@ from triosim.units import format_bandwidth, format_bytes
 
 def render(gpus: Sequence[Gpu]) -> RenderableType:
     """Return a row for each GPU."""
-    made = table("GPU catalogue", "name", "float32", "tf32", "bfloat16", "float8", "memory", "bandwidth", "links")
+    made = table("GPU catalogue", "name", "fp32", "tf32", "bf16", "fp8", "memory", "bandwidth", "links")
     for gpu in gpus:
         rates = (gpu.flops.get(dtype) for dtype in ("float32", "tf32", "bfloat16", "float8_e4m3fn"))
         links = gpu.nvlink_bandwidth or gpu.pcie_bandwidth
