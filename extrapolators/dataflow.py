@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from triosim.compute.features import base_name
+from triosim.compute.operator_kinds import kind_of
 from triosim.extrapolators.program import Stage
 from triosim.trace import Operator, Tensor
 
@@ -17,13 +18,16 @@ _LOSSES = ("loss", "log_softmax", "nll", "cross_entropy")
 
 
 def is_view(operator: Operator) -> bool:
-    """Whether an operator returns what it was given, in another shape, and writes nothing."""
+    """Whether an operator returns what it was given, in another shape, and writes nothing.
+
+    One that reads other tensors too has written into what it returns (``where(..., out=)``), unless it only took their shape.
+    """
     given = {tensor.storage for tensor in operator.inputs}
-    return (
-        bool(operator.outputs)
-        and all(tensor.storage in given for tensor in operator.outputs)
-        and not operator.name.endswith("_")
-    )
+    shown = {tensor.storage for tensor in operator.outputs}
+    if not shown or not shown <= given or operator.name.endswith("_"):
+        return False
+    alone = all(tensor.storage in shown or not tensor.shape for tensor in operator.inputs)
+    return alone or kind_of(base_name(operator.name)) in ("view", "copy")
 
 
 def is_loss(operator: Operator) -> bool:

@@ -2,58 +2,104 @@
 
 Shoeybi et al. 2019, section 3. Between the two, each rank works on its own features (attention heads, channels) and nothing
 is communicated. Which layers pair up is read from the dataflow: from the data of a layer back through operators that treat
-features separately, every path must end in a layer, and nothing on the way may be used elsewhere.
+features separately, every path must end in a layer, and nothing on the way may be used elsewhere. Then the divided features
+are followed forward, operator by operator, until the second layer adds up over them.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Container, Mapping
+from collections import deque
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 
+from triosim.compute.dimension_rules import heads_stand_last
 from triosim.compute.features import PRODUCTS, base_name, is_attention
+from triosim.extrapolators.axes import Axes, HeadsDoNotDivideError, Mark, Marks, Spread
 from triosim.extrapolators.dataflow import Dataflow, Datum, is_loss, is_view
 from triosim.extrapolators.sharding import Weighted, is_grouped
 from triosim.trace import Operator, Tensor
 
-_POOLINGS = tuple(f"{kind}_pool{n}d" for kind in ("max", "avg", "adaptive_avg", "adaptive_max") for n in (1, 2, 3))
+_POOLINGS = frozenset(
+    f"{kind}_pool{n}d{end}"
+    for kind in ("max", "avg", "adaptive_avg", "adaptive_max")
+    for n in (1, 2, 3)
+    for end in ("", "_with_indices")
+)
+_CHANNEL_NORMS = frozenset(
+    (
+        "batch_norm",
+        "native_batch_norm",
+        "cudnn_batch_norm",
+        "miopen_batch_norm",
+        "batch_norm_impl_index",
+        "instance_norm",
+    )
+)
+_LAST_NORMS = frozenset(("layer_norm", "native_layer_norm", "rms_norm", "fused_rms_norm"))
+_ALONG = frozenset(("softmax", "safe_softmax", "log_softmax", "cumsum", "cumprod", "sort", "argsort", "flip", "roll"))
 
-#: Operators that treat every element by itself, activations and what only moves data.
-_ELEMENTWISE = frozenset(
-    (
-        *("add", "sub", "mul", "div", "neg", "pow", "exp", "abs", "clamp", "threshold"),
-        *("relu", "relu6", "leaky_relu", "prelu", "elu", "gelu", "silu", "mish", "tanh", "sigmoid", "softplus"),
-        *("hardtanh", "hardswish", "hardsigmoid", "dropout", "native_dropout", "fused_dropout", "feature_dropout"),
-        *("clone", "contiguous", "to", "to_copy", "copy", "reshape", "flatten"),
+#: Operators that treat what is divided separately, or do so in all dimensions but some, which ``_mixes`` looks at.
+_LOCAL = (
+    _POOLINGS
+    | _CHANNEL_NORMS
+    | _LAST_NORMS
+    | _ALONG
+    | frozenset(
+        (
+            *(
+                "add",
+                "sub",
+                "rsub",
+                "mul",
+                "div",
+                "neg",
+                "pow",
+                "exp",
+                "abs",
+                "clamp",
+                "threshold",
+                "maximum",
+                "minimum",
+            ),
+            *("relu", "relu6", "leaky_relu", "prelu", "elu", "gelu", "silu", "mish", "tanh", "sigmoid", "softplus"),
+            *("hardtanh", "hardswish", "hardsigmoid", "dropout", "native_dropout", "fused_dropout", "feature_dropout"),
+            *(
+                "sqrt",
+                "rsqrt",
+                "square",
+                "reciprocal",
+                "erf",
+                "log",
+                "sin",
+                "cos",
+                "mean",
+                "sum",
+                "amax",
+                "amin",
+                "var",
+            ),
+            *("masked_fill", "where", "tril", "triu", "addcmul", "addcdiv", "lerp"),
+            *("clone", "contiguous", "to", "to_copy", "copy", "reshape", "flatten", "view", "unsafe_view", "alias"),
+            *("cat", "stack", "repeat_interleave", "expand", "repeat", "select", "unbind", "slice", "narrow", "split"),
+            *("split_with_sizes", "chunk", "tensor_split", "unsafe_split", "unsafe_chunk", "pad", "constant_pad_nd"),
+            *("upsample_nearest2d", "upsample_bilinear2d"),
+        )
     )
 )
-#: Operators that treat channels separately.
-_CHANNELWISE = frozenset(
-    (
-        *("batch_norm", "native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm", "instance_norm"),
-        *("upsample_nearest2d", "upsample_bilinear2d", "max_pool2d_with_indices", *_POOLINGS),
-    )
-)
-#: Operators that treat attention heads separately, between the products of attention.
-_HEADWISE = frozenset(
-    ("softmax", "safe_softmax", "masked_fill", "where", "cat", "stack", "tril", "triu", "repeat_interleave", "expand")
-)
-#: Views in which dimensions change places.
-_PERMUTING = frozenset(("transpose", "permute", "t", "movedim", "moveaxis", "swapaxes", "swapdims", "numpy_T"))
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
     """``first`` are the layers divided by output features, ``second`` the one divided by input features.
 
-    ``between`` are the operators that work on a rank's features alone, in the order of the forward pass, views included;
-    ``data`` is what they and the first layers make.
+    ``spreads`` say what is divided of these and of every operator between them, views included. ``partial`` are parameters
+    that a rank has whole but uses for its own features only, with the operators that read them: ranks add up the gradients.
     """
 
     first: tuple[Weighted, ...]
     second: Weighted
-    between: tuple[Operator, ...]
-    data: frozenset[Datum]
+    spreads: Mapping[int, Spread]
+    partial: tuple[tuple[Tensor, Operator], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,148 +110,240 @@ class Undivided:
     heads: int
 
 
-def find_pair(
-    flow: Dataflow, second: Weighted, layers: Mapping[int, Weighted], taken: Container[int], ranks: int
-) -> Pair | Undivided | None:
-    """Return the pair that a layer closes, if it does. ``taken`` are the operators of layers that have another part already."""
-    if second.data is None or is_grouped(second) or second.weight.shape[second.columns] % ranks:
-        return None
-    start = flow.datum(second.operator, second.data)
-    if start is None:
-        return None
-    first: dict[int, Weighted] = {}
-    between: set[int] = set()
-    undivided: Undivided | None = None
-    todo, seen = [(start, False)], {(start, False)}
-    while todo:
-        datum, in_attention = todo.pop()
-        maker = flow.by_id[datum.maker]
-        layer = layers.get(maker.id)
-        if layer is not None:
-            if maker.id in taken or layer.data is None or is_grouped(layer) or layer.weight.shape[layer.rows] % ranks:
-                return None
-            first[maker.id] = layer
-            continue
-        inside = _is_local(maker, in_attention)
-        if inside is None:
+class Pairing:
+    """Looks for pairs among the layers of a forward pass."""
+
+    def __init__(self, flow: Dataflow, layers: Mapping[int, Weighted], axes: Axes, ranks: int) -> None:
+        self._flow = flow
+        self._layers = layers
+        self._axes = axes
+        self._ranks = ranks
+        self._order = {operator.id: place for place, operator in enumerate(flow.forward)}
+        self._shown: dict[Datum, list[int]] = {}  # the views of data
+        self._live: set[Datum] = (
+            set()
+        )  # what depends on a layer or on what the network is fed; the rest are tables, masks
+        for operator in flow.forward:
+            layer = layers.get(operator.id)
+            if (
+                (layer is not None and layer.data is not None)
+                or any(axes.is_fed(tensor) for tensor in operator.inputs)
+                or any(datum in self._live for datum, _ in flow.reads[operator.id])
+            ):
+                self._live.update(datum for datum, _ in flow.writes[operator.id])
+            for datum, _ in flow.reads[operator.id] if is_view(operator) else ():
+                self._shown.setdefault(datum, []).append(operator.id)
+
+    def is_fed(self, embedding: Weighted) -> bool:
+        """Whether an embedding looks up what the network is fed, or what is made of it (and not positions)."""
+        operator = embedding.operator
+        return any(self._axes.is_fed(tensor) for tensor in operator.inputs) or any(
+            datum in self._live for datum, _ in self._flow.reads[operator.id]
+        )
+
+    def find(self, second: Weighted, taken: Container[int]) -> Pair | Undivided | None:
+        """Return the pair that a layer closes, if it does. ``taken`` are the layers that have another part already."""
+        if second.data is None or is_grouped(second) or second.weight.shape[second.columns] % self._ranks:
             return None
-        for heads in _heads(maker):
-            if heads % ranks:
-                undivided = Undivided(maker.layer, heads)
-        between.add(maker.id)
-        for read, _ in flow.reads[maker.id]:
-            if read in flow.trained and (read, inside) not in seen:
-                seen.add((read, inside))
-                todo.append((read, inside))
-    data = frozenset(datum for number in (*first, *between) for datum, _ in flow.writes[number])
-    inner = {second.operator.id, *between}
-    if not first or any(reader.id not in inner for datum in data for reader in flow.readers[datum]):
+        start = self._flow.datum(second.operator, second.data)
+        found = self._between(start, taken) if start is not None else None
+        if found is None:
+            return None
+        first, between = found
+        data = frozenset(datum for number in (*first, *between) for datum, _ in self._flow.writes[number])
+        inner = {second.operator.id, *between}
+        others = [reader for datum in data for reader in self._flow.readers[datum] if reader.id not in inner]
+        if not first or any(tensor.numel for reader in others for tensor in reader.outputs):
+            return None
+        views = {number for datum in data for number in self._shown.get(datum, ())}
+        spreads = self._spreads(first, between | views | {reader.id for reader in others}, second)
+        if spreads is None or isinstance(spreads, Undivided):
+            return spreads
+        return Pair(tuple(first.values()), second, spreads, tuple(self._partial(between, spreads)))
+
+    def to_loss(self, layer: Weighted) -> dict[int, Spread] | None:
+        """Return what is divided from a layer to the loss, if its output goes there alone: the last of a language model."""
+        members = self._to_loss(layer) if layer.data is not None else None
+        if members is None:
+            return None
+        carried = _Carried(self._flow, self._axes)
+        spreads: dict[int, Spread] = {}
+        for operator in self._ordered(members):
+            marks: Marks = layer.by_rows() if operator is layer.operator else carried.read(operator)
+            if not marks:
+                continue
+            spread = self._axes.spread(operator, marks)
+            is_end = operator is layer.operator or is_loss(operator)
+            if spread is None or (not is_end and _mixes(operator, spread.marks)):
+                return None
+            spreads[operator.id] = spread
+            carried.write(operator, spread)
+        return spreads if any(is_loss(self._flow.by_id[number]) for number in spreads) else None
+
+    def _to_loss(self, layer: Weighted) -> set[int] | None:
+        """A layer and the operators that its output goes through up to the loss, if it goes nowhere else."""
+        found = {layer.operator.id}
+        todo = deque(datum for datum, _ in self._flow.writes[layer.operator.id])
+        while todo:  # the nearest first: most layers are ruled out soon
+            datum = todo.popleft()
+            found.update(self._shown.get(datum, ()))
+            for reader in self._flow.readers[datum]:
+                if not is_loss(reader) and (reader.id in self._layers or not _is_local(reader)):
+                    return None
+                if reader.id not in found:
+                    found.add(reader.id)
+                    todo.extend(made for made, _ in self._flow.writes[reader.id])
+        return found
+
+    def _ordered(self, numbers: Iterable[int]) -> list[Operator]:
+        """Operators in the order of the forward pass."""
+        return [self._flow.forward[place] for place in sorted(self._order[number] for number in numbers)]
+
+    def _between(self, start: Datum, taken: Container[int]) -> tuple[dict[int, Weighted], set[int]] | None:
+        """The layers in which every path back from some data ends, and the operators on the way."""
+        first: dict[int, Weighted] = {}
+        between: set[int] = set()
+        todo, seen = deque((start,)), {start}
+        while todo:
+            maker = self._flow.by_id[todo.popleft().maker]
+            layer = self._layers.get(maker.id)
+            if layer is not None:
+                uneven = layer.weight.shape[layer.rows] % self._ranks
+                if maker.id in taken or layer.data is None or is_grouped(layer) or uneven:
+                    return None
+                first[maker.id] = layer
+                continue
+            if not _is_local(maker):
+                return None
+            between.add(maker.id)
+            for read, _ in self._flow.reads[maker.id]:
+                if read in self._live and read not in seen:
+                    seen.add(read)
+                    todo.append(read)
+        return first, between
+
+    def _spreads(
+        self, first: Mapping[int, Weighted], between: set[int], second: Weighted
+    ) -> dict[int, Spread] | Undivided | None:
+        """What is divided of each operator, in the order of the forward pass."""
+        carried = _Carried(self._flow, self._axes)
+        found: dict[int, Spread] = {}
+        for operator in self._ordered((*first, *between, second.operator.id)):
+            is_first = operator.id in first
+            try:
+                marks = self._layers[operator.id].by_rows() if is_first else carried.read(operator, by_heads=True)
+                spread = self._axes.spread(operator, marks, by_heads=not is_first)
+            except HeadsDoNotDivideError as error:
+                return Undivided(operator.layer, error.heads)
+            if spread is None or any(mark.size % self._ranks for mark in spread.marks.values()):
+                return None
+            if operator is second.operator:
+                weight = spread.marks.get(second.weight.id)
+                adds_up = second.output.id not in spread.marks and weight is not None and weight.dim == second.columns
+                found[operator.id] = spread
+                return found if adds_up else None
+            if _mixes(operator, spread.marks):
+                heads = _heads(operator)
+                return Undivided(operator.layer, heads) if heads % self._ranks else None
+            found[operator.id] = spread
+            carried.write(operator, spread)
         return None
-    if undivided is not None:
-        return undivided
-    views = views_of(flow, data)
-    whole = tuple(operator for operator in flow.forward if operator.id in between or operator.id in views)
-    return Pair(tuple(first.values()), second, whole, data)
+
+    def _partial(self, between: Iterable[int], spreads: Mapping[int, Spread]) -> list[tuple[Tensor, Operator]]:
+        found: list[tuple[Tensor, Operator]] = []
+        for operator in self._ordered(between):
+            marks = spreads[operator.id].marks
+            found += [(t, operator) for t in operator.inputs if t.category == "parameter" and t.id not in marks]
+            for datum, tensor in self._flow.reads[operator.id]:
+                if datum in self._flow.trained and datum not in self._live and tensor.id in marks:
+                    found += self._sources(datum)
+        return found
+
+    def _sources(self, datum: Datum) -> list[tuple[Tensor, Operator]]:
+        """The parameters that a table is made of, with the operators that read them."""
+        found: list[tuple[Tensor, Operator]] = []
+        todo, seen = [datum], {datum}
+        while todo:
+            maker = self._flow.by_id[todo.pop().maker]
+            found += [(tensor, maker) for tensor in maker.inputs if tensor.category == "parameter"]
+            more = {read for read, _ in self._flow.reads[maker.id]} - seen
+            seen |= more
+            todo += more
+        return found
 
 
-def views_of(flow: Dataflow, data: Container[Datum]) -> frozenset[int]:
-    """Return the operators that show data in another shape."""
-    return frozenset(
-        operator.id
-        for operator in flow.forward
-        if is_view(operator) and any(datum in data for datum, _ in flow.reads[operator.id])
-    )
+class _Carried:
+    """The marks of data on their way through the forward pass, by tensor; what was shown last of each storage."""
+
+    def __init__(self, flow: Dataflow, axes: Axes) -> None:
+        self._flow = flow
+        self._axes = axes
+        self._data: set[Datum] = set()
+        self._marks: dict[int, Mark] = {}
+        self._shown: dict[int, Tensor] = {}
+
+    def read(self, operator: Operator, *, by_heads: bool = False) -> dict[int, Mark]:
+        """Return the marks of what an operator reads."""
+        found: dict[int, Mark] = {}
+        for datum, tensor in self._flow.reads[operator.id]:
+            if datum not in self._data:
+                continue
+            mark = self._marks.get(tensor.id)
+            if mark is None:  # a view that no operator made
+                shown = self._shown[tensor.storage]
+                mark = self._axes.seen_as(shown, self._marks[shown.id], tensor, by_heads=by_heads)
+            if mark is not None:
+                found[tensor.id] = mark
+        return found
+
+    def write(self, operator: Operator, spread: Spread) -> None:
+        """Keep the marks of what an operator has made."""
+        self._data.update(datum for datum, tensor in self._flow.writes[operator.id] if tensor.id in spread.marks)
+        for tensor in operator.outputs:
+            if tensor.id in spread.marks:
+                self._marks[tensor.id] = spread.marks[tensor.id]
+                self._shown[tensor.storage] = tensor
 
 
-def is_vocabulary_projection(flow: Dataflow, layer: Weighted) -> bool:
-    """Whether a layer's output goes to the loss alone, as that of a language model's or a classifier's last layer."""
-    todo = [datum for datum, _ in flow.writes[layer.operator.id]]
-    found = False
-    while todo:
-        for reader in flow.readers[todo.pop()]:
-            if is_loss(reader):
-                found = True
-            elif base_name(reader.name) in _ELEMENTWISE and layer.weight.shape[layer.rows] in reader.outputs[0].shape:
-                todo += [datum for datum, _ in flow.writes[reader.id]]
-            else:
-                return False
-    return found and layer.data is not None
-
-
-def dims_between(operator: Operator, storages: Container[int], known: Mapping[int, int], ranks: int) -> dict[int, int]:
-    """Return what is divided of an operator between a pair.
-
-    ``storages`` hold the data between them, ``known`` is what is divided of the tensors that other operators have made.
-    """
-    given = [t for t in operator.inputs if t.storage in storages or (t.category == "parameter" and len(t.shape) == 1)]
-    if base_name(operator.name) in _CHANNELWISE:
-        given += [t for t in operator.inputs if t.category == "buffer" and len(t.shape) == 1]
-    dims: dict[int, int] = {}
-    for tensor in given:
-        dim = known.get(tensor.id, _dim_between(operator, tensor, ranks))
-        if dim is not None:
-            dims[tensor.id] = dim
-    source = next((t for t in given if t.id in dims), None) if is_view(operator) else None
-    for tensor in operator.outputs:
-        if source is not None:
-            dim = _dim_of_view(operator, source.shape, dims[source.id], tensor.shape, ranks)
-        else:
-            dim = _dim_between(operator, tensor, ranks)
-        if dim is not None:
-            dims[tensor.id] = dim
-    return dims
-
-
-def _is_local(operator: Operator, in_attention: bool) -> bool | None:
-    """Whether what an operator reads is between the products of attention; None if it mixes features."""
+def _is_local(operator: Operator) -> bool:
+    """Whether an operator may treat what is divided separately."""
     name = base_name(operator.name)
-    if is_attention(name):
-        return True
     if name in PRODUCTS:
-        batched = len(operator.outputs[0].shape) >= 3 and not any(t.category == "parameter" for t in operator.inputs)
-        return True if batched else None
-    if name in _ELEMENTWISE or name in _CHANNELWISE:
-        return in_attention
-    return True if in_attention and name in _HEADWISE else None
+        return not any(tensor.category == "parameter" for tensor in operator.inputs)
+    return is_view(operator) or is_attention(name) or name in _LOCAL
 
 
-def _heads(operator: Operator) -> list[int]:
-    """The heads of what attention multiplies; none of any other operator."""
+def _mixes(operator: Operator, marks: Marks) -> bool:
+    """Whether an operator adds up, or normalises, over what is divided."""
+    if not any(tensor.numel for tensor in operator.outputs):
+        return False
+    if operator.outputs[0].id not in marks:
+        return True
     name = base_name(operator.name)
-    factors = operator.inputs[:3] if is_attention(name) else operator.outputs[:1] if name in PRODUCTS else ()
-    return [tensor.shape[-3] if len(tensor.shape) >= 3 else 1 for tensor in factors]
-
-
-def _dim_between(operator: Operator, tensor: Tensor, ranks: int) -> int | None:
-    """The dimension of heads or channels, or the last of (..., features); another if that does not divide."""
-    name, count = base_name(operator.name), len(tensor.shape)
+    data = operator.inputs[0]
+    count, mark = len(data.shape), marks.get(data.id)
     if is_attention(name):
-        heads = max(
-            len(operator.inputs[0].shape) - 3, 0
-        )  # counted from the front: what is saved of the softmax has them too
-        return heads if heads < count and tensor.shape[heads] % ranks == 0 else None
-    if count > 3 or (count == 3 and name in _CHANNELWISE):
-        first = 1
-    elif count == 3 and (name in PRODUCTS or name in _HEADWISE):
-        first = 0  # batch and heads folded into one
-    else:
-        first = count - 1
-    order = (first, *reversed(range(count)))
-    return next((dim for dim in order if dim >= 0 and tensor.shape[dim] % ranks == 0), None)
+        apart = (0, count - 2) if heads_stand_last(operator) else range(count - 2)
+        found = [marks.get(tensor.id) for tensor in operator.inputs[:3]]
+        return any(one is None or one.dim not in apart for one in found)
+    if mark is None:
+        return False
+    if name in _POOLINGS:
+        return mark.dim > 1
+    if name in _CHANNEL_NORMS:
+        return mark.dim != 1
+    if name in _LAST_NORMS:
+        sizes = operator.attributes.get("normalized_shape")
+        weights = [len(t.shape) for t in operator.inputs if t.category == "parameter"]
+        return mark.dim >= count - (len(sizes) if isinstance(sizes, list) else max(weights, default=1))
+    if name in _ALONG:
+        dim = operator.attributes.get("dim", operator.attributes.get("dims", -1))
+        return mark.dim in [one % count for one in (dim if isinstance(dim, list) else [dim])]
+    return False
 
 
-def _dim_of_view(
-    operator: Operator, before: tuple[int, ...], dim: int, after: tuple[int, ...], ranks: int
-) -> int | None:
-    """The dimension of a view that is divided, if ``dim`` of what it shows is.
-
-    Where the view permutes, it is one of the same size. Elsewhere it is the outermost that divides of those into which the
-    dimension unfolds: the 12 heads of 12 x 64 features.
-    """
-    if base_name(operator.name) in _PERMUTING:
-        same = [index for index, size in enumerate(after) if size == before[dim]]
-        return next((index for index in same if index != dim), same[0] if same else None)
-    start = math.prod(before[:dim])
-    places = [(index, math.prod(after[:index])) for index, size in enumerate(after) if size > 1]
-    unfolded = [index for index, place in places if start <= place < start * before[dim]]
-    return next((index for index in unfolded if after[index] % ranks == 0), None)
+def _heads(operator: Operator) -> int:
+    """The heads of what attention multiplies; 0 of any other operator."""
+    name = base_name(operator.name)
+    tensors = operator.inputs[:3] if is_attention(name) else operator.outputs[:1] if name in PRODUCTS else ()
+    return min((tensor.shape[-3] if len(tensor.shape) >= 3 else 1 for tensor in tensors), default=0)

@@ -196,6 +196,7 @@ def _program(
     if not any(operator.phase == "forward" for operator in trace.operators):
         raise TraceError("the trace has no operator of the forward pass", where=trace.source or None)
     model.fit(trace)
+    size = batch_size // micro_batches
     program = Program(
         (single_stage(trace.operators, training=options.training),),
         model,
@@ -203,11 +204,11 @@ def _program(
         gradient_dtype=options.gradient_dtype,
         training=options.training,
         gpu=trace.gpu,
+        batch_size=size,
     )
     strange = unknown(trace.operators)
     if strange:
         program = program.noted(f"unknown operators, taken to be bound by memory: {', '.join(strange)}")
-    size = batch_size // micro_batches
     found = rescaled(program.operators, trace.batch_size, size)
     return program.noted(*found.notes).reshaped(
         {operator.id: operator for operator in found.operators},

@@ -109,9 +109,10 @@ class Stage:
     @property
     def parameters(self) -> tuple[Tensor, ...]:
         """The parameters that the forward pass uses, as this rank has them, each storage once."""
-        return _distinct(
-            t for block in self.forward for op in block.operators for t in op.inputs if t.category == "parameter"
-        )
+        operators = [operator for block in self.forward for operator in block.operators]
+        repeated = {t.id for op in operators for t in op.outputs if t.category == "parameter" and _repeats(op, t)}
+        used = (t for op in operators for t in op.inputs if t.category == "parameter")
+        return _distinct(tensor for tensor in used if tensor.id not in repeated)
 
     def gradients(self, dtype: str | None = None) -> tuple[Gradient, ...]:
         """Return the gradients in the order in which they become ready, in bytes of ``dtype`` or of the parameter's.
@@ -177,7 +178,7 @@ class Program:
     """One step of a replica. Operators are in the shapes of one micro-batch and carry the times of these shapes.
 
     ``stage_axis`` is the axis of the mesh whose coordinate says which stage a rank runs. ``reactions`` are pairs of an axis
-    and what makes each rank's reaction along it.
+    and what makes each rank's reaction along it. ``batch_size`` is that of a micro-batch.
     """
 
     stages: tuple[Stage, ...]
@@ -190,6 +191,7 @@ class Program:
     training: bool = True
     notes: tuple[str, ...] = ()
     gpu: str = ""
+    batch_size: int = 0
 
     @property
     def operators(self) -> tuple[Operator, ...]:
@@ -242,6 +244,11 @@ def single_stage(operators: Sequence[Operator], *, training: bool) -> Stage:
     if not training:
         return Stage(by_phase["forward"])
     return Stage(by_phase["forward"], by_phase["backward"], by_phase["optimizer"])
+
+
+def _repeats(operator: Operator, made: Tensor) -> bool:
+    """Whether a view shows each element several times (a class token for every sample)."""
+    return all(tensor.numel < made.numel for tensor in operator.inputs if tensor.storage == made.storage)
 
 
 def _distinct(tensors: Iterable[Tensor]) -> tuple[Tensor, ...]:

@@ -1,8 +1,7 @@
-"""A rank's share of an operator: which dimension of each of its tensors is divided.
+"""A rank's share of an operator: which layers have output and input features to divide, and tensors in a share's shape.
 
-What is decided for a forward operator (``dims``: by tensor id, the dimension that is divided) fixes the rest: the backward
-operator reads gradients shaped like the forward operator's outputs and writes gradients shaped like its inputs, and the
-optimizer's tensors are shaped like the parameters that they are about.
+Where else the divided features occur, in the operator and in those that differentiate it, is found by their labels
+(``triosim.extrapolators.axes``). The optimizer's tensors are shaped like the parameters that they are about.
 """
 
 from __future__ import annotations
@@ -11,9 +10,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from triosim.compute.features import CONVOLUTIONS, TRANSPOSED_CONVOLUTIONS, base_name, factors
+from triosim.extrapolators.axes import Mark, Marks
 from triosim.trace import Operator, Tensor
-
-Dims = Mapping[int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,17 +34,13 @@ class Weighted:
         """What the operator makes."""
         return self.operator.outputs[0]
 
-    def by_rows(self) -> dict[int, int]:
-        """Divide the output features: the weight, the bias and the output."""
-        dims = {t.id: 0 for t in self.operator.inputs if t.category == "parameter" and len(t.shape) == 1}
-        return {**dims, self.weight.id: self.rows, self.output.id: self.feature % len(self.output.shape)}
+    def by_rows(self) -> dict[int, Mark]:
+        """Divide the output features of the weight."""
+        return {self.weight.id: Mark(self.rows, self.weight.shape[self.rows])}
 
-    def by_columns(self) -> dict[int, int]:
-        """Divide the input features: the weight and the data. The output is a partial sum of full size."""
-        dims = {self.weight.id: self.columns}
-        if self.data is not None:
-            dims[self.data.id] = self.feature % len(self.data.shape)
-        return dims
+    def by_columns(self) -> dict[int, Mark]:
+        """Divide the input features of the weight, or a table's rows. The output is a partial sum of full size."""
+        return {self.weight.id: Mark(self.columns, self.weight.shape[self.columns])}
 
 
 def weighted(operator: Operator) -> Weighted | None:
@@ -75,94 +69,74 @@ def is_grouped(layer: Weighted) -> bool:
     return layer.weight.shape[layer.columns] != layer.data.shape[1]
 
 
-def divided(tensor: Tensor, dim: int, ranks: int) -> Tensor:
-    """Return a rank's share of a tensor; the last rank's may be padded."""
-    shape = list(tensor.shape)
-    shape[dim] = -(-shape[dim] // ranks)
-    return replace(tensor, shape=tuple(shape))
+def share(operator: Operator, marks: Marks, ranks: int) -> Operator:
+    """Return a rank's share of an operator; of what does not divide, the largest."""
+    return _replaced(operator, lambda tensor: marks.get(tensor.id), ranks)
 
 
-def share(operator: Operator, dims: Dims, ranks: int) -> Operator:
-    """Return a rank's share of a forward operator."""
-    return _replaced(operator, lambda tensor, _: dims.get(tensor.id), ranks)
+@dataclass(frozen=True, slots=True)
+class Divided:
+    """The parameters of which a rank has a share, by storage; ``shapes`` says how all parameters of one shape are divided.
 
-
-def share_of_backward(
-    operator: Operator, forward: Operator, dims: Dims, ranks: int, storages: Mapping[int, int]
-) -> Operator:
-    """Return a rank's share of an operator that differentiates ``forward``. ``storages``: of the parameters, by id."""
-    parameters = {t.storage: t for t in forward.inputs if t.category == "parameter"}
-    saved = {t.storage: t for t in (*forward.inputs, *forward.outputs)}
-    data = [t for t in forward.inputs if t.category != "parameter"]
-
-    def dim(tensor: Tensor, is_output: bool) -> int | None:
-        storage = tensor.storage if tensor.category == "parameter" else _parameter(tensor, storages)
-        model = parameters.get(storage) if storage is not None else saved.get(tensor.storage)
-        if model is None:
-            model = _alike(tensor, data if is_output else forward.outputs)
-        if model is None and is_output:
-            model = _alike(tensor, parameters.values())
-        if model is None or model.id not in dims:
-            return None
-        return translated(model, dims[model.id], tensor, ranks)
-
-    return _replaced(operator, dim, ranks)
-
-
-def share_of_optimizer(
-    operator: Operator, owners: Mapping[int, int], parameters: Mapping[int, tuple[Tensor, int]], ranks: int
-) -> Operator:
-    """Return a rank's share of an optimizer's operator. ``owners``: the storage of the parameter that a tensor is about.
-
-    ``parameters`` are the divided ones by storage, with the dimension. A tensor that is about nothing known is taken for one
-    of the parameter that has its shape, if all parameters of this shape are divided.
+    A shape of which not all parameters are divided alike is not among ``shapes``.
     """
 
-    def dim(tensor: Tensor, _: bool) -> int | None:
-        found = parameters.get(owners.get(tensor.id, -1))
-        if found is None and tensor.id not in owners and len(tensor.shape) > 1:
-            found = next((entry for entry in parameters.values() if entry[0].shape == tensor.shape), None)
-        if found is None or tensor.numel <= 1:
-            return None
-        return translated(*found, tensor, ranks)
-
-    return _replaced(operator, dim, ranks)
+    parameters: Mapping[int, tuple[Tensor, Mark]]
+    shapes: Mapping[tuple[int, ...], Mark]
 
 
-def translated(model: Tensor, dim: int, tensor: Tensor, ranks: int) -> int | None:
-    """Return the dimension of ``tensor`` that is divided, if ``dim`` of ``model`` is, of which it is a view or a gradient."""
-    size = model.shape[dim]
-    if tensor.shape == model.shape:
-        return dim
-    if tensor.shape == model.shape[::-1]:
-        return len(tensor.shape) - 1 - dim
-    same = [index for index, one in enumerate(tensor.shape) if one == size]
-    if same:
-        from_end = dim - len(model.shape)
-        return next((index for index in same if index - len(tensor.shape) == from_end), same[0])
-    # A view that folds or unfolds the dimension.
-    return next((i for i in reversed(range(len(tensor.shape))) if tensor.shape[i] % ranks == 0), None)
+def divided(marked: Iterable[tuple[Tensor, Mark | None]]) -> Divided:
+    """Return what is divided, from each use of a parameter. One that some use needs whole, or divided otherwise, is whole."""
+    uses: dict[int, list[tuple[Tensor, Mark | None]]] = {}
+    for tensor, mark in marked:
+        uses.setdefault(tensor.storage, []).append((tensor, mark))
+    found: dict[int, tuple[Tensor, Mark]] = {}
+    shapes: dict[tuple[int, ...], set[Mark | None]] = {}
+    for storage, entries in uses.items():
+        tensor = entries[0][0]
+        marks = {_seen_from(tensor, other, mark) for other, mark in entries}
+        mark = marks.pop() if len(marks) == 1 else None
+        shapes.setdefault(tensor.shape, set()).add(mark)
+        if mark is not None:
+            found[storage] = (tensor, mark)
+    alike = {shape: mark for shape, marks in shapes.items() if len(marks) == 1 for mark in marks if mark is not None}
+    return Divided(found, alike)
 
 
-def _parameter(tensor: Tensor, storages: Mapping[int, int]) -> int | None:
-    return storages.get(tensor.parameter) if tensor.parameter is not None else None
+def share_of_optimizer(operator: Operator, owners: Mapping[int, int], parameters: Divided, ranks: int) -> Operator:
+    """Return a rank's share of an optimizer's operator. ``owners``: the storage of the parameter that a tensor is about.
+
+    A trace may not say what a tensor is about: it is then taken for one of a parameter of its shape, if all parameters of this
+    shape are divided alike.
+    """
+
+    def mark(tensor: Tensor) -> Mark | None:
+        if tensor.id not in owners:
+            return parameters.shapes.get(tensor.shape) if len(tensor.shape) > 1 else None
+        found = parameters.parameters.get(owners[tensor.id])
+        return _seen_from(tensor, *found) if found is not None else None
+
+    return _replaced(operator, mark, ranks)
 
 
-def _alike(tensor: Tensor, candidates: Iterable[Tensor]) -> Tensor | None:
-    """The one of ``candidates`` that has the tensor's shape, or else its number of elements."""
-    listed = [candidate for candidate in candidates if candidate.numel == tensor.numel]
-    return next((candidate for candidate in listed if candidate.shape == tensor.shape), listed[0] if listed else None)
+def _seen_from(tensor: Tensor, other: Tensor, mark: Mark | None) -> Mark | None:
+    """The mark of a tensor that shows a parameter, its gradient or its state; ``mark`` is that of ``other``, which does too."""
+    if mark is None or tensor.shape == other.shape:
+        return mark
+    if tensor.shape == other.shape[::-1]:
+        return Mark(len(tensor.shape) - 1 - mark.dim, mark.size, mark.outer)
+    if len(tensor.shape) == 1 and tensor.numel == other.numel:
+        return Mark(0, tensor.numel)
+    return None
 
 
-def _replaced(operator: Operator, dim: Callable[[Tensor, bool], int | None], ranks: int) -> Operator:
-    """The operator with its tensors divided; ``dim`` is asked about each, and told whether it is an output."""
+def _replaced(operator: Operator, mark: Callable[[Tensor], Mark | None], ranks: int) -> Operator:
+    """The operator with its tensors divided."""
 
-    def share_of(tensor: Tensor, is_output: bool) -> Tensor:
-        found = dim(tensor, is_output)
-        return tensor if found is None else divided(tensor, found, ranks)
+    def share_of(tensor: Tensor) -> Tensor:
+        found = mark(tensor)
+        return tensor if found is None else replace(tensor, shape=found.share(tensor.shape, ranks))
 
     return replace(
-        operator,
-        inputs=tuple(share_of(tensor, False) for tensor in operator.inputs),
-        outputs=tuple(share_of(tensor, True) for tensor in operator.outputs),
+        operator, inputs=tuple(map(share_of, operator.inputs)), outputs=tuple(map(share_of, operator.outputs))
     )

@@ -17,14 +17,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import groupby
 
-from triosim.compute.features import base_name, is_autograd_node
+from triosim.compute.features import base_name, is_autograd_node, is_free
 from triosim.errors import TraceError
+from triosim.extrapolators.axes import Axes, Mark, Spread
 from triosim.extrapolators.base import TENSOR_ORDER, Extrapolator
-from triosim.extrapolators.dataflow import Dataflow, Datum, is_loss, owners, parameter_storages
+from triosim.extrapolators.dataflow import Dataflow, Datum, is_loss, is_view, owners, parameter_storages
 from triosim.extrapolators.mesh import Mesh
-from triosim.extrapolators.pairs import Pair, Undivided, dims_between, find_pair, is_vocabulary_projection, views_of
+from triosim.extrapolators.pairs import Pair, Pairing, Undivided
 from triosim.extrapolators.program import Await, Block, Communicate, Item, Program
-from triosim.extrapolators.sharding import Weighted, share, share_of_backward, share_of_optimizer, weighted
+from triosim.extrapolators.sharding import Divided, Weighted, divided, share, share_of_optimizer, weighted
 from triosim.tasks import CollectiveKind
 from triosim.trace import Operator, Tensor
 
@@ -57,12 +58,18 @@ class Division:
         self._axis = axis
         self._ranks = ranks
         self._flow = Dataflow(program.operators)
+        self._gradients = [operator for operator in program.operators if operator.phase == "backward"]
+        self._order = {operator.id: place for place, operator in enumerate(self._gradients)}
         found = [weighted(operator) for operator in self._flow.forward]
         self._layers = {layer.operator.id: layer for layer in found if layer is not None}
-        self._dims: dict[int, dict[int, int]] = {}  # by forward operator and tensor: the dimension that is divided
+        self._axes = Axes(program.operators, program.batch_size, self._flow.backward, ranks)
+        self._pairing = Pairing(self._flow, self._layers, self._axes, ranks)
+        self._spreads: dict[int, Spread | None] = {}  # by forward operator: what is divided; None where it stays whole
         self._after: dict[int, list[Item]] = {}  # what comes after an operator
         self._ahead: dict[int, list[Item]] = {}  # what comes before one
         self._halves: set[int] = set()  # backward operators that are split: the collective goes between
+        self._made: dict[int, Mark] = {}  # of the gradients that the backward pass has made so far
+        self._partial: set[int] = set()  # storages of whole parameters whose gradients are reduced
         self._projections: list[Weighted] = []  # to the vocabulary
         self._notes: list[str] = []
         self._fresh = max(self._flow.by_id) + 1  # an id that no operator has
@@ -73,20 +80,21 @@ class Division:
         """Megatron's layers: the vocabulary's, then pairs in the order of the forward pass."""
         undivided: dict[int, list[str]] = {}
         for layer in self._layers.values():
-            if layer.data is None and not self._is_vocabulary(layer):
-                self._divide(layer.operator, {})  # positions: every rank has them all
-            elif layer.data is None:
+            if self._is_vocabulary(layer):
                 self._divide_embedding(layer)
-            elif is_vocabulary_projection(self._flow, layer):
-                self._divide_projection(layer)
+            elif spreads := self._pairing.to_loss(layer):
+                self._divide_projection(layer, spreads)
         for layer in self._layers.values():
-            if layer.operator.id in self._dims:
+            if layer.operator.id in self._spreads:
                 continue
-            pair = find_pair(self._flow, layer, self._layers, self._dims, self._ranks)
+            pair = self._pairing.find(layer, self._spreads)
             if isinstance(pair, Pair):
                 self._divide_pair(pair)
             elif isinstance(pair, Undivided):
                 undivided.setdefault(pair.heads, []).append(pair.layer)
+        for layer in self._layers.values():
+            if layer.data is None:
+                self._spreads.setdefault(layer.operator.id, None)  # positions: every rank has them all
         for heads, names in undivided.items():
             self._notes.append(
                 f"tp: the {heads} heads of {_listed(names)} do not divide by {self._ranks}; the layers around them are "
@@ -98,7 +106,7 @@ class Division:
         uneven = [layer.operator.layer for layer in self._projections if layer.weight.shape[layer.rows] % self._ranks]
         tied = {layer.weight.storage for layer in self._layers.values() if layer.data is not None}
         for layer in self._layers.values():
-            if layer.operator.id in self._dims:
+            if layer.operator.id in self._spreads:
                 continue
             if layer.data is None and layer.weight.storage in tied:
                 self._divide_embedding(layer)  # so that a rank has the same share of the table in both
@@ -118,53 +126,27 @@ class Division:
                 "every GPU is charged the largest share"
             )
 
-    def _is_vocabulary(self, embedding: Weighted) -> bool:
-        """Whether an embedding looks up what the network is fed (and not positions), in a table of some size."""
-        return embedding.weight.shape[0] > embedding.weight.shape[1] and any(
-            tensor.category == "input" for tensor in embedding.operator.inputs
-        )
+    def _is_vocabulary(self, layer: Weighted) -> bool:
+        """Whether a layer looks up what the network is fed (and not positions), in a table of some size."""
+        return layer.data is None and layer.weight.shape[0] >= layer.weight.shape[1] and self._pairing.is_fed(layer)
 
     def _divide_embedding(self, layer: Weighted) -> None:
         """By vocabulary: a rank knows the words of its share, and zeros for the others."""
         self._divide(layer.operator, layer.by_columns())
         self._communicate(layer.operator, "all_reduce", layer.output.nbytes)
 
-    def _divide_projection(self, layer: Weighted) -> None:
+    def _divide_projection(self, layer: Weighted, spreads: dict[int, Spread]) -> None:
         self._projections.append(layer)
-        size = layer.weight.shape[layer.rows]
-        self._divide(layer.operator, layer.by_rows())
+        self._spreads.update(spreads)
         self._reduce_input_gradient([layer])
-        todo, first = [datum for datum, _ in self._flow.writes[layer.operator.id]], True
-
-        def divide(operator: Operator) -> None:
-            every = (*operator.inputs, *operator.outputs)
-            self._divide(operator, {t.id: t.shape.index(size) for t in every if size in t.shape})
-
-        while todo:
-            datum = todo.pop()
-            for view in views_of(self._flow, (datum,)):
-                divide(self._flow.by_id[view])
-            for reader in self._flow.readers[datum]:
-                divide(reader)
-                if is_loss(reader) and first:
-                    first = False
-                    tokens = layer.output.numel // size
-                    maxima = Communicate("all_reduce", tokens * _BYTES_OF_A_SUM, self._axis)
-                    self._ahead.setdefault(reader.id, []).append(maxima)
-                    self._communicate(reader, "all_reduce", tokens * _BYTES_OF_A_SUM)
-                todo += [datum for datum, tensor in self._flow.writes[reader.id] if size in tensor.shape]
+        loss = next(op for op in self._flow.forward if op.id in spreads and is_loss(op))
+        tokens = layer.output.numel // layer.weight.shape[layer.rows]
+        maxima = Communicate("all_reduce", tokens * _BYTES_OF_A_SUM, self._axis)
+        self._ahead.setdefault(loss.id, []).append(maxima)
+        self._communicate(loss, "all_reduce", tokens * _BYTES_OF_A_SUM)
 
     def _divide_pair(self, pair: Pair) -> None:
-        storages = {datum.storage for datum in pair.data}
-        known: dict[int, int] = {}
-        for layer in pair.first:
-            self._divide(layer.operator, layer.by_rows())
-            known.update(layer.by_rows())
-        for operator in pair.between:
-            dims = dims_between(operator, storages, known, self._ranks)
-            self._divide(operator, dims)
-            known.update(dims)
-        self._divide(pair.second.operator, pair.second.by_columns())
+        self._spreads.update(pair.spreads)
         self._communicate(pair.second.operator, "all_reduce", pair.second.output.nbytes)
 
         def datum(layer: Weighted) -> str:
@@ -173,9 +155,11 @@ class Division:
 
         for _, together in groupby(sorted(pair.first, key=datum), key=datum):
             self._reduce_input_gradient(list(together))
+        for parameter, operator in pair.partial:
+            self._reduce_partial_gradient(parameter, operator)
 
-    def _divide(self, operator: Operator, dims: dict[int, int]) -> None:
-        self._dims[operator.id] = dims
+    def _divide(self, operator: Operator, marks: dict[int, Mark]) -> None:
+        self._spreads[operator.id] = self._axes.spread(operator, marks)
 
     # ---- what is communicated -----------------------------------------------------------------------------------
 
@@ -193,7 +177,7 @@ class Division:
     def _backward(self, layers: Sequence[Weighted]) -> list[Operator]:
         """The backward operators of some layers, in order."""
         numbers = {op.id for layer in layers for op in self._flow.backward.get(layer.operator.id, ())}
-        return [op for op in self._flow.by_id.values() if op.id in numbers]
+        return [self._flow.by_id[number] for number in sorted(numbers, key=self._order.__getitem__)]
 
     def _reduce_input_gradient(self, layers: Sequence[Weighted]) -> None:
         """One all-reduce for layers with the same input, beside the product that gives the last one's weight gradient."""
@@ -201,8 +185,9 @@ class Division:
         backward = self._backward(layers)
         if data is None or not self._has_gradient(layers[0]) or not backward:
             return
-        computing = [op for op in backward if self._data_gradients(op, data)] or backward[-1:]
-        last = computing[-1]
+        computing = [op for op in backward if self._data_gradients(op)]
+        products = [op for op in computing if not is_free(op)]
+        last = (products or computing or backward)[-1]
         key = f"gradient of the input of {layers[-1].operator.layer} ({last.id})"
         if self._weight_gradients(last) or is_autograd_node(base_name(last.name)):
             self._halves.add(last.id)
@@ -213,29 +198,42 @@ class Division:
         else:
             self._ahead.setdefault(consumer.id, []).append(Await(key))
 
+    def _reduce_partial_gradient(self, parameter: Tensor, operator: Operator) -> None:
+        """Each rank knows the gradient of a whole parameter from its own heads alone: an all-reduce, once for all its users."""
+        backward = self._flow.backward.get(operator.id)
+        if backward and self._before.training and parameter.storage not in self._partial:
+            self._partial.add(parameter.storage)
+            self._communicate(backward[-1], "all_reduce", parameter.nbytes)
+
     def _consumer(self, last: Operator, backward: Sequence[Operator], datum: Datum | None) -> Operator | None:
         """The next backward operator that needs the gradient of the layers' input."""
         made = {tensor.storage for op in backward for tensor in op.outputs if tensor.parameter is None}
         numbers = {op.id for op in backward}
-        everything = [op for op in self._flow.by_id.values() if op.phase == "backward"]
-        later = [op for op in everything[everything.index(last) + 1 :] if op.id not in numbers]
+        later = [op for op in self._gradients[self._order[last.id] + 1 :] if op.id not in numbers]
         for operator in later:
             differentiates_maker = datum is not None and operator.forward == datum.maker
             if differentiates_maker or any(tensor.storage in made for tensor in operator.inputs):
                 return operator
         return later[0] if later else None
 
-    def _data_gradients(self, operator: Operator, data: Tensor) -> list[Tensor]:
-        return [t for t in operator.outputs if t.parameter is None and t.numel == data.numel]
+    def _data_gradients(self, operator: Operator) -> list[Tensor]:
+        layer = self._layers[operator.forward or 0]
+        return [t for t in operator.outputs if layer.data is not None and self._is_gradient(t, layer.data, layer)]
 
     def _weight_gradients(self, operator: Operator) -> list[Tensor]:
-        return [tensor for tensor in operator.outputs if tensor.parameter is not None]
+        layer = self._layers[operator.forward or 0]
+        return [t for t in operator.outputs if t.parameter is not None or self._is_gradient(t, layer.weight, layer)]
+
+    def _is_gradient(self, tensor: Tensor, of: Tensor, layer: Weighted) -> bool:
+        spread = self._spreads[layer.operator.id]
+        return tensor.parameter is None and spread is not None and spread.are_alike(tensor, of)
 
     # ---- the program --------------------------------------------------------------------------------------------
 
     def program(self) -> Program:
         """Return the program with every operator's share and the collectives. Raises where there would be none."""
         self._check()
+        self._divide_views_of_parameters()
         storages = parameter_storages(self._before.operators)
         parameters = self._divided_parameters()
         owner = owners((op for op in self._before.operators if op.phase == "optimizer"), storages)
@@ -243,36 +241,56 @@ class Division:
         for operator in self._before.operators:
             if operator.phase == "optimizer":
                 shapes[operator.id] = share_of_optimizer(operator, owner, parameters, self._ranks)
-            elif operator.phase == "forward" and operator.id in self._dims:
-                shapes[operator.id] = share(operator, self._dims[operator.id], self._ranks)
-            elif operator.phase == "backward" and operator.forward in self._dims:
-                forward = self._flow.by_id[operator.forward]
-                shapes[operator.id] = share_of_backward(
-                    operator, forward, self._dims[forward.id], self._ranks, storages
-                )
+            else:
+                spread = self._spread_of(operator)
+                if spread is not None:
+                    shapes[operator.id] = share(operator, spread.marks, self._ranks)
         note = f"operator times are predicted for each GPU's share of a layer ({self._axis} on {self._ranks} GPUs)"
         return self._before.reshaped(shapes, note=note).rewritten(self._items).noted(*self._notes)
 
-    def _divided_parameters(self) -> dict[int, tuple[Tensor, int]]:
-        """The parameters of which a rank has a share, by storage; not those that another operator needs whole."""
-        found: dict[int, tuple[Tensor, int]] = {}
-        whole: set[int] = set()
+    def _spread_of(self, operator: Operator) -> Spread | None:
+        """What is divided of an operator: as of the one that it differentiates, or as of what it reads (a sum of gradients)."""
+        if operator.phase == "forward":
+            return self._spreads.get(operator.id)
+        if operator.forward is not None:
+            spread = self._spreads.get(operator.forward)
+        else:
+            marks = {t.id: self._made[t.id] for t in operator.inputs if t.id in self._made}
+            spread = self._axes.spread(operator, marks) if marks else None
+        for tensor in operator.outputs:
+            self._made.pop(tensor.id, None)
+            if spread is not None and tensor.id in spread.marks:
+                self._made[tensor.id] = spread.marks[tensor.id]
+        return spread
+
+    def _divide_views_of_parameters(self) -> None:
+        """What turns a weight for a product that is divided turns a share of it."""
+        marked = {number: mark for spread in self._spreads.values() if spread for number, mark in spread.marks.items()}
         for operator in self._flow.forward:
-            dims = self._dims.get(operator.id, {})
+            if not (is_view(operator) and operator.inputs[0].category == "parameter"):
+                continue
+            wanted = [marked.get(tensor.id) for tensor in operator.outputs]
+            for place, length in enumerate(operator.inputs[0].shape):
+                spread = self._axes.spread(operator, {operator.inputs[0].id: Mark(place, length)})
+                if spread is not None and any(wanted) and [spread.marks.get(t.id) for t in operator.outputs] == wanted:
+                    self._spreads[operator.id] = spread
+
+    def _divided_parameters(self) -> Divided:
+        uses: list[tuple[Tensor, Mark | None]] = []
+        for operator in self._flow.forward:
+            spread = self._spreads.get(operator.id)
             for tensor in operator.inputs:
-                if tensor.id in dims and tensor.category == "parameter":
-                    found[tensor.storage] = (tensor, dims[tensor.id])
-                elif tensor.category == "parameter":
-                    whole.add(tensor.storage)
-        return {storage: entry for storage, entry in found.items() if storage not in whole}
+                if tensor.category == "parameter":
+                    uses.append((tensor, spread.marks.get(tensor.id) if spread is not None else None))
+        return divided(uses)
 
     def _check(self) -> None:
-        if not any(self._dims.values()):
+        if not any(self._spreads.values()):
             raise TraceError(
                 f"no linear, convolution or embedding layer can be divided among {self._ranks} GPUs",
                 fix="capture a trace with the shapes of parameters, or use another number",
             )
-        if self._before.training and not any(self._flow.backward.get(number) for number in self._dims):
+        if self._before.training and not any(self._flow.backward.get(number) for number in self._spreads):
             raise TraceError(
                 "the backward operators do not say which forward operators they differentiate, so tensor parallelism "
                 "would communicate nothing in the backward pass",

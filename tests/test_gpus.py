@@ -53,11 +53,70 @@ def test_an_entry_is_complete_and_narrower_formats_are_no_slower(gpu: gpus.Gpu) 
     assert gpu.architecture == "x86" or rates == sorted(rates)
 
 
-def test_ordinary_cores_do_two_operations_a_cycle() -> None:
-    """FP32 peak = processors x cores x 2 x clock, of 64 cores a processor on GV100 and GA100, and 128 on GH100."""
-    for name, cores in (("V100", 64), ("A100", 64), ("H100", 128), ("RTX 4090", 128)):
-        gpu = gpus.find(name)
-        assert gpu.flops["float32"] == pytest.approx(gpu.sms * cores * 2 * gpu.clock_hz, rel=0.01)
+#: Of each GPU: FP32 lanes of a multiprocessor, half-precision FLOPs that its tensor cores do in a cycle, bits of the memory's
+#: bus, Gbit/s of a pin, links to other GPUs and GB/s of one in one direction, generation of PCIe.
+BUILT = {
+    "P4": (128, 0, 256, 6.0, 0, 0, 3),
+    "P100-PCIe": (64, 0, 4096, 1.43, 0, 0, 3),
+    "P100-SXM2": (64, 0, 4096, 1.43, 4, 20, 3),
+    "V100-SXM2-16GB": (64, 1024, 4096, 1.752, 6, 25, 3),
+    "V100-SXM2-32GB": (64, 1024, 4096, 1.752, 6, 25, 3),
+    "V100-PCIe-16GB": (64, 1024, 4096, 1.752, 0, 0, 3),
+    "V100-PCIe-32GB": (64, 1024, 4096, 1.752, 0, 0, 3),
+    "T4": (64, 1024, 256, 10.0, 0, 0, 3),
+    "A40": (128, 1024, 384, 14.5, 4, 14.0625, 4),
+    "A100-SXM-40GB": (64, 2048, 5120, 2.43, 12, 25, 4),
+    "A100-SXM-80GB": (64, 2048, 5120, 3.186, 12, 25, 4),
+    "A100-PCIe-40GB": (64, 2048, 5120, 2.43, 12, 25, 4),
+    "A100-PCIe-80GB": (64, 2048, 5120, 3.024, 12, 25, 4),
+    "L4": (128, 1024, 192, 12.5, 0, 0, 4),
+    "L40S": (128, 1024, 384, 18.0, 0, 0, 4),
+    "H100-SXM": (128, 4096, 5120, 5.238, 18, 25, 5),
+    "H100-PCIe": (128, 4096, 5120, 3.186, 12, 25, 5),
+    "H100-NVL": (128, 4096, 6016, 5.238, 12, 25, 5),
+    "H200": (128, 4096, 6144, 6.25, 18, 25, 5),
+    "B200": (128, 8192, 8192, 8.0, 18, 50, 5),
+    "MI250": (64, 1024, 4096, 3.2, 3, 50, 4),
+    "MI300X": (128, 2048, 8192, 5.2, 7, 64, 5),
+    "RTX-3090": (128, 512, 384, 19.5, 4, 14.0625, 4),
+    "RTX-4090": (128, 512, 384, 21.0, 0, 0, 4),
+    "CPU": (32, 1024, 512, 4.8, 0, 0, 5),
+}
+
+
+def test_every_gpu_is_built_of_something() -> None:
+    assert set(BUILT) == {gpu.name for gpu in gpus.catalogue()}
+
+
+@pytest.mark.parametrize("name", BUILT)
+def test_the_figures_of_a_data_sheet_follow_from_what_the_gpu_is_built_of(name: str) -> None:
+    """A lane and a cycle are two operations; a transfer of PCIe 3 carries 8 Gbit/s a lane, of which 128 in 130 are data."""
+    gpu = gpus.find(name)
+    lanes, tensor, bits, rate, links, link, generation = BUILT[name]
+    assert gpu.flops["float32"] == pytest.approx(gpu.sms * lanes * 2 * gpu.clock_hz, rel=0.015)
+    assert gpu.bandwidth == pytest.approx(bits * rate * 1e9 / 8, rel=0.025)
+    assert gpu.nvlink_bandwidth == links * link * 1e9
+    assert gpu.pcie_bandwidth == pytest.approx(16 * 8e9 * 2 ** (generation - 3) * 128 / 130 / 8, rel=0.001)
+    if tensor:  # from Hopper on, tensor cores run at a lower clock than the boost of the rest
+        half = gpu.flops.get("float16", gpu.rate("bfloat16"))
+        assert 0.85 <= half / (gpu.sms * tensor * gpu.clock_hz) <= 1.01
+
+
+@pytest.mark.parametrize("gpu", gpus.catalogue(), ids=lambda gpu: gpu.name)
+def test_tensor_cores_halve_with_each_doubling_of_the_width(gpu: gpus.Gpu) -> None:
+    """Dense peaks: TF32 at half of the rate of half precision, FP8 at twice. One with sparsity would be out of step."""
+    if "tf32" in gpu.flops:
+        assert gpu.flops["float16"] == pytest.approx(2 * gpu.flops["tf32"], rel=0.02)
+    if "float8_e4m3fn" in gpu.flops:
+        assert gpu.flops["float8_e4m3fn"] == pytest.approx(2 * gpu.flops["float16"], rel=0.01)
+    if "bfloat16" in gpu.flops and "float16" in gpu.flops:
+        assert gpu.flops["bfloat16"] == gpu.flops["float16"]
+
+
+@pytest.mark.parametrize("gpu", gpus.catalogue(), ids=lambda gpu: gpu.name)
+def test_a_gpu_names_the_document_that_its_figures_are_from(gpu: gpus.Gpu) -> None:
+    assert any(word in gpu.source for word in ("data sheet", "white paper", "product brief", "ark.intel.com"))
+    assert "/" not in gpu.source.replace("GB/s", "").replace("TFLOP/s", "")
 
 
 def test_what_a_gpu_has_no_units_for_runs_in_the_next_wider_format() -> None:

@@ -86,7 +86,7 @@ def simulate(
     option: o.PluginOptions = None,
     gpu: o.Gpu = None,
     operator_times: o.OperatorTimes = None,
-    compute_model: o.ComputeModel = "linear",
+    compute_model: o.ComputeModel = "auto",
     output: Annotated[
         str | None,
         typer.Option(
@@ -204,7 +204,7 @@ def compare(
     host_overhead: o.HostOverhead = None,
     option: o.PluginOptions = None,
     operator_times: o.OperatorTimes = None,
-    compute_model: o.ComputeModel = "linear",
+    compute_model: o.ComputeModel = "auto",
     plot: o.Plot = None,
     format: o.Format = "table",
     quiet: o.Quiet = False,

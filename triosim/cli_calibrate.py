@@ -1,14 +1,17 @@
-"""The commands under ``triosim calibrate``: fit the operator models to tables, and judge fitted models on other tables."""
+"""The commands under ``triosim calibrate``: measure operators, fit models to what was measured, and judge fitted models."""
 
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from triosim import cli_options as o
 from triosim.cli_command import QuickCommand, QuickGroup
+
+if TYPE_CHECKING:
+    from triosim.compute.evaluation import Judged, Statistics
 
 app = typer.Typer(cls=QuickGroup, rich_markup_mode="rich", context_settings={"help_option_names": ["-h", "--help"]})
 
@@ -21,22 +24,38 @@ OperatorName = Annotated[
         help="softmax or layer_norm, where a table's columns and name do not say.",
     ),
 ]
+Cache = Annotated[
+    str | None,
+    typer.Option(
+        "--cache",
+        metavar="warm|cold",
+        show_default=False,
+        **o.one_of("--cache", ("warm", "cold")),
+        help="Which rows to take of operators that were measured both ways; by default warm forward, cold otherwise.",
+    ),
+]
 
 
 @app.callback()
 def calibrate() -> None:
-    """Fit the operator models to measured tables, or judge them on such tables."""
+    """Measure operators, fit the operator models to what was measured, or judge them on it."""
 
 
 @app.command(cls=QuickCommand)
 def compute(
-    data: Annotated[list[str], typer.Argument(metavar="DATA...", help="Tables of measured operators.")],
-    gpu: Annotated[
-        str,
-        typer.Option(
-            "--gpu", metavar="NAME", help="The GPU that was measured; 'all' takes every row of tables that name theirs."
-        ),
+    data: Annotated[
+        list[str],
+        typer.Argument(metavar="DATA...", help="Traces, and tables of measured operators.", show_default=False),
     ],
+    gpu: Annotated[
+        str | None,
+        typer.Option(
+            "--gpu",
+            metavar="NAME",
+            show_default=False,
+            help="The GPU that was measured, where a file does not say; of a table of several GPUs, which one.",
+        ),
+    ] = None,
     output: Annotated[
         str | None,
         typer.Option(
@@ -44,69 +63,190 @@ def compute(
         ),
     ] = None,
     operator: OperatorName = None,
+    cache: Cache = None,
 ) -> None:
-    """Fit the operator models to tables, with errors from cross-validation.
+    """Fit the operator models to measured operators, with errors from cross-validation.
 
+    Files are traces in any format, tables that 'triosim calibrate measure' wrote, and tables of one operator.
     What is written is used where TRIOSIM_MODELS names it, before what ships with triosim.
 
     [bold]Examples[/]
 
-    [cyan]triosim calibrate compute gemm.csv attention.csv.gz --gpu H100 -o h100.npz[/]
+    [cyan]triosim calibrate compute run/ -o h100.npz[/]
+    [cyan]triosim calibrate compute measured.csv.gz gemm.csv --gpu H100 -o h100.npz[/]
     """
     from triosim.compute import calibration_run as fitting
-    from triosim.output import check_outputs
-
-    path = output or f"{gpu.replace('/', '_')}.npz"
-    if not fitting.is_folder(path):
-        check_outputs(path)
 
     def progress(text: str) -> None:
         print(f"triosim: {text}", file=sys.stderr)
 
-    fitting.run(data, gpu, path, operator, progress)
+    path = fitting.run(data, gpu, output, operator, progress, cache)
+    progress(f"wrote {path}; use it: TRIOSIM_MODELS={path} triosim simulate TRACE --compute-model auto")
 
 
 @app.command(cls=QuickCommand)
 def evaluate(
-    table: Annotated[str, typer.Argument(metavar="TABLE", help="A table of measured operators (.csv, .csv.gz).")],
-    gpu: Annotated[str, typer.Option("--gpu", metavar="NAME", help="The GPU whose rows are judged.")],
+    table: Annotated[
+        str, typer.Argument(metavar="DATA", help="A table of measured operators, or a trace.", show_default=False)
+    ],
+    gpu: Annotated[
+        str | None,
+        typer.Option(
+            "--gpu", metavar="NAME", show_default=False, help="The GPU whose rows are judged, where DATA does not say."
+        ),
+    ] = None,
     models: Annotated[
         str | None,
         typer.Option(
-            "--models", metavar="FILE", show_default=False, help="Fitted models to judge, not the shipped ones."
+            "--models", metavar="FILE", show_default=False, help="Fitted models to judge, before the shipped ones."
         ),
     ] = None,
     operator: OperatorName = None,
+    cache: Cache = None,
     format: o.Format = "table",
 ) -> None:
-    """Show how far the fitted models are off on the rows of a table.
+    """Show how far the fitted models are off on measured operators.
 
     [bold]Examples[/]
 
     [cyan]triosim calibrate evaluate gemm_bf16_h100.csv.gz --gpu H100[/]
+    [cyan]triosim calibrate evaluate run/ --models h100.npz[/]
     [cyan]triosim calibrate evaluate bmm_fp32_multi_gpu.csv.gz --gpu 'Tesla T4' --format json[/]
     """
-    import json
+    from triosim.compute import calibration_run as fitting
+    from triosim.compute import evaluation, stored
 
-    from triosim.compute import evaluation, stored, tables
-
-    measured = tables.read(table, operator)
-    target = evaluation.gpu_in(measured, gpu)
-    rows = evaluation.rows_of(measured, target)
+    if models is not None:
+        stored.load(models)  # says what is wrong with it
+    measured = fitting.measurements([table], gpu, operator, cache)
+    target = fitting.single_gpu(measured, table)
+    if measured.operators:
+        with stored.using(models):
+            _show_operators(evaluation.judge(measured.operators[0]), target.name, format)
+        return
+    ((rows, _),) = measured.tables
     predicted, model = evaluation.predict(rows.shapes, target, stored.load(models) if models else ())
     total = evaluation.statistics(predicted, rows.seconds)
     classes = evaluation.by_class(predicted, rows.seconds)
     if format == "json":
         known = {"gpu": target.name, "operator": rows.shapes.family, "dtype": rows.shapes.dtype, "model": model}
-        by_class = {name: one.as_dict() for name, one in classes.items()}
-        print(json.dumps({**total.as_dict(), **known, "classes": by_class}, indent=2))
+        _print_json({**total.as_dict(), **known, "classes": _as_dicts(classes)})
         return
+    _print_table(f"{model} on {target.name}", {"all": total, **classes})
+
+
+@app.command(cls=QuickCommand)
+def measure(
+    output: Annotated[
+        str,
+        typer.Option(
+            "--output", "-o", metavar="FILE", show_default=False, help="The table, gone on with if it is there."
+        ),
+    ],
+    device: Annotated[
+        str | None,
+        typer.Option(
+            "--device", metavar="cpu|cuda", show_default=False, help="By default the GPU, where there is one."
+        ),
+    ] = None,
+    operators: Annotated[
+        str | None,
+        typer.Option("--operators", metavar="A,B,...", show_default=False, help="Which operators; all by default."),
+    ] = None,
+    dtypes: Annotated[str, typer.Option("--dtypes", metavar="A,B,...", help="In which dtypes.")] = "float32,bfloat16",
+    count: Annotated[int, typer.Option("--count", metavar="N", help="Sizes of each operator and dtype.")] = 100,
+    seconds: Annotated[
+        int | None,
+        typer.Option("--seconds", metavar="LIMIT", show_default=False, help="Stop after so long; go on another time."),
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", metavar="N", help="Another seed draws other sizes.")] = 0,
+) -> None:
+    """Measure operators on the GPU (or CPU) at hand, for 'triosim calibrate compute'.
+
+    Sizes are drawn log-uniformly. Each operator is run with a warm and with a cold cache, forward and backward.
+    After Ctrl-C, or a limit, the table holds what was measured, and the same command goes on.
+
+    [bold]Examples[/]
+
+    [cyan]triosim calibrate measure -o measured.csv.gz --seconds 1800[/]
+    [cyan]triosim calibrate measure -o gemm.csv.gz --operators linear,bmm --dtypes bfloat16 --count 500[/]
+    """
+    from triosim.errors import OptionError
+    from triosim.tracer.measure import Plan
+    from triosim.tracer.measure import measure as run_benchmarks
+
+    for name, value in (("--count", count), ("--seconds", seconds)):
+        if value is not None and value < 1:
+            raise OptionError(f"{value} is not above zero", where=name, fix="give 1 or more")
+    plan = Plan(_words(operators), _words(dtypes), count, seconds, seed)
+    with _Bar() as bar:
+        outcome = run_benchmarks(plan, output, device, bar)
+    for line in outcome.skipped:
+        print(f"triosim: {line}", file=sys.stderr)
+    print(f"triosim: {outcome.rows} rows in {output}, {outcome.new} of them new", file=sys.stderr)
+
+
+def _words(text: str | None) -> list[str]:
+    return [word.strip() for word in (text or "").split(",") if word.strip()]
+
+
+class _Bar:
+    """A progress bar on standard error, where a person looks."""
+
+    def __init__(self) -> None:
+        self._bar: Any = None
+
+    def __enter__(self) -> _Bar:
+        if sys.stderr.isatty():
+            from rich.console import Console
+            from rich.progress import Progress
+
+            self._bar = Progress(console=Console(stderr=True), transient=True)
+            self._bar.add_task("measuring", total=None)
+            self._bar.start()
+        return self
+
+    def __call__(self, done: int, total: int, label: str) -> None:
+        if self._bar is not None:
+            self._bar.update(0, completed=done, total=total, description=label)
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+
+def _show_operators(judged: Judged, gpu: str, format: str) -> None:
+    if format == "json":
+        kinds = {name: {**one.as_dict(), "model": judged.models[name]} for name, one in judged.kinds.items()}
+        sums = {"measured_seconds": judged.measured_seconds, "predicted_seconds": judged.predicted_seconds}
+        known = {"gpu": gpu, "operator": "all", "model": "auto", **sums, "classes": _as_dicts(judged.classes)}
+        _print_json({**judged.total.as_dict(), **known, "kinds": kinds})
+        return
+    from triosim.units import format_time
+
+    rows = {"all": judged.total, **judged.classes}
+    rows |= {f"{name} ({judged.models[name]})": one for name, one in judged.kinds.items()}
+    together = f"{format_time(judged.measured_seconds)} measured, {format_time(judged.predicted_seconds)} predicted"
+    _print_table(f"auto on {gpu}: all operators together {together}", rows)
+
+
+def _as_dicts(several: dict[str, Statistics]) -> dict[str, dict[str, float]]:
+    return {name: one.as_dict() for name, one in several.items()}
+
+
+def _print_json(content: dict[str, Any]) -> None:
+    import json
+
+    print(json.dumps(content, indent=2))
+
+
+def _print_table(title: str, rows: dict[str, Statistics]) -> None:
     from rich.console import Console
 
     from triosim.reports.terminal import table as made_table
 
-    made = made_table(f"{model} on {target.name}", "rows", "number", "MAPE", "median", "95th percentile", "within 10%")
-    for name, one in (("all", total), *classes.items()):
+    made = made_table(title, "rows", "number", "MAPE", "median", "95th percentile", "within 10%")
+    for name, one in rows.items():
         figures = (one.mape_percent, one.median_percent, one.p95_percent, one.within_10_percent)
         made.add_row(name, str(one.rows), *(f"{figure:.2f} %" for figure in figures))
     Console(highlight=False).print(made)

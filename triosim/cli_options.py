@@ -13,7 +13,7 @@ from triosim.errors import OptionError, nearest
 PARALLELISM, SYSTEM, TIMES, OUTPUT = "Parallelism", "System", "Operator times", "Output"
 
 
-def _one_of(option: str, words: Iterable[str]) -> dict[str, Any]:
+def one_of(option: str, words: Iterable[str]) -> dict[str, Any]:
     """Return the arguments that make an option complete some words and refuse all others."""
     known = tuple(words)
 
@@ -163,7 +163,7 @@ TpStyle = Annotated[
     str,
     typer.Option(
         "--tp-style",
-        **_one_of("--tp-style", ("gather", "megatron")),
+        **one_of("--tp-style", ("gather", "megatron")),
         metavar="STYLE",
         rich_help_panel=PARALLELISM,
         help="tp: gather (each layer's output) or megatron (layers in pairs, one all-reduce for two).",
@@ -173,7 +173,7 @@ DpStyle = Annotated[
     str,
     typer.Option(
         "--dp-style",
-        **_one_of("--dp-style", ("all-reduce", "replicate")),
+        **one_of("--dp-style", ("all-reduce", "replicate")),
         metavar="STYLE",
         rich_help_panel=PARALLELISM,
         help="dp: all-reduce, or replicate (what torch.nn.DataParallel does).",
@@ -241,7 +241,7 @@ CollectiveForm = Annotated[
     str,
     typer.Option(
         "--collective-form",
-        **_one_of("--collective-form", ("pipelined", "steps")),
+        **one_of("--collective-form", ("pipelined", "steps")),
         metavar="FORM",
         rich_help_panel=SYSTEM,
         help="pipelined (all of an algorithm's edges at once) or steps (one after the other).",
@@ -280,7 +280,7 @@ ComputeModel = Annotated[
         metavar="NAME",
         autocompletion=_plugins("compute_models"),
         rich_help_panel=TIMES,
-        help="What estimates operators of other shapes: linear, roofline, auto, module:Class or file.py:Class.",
+        help="What estimates operators of other shapes: auto, linear, roofline, module:Class or file.py:Class.",
     ),
 ]
 PluginOptions = Annotated[
@@ -297,7 +297,7 @@ Format = Annotated[
     str,
     typer.Option(
         "--format",
-        **_one_of("--format", ("table", "json")),
+        **one_of("--format", ("table", "json")),
         metavar="FORM",
         rich_help_panel=OUTPUT,
         help="What is printed: table, or json and nothing else.",

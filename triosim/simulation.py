@@ -74,7 +74,7 @@ def simulate(
     gradient_dtype: str | None = None,
     copy_input: bool = False,
     operator_times: str | PathLike[str] | None = None,
-    compute_model: str | type = "linear",
+    compute_model: str | type = "auto",
     host_overhead: Quantity | None = None,
     options: Mapping[str, str] | None = None,
     timeline: bool = False,

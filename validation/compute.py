@@ -71,31 +71,32 @@ def figures() -> list[Figure]:
     """Fit and judge everything. A few minutes on two cores."""
     found: list[Figure] = []
     for gpu in ("a100", "h100", "h200"):
-        (one,) = _read(f"gemm_bf16_{gpu}")
+        (one,) = read(f"gemm_bf16_{gpu}")
         found += _judged("gemm", one, calibration.at_random(one, most=1), "random")
         for column in "mnk":
             found += _judged("gemm", one, calibration.by_slices(one, column), f"values of {column}")
-    (one,) = _read("attention_causal_bf16_h100", "attention_causal_bf16_h200")
+    (one,) = read("attention_causal_bf16_h100", "attention_causal_bf16_h200")
     found += _judged("attention", one, calibration.at_random(one, most=2), "random")
     for column in calibration.columns_with_slices(one):
         found += _judged("attention", one, calibration.by_slices(one, column), f"values of {column}")
-    (both,) = _read("linear_fp32_multi_gpu", "bmm_fp32_multi_gpu")
+    (both,) = read("linear_fp32_multi_gpu", "bmm_fp32_multi_gpu")
     tests = [(calibration.at_random(both, most=2), "random"), (calibration.by_gpus(both), "GPU")]
     tests += [(calibration.by_slices(both, column), f"values of {column}") for column in "mnk"]
     for predicted, how in tests:
         for table, mask in (("linear", both.shapes["b"] == 1), ("bmm", both.shapes["b"] > 1)):
             found += _judged(table, both.select(mask), predicted[mask], how)
     for table, name in (("softmax", "softmax"), ("layer_norm", "ln")):
-        (one,) = _read(f"{name}_fp32_multi_gpu")
+        (one,) = read(f"{name}_fp32_multi_gpu")
         found += _judged(table, one, calibration.at_random(one), "random")
         found += _judged(table, one, calibration.by_gpus(one), "GPU")
-    (one,) = _read("elem_fp32_multi_gpu")
+    (one,) = read("elem_fp32_multi_gpu")
     for how in ("random", "GPU"):
         found += _judged("elementwise", one, _segments(one, how), how)
     return found
 
 
-def _read(*names: str) -> list[Rows]:
+def read(*names: str) -> list[Rows]:
+    """Return the rows of tables of measured operators, by family and dtype."""
     return calibration_run.read([str(data(f"operators/{name}.csv.gz")) for name in names], calibration_run.EVERY)
 
 
@@ -146,14 +147,14 @@ def floors() -> list[tuple[str, str, int, float]]:
     """
     found = []
     for gpu in ("a100", "h100", "h200"):
-        (one,) = _read(f"gemm_bf16_{gpu}")
+        (one,) = read(f"gemm_bf16_{gpu}")
         for low, high, what in ((2, 15, "m and m + 1, from 2 to 15"), (1792, 4353, "m and m + 1, from 1792 to 4353")):
             m = one.shapes["m"]
             inside = one.select((m >= low) & (m <= high))
             found.append((f"gemm {gpu}", what, *_pairs(inside, "m", 1.0)))
-    (one,) = _read("gemm_bf16_h100", "gemm_bf16_h200")
+    (one,) = read("gemm_bf16_h100", "gemm_bf16_h200")
     found.append(("gemm h100, h200", "the same shape, compute-bound", *_between(one, lambda r: _intensity(r) > 2000)))
-    (one,) = _read("attention_causal_bf16_h100", "attention_causal_bf16_h200")
+    (one,) = read("attention_causal_bf16_h100", "attention_causal_bf16_h200")
     found.append(
         (
             "attention h100, h200",
@@ -161,7 +162,7 @@ def floors() -> list[tuple[str, str, int, float]]:
             *_between(one, lambda r: r.shapes["sequence"] >= 2048),
         )
     )
-    (one,) = _read("bmm_fp32_multi_gpu")
+    (one,) = read("bmm_fp32_multi_gpu")
     for gpu, mask in one.each():
         count, error = _swapped(one.select(mask))
         if count:

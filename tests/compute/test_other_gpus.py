@@ -36,7 +36,7 @@ def test_a_memory_bound_operator_takes_longer_by_the_ratio_of_the_bandwidths() -
     moved = on_gpu(trace, gpus.find("H200"), Roofline())
     for before, after in zip(trace.operators, moved.operators, strict=True):
         if before.name == "aten::relu":
-            assert after.seconds == pytest.approx(before.seconds * 3352 / 4800)
+            assert after.seconds == pytest.approx(before.seconds * 3352 / 4800, rel=2e-3)  # launches take as long
         assert after.seconds <= before.seconds * 1.000001
         assert (after.predicted_by, after.host_seconds) == ("roofline", before.host_seconds)
         assert after.relative_error is not None

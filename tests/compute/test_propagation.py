@@ -17,7 +17,7 @@ import pytest
 import traces
 
 import triosim
-from triosim.compute.dimensions import added, cut, follows, fresh, join, regrouped, size
+from triosim.compute.dimensions import added, cut, follows, fresh, join, leaves, regrouped, size, viewed
 from triosim.compute.propagation import Propagation
 from triosim.compute.reshape import rescaled, with_sequence_length
 from triosim.errors import OptionError, TraceError
@@ -151,6 +151,66 @@ def test_a_batch_is_never_joined_with_the_features_of_a_parameter() -> None:
     batch[0].kind, features[0].owner = "batch", (1, 0)
     assert not join(batch, features)
     assert not follows(features, "batch")
+
+
+def test_a_part_of_a_step_knows_nothing_of_what_joins_its_axes_elsewhere() -> None:
+    """Around a square weight goes a residual: in the step its two sides are one axis, in the product alone they are two."""
+    b = traces.Builder(8)
+    data, weight, made = b.tensor(8, 4, category="input"), b.parameter(4, 4), b.tensor(8, 4)
+    product = b.run("aten::linear", [data, weight], [made], layer="fc")
+    b.run("aten::add", [data, made], [b.tensor(8, 4)], layer="add")
+    step = Propagation(b.operators, 8)
+    assert leaves(step[weight][0]) == leaves(step[weight][1])
+    alone = Propagation([product], given={data.id: fresh(8, 4), weight.id: fresh(4, 4)})
+    assert leaves(alone[weight][0]) == leaves(alone[made][1]) != leaves(alone[weight][1]) == leaves(alone[data][1])
+
+
+def test_the_transpose_of_a_square_weight_has_its_dimensions_in_the_other_order() -> None:
+    b = traces.Builder(4)
+    data, weight, made = b.tensor(4, 4, category="input"), b.parameter(4, 4), b.tensor(4, 4)
+    product = b.run("aten::linear", [data, weight], [made], layer="fc")
+    turned, gradient = b.view(weight, 4, 4), b.tensor(4, 4, category="gradient")
+    of_data, of_weight = b.tensor(4, 4, category="gradient"), b.tensor(4, 4, category="gradient", of=weight)
+    b.run("MmBackward0", [gradient, data, turned], [of_weight, of_data], layer="fc", phase="backward", forward=product)
+    flow = Propagation(b.operators, 4)
+    rows, columns = flow[weight]
+    assert flow[turned] == (columns, rows) == flow[of_weight]
+    assert flow.follows(of_data, "batch") == [0] == flow.follows(gradient, "batch")
+    assert leaves(flow[of_data][1]) == leaves(columns)
+
+
+def test_a_gradient_that_a_node_adds_to_its_own_is_that_of_its_input() -> None:
+    """A product of 4 x 4 x 4 whose backward node is also given the gradient that another user of its input has made."""
+    b = traces.Builder(4)
+    data, weight, made = b.tensor(4, 4), b.parameter(4, 4), b.tensor(4, 4)
+    product = b.run("aten::linear", [data, weight], [made], layer="fc")
+    gradient, sum_ = b.tensor(4, 4, category="gradient"), b.tensor(4, 4, category="gradient")
+    own = b.tensor(4, 4, category="gradient", of=weight)
+    node = b.run(
+        "AddmmBackward0", [gradient, weight, data, sum_], [sum_, own], layer="fc", phase="backward", forward=product
+    )
+    alone = Propagation([product, node], given={data.id: fresh(4, 4), weight.id: fresh(4, 4)})
+    assert leaves(alone[gradient][1]) == leaves(alone[weight][0])
+    assert leaves(alone[sum_][1]) == leaves(alone[weight][1]) == leaves(alone[data][1])
+
+
+def test_heads_are_known_from_what_attention_multiplies() -> None:
+    b = traces.Builder(2)
+    data, weight, made = b.tensor(2, 6, 12, category="input"), b.parameter(12, 12), b.tensor(2, 6, 12)
+    b.run("aten::linear", [data, weight], [made], layer="q")
+    unfolded, turned = b.view(made, 2, 6, 3, 4), b.view(made, 2, 3, 6, 4)
+    b.run("aten::view", [made], [unfolded], layer="q")
+    b.run("aten::transpose", [unfolded], [turned], layer="q")
+    keys = b.view(turned, 2, 3, 4, 6)
+    b.run("aten::transpose", [turned], [keys], layer="q")
+    b.run("aten::matmul", [turned, keys], [b.tensor(2, 3, 6, 6)], layer="scores")
+    flow = Propagation(b.operators, 2)
+    assert [[axis.root.heads for axis in dim] for dim in flow[unfolded]] == [[False], [False], [True], [False]]
+
+
+def test_a_view_that_nobody_recorded_may_have_been_turned_before_it_was_folded() -> None:
+    batch, heads, length, features = fresh(2, 3, 5, 4)
+    assert viewed((batch, heads, length, features), (2, 5, 12)) == (batch, length, (*heads, *features))
 
 
 def test_a_trace_whose_dataflow_is_broken_scales_by_sizes_and_says_so() -> None:

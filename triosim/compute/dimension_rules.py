@@ -140,6 +140,9 @@ def _matmul(operator: Operator, given: Sequence[Dims]) -> list[Dims] | None:
     a, b = given[0], given[1]
     if size(a[-1]) != size(b[-2] if len(b) > 1 else b[-1]):
         return None
+    if not any(tensor.category == "parameter" for tensor in operator.inputs):  # what attention multiplies
+        _name_heads(a[:-2])
+        _name_heads(b[:-2])
     join(a[-1], b[-2] if len(b) > 1 else b[-1])
     batch = joined(a[:-2], b[:-2])
     rows = a[-2:-1]
@@ -158,7 +161,10 @@ def _linear(operator: Operator, given: Sequence[Dims]) -> list[Dims] | None:
     if len(given) < 2 or not given[0] or not given[1] or size(given[0][-1]) != size(given[1][-1]):
         return None
     join(given[0][-1], given[1][-1])
-    return [(*given[0][:-1], *given[1][:-1])]
+    made = (*given[0][:-1], *given[1][:-1])
+    for bias in given[2:3]:
+        joined(made, bias)
+    return [made]
 
 
 def _einsum(operator: Operator, given: Sequence[Dims]) -> list[Dims] | None:
@@ -186,8 +192,11 @@ def _convolution(operator: Operator, given: Sequence[Dims]) -> list[Dims] | None
     channels = weight[1 if transposes else 0]
     if size(channels) != shape[1]:
         channels = (*fresh(shape[1] // size(channels))[0], *channels) if shape[1] % size(channels) == 0 else ()
-    elif not transposes and size(data[1]) == size(weight[1]):
-        join(data[1], weight[1])
+    else:
+        join_if(data[1], weight[0 if transposes else 1])
+    for bias in given[2:3]:
+        if len(bias) == 1:
+            join_if(bias[0], channels)
     return [(data[0], channels, *_spatial(data[2:], shape[2:]))]
 
 
@@ -337,9 +346,14 @@ def _attention(operator: Operator, given: Sequence[Dims]) -> list[Dims] | None:
     join_if(query[0], key[0])
     join_if(key[-2], value[-2])
     join_if(query[-1], key[-1])
-    if len(query) == 4 and size(query[1]) > 1:
-        for axis in expanded(query[1])[:1]:
-            axis.heads = True
+    place = -2 if heads_stand_last(operator) else -3
+    for dims in (key, value) if len(query) > 3 else ():
+        shared = size(query[place]) // max(
+            size(dims[place]), 1
+        )  # several queries' heads may have one of keys and values
+        join_if(query[place], (*dims[place], *fresh(shared)[0]))
+    for dims in (query, key, value):
+        _name_heads(dims[place : place + 1])
     scores = (*query[:-1], key[-2])
     for dims in given[3:4]:
         if dims and _broadcasts(tuple(map(size, dims)), tuple(map(size, scores))):
@@ -352,6 +366,19 @@ def _attention(operator: Operator, given: Sequence[Dims]) -> list[Dims] | None:
         saved = [scores if len(t.shape) == len(scores) else (heads, *scores[-2:]) for t in operator.outputs[3:]]
         return [out, (heads, query[-2], depth), (heads, depth, length), *saved]
     return [out, query[:-1]]
+
+
+def heads_stand_last(operator: Operator) -> bool:
+    """Whether a fused attention takes (batch, length, heads, features), and not (batch, heads, length, features)."""
+    return base_name(operator.name).startswith(("flash_attention", "efficient_attention"))
+
+
+def _name_heads(dims: Dims) -> None:
+    """Of each dimension, the outermost axis that is no batch or sequence counts the heads (of keys, where they are fewer)."""
+    for dim in dims:
+        axes = [axis for axis in expanded(dim) if not follows((axis,), "batch") and not follows((axis,), "sequence")]
+        for axis in axes[:1]:
+            axis.heads = True
 
 
 def join_if(first: Dim, second: Dim) -> None:

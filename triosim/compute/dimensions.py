@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Literal
+from typing import Literal, TypeVar
 
+T = TypeVar("T")
 Kind = Literal["batch", "sequence"]
 
 
@@ -20,16 +21,18 @@ class Axis:
 
     ``owner`` names the parameter and its dimension for a parameter's axis: such an axis never follows the batch. An axis may
     be made of others: ``terms`` added, plus ``offset`` (a concatenation, a slice), a ``share`` of one (a chunk: the axis, and
-    into how many), or ``factors`` multiplied (a dimension that was seen whole before it was seen in parts).
+    into how many), or ``factors`` multiplied (a dimension that was seen whole before it was seen in parts). ``heads`` says that
+    it counts the heads of attention, ``followed`` that a slice of it is to be known as one.
     """
 
-    __slots__ = ("_same", "factors", "heads", "kind", "offset", "owner", "share", "size", "terms")
+    __slots__ = ("_same", "factors", "followed", "heads", "kind", "offset", "owner", "share", "size", "terms")
 
     def __init__(self, size: int, kind: Kind | None = None, owner: tuple[int, int] | None = None) -> None:
         self.size = size
         self.kind = kind
         self.owner = owner
         self.heads = False
+        self.followed = False
         self.terms: tuple[Dim, ...] = ()
         self.offset = 0
         self.share: tuple[Axis, int] | None = None
@@ -66,6 +69,7 @@ class Axis:
             if first in leaves((second,)):
                 return True
             second.heads |= first.heads
+            second.followed |= first.followed
             first._same = second
             return True
         if first.kind and second.kind:
@@ -158,6 +162,8 @@ def cut(dim: Dim, length: int) -> Dim:
     whole = size(dim)
     if length == whole:
         return dim
+    if length > 1 and any(axis.followed for axis in leaves(dim)):
+        return added([dim], length - whole)
     if length <= 1 or not any(axis.kind for axis in leaves(dim)):
         return fresh(length)[0]
     if 2 * length > whole:
@@ -249,20 +255,27 @@ def viewed(dims: Dims, shape: Sequence[int]) -> Dims | None:
 
     Of several ways the one that divides the fewest axes, and not the batch if it can be helped.
     """
-    count = len(shape)
-    swaps = [(0, 0), (1, 2), (count - 2, count - 1), (0, 1), (0, count - 1)]
     ways: tuple[Literal["none", "features", "any"], ...] = ("none", "features", "any")
     for divide in ways:
-        for one, two in swaps:
-            if not 0 <= one <= two < max(count, 1):
-                continue
-            before = list(shape)
-            if count:
-                before[one], before[two] = before[two], before[one]
-            found = regrouped(dims, before, divide)
+        for one, two in _swaps(len(shape)):  # unfolded, then swapped
+            found = regrouped(dims, _swapped(shape, one, two), divide)
             if found is not None:
-                order = list(found)
-                if count:
-                    order[one], order[two] = order[two], order[one]
-                return tuple(order)
+                return _swapped(found, one, two)
+        for one, two in _swaps(len(dims))[1:]:  # swapped, then folded
+            found = regrouped(_swapped(dims, one, two), shape, divide)
+            if found is not None:
+                return found
     return None
+
+
+def _swaps(count: int) -> list[tuple[int, int]]:
+    """Which two of so many dimensions may have been swapped, the usual ones first; none of them the very first."""
+    pairs = dict.fromkeys(((0, 0), (1, 2), (count - 2, count - 1), (0, 1), (0, count - 1)))
+    return [(one, two) for one, two in pairs if 0 <= one <= two < max(count, 1)]
+
+
+def _swapped(entries: Sequence[T], one: int, two: int) -> tuple[T, ...]:
+    order = list(entries)
+    if order:
+        order[one], order[two] = order[two], order[one]
+    return tuple(order)

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from triosim import gpus
-from triosim.compute import shapes, stored
+from triosim.compute import doubt, shapes, stored
 from triosim.compute.base import ComputeModel, Estimates
 from triosim.compute.shapes import BINARY, Shapes
 from triosim.gpus import Gpu
@@ -149,8 +149,13 @@ class Elementwise(ComputeModel):
         for places, group in shapes.of(operators):
             if group.family == "elementwise":
                 seconds[places], errors[places] = self.ask(group, target)
-        known = "" if target.name in _table() else ", a GPU not measured"
+        known = "" if target.name in _table() else f", {doubt.NOT_MEASURED}"
         return Estimates(seconds, errors, [f"{self.label}, three segments{known}"] * len(operators))
+
+    def ratios(self, before: Sequence[Operator], after: Sequence[Operator], gpu: str, target: str) -> Estimates:
+        """Return time(after) / time(before). What is off on a GPU that was not measured is partly the same in both."""
+        found = super().ratios(before, after, gpu, target)
+        return doubt.on_one_gpu(found) if gpu == target else found
 
     def ask(self, calls: Shapes, gpu: Gpu) -> tuple[Array, Array]:
         """Return seconds and relative errors of calls."""
@@ -158,7 +163,8 @@ class Elementwise(ComputeModel):
         if not fitted:
             return np.full(len(calls), np.nan), np.full(len(calls), np.nan)
         measured = {name: one for name, one in fitted.items() if name}
-        one = fitted.get(gpu.name) or replace(of_others(measured, gpu), error=fitted[""].error)
+        unknown = fitted[""].error * doubt.of_few(len(measured))
+        one = fitted.get(gpu.name) or replace(of_others(measured, gpu), error=unknown)
         return one.seconds(memory_seconds(calls, gpu), calls.kinds), np.full(len(calls), one.error)
 
 

@@ -9,10 +9,13 @@ import numpy as np
 import numpy.typing as npt
 
 from triosim import gpus
-from triosim.compute import stored
+from triosim.compute import operator_rows, stored
+from triosim.compute.auto import Auto
 from triosim.compute.elementwise import Elementwise
 from triosim.compute.forest import Forest
 from triosim.compute.learned import CLASS_EDGES, CLASSES, Learned
+from triosim.compute.operator_rows import OperatorRows
+from triosim.compute.pricing import model_name
 from triosim.compute.reduction import Reduction
 from triosim.compute.shapes import Shapes
 from triosim.compute.tables import Table
@@ -35,6 +38,18 @@ class Statistics:
     def as_dict(self) -> dict[str, float]:
         """Return the figures by name."""
         return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """How far predictions of any operators are off: ``kinds`` by operator and phase, ``models`` what predicted these."""
+
+    total: Statistics
+    classes: dict[str, Statistics]
+    kinds: dict[str, Statistics]
+    models: dict[str, str]
+    measured_seconds: float
+    predicted_seconds: float
 
 
 def statistics(predicted: Array, measured: Array) -> Statistics:
@@ -73,12 +88,17 @@ def rows_of(table: Table, gpu: Gpu) -> Table:
 
 
 def gpu_in(table: Table, name: str) -> Gpu:
-    """Return the GPU that a user means: of those in the table, one whose architecture and memory the name leaves open.
+    """Return the GPU of a table that a user means."""
+    return gpu_among(table.gpus(), name, table.source)
+
+
+def gpu_among(devices: Sequence[str], name: str, source: str) -> Gpu:
+    """Return the GPU that a user means: of those that were measured, one whose architecture and memory the name leaves open.
 
     ``H100`` is the catalogue's first; in a table of an A100 on PCIe alone, ``A100`` is that one.
     """
     gpu = gpus.find(name)
-    known = [found for one in table.gpus() if (found := gpus.get(one)) is not None]
+    known = [found for one in devices if (found := gpus.get(one)) is not None]
     if not known or any(one.name == gpu.name for one in known):
         return gpu
     family = gpu.name.partition("-")[0]
@@ -86,7 +106,7 @@ def gpu_in(table: Table, name: str) -> Gpu:
     if len(alike) > 1:
         raise TriosimError(
             f"has no rows of {gpu.name}",
-            where=table.source,
+            where=source,
             fix=f"write --gpu {' or '.join(one.name for one in alike)}",
         )
     return alike[0] if alike else gpu
@@ -110,3 +130,20 @@ def predict(shapes: Shapes, gpu: Gpu, own: Sequence[Learned] = ()) -> tuple[Arra
     if not np.isfinite(seconds).all():
         raise TriosimError(f"no fitted model covers {shapes.family} in {shapes.dtype} on {gpu.name}")
     return seconds, name
+
+
+def judge(rows: OperatorRows) -> Judged:
+    """Compare measured operators with what ``auto`` says of them, from fitted models and the roofline alone."""
+    found = Auto().estimate(rows.operators, rows.gpu.name)
+    predicted, measured = found.seconds[rows.measured], rows.seconds
+    keys = [f"{operator_rows.word(one.name)} {one.phase}" for one in rows.rows()]
+    said = [model_name(found.model[place]) for place in rows.measured]
+    kinds, models = {}, {}
+    for key in sorted(set(keys), key=lambda key: -sum(t for t, k in zip(measured, keys, strict=True) if k == key)):
+        chosen = np.array([one == key for one in keys])
+        kinds[key] = statistics(predicted[chosen], measured[chosen])
+        models[key] = ", ".join(sorted({name for name, one in zip(said, keys, strict=True) if one == key}))
+    return Judged(
+        statistics(predicted, measured), by_class(predicted, measured), kinds, models, float(measured.sum()),
+        float(predicted.sum()),
+    )  # fmt: skip

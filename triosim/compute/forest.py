@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from triosim import gpus
-from triosim.compute import shapes, stored
+from triosim.compute import doubt, shapes, stored
 from triosim.compute.base import ComputeModel, Estimates
 from triosim.gpus import Gpu
 from triosim.trace import Operator
@@ -51,6 +51,11 @@ class Forest(ComputeModel):
                         names[place] = name
         return Estimates(seconds, errors, names)
 
+    def ratios(self, before: Sequence[Operator], after: Sequence[Operator], gpu: str, target: str) -> Estimates:
+        """Return time(after) / time(before). What is off on a GPU that was not measured is partly the same in both."""
+        found = super().ratios(before, after, gpu, target)
+        return doubt.on_one_gpu(found) if gpu == target else found
+
     def ask(self, group: shapes.Shapes, gpu: Gpu) -> tuple[shapes.Array, shapes.Array, str] | None:
         """Return seconds, relative errors and the name of what said so, for calls of one family and dtype."""
         dtype, extra = group.dtype, 0.0
@@ -61,9 +66,9 @@ class Forest(ComputeModel):
         if model is None:
             return None
         seconds = model.seconds(group, gpu)
-        known = "" if model.knows(gpu) else ", a GPU not measured"
+        known = "" if model.knows(gpu) else f", {doubt.NOT_MEASURED}"
         return (
             seconds,
             model.relative_error(group, gpu, seconds) + extra,
-            f"{self.label}, {group.family} in {dtype}{known}",
+            f"{stored.OWN_LABEL if stored.is_own(model) else self.label}, {group.family} in {dtype}{known}",
         )

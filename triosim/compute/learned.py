@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from triosim.compute import doubt
+from triosim.compute.base import CLASS_EDGES as CLASS_EDGES
 from triosim.compute.ensemble import Ensemble
 from triosim.compute.rates import RateLaw
 from triosim.compute.shape_features import describe, specifications
@@ -23,8 +25,6 @@ from triosim.gpus import Gpu
 
 Array = npt.NDArray[np.float64]
 
-#: Size classes of operators, by seconds: short, middle, long.
-CLASS_EDGES = (20e-6, 200e-6)
 CLASSES = ("<20us", "20-200us", ">200us")
 #: What an estimate is taken to err by where cross-validation had no such rows.
 UNKNOWN_ERROR = 0.25
@@ -74,7 +74,10 @@ class Learned:
         """Return the error that cross-validation found for such calls."""
         where = np.searchsorted(CLASS_EDGES, seconds, side="right")
         if not self.knows(gpu):
-            return self._errors("left out", "all")[where]
+            factor = doubt.of_few(len(self.rates))
+            if self.family == "product":
+                factor *= doubt.of_limited(gpu, self.dtype, self.law)
+            return self._errors("left out", "all")[where] * factor
         random, slices = self._errors("random", gpu.name)[where], self._errors("slices", gpu.name)[where]
         measured = np.ones(len(shapes), dtype=bool)
         for name, values in self.sizes.items():

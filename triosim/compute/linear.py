@@ -21,8 +21,8 @@ from itertools import combinations
 import numpy as np
 import numpy.typing as npt
 
-from triosim.compute import features
-from triosim.compute.base import ComputeModel, Estimates
+from triosim.compute import doubt, features
+from triosim.compute.base import ComputeModel, Estimates, ratio
 from triosim.trace import Operator, Trace
 
 _DRIVERS: tuple[tuple[str, Callable[[Operator, Operator | None], float]], ...] = (
@@ -40,6 +40,9 @@ _NEGLIGIBLE = 0.005
 #: No line is expected to err by less than what the same operator's time varies by from step to step.
 _LEAST_ERROR = 0.01
 
+#: How far off a ratio is for each factor of e between two sizes, in the measured tables: see ``doubt.resized``.
+PER_E_FOLD = (0.23, 0.20, 0.11)
+
 Kind = tuple[str, str]
 Array = npt.NDArray[np.float64]
 _POOLED: Kind = ("", "")
@@ -50,7 +53,8 @@ class Line:
     """``coefficients`` of the fixed time and of each driver; ``error`` is the relative standard error, NaN for one point.
 
     ``left_out`` is the mean absolute relative error of each point on the line through the others (leave-one-out
-    cross-validation), NaN where all points have one size, which say nothing of another.
+    cross-validation), times what so few points leave open (``doubt.of_few``), NaN where all points have one size, which say
+    nothing of another.
     """
 
     coefficients: tuple[float, float, float, float]
@@ -78,8 +82,8 @@ class Linear(ComputeModel):
         rows: dict[Kind, list[int]] = {}
         for row, operator in enumerate(trace.operators):
             rows.setdefault((operator.name, operator.phase), []).append(row)
-        self.lines = {kind: _fit(drivers[members], seconds[members]) for kind, members in rows.items()}
-        self.lines[_POOLED] = _fit(drivers, seconds)
+        self.lines = {kind: fit_line(drivers[members], seconds[members]) for kind, members in rows.items()}
+        self.lines[_POOLED] = fit_line(drivers, seconds)
 
     def estimate(self, operators: Sequence[Operator], gpu: str = "") -> Estimates:
         """Return each operator's time on its kind's line. The lines hold for the trace's GPU, and say nothing of others."""
@@ -95,6 +99,14 @@ class Linear(ComputeModel):
             [str(line) if line else f"{pooled} of all kinds" for line in lines],
         )
 
+    def ratios(self, before: Sequence[Operator], after: Sequence[Operator], gpu: str, target: str) -> Estimates:
+        """Return time(after) / time(before) on the trace's GPU: off as one is, and more the more the size changes."""
+        old, new = self.estimate(before, gpu), self.estimate(after, target)
+        nothing = np.array([operator.seconds == 0.0 for operator in before])
+        found = ratio(old, new, nothing)
+        known = np.fmax(old.relative_error, new.relative_error)
+        return Estimates(found, doubt.resized(known, before, after, found, PER_E_FOLD), new.model)
+
 
 def _drivers(operators: Sequence[Operator]) -> Array:
     """One row an operator; one for the fixed time, then one column a driver."""
@@ -106,7 +118,7 @@ def _drivers(operators: Sequence[Operator]) -> Array:
     return np.array(rows, dtype=np.float64).reshape(len(operators), 4)
 
 
-def _fit(drivers: Array, seconds: Array) -> Line:
+def fit_line(drivers: Array, seconds: Array) -> Line:
     """The simplest of the regressions that are about as good as the best."""
     timed = seconds > 0.0
     points = int(timed.sum())
@@ -135,7 +147,7 @@ def _fit(drivers: Array, seconds: Array) -> Line:
         (coefficients[0], coefficients[1], coefficients[2], coefficients[3]),
         error if points > 1 else math.nan,
         points,
-        max(_left_out(relative[:, terms]), _LEAST_ERROR) if several else math.nan,
+        max(_left_out(relative[:, terms]) * doubt.of_few(points), _LEAST_ERROR) if several else math.nan,
     )
 
 

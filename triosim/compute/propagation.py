@@ -9,12 +9,12 @@ A backward operator makes the gradients of what its forward operator read, so it
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 
 from triosim.compute.dimension_rules import dims_of, transposed
 from triosim.compute.dimensions import Axis, Dim, Dims, Kind, follows, fresh, regrouped, resized, size, viewed
-from triosim.compute.features import base_name, is_autograd_node
+from triosim.compute.features import PRODUCTS, base_name, is_autograd_node
 from triosim.trace import Operator, Tensor
 from triosim.trace_formats.autograd import forward_names
 
@@ -25,9 +25,20 @@ _VIEWS = ("ViewBackward", "UnsafeViewBackward", "ReshapeAliasBackward", "Squeeze
 
 
 class Propagation:
-    """The dimensions of every tensor of a step. ``batch_size`` is the step's; ``sequence`` its length, where it is known."""
+    """The dimensions of every tensor of a step. ``batch_size`` is the step's; ``sequence`` its length, where it is known.
 
-    def __init__(self, operators: Sequence[Operator], batch_size: int, sequence: int | None = None) -> None:
+    ``given`` are, for a part of a step (an operator and those that differentiate it), the dimensions of what it reads: what
+    its axes have in common elsewhere in the step is then left aside.
+    """
+
+    def __init__(
+        self,
+        operators: Sequence[Operator],
+        batch_size: int = 0,
+        sequence: int | None = None,
+        *,
+        given: Mapping[int, Dims] | None = None,
+    ) -> None:
         self.operators = operators
         self.batch_size = batch_size
         self.sequence = sequence
@@ -36,15 +47,19 @@ class Propagation:
         self._storages: dict[int, Dims] = {}  # of each parameter's storage, as first seen
         self._latest: dict[int, Dims] = {}  # of the other storages, as last seen
         self._parameters: dict[int, Dims] = {}  # by the parameter's tensor id
-        self._made = {t.id for op in operators for t in op.outputs if not any(t.id == o.id for o in op.inputs)}
+        self._made = {number for op in operators for number in {t.id for t in op.outputs} - {t.id for t in op.inputs}}
         self._taken: dict[tuple[int, int], int] = {}  # by forward operator and its input: gradients made so far
-        self._feed()
+        if given is None:
+            self._feed()
+        else:
+            self._begin_with(given)
         for operator in operators:
             if operator.phase == "forward":
                 self._forward(operator)
             elif operator.phase == "backward":
                 self._backward(operator)
-        self._name_the_unused()
+        if given is None:
+            self._name_the_unused()
 
     def __getitem__(self, tensor: Tensor) -> Dims:
         """The dimensions of a tensor of the forward or backward pass."""
@@ -106,6 +121,17 @@ class Propagation:
         for tensor in clear or inputs:
             self._set(tensor, self._fed(tensor))
 
+    def _begin_with(self, given: Mapping[int, Dims]) -> None:
+        for operator in self.operators:
+            for tensor in operator.inputs:
+                dims = given.get(tensor.id)
+                if dims is None or tensor.id in self._dims:
+                    continue
+                self._set(tensor, dims)
+                if tensor.category == "parameter":
+                    self._storages.setdefault(tensor.storage, dims)
+                    self._parameters.setdefault(tensor.id, dims)
+
     def _fed(self, tensor: Tensor) -> Dims:
         """An input's dimensions: the batch, of which it has the size; of words or of (..., features), the sequence."""
         shape = tensor.shape
@@ -117,7 +143,7 @@ class Propagation:
             whole = tensor.dtype.startswith(("int", "uint", "bool"))
             if (whole and len(shape) == 2) or (not whole and len(shape) == 3):
                 dims[1 - batch] = (Axis(shape[1 - batch], "sequence"),) if shape[1 - batch] > 1 else ()
-        elif shape and shape[0] and shape[0] % self.batch_size == 0:
+        elif shape and shape[0] and self.batch_size and shape[0] % self.batch_size == 0:
             dims[0] = (Axis(self.batch_size, "batch"), *fresh(shape[0] // self.batch_size)[0])
         return tuple(dims)
 
@@ -150,7 +176,9 @@ class Propagation:
             self._parameters[tensor.id] = known
         shape = tensor.shape
         if tuple(map(size, known)) == shape:
-            return known
+            # A square matrix under another id is its transpose: what shows a parameter as it is has its id.
+            turned = tensor.id not in self._parameters and len(shape) == 2 and shape[0] == shape[1]
+            return known[::-1] if turned else known
         return viewed(known, shape) or fresh(*shape)
 
     # ---- the operators ------------------------------------------------------------------------------------------
@@ -165,14 +193,16 @@ class Propagation:
     def _backward(self, operator: Operator) -> None:
         forward = self._by_id.get(operator.forward) if operator.forward is not None else None
         name = base_name(operator.name)
-        if forward is not None and name.startswith(_PRODUCTS):
-            self._saved_factors(operator, forward)
         around = [self._of(t) for t in (*forward.outputs, *forward.inputs)] if forward is not None else []
-        self._find_rest([t for t in operator.inputs if t.category != "parameter" and t.id not in self._made], around)
-        given = [self._of(tensor) for tensor in operator.inputs]
+        late = self._added_to(operator, forward) if forward is not None else set()
+        read = [t for t in operator.inputs if t.category != "parameter" and t.id not in self._made | late]
+        if forward is not None and name.startswith(_PRODUCTS):
+            self._find_rest([t for t in read if t is operator.inputs[0]], around)
+            self._saved_factors(operator, forward)
+        self._find_rest(read, around)
+        given = [fresh(*tensor.shape) if tensor.id in late else self._of(tensor) for tensor in operator.inputs]
         if forward is None or not (is_autograd_node(name) or name.endswith("_backward")):
-            made = dims_of(operator, given)
-            for tensor, dims in zip(operator.outputs, made, strict=False):
+            for tensor, dims in zip(operator.outputs, dims_of(operator, given), strict=False):
                 self._set(tensor, dims)
         for tensor in operator.outputs:
             if tensor.id not in self._dims:
@@ -180,6 +210,16 @@ class Propagation:
                 if found is not None:
                     self._set(tensor, found)
         self._find_rest(operator.outputs, [*given, *around])
+        made = [self._of(tensor) for tensor in operator.outputs] if late else []
+        self._find_rest([tensor for tensor in operator.inputs if tensor.id in late], [*made, *around])
+
+    def _added_to(self, operator: Operator, forward: Operator) -> set[int]:
+        """The gradients, not made in this part of the step, to which a node adds the ones that it makes."""
+        coming = [tensor for tensor in operator.inputs if tensor.category == "gradient"]
+        starts = sum(bool(tensor.shape) for tensor in forward.outputs)
+        found = {tensor.id for tensor in coming[max(starts, 1) :]}
+        found |= {tensor.id for tensor in coming[1:]} & {tensor.id for tensor in operator.outputs}
+        return {number for number in found if number not in self._dims and number not in self._made}
 
     def _saved_factors(self, operator: Operator, forward: Operator) -> None:
         """What a product's node has saved in a shape that only the calls inside it saw: (m, n) is (m, k) x (k, n)."""
@@ -213,12 +253,18 @@ class Propagation:
         shape = tensor.shape
         if tensor.parameter is not None and tensor.parameter in self._parameters:
             own = self._parameters[tensor.parameter]
+            if base_name(operator.name).startswith(_PRODUCTS):  # the gradient of what it multiplied, perhaps turned
+                for read, dims in zip(operator.inputs, given, strict=True):
+                    if self._storages.get(read.storage) is own and tuple(map(size, dims)) == shape:
+                        return dims
             return own if tuple(map(size, own)) == shape else viewed(own, shape)
         if forward is None:
             return None
         name = base_name(operator.name)
         stem = name.rstrip("0123456789")
-        if not forward_names(name, [base_name(forward.name)]) and is_autograd_node(name):
+        differentiated = base_name(forward.name)
+        is_part = not forward_names(name, [differentiated]) or (stem in _VIEWS and differentiated in PRODUCTS)
+        if is_part and is_autograd_node(name):
             # A part of a forward operator that is made of several.
             if stem in _VIEWS and given:
                 return regrouped(given[0], shape)
@@ -231,7 +277,8 @@ class Propagation:
         sources: list[tuple[int, Dims]] = []
         if stem in _PRODUCTS and len(given) > 1:
             pairs = zip(reversed(operator.inputs[1:]), reversed(given[1:]), strict=True)
-            sources = [(-index, dims) for index, (t, dims) in enumerate(pairs, 1) if not linked or not _is_weight(t)]
+            saved = [(t, dims) for t, dims in pairs if t.category != "gradient" and not (linked and _is_weight(t))]
+            sources = [(-index, dims) for index, (_, dims) in enumerate(saved, 1)]
         sources += [(t.id, self._of(t)) for t in forward.inputs if not linked or not _is_weight(t)]
         alike = [(number, dims) for number, dims in sources if tuple(map(size, dims)) == shape]
         if not alike:

@@ -8,6 +8,7 @@ counted, is fitted for two generations of chips, before and from Ada and Hopper.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -28,11 +29,13 @@ class RateLaw:
 
     def rate(self, gpu: Gpu, dtype: str) -> float:
         """Return FLOP/s. The power limit is that of float32 products; tensor cores take far less a FLOP."""
-        peak = self.share * gpu.rate(dtype)
+        return min(self.share * gpu.rate(dtype), self.power_limit(gpu, dtype))
+
+    def power_limit(self, gpu: Gpu, dtype: str) -> float:
+        """Return the FLOP/s that a board's power allows; infinity where nothing is known of it."""
         if dtype != "float32" or not gpu.tdp_watts:
-            return peak
-        new = gpu.architecture.lower().startswith(_NEW)
-        return min(peak, gpu.tdp_watts / (self.new if new else self.old))
+            return math.inf
+        return gpu.tdp_watts / (self.new if gpu.architecture.lower().startswith(_NEW) else self.old)
 
 
 #: Where nothing at all was measured.

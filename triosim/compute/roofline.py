@@ -1,11 +1,12 @@
-"""Operator times by the roofline: whichever takes longer of arithmetic near the peak rate and bytes near the bandwidth.
+"""Operator times by the roofline: a launch, and whichever takes longer, arithmetic near the peak or bytes near the bandwidth.
 
-    time = max(FLOPs / (e_c * rate of the dtype), bytes / (e_m * bandwidth), launch floor)
+    time = launch + max(FLOPs / (e_c * rate of the dtype), bytes / (e_m * bandwidth))
 
 Williams, Waterman and Patterson, "Roofline" (CACM 2009). The efficiencies e_c and e_m belong to a class of operators. The
 defaults are coarse, rounded fits to the measured tables that docs/compute-models.md names, over all of their GPUs; ``fit``
 replaces those of the classes that a trace has enough operators of. Float32 convolutions run in TF32 where the GPU has it,
-as PyTorch's default is, and products do not.
+as PyTorch's default is, and products do not: these compute at what the board's power allows, where that is less than their
+part of the peak.
 """
 
 from __future__ import annotations
@@ -17,43 +18,62 @@ import numpy as np
 import numpy.typing as npt
 
 from triosim import gpus
-from triosim.compute import features
-from triosim.compute.base import ComputeModel, Estimates
+from triosim.compute import doubt, features, rates
+from triosim.compute.base import CLASS_EDGES, ComputeModel, Estimates, checked, ratio
 from triosim.trace import Operator, Trace
 
-#: No kernel is shorter than its launch.
+#: No kernel is shorter than its launch, and what it does comes on top.
 FLOOR_SECONDS = 2e-6
+#: What a launch takes where the operators of a trace show none: the next kernel starts while one drains.
+_LEAST_LAUNCH = 0.5e-6
 #: The GPU whose proportions stand for one that nobody knows.
 STAND_IN = "A100"
 #: A class of fewer operators than this keeps its efficiencies.
 FEWEST = 4
 
 Array = npt.NDArray[np.float64]
+Errors = tuple[float, float, float]
 
 
 @dataclass(frozen=True, slots=True)
 class Efficiency:
-    """The part of the peak rate and of the bandwidth that a class reaches, and its mean absolute relative error."""
+    """The part of the peak rate and of the bandwidth that a class reaches, and how far off its estimates are.
+
+    ``errors`` are mean absolute relative errors by size class (``base.CLASS_EDGES``), such that nine in ten rows of the tables
+    are within 2.06 times them; ``launch`` is in seconds.
+    """
 
     compute: float
     memory: float
-    error: float
+    errors: Errors
+    launch: float = FLOOR_SECONDS
     points: int = 0  # of the fit, 0 for a default
+
+    @property
+    def error(self) -> float:
+        """The error of a long operator."""
+        return self.errors[-1]
 
 
 #: By class. Products, attention, element-wise operators, reductions: fitted to measured tables. The rest are assumptions.
 DEFAULTS = {
-    "product": Efficiency(0.75, 0.6, 0.3),
-    "convolution": Efficiency(0.7, 0.6, 0.4),
-    "convolution on tensor cores": Efficiency(0.4, 0.6, 0.4),
-    "attention": Efficiency(0.5, 0.6, 0.5),
-    "reduction": Efficiency(0.5, 0.62, 0.22),
-    "elementwise": Efficiency(0.5, 0.78, 0.1),
-    "optimizer": Efficiency(0.5, 0.7, 0.3),
+    "product": Efficiency(0.75, 0.6, (0.5, 0.5, 0.3), 4e-6),
+    "convolution": Efficiency(0.7, 0.6, (0.5, 0.5, 0.4), 4e-6),
+    "convolution on tensor cores": Efficiency(0.4, 0.6, (0.5, 0.5, 0.4), 4e-6),
+    "attention": Efficiency(0.5, 0.6, (0.7, 0.9, 0.45), 8e-6),
+    "reduction": Efficiency(0.5, 0.62, (0.3, 0.3, 0.25)),
+    "elementwise": Efficiency(0.5, 0.78, (0.2, 0.12, 0.12)),
+    "optimizer": Efficiency(0.5, 0.7, (0.4, 0.3, 0.3)),
 }
 Key = tuple[str, str, str]  # class, phase, and what it computes in: "" for a class that only moves bytes
 _ARITHMETIC = ("product", "convolution", "attention")
 _REDUCTIONS = ("norm", "softmax", "sum", "mean", "pool", "loss", "var", "argmax", "cumsum", "topk", "sort", "embedding")
+#: How far off a ratio is for each factor of e between two sizes, in the measured tables: see ``doubt.resized``; and which
+#: part of the error of one estimate is left in the ratio of two on one GPU.
+PER_E_FOLD = (0.14, 0.13, 0.09)
+_SAME_GPU = 0.5
+#: By how much more, as a part and at least, one fit may be off than another and count as good: the candidates are 8% apart.
+_AS_GOOD, _NEGLIGIBLE = 0.02, 0.03
 #: The candidates of a fit.
 _GRID = np.geomspace(0.02, 1.6, 56)
 
@@ -69,25 +89,37 @@ class Roofline(ComputeModel):
         """Find the efficiencies of each class, phase and dtype that the trace has operators of."""
         self.gpu = trace.gpu
         self.efficiencies = {}
-        classes, arithmetic, traffic = _ceilings(trace.operators, _gpu(trace.gpu))
+        found = _ceilings(trace.operators, _gpu(trace.gpu))
         seconds = np.array([operator.seconds for operator in trace.operators])
-        for key in dict.fromkeys(classes):
-            rows = np.array([one == key for one in classes]) & (seconds > 0.0)
-            self.efficiencies[key] = _fit(arithmetic[rows], traffic[rows], seconds[rows], default(key))
+        for key in dict.fromkeys(found.classes):
+            rows = np.array([one == key for one in found.classes]) & (seconds > 0.0)
+            self.efficiencies[key] = _fit(found.arithmetic[rows], found.traffic[rows], seconds[rows], default(key))
 
     def estimate(self, operators: Sequence[Operator], gpu: str = "") -> Estimates:
         """Return each operator's time on a GPU; efficiencies that were fitted on another one are taken to hold for it."""
-        classes, arithmetic, traffic = _ceilings(operators, _gpu(gpu))
-        used = [self.efficiencies.get(key) or default(key) for key in classes]
+        found = _ceilings(operators, _gpu(gpu))
+        used = [self.efficiencies.get(key) or default(key) for key in found.classes]
         compute = np.array([one.compute for one in used])
         memory = np.array([one.memory for one in used])
-        error = np.array([one.error if gpu in ("", self.gpu) else max(one.error, default(key).error)
-                          for one, key in zip(used, classes, strict=True)])  # fmt: skip
+        launch = np.array([one.launch for one in used])
+        seconds = np.fmax(found.arithmetic / compute, found.traffic / memory) + launch
+        errors = np.array([one.errors for one in used]).reshape(len(used), 3)
+        if gpu not in ("", self.gpu):
+            errors = np.fmax(errors, np.array([default(key).errors for key in found.classes]).reshape(len(used), 3))
+        which = np.searchsorted(CLASS_EDGES, seconds, side="right")
         said = [
             f"roofline of {key[0]}, {f'from {one.points} operators' if one.points else 'default efficiencies'}"
-            for one, key in zip(used, classes, strict=True)
+            for one, key in zip(used, found.classes, strict=True)
         ]
-        return Estimates(np.maximum(np.fmax(arithmetic / compute, traffic / memory), FLOOR_SECONDS), error, said)
+        return Estimates(seconds, errors[np.arange(len(used)), which] * found.factor, said)
+
+    def ratios(self, before: Sequence[Operator], after: Sequence[Operator], gpu: str, target: str) -> Estimates:
+        """Return time(after, on ``target``) / time(before, on ``gpu``): off as one is, and more the more the size changes."""
+        old = checked(self.estimate(before, gpu), before, self)
+        new = checked(self.estimate(after, target), after, self)
+        found = ratio(old, new)
+        known = np.fmax(old.relative_error, new.relative_error) * (_SAME_GPU if gpu == target else 1.0)
+        return Estimates(found, doubt.resized(known, before, after, found, PER_E_FOLD), new.model)
 
 
 def default(key: Key) -> Efficiency:
@@ -118,11 +150,20 @@ def arithmetic_dtype(operator: Operator, gpu: gpus.Gpu, kind: str) -> str:
     return "tf32" if dtype == "float32" and kind == "convolution" and "tf32" in gpu.flops else dtype
 
 
-def _ceilings(operators: Sequence[Operator], gpu: gpus.Gpu) -> tuple[list[Key], Array, Array]:
-    """Return each operator's class, and the seconds of its arithmetic and of its bytes at the GPU's peaks."""
+@dataclass(frozen=True, slots=True)
+class _Ceilings:
+    """Each operator's class, the seconds of its arithmetic and of its bytes at the GPU's peaks, and a factor of its error."""
+
+    classes: list[Key]
+    arithmetic: Array
+    traffic: Array
+    factor: Array
+
+
+def _ceilings(operators: Sequence[Operator], gpu: gpus.Gpu) -> _Ceilings:
     by_id = {operator.id: operator for operator in operators if operator.phase == "forward"}
     classes: list[Key] = []
-    arithmetic, traffic = np.zeros(len(operators)), np.zeros(len(operators))
+    arithmetic, traffic, factor = np.zeros(len(operators)), np.zeros(len(operators)), np.ones(len(operators))
     for row, operator in enumerate(operators):
         forward = by_id.get(operator.forward) if operator.forward is not None else None
         kind = class_of(operator, forward)
@@ -130,26 +171,47 @@ def _ceilings(operators: Sequence[Operator], gpu: gpus.Gpu) -> tuple[list[Key], 
         classes.append((kind, operator.phase, dtype))
         traffic[row] = features.input_bytes(operator, forward) + features.output_bytes(operator, forward)
         if dtype:
-            arithmetic[row] = features.flops(operator, forward) / gpu.rate(dtype)
-    return classes, arithmetic, traffic / gpu.bandwidth
+            arithmetic[row] = _computed(operator, forward, kind) / _rate(gpu, dtype, kind)
+            factor[row] = doubt.of_limited(gpu, dtype) if kind == "product" else 1.0
+    return _Ceilings(classes, arithmetic, traffic / gpu.bandwidth, factor)
+
+
+def _computed(operator: Operator, forward: Operator | None, kind: str) -> float:
+    """Return the FLOPs that a kernel does: of causal attention, where the trace says that it is, half of those of the whole."""
+    causal = kind == "attention" and (forward or operator).attributes.get("is_causal") is True
+    return features.flops(operator, forward) * (0.5 if causal else 1.0)
+
+
+def _rate(gpu: gpus.Gpu, dtype: str, kind: str) -> float:
+    """Return the rate of which a class reaches its part."""
+    peak = gpu.rate(dtype)
+    if kind != "product":
+        return peak
+    return min(peak, rates.PLAIN.power_limit(gpu, dtype) / DEFAULTS["product"].compute)
 
 
 def _fit(arithmetic: Array, traffic: Array, seconds: Array, default: Efficiency) -> Efficiency:
-    """The pair of efficiencies with the smallest mean absolute relative error."""
+    """The pair of efficiencies with about the smallest mean absolute relative error."""
     points = len(seconds)
     if not points:
         return default
-    floor = FLOOR_SECONDS
-    predicted = np.maximum(np.maximum(arithmetic / default.compute, traffic / default.memory), floor)
-    if points < FEWEST:  # the default's proportions at the trace's level; what the error is, the points cannot say
-        level = float(np.median(predicted / seconds))
-        return replace(default, compute=default.compute * level, memory=default.memory * level)
+    launches = (min(default.launch, float(seconds.min()) / 2.0), min(_LEAST_LAUNCH, float(seconds.min()) / 2.0))
+    if points < FEWEST:  # what bounds them is brought to the trace's level; what the error is, so few cannot say
+        by_compute, by_memory = arithmetic / default.compute, traffic / default.memory
+        level = float(np.median(np.fmax(by_compute, by_memory) / (seconds - launches[0]))) or 1.0
+        if (by_compute > by_memory).mean() >= 0.5:
+            return replace(default, compute=default.compute * level, launch=launches[0])
+        return replace(default, memory=default.memory * level, launch=launches[0])
     compute = _GRID if arithmetic.any() else np.array([default.compute])
-    times = np.maximum(np.maximum(arithmetic / compute[:, None, None], traffic / _GRID[:, None]), floor)
-    errors = np.abs(times / seconds - 1.0).mean(axis=2)
-    best = np.unravel_index(int(errors.argmin()), errors.shape)
+    busy = np.maximum(arithmetic / compute[:, None, None], traffic / _GRID[:, None])
+    errors = np.array([np.abs((busy + launch) / seconds - 1.0).mean(axis=2) for launch in launches])
+    # A trace does not tell what bounds none of its operators: of pairs that explain it as well, the nearest to the default.
+    far = np.abs(np.log(compute / default.compute))[:, None] + np.abs(np.log(_GRID / default.memory))
+    good = errors <= errors.min() * (1.0 + _AS_GOOD) + _NEGLIGIBLE
+    which, row, column = np.unravel_index(int(np.where(good, far, np.inf).argmin()), errors.shape)
     free = max(points - (2 if len(compute) > 1 else 1), 1)
-    return Efficiency(float(compute[best[0]]), float(_GRID[best[1]]), float(errors[best]) * points / free, points)
+    error = float(errors[which, row, column]) * points / free * doubt.of_few(points)
+    return Efficiency(float(compute[row]), float(_GRID[column]), (error, error, error), launches[which], points)
 
 
 def _gpu(name: str) -> gpus.Gpu:

@@ -1,7 +1,8 @@
 """Fitted models in files: arrays and one JSON text in an npz file, without pickle, and where the shipped ones are.
 
-The environment variable ``TRIOSIM_MODELS`` names a file or folder that ``triosim calibrate compute`` wrote; what it holds for
-a GPU goes before what ships with triosim.
+A file holds models of families of operators (``Learned``) and laws of kinds of operators (``KindLaw``). The environment
+variable ``TRIOSIM_MODELS`` names a file or folder that ``triosim calibrate compute`` wrote; what it holds for a GPU goes
+before what ships with triosim.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ import io
 import json
 import os
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,23 +20,30 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from triosim.compute.kind_laws import KindLaw
 from triosim.compute.learned import Learned
+from triosim.compute.operator_rows import Key
 from triosim.errors import TriosimError
 from triosim.output import writing_bytes
 
 _FORMAT = "triosim fitted operator models 1"
 SHIPPED = Path(__file__).resolve().parents[1] / "data" / "compute"
 ENVIRONMENT = "TRIOSIM_MODELS"
+#: What an estimate by a model of one's own is called, instead of by what ships.
+OWN_LABEL = "own"
 
 
-def save(models: Sequence[Learned], path: str | os.PathLike[str]) -> None:
-    """Write models to one npz file, whole or not at all."""
+def save(models: Sequence[Learned], path: str | os.PathLike[str], laws: Sequence[KindLaw] = ()) -> None:
+    """Write models and laws to one npz file, whole or not at all."""
     arrays: dict[str, npt.NDArray[Any]] = {}
-    about = []
+    about: dict[str, Any] = {"format": _FORMAT, "models": [model.about() for model in models]}
     for number, model in enumerate(models):
         arrays.update(model.arrays(f"{number}"))
-        about.append(model.about())
-    arrays["about"] = np.array(json.dumps({"format": _FORMAT, "models": about}))
+    if laws:
+        about["laws"] = [law.about() for law in laws]
+        for number, law in enumerate(laws):
+            arrays.update(law.arrays(f"law {number}"))
+    arrays["about"] = np.array(json.dumps(about))
     content = io.BytesIO()
     _write_npz(content, arrays)
     with writing_bytes(path) as file:
@@ -42,15 +51,25 @@ def save(models: Sequence[Learned], path: str | os.PathLike[str]) -> None:
 
 
 def load(path: str | os.PathLike[str]) -> list[Learned]:
-    """Read what ``save`` wrote. Raises ``TriosimError`` that says what is wrong with the file."""
-    place = os.fspath(path)
+    """Read the models that ``save`` wrote. Raises ``TriosimError`` that says what is wrong with the file."""
+    return _load(os.fspath(path))[0]
+
+
+def load_laws(path: str | os.PathLike[str]) -> list[KindLaw]:
+    """Read the laws that ``save`` wrote. Raises ``TriosimError`` that says what is wrong with the file."""
+    return _load(os.fspath(path))[1]
+
+
+def _load(place: str) -> tuple[list[Learned], list[KindLaw]]:
     try:
         with np.load(place, allow_pickle=False) as file:
             arrays: Mapping[str, npt.NDArray[Any]] = {name: file[name] for name in file.files}
         about = json.loads(str(arrays["about"]))
         if about["format"] != _FORMAT:
             raise TriosimError(f"holds '{about['format']}'", where=place, fix=f"this version reads '{_FORMAT}'")
-        return [Learned.from_stored(one, arrays, f"{number}") for number, one in enumerate(about["models"])]
+        models = [Learned.from_stored(one, arrays, f"{number}") for number, one in enumerate(about["models"])]
+        laws = [KindLaw.from_stored(one, arrays, f"law {number}") for number, one in enumerate(about.get("laws", ()))]
+        return models, laws
     except OSError as error:
         raise TriosimError(f"cannot be read: {error.strerror or error}", where=place) from error
     except (EOFError, KeyError, ValueError, TypeError, IndexError, zipfile.BadZipFile) as error:
@@ -61,10 +80,37 @@ def load(path: str | os.PathLike[str]) -> list[Learned]:
 
 def find(family: str, dtype: str, gpu: str) -> Learned | None:
     """Return the model of a family and dtype to ask about a GPU (a catalogue's name), or None where there is none."""
-    for model in _own(os.environ.get(ENVIRONMENT, "")):
+    for model in _own(_named())[0]:
         if (model.family, model.dtype) == (family, dtype) and gpu in model.rates:
             return model
     return _shipped(family, dtype)
+
+
+def is_own(model: Learned) -> bool:
+    """Whether a model that was found is one's own, and not one that ships."""
+    return model is not _shipped(model.family, model.dtype)
+
+
+def laws(gpu: str) -> Mapping[Key, KindLaw]:
+    """Return one's own laws of a GPU (a catalogue's name) by what they are of."""
+    return _own(_named())[1].get(gpu, {})
+
+
+@contextmanager
+def using(path: str | os.PathLike[str] | None) -> Iterator[None]:
+    """Within the block, take one's own models from ``path``, and not from where the environment says; None changes nothing."""
+    if path is None:
+        yield
+        return
+    before = os.environ.get(ENVIRONMENT)
+    os.environ[ENVIRONMENT] = os.fspath(path)
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[ENVIRONMENT]
+        else:
+            os.environ[ENVIRONMENT] = before
 
 
 def file_name(model: Learned) -> str:
@@ -78,13 +124,21 @@ def _shipped(family: str, dtype: str) -> Learned | None:
     return load(path)[0] if path.is_file() else None
 
 
+def _named() -> str:
+    return os.environ.get(ENVIRONMENT, "")
+
+
 @cache
-def _own(name: str) -> tuple[Learned, ...]:
-    if not name:
-        return ()
+def _own(name: str) -> tuple[tuple[Learned, ...], dict[str, dict[Key, KindLaw]]]:
+    """Return the models and the laws, by GPU and key, of a file or of the files in a folder; the later file's law holds."""
     place = Path(name)
-    files = sorted(place.glob("*.npz")) if place.is_dir() else [place]
-    return tuple(model for file in files for model in load(file))
+    files = [] if not name else sorted(place.glob("*.npz")) if place.is_dir() else [place]
+    loaded = [_load(os.fspath(file)) for file in files]
+    laws: dict[str, dict[Key, KindLaw]] = {}
+    for _, several in loaded:
+        for law in several:
+            laws.setdefault(law.gpu, {})[law.key] = law
+    return tuple(model for models, _ in loaded for model in models), laws
 
 
 def _write_npz(content: io.BytesIO, arrays: Mapping[str, npt.NDArray[Any]]) -> None:

@@ -1,0 +1,166 @@
+"""Operators are measured here and now, on the CPU, into a table that goes on where it ended and that models are fitted to."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from triosim.cli import run
+from triosim.compute import operator_table, stored
+from triosim.errors import OptionError, TriosimError
+from triosim.tracer import benchmark_calls, timers
+from triosim.tracer.benchmark_cases import BENCHMARKS, Limits
+from triosim.tracer.measure import Plan, measure
+
+needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="PyTorch is not installed")
+SMALL = Limits(1e6, 1e7)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No times are looked at here, so nothing large has to be written before a call with a cold cache."""
+    monkeypatch.setattr(timers, "_FLUSHED_BYTES", 1 << 16)
+
+
+def plan(*names: str, count: int = 1, seconds: float | None = None) -> Plan:
+    return Plan(names, ("float32",), count, seconds, limits=SMALL)
+
+
+@needs_torch
+def test_every_benchmark_runs_with_the_shapes_that_its_row_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: dict[str, tuple[int, ...]] = {}
+    call = benchmark_calls.call
+
+    def noted(torch: Any, benchmark: str, tensors: Any, attributes: Any) -> Any:
+        found = call(torch, benchmark, tensors, attributes)
+        result = found()
+        made[benchmark] = tuple(result.shape) if hasattr(result, "shape") else ()
+        return found
+
+    monkeypatch.setattr(benchmark_calls, "call", noted)
+    outcome = measure(plan(), str(tmp_path / "t.csv"), "cpu")
+    assert outcome.skipped == ()
+    assert set(made) == set(BENCHMARKS)
+    rows = operator_table.read(tmp_path / "t.csv")
+    assert len(rows) == outcome.rows == outcome.new
+    for row in rows:
+        benchmark = row.case.partition(":")[0]
+        if row.operator.phase == "forward":
+            assert row.operator.outputs[0].shape == made[benchmark]
+        if row.operator.phase == "backward":
+            assert row.operator.inputs[0].shape == made[benchmark]
+    kept = {(row.case.partition(":")[0], row.operator.phase, row.cache) for row in rows}
+    for name, benchmark in BENCHMARKS.items():
+        phases = [benchmark.phase, *(["backward"] if benchmark.backward else [])]
+        assert {(name, phase, cache) for phase in phases for cache in ("warm", "cold")} <= kept
+
+
+@needs_torch
+def test_backward_operators_are_called_as_in_a_trace(tmp_path: Path) -> None:
+    measure(plan("linear", "conv2d", "relu"), str(tmp_path / "t.csv"), "cpu")
+    names = {row.operator.name for row in operator_table.read(tmp_path / "t.csv") if row.operator.phase == "backward"}
+    assert names == {"AddmmBackward0", "ConvolutionBackward0", "ReluBackward0"}
+
+
+@needs_torch
+def test_a_second_call_goes_on_and_keeps_what_was_measured(tmp_path: Path) -> None:
+    path = str(tmp_path / "t.csv.gz")
+    first = measure(plan("relu", count=2), path, "cpu")
+    before = operator_table.read(path)
+    again = measure(plan("relu", count=3), path, "cpu")
+    assert (first.rows, again.rows, again.new) == (8, 12, 4)
+    assert operator_table.read(path)[:8] == before
+    assert measure(plan("relu", count=3), path, "cpu").new == 0
+
+
+@needs_torch
+def test_ctrl_c_leaves_a_whole_table(tmp_path: Path) -> None:
+    def interrupted(done: int, total: int, label: str) -> None:
+        if done == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        measure(plan("add", count=5), str(tmp_path / "t.csv.gz"), "cpu", interrupted)
+    assert {row.case for row in operator_table.read(tmp_path / "t.csv.gz")} == {"add:float32:0:0", "add:float32:0:1"}
+    assert [path.name for path in tmp_path.iterdir()] == ["t.csv.gz"]
+
+
+@needs_torch
+def test_what_does_not_fit_is_skipped_and_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    call = benchmark_calls.call
+
+    def full(torch: Any, benchmark: str, *rest: Any) -> Any:
+        if benchmark == "mm":
+            raise RuntimeError("CUDA out of memory. Tried to allocate 2 TiB")
+        return call(torch, benchmark, *rest)
+
+    monkeypatch.setattr(benchmark_calls, "call", full)
+    outcome = measure(plan("mm", "add"), str(tmp_path / "t.csv"), "cpu")
+    (said,) = outcome.skipped
+    assert said.startswith("mm:float32:0:0 on CPU: ")
+    assert said.endswith("does not fit into memory")
+    assert {row.operator.name for row in operator_table.read(tmp_path / "t.csv")} == {"aten::add"}
+    monkeypatch.undo()
+    assert measure(plan("mm", "add"), str(tmp_path / "t.csv"), "cpu").new == 0  # it is not tried again
+
+
+@needs_torch
+def test_another_failure_is_said_and_what_was_measured_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    call = benchmark_calls.call
+
+    def broken(torch: Any, benchmark: str, *rest: Any) -> Any:
+        if benchmark == "mm":
+            raise RuntimeError("an illegal memory access")
+        return call(torch, benchmark, *rest)
+
+    monkeypatch.setattr(benchmark_calls, "call", broken)
+    with pytest.raises(TriosimError, match="mm:float32:0:0: failed: an illegal memory access"):
+        measure(plan("add", "mm"), str(tmp_path / "t.csv"), "cpu")
+    assert {row.operator.name for row in operator_table.read(tmp_path / "t.csv")} == {"aten::add"}
+
+
+@needs_torch
+def test_a_file_that_is_another_is_left_alone(tmp_path: Path) -> None:
+    other = tmp_path / "notes.csv"
+    other.write_text("day,lunch\n1,soup\n", encoding="utf-8")
+    with pytest.raises(TriosimError, match="unknown column 'day'"):
+        measure(plan("relu"), str(other), "cpu")
+    assert other.read_text(encoding="utf-8") == "day,lunch\n1,soup\n"
+
+
+@needs_torch
+def test_models_are_fitted_to_what_the_command_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table, own = str(tmp_path / "t.csv.gz"), str(tmp_path / "own.npz")
+    options = ["--device", "cpu", "--count", "1", "--dtypes", "float32", "--operators", "softmax,foreach_mul"]
+    assert run(["calibrate", "measure", "-o", table, *options]) == 0
+    assert "6 rows in" in capsys.readouterr().err
+    assert run(["calibrate", "compute", table, "-o", own]) == 0
+    assert {str(one.key) for one in stored.load_laws(own)} >= {"softmax", "softmax backward", "foreachmul optimizer"}
+    assert {one.gpu for one in stored.load_laws(own)} == {"CPU"}
+    assert run(["calibrate", "evaluate", table, "--models", own]) == 0
+
+
+@needs_torch
+def test_options_that_cannot_be_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = str(tmp_path / "t.csv")
+    for options, said in (
+        (["--device", "tpu"], "'tpu' is no device"),
+        (["--operators", "liner"], "did you mean 'linear'?"),
+        (["--dtypes", "float33"], "did you mean 'float32'?"),
+        (["--count", "0"], "0 is not above zero"),
+    ):
+        assert run(["calibrate", "measure", "-o", path, *options]) == 2
+        assert said in capsys.readouterr().err
+    assert not Path(path).exists()
+
+
+def test_without_pytorch_one_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(OptionError, match=r"pip install 'triosim\[torch\]'"):
+        measure(plan("relu"), str(tmp_path / "t.csv"))
