@@ -23,6 +23,7 @@ from triosim import gpus
 from triosim.compute.base import ComputeModel, Estimates, ratio
 from triosim.compute.calibrated import Calibrated
 from triosim.compute.linear import Linear
+from triosim.compute.operators import Operators, each_once
 from triosim.compute.roofline import Roofline
 from triosim.trace import Operator, Trace
 
@@ -55,12 +56,14 @@ class Auto(ComputeModel):
         self._linear.fit(trace)
         self._roofline.fit(trace)
 
+    @each_once
     def estimate(self, operators: Sequence[Operator], gpu: str = "") -> Estimates:
         """Return each operator's time on a GPU by the model that is expected to err least."""
         return best((model.estimate(operators, gpu), weight) for model, weight in self._candidates(gpu))
 
     def ratios(self, before: Sequence[Operator], after: Sequence[Operator], gpu: str, target: str) -> Estimates:
         """Return the ratio of each operator's times, by the model that is expected to err least in both."""
+        before, after = Operators.of(before), Operators.of(after)
         if gpu == target:
             return best((model.ratios(before, after, gpu, gpu), weight) for model, weight in self._candidates(gpu))
         pairs = zip(stored(gpu), stored(target), strict=True)

@@ -18,6 +18,7 @@ from triosim.compute.base import ComputeModel, Estimates
 from triosim.compute.elementwise import Elementwise
 from triosim.compute.forest import Forest
 from triosim.compute.operator_rows import Described
+from triosim.compute.operators import each_once
 from triosim.compute.reduction import Reduction
 from triosim.gpus import Gpu
 from triosim.trace import Operator
@@ -36,6 +37,7 @@ class Calibrated(ComputeModel):
         """Return the model for a GPU of the catalogue, or None where the catalogue does not have it."""
         return cls(gpu) if gpus.get(gpu) is not None else None
 
+    @each_once
     def estimate(self, operators: Sequence[Operator], gpu: str = "") -> Estimates:
         """Return each operator's time on a GPU, NaN for what no law is of."""
         target = gpus.find(gpu or self._gpu or "")

@@ -14,8 +14,8 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from triosim.compute import features
 from triosim.compute.base import CLASS_EDGES, Estimates
+from triosim.compute.operators import Operators
 from triosim.compute.rates import PLAIN, RateLaw
 from triosim.gpus import Gpu
 from triosim.trace import Operator
@@ -53,7 +53,7 @@ def resized(
 
 def growth(before: Sequence[Operator], after: Sequence[Operator]) -> Array:
     """Return the logarithm of how much each operator's size changed: that of FLOPs or bytes, whichever changed most."""
-    old, new = np.maximum(_sizes(before), 1.0), np.maximum(_sizes(after), 1.0)
+    old, new = (np.maximum(Operators.of(some).drivers, 1.0) for some in (before, after))
     changed: Array = np.abs(np.log(new / old)).max(axis=1)
     return changed
 
@@ -83,14 +83,3 @@ def of_limited(gpu: Gpu, dtype: str, law: RateLaw = PLAIN) -> float:
     far it is below the peak.
     """
     return math.sqrt(max(1.0, law.share * gpu.rate(dtype) / law.power_limit(gpu, dtype)))
-
-
-def _sizes(operators: Sequence[Operator]) -> Array:
-    by_id = {operator.id: operator for operator in operators if operator.phase == "forward"}
-    rows = []
-    for operator in operators:
-        forward = by_id.get(operator.forward) if operator.forward is not None else None
-        rows.append(
-            [measure(operator, forward) for measure in (features.flops, features.input_bytes, features.output_bytes)]
-        )
-    return np.array(rows, dtype=np.float64).reshape(len(operators), 3)

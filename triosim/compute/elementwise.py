@@ -19,8 +19,9 @@ import numpy as np
 import numpy.typing as npt
 
 from triosim import gpus
-from triosim.compute import doubt, shapes, stored
+from triosim.compute import doubt, stored
 from triosim.compute.base import ComputeModel, Estimates
+from triosim.compute.operators import Operators, each_once
 from triosim.compute.shapes import BINARY, Shapes
 from triosim.gpus import Gpu
 from triosim.trace import DTYPE_BYTES, Operator
@@ -141,12 +142,13 @@ class Elementwise(ComputeModel):
         """Return the model for a GPU of the catalogue, or None where the catalogue does not have it."""
         return cls(gpu) if gpus.get(gpu) is not None and _table() else None
 
+    @each_once
     def estimate(self, operators: Sequence[Operator], gpu: str = "") -> Estimates:
         """Return each element-wise operator's time on a GPU, NaN for the others."""
         target = gpus.find(gpu or self._gpu or "")
         seconds = np.full(len(operators), np.nan)
         errors = np.full(len(operators), np.nan)
-        for places, group in shapes.of(operators):
+        for places, group in Operators.of(operators).calls:
             if group.family == "elementwise":
                 seconds[places], errors[places] = self.ask(group, target)
         known = "" if target.name in _table() else f", {doubt.NOT_MEASURED}"

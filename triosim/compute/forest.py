@@ -13,6 +13,7 @@ import numpy as np
 from triosim import gpus
 from triosim.compute import doubt, shapes, stored
 from triosim.compute.base import ComputeModel, Estimates
+from triosim.compute.operators import Operators, each_once
 from triosim.gpus import Gpu
 from triosim.trace import Operator
 
@@ -36,13 +37,14 @@ class Forest(ComputeModel):
         """Return the model for a GPU of the catalogue, or None where the catalogue does not have it."""
         return cls(gpu) if gpus.get(gpu) is not None else None
 
+    @each_once
     def estimate(self, operators: Sequence[Operator], gpu: str = "") -> Estimates:
         """Return each operator's time on a GPU; NaN for what belongs to no family that was measured."""
         target = gpus.find(gpu or self._gpu or "")
         seconds = np.full(len(operators), np.nan)
         errors = np.full(len(operators), np.nan)
         names = [self.label] * len(operators)
-        for places, group in shapes.of(operators):
+        for places, group in Operators.of(operators).calls:
             if group.family in self.families:
                 found = self.ask(group, target)
                 if found is not None:

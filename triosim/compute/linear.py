@@ -14,22 +14,19 @@ Without negative terms, an operator of k times the size takes between once and k
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
 import numpy as np
 import numpy.typing as npt
 
-from triosim.compute import doubt, features
+from triosim.compute import doubt
 from triosim.compute.base import ComputeModel, Estimates, ratio
+from triosim.compute.operators import Operators, each_once
 from triosim.trace import Operator, Trace
 
-_DRIVERS: tuple[tuple[str, Callable[[Operator, Operator | None], float]], ...] = (
-    ("FLOPs", features.flops),
-    ("input bytes", features.input_bytes),
-    ("output bytes", features.output_bytes),
-)
+_DRIVERS = ("FLOPs", "input bytes", "output bytes")
 #: Which terms a regression may have (0 is the fixed time), the simplest first.
 _TERMS = sorted(
     ((*fixed, *drivers) for count in (1, 2, 3) for drivers in combinations((1, 2, 3), count) for fixed in ((), (0,))),
@@ -63,7 +60,7 @@ class Line:
     left_out: float = math.nan
 
     def __str__(self) -> str:
-        drivers = [name for (name, _), b in zip(_DRIVERS, self.coefficients[1:], strict=True) if b > 0]
+        drivers = [name for name, b in zip(_DRIVERS, self.coefficients[1:], strict=True) if b > 0]
         return f"linear in {' and '.join(drivers) or 'nothing'}, from {self.points} operator{'s' if self.points > 1 else ''}"
 
 
@@ -85,6 +82,7 @@ class Linear(ComputeModel):
         self.lines = {kind: fit_line(drivers[members], seconds[members]) for kind, members in rows.items()}
         self.lines[_POOLED] = fit_line(drivers, seconds)
 
+    @each_once
     def estimate(self, operators: Sequence[Operator], gpu: str = "") -> Estimates:
         """Return each operator's time on its kind's line. The lines hold for the trace's GPU, and say nothing of others."""
         if gpu and gpu != self.gpu:
@@ -110,12 +108,7 @@ class Linear(ComputeModel):
 
 def _drivers(operators: Sequence[Operator]) -> Array:
     """One row an operator; one for the fixed time, then one column a driver."""
-    by_id = {operator.id: operator for operator in operators if operator.phase == "forward"}
-    rows = []
-    for operator in operators:
-        forward = by_id.get(operator.forward) if operator.forward is not None else None
-        rows.append([1.0, *(driver(operator, forward) for _, driver in _DRIVERS)])
-    return np.array(rows, dtype=np.float64).reshape(len(operators), 4)
+    return np.column_stack([np.ones(len(operators)), Operators.of(operators).drivers])
 
 
 def fit_line(drivers: Array, seconds: Array) -> Line:

@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from triosim import gpus
 from triosim.compute import features, tables
+from triosim.compute.operators import Operators
 from triosim.compute.roofline import FLOOR_SECONDS, arithmetic_dtype, class_of, default
 from triosim.compute.tables import Table
 from triosim.errors import TraceError
@@ -141,18 +142,15 @@ def by_gpu(parts: Sequence[OperatorRows]) -> list[OperatorRows]:
 
 def describe(operators: Sequence[Operator], gpu: Gpu) -> Described:
     """Return what laws see of operators on a GPU, but nothing shipped; forward operators are looked up among them by id."""
-    by_id = {operator.id: operator for operator in operators if operator.phase == "forward"}
-    drivers = np.ones((len(operators), 4))
-    arithmetic = np.zeros(len(operators))
+    seen = Operators.of(operators)
+    drivers = np.column_stack([np.ones(len(seen)), seen.drivers])
+    arithmetic = np.zeros(len(seen))
     sizes, keys = [], []
-    for row, operator in enumerate(operators):
-        forward = by_id.get(operator.forward) if operator.forward is not None else None
+    for row, (operator, forward) in enumerate(zip(seen, seen.forwards, strict=True)):
         of = class_of(operator, forward)
         dtype = arithmetic_dtype(operator, gpu, of) if of in ARITHMETIC else ""
         keys.append(_keys(operator.name, of, operator.phase, dtype))
-        flops = features.flops(operator, forward)
-        drivers[row, 1:] = flops, features.input_bytes(operator, forward), features.output_bytes(operator, forward)
-        arithmetic[row] = flops / gpu.rate(dtype) if dtype else 0.0
+        arithmetic[row] = drivers[row, 1] / gpu.rate(dtype) if dtype else 0.0
         sizes.append(_sizes(forward or operator))
     traffic = drivers[:, 2:].sum(axis=1) / gpu.bandwidth
     least = FLOOR_SECONDS * 1e-3

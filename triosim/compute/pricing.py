@@ -53,9 +53,9 @@ def on_gpu(trace: Trace, target: gpus.Gpu, model: ComputeModel) -> Trace:
     source = gpus.get(trace.gpu)
     if source == target:
         return trace
-    model.fit(trace)
     measured = trace.times.startswith("measured")
     if source is not None and measured:
+        model.fit(trace)
         found = _ratios(model, trace.operators, trace.operators, trace.gpu, target.name, trace)
         operators = [
             predicted(scaled(operator, float(found.seconds[row])), found, row, operator)

@@ -20,6 +20,7 @@ import numpy.typing as npt
 from triosim import gpus
 from triosim.compute import doubt, features, rates
 from triosim.compute.base import CLASS_EDGES, ComputeModel, Estimates, checked, ratio
+from triosim.compute.operators import Operators, each_once
 from triosim.trace import Operator, Trace
 
 #: No kernel is shorter than its launch, and what it does comes on top.
@@ -95,6 +96,7 @@ class Roofline(ComputeModel):
             rows = np.array([one == key for one in found.classes]) & (seconds > 0.0)
             self.efficiencies[key] = _fit(found.arithmetic[rows], found.traffic[rows], seconds[rows], default(key))
 
+    @each_once
     def estimate(self, operators: Sequence[Operator], gpu: str = "") -> Estimates:
         """Return each operator's time on a GPU; efficiencies that were fitted on another one are taken to hold for it."""
         found = _ceilings(operators, _gpu(gpu))
@@ -161,25 +163,23 @@ class _Ceilings:
 
 
 def _ceilings(operators: Sequence[Operator], gpu: gpus.Gpu) -> _Ceilings:
-    by_id = {operator.id: operator for operator in operators if operator.phase == "forward"}
+    seen = Operators.of(operators)
     classes: list[Key] = []
-    arithmetic, traffic, factor = np.zeros(len(operators)), np.zeros(len(operators)), np.ones(len(operators))
-    for row, operator in enumerate(operators):
-        forward = by_id.get(operator.forward) if operator.forward is not None else None
+    arithmetic, factor = np.zeros(len(seen)), np.ones(len(seen))
+    flops = seen.drivers[:, 0]
+    for row, (operator, forward) in enumerate(zip(seen, seen.forwards, strict=True)):
         kind = class_of(operator, forward)
         dtype = arithmetic_dtype(operator, gpu, kind) if kind in _ARITHMETIC else ""
         classes.append((kind, operator.phase, dtype))
-        traffic[row] = features.input_bytes(operator, forward) + features.output_bytes(operator, forward)
         if dtype:
-            arithmetic[row] = _computed(operator, forward, kind) / _rate(gpu, dtype, kind)
+            arithmetic[row] = flops[row] * _computed(operator, forward, kind) / _rate(gpu, dtype, kind)
             factor[row] = doubt.of_limited(gpu, dtype) if kind == "product" else 1.0
-    return _Ceilings(classes, arithmetic, traffic / gpu.bandwidth, factor)
+    return _Ceilings(classes, arithmetic, seen.drivers[:, 1:].sum(axis=1) / gpu.bandwidth, factor)
 
 
 def _computed(operator: Operator, forward: Operator | None, kind: str) -> float:
-    """Return the FLOPs that a kernel does: of causal attention, where the trace says that it is, half of those of the whole."""
-    causal = kind == "attention" and (forward or operator).attributes.get("is_causal") is True
-    return features.flops(operator, forward) * (0.5 if causal else 1.0)
+    """Return the part of its FLOPs that a kernel does: half, of causal attention, where the trace says that it is."""
+    return 0.5 if kind == "attention" and (forward or operator).attributes.get("is_causal") is True else 1.0
 
 
 def _rate(gpu: gpus.Gpu, dtype: str, kind: str) -> float:
