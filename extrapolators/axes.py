@@ -8,8 +8,10 @@ Batch, sequence and heads are told from the whole step.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 from triosim.compute.dimensions import Axis, Dim, Dims, Kind, expanded, follows, fresh, leaves, size, viewed
 from triosim.compute.propagation import Propagation
@@ -125,16 +127,21 @@ class Axes:
         return self._chosen(tensor, _runs(labels[tensor], wanted), by_heads) if wanted else None
 
     def _chosen(self, tensor: Tensor, runs: Sequence[Mark], by_heads: bool) -> Mark | None:
-        """Of what a divided axis has become: the heads, or else the outermost that divides."""
+        """Of what a divided axis has become: the heads, or else the outermost that divides.
+
+        Of fewer heads than ranks, each rank has one, if as many ranks have each.
+        """
         if not runs:
             return None
         for run in runs if by_heads else ():
             outer = 1
-            for axis in expanded(self._step[tensor][run.dim]):
+            axes = expanded(self._step[tensor][run.dim])
+            for place, axis in enumerate(axes):
                 if axis.heads and run.covers(outer, axis.size):
-                    if axis.size % self._ranks:
-                        raise HeadsDoNotDivideError(axis.size)
-                    return Mark(run.dim, axis.size, outer)
+                    heads = math.prod(one.size for one in takewhile(lambda one: one.heads, axes[place:]))
+                    if heads % self._ranks and self._ranks % heads:
+                        raise HeadsDoNotDivideError(heads)
+                    return Mark(run.dim, heads, outer)
                 outer *= axis.size
         return next((run for run in runs if run.size % self._ranks == 0), runs[0])
 

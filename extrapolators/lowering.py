@@ -234,7 +234,7 @@ class Loop:
 
     def _communicate(self, step: Run | Communicate | Send | Await, arriving: Arriving) -> TaskStream:
         if isinstance(step, Communicate):
-            group = self._mesh.group(step.axis, self._rank)
+            group = self._mesh.group(step.axis, self._rank, step.parts)
             if len(group.ranks) == 1:
                 return
             # A stream for each axis, as PyTorch has for each process group: gradients on their way do not hold it up.

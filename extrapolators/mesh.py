@@ -27,7 +27,7 @@ class Mesh:
     """Ranks 0 to ``world`` - 1 on a grid. The first axis is the fastest."""
 
     axes: tuple[Axis, ...]
-    _groups: dict[tuple[str, int], Communicator] = field(default_factory=dict, compare=False, repr=False)
+    _groups: dict[tuple[str, int, int], Communicator] = field(default_factory=dict, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         names = [axis.name for axis in self.axes]
@@ -59,14 +59,20 @@ class Mesh:
             raise IndexError(f"axis '{axis}' has {size} places, not one of number {place}")
         return rank + (place - rank // stride % size) * stride
 
-    def group(self, axis: str, rank: int) -> Communicator:
-        """Return the communicator of the ranks that differ from ``rank`` along one axis alone."""
-        first = self.neighbour(axis, rank, 0)
-        found = self._groups.get((axis, first))
+    def group(self, axis: str, rank: int, parts: int = 1) -> Communicator:
+        """Return the communicator of the ranks that differ from ``rank`` along one axis alone; of ``parts``, the one it is in.
+
+        Parts are of neighbours along the axis, each as large: of 0 to 7 in two parts, 0 to 3 and 4 to 7.
+        """
+        stride, size = self._stride(axis)
+        if size % parts:
+            raise IndexError(f"axis '{axis}' has {size} places, which are no {parts} parts of one size")
+        each = size // parts
+        first = self.neighbour(axis, rank, self.coordinate(axis, rank) // each * each)
+        found = self._groups.get((axis, first, parts))
         if found is None:
-            stride, size = self._stride(axis)
-            found = Communicator(tuple(range(first, first + size * stride, stride)), axis)
-            self._groups[axis, first] = found
+            found = Communicator(tuple(range(first, first + each * stride, stride)), axis)
+            self._groups[axis, first, parts] = found
         return found
 
     def _stride(self, name: str) -> tuple[int, int]:

@@ -9,11 +9,12 @@ are followed forward, operator by operator, until the second layer adds up over 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from triosim.compute.dimension_rules import heads_stand_last
-from triosim.compute.features import PRODUCTS, base_name, is_attention
+from triosim.compute.features import base_name, is_attention
+from triosim.compute.products import PRODUCTS
 from triosim.extrapolators.axes import Axes, HeadsDoNotDivideError, Mark, Marks, Spread
 from triosim.extrapolators.dataflow import Dataflow, Datum, is_loss, is_view
 from triosim.extrapolators.sharding import Weighted, is_grouped
@@ -87,6 +88,9 @@ _LOCAL = (
     )
 )
 
+#: How many operators may stand between a router and the ranking of its experts: a cast, a softmax, a bias.
+_STEPS_TO_RANKING = 4
+
 
 @dataclass(frozen=True, slots=True)
 class Pair:
@@ -94,12 +98,14 @@ class Pair:
 
     ``spreads`` say what is divided of these and of every operator between them, views included. ``partial`` are parameters
     that a rank has whole but uses for its own features only, with the operators that read them: ranks add up the gradients.
+    ``shared`` are those of keys' and values' heads that are fewer than the ranks, with their number: several ranks have each.
     """
 
     first: tuple[Weighted, ...]
     second: Weighted
     spreads: Mapping[int, Spread]
     partial: tuple[tuple[Tensor, Operator], ...]
+    shared: tuple[tuple[Tensor, Operator, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +147,16 @@ class Pairing:
             datum in self._live for datum, _ in self._flow.reads[operator.id]
         )
 
+    def is_router(self, layer: Weighted) -> bool:
+        """Whether a layer says which experts a token goes to: its output is ranked, after a softmax or sigmoid perhaps."""
+        data = [datum for datum, _ in self._flow.writes[layer.operator.id]]
+        for _ in range(_STEPS_TO_RANKING):
+            readers = [reader for datum in data for reader in self._flow.readers[datum]]
+            if any(base_name(reader.name) == "topk" for reader in readers):
+                return True
+            data = [datum for one in readers if _is_local(one) for datum, _ in self._flow.writes[one.id]]
+        return False
+
     def find(self, second: Weighted, taken: Container[int]) -> Pair | Undivided | None:
         """Return the pair that a layer closes, if it does. ``taken`` are the layers that have another part already."""
         if second.data is None or is_grouped(second) or second.weight.shape[second.columns] % self._ranks:
@@ -156,10 +172,20 @@ class Pairing:
         if not first or any(tensor.numel for reader in others for tensor in reader.outputs):
             return None
         views = {number for datum in data for number in self._shown.get(datum, ())}
-        spreads = self._spreads(first, between | views | {reader.id for reader in others}, second)
+        between |= views | {reader.id for reader in others}
+        single = self._single_heads(first, between)
+        spreads = self._spreads(first, between, second, single)
         if spreads is None or isinstance(spreads, Undivided):
             return spreads
-        return Pair(tuple(first.values()), second, spreads, tuple(self._partial(between, spreads)))
+        partial = [*self._partial(between, spreads), *self._weights(single)]
+        shared = [
+            (tensor, layer.operator, mark.size)
+            for layer in first.values()
+            for tensor in layer.operator.inputs
+            if tensor.category == "parameter" and (mark := spreads[layer.operator.id].marks.get(tensor.id)) is not None
+            if mark.size % self._ranks
+        ]
+        return Pair(tuple(first.values()), second, spreads, tuple(partial), tuple(shared))
 
     def to_loss(self, layer: Weighted) -> dict[int, Spread] | None:
         """Return what is divided from a layer to the loss, if its output goes there alone: the last of a language model."""
@@ -222,32 +248,96 @@ class Pairing:
                     todo.append(read)
         return first, between
 
+    def _single_heads(self, first: Mapping[int, Weighted], between: set[int]) -> list[Weighted]:
+        """The layers that make the one head of keys, or of values, that all heads of queries share: every rank has it whole."""
+        queries: set[int] = set()
+        singles: set[int] = set()
+        for operator in self._ordered(between):
+            if is_attention(base_name(operator.name)):
+                place = -2 if heads_stand_last(operator) else -3
+                for tensor in operator.inputs[:3]:
+                    is_single = len(tensor.shape) > 3 and tensor.shape[place] == 1
+                    start = self._flow.datum(operator, tensor)
+                    (singles if is_single else queries).update(self._layers_of(start, first, between))
+        return [first[number] for number in sorted(singles - queries)] if queries else []
+
+    def _layers_of(self, start: Datum | None, first: Container[int], between: Container[int]) -> set[int]:
+        """The first layers from which some data come."""
+        found: set[int] = set()
+        todo = [start] if start is not None else []
+        seen = set(todo)
+        while todo:
+            maker = todo.pop().maker
+            if maker in first:
+                found.add(maker)
+            elif maker in between:
+                more = {read for read, _ in self._flow.reads[maker]} - seen
+                seen |= more
+                todo += more
+        return found
+
+    def _weights(self, layers: Iterable[Weighted]) -> list[tuple[Tensor, Operator]]:
+        return [(t, one.operator) for one in layers for t in one.operator.inputs if t.category == "parameter"]
+
     def _spreads(
-        self, first: Mapping[int, Weighted], between: set[int], second: Weighted
+        self, first: Mapping[int, Weighted], between: set[int], second: Weighted, single: Sequence[Weighted]
     ) -> dict[int, Spread] | Undivided | None:
-        """What is divided of each operator, in the order of the forward pass."""
+        """What is divided of each operator, in the order of the forward pass; nothing of what makes a ``single`` head."""
         carried = _Carried(self._flow, self._axes)
         found: dict[int, Spread] = {}
+        attention = ""
+        whole = {layer.operator.id for layer in single}
         for operator in self._ordered((*first, *between, second.operator.id)):
             is_first = operator.id in first
             try:
-                marks = self._layers[operator.id].by_rows() if is_first else carried.read(operator, by_heads=True)
+                if operator.id in whole:
+                    marks: Marks = {}
+                else:
+                    marks = self._layers[operator.id].by_rows() if is_first else carried.read(operator, by_heads=True)
                 spread = self._axes.spread(operator, marks, by_heads=not is_first)
             except HeadsDoNotDivideError as error:
                 return Undivided(operator.layer, error.heads)
-            if spread is None or any(mark.size % self._ranks for mark in spread.marks.values()):
+            if spread is None:
                 return None
+            uneven = [mark.size for mark in spread.marks.values() if mark.size % self._ranks]
             if operator is second.operator:
                 weight = spread.marks.get(second.weight.id)
                 adds_up = second.output.id not in spread.marks and weight is not None and weight.dim == second.columns
+                if uneven:
+                    return Undivided(attention or operator.layer, uneven[0])
                 found[operator.id] = spread
-                return found if adds_up else None
+                return self._with_heads(first, found) if adds_up else None
+            if any(self._ranks % size for size in uneven):
+                return None
+            if whole and not marks:  # of the single head
+                found[operator.id] = spread
+                continue
+            heads = _heads(operator)
+            attention = operator.layer if heads else attention
             if _mixes(operator, spread.marks):
-                heads = _heads(operator)
                 return Undivided(operator.layer, heads) if heads % self._ranks else None
             found[operator.id] = spread
             carried.write(operator, spread)
         return None
+
+    def _with_heads(
+        self, first: Mapping[int, Weighted], found: dict[int, Spread]
+    ) -> dict[int, Spread] | Undivided | None:
+        """Divide the layers whose heads are fewer than the ranks by these heads, as what reads their output needs them."""
+        for number, layer in first.items():
+            reads = [spread.marks[layer.output.id] for spread in found.values() if layer.output.id in spread.marks]
+            wanted = {mark for mark in reads if mark.size % self._ranks}
+            if not wanted:
+                continue
+            mark = wanted.pop()
+            size = layer.output.shape[layer.feature]
+            if wanted or mark.outer != 1 or size % mark.size or mark.dim != layer.feature % len(layer.output.shape):
+                return Undivided(layer.operator.layer, mark.size)
+            spread = self._axes.spread(layer.operator, {layer.weight.id: Mark(layer.rows, mark.size)})
+            if spread is None:
+                return None
+            found[number] = spread
+        return found
 
     def _partial(self, between: Iterable[int], spreads: Mapping[int, Spread]) -> list[tuple[Tensor, Operator]]:
         found: list[tuple[Tensor, Operator]] = []
@@ -324,7 +414,9 @@ def _mixes(operator: Operator, marks: Marks) -> bool:
     count, mark = len(data.shape), marks.get(data.id)
     if is_attention(name):
         apart = (0, count - 2) if heads_stand_last(operator) else range(count - 2)
-        found = [marks.get(tensor.id) for tensor in operator.inputs[:3]]
+        place = apart[1] if isinstance(apart, tuple) else count - 3
+        single = [len(t.shape) > 3 and t.shape[place] == 1 and t.id not in marks for t in operator.inputs[:3]]
+        found = [marks.get(tensor.id) for tensor, alone in zip(operator.inputs[:3], single, strict=True) if not alone]
         return any(one is None or one.dim not in apart for one in found)
     if mark is None:
         return False

@@ -12,8 +12,10 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import TYPE_CHECKING
 
+from triosim import gpus
 from triosim.compute.base import ComputeModel
 from triosim.compute.pricing import reprice
+from triosim.compute.roofline import STAND_IN
 from triosim.tasks import CollectiveKind
 from triosim.trace import DTYPE_BYTES, Operator, Phase, Tensor
 
@@ -24,12 +26,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Communicate:
-    """A collective of the ranks along ``axis``. Without a ``key`` it blocks; with one, ``Await`` waits for it."""
+    """A collective of the ranks along ``axis``. Without a ``key`` it blocks; with one, ``Await`` waits for it.
+
+    Of several ``parts``, it is among the neighbours of each part of the axis alone.
+    """
 
     kind: CollectiveKind
     nbytes: float
     axis: str
     key: str | None = None
+    parts: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +218,7 @@ class Program:
             return self
         priced = {new.id: new for new in reprice(before, after, self.model, self.gpu)}
         rewritten = self.rewritten(lambda block: [priced[i.id] if isinstance(i, Operator) else i for i in block.items])
-        return rewritten.noted(note)
+        return rewritten.noted(note, *_stand_in(self.gpu, priced.values()))
 
     def rewritten(self, items: Callable[[Block], Iterable[Item]]) -> Program:
         """Return the program with the items of each block replaced."""
@@ -226,6 +232,15 @@ class Program:
     def noted(self, *notes: str) -> Program:
         """Return the program with more notes, each once."""
         return replace(self, notes=tuple(dict.fromkeys((*self.notes, *notes))))
+
+
+def _stand_in(gpu: str, priced: Iterable[Operator]) -> Iterable[str]:
+    """Say where the roofline did not know the GPU."""
+    if gpus.get(gpu) is None and any("roofline" in (operator.predicted_by or "") for operator in priced):
+        yield (
+            f"the trace's GPU '{gpu}' is not in the catalogue: the roofline takes it to have the proportions of an {STAND_IN}, "
+            "and is less sure; describe it in a file of that name: --gpu my_gpu.yaml"
+        )
 
 
 def blocks_of(operators: Iterable[Operator]) -> tuple[Block, ...]:

@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from triosim.compute.features import CONVOLUTIONS, TRANSPOSED_CONVOLUTIONS, base_name, factors
+from triosim.compute import products
+from triosim.compute.features import base_name, factors
+from triosim.compute.operator_kinds import kind_of
 from triosim.extrapolators.axes import Mark, Marks
 from triosim.trace import Operator, Tensor
 
@@ -53,13 +55,9 @@ def weighted(operator: Operator) -> Weighted | None:
     pair = factors(operator)
     if pair is None or pair[1].category != "parameter" or pair[0].category == "parameter" or len(pair[1].shape) < 2:
         return None
-    if name in CONVOLUTIONS:
-        return Weighted(operator, *pair, rows=0, columns=1, feature=1)
-    if name in TRANSPOSED_CONVOLUTIONS:
-        return Weighted(operator, *pair, rows=1, columns=0, feature=1)
-    if name == "linear":
-        return Weighted(operator, *pair, rows=0, columns=1, feature=-1)
-    return Weighted(operator, *pair, rows=1, columns=0, feature=-1)  # a product with the transposed weight
+    rows, columns = products.weight_dimensions(name, pair[1])
+    feature = 1 if kind_of(name) == "convolution" else -1
+    return Weighted(operator, *pair, rows=rows, columns=columns, feature=feature)
 
 
 def is_grouped(layer: Weighted) -> bool:

@@ -71,6 +71,7 @@ class Division:
         self._made: dict[int, Mark] = {}  # of the gradients that the backward pass has made so far
         self._partial: set[int] = set()  # storages of whole parameters whose gradients are reduced
         self._projections: list[Weighted] = []  # to the vocabulary
+        self._shared: dict[int, list[str]] = {}  # the layers of heads of keys and values that several ranks have
         self._notes: list[str] = []
         self._fresh = max(self._flow.by_id) + 1  # an id that no operator has
 
@@ -93,8 +94,15 @@ class Division:
             elif isinstance(pair, Undivided):
                 undivided.setdefault(pair.heads, []).append(pair.layer)
         for layer in self._layers.values():
-            if layer.data is None:
-                self._spreads.setdefault(layer.operator.id, None)  # positions: every rank has them all
+            if layer.data is None or self._pairing.is_router(layer):
+                self._spreads.setdefault(layer.operator.id, None)  # positions, who goes to which expert: on every rank
+        apart = [layer.operator.layer for number, layer in self._layers.items() if number not in self._spreads]
+        if apart:
+            self._notes.append(f"tp: {_listed(apart)} pair with no other layer; what they make is gathered")
+        for heads, names in self._shared.items():
+            self._notes.append(
+                f"tp: the {heads} heads of keys and values of {_listed(names)} are on {self._ranks // heads} GPUs each"
+            )
         for heads, names in undivided.items():
             self._notes.append(
                 f"tp: the {heads} heads of {_listed(names)} do not divide by {self._ranks}; the layers around them are "
@@ -157,15 +165,22 @@ class Division:
             self._reduce_input_gradient(list(together))
         for parameter, operator in pair.partial:
             self._reduce_partial_gradient(parameter, operator)
+        for parameter, operator, heads in pair.shared:
+            nbytes = parameter.nbytes / heads
+            self._shared.setdefault(heads, []).append(operator.layer)
+            self._reduce_partial_gradient(parameter, operator, nbytes, parts=heads)
 
     def _divide(self, operator: Operator, marks: dict[int, Mark]) -> None:
         self._spreads[operator.id] = self._axes.spread(operator, marks)
 
     # ---- what is communicated -----------------------------------------------------------------------------------
 
-    def _communicate(self, operator: Operator, kind: CollectiveKind, nbytes: float, key: str | None = None) -> None:
+    def _communicate(
+        self, operator: Operator, kind: CollectiveKind, nbytes: float, key: str | None = None, parts: int = 1
+    ) -> None:
         """A collective after an operator."""
-        self._after.setdefault(operator.id, []).append(Communicate(kind, float(nbytes), self._axis, key))
+        collective = Communicate(kind, float(nbytes), self._axis, key, parts)
+        self._after.setdefault(operator.id, []).append(collective)
 
     def _input_datum(self, layer: Weighted) -> Datum | None:
         return self._flow.datum(layer.operator, layer.data) if layer.data is not None else None
@@ -198,12 +213,17 @@ class Division:
         else:
             self._ahead.setdefault(consumer.id, []).append(Await(key))
 
-    def _reduce_partial_gradient(self, parameter: Tensor, operator: Operator) -> None:
-        """Each rank knows the gradient of a whole parameter from its own heads alone: an all-reduce, once for all its users."""
+    def _reduce_partial_gradient(
+        self, parameter: Tensor, operator: Operator, nbytes: float | None = None, parts: int = 1
+    ) -> None:
+        """A rank knows a gradient from its own heads alone: an all-reduce, once for all users of the parameter.
+
+        Of a whole parameter it is one of all ranks; of heads that several ranks have, one of these, in each of the ``parts``.
+        """
         backward = self._flow.backward.get(operator.id)
         if backward and self._before.training and parameter.storage not in self._partial:
             self._partial.add(parameter.storage)
-            self._communicate(backward[-1], "all_reduce", parameter.nbytes)
+            self._communicate(backward[-1], "all_reduce", parameter.nbytes if nbytes is None else nbytes, parts=parts)
 
     def _consumer(self, last: Operator, backward: Sequence[Operator], datum: Datum | None) -> Operator | None:
         """The next backward operator that needs the gradient of the layers' input."""
@@ -277,10 +297,14 @@ class Division:
 
     def _divided_parameters(self) -> Divided:
         uses: list[tuple[Tensor, Mark | None]] = []
+        # What shows a parameter in another shape is no use of it: its maker says what is divided of the parameter.
+        shown: set[int] = set()
         for operator in self._flow.forward:
             spread = self._spreads.get(operator.id)
+            if is_view(operator):
+                shown |= {t.id for t in operator.outputs} - {t.id for t in operator.inputs}
             for tensor in operator.inputs:
-                if tensor.category == "parameter":
+                if tensor.category == "parameter" and tensor.id not in shown:
                     uses.append((tensor, spread.marks.get(tensor.id) if spread is not None else None))
         return divided(uses)
 

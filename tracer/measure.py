@@ -22,7 +22,7 @@ from triosim.compute.operator_kinds import kind_of
 from triosim.compute.operator_table import Row
 from triosim.errors import OptionError, TriosimError, nearest
 from triosim.output import check_writable
-from triosim.trace import Operator, Tensor
+from triosim.trace import Operator, Tensor, dtype_name
 from triosim.tracer import benchmark_calls, benchmark_cases
 from triosim.tracer.benchmark_cases import Case, Limits
 from triosim.tracer.timers import CpuTimer, CudaTimer, Timer
@@ -64,6 +64,9 @@ def measure(plan: Plan, path: str, device: str | None = None, progress: Progress
     """
     torch = _torch()
     names = benchmark_cases.chosen(plan.operators)
+    plan = replace(plan, dtypes=tuple(dict.fromkeys(map(dtype_name, plan.dtypes))))
+    if not plan.dtypes:
+        raise OptionError("names no dtype", where="--dtypes", fix=f"give some of {', '.join(DTYPES)}")
     for dtype in plan.dtypes:
         if dtype not in DTYPES:
             raise OptionError(f"there are no benchmarks in '{dtype}'", where="--dtypes", fix=nearest(dtype, DTYPES))

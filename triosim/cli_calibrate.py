@@ -53,13 +53,17 @@ def compute(
             "--gpu",
             metavar="NAME",
             show_default=False,
-            help="The GPU that was measured, where a file does not say; of a table of several GPUs, which one.",
+            help="The GPU that was measured, where a file does not say: a name, or a YAML file; of several GPUs, which one.",
         ),
     ] = None,
     output: Annotated[
         str | None,
         typer.Option(
-            "--output", "-o", metavar="FILE", show_default=False, help="Where the fitted models go; GPU.npz otherwise."
+            "--output",
+            "-o",
+            metavar="FILE",
+            show_default=False,
+            help="Where the fitted models go: a file that ends in .npz, or a folder; GPU.npz otherwise.",
         ),
     ] = None,
     operator: OperatorName = None,
@@ -98,7 +102,10 @@ def evaluate(
     models: Annotated[
         str | None,
         typer.Option(
-            "--models", metavar="FILE", show_default=False, help="Fitted models to judge, before the shipped ones."
+            "--models",
+            metavar="FILE",
+            show_default=False,
+            help="Fitted models to judge, a file or a folder, before the shipped ones.",
         ),
     ] = None,
     operator: OperatorName = None,
@@ -117,22 +124,17 @@ def evaluate(
     from triosim.compute import evaluation, stored
 
     if models is not None:
-        stored.load(models)  # says what is wrong with it
+        stored.check(models)
     measured = fitting.measurements([table], gpu, operator, cache)
     target = fitting.single_gpu(measured, table)
-    if measured.operators:
-        with stored.using(models):
-            _show_operators(evaluation.judge(measured.operators[0]), target.name, format)
-        return
-    ((rows, _),) = measured.tables
-    predicted, model = evaluation.predict(rows.shapes, target, stored.load(models) if models else ())
-    total = evaluation.statistics(predicted, rows.seconds)
-    classes = evaluation.by_class(predicted, rows.seconds)
-    if format == "json":
-        known = {"gpu": target.name, "operator": rows.shapes.family, "dtype": rows.shapes.dtype, "model": model}
-        _print_json({**total.as_dict(), **known, "classes": _as_dicts(classes)})
-        return
-    _print_table(f"{model} on {target.name}", {"all": total, **classes})
+    (rows,) = fitting.as_operators(measured)
+    one_operator = {(part.shapes.family, part.shapes.dtype) for part, _ in measured.tables}
+    with stored.using(models):
+        for line in (*fitting.unknown([rows]), *evaluation.already_fitted(rows, one_operator)):
+            print(f"triosim: {line}", file=sys.stderr)
+        judged = evaluation.judge(rows)
+    family, dtype = next(iter(one_operator)) if one_operator else ("all", None)
+    _show(judged, target.name, family, dtype, format)
 
 
 @app.command(cls=QuickCommand)
@@ -215,12 +217,13 @@ class _Bar:
             self._bar.stop()
 
 
-def _show_operators(judged: Judged, gpu: str, format: str) -> None:
+def _show(judged: Judged, gpu: str, operator: str, dtype: str | None, format: str) -> None:
     if format == "json":
         kinds = {name: {**one.as_dict(), "model": judged.models[name]} for name, one in judged.kinds.items()}
         sums = {"measured_seconds": judged.measured_seconds, "predicted_seconds": judged.predicted_seconds}
-        known = {"gpu": gpu, "operator": "all", "model": "auto", **sums, "classes": _as_dicts(judged.classes)}
-        _print_json({**judged.total.as_dict(), **known, "kinds": kinds})
+        known = {"gpu": gpu, "operator": operator, **({"dtype": dtype} if dtype else {}), "model": judged.model}
+        classes = {"classes": _as_dicts(judged.classes), "kinds": kinds}
+        _print_json({**judged.total.as_dict(), **known, **sums, **classes})
         return
     from triosim.units import format_time
 

@@ -16,7 +16,7 @@ from triosim import gpus
 from triosim.errors import OptionError, TriosimError, nearest
 from triosim.networks import yaml_lines
 from triosim.networks.yaml_lines import Path as Place
-from triosim.trace import DTYPE_BYTES
+from triosim.trace import DTYPE_BYTES, dtype_name
 from triosim.units import parse_bandwidth, parse_bytes
 
 LARGEST_FILE = 1_000_000  # bytes
@@ -98,10 +98,15 @@ def _not_negative(number: float, value: Any) -> float:
 def _rates(value: Any) -> dict[str, float]:
     if not isinstance(value, dict):
         raise ValueError("it is not a mapping; write for example 'flops: {float32: 67 TFLOP/s, bfloat16: 989 TFLOP/s}'")
-    for dtype in value:
+    found: dict[str, float] = {}
+    for said, rate in value.items():
+        dtype = dtype_name(str(said))
         if dtype not in DTYPES:
-            raise ValueError(f"unknown dtype '{dtype}'; {nearest(str(dtype), DTYPES)}")
-    return {dtype: _rate(rate) for dtype, rate in value.items()}
+            raise ValueError(f"unknown dtype '{said}'; {nearest(str(said), DTYPES)}")
+        if dtype in found:
+            raise ValueError(f"'{dtype}' is given twice")
+        found[dtype] = _rate(rate)
+    return found
 
 
 class GpuModel(BaseModel):

@@ -38,6 +38,17 @@ DTYPE_BYTES: Mapping[str, int] = {
     "uint64": 8,
     "bool": 1,
 }
+#: What people write for a dtype, besides PyTorch's name of it.
+_SHORT = {
+    "fp64": "float64", "double": "float64", "fp32": "float32", "float": "float32", "fp16": "float16", "half": "float16",
+    "bf16": "bfloat16", "fp8": "float8_e4m3fn",
+}  # fmt: skip
+
+
+def dtype_name(text: str) -> str:
+    """Return PyTorch's name of a dtype that people write shorter (``fp16``, ``torch.half``); any other text as it is."""
+    bare = text.strip().removeprefix("torch.")
+    return _SHORT.get(bare.lower(), bare)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,9 @@
-"""Operator times on rows that the fit did not see: held out at random, by whole slices of a size, and by whole GPUs.
+"""Operator times on rows that the fit did not see: held out at random, by shape on all GPUs, by slices of a size, and by GPUs.
 
 Every figure is that of a model fitted here, to the other rows, by what
-``triosim calibrate compute`` runs. ``python -m validation.compute`` prints the detailed tables: by GPU and size class, and
-the noise floor, which is how far rows are apart that should take the same time.
+``triosim calibrate compute`` runs. Several tables have the same shapes on several GPUs: held out at random, a shape is mostly
+known from another GPU; held out by shape, from none. ``python -m validation.compute`` prints the detailed tables: by GPU and
+size class, and the noise floor, which is how far rows are apart that should take the same time.
 """
 
 from __future__ import annotations
@@ -77,10 +78,12 @@ def figures() -> list[Figure]:
             found += _judged("gemm", one, calibration.by_slices(one, column), f"values of {column}")
     (one,) = read("attention_causal_bf16_h100", "attention_causal_bf16_h200")
     found += _judged("attention", one, calibration.at_random(one, most=2), "random")
+    found += _judged("attention", one, calibration.by_shapes(one, most=2), "shape")
     for column in calibration.columns_with_slices(one):
         found += _judged("attention", one, calibration.by_slices(one, column), f"values of {column}")
     (both,) = read("linear_fp32_multi_gpu", "bmm_fp32_multi_gpu")
     tests = [(calibration.at_random(both, most=2), "random"), (calibration.by_gpus(both), "GPU")]
+    tests.append((calibration.by_shapes(both, most=2), "shape"))
     tests += [(calibration.by_slices(both, column), f"values of {column}") for column in "mnk"]
     for predicted, how in tests:
         for table, mask in (("linear", both.shapes["b"] == 1), ("bmm", both.shapes["b"] > 1)):

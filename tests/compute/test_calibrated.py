@@ -187,14 +187,14 @@ def test_a_gpu_that_is_named_goes_before_the_trace_s(tmp_path: Path, capsys: pyt
     assert run(["calibrate", "compute", str(tmp_path / "t.json"), "-o", str(tmp_path / "o.npz")]) == 2
     assert "'Gizmo 9000' is not in the catalogue; add --gpu NAME" in capsys.readouterr().err
     assert run(["calibrate", "compute", str(tmp_path / "t.json"), "--gpu", "L4", "-o", str(tmp_path / "o.npz")]) == 0
-    assert {one.gpu for one in stored.load_laws(tmp_path / "o.npz")} == {"L4"}
+    assert {one.gpu for one in stored.load(tmp_path / "o.npz").laws} == {"L4"}
 
 
 def test_what_is_stored_is_read_again(calibrated: Trace, tmp_path: Path) -> None:
-    read = stored.load_laws(tmp_path / "own.npz")
+    read = stored.load(tmp_path / "own.npz").laws
     stored.save([], tmp_path / "again.npz", read)
     assert (tmp_path / "again.npz").read_bytes() == (tmp_path / "own.npz").read_bytes()
-    assert stored.load(tmp_path / "own.npz") == []
+    assert stored.load(tmp_path / "own.npz").models == []
 
 
 def test_element_wise_tables_fit_into_one_file_too(tmp_path: Path) -> None:
@@ -202,7 +202,7 @@ def test_element_wise_tables_fit_into_one_file_too(tmp_path: Path) -> None:
     rows = "".join(f"relu,1024,{2**n},{(4e-6 + 8 * 1024 * 2**n / 2e12) * 1e3}\n" for n in range(4, 18))
     table.write_text("OPName,B,H,latency_ms\n" + rows, encoding="utf-8")
     assert run(["calibrate", "compute", str(table), "--gpu", "H100", "-o", str(tmp_path / "own.npz")]) == 0
-    assert {str(one.key) for one in stored.load_laws(tmp_path / "own.npz")} == {"relu", "any elementwise"}
+    assert {str(one.key) for one in stored.load(tmp_path / "own.npz").laws} == {"relu", "any elementwise"}
 
 
 def test_trees_are_grown_from_many_rows_where_they_are_better(tmp_path: Path) -> None:
@@ -219,7 +219,7 @@ def test_trees_are_grown_from_many_rows_where_they_are_better(tmp_path: Path) ->
     assert found.form == "trees"
     assert found.error < 0.1
     stored.save([], tmp_path / "own.npz", [found])
-    (again,) = stored.load_laws(tmp_path / "own.npz")
+    (again,) = stored.load(tmp_path / "own.npz").laws
     asked = operator_rows.describe(made, H100)
     every = np.arange(len(made))
     np.testing.assert_array_equal(found.seconds(asked, every), again.seconds(asked, every))

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from triosim.cli import run
-from triosim.compute import evaluation, rates, stored, tables
+from triosim.compute import evaluation, operator_rows, rates, stored, tables
 from triosim.errors import TriosimError
 from triosim.gpus import find
 from validation.report import DataAbsent, data
@@ -37,7 +37,7 @@ def test_a_law_is_learned_from_its_points(tmp_path: Path, capsys: pytest.Capture
     said = json.loads(capsys.readouterr().out)
     assert said["rows"] == 400
     assert said["mape_percent"] < 4.0
-    (model,) = stored.load(models)
+    (model,) = stored.load(models).models
     assert model.provenance["rows"] == {"H100-SXM": 400}
     assert 0.01 < model.errors["random"]["H100-SXM"]["all"] < 0.15
 
@@ -108,8 +108,7 @@ def test_the_shipped_models_fit_the_rows_that_they_saw(name: str, gpu: str, most
         pytest.skip(str(absent))
     target = evaluation.gpu_in(table, gpu)
     rows = evaluation.rows_of(table, target)
-    predicted, _ = evaluation.predict(rows.shapes, target)
-    assert evaluation.statistics(predicted, rows.seconds).mape_percent < most
+    assert evaluation.judge(operator_rows.of_table(rows, target)).total.mape_percent < most
 
 
 def test_a_table_of_no_known_gpu_is_refused(tmp_path: Path) -> None:

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from triosim import gpus
-from triosim.compute import doubt
+from triosim.compute import doubt, stored
 from triosim.compute.base import ComputeModel, Estimates
 from triosim.compute.elementwise import Elementwise
 from triosim.compute.forest import Forest
+from triosim.compute.shapes import Shapes
 from triosim.trace import Operator, Tensor
 
 
@@ -83,3 +84,18 @@ def test_a_ratio_of_two_estimates_is_off_by_both() -> None:
 
     found = Sure().ratios([product(64)], [product(64)], "A100", "H100")
     assert found.relative_error[0] == pytest.approx(0.05)
+
+
+def test_trees_are_less_sure_of_sizes_beyond_those_that_were_measured() -> None:
+    """Twice the largest k on an H100, twice the error; of a size far out, the roofline beneath still knows what it does."""
+    model = stored.find("product", "bfloat16", "H100-SXM")
+    assert model is not None
+    largest = max(model.sizes["k"])
+    sizes = [largest, 2 * largest, 4 * largest, 8 * largest, 64 * largest]
+    calls = Shapes(
+        "product",
+        "bfloat16",
+        {"b": np.ones(5), "m": np.full(5, 1001.0), "n": np.full(5, 4096.0), "k": np.array(sizes)},
+    )
+    errors = model.relative_error(calls, gpus.find("H100-SXM"), np.full(5, 1e-3))
+    assert errors / errors[0] == pytest.approx([1.0, 2.0, 3.0, 4.0, 4.0])

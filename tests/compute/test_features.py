@@ -234,3 +234,42 @@ def test_a_product_in_any_dtype_has_its_flops_and_fewer_bytes(dtype: str, nbytes
     call = operator("aten::_scaled_mm" if nbytes == 1 else "aten::mm", [a, b], [Tensor(3, (16, 8), dtype)])
     assert flops(call) == 2 * 16 * 32 * 8
     assert input_bytes(call) == nbytes * (16 * 32 + 32 * 8)
+
+
+def test_a_square_reads_its_factor_once() -> None:
+    data, other, out = tensor(1, 8, 5), tensor(2, 8, 5), tensor(3, 8, 5)
+    assert input_bytes(operator("aten::mul", [data, data], [out])) == 160
+    assert input_bytes(operator("aten::mul", [data, other], [out])) == 320
+
+
+def test_fused_adamw_reads_four_tensors_a_parameter_and_writes_three() -> None:
+    """The parameter, its gradient and two moments; the gradient stays. By hand 7 passes over 40 float32 numbers."""
+    categories: list[Category] = ["parameter", "gradient", "optimizer_state", "optimizer_state"]
+    tensors = [tensor(number, 8, 5, category=of) for number, of in enumerate(categories)]
+    for outputs in ([], tensors):
+        step = operator("aten::_fused_adamw_", tensors, outputs)
+        assert (input_bytes(step), output_bytes(step)) == (4 * 160, 3 * 160)
+
+
+def test_a_node_that_hands_its_gradient_on_moves_nothing() -> None:
+    for name in ("AddBackward0", "CloneBackward0"):
+        handed = operator(name, [tensor(1, 8, 5)], [], forward=1)
+        assert (input_bytes(handed), output_bytes(handed)) == (0.0, 0.0)
+    summed = operator("AddBackward0", [tensor(1, 8, 5)], [tensor(2, 5)], forward=1)
+    assert (input_bytes(summed), output_bytes(summed)) == (160.0, 20.0)
+
+
+def test_batch_norm_reads_its_data_twice_in_both_directions() -> None:
+    """Backward, the sums over samples of the gradient and of its product with the data come first."""
+    data, scale = tensor(1, 8, 4, 10), tensor(2, 4)
+    forward = operator("aten::batch_norm", [data, scale], [tensor(3, 8, 4, 10)])
+    assert input_bytes(forward) == 2 * 1280 + 16
+    backward = operator("NativeBatchNormBackward0", [tensor(4, 8, 4, 10), data, scale], [tensor(5, 8, 4, 10)])
+    assert input_bytes(backward) == 4 * 1280 + 16
+
+
+def test_the_loss_of_classes_reads_one_logarithm_a_sample() -> None:
+    logs, target = tensor(1, 16, 1000), Tensor(2, (16,), "int64")
+    assert input_bytes(operator("aten::nll_loss_forward", [logs, target], [tensor(3)])) == 16 * 8 + 16 * 4
+    backward = operator("NllLossBackward0", [tensor(4), logs, target], [tensor(5, 16, 1000)])
+    assert (input_bytes(backward), output_bytes(backward)) == (16 * 8 + 4, 64_000)

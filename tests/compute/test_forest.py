@@ -61,7 +61,7 @@ def test_the_trees_are_those_of_scikit_learn() -> None:
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
 def test_what_ships_says_where_it_comes_from(path: Path) -> None:
-    (model,) = stored.load(path)
+    (model,) = stored.load(path).models
     assert stored.file_name(model) == path.name
     assert model.provenance["source"]
     assert model.provenance["rows"].keys() == model.rates.keys()
@@ -75,7 +75,7 @@ def test_what_ships_is_small() -> None:
 
 
 def test_stored_models_say_the_same_and_are_the_same_bytes(tmp_path: Path) -> None:
-    models = stored.load(SHIPPED[0])
+    models = stored.load(SHIPPED[0]).models
     for name in ("one.npz", "two.npz"):
         stored.save(models, tmp_path / name)
     assert (tmp_path / "one.npz").read_bytes() == (tmp_path / "two.npz").read_bytes() == SHIPPED[0].read_bytes()
@@ -121,7 +121,7 @@ def test_what_has_no_family_is_left_to_others() -> None:
 
 
 def test_models_of_ones_own_go_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (model,) = stored.load(stored.SHIPPED / "product_bfloat16.npz")
+    (model,) = stored.load(stored.SHIPPED / "product_bfloat16.npz").models
     stored.save([model], tmp_path / "own.npz")
     monkeypatch.setitem(os.environ, stored.ENVIRONMENT, str(tmp_path))
     found = stored.find("product", "bfloat16", "H100-SXM")

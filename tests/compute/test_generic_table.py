@@ -98,6 +98,12 @@ def test_of_warm_and_cold_rows_the_one_of_a_training_step_is_taken() -> None:
         (HEADER + "H100,aten::relu,forward,float32,2x3,2x3,-1\n", "t.csv:2: seconds: '-1' is not a time above zero"),
         (HEADER + "H100,aten::relu,forward,float32,2x3,2x3\n", "t.csv:2: 6 cells under 7 columns"),
         (HEADER + "H100,,forward,float32,2x3,2x3,1\n", "needs a name"),
+        (HEADER + "H100,aten::relu,forward,float32,0x64,0x64,1\n", "t.csv:2: inputs: '0x64' has no element"),
+        (HEADER + "H100,aten::relu,forward,float32,64,64,1e-30\n", "t.csv:2: seconds: '1e-30' is 1e-30 s"),
+        (HEADER + "H100,aten::mm,forward,float32,8x8 9x8,8x8,1\n", "t.csv:2: 8x8 cannot be multiplied by 9x8"),
+        (HEADER + "H100,aten::mm,forward,float32,8x4 4x6,8x7,1\n", "t.csv:2: the result has the shape 8x6, not 8x7"),
+        (HEADER + "H100,aten::linear,forward,float32,8x8,8x8,1\n", "t.csv:2: linear needs two tensors"),
+        (HEADER + "H100,aten::conv2d,forward,float32,8x3x9x9 8x4x3x3,8x8x7x7,1\n", "does not fit the 3 channels"),
     ],
 )
 def test_what_is_wrong_is_said_with_its_line(tmp_path: Path, text: str, said: str) -> None:
@@ -112,10 +118,58 @@ def test_a_table_is_calibrated_by_gpu(tmp_path: Path, capsys: pytest.CaptureFixt
     operator_table.write(rows, tmp_path / "t.csv.gz")
     table, own = str(tmp_path / "t.csv.gz"), str(tmp_path / "own.npz")
     assert run(["calibrate", "compute", table, "-o", own]) == 0
-    assert {one.gpu for one in stored.load_laws(own)} == {"H100-SXM", "T4"}
+    assert {one.gpu for one in stored.load(own).laws} == {"H100-SXM", "T4"}
     assert run(["calibrate", "compute", table, "--gpu", "T4", "-o", own]) == 0
-    assert {(one.gpu, one.rows) for one in stored.load_laws(own)} == {("T4", 2)}
+    assert {(one.gpu, one.rows) for one in stored.load(own).laws} == {("T4", 2)}
     assert run(["calibrate", "compute", table, "--gpu", "V100", "-o", own]) == 2
     assert "has no rows of V100" in capsys.readouterr().err
     assert run(["calibrate", "evaluate", table]) == 2
     assert "add --gpu NAME" in capsys.readouterr().err
+
+
+def test_grouped_and_transposed_convolutions_and_vectors_are_right_as_they_are(tmp_path: Path) -> None:
+    rows = (
+        "H100,aten::conv2d,forward,float32,8x32x9x9 32x1x3x3,8x32x7x7,1",
+        "H100,aten::conv_transpose2d,forward,float32,8x32x9x9 32x16x3x3,8x16x11x11,1",
+        "H100,aten::addmm,forward,float32,6 8x4 4x6,8x6,1",
+        "H100,aten::matmul,forward,float32,8x4 4,8,1",
+        "H100,aten::matmul,forward,float32,2x3x8x4 4x6,2x3x8x6,1",
+    )
+    (tmp_path / "t.csv").write_text(HEADER + "\n".join(rows) + "\n", encoding="utf-8")
+    assert len(operator_table.read(tmp_path / "t.csv")) == len(rows)
+
+
+def calibrate(path: Path, *options: str) -> int:
+    return run(["calibrate", "compute", str(path), *options, "-o", str(path.with_suffix(".npz"))])
+
+
+def test_a_table_need_not_name_its_gpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without the column, or with an empty cell, --gpu says it."""
+    without, empty = tmp_path / "without.csv", tmp_path / "empty.csv"
+    without.write_text(HEADER.removeprefix("device,") + "aten::relu,forward,fp16,64,64,1e-5\n", encoding="utf-8")
+    empty.write_text(
+        HEADER + "H100,aten::relu,forward,bf16,64:half,64,1e-5\n,aten::relu,forward,bf16,8,8,1e-5\n", encoding="utf-8"
+    )
+    assert calibrate(without) == 2
+    assert "add --gpu NAME" in capsys.readouterr().err
+    assert calibrate(empty) == 2
+    assert "empty.csv:3: device: empty" in capsys.readouterr().err
+    for path, rows in ((without, 1), (empty, 2)):
+        assert calibrate(path, "--gpu", "H100") == 0
+        (law,) = {(one.gpu, one.rows) for one in stored.load(path.with_suffix(".npz")).laws}
+        assert law == ("H100-SXM", rows)
+
+
+def test_a_gpu_outside_of_the_catalogue_is_described_in_a_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table, mine = tmp_path / "t.csv", tmp_path / "mine.yaml"
+    table.write_text(HEADER + "Gizmo 9000,aten::relu,forward,float32,64,64,1e-5\n", encoding="utf-8")
+    mine.write_text("name: my prototype\nlike: H100-SXM\nflops: {bf16: 1 PFLOP/s}\n", encoding="utf-8")
+    assert calibrate(table) == 2
+    assert "t.csv:2: device: 'Gizmo 9000' is not in the GPU catalogue" in capsys.readouterr().err
+    assert calibrate(table, "--gpu", "H100") == 2
+    assert "--gpu my_gpu.yaml" in capsys.readouterr().err
+    assert calibrate(table, "--gpu", str(mine)) == 0
+    assert {one.gpu for one in stored.load(table.with_suffix(".npz")).laws} == {"my prototype"}
+    assert gpus.find(str(mine)).rate("bfloat16") == 1e15

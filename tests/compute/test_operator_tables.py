@@ -12,6 +12,7 @@ from triosim.compute import shapes, tables
 from triosim.errors import TriosimError
 
 GEMM = "m,n,k,latency_ms\n8,4096,1024,0.01\n16,64,32,0.002\n"
+ATTENTION = "batch_size,sequence_length,num_heads,num_key_value_heads,head_dim,latency_ms\n"
 
 
 def write(folder: Path, text: str, name: str = "table.csv") -> str:
@@ -92,3 +93,36 @@ def test_the_operators_of_a_table_have_its_shapes(tmp_path: Path, text: str, nam
     if table.shapes.kinds is not None:
         assert found.kinds is not None
         assert found.kinds.tolist() == table.shapes.kinds.tolist()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "table.csv: is empty"),
+        ("\n \n", "table.csv: is empty"),
+        ("# m,n,k\n", "table.csv: holds nothing but notes"),
+        ("# by hand\nm;n;k;latency_ms\n1;2;3;4\n", "table.csv:2: its columns are separated by semicolons"),
+        ("m\tn\tk\tlatency_ms\n1\t2\t3\t4\n", "table.csv:1: its columns are separated by tabs"),
+        ("m,n,k,latency_ms\n1e30,2,3,4\n", "table.csv:2: m: '1e30' is no size of a tensor"),
+        ("m,n,k,latency_ms\n1,2,3,1e-30\n", "table.csv:2: latency_ms: '1e-30' is 1e-33 s"),
+        ("m,n,k,seconds\n1,2,3,1e9\n", "which no operator takes"),
+        ("m,n,k,dtype,seconds\n1,2,3,fp16,1\n1,2,3,fp17,1\n", "table.csv:3: unknown dtype 'fp17'"),
+        ("m,n,k,dtype,seconds\n1,2,3,fp16,1\n1,2,3,bf16,1\n", "table.csv:3: several dtypes: bfloat16, float16"),
+        (f"{ATTENTION}1,16,8,3,64,0.02\n", "table.csv:2: 8 heads cannot share 3 heads"),
+        (f"{ATTENTION}1,16,2,8,64,0.02\n", "table.csv:2: 2 heads cannot share 8 heads"),
+    ],
+)
+def test_what_cannot_be_is_refused(tmp_path: Path, text: str, said: str) -> None:
+    with pytest.raises(TriosimError) as caught:
+        tables.read(write(tmp_path, text))
+    assert said in str(caught.value)
+
+
+def test_notes_and_empty_lines_are_no_rows(tmp_path: Path) -> None:
+    table = tables.read(write(tmp_path, "# mine\n\nm,n,k,latency_ms\n# warm\n8,4096,1024,0.01\n\n16,64,32,0.002\n"))
+    assert table.seconds.tolist() == [1e-5, 2e-6]
+
+
+@pytest.mark.parametrize("name", ["fp16", "half", "torch.float16", "FP16"])
+def test_a_dtype_may_be_written_shorter(tmp_path: Path, name: str) -> None:
+    assert tables.read(write(tmp_path, f"m,n,k,dtype,seconds\n1,2,3,{name},1e-6\n")).shapes.dtype == "float16"

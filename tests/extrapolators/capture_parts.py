@@ -41,6 +41,9 @@ SAMPLES = (
     ("qwen3", 4, 2),
     ("phi3", 4, 2),
     ("network", 8, 2),
+    ("llama_on_eight", 4, 8),  # twice as many ranks as heads of keys and values
+    ("gemma", 4, 2),  # one head of keys and values
+    ("mixtral", 4, 2),
 )
 
 
@@ -90,9 +93,12 @@ def made(name: str, batch: int, ranks: int) -> tuple[nn.Module, Loss]:
         model = gpt2(ranks, 8 if name == "gpt2_on_four" else 4, "eager" if name == "gpt2_eager" else "sdpa")
     else:
         sizes = {"num_hidden_layers": 1, "hidden_size": HIDDEN, "max_position_embeddings": 64, "pad_token_id": 0}
-        sizes |= {"num_attention_heads": 8 // ranks, "num_key_value_heads": 4 // ranks, "head_dim": LENGTH}
+        heads = 1 if name == "gemma" else max(4 // ranks, 1)
+        queries = 16 if name == "llama_on_eight" else 8
+        sizes |= {"num_attention_heads": queries // ranks, "num_key_value_heads": heads, "head_dim": LENGTH}
         sizes |= {"intermediate_size": HIDDEN // ranks, "vocab_size": HIDDEN // ranks}
-        kind = {"llama": "Llama", "qwen3": "Qwen3", "phi3": "Phi3"}[name]
+        kind = {"qwen3": "Qwen3", "phi3": "Phi3", "gemma": "Gemma", "mixtral": "Mixtral"}.get(name, "Llama")
+        sizes |= {"num_local_experts": 4} if name == "mixtral" else {}
         model = getattr(hf, f"{kind}ForCausalLM")(getattr(hf, f"{kind}Config")(**sizes))
     words = torch.randint(0, model.config.vocab_size, (batch, LENGTH))
     return model, lambda: model(words, labels=words).loss

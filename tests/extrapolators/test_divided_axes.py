@@ -22,6 +22,7 @@ import triosim
 from triosim.compute.features import base_name, flops
 from triosim.compute.operator_kinds import kind_of
 from triosim.extrapolators.dataflow import is_view
+from triosim.tasks import Collective
 from triosim.trace import Operator, Tensor, Trace
 from triosim.trace_formats import json_format
 
@@ -32,7 +33,8 @@ OTHERS = [
     ROOT / "tests" / "compute" / "data" / f"{name}.json.gz" for name in ("bert", "t5", "vit", "resnet18", "convnet")
 ]
 SHIPPED = sorted((ROOT / "examples" / "traces").glob("*.json.gz"))
-PARTS = [DATA / f"{name}.json.gz" for name in EXPECTED]
+#: Without those of which every rank has a part whole: one head, a router.
+PARTS = [DATA / f"{name}.json.gz" for name in EXPECTED if name not in ("gemma", "mixtral")]
 
 
 def divided(trace: Trace, ranks: int, style: str = "megatron") -> dict[int, list[Operator]]:
@@ -269,12 +271,66 @@ def test_the_same_dimensions_are_divided_at_any_batch_size(name: str, style: str
     assert dims(1) == dims(2) == dims(trace.batch_size) == dims(5 * trace.batch_size)
 
 
-def test_keys_and_values_that_fewer_heads_have_than_ranks_are_named() -> None:
-    """Llama with two heads of keys and values for four of queries, on four GPUs."""
+def test_keys_and_values_of_fewer_heads_than_ranks_are_on_several_ranks_each() -> None:
+    """Llama with two heads of keys and values for four of queries, on four GPUs, as vLLM and Megatron-Core have it.
+
+    A rank has one head of four features of each, and their gradients are added up between the two ranks that have them.
+    """
     trace = json_format.read(ROOT / "tests" / "compute" / "data" / "llama.json.gz")
     plan = planned(trace, "tp", 4, tp_style="megatron")
-    assert any("the 2 heads of model.layers.0.self_attn do not divide by 4" in note for note in plan.notes)
+    assert any("the 2 heads of keys and values" in note and "on 2 GPUs each" in note for note in plan.notes)
+    key = only(trace, 4, "megatron", "model.layers.0.self_attn.k_proj")
+    whole = next(o for o in trace.operators if o.layer == key.layer and o.phase == "forward")
+    assert key.outputs[0].shape[-1] == whole.outputs[0].shape[-1] // 2
+    tasks = [draw(plan.tasks(rank), rank) for rank in range(4)]
+    groups = [{one.group.ranks for one in some if isinstance(one, Collective)} for some in tasks]
+    assert groups == [{(0, 1, 2, 3), pair} for pair in ((0, 1), (0, 1), (2, 3), (2, 3))]
     assert not any("heads" in note for note in planned(trace, "tp", 2, tp_style="megatron").notes)
+
+
+def test_heads_of_which_ranks_would_have_different_numbers_are_named() -> None:
+    """Of four heads of keys and values on three GPUs."""
+    trace = json_format.read(DATA / "llama.json.gz")
+    assert any("do not divide by 3" in note for note in planned(trace, "tp", 3, tp_style="megatron").notes)
+
+
+def test_one_head_of_keys_and_values_is_on_every_rank() -> None:
+    """Multi-query attention (Shazeer 2019): queries are divided, and the gradients of the shared head are added up."""
+    trace = json_format.read(DATA / "gemma.json.gz")
+    collectives = collectives_of(draw(planned(trace, "tp", 2, tp_style="megatron").tasks(0)))
+    key = only(trace, 2, "megatron", "model.layers.0.self_attn.k_proj")
+    whole = next(o for o in trace.operators if o.layer == key.layer and o.phase == "forward")
+    assert key.inputs == whole.inputs
+    assert collectives.count(("all_reduce", key.inputs[1].nbytes)) == 2  # of keys, of values
+    assert not any(kind == "all_gather" for kind, _ in collectives)
+
+
+def test_experts_are_divided_as_megatron_divides_a_feed_forward_layer() -> None:
+    """Of every expert, a rank has a share of the inner features; the router is whole, and no features are gathered."""
+    trace = json_format.read(DATA / "mixtral.json.gz")
+    collectives = collectives_of(draw(planned(trace, "tp", 2, tp_style="megatron").tasks(0)))
+    assert not any(kind == "all_gather" for kind, _ in collectives)
+    first, second = (o for (o, *_) in divided(trace, 2).values() if o.name == "aten::_grouped_mm")
+    rows, hidden, experts = 4 * 4 * 2, 16, 4  # each token goes to two experts
+    assert [t.shape for t in first.inputs[:2]] == [(rows, hidden), (experts, hidden, 16)]  # of 32: gates and values
+    assert [t.shape for t in second.inputs[:2]] == [(rows, 8), (experts, 8, hidden)]
+    assert ("all_reduce", rows * hidden * 4) in collectives
+
+
+def test_layers_that_pair_with_no_other_are_named() -> None:
+    """A function of one's own between two layers: nobody knows whether it treats features separately."""
+    b = traces.Builder(2)
+    data, up, down = (
+        b.tensor(2, 8, category="input"),
+        b.tensor(16, 8, category="parameter"),
+        b.tensor(8, 16, category="parameter"),
+    )
+    hidden, bent, out = b.tensor(2, 16), b.tensor(2, 16), b.tensor(2, 8)
+    b.run("aten::linear", [data, up], [hidden], layer="up")
+    b.run("BentFunction", [hidden], [bent], layer="bend")
+    b.run("aten::linear", [bent, down], [out], layer="down")
+    plan = planned(b.trace(), "tp", 2, tp_style="megatron", training=False)
+    assert any("up, down pair with no other layer" in note for note in plan.notes)
 
 
 def test_an_operator_that_writes_into_what_it_returns_is_no_view() -> None:

@@ -141,8 +141,8 @@ def test_models_are_fitted_to_what_the_command_measured(tmp_path: Path, capsys: 
     assert run(["calibrate", "measure", "-o", table, *options]) == 0
     assert "6 rows in" in capsys.readouterr().err
     assert run(["calibrate", "compute", table, "-o", own]) == 0
-    assert {str(one.key) for one in stored.load_laws(own)} >= {"softmax", "softmax backward", "foreachmul optimizer"}
-    assert {one.gpu for one in stored.load_laws(own)} == {"CPU"}
+    assert {str(one.key) for one in stored.load(own).laws} >= {"softmax", "softmax backward", "foreachmul optimizer"}
+    assert {one.gpu for one in stored.load(own).laws} == {"CPU"}
     assert run(["calibrate", "evaluate", table, "--models", own]) == 0
 
 

@@ -5,7 +5,8 @@ Asked are the models that are fitted to measured tables (one's own, and those th
 and ``roofline``, which knows every operator. Each says its error from cross-validation or from the residuals of its fit;
 one that cannot say is taken to err by ``ASSUMED_ERROR``. What was fitted within a trace saw few operators of one size, and may
 state a small error by chance: it goes before a table's model where it states less than half of that one's error. Laws of
-rows of one's own (``calibrated``) go before what they were compared with on these rows: what ships, and the roofline. A ratio
+rows of one's own (``calibrated``) go before what they were compared with on these rows: what ships, and the roofline; but one
+that is off by more than the time itself has learned nothing, and stands back behind what states less. A ratio
 takes both its estimates from one model; for another GPU, a law of that GPU may also take the place of the time so far. Of
 equal errors, the one named first above is taken.
 """
@@ -20,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from triosim import gpus
+from triosim.compute import stored as files
 from triosim.compute.base import ComputeModel, Estimates, ratio
 from triosim.compute.calibrated import Calibrated
 from triosim.compute.linear import Linear
@@ -39,6 +41,8 @@ STORED = (
     "triosim.compute.reduction:Reduction",
 )
 
+#: A law that states more has not learned what its rows take: it keeps nobody from answering.
+NOTHING_LEARNED = 1.0
 #: What laws of one's own rows were compared with.
 _TRIED = ("forest", "elementwise", "reduction", "roofline")
 
@@ -47,6 +51,7 @@ class Auto(ComputeModel):
     """Chooses by expected error, operator by operator; each estimate names the model that it comes from."""
 
     def __init__(self) -> None:
+        files.check_named()
         self._linear: Linear | None = None
         self._roofline = Roofline()
 
@@ -128,7 +133,7 @@ def _outdone(found: Sequence[Estimates]) -> npt.NDArray[np.bool_]:
     outdone = np.zeros((len(found), len(found[0].seconds)), dtype=bool)
     own = [one for one in found if any(said.startswith(Calibrated.label) for said in one.model)]
     if own:
-        known = np.any([np.isfinite(one.seconds) for one in own], axis=0)
+        known = np.any([np.isfinite(one.seconds) & (one.relative_error <= NOTHING_LEARNED) for one in own], axis=0)
         for row, one in enumerate(found):
             outdone[row] = known & [said.startswith(_TRIED) for said in one.model]
     return outdone

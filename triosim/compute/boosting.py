@@ -45,7 +45,7 @@ def grow(features: Array, target: Array, settings: Settings, groups: npt.NDArray
 
 
 def _fit(features: Array, target: Array, settings: Settings, seed: int, weights: Array | None) -> Any:
-    regressor = _regressor()(
+    fitted = regressor()(
         max_iter=settings.trees,
         max_leaf_nodes=settings.leaves,
         learning_rate=settings.rate,
@@ -56,10 +56,11 @@ def _fit(features: Array, target: Array, settings: Settings, seed: int, weights:
         early_stopping=False,
         random_state=seed,
     )
-    return regressor.fit(features, target, sample_weight=weights)
+    return fitted.fit(features, target, sample_weight=weights)
 
 
-def _regressor() -> Any:
+def regressor() -> Any:
+    """Return scikit-learn's boosted trees. Raises ``TriosimError`` that names the package where it is missing."""
     try:
         from sklearn.ensemble import HistGradientBoostingRegressor
     except ImportError as error:

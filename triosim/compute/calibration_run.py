@@ -1,15 +1,16 @@
 """From measured operators to files of fitted models: what ``triosim calibrate compute`` does.
 
 Measured operators come in three forms: tables of one operator (``triosim.compute.tables``), tables of any operators
-(``triosim.compute.operator_table``) and traces. Families of operators of which there are enough rows get models of their
-own (``triosim.compute.calibration``); all other rows become laws by kind of operator (``triosim.compute.kind_fitting``).
+(``triosim.compute.operator_table``) and traces. All rows become laws by kind of operator (``triosim.compute.kind_fitting``);
+families of operators of which there are enough rows also get models of their own (``triosim.compute.calibration``), and of
+the two ``auto`` takes the one that was seen to err less. What ships is fitted to families alone, of all GPUs together.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ from triosim.compute import (
     calibration,
     elementwise,
     evaluation,
+    features,
     kind_fitting,
     operator_rows,
     operator_table,
@@ -26,11 +28,14 @@ from triosim.compute import (
     tables,
 )
 from triosim.compute import shapes as families
+from triosim.compute.boosting import regressor
 from triosim.compute.calibration import Rows
 from triosim.compute.elementwise import Segments, memory_seconds
+from triosim.compute.kind_laws import KindLaw
+from triosim.compute.learned import Learned
 from triosim.compute.operator_rows import OperatorRows
 from triosim.compute.tables import Table
-from triosim.errors import OptionError, TriosimError
+from triosim.errors import OptionError, OutputError, TriosimError
 from triosim.output import check_outputs, writing_text
 from triosim.trace_formats.files import head
 
@@ -63,8 +68,13 @@ class Measured:
 
 
 def is_folder(path: str) -> bool:
-    """Whether fitted models go into a folder, a file for each, instead of one file."""
-    return not path.endswith(".npz")
+    """Whether fitted models go into a folder, a file for each, instead of one file. Raises ``OutputError`` for other files."""
+    place = Path(path)
+    if place.suffix == ".npz" and not place.is_dir():
+        return False
+    if place.is_file() or (place.suffix and not place.is_dir()):
+        raise OutputError("is no place for fitted models", where=path, fix="name a file that ends in .npz, or a folder")
+    return True
 
 
 def run(
@@ -78,38 +88,64 @@ def run(
     """Read tables and traces, fit, cross-validate and write; return where to. ``gpu`` is a name, ``all`` for every row of the
     tables, or None: each file then says what it is about.
     """
+    if path is not None and not is_folder(path):
+        check_outputs(path, reading=data)
     measured = measurements(data, gpu, operator, cache)
     named = measured.gpus()
     path = path or f"{named[0] if len(named) == 1 else 'models'}.npz"
     folder = is_folder(path)
+    together = folder and gpu == EVERY
+    rows = measured.operators if together else as_operators(measured)
+    for line in unknown(rows):
+        progress(line)
+    tables_of_families = measured.tables if together else _families(rows)
+    fitted = _fit_families(tables_of_families, progress, together)
+    laws = [law for one in rows for law in kind_fitting.fit(one, progress)]
     if folder:
         os.makedirs(path, exist_ok=True)
+        _write_folder(Path(path), fitted, laws)
     else:
-        check_outputs(path, reading=data)
-        measured = _elementwise_as_operators(measured)
-    measured = _with_families(measured)
-    models = []
-    for rows in calibration.collect([table for table, _ in measured.tables], [name for _, name in measured.tables]):
-        source = SOURCES.get(rows.shapes.dtype, "") if gpu == EVERY else ""
+        stored.save(fitted.models, path, laws)
+    return path
+
+
+@dataclass(frozen=True)
+class _Fitted:
+    """Models of families, and the text of the element-wise segments where these were fitted."""
+
+    models: list[Learned]
+    segments: str = ""
+
+
+def _fit_families(
+    several: Sequence[tuple[Table, str | None]], progress: Callable[[str], None], together: bool
+) -> _Fitted:
+    models, text = [], ""
+    if several:
+        regressor()  # says what is missing before anything takes long
+    for rows in calibration.collect([table for table, _ in several], [name for _, name in several]):
+        source = SOURCES.get(rows.shapes.dtype, "") if together else ""
         if rows.shapes.family == "elementwise":
-            with writing_text(Path(path) / "elementwise.json") as file:
-                file.write(segments(rows, source) + "\n")
+            text = segments(rows, source)
             continue
+        if sum(_different(rows.shapes.select(mask)) for _, mask in rows.each()) < ENOUGH_FOR_FAMILY:
+            what = f"{len(rows)} rows of {rows.shapes.family} in {rows.shapes.dtype} are too few for all GPUs together"
+            raise TriosimError(what, where=", ".join(rows.sources), fix=f"leave out --gpu {EVERY}")
         model = calibration.calibrate(rows, progress, source=source)
         models.append(model)
         for name, errors in model.errors["random"].items():
-            if errors:
-                progress(
-                    f"{rows.shapes.family} in {rows.shapes.dtype} on {name}: {100 * errors['all']:.1f}% off, held out"
-                )
-        if folder:
-            stored.save([model], Path(path) / stored.file_name(model))
-    laws = [law for rows in operator_rows.by_gpu(measured.operators) for law in kind_fitting.fit(rows, progress)]
-    if not folder:
-        stored.save(models, path, laws)
-    elif laws:
-        stored.save([], Path(path) / _OPERATORS_FILE, laws)
-    return path
+            progress(f"{rows.shapes.family} in {rows.shapes.dtype} on {name}: {100 * errors['all']:.1f}% off, held out")
+    return _Fitted(models, text)
+
+
+def _write_folder(folder: Path, fitted: _Fitted, laws: Sequence[KindLaw]) -> None:
+    for model in fitted.models:
+        stored.save([model], folder / stored.file_name(model))
+    if fitted.segments:
+        with writing_text(folder / "elementwise.json") as file:
+            file.write(fitted.segments + "\n")
+    if laws:
+        stored.save([], folder / _OPERATORS_FILE, laws)
 
 
 def measurements(
@@ -159,52 +195,61 @@ def _table(path: str, gpu: str | None, operator: str | None) -> tuple[Table, str
     name = next((one for one in _OF_FILE if one in stem), None) if gpu == EVERY else None
     if table.devices is None and name is None:
         raise OptionError("does not say which GPU it is about", where=path, fix="add --gpu NAME")
+    evaluation.check_devices(table.first_lines, path)
     return table, name
 
 
 def _operators(path: str, gpu: str | None, cache: str | None) -> list[OperatorRows]:
     rows = operator_table.read(path)
-    devices = sorted({row.device for row in rows})
+    lines = {row.device: row.line for row in reversed(rows)}
+    devices = sorted(lines)
     if gpu in (None, EVERY):
+        if devices == [""]:
+            raise OptionError("does not say which GPU it is about", where=path, fix="add --gpu NAME")
+        evaluation.check_devices(lines, path)
         targets = list({found.name: found for found in (gpus.find(name) for name in devices)}.values())
     else:
         targets = [evaluation.gpu_among(devices, str(gpu), path)]
     found = []
     for target in targets:
-        own = [row for row in rows if (one := gpus.get(row.device)) is not None and one.name == target.name]
-        made = operator_table.operators(own, target, path, cache)
+        names = evaluation.names_of(devices, target, path)
+        made = operator_table.operators([row for row in rows if row.device in names], target, path, cache)
         if made is None:
-            raise TriosimError(f"has no rows of {target.name}", where=path, fix=f"it has rows of {', '.join(devices)}")
+            raise TriosimError(f"has no {cache} rows of {target.name}", where=path, fix="leave out --cache")
         found.append(made)
     return found
 
 
-def _elementwise_as_operators(measured: Measured) -> Measured:
-    """Turn tables of element-wise operators into rows of operators, whose laws one file holds with everything else."""
-    kept, operators = [], list(measured.operators)
+def as_operators(measured: Measured) -> list[OperatorRows]:
+    """Return everything that was measured as rows of operators, one entry a GPU."""
+    operators = list(measured.operators)
     for table, name in measured.tables:
-        if table.shapes.family != "elementwise":
-            kept.append((table, name))
-            continue
         for known in sorted({gpus.find(device).name for device in ([name] if name is not None else table.gpus())}):
             gpu = gpus.find(known)
-            operators.append(operator_rows.of_table(evaluation.rows_of(table, gpu), gpu))
-    return Measured(kept, operators)
+            operators.append(operator_rows.of_table(table if name else evaluation.rows_of(table, gpu), gpu))
+    return operator_rows.by_gpu(operators)
 
 
-def _with_families(measured: Measured) -> Measured:
-    """Turn rows of operators into tables of a family, where there are enough of them."""
-    made, rest = list(measured.tables), []
-    for rows in operator_rows.by_gpu(measured.operators):
-        taken = np.zeros(len(rows), dtype=bool)
+def unknown(several: Sequence[OperatorRows]) -> list[str]:
+    """Return a line for the names of operators that nothing is known of, if there are any."""
+    names = sorted({name for rows in several for name in features.unknown(rows.rows())})
+    if not names:
+        return []
+    return [f"nothing is known of {', '.join(names)}: taken as moving the bytes of their tensors, and no more"]
+
+
+def _families(several: Sequence[OperatorRows]) -> list[tuple[Table, str | None]]:
+    """Return rows as tables of a family, where there are enough of them on one GPU."""
+    made: list[tuple[Table, str | None]] = []
+    for rows in several:
         for places, shapes in families.of(rows.rows()):
-            different = np.unique(np.stack(list(shapes.columns.values())), axis=1).shape[1]
-            if shapes.family != "elementwise" and different >= ENOUGH_FOR_FAMILY:
+            if shapes.family != "elementwise" and _different(shapes) >= ENOUGH_FOR_FAMILY:
                 made.append((Table(shapes, rows.seconds[places], None, rows.source), rows.gpu.name))
-                taken[places] = True
-        if not taken.all():
-            rest.append(replace(rows, measured=rows.measured[~taken]))
-    return Measured(made, rest)
+    return made
+
+
+def _different(shapes: families.Shapes) -> int:
+    return int(np.unique(np.stack(list(shapes.columns.values())), axis=1).shape[1])
 
 
 def segments(rows: Rows, source: str = "") -> str:

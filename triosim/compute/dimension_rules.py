@@ -10,8 +10,24 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations, permutations
 
-from triosim.compute.dimensions import Dim, Dims, added, cut, expanded, follows, fresh, grown, join, regrouped, size
-from triosim.compute.features import CONVOLUTIONS, TRANSPOSED_CONVOLUTIONS, base_name, is_attention
+from triosim.compute import product_rules
+from triosim.compute.dimensions import (
+    Dim,
+    Dims,
+    added,
+    cut,
+    follows,
+    fresh,
+    grown,
+    join,
+    join_if,
+    joined,
+    name_heads,
+    regrouped,
+    size,
+)
+from triosim.compute.features import base_name, is_attention
+from triosim.compute.products import CONVOLUTIONS, TRANSPOSED_CONVOLUTIONS
 from triosim.trace import Operator
 
 Shape = tuple[int, ...]
@@ -49,18 +65,6 @@ def transposed(dims: Dims, shape: Shape) -> Dims | None:
             if tuple(size(dims[place]) for place in order) == shape:
                 return tuple(dims[place] for place in order)
     return None
-
-
-def joined(first: Dims, second: Dims) -> Dims:
-    """Return two tensors' dimensions joined, aligned at the end, as broadcasting does."""
-    length = max(len(first), len(second))
-    one, two = ((*(((),) * (length - len(dims))), *dims) for dims in (first, second))
-    found: list[Dim] = []
-    for a, b in zip(one, two, strict=True):
-        if size(a) == size(b):
-            join(a, b)
-        found.append(a if size(b) == 1 or (size(a) > 1 and expanded(a)) else b)
-    return tuple(found)
 
 
 def _shape(operator: Operator) -> Shape:
@@ -131,56 +135,6 @@ def _expand(operator: Operator, given: Sequence[Dims]) -> list[Dims] | None:
         else:
             return None
     return [tuple(found)]
-
-
-def _matmul(operator: Operator, given: Sequence[Dims]) -> list[Dims] | None:
-    """``matmul``, ``mm``, ``bmm``: the last of the first with the last but one of the second."""
-    if len(given) < 2 or not given[0] or not given[1]:
-        return None
-    a, b = given[0], given[1]
-    if size(a[-1]) != size(b[-2] if len(b) > 1 else b[-1]):
-        return None
-    if not any(tensor.category == "parameter" for tensor in operator.inputs):  # what attention multiplies
-        _name_heads(a[:-2])
-        _name_heads(b[:-2])
-    join(a[-1], b[-2] if len(b) > 1 else b[-1])
-    batch = joined(a[:-2], b[:-2])
-    rows = a[-2:-1]
-    columns = b[-1:] if len(b) > 1 else ()
-    return [(*batch, *rows, *columns)]
-
-
-def _addmm(operator: Operator, given: Sequence[Dims]) -> list[Dims] | None:
-    found = _matmul(operator, given[-2:]) if len(given) > 2 else None
-    if found:
-        joined(found[0], given[0])
-    return found
-
-
-def _linear(operator: Operator, given: Sequence[Dims]) -> list[Dims] | None:
-    if len(given) < 2 or not given[0] or not given[1] or size(given[0][-1]) != size(given[1][-1]):
-        return None
-    join(given[0][-1], given[1][-1])
-    made = (*given[0][:-1], *given[1][:-1])
-    for bias in given[2:3]:
-        joined(made, bias)
-    return [made]
-
-
-def _einsum(operator: Operator, given: Sequence[Dims]) -> list[Dims] | None:
-    equation = str(operator.attributes.get("equation", "")).replace(" ", "")
-    left, arrow, right = equation.partition("->")
-    terms = left.split(",")
-    if not arrow or "." in equation or [len(term) for term in terms] != [len(dims) for dims in given]:
-        return None
-    letters: dict[str, Dim] = {}
-    for term, dims in zip(terms, given, strict=True):
-        for letter, dim in zip(term, dims, strict=True):
-            if size(letters.setdefault(letter, dim)) == size(dim):
-                join(letters[letter], dim)
-            elif size(letters[letter]) == 1:
-                letters[letter] = dim
-    return [tuple(letters[letter] for letter in right)] if set(right) <= letters.keys() else None
 
 
 def _convolution(operator: Operator, given: Sequence[Dims]) -> list[Dims] | None:
@@ -353,7 +307,7 @@ def _attention(operator: Operator, given: Sequence[Dims]) -> list[Dims] | None:
         )  # several queries' heads may have one of keys and values
         join_if(query[place], (*dims[place], *fresh(shared)[0]))
     for dims in (query, key, value):
-        _name_heads(dims[place : place + 1])
+        name_heads((dims[place],))
     scores = (*query[:-1], key[-2])
     for dims in given[3:4]:
         if dims and _broadcasts(tuple(map(size, dims)), tuple(map(size, scores))):
@@ -365,26 +319,18 @@ def _attention(operator: Operator, given: Sequence[Dims]) -> list[Dims] | None:
         # Written out as products ("math"): it saves its scaled queries and keys, and probabilities in several shapes.
         saved = [scores if len(t.shape) == len(scores) else (heads, *scores[-2:]) for t in operator.outputs[3:]]
         return [out, (heads, query[-2], depth), (heads, depth, length), *saved]
-    return [out, query[:-1]]
+    found = []
+    for tensor in operator.outputs:  # several of the result's shape, the logarithms of sums, the state of a generator
+        like = next((dims for dims in (out, query[:-1]) if tuple(map(size, dims)) == tensor.shape), None)
+        if like is None:
+            break
+        found.append(like)
+    return found or [out]
 
 
 def heads_stand_last(operator: Operator) -> bool:
     """Whether a fused attention takes (batch, length, heads, features), and not (batch, heads, length, features)."""
     return base_name(operator.name).startswith(("flash_attention", "efficient_attention"))
-
-
-def _name_heads(dims: Dims) -> None:
-    """Of each dimension, the outermost axis that is no batch or sequence counts the heads (of keys, where they are fewer)."""
-    for dim in dims:
-        axes = [axis for axis in expanded(dim) if not follows((axis,), "batch") and not follows((axis,), "sequence")]
-        for axis in axes[:1]:
-            axis.heads = True
-
-
-def join_if(first: Dim, second: Dim) -> None:
-    """Join two dimensions if they have one size."""
-    if size(first) == size(second):
-        join(first, second)
 
 
 def _index(operator: Operator, given: Sequence[Dims]) -> list[Dims] | None:
@@ -429,10 +375,7 @@ _FAMILIES: Mapping[Rule, str] = {
     _view: "view unsafe_view reshape flatten unflatten squeeze unsqueeze reshape_alias view_as ravel alias",
     _transpose: "transpose swapaxes swapdims t permute movedim numpy_T mT adjoint",
     _expand: "expand expand_as broadcast_to repeat tile repeat_interleave",
-    _matmul: "matmul mm bmm mv dot inner scaled_mm",
-    _addmm: "addmm baddbmm addmv addmm_activation",
-    _linear: "linear",
-    _einsum: "einsum",
+    **product_rules.RULES,
     _convolution: " ".join(CONVOLUTIONS | TRANSPOSED_CONVOLUTIONS),
     _pool: " ".join(
         f"{kind}pool{n}d{end}"

@@ -145,6 +145,32 @@ def join(first: Dim, second: Dim) -> bool:
     return True
 
 
+def join_if(first: Dim, second: Dim) -> None:
+    """Join two dimensions if they have one size."""
+    if size(first) == size(second):
+        join(first, second)
+
+
+def joined(first: Dims, second: Dims) -> Dims:
+    """Return two tensors' dimensions joined, aligned at the end, as broadcasting does."""
+    length = max(len(first), len(second))
+    one, two = ((*(((),) * (length - len(dims))), *dims) for dims in (first, second))
+    found: list[Dim] = []
+    for a, b in zip(one, two, strict=True):
+        if size(a) == size(b):
+            join(a, b)
+        found.append(a if size(b) == 1 or (size(a) > 1 and expanded(a)) else b)
+    return tuple(found)
+
+
+def name_heads(dims: Dims) -> None:
+    """Of each dimension, what is no batch or sequence counts heads: those of keys, and how many of queries share each."""
+    for dim in dims:
+        for axis in expanded(dim):
+            if not follows((axis,), "batch") and not follows((axis,), "sequence"):
+                axis.heads = True
+
+
 def added(dims: Sequence[Dim], offset: int = 0) -> Dim:
     """Return what a concatenation counts: the sum of some dimensions; equal ones are a multiple."""
     parts = [expanded(dim) for dim in dims]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -11,15 +12,11 @@ import numpy.typing as npt
 from triosim import gpus
 from triosim.compute import operator_rows, stored
 from triosim.compute.auto import Auto
-from triosim.compute.elementwise import Elementwise
-from triosim.compute.forest import Forest
-from triosim.compute.learned import CLASS_EDGES, CLASSES, Learned
+from triosim.compute.learned import CLASS_EDGES, CLASSES
 from triosim.compute.operator_rows import OperatorRows
 from triosim.compute.pricing import model_name
-from triosim.compute.reduction import Reduction
-from triosim.compute.shapes import Shapes
 from triosim.compute.tables import Table
-from triosim.errors import TriosimError, nearest
+from triosim.errors import TriosimError
 from triosim.gpus import Gpu
 
 Array = npt.NDArray[np.float64]
@@ -51,6 +48,11 @@ class Judged:
     measured_seconds: float
     predicted_seconds: float
 
+    @property
+    def model(self) -> str:
+        """The models that said so."""
+        return ", ".join(sorted({name for several in self.models.values() for name in several.split(", ")}))
+
 
 def statistics(predicted: Array, measured: Array) -> Statistics:
     """Return the figures of the rows. Raises ``ValueError`` without any."""
@@ -77,14 +79,40 @@ def by_class(predicted: Array, measured: Array) -> dict[str, Statistics]:
 
 
 def rows_of(table: Table, gpu: Gpu) -> Table:
-    """Return a table's rows of one GPU; all where it does not tell GPUs apart."""
+    """Return a table's rows of one GPU; all where it does not tell GPUs apart. Raises ``TriosimError`` without any."""
     if table.devices is None:
         return table
-    names = table.gpus()
-    wanted = [name for name in names if (found := gpus.get(name)) is not None and found.name == gpu.name]
-    if not wanted:
-        raise TriosimError(f"has no rows of {gpu.name}", where=table.source, fix=nearest(gpu.name, names))
-    return table.select(np.isin(table.devices, wanted))
+    return table.select(np.isin(table.devices, names_of(table.gpus(), gpu, table.source)))
+
+
+def names_of(devices: Sequence[str], gpu: Gpu, source: str) -> list[str]:
+    """Return which of a table's names of GPUs stand for one that a user named. Raises ``TriosimError`` where none does.
+
+    No name at all stands for it; so does the only name of a table, where neither is in the catalogue.
+    """
+    found = [one for one in devices if not one or ((known := gpus.get(one)) is not None and known.name == gpu.name)]
+    if found:
+        return found
+    unknown = [one for one in devices if gpus.get(one) is None]
+    if len(devices) == len(unknown) == 1 and gpu not in gpus.catalogue():
+        return unknown
+    fix = f"it has rows of {', '.join(devices)}"
+    if unknown:
+        fix += f"; describe '{unknown[0]}' in a file of your own: --gpu my_gpu.yaml"
+    raise TriosimError(f"has no rows of {gpu.name}", where=source, fix=fix)
+
+
+def check_devices(lines: Mapping[str, int], source: str) -> None:
+    """Raise ``TriosimError`` where a table names a GPU that nobody knows, or none; ``lines``: where each name first stands."""
+    for name, line in sorted(lines.items(), key=lambda item: item[1]):
+        if not name:
+            raise TriosimError("device: empty", where=f"{source}:{line}", fix="name the GPU there, or add --gpu NAME")
+        if gpus.get(name) is None:
+            raise TriosimError(
+                f"device: '{name}' is not in the GPU catalogue",
+                where=f"{source}:{line}",
+                fix="'triosim gpus' lists it; or describe the GPU in a file of your own: --gpu my_gpu.yaml",
+            )
 
 
 def gpu_in(table: Table, name: str) -> Gpu:
@@ -112,24 +140,20 @@ def gpu_among(devices: Sequence[str], name: str, source: str) -> Gpu:
     return alike[0] if alike else gpu
 
 
-def predict(shapes: Shapes, gpu: Gpu, own: Sequence[Learned] = ()) -> tuple[Array, str]:
-    """Return the seconds of calls on a GPU and the name of what said so: of ``own`` models, or of those that ship."""
-    for model in own:
-        if (model.family, model.dtype) == (shapes.family, shapes.dtype):
-            return model.seconds(shapes, gpu), "the given models"
-    if shapes.family == "elementwise":
-        seconds, _ = Elementwise().ask(shapes, gpu)
-        name = "elementwise"
-    else:
-        found = (Forest() if shapes.family in Forest.families else Reduction()).ask(shapes, gpu)
-        if found is None:
-            raise TriosimError(
-                f"there is no fitted model of {shapes.family} in {shapes.dtype}", where=str(stored.SHIPPED)
-            )
-        seconds, _, name = found
-    if not np.isfinite(seconds).all():
-        raise TriosimError(f"no fitted model covers {shapes.family} in {shapes.dtype} on {gpu.name}")
-    return seconds, name
+def already_fitted(rows: OperatorRows, families: Collection[tuple[str, str]]) -> list[str]:
+    """Return a line where models that will be asked were fitted to these very rows, as far as the files' names say.
+
+    ``families`` are the families and dtypes of a table of one operator, which what ships may have been fitted to.
+    """
+    asked = {Path(name).name for name in rows.source.split(", ")}
+    own, shipped = stored.fitted_files(families)
+    for whose, files in (("the given models", asked & own), ("the models that ship", asked & shipped)):
+        if files:
+            return [
+                f"{whose} were fitted to {', '.join(sorted(files))}: rows that they did not see are predicted less well, "
+                "see docs/calibration.md"
+            ]
+    return []
 
 
 def judge(rows: OperatorRows) -> Judged:

@@ -6,7 +6,8 @@ its two products, two and a half times in backward, which recomputes the scores 
 not. Normalisation and other reductions count a few an element, what only moves data none.
 
 Bytes are those of the tensors, each once, but: a view moves nothing; a table of embeddings is read where it is looked up; what
-is overwritten is not read; statistics over samples need a pass of their own.
+is overwritten is not read; statistics over samples need a pass of their own, forward and backward; an optimizer leaves the
+gradients as they are.
 """
 
 from __future__ import annotations
@@ -15,19 +16,13 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 
+from triosim.compute import products
 from triosim.compute.operator_kinds import Kind, kind_of
 from triosim.trace import Operator, Tensor
 from triosim.trace_formats.autograd import forward_names
 
-CONVOLUTIONS = frozenset(
-    f"{prefix}{name}"
-    for prefix in ("", "cudnn_", "miopen_", "mkldnn_", "thnn_", "slow_")
-    for name in ("conv1d", "conv2d", "conv3d", "convolution")
-)
-TRANSPOSED_CONVOLUTIONS = frozenset(f"conv_transpose{n}d" for n in (1, 2, 3))
-PRODUCTS = frozenset(("linear", "mm", "addmm", "bmm", "baddbmm", "matmul", "scaled_mm"))
 _BACKWARD_ATTENTION = 2.5
-_VECTOR_PRODUCTS = frozenset(("mv", "addmv", "dot", "vdot", "inner"))
+_BACKWARD_RECURRENT = 2.0
 
 #: FLOPs an element: of the largest tensor, by kind.
 _PER_ELEMENT: Mapping[Kind, float] = {
@@ -48,6 +43,8 @@ _PER_ELEMENT: Mapping[Kind, float] = {
 _TWO_PASSES = frozenset(("batch_norm", "native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm", "instance_norm"))
 #: What is given is where to write, or only what the result is to be like.
 _OVERWRITTEN = frozenset(("zero", "fill", "bernoulli", "normal", "uniform", "random", "exponential"))
+#: Nodes that return the gradient that they are given, and then run no kernel and write nothing.
+_PASSED_ON = frozenset(("AddBackward", "CloneBackward"))
 #: What returns a view where it can, and a copy where it cannot.
 _MAYBE_VIEWS = frozenset(("reshape", "flatten", "contiguous", "to", "type_as", "float", "half", "bfloat16", "to_copy"))
 
@@ -83,6 +80,8 @@ def is_free(operator: Operator) -> bool:
     """Whether an operator moves nothing: it makes a view, or memory that nobody has written yet."""
     name = base_name(operator.name)
     of = kind_of(name)
+    if not operator.outputs and name.rstrip("0123456789") in _PASSED_ON:
+        return True
     if name in ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"):
         return True
     if of not in ("view", "copy") or name.endswith("_copy") or operator.name.endswith("copy_"):
@@ -104,17 +103,17 @@ def _grows(operator: Operator) -> bool:
 def flops(operator: Operator, forward: Operator | None = None) -> float:
     """Return an operator's FLOPs. ``forward`` is the operator that it differentiates, which knows the shapes best."""
     name = base_name(operator.name)
-    if name in CONVOLUTIONS or name in TRANSPOSED_CONVOLUTIONS:
-        transposed = name in TRANSPOSED_CONVOLUTIONS or bool(operator.attributes.get("transposed"))
-        return _convolution(operator, transposed=transposed)
-    if name in PRODUCTS or name in _VECTOR_PRODUCTS:
-        return _product(operator)
-    if name == "einsum":
-        return _einsum(operator)
     if is_autograd_node(name) or name.endswith("_backward"):
         return _backward(name, operator, forward)
     if is_attention(name) or kind_of(name) == "attention":
         return _attention(operator, operator.inputs[:3])
+    of = kind_of(name)
+    if of in ("product", "convolution"):
+        found = products.flops(name, operator)
+        return _largest(operator) if found is None else found
+    if of == "recurrent" and "fused" not in name:  # a fused cell is what comes after the products
+        found = products.recurrent_flops(operator)
+        return _plain(operator) if found is None else found
     return _plain(operator)
 
 
@@ -136,9 +135,20 @@ def input_bytes(operator: Operator, forward: Operator | None = None) -> float:
         return float(min(read[0].nbytes, looked_up) + sum(tensor.nbytes for tensor in rest))
     if name == "copy" and len(read) > 1:
         read = read[1:]
+    read = list({tensor.id: tensor for tensor in read}.values())  # a square reads its one factor once
+    whole = name.replace("_", "").lower()
+    if whole.startswith("nllloss") and len(read) > 1:  # one logarithm a sample, whatever the number of classes
+        table = max(read, key=lambda tensor: tensor.numel)
+        samples = table.numel // table.shape[1] if len(table.shape) > 1 and table.shape[1] else 1
+        picked = 0 if "backward" in whole else table.nbytes * samples // max(table.numel, 1)
+        return float(sum(tensor.nbytes for tensor in read if tensor is not table) + picked)
     total = float(sum(tensor.nbytes for tensor in read))
     if name in _TWO_PASSES and read:
         total += read[0].nbytes
+    elif "backward" in whole and any(norm in whole for norm in ("batchnorm", "instancenorm")):
+        total += sum(
+            sorted((tensor.nbytes for tensor in read), reverse=True)[:2]
+        )  # the gradient and what was normalised
     return total
 
 
@@ -147,7 +157,10 @@ def output_bytes(operator: Operator, forward: Operator | None = None) -> float:
     if is_free(operator):
         return 0.0
     inputs, outputs = tensors(operator, forward)
-    return float(sum(tensor.nbytes for tensor in outputs or inputs))
+    written = outputs or inputs
+    if kind_of(base_name(operator.name)) == "optimizer":  # which leaves the gradients as they are
+        written = [tensor for tensor in written if tensor.category != "gradient"]
+    return float(sum(tensor.nbytes for tensor in written))
 
 
 def tensors(operator: Operator, forward: Operator | None = None) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
@@ -166,15 +179,23 @@ def tensors(operator: Operator, forward: Operator | None = None) -> tuple[Sequen
 
 def factors(operator: Operator) -> tuple[Tensor, Tensor] | None:
     """Return the two tensors that a forward product, convolution or the like multiplies: data first, then the weight."""
+    return products.factors(base_name(operator.name), operator.inputs)
+
+
+def gradients_made(operator: Operator, forward: Operator) -> tuple[bool, bool]:
+    """Whether a backward operator is the products that give the gradients of a product's first and second factor."""
     name = base_name(operator.name)
-    inputs = operator.inputs
-    if name in CONVOLUTIONS or name in TRANSPOSED_CONVOLUTIONS or name == "linear":
-        inputs = inputs[:2]
-    elif name in PRODUCTS:
-        inputs = inputs[-2:] if name in ("addmm", "baddbmm") else inputs[:2]
-    else:
-        return None
-    return (inputs[0], inputs[1]) if len(inputs) == 2 and all(tensor.shape for tensor in inputs) else None
+    pair = factors(forward)
+    if pair is None or kind_of(name) != "product" or not (_is_whole(name, forward) or name.endswith("_backward")):
+        return False, False
+    count = _gradients(operator, forward)
+    if count != 1:
+        return count == 2, count == 2
+    made = [tensor for tensor in operator.outputs if len(tensor.shape) > 1]
+    is_weight = pair[0].category == "input" or any(
+        tensor.parameter is not None or tensor.numel == pair[1].numel != pair[0].numel for tensor in made
+    )
+    return not is_weight, is_weight
 
 
 def _is_whole(name: str, forward: Operator) -> bool:
@@ -182,6 +203,8 @@ def _is_whole(name: str, forward: Operator) -> bool:
     if not is_autograd_node(name):
         return False
     known = base_name(forward.name)
+    if products.form_of(known) in ("chain", "einsum") and len(forward.inputs) > 2:
+        return False  # a node for each product of two
     return kind_of(name) != "view" and (bool(forward_names(name, [known])) or kind_of(name) == kind_of(known))
 
 
@@ -210,38 +233,6 @@ def _plain(operator: Operator) -> float:
     return _PER_ELEMENT.get(of, 0.0) * _largest(operator)
 
 
-def _product(operator: Operator) -> float:
-    if base_name(operator.name) in _VECTOR_PRODUCTS:
-        return 2.0 * max((tensor.numel for tensor in operator.inputs), default=0)
-    pair = factors(operator)
-    if pair is None or not operator.outputs:
-        return _largest(operator)
-    return 2.0 * operator.outputs[0].numel * pair[0].shape[-1]
-
-
-def _einsum(operator: Operator) -> float:
-    """Two for each combination of its letters; without its equation, as if it were one product of matrices."""
-    left = str(operator.attributes.get("equation", "")).replace(" ", "").partition("->")[0].split(",")
-    shapes = [tensor.shape for tensor in operator.inputs]
-    if [len(term) for term in left] == [len(shape) for shape in shapes]:
-        letters = {
-            letter: length
-            for term, shape in zip(left, shapes, strict=True)
-            for letter, length in zip(term, shape, strict=True)
-        }
-        return 2.0 * math.prod(letters.values())
-    numels = [tensor.numel for tensor in (*operator.inputs[:2], *operator.outputs[:1])]
-    return 2.0 * math.sqrt(math.prod(numels)) if len(numels) == 3 else _largest(operator)
-
-
-def _convolution(operator: Operator, *, transposed: bool) -> float:
-    pair = factors(operator)
-    if pair is None or not operator.outputs:
-        return _largest(operator)
-    data, weight = pair
-    return 2.0 * (data if transposed else operator.outputs[0]).numel * math.prod(weight.shape[1:])
-
-
 def _attention(operator: Operator, factors: Sequence[Tensor]) -> float:
     """Queries x keys and probabilities x values: (..., length, features); flash's own calls have the heads last but one."""
     if len(factors) < 3 or any(len(tensor.shape) < 2 for tensor in factors):
@@ -258,10 +249,7 @@ def _backward(name: str, operator: Operator, forward: Operator | None) -> float:
     if of in ("view", "copy", "creation"):
         return 0.0
     if forward is not None and (_is_whole(name, forward) or not is_autograd_node(name)):
-        pair = factors(forward)
-        if pair is not None:  # one product for each factor that has a gradient; what the network is fed has none
-            return flops(forward) * _gradients(operator, forward, pair)
-        return flops(forward) * (_BACKWARD_ATTENTION if is_attention(base_name(forward.name)) else 1.0)
+        return flops(forward) * _gradients(operator, forward)
     if of == "convolution" and len(operator.inputs) >= 3:
         return _convolution_gradients(operator)
     if of == "product":
@@ -271,14 +259,21 @@ def _backward(name: str, operator: Operator, forward: Operator | None) -> float:
     return _plain(operator)
 
 
-def _gradients(operator: Operator, forward: Operator, pair: tuple[Tensor, Tensor]) -> int:
-    """How many of the two factors' gradients a backward operator computes."""
+def _gradients(operator: Operator, forward: Operator) -> float:
+    """How many times the forward operator's FLOPs: one product for each factor that has a gradient; what is fed has none."""
+    name = base_name(forward.name)
+    of = kind_of(name)
+    if of == "recurrent":
+        return _BACKWARD_RECURRENT
+    if of not in ("product", "convolution"):
+        return _BACKWARD_ATTENTION if is_attention(name) else 1.0
+    given = products.operands(name, forward.inputs)
     if operator.outputs and _has_gradient(operator, forward):
-        sizes = [tensor.numel for tensor in pair]
+        sizes = [tensor.numel for tensor in given]
         made = sum(tensor.numel in sizes and len(tensor.shape) > 1 for tensor in operator.outputs)
         if made:
-            return min(made, 2)
-    return sum(tensor.category != "input" for tensor in pair)
+            return min(made, len(given))
+    return sum(tensor.category != "input" for tensor in given)
 
 
 def _convolution_gradients(operator: Operator) -> float:

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from triosim.compute import calibrated, operator_rows
-from triosim.compute.boosting import Settings, grow
+from triosim.compute.boosting import Settings, grow, regressor
 from triosim.compute.ensemble import Ensemble
 from triosim.compute.kind_laws import Form, KindLaw
 from triosim.compute.linear import fit_line
@@ -50,11 +50,14 @@ def fit(rows: OperatorRows, progress: Callable[[str], None] = lambda text: None)
             classes[key] = described.keys[place][1]
     laws: list[KindLaw] = []
     seconds = np.array([operator.seconds for operator in rows.operators])
+    every = {tuple(places): _Points.of(described, seconds, np.array(places)) for places in by_key.values()}
+    if any(points.sizes >= ENOUGH_FOR_TREES for points in every.values()):
+        regressor()  # says what is missing before anything takes long
     fitted: dict[tuple[int, ...], KindLaw] = {}  # a class of one name is that name
     for key, places in by_key.items():
         law = fitted.get(tuple(places))
         if law is None:
-            points = _Points.of(described, seconds, np.array(places))
+            points = every[tuple(places)]
             law = fitted[tuple(places)] = _fit_one(points, operator_rows.stated_error(classes[key]))
         laws.append(replace(law, gpu=rows.gpu.name, key=key, files=rows.source))
         if not key.name.startswith("any "):
@@ -86,7 +89,9 @@ class _Points:
     def merged(self) -> _Points:
         """One row for each size, with the median of its times."""
         _, first = np.unique(self.size, return_index=True)
-        medians = np.array([np.median(self.seconds[self.size == number]) for number in range(self.sizes)])
+        order = np.argsort(self.size, kind="stable")
+        parts = np.split(self.seconds[order], np.cumsum(np.bincount(self.size))[:-1])
+        medians = np.array([np.median(part) for part in parts])
         one = self.select(np.isin(np.arange(len(self.size)), first))
         return replace(one, seconds=medians[self.size[np.sort(first)]])
 

@@ -33,9 +33,10 @@ _POOLS = " ".join(
 
 _NAMES: Mapping[Kind, str] = {
     "product": "linear mm addmm bmm baddbmm matmul mv addmv dot vdot inner outer ger addr addbmm einsum scaled_mm"
-    " int_mm bilinear chain_matmul linalg_matmul kron addmm_activation grouped_mm scaled_grouped_mm cdist"
+    " int_mm bilinear trilinear chain_matmul linalg_matmul kron addmm_activation grouped_mm scaled_grouped_mm cdist"
     " mkldnn_linear tensordot linalg_multi_dot",
-    "convolution": f"{_CONVOLUTIONS} cudnn_convolution_relu cudnn_convolution_add_relu",
+    "convolution": f"{_CONVOLUTIONS} cudnn_convolution_relu cudnn_convolution_add_relu miopen_convolution_relu"
+    " miopen_convolution_add_relu slow_conv2d_forward slow_conv3d_forward",
     "attention": "scaled_dot_product_attention scaled_dot_product_flash_attention scaled_dot_product_efficient_attention"
     " scaled_dot_product_cudnn_attention scaled_dot_product_attention_math scaled_dot_product_fused_attention_overrideable"
     " scaled_dot_product_flash_attention_for_cpu flash_attention efficient_attention cudnn_attention"
@@ -90,6 +91,11 @@ _NAMES: Mapping[Kind, str] = {
     "recurrent": "lstm gru rnn_tanh rnn_relu lstm_cell gru_cell cudnn_rnn thnn_fused_lstm_cell thnn_fused_gru_cell"
     " mkldnn_rnn_layer",
 }  # fmt: skip
+
+
+def names(kind: Kind) -> frozenset[str]:
+    """Return the bare names of a kind, as they are listed here."""
+    return frozenset(_NAMES[kind].split())
 
 
 def _compact(name: str) -> str:

@@ -4,7 +4,7 @@
 
 | column | |
 | --- | --- |
-| device | the GPU, as PyTorch names it |
+| device | the GPU, as PyTorch names it; it may be missing where whoever reads the table names the GPU |
 | operator, phase | as a trace names them: ``aten::conv2d`` forward, ``ConvolutionBackward0`` backward |
 | dtype | of the tensors that say no other |
 | inputs, outputs | shapes: ``8x1024 512x1024``; another dtype behind a colon, ``8x16:int64``; ``scalar`` has no dimension |
@@ -23,20 +23,22 @@ import json
 import math
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 
+from triosim.compute import csv_rows
 from triosim.compute.operator_rows import OperatorRows
+from triosim.compute.shape_checks import contradiction
 from triosim.errors import TriosimError, nearest
 from triosim.gpus import Gpu
 from triosim.output import writing_text
-from triosim.trace import DTYPE_BYTES, PHASES, Operator, Phase, Tensor
-from triosim.trace_formats.files import head, read_text
+from triosim.trace import DTYPE_BYTES, PHASES, Operator, Phase, Tensor, dtype_name
+from triosim.trace_formats.files import read_text
 
-REQUIRED = ("device", "operator", "phase", "dtype", "inputs", "outputs", "seconds")
+REQUIRED = ("operator", "phase", "dtype", "inputs", "outputs", "seconds")
 COLUMNS = (
     "device", "operator", "phase", "dtype", "inputs", "outputs", "attributes", "forward", "cache", "seconds", "runs", "case",
     "software",
@@ -48,7 +50,9 @@ _FIRST_OUTPUT = 1_000_000  # ids of outputs, apart from those of inputs
 
 @dataclass(frozen=True)
 class Row:
-    """One measured operator; ``case`` names the drawn sizes that it comes from, ``runs`` how often it was timed."""
+    """One measured operator; ``case`` names the drawn sizes that it comes from, ``runs`` how often it was timed, ``line`` where
+    it stands in its file.
+    """
 
     operator: Operator
     device: str
@@ -57,41 +61,32 @@ class Row:
     runs: int = 0
     case: str = ""
     software: str = ""
+    line: int = field(default=0, compare=False)
 
 
 def recognises(path: str | os.PathLike[str]) -> bool:
     """Whether a file is such a table, by its first line."""
-    place = Path(path)
-    first = next(csv.reader(head(place, 4096).decode("utf-8-sig", "replace").splitlines()), [])
-    return {"operator", "inputs"} <= {name.strip() for name in first}
+    return {"operator", "inputs"} <= {*csv_rows.header_of(path)}
 
 
 def read(path: str | os.PathLike[str]) -> list[Row]:
     """Read the rows of a table, compressed or not. Raises ``TriosimError`` that names file, line and what would be right."""
     place = os.fspath(path)
-    try:
-        text = read_text(Path(place))
-    except OSError as error:
-        raise TriosimError(f"cannot be read: {error.strerror or error}", where=place) from error
-    reader = csv.reader(text.splitlines())
-    header = [name.strip() for name in next(reader, [])]
-    for name in header:
+    sheet = csv_rows.read(place)
+    for name in sheet.header:
         if name not in COLUMNS:
-            raise TriosimError(f"unknown column '{name}'", where=f"{place}:1", fix=nearest(name, COLUMNS))
+            raise TriosimError(f"unknown column '{name}'", where=sheet.where, fix=nearest(name, COLUMNS))
+    repeated = [name for number, name in enumerate(sheet.header) if name in sheet.header[:number]]
+    if repeated:
+        raise TriosimError(f"two columns '{repeated[0]}'", where=sheet.where)
     for name in REQUIRED:
-        if name not in header:
-            raise TriosimError(f"there is no column '{name}'", where=f"{place}:1", fix="see docs/calibration.md")
-    rows = []
-    for cells in reader:
-        if not cells or cells[0].startswith("#"):
-            continue
-        where = f"{place}:{reader.line_num}"
-        if len(cells) != len(header):
-            raise TriosimError(f"{len(cells)} cells under {len(header)} columns", where=where)
-        rows.append(_row(dict(zip(header, (cell.strip() for cell in cells), strict=True)), where))
-    if not rows:
-        raise TriosimError("holds no rows", where=place, fix="give at least one row under the header")
-    return rows
+        if name not in sheet.header:
+            raise TriosimError(f"there is no column '{name}'", where=sheet.where, fix="see docs/calibration.md")
+    sheet.require_rows()
+    return [
+        replace(_row(dict(zip(sheet.header, cells, strict=True)), f"{place}:{line}"), line=line)
+        for line, cells in sheet.rows
+    ]
 
 
 def write(rows: Sequence[Row], path: str | os.PathLike[str], notes: Sequence[str] = ()) -> None:
@@ -164,18 +159,13 @@ def _shown(tensor: Tensor, dtype: str) -> str:
 
 
 def _row(cells: dict[str, str], where: str) -> Row:
-    phase, dtype = cells["phase"], cells["dtype"].removeprefix("torch.")
+    phase, dtype = cells["phase"], dtype_name(cells["dtype"])
     _known("phase", phase, PHASES, where)
     _known("dtype", dtype, DTYPE_BYTES, where)
     cache = cells.get("cache", "")
     if cache:
         _known("cache", cache, CACHES, where)
-    try:
-        seconds = float(cells["seconds"])
-    except ValueError:
-        seconds = math.nan
-    if not (math.isfinite(seconds) and seconds > 0.0):
-        raise TriosimError(f"seconds: '{cells['seconds']}' is not a time above zero", where=where)
+    seconds = csv_rows.seconds(cells["seconds"], "seconds", where)
     inputs, outputs = (_tensors(cells[name], dtype, where, name) for name in ("inputs", "outputs"))
     if not cells["operator"] or not (inputs or outputs):
         raise TriosimError("an operator needs a name and at least one tensor", where=where)
@@ -193,9 +183,12 @@ def _row(cells: dict[str, str], where: str) -> Row:
     if not isinstance(attributes, dict):
         raise TriosimError(f"attributes: '{cells['attributes']}' is not a JSON object", where=where)
     one = Operator(0, cells["operator"], cast(Phase, phase), "", inputs, outputs, seconds, attributes=attributes)
+    wrong = contradiction(one)
+    if wrong:
+        raise TriosimError(wrong, where=where)
     runs = cells.get("runs", "")
     return Row(
-        one, cells["device"], cache, forward, int(runs) if runs.isdigit() else 0, cells.get("case", ""),
+        one, cells.get("device", ""), cache, forward, int(runs) if runs.isdigit() else 0, cells.get("case", ""),
         cells.get("software", ""),
     )  # fmt: skip
 
@@ -208,7 +201,8 @@ def _known(what: str, word: str, words: Any, where: str) -> None:
 def _tensors(text: str, dtype: str, where: str, column: str) -> tuple[Tensor, ...]:
     found = []
     for number, part in enumerate(text.split()):
-        shape, _, other = part.partition(":")
+        shape, _, said = part.partition(":")
+        other = dtype_name(said)
         if other:
             _known(f"{column}: dtype", other, DTYPE_BYTES, where)
         try:
@@ -217,5 +211,9 @@ def _tensors(text: str, dtype: str, where: str, column: str) -> tuple[Tensor, ..
             lengths = (-1,)
         if any(length < 0 for length in lengths):
             raise TriosimError(f"{column}: '{part}' is no shape", where=where, fix="write 8x1024, or 8x16:int64")
+        if 0 in lengths:
+            raise TriosimError(f"{column}: '{part}' has no element", where=where, fix="leave such rows out")
+        if math.prod(lengths) > csv_rows.LARGEST_SIZE:
+            raise TriosimError(f"{column}: '{part}' fits into no memory", where=where)
         found.append(Tensor(number if column == "inputs" else _FIRST_OUTPUT + number, lengths, other or dtype))
     return tuple(found)

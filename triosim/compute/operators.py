@@ -70,6 +70,11 @@ class Operators(Sequence[Operator]):
         return shapes.of(self._all)
 
     @cached_property
+    def gradients(self) -> list[tuple[Places, shapes.Shapes]]:
+        """The products that the backward of products are: two for most, each with the place of its operator."""
+        return shapes.of_gradients(self._all, self.forwards, features.gradients_made)
+
+    @cached_property
     def different(self) -> tuple[Operators, Places]:
         """One operator for all that are the same, and for each operator the place of its own among them."""
         forwards, first = self.forwards, {id(one): row for row, one in enumerate(self._all)}

@@ -34,7 +34,7 @@ def reprice(
     changed |= {new.id for new in after if new.forward in changed and new.forward in old_forward}
     if not changed:
         return list(after)
-    found = _ratios(model, before, after, gpu, gpu)
+    found, _ = _ratios(model, before, after, gpu, gpu)
     priced = []
     for row, (old, new) in enumerate(zip(before, after, strict=True)):
         if new.id not in changed:
@@ -56,14 +56,14 @@ def on_gpu(trace: Trace, target: gpus.Gpu, model: ComputeModel) -> Trace:
     measured = trace.times.startswith("measured")
     if source is not None and measured:
         model.fit(trace)
-        found = _ratios(model, trace.operators, trace.operators, trace.gpu, target.name, trace)
+        found, asked = _ratios(model, trace.operators, trace.operators, trace.gpu, target.name, trace)
         operators = [
             predicted(scaled(operator, float(found.seconds[row])), found, row, operator)
             for row, operator in enumerate(trace.operators)
         ]
         times = f"predicted for {target.name} from those measured on {trace.gpu}"
     else:
-        found = _alone(model, trace, target)
+        found, asked = _alone(model, trace, target)
         nothing = not any(operator.seconds for operator in trace.operators)
         operators = [
             predicted(_taking(operator, float(found.seconds[row])), found, row)
@@ -74,6 +74,8 @@ def on_gpu(trace: Trace, target: gpus.Gpu, model: ComputeModel) -> Trace:
         times = f"predicted for {target.name}"
         if measured:
             times += f" without those measured on '{trace.gpu}', which is not in the GPU catalogue"
+    if not asked:
+        times += f" by auto, since {type(model).__name__.lower()} says nothing of another GPU than a trace's"
     return replace(trace, operators=tuple(operators), gpu=target.name, times=times, step_seconds=None)
 
 
@@ -128,21 +130,23 @@ def _ratios(
     gpu: str,
     target: str,
     trace: Trace | None = None,
-) -> Estimates:
-    """Return a model's ratios, and those of ``auto`` where the model does not know an operator or a GPU."""
+) -> tuple[Estimates, bool]:
+    """Return a model's ratios, and those of ``auto`` where the model does not know an operator or a GPU; and whether it knows
+    any.
+    """
     found = checked(model.ratios(before, after, gpu, target), before, model)
     return _filled(found, lambda other: other.ratios(before, after, gpu, target), trace)
 
 
-def _alone(model: ComputeModel, trace: Trace, target: gpus.Gpu) -> Estimates:
+def _alone(model: ComputeModel, trace: Trace, target: gpus.Gpu) -> tuple[Estimates, bool]:
     found = checked(model.estimate(trace.operators, target.name), trace.operators, model)
     return _filled(found, lambda other: other.estimate(trace.operators, target.name), None)
 
 
-def _filled(found: Estimates, ask: Callable[[ComputeModel], Estimates], trace: Trace | None) -> Estimates:
+def _filled(found: Estimates, ask: Callable[[ComputeModel], Estimates], trace: Trace | None) -> tuple[Estimates, bool]:
     known = np.isfinite(found.seconds)
     if known.all():
-        return found
+        return found, True
     from triosim.compute.auto import Auto
 
     auto = Auto()
@@ -150,8 +154,9 @@ def _filled(found: Estimates, ask: Callable[[ComputeModel], Estimates], trace: T
         auto.fit(trace)
     other = ask(auto)
     names = [mine if is_known else its for mine, its, is_known in zip(found.model, other.model, known, strict=True)]
-    return Estimates(
+    both = Estimates(
         np.where(known, found.seconds, other.seconds),
         np.where(known, found.relative_error, other.relative_error),
         names,
     )
+    return both, bool(known.any())

@@ -14,7 +14,8 @@ from functools import cached_property
 
 from triosim.compute.dimension_rules import dims_of, transposed
 from triosim.compute.dimensions import Axis, Dim, Dims, Kind, follows, fresh, regrouped, resized, size, viewed
-from triosim.compute.features import PRODUCTS, base_name, is_autograd_node
+from triosim.compute.features import base_name, is_autograd_node
+from triosim.compute.products import PRODUCTS
 from triosim.trace import Operator, Tensor
 from triosim.trace_formats.autograd import forward_names
 

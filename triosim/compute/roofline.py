@@ -20,6 +20,7 @@ import numpy.typing as npt
 from triosim import gpus
 from triosim.compute import doubt, features, rates
 from triosim.compute.base import CLASS_EDGES, ComputeModel, Estimates, checked, ratio
+from triosim.compute.operator_kinds import kind_of
 from triosim.compute.operators import Operators, each_once
 from triosim.trace import Operator, Trace
 
@@ -29,6 +30,8 @@ FLOOR_SECONDS = 2e-6
 _LEAST_LAUNCH = 0.5e-6
 #: The GPU whose proportions stand for one that nobody knows.
 STAND_IN = "A100"
+#: By how much its estimates are less certain: what the L4's steps in another size ask for if nobody knows that it is an L4.
+OF_UNKNOWN_GPU = 1.4
 #: A class of fewer operators than this keeps its efficiencies.
 FEWEST = 4
 
@@ -113,7 +116,8 @@ class Roofline(ComputeModel):
             f"roofline of {key[0]}, {f'from {one.points} operators' if one.points else 'default efficiencies'}"
             for one, key in zip(used, found.classes, strict=True)
         ]
-        return Estimates(seconds, errors[np.arange(len(used)), which] * found.factor, said)
+        unknown = OF_UNKNOWN_GPU if gpu and gpus.get(gpu) is None else 1.0
+        return Estimates(seconds, errors[np.arange(len(used)), which] * found.factor * unknown, said)
 
     def ratios(self, before: Sequence[Operator], after: Sequence[Operator], gpu: str, target: str) -> Estimates:
         """Return time(after, on ``target``) / time(before, on ``gpu``): off as one is, and more the more the size changes."""
@@ -137,12 +141,13 @@ def class_of(operator: Operator, forward: Operator | None = None) -> str:
         return "optimizer"
     name = features.base_name((forward or operator).name)
     lower = name.lower()
-    if name in features.CONVOLUTIONS or name in features.TRANSPOSED_CONVOLUTIONS or "convolution" in lower:
+    of = kind_of(name)
+    if of in ("product", "convolution", "attention"):
+        return of
+    if of == "recurrent":
+        return "product"  # of which most of it is
+    if of == "unknown" and "convolution" in lower:
         return "convolution"
-    if name in features.PRODUCTS or lower.startswith(("addmm", "mm", "bmm", "linear")):
-        return "product"
-    if features.is_attention(name) or lower.startswith("scaleddotproduct"):
-        return "attention"
     return "reduction" if any(word in lower for word in _REDUCTIONS) else "elementwise"
 
 

@@ -7,18 +7,22 @@ operator that belongs to no family, or whose shapes do not say enough, is left t
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
 
+from triosim.compute import products
 from triosim.compute.features import base_name, is_attention
 from triosim.trace import Operator
 
 Array = npt.NDArray[np.float64]
 Family = Literal["product", "attention", "elementwise", "softmax", "layer_norm"]
+Places = npt.NDArray[np.int64]
+Gradients = Callable[[Operator, Operator], tuple[bool, bool]]
+_Call = tuple[Family, str, tuple[int, ...], str]
 FAMILIES: tuple[Family, ...] = get_args(Family)
 
 #: The columns of each family. A product is ``b`` times (m, k) by (k, n).
@@ -50,13 +54,18 @@ ELEMENTWISE = frozenset(
 ) | frozenset(("abs", "clamp", "hardtanh", "leaky_relu", "square"))
 #: Element-wise operators of two tensors; with one tensor and a number, tables put a ``u`` behind their name.
 BINARY = frozenset(("add", "sub", "mul", "div", "pow"))
+#: The kind of attention that is not causal; the tables hold none.
+FULL = "full"
 _SOFTMAX = frozenset(("softmax", "log_softmax", "safe_softmax"))
 _LAYER_NORM = frozenset(("layer_norm", "native_layer_norm"))
 
 
 @dataclass(frozen=True)
 class Shapes:
-    """Calls of one family in one dtype: a column for each of ``COLUMNS``; ``kinds`` names each element-wise operator."""
+    """Calls of one family in one dtype: a column for each of ``COLUMNS``; ``kinds`` names each element-wise operator.
+
+    Attention that is not causal is apart, and all of the kind ``FULL``.
+    """
 
     family: Family
     dtype: str
@@ -75,35 +84,58 @@ class Shapes:
         return Shapes(self.family, self.dtype, {name: column[rows] for name, column in self.columns.items()}, kinds)
 
 
-def of(operators: Sequence[Operator]) -> list[tuple[npt.NDArray[np.int64], Shapes]]:
+def of(operators: Sequence[Operator]) -> list[tuple[Places, Shapes]]:
     """Return the calls by family and dtype, each with the places of its operators. What has no family is in none."""
-    found: dict[tuple[Family, str], list[tuple[int, tuple[int, ...], str]]] = {}
-    for place, operator in enumerate(operators):
-        one = _sizes(operator)
+    return _grouped((place, _sizes(operator)) for place, operator in enumerate(operators))
+
+
+def of_gradients(
+    operators: Sequence[Operator], forwards: Sequence[Operator | None], made: Gradients
+) -> list[tuple[Places, Shapes]]:
+    """Return the products that the backward of products are, one for each gradient, with the places of their operators.
+
+    ``made`` says which of a forward operator's factors a backward operator computes the gradients of. Of (m, k) by (k, n), the
+    data's is (m, n) by (n, k), and the weight's (k, m) by (m, n).
+    """
+    found: list[tuple[int, _Call | None]] = []
+    for place, (operator, forward) in enumerate(zip(operators, forwards, strict=True)):
+        one = _sizes(forward) if forward is not None and operator.phase == "backward" else None
+        if forward is None or one is None or one[0] != "product":
+            continue
+        b, m, n, k = one[2]
+        data, weight = made(operator, forward)
+        found += [(place, ("product", one[1], (b, m, k, n), ""))] if data else []
+        found += [(place, ("product", one[1], (b, k, n, m), ""))] if weight else []
+    return _grouped(found)
+
+
+def _grouped(calls: Iterable[tuple[int, _Call | None]]) -> list[tuple[Places, Shapes]]:
+    found: dict[tuple[Family, str, bool], list[tuple[int, tuple[int, ...], str]]] = {}
+    for place, one in calls:
         if one is not None:
-            found.setdefault(one[:2], []).append((place, one[2], one[3]))
+            found.setdefault((*one[:2], one[3] == FULL), []).append((place, one[2], one[3]))
     grouped = []
-    for (family, dtype), members in found.items():
+    for (family, dtype, full), members in found.items():
         values = np.array([sizes for _, sizes, _ in members], dtype=np.float64)
         columns = {name: values[:, number] for number, name in enumerate(COLUMNS[family])}
-        kinds = np.array([kind for _, _, kind in members]) if family == "elementwise" else None
+        kinds = np.array([kind for _, _, kind in members]) if family == "elementwise" or full else None
         grouped.append((np.array([place for place, _, _ in members]), Shapes(family, dtype, columns, kinds)))
     return grouped
 
 
-def _sizes(operator: Operator) -> tuple[Family, str, tuple[int, ...], str] | None:
+def _sizes(operator: Operator) -> _Call | None:
     """Return an operator's family, dtype, sizes and element-wise kind."""
     name = base_name(operator.name)
     inputs = [tensor for tensor in operator.inputs if tensor.shape]
     if not inputs or any(not tensor.numel for tensor in inputs):
         return None
     dtype = inputs[0].dtype
-    if name in ("linear", "mm", "addmm", "bmm", "baddbmm", "matmul"):
+    if name in products.DENSE:
         product = _product(name, operator)
         return None if product is None else ("product", dtype, product, "")
     if is_attention(name) and "backward" not in name.lower():
         attention = _attention(operator)
-        return None if attention is None else ("attention", dtype, attention, "")
+        return None if attention is None else ("attention", dtype, attention, "" if _is_causal(operator) else FULL)
     if name in _SOFTMAX or name in _LAYER_NORM:
         normalised = name in _LAYER_NORM and len(inputs) > 1
         width = inputs[1].numel if normalised else inputs[0].shape[-1]
@@ -119,15 +151,11 @@ def _sizes(operator: Operator) -> tuple[Family, str, tuple[int, ...], str] | Non
 
 
 def _product(name: str, operator: Operator) -> tuple[int, int, int, int] | None:
-    inputs = operator.inputs
-    if name == "linear":
-        pair = inputs[:2]
-    else:
-        pair = inputs[-2:] if name in ("addmm", "baddbmm") and len(inputs) > 2 else inputs[:2]
-    if len(pair) < 2 or len(pair[0].shape) < 2 or len(pair[1].shape) < 2:
+    pair = products.factors(name, operator.inputs)
+    if pair is None or any(len(tensor.shape) < 2 for tensor in pair):
         return None
     first, second = pair[0].shape, pair[1].shape
-    if name == "linear":
+    if products.form_of(name) == "rows":
         return (1, math.prod(first[:-1]), second[0], first[-1]) if second[1] == first[-1] else None
     if first[-1] != second[-2]:
         return None
@@ -136,10 +164,16 @@ def _product(name: str, operator: Operator) -> tuple[int, int, int, int] | None:
     return math.prod(first[:-2]), first[-2], second[-1], first[-1]
 
 
+def _is_causal(operator: Operator) -> bool:
+    """Whether attention is said to be causal, without a mask of its own; without a word it is not, as PyTorch's default is."""
+    masked = any(len(tensor.shape) > 1 for tensor in operator.inputs[3:])
+    return operator.attributes.get("is_causal") is True and not masked
+
+
 def _attention(operator: Operator) -> tuple[int, int, int, int, int] | None:
-    """Causal self-attention alone: (batch, heads, sequence, head_dim) three times."""
+    """Self-attention alone: (batch, heads, sequence, head_dim) three times."""
     shapes = [tensor.shape for tensor in operator.inputs[:3]]
-    if len(shapes) < 3 or any(len(shape) != 4 for shape in shapes) or operator.attributes.get("is_causal") is False:
+    if len(shapes) < 3 or any(len(shape) != 4 for shape in shapes):
         return None
     (batch, heads, length, width), key, value = shapes
     if key != value or key[0] != batch or key[2] != length or key[3] != width or heads % key[1]:

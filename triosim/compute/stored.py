@@ -11,11 +11,11 @@ import io
 import json
 import os
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +31,9 @@ SHIPPED = Path(__file__).resolve().parents[1] / "data" / "compute"
 ENVIRONMENT = "TRIOSIM_MODELS"
 #: What an estimate by a model of one's own is called, instead of by what ships.
 OWN_LABEL = "own"
+_WRITE_ONE = "write one: triosim calibrate compute"
+#: Files with the time of their last change and their size, so that one that was written anew is read anew.
+_Files = tuple[tuple[str, int, int], ...]
 
 
 def save(models: Sequence[Learned], path: str | os.PathLike[str], laws: Sequence[KindLaw] = ()) -> None:
@@ -50,17 +53,16 @@ def save(models: Sequence[Learned], path: str | os.PathLike[str], laws: Sequence
         file.write(content.getvalue())
 
 
-def load(path: str | os.PathLike[str]) -> list[Learned]:
-    """Read the models that ``save`` wrote. Raises ``TriosimError`` that says what is wrong with the file."""
-    return _load(os.fspath(path))[0]
+class Contents(NamedTuple):
+    """What a file holds."""
+
+    models: list[Learned]
+    laws: list[KindLaw]
 
 
-def load_laws(path: str | os.PathLike[str]) -> list[KindLaw]:
-    """Read the laws that ``save`` wrote. Raises ``TriosimError`` that says what is wrong with the file."""
-    return _load(os.fspath(path))[1]
-
-
-def _load(place: str) -> tuple[list[Learned], list[KindLaw]]:
+def load(path: str | os.PathLike[str]) -> Contents:
+    """Read what ``save`` wrote. Raises ``TriosimError`` that says what is wrong with the file."""
+    place = os.fspath(path)
     try:
         with np.load(place, allow_pickle=False) as file:
             arrays: Mapping[str, npt.NDArray[Any]] = {name: file[name] for name in file.files}
@@ -69,18 +71,26 @@ def _load(place: str) -> tuple[list[Learned], list[KindLaw]]:
             raise TriosimError(f"holds '{about['format']}'", where=place, fix=f"this version reads '{_FORMAT}'")
         models = [Learned.from_stored(one, arrays, f"{number}") for number, one in enumerate(about["models"])]
         laws = [KindLaw.from_stored(one, arrays, f"law {number}") for number, one in enumerate(about.get("laws", ()))]
-        return models, laws
+        return Contents(models, laws)
     except OSError as error:
         raise TriosimError(f"cannot be read: {error.strerror or error}", where=place) from error
-    except (EOFError, KeyError, ValueError, TypeError, IndexError, zipfile.BadZipFile) as error:
-        raise TriosimError(
-            f"holds no fitted models: {error}", where=place, fix="write one: triosim calibrate compute"
-        ) from error
+    except (AttributeError, EOFError, KeyError, ValueError, TypeError, IndexError, zipfile.BadZipFile) as error:
+        raise TriosimError("is no file of fitted models", where=place, fix=_WRITE_ONE) from error
+
+
+def check(path: str | os.PathLike[str]) -> None:
+    """Raise ``TriosimError`` where a path is no file of fitted models, and no folder of some."""
+    _own(_files(os.fspath(path)))
+
+
+def check_named() -> None:
+    """Raise ``TriosimError`` where the environment names what is not there."""
+    _files(_named())
 
 
 def find(family: str, dtype: str, gpu: str) -> Learned | None:
     """Return the model of a family and dtype to ask about a GPU (a catalogue's name), or None where there is none."""
-    for model in _own(_named())[0]:
+    for model in _own(_files(_named()))[0]:
         if (model.family, model.dtype) == (family, dtype) and gpu in model.rates:
             return model
     return _shipped(family, dtype)
@@ -93,7 +103,19 @@ def is_own(model: Learned) -> bool:
 
 def laws(gpu: str) -> Mapping[Key, KindLaw]:
     """Return one's own laws of a GPU (a catalogue's name) by what they are of."""
-    return _own(_named())[1].get(gpu, {})
+    return _own(_files(_named()))[1].get(gpu, {})
+
+
+def fitted_files(families: Collection[tuple[str, str]]) -> tuple[set[str], set[str]]:
+    """Return the names of the files that were fitted: one's own models and laws, and what ships for families and dtypes."""
+    models, laws = _own(_files(_named()))
+    own = {name for model in models for name in model.provenance.get("files", ())}
+    own |= {Path(name).name for several in laws.values() for law in several.values() for name in law.files.split(", ")}
+    known = [_shipped(family, dtype) for family, dtype in families]
+    shipped = {name for model in known if model is not None for name in model.provenance.get("files", ())}
+    if any(family == "elementwise" for family, _ in families):
+        shipped |= {*json.loads((SHIPPED / "elementwise.json").read_text(encoding="utf-8"))["provenance"]["files"]}
+    return own, shipped
 
 
 @contextmanager
@@ -121,19 +143,38 @@ def file_name(model: Learned) -> str:
 @cache
 def _shipped(family: str, dtype: str) -> Learned | None:
     path = SHIPPED / f"{family}_{dtype}.npz"
-    return load(path)[0] if path.is_file() else None
+    return load(path).models[0] if path.is_file() else None
 
 
 def _named() -> str:
     return os.environ.get(ENVIRONMENT, "")
 
 
-@cache
-def _own(name: str) -> tuple[tuple[Learned, ...], dict[str, dict[Key, KindLaw]]]:
-    """Return the models and the laws, by GPU and key, of a file or of the files in a folder; the later file's law holds."""
+def _files(name: str) -> _Files:
+    """Return the files that a path stands for, and when each was written. Raises ``TriosimError`` where there is none."""
+    if not name:
+        return ()
     place = Path(name)
-    files = [] if not name else sorted(place.glob("*.npz")) if place.is_dir() else [place]
-    loaded = [_load(os.fspath(file)) for file in files]
+    try:
+        files = sorted(place.glob("*.npz")) if place.is_dir() else [place]
+        found = tuple((os.fspath(file), (state := file.stat()).st_mtime_ns, state.st_size) for file in files)
+    except (OSError, ValueError) as error:
+        raise TriosimError(
+            f"cannot be read: {getattr(error, 'strerror', None) or error}", where=_where(name), fix=_WRITE_ONE
+        ) from None
+    if not found:
+        raise TriosimError("is a folder without fitted models (.npz)", where=_where(name), fix=_WRITE_ONE)
+    return found
+
+
+def _where(name: str) -> str:
+    return f"{ENVIRONMENT}={name}" if name == _named() else name
+
+
+@cache
+def _own(files: _Files) -> tuple[tuple[Learned, ...], dict[str, dict[Key, KindLaw]]]:
+    """Return the models and the laws, by GPU and key, of files; the later file's law holds."""
+    loaded = [load(file) for file, _, _ in files]
     laws: dict[str, dict[Key, KindLaw]] = {}
     for _, several in loaded:
         for law in several:

@@ -16,20 +16,18 @@ A column ``dtype``, the same throughout, says another dtype.
 
 from __future__ import annotations
 
-import csv
-import gzip
 import os
-import zlib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
+from triosim.compute import csv_rows
 from triosim.compute.shapes import BINARY, FAMILIES, Family, Shapes
 from triosim.errors import TriosimError, nearest
-from triosim.trace import DTYPE_BYTES, Operator, Tensor
+from triosim.trace import DTYPE_BYTES, Operator, Tensor, dtype_name
 
 Array = npt.NDArray[np.float64]
 
@@ -53,12 +51,15 @@ _NAMED: dict[str, Family] = {"softmax": "softmax", "ln": "layer_norm", "layer": 
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of one format: ``shapes``, ``seconds`` and, where the table is about several GPUs, the name of each row's."""
+    """Rows of one format: ``shapes``, ``seconds`` and, where the table names its GPUs, the name of each row's; ``first_lines``
+    says where each name first stands.
+    """
 
     shapes: Shapes
     seconds: Array
     devices: npt.NDArray[np.str_] | None
     source: str
+    first_lines: Mapping[str, int] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.seconds)
@@ -66,7 +67,7 @@ class Table:
     def select(self, rows: npt.NDArray[np.bool_] | npt.NDArray[np.int64]) -> Table:
         """Return some of the rows."""
         devices = None if self.devices is None else self.devices[rows]
-        return Table(self.shapes.select(rows), self.seconds[rows], devices, self.source)
+        return replace(self, shapes=self.shapes.select(rows), seconds=self.seconds[rows], devices=devices)
 
     def gpus(self) -> list[str]:
         """Return the names of the GPUs that the table tells apart."""
@@ -79,31 +80,43 @@ def read(path: str | os.PathLike[str], family: str | None = None) -> Table:
     Raises ``TriosimError`` that names the file, the line and what would be right.
     """
     place = os.fspath(path)
-    reader = csv.reader(_text(place).splitlines())
-    header = [name.strip() for name in next(reader, [])]
-    names, found, dtype, factor = _recognise(header, place, family)
-    rows: list[list[str]] = []
-    lines: list[int] = []
-    for cells in reader:
-        if not cells or cells[0].startswith("#"):
-            continue
-        if len(cells) != len(header):
-            raise TriosimError(f"{len(cells)} cells under {len(header)} columns", where=f"{place}:{reader.line_num}")
-        rows.append(cells)
-        lines.append(reader.line_num)
-    if not rows:
-        raise TriosimError("holds no rows", where=place, fix="give at least one row under the header")
-    columns = {name: [row[number].strip() for row in rows] for number, name in enumerate(header)}
+    sheet = csv_rows.read(place)
+    names, found, dtype, time = _recognise(sheet.header, sheet.where, place, family)
+    sheet.require_rows()
+    lines = [line for line, _ in sheet.rows]
+    columns = {name: [cells[number] for _, cells in sheet.rows] for number, name in enumerate(sheet.header)}
+    where = [f"{place}:{line}" for line in lines]
     shape = {
-        name.lower(): _numbers(columns[name], name, place, lines, whole=True) for name in names if name != "OPName"
+        name.lower(): np.array([csv_rows.size(*cell) for cell in _cells(columns, name, where)], dtype=np.float64)
+        for name in names
+        if name != "OPName"
     }
-    time = next(name for name in header if name in _TIMES)
-    seconds = _numbers(columns[time], time, place, lines, whole=False) * factor
+    seconds = np.array([csv_rows.seconds(*cell, _TIMES[time]) for cell in _cells(columns, time, where)])
     if "dtype" in columns:
-        dtype = _dtype(columns["dtype"], place)
+        dtype = _dtype(columns["dtype"], where)
+    if found == "attention":
+        _check_heads(shape["num_heads"], shape["num_key_value_heads"], where)
     kinds = np.array(columns["OPName"]) if "OPName" in names else None
     shapes = Shapes(found, dtype, _canonical(shape, found), kinds)
-    return Table(shapes, seconds, np.array(columns["device"]) if "device" in columns else None, place)
+    devices = columns.get("device")
+    first = {} if devices is None else dict(zip(devices[::-1], lines[::-1], strict=True))
+    return Table(shapes, seconds, None if devices is None else np.array(devices), place, first)
+
+
+def _cells(columns: dict[str, list[str]], name: str, where: list[str]) -> list[tuple[str, str, str]]:
+    return [(cell, name, place) for cell, place in zip(columns[name], where, strict=True)]
+
+
+def _check_heads(heads: Array, shared: Array, where: list[str]) -> None:
+    """As many query heads must share each head of keys and values."""
+    wrong = np.flatnonzero(heads % shared)
+    if len(wrong):
+        row = int(wrong[0])
+        raise TriosimError(
+            f"{heads[row]:.0f} heads cannot share {shared[row]:.0f} heads of keys and values",
+            where=where[row],
+            fix="num_heads is a multiple of num_key_value_heads",
+        )
 
 
 def operators(table: Table) -> list[Operator]:
@@ -123,6 +136,7 @@ def operators(table: Table) -> list[Operator]:
                 inputs=tensors,
                 outputs=(Tensor(4 * row + 3, output, shapes.dtype),),
                 seconds=float(table.seconds[row]),
+                attributes={"is_causal": True} if shapes.family == "attention" else {},
             )
         )
     return made
@@ -171,24 +185,11 @@ _CALLS = {
 }
 
 
-def _text(place: str) -> str:
-    try:
-        content = Path(place).read_bytes()
-        if content[:2] == b"\x1f\x8b":
-            content = gzip.decompress(content)
-        return content.decode("utf-8-sig")
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise TriosimError(f"is not a whole gzip file: {error}", where=place) from error
-    except UnicodeDecodeError as error:
-        raise TriosimError("is not text", where=place, fix="give a table of comma-separated values") from error
-    except OSError as error:
-        raise TriosimError(f"cannot be read: {error.strerror or error}", where=place) from error
-
-
-def _recognise(header: list[str], place: str, family: str | None) -> tuple[tuple[str, ...], Family, str, float]:
-    """Return the names of the shape's columns, the family, the dtype and what a time is to be multiplied by."""
+def _recognise(
+    header: list[str], where: str, place: str, family: str | None
+) -> tuple[tuple[str, ...], Family, str, str]:
+    """Return the names of the shape's columns, the family, the dtype and the name of the column of times."""
     known = {name for names, _, _ in _FORMATS for name in names} | {*_EXTRA, *_TIMES}
-    where = f"{place}:1"
     for name in header:
         if name not in known:
             raise TriosimError(f"unknown column '{name}'", where=where, fix=nearest(name, known))
@@ -201,7 +202,7 @@ def _recognise(header: list[str], place: str, family: str | None) -> tuple[tuple
     shape = {*header} - {*times, "device", "dtype"}
     for names, found, dtype in _FORMATS:
         if shape == {*names}:
-            return names, _family(found, names, place, family), dtype, _TIMES[times[0]]
+            return names, _family(found, names, place, family), dtype, times[0]
     formats = "; ".join(", ".join(names) for names, _, _ in _FORMATS)
     raise TriosimError("the columns are of no known table", where=where, fix=f"known: {formats}")
 
@@ -228,36 +229,18 @@ def _family(found: Family, names: Sequence[str], place: str, asked: str | None) 
     )
 
 
-def _numbers(cells: list[str], name: str, place: str, lines: list[int], *, whole: bool) -> Array:
-    try:
-        values = np.array(cells, dtype=np.float64)
-    except ValueError:
-        values = np.array([_number(cell, name, place, line) for cell, line in zip(cells, lines, strict=True)])
-    wrong = ~(np.isfinite(values) & (values > 0))
-    if whole:
-        wrong |= values != np.floor(values)
-    if wrong.any():
-        row = int(np.flatnonzero(wrong)[0])
-        what = "a whole number above zero" if whole else "a time above zero"
-        raise TriosimError(f"{name}: '{cells[row]}' is not {what}", where=f"{place}:{lines[row]}")
-    return values
-
-
-def _number(cell: str, name: str, place: str, line: int) -> float:
-    try:
-        return float(cell)
-    except ValueError:
-        raise TriosimError(f"{name}: '{cell}' is not a number", where=f"{place}:{line}") from None
-
-
-def _dtype(cells: list[str], place: str) -> str:
-    found = {cell.removeprefix("torch.") for cell in cells}
+def _dtype(cells: list[str], where: list[str]) -> str:
+    found: dict[str, str] = {}
+    for cell, place in zip(cells, where, strict=True):
+        dtype = dtype_name(cell)
+        if dtype not in DTYPE_BYTES:
+            raise TriosimError(f"unknown dtype '{cell}'", where=place, fix=nearest(dtype, DTYPE_BYTES))
+        found.setdefault(dtype, place)
     if len(found) > 1:
-        raise TriosimError(f"several dtypes: {', '.join(sorted(found))}", where=place, fix="give a table for each")
-    dtype = found.pop()
-    if dtype not in DTYPE_BYTES:
-        raise TriosimError(f"unknown dtype '{dtype}'", where=place, fix=nearest(dtype, DTYPE_BYTES))
-    return dtype
+        raise TriosimError(
+            f"several dtypes: {', '.join(sorted(found))}", where=list(found.values())[1], fix="give a table for each"
+        )
+    return next(iter(found))
 
 
 def _canonical(shape: dict[str, Array], family: Family) -> dict[str, Array]:

@@ -1,0 +1,201 @@
+"""Models of one's own displace what ships where they were seen to be better; files that are none are refused."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import triosim
+from triosim import gpus
+from triosim.cli import run
+from triosim.compute import kind_fitting, operator_rows, stored
+from triosim.compute.auto import Auto
+from triosim.compute.forest import Forest
+from triosim.compute.pricing import on_gpu
+from triosim.trace import Operator, Tensor, Trace
+
+H100 = gpus.find("H100")
+
+
+def product(m: int, n: int, k: int, seconds: float = 0.0, number: int = 0) -> Operator:
+    shapes = ((m, k), (n, k), (m, n))
+    data, weight, out = (Tensor(3 * number + place, shape, "bfloat16") for place, shape in enumerate(shapes))
+    return Operator(number, "aten::linear", "forward", "fc", (data, weight), (out,), seconds)
+
+
+def gemm(path: Path, rows: list[tuple[int, int, int]], factor: float = 1.0) -> str:
+    """A table of products that take ``factor`` times what ships says of an H100."""
+    with stored.using(""):
+        seconds = Forest("H100").estimate([product(*sizes) for sizes in rows]).seconds * factor
+    lines = [",".join(map(str, (*sizes, 1e3 * time))) for sizes, time in zip(rows, seconds, strict=True)]
+    path.write_text("m,n,k,latency_ms\n" + "\n".join(lines) + "\n", encoding="utf-8")
+    return str(path)
+
+
+@pytest.mark.parametrize("rows", [1, 5, 20])
+def test_a_few_rows_correct_what_ships_and_do_not_displace_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: int
+) -> None:
+    """On a GPU that runs everything 1.2 times as long, one row says so of all sizes; trees of one row would say one time."""
+    random = np.random.default_rng(0)
+    sizes = [(int(m), int(n), int(k)) for m, n, k in 64 * random.integers(1, 64, (rows, 3))]
+    table = gemm(tmp_path / "t.csv", sizes, 1.2)
+    assert run(["calibrate", "compute", table, "--gpu", "H100", "-o", str(tmp_path / "own.npz")]) == 0
+    assert stored.load(tmp_path / "own.npz").models == []
+    asked = [product(m, 4096, 4096, number=m) for m in (64, 512, 8192)]
+    before = Auto().estimate(asked, "H100").seconds
+    monkeypatch.setenv(stored.ENVIRONMENT, str(tmp_path / "own.npz"))
+    np.testing.assert_allclose(Auto().estimate(asked, "H100").seconds, 1.2 * before, rtol=0.02)
+
+
+def test_evaluate_judges_by_the_laws_that_simulate_would_use(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table, own = gemm(tmp_path / "t.csv", [(64, 4096, 4096), (512, 4096, 4096)], 3.0), str(tmp_path / "own.npz")
+    assert run(["calibrate", "compute", table, "--gpu", "H100", "-o", own]) == 0
+    capsys.readouterr()
+    assert run(["calibrate", "evaluate", table, "--gpu", "H100", "--models", own, "--format", "json"]) == 0
+    out, err = capsys.readouterr()
+    assert '"model": "calibrated"' in out
+    assert "the given models were fitted to t.csv" in err
+    assert run(["calibrate", "evaluate", table, "--gpu", "A100", "--models", own, "--format", "json"]) == 0
+    assert '"model": "forest"' in capsys.readouterr().out  # the laws are of the H100
+
+
+def test_a_law_that_learned_nothing_stands_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Poolings of one size that take 4 us or 4 s, so that any law is off by far more than the time itself."""
+    made = []
+    for number, n in enumerate(2**k for k in range(18, 28)):
+        data, out = Tensor(2 * number, (n,)), Tensor(2 * number + 1, (n,))
+        made.append(Operator(number, "aten::avg_pool2d", "forward", "", (data,), (out,), 4e-6 if number % 2 else 4.0))
+    laws = kind_fitting.fit(operator_rows.of_trace(Trace(tuple(made), 8, gpu="H100")))
+    assert min(law.error for law in laws) > 1.0
+    stored.save([], tmp_path / "own.npz", laws)
+    monkeypatch.setenv(stored.ENVIRONMENT, str(tmp_path / "own.npz"))
+    assert {name.split()[0] for name in Auto().estimate(made, "H100").model} == {"roofline"}
+
+
+def test_a_file_that_is_written_anew_is_read_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = tmp_path / "own.npz"
+    monkeypatch.setenv(stored.ENVIRONMENT, str(own))
+    found = []
+    for number, factor in enumerate((2.0, 4.0)):
+        table = gemm(tmp_path / "t.csv", [(512, 4096, 4096)], factor)
+        assert run(["calibrate", "compute", table, "--gpu", "H100", "-o", str(own)]) == 0
+        os.utime(own, ns=(number, number))
+        found.append(Auto().estimate([product(512, 4096, 4096)], "H100").seconds[0])
+    assert found[1] == pytest.approx(2 * found[0], rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("output", "said"),
+    [
+        ("t.csv", "t.csv: is no place for fitted models; name a file that ends in .npz"),
+        ("y.json", "y.json: is no place for fitted models"),
+    ],
+)
+def test_models_go_into_npz_files_or_folders(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], output: str, said: str
+) -> None:
+    table = gemm(tmp_path / "t.csv", [(64, 4096, 4096)])
+    before = Path(table).read_text(encoding="utf-8")
+    assert run(["calibrate", "compute", table, "--gpu", "H100", "-o", str(tmp_path / output)]) == 2
+    assert said in capsys.readouterr().err
+    assert [one.name for one in tmp_path.iterdir()] == ["t.csv"]
+    assert Path(table).read_text(encoding="utf-8") == before
+
+
+def test_a_folder_of_models_is_judged_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table, folder = gemm(tmp_path / "t.csv", [(64, 4096, 4096)]), str(tmp_path / "models")
+    assert run(["calibrate", "compute", table, "--gpu", "H100", "-o", folder]) == 0
+    capsys.readouterr()
+    assert run(["calibrate", "evaluate", table, "--gpu", "H100", "--models", folder, "--format", "json"]) == 0
+    assert '"model": "calibrated"' in capsys.readouterr().out
+
+
+def test_where_models_are_said_to_be_there_must_be_some(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table, trace = gemm(tmp_path / "t.csv", [(64, 4096, 4096)]), tmp_path / "trace.json.gz"
+    triosim.save_trace(Trace((product(64, 64, 64, 1e-5, 1),), 64, gpu="H100"), trace)
+    (tmp_path / "none").mkdir()
+    for name, said in (
+        ("absent.npz", "cannot be read: No such file"),
+        ("none", "is a folder without fitted models"),
+        ("trace.json.gz", "is no file of fitted models"),
+    ):
+        models = str(tmp_path / name)
+        assert run(["calibrate", "evaluate", table, "--gpu", "H100", "--models", models]) == 2
+        assert f"{models}: {said}" in capsys.readouterr().err
+    for name in ("absent.npz", "none"):
+        monkeypatch.setenv(stored.ENVIRONMENT, str(tmp_path / name))
+        assert run(["simulate", str(trace)]) == 2
+        assert f"TRIOSIM_MODELS={tmp_path / name}: " in capsys.readouterr().err
+
+
+def test_a_missing_package_is_told_before_anything_is_fitted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "sklearn.ensemble", None)
+    table = gemm(tmp_path / "t.csv", [(64 * number, 512, 512) for number in range(1, 60)])
+    assert run(["calibrate", "compute", table, "--gpu", "H100", "-o", str(tmp_path / "o.npz")]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "fitting needs scikit-learn" in line
+
+
+def test_unknown_operators_are_named_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = tmp_path / "elem.csv"
+    table.write_text(
+        "OPName,B,H,latency_ms\nfrobnicate,8,8,0.01\nfrobnicate,8,16,0.01\nrelu,8,8,0.01\n", encoding="utf-8"
+    )
+    for command in (["evaluate"], ["compute", "-o", str(tmp_path / "o.npz")]):
+        assert run(["calibrate", *command, str(table), "--gpu", "H100"]) == 0
+        assert capsys.readouterr().err.count("nothing is known of aten::frobnicate") == 1
+
+
+def test_rows_that_the_shipped_models_saw_are_said_to_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, said in (("gemm_bf16_h100.csv", False), ("gemm_bf16_h100.csv.gz", True)):
+        text = Path(gemm(tmp_path / "t.csv", [(64, 4096, 4096)])).read_bytes()
+        (tmp_path / name).write_bytes(text)
+        assert run(["calibrate", "evaluate", str(tmp_path / name), "--gpu", "H100"]) == 0
+        assert ("the models that ship were fitted to" in capsys.readouterr().err) == said
+
+
+# ---- what is not known is said ---------------------------------------------------------------------------------------
+
+
+def test_a_gpu_that_nobody_knows_is_said_and_less_sure() -> None:
+    operators = tuple(product(64, 1024, 1024 * number, 1e-5 * number, number) for number in range(1, 7))
+    sums = {}
+    for gpu in ("A100", "Gizmo 9000"):
+        inputs = tuple(
+            replace(one, inputs=(replace(one.inputs[0], category="input"), *one.inputs[1:])) for one in operators
+        )
+        found = triosim.simulate(Trace(inputs, 64, gpu=gpu), batch_size=128, compute_model="roofline")
+        assert any("'Gizmo 9000' is not in the catalogue" in note for note in found.notes) == (gpu != "A100")
+        assert found.step_time_interval_s is not None
+        sums[gpu] = found.step_time_interval_s[1] / found.step_time_s
+    assert sums["Gizmo 9000"] > sums["A100"]
+
+
+def test_a_model_that_says_nothing_of_another_gpu_is_named() -> None:
+    trace = Trace(tuple(product(64, 1024, 1024 * number, 1e-5, number) for number in (1, 2)), 64, gpu="A100")
+    model = triosim.plugins.load("compute_models", "linear")()
+    assert "by auto, since linear says nothing of another GPU" in on_gpu(trace, H100, model).times
+    assert "auto" not in on_gpu(trace, H100, Auto()).times
+
+
+def test_a_few_rows_are_not_fitted_as_what_ships_was(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("sklearn")
+    table = gemm(tmp_path / "gemm_h100.csv", [(64, 4096, 4096)])
+    assert run(["calibrate", "compute", table, "--gpu", "all", "-o", str(tmp_path / "models")]) == 2
+    assert (
+        "1 rows of product in bfloat16 are too few for all GPUs together; leave out --gpu all"
+        in capsys.readouterr().err
+    )
+    assert not (tmp_path / "models").exists()

@@ -1,0 +1,117 @@
+"""Files of comma-separated values as people and programs leave them: compressed or not, with notes, and what is wrong named.
+
+Lines that begin with # are notes, before the header too; empty lines are nothing.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from triosim.errors import TraceError, TriosimError
+from triosim.trace_formats.files import head, read_text
+
+#: No kernel, and no call on a CPU, is shorter; no operator takes a day.
+SHORTEST, LONGEST = 1e-8, 1e5
+#: No dimension of a tensor that fits into a memory is longer.
+LARGEST_SIZE = 10**12
+_SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "bars"}
+
+
+@dataclass(frozen=True, slots=True)
+class Sheet:
+    """A header, where it stands, and each row's line and cells, as many as the header has."""
+
+    header: list[str]
+    where: str
+    rows: list[tuple[int, list[str]]]
+
+    def require_rows(self) -> None:
+        """Raise ``TriosimError`` where there is a header alone."""
+        if not self.rows:
+            place = self.where.rpartition(":")[0]
+            raise TriosimError("holds no rows", where=place, fix="give at least one row under the header")
+
+
+def header_of(path: str | os.PathLike[str]) -> list[str]:
+    """Return a file's first line that is no note, as cells; none where there is none."""
+    lines = head(Path(path), 4096).decode("utf-8-sig", "replace").splitlines()
+    return next((_cells(line) for line in lines if _counts(line)), [])
+
+
+def read(path: str | os.PathLike[str]) -> Sheet:
+    """Read a file. Raises ``TriosimError`` that names file, line and what would be right."""
+    place = os.fspath(path)
+    lines = _text(place).splitlines()
+    if not any(map(str.strip, lines)):
+        raise TriosimError("is empty", where=place, fix="give a table with a header and at least one row")
+    first = next((number for number, line in enumerate(lines) if _counts(line)), None)
+    if first is None:
+        raise TriosimError("holds nothing but notes", where=place, fix="give a header and at least one row")
+    where, header = f"{place}:{first + 1}", _cells(lines[first])
+    if len(header) == 1:
+        for separator, name in _SEPARATORS.items():
+            if separator in lines[first]:
+                raise TriosimError(f"its columns are separated by {name}", where=where, fix="separate them by commas")
+    rows = []
+    reader = csv.reader(lines[first + 1 :])
+    for cells in reader:
+        line = first + 1 + reader.line_num
+        if not any(cells) or cells[0].startswith("#"):
+            continue
+        if len(cells) != len(header):
+            raise TriosimError(f"{len(cells)} cells under {len(header)} columns", where=f"{place}:{line}")
+        rows.append((line, [cell.strip() for cell in cells]))
+    return Sheet(header, where, rows)
+
+
+def seconds(text: str, column: str, where: str, factor: float = 1.0) -> float:
+    """Return a time in seconds, of ``text`` in units of ``factor`` seconds, within what an operator can take."""
+    try:
+        number = float(text)
+    except ValueError:
+        raise TriosimError(f"{column}: '{text}' is not a number", where=where) from None
+    if not (math.isfinite(number) and number > 0.0):
+        raise TriosimError(f"{column}: '{text}' is not a time above zero", where=where)
+    if not SHORTEST <= number * factor <= LONGEST:
+        raise TriosimError(
+            f"{column}: '{text}' is {number * factor:.3g} s, which no operator takes",
+            where=where,
+            fix=f"times are from {SHORTEST * 1e9:g} ns to {LONGEST:g} s; is the unit right?",
+        )
+    return number * factor
+
+
+def size(text: str, column: str, where: str) -> int:
+    """Return a dimension: a whole number above zero, as ``64`` or ``64.0``."""
+    try:
+        number = float(text)
+    except ValueError:
+        raise TriosimError(f"{column}: '{text}' is not a number", where=where) from None
+    if not (number > 0.0 and number == math.floor(number) and math.isfinite(number)):
+        raise TriosimError(f"{column}: '{text}' is not a whole number above zero", where=where)
+    if number > LARGEST_SIZE:
+        raise TriosimError(
+            f"{column}: '{text}' is no size of a tensor", where=where, fix=f"sizes are up to {LARGEST_SIZE:.0e}"
+        )
+    return int(number)
+
+
+def _counts(line: str) -> bool:
+    return bool(line.strip()) and not line.startswith("#")
+
+
+def _cells(line: str) -> list[str]:
+    return [name.strip() for name in next(csv.reader([line]), [])]
+
+
+def _text(place: str) -> str:
+    try:
+        return read_text(Path(place))
+    except TraceError as error:
+        raise TriosimError(error.what, where=place, fix=error.fix or "give a table of comma-separated values") from None
+    except OSError as error:
+        raise TriosimError(f"cannot be read: {error.strerror or error}", where=place) from error
