@@ -14,8 +14,8 @@ import time
 from pathlib import Path
 
 TRACES = Path(__file__).resolve().parent.parent / "examples" / "traces"
-RESNET = str(TRACES / "resnet50_a100_roofline.json.gz")
-VGG = str(TRACES / "vgg13_a100_roofline.json.gz")
+RESNET = str(TRACES / "resnet50_a100_fake.json.gz")
+VGG = str(TRACES / "vgg13_a100_fake.json.gz")
 SWITCH = "switch({}, bandwidth=300 GB/s, latency=1 us)"
 MESH = "mesh(12x7, bandwidth=60.5 GB/s, latency=500 ns)"
 

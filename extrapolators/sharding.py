@@ -6,7 +6,7 @@ Where else the divided features occur, in the operator and in those that differe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from triosim.compute import products
@@ -58,6 +58,39 @@ def weighted(operator: Operator) -> Weighted | None:
     rows, columns = products.weight_dimensions(name, pair[1])
     feature = 1 if kind_of(name) == "convolution" else -1
     return Weighted(operator, *pair, rows=rows, columns=columns, feature=feature)
+
+
+def copies_of_parameters(operators: Iterable[Operator]) -> dict[int, int]:
+    """Return the storages of what the forward pass makes of a parameter in another dtype (autocast), with the parameter's."""
+    found: dict[int, int] = {}
+    for operator in operators:
+        if operator.phase == "forward" and is_cast_of_parameter(operator):
+            found[operator.outputs[0].storage] = operator.inputs[0].storage
+    return found
+
+
+def is_cast_of_parameter(operator: Operator) -> bool:
+    """Whether an operator makes a parameter anew in another dtype."""
+    if base_name(operator.name) not in ("to", "to_copy") or len(operator.inputs) != 1 or len(operator.outputs) != 1:
+        return False
+    given, made = operator.inputs[0], operator.outputs[0]
+    return given.category == "parameter" and made.storage != given.storage and made.shape == given.shape
+
+
+def with_copies_as_parameters(operators: Iterable[Operator], copies: Container[int]) -> list[Operator]:
+    """Return operators in which tensors of some storages are parameters."""
+
+    def of(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        if not any(tensor.storage in copies for tensor in tensors):
+            return tensors
+        return tuple(replace(t, category="parameter") if t.storage in copies else t for t in tensors)
+
+    found = []
+    for operator in operators:
+        inputs, outputs = of(operator.inputs), of(operator.outputs)
+        same = inputs is operator.inputs and outputs is operator.outputs
+        found.append(operator if same else replace(operator, inputs=inputs, outputs=outputs))
+    return found
 
 
 def is_grouped(layer: Weighted) -> bool:

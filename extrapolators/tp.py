@@ -25,7 +25,17 @@ from triosim.extrapolators.dataflow import Dataflow, Datum, is_loss, is_view, ow
 from triosim.extrapolators.mesh import Mesh
 from triosim.extrapolators.pairs import Pair, Pairing, Undivided
 from triosim.extrapolators.program import Await, Block, Communicate, Item, Program
-from triosim.extrapolators.sharding import Divided, Weighted, divided, share, share_of_optimizer, weighted
+from triosim.extrapolators.sharding import (
+    Divided,
+    Weighted,
+    copies_of_parameters,
+    divided,
+    is_cast_of_parameter,
+    share,
+    share_of_optimizer,
+    weighted,
+    with_copies_as_parameters,
+)
 from triosim.tasks import CollectiveKind
 from triosim.trace import Operator, Tensor
 
@@ -57,12 +67,14 @@ class Division:
         self._before = program
         self._axis = axis
         self._ranks = ranks
-        self._flow = Dataflow(program.operators)
+        self._copies = copies_of_parameters(program.operators)
+        operators = with_copies_as_parameters(program.operators, self._copies)
+        self._flow = Dataflow(operators)
         self._gradients = [operator for operator in program.operators if operator.phase == "backward"]
         self._order = {operator.id: place for place, operator in enumerate(self._gradients)}
         found = [weighted(operator) for operator in self._flow.forward]
         self._layers = {layer.operator.id: layer for layer in found if layer is not None}
-        self._axes = Axes(program.operators, program.batch_size, self._flow.backward, ranks)
+        self._axes = Axes(operators, program.batch_size, self._flow.backward, ranks)
         self._pairing = Pairing(self._flow, self._layers, self._axes, ranks)
         self._spreads: dict[int, Spread | None] = {}  # by forward operator: what is divided; None where it stays whole
         self._after: dict[int, list[Item]] = {}  # what comes after an operator
@@ -112,11 +124,11 @@ class Division:
     def gather_the_rest(self) -> None:
         """The other layers by output features. Where these do not divide, every rank is charged the largest share."""
         uneven = [layer.operator.layer for layer in self._projections if layer.weight.shape[layer.rows] % self._ranks]
-        tied = {layer.weight.storage for layer in self._layers.values() if layer.data is not None}
+        tied = {self._stored(layer.weight) for layer in self._layers.values() if layer.data is not None}
         for layer in self._layers.values():
             if layer.operator.id in self._spreads:
                 continue
-            if layer.data is None and layer.weight.storage in tied:
+            if layer.data is None and self._stored(layer.weight) in tied:
                 self._divide_embedding(layer)  # so that a rank has the same share of the table in both
                 continue
             if layer.weight.shape[layer.rows] % self._ranks:
@@ -283,23 +295,34 @@ class Division:
                 self._made[tensor.id] = spread.marks[tensor.id]
         return spread
 
+    def _stored(self, weight: Tensor) -> int:
+        """The storage of the parameter that a weight is, or is a copy of."""
+        return self._copies.get(weight.storage, weight.storage)
+
     def _divide_views_of_parameters(self) -> None:
-        """What turns a weight for a product that is divided turns a share of it."""
+        """What turns a weight for a product that is divided, or copies it in another dtype, does so with a share of it."""
         marked = {number: mark for spread in self._spreads.values() if spread for number, mark in spread.marks.items()}
-        for operator in self._flow.forward:
-            if not (is_view(operator) and operator.inputs[0].category == "parameter"):
+        for operator in reversed(self._flow.forward):  # a copy is turned after it was made
+            shows = is_view(operator) and operator.inputs[0].category == "parameter"
+            if not (shows or is_cast_of_parameter(operator)):
                 continue
             wanted = [marked.get(tensor.id) for tensor in operator.outputs]
+            mark = next((one for one in wanted if one is not None), None)
             for place, length in enumerate(operator.inputs[0].shape):
-                spread = self._axes.spread(operator, {operator.inputs[0].id: Mark(place, length)})
-                if spread is not None and any(wanted) and [spread.marks.get(t.id) for t in operator.outputs] == wanted:
+                if mark is None or length % (mark.size * mark.outer):
+                    continue
+                spread = self._axes.spread(operator, {operator.inputs[0].id: replace(mark, dim=place)})
+                if spread is not None and [spread.marks.get(t.id) for t in operator.outputs] == wanted:
                     self._spreads[operator.id] = spread
+                    marked |= {t.id: spread.marks[t.id] for t in operator.inputs if t.id in spread.marks}
 
     def _divided_parameters(self) -> Divided:
         uses: list[tuple[Tensor, Mark | None]] = []
         # What shows a parameter in another shape is no use of it: its maker says what is divided of the parameter.
         shown: set[int] = set()
-        for operator in self._flow.forward:
+        for operator in self._before.operators:
+            if operator.phase != "forward":
+                continue
             spread = self._spreads.get(operator.id)
             if is_view(operator):
                 shown |= {t.id for t in operator.outputs} - {t.id for t in operator.inputs}

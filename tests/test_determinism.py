@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-VGG = Path(__file__).resolve().parents[1] / "examples" / "traces" / "vgg13_a100_roofline.json.gz"
+VGG = Path(__file__).resolve().parents[1] / "examples" / "traces" / "vgg13_a100_fake.json.gz"
 COMMON = ["--topology", "mesh(4x2, bandwidth=25 GB/s, latency=1 us)", "--collective-form", "steps"]
 
 

@@ -15,7 +15,7 @@ from triosim.errors import OptionError, PluginError
 
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = ROOT / "examples" / "plugins"
-VGG = ROOT / "examples" / "traces" / "vgg13_a100_roofline.json.gz"
+VGG = ROOT / "examples" / "traces" / "vgg13_a100_fake.json.gz"
 SWITCH = "switch(4, bandwidth=100 GB/s, latency=1 us)"
 PARAMETER_BYTES = 4 * 133_047_848
 
@@ -156,9 +156,9 @@ def test_a_network_that_fails_in_a_run_ends_in_one_line(
 @pytest.mark.parametrize(
     ("answer", "said"),
     [
-        ("Estimates(np.full(n, np.inf), np.zeros(n), [''] * n)", "Mine: estimated inf for aten::conv2d"),
-        ("Estimates(np.full(n, -1.0), np.zeros(n), [''] * n)", "Mine: estimated -1.0 for aten::conv2d"),
-        ("Estimates(np.ones(3), np.zeros(3), [''] * 3)", "Mine: returned 3 seconds for 75 operators"),
+        ("Estimates(np.full(n, np.inf), np.zeros(n), [''] * n)", "Mine: estimated inf for aten::randn"),
+        ("Estimates(np.full(n, -1.0), np.zeros(n), [''] * n)", "Mine: estimated -1.0 for aten::randn"),
+        ("Estimates(np.ones(3), np.zeros(3), [''] * 3)", "Mine: returned 3 seconds for 155 operators"),
         ("[1.0] * n", "Mine: returned a list; return Estimates"),
         ("undefined", "mine.py:7: NameError"),
     ],

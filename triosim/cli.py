@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from triosim import __version__, cli_calibrate
+from triosim import __version__, cli_calibrate, cli_capture, cli_memory
 from triosim import cli_options as o
 from triosim.cli_command import QuickCommand, QuickGroup
 from triosim.errors import TriosimError
@@ -33,6 +33,8 @@ app = typer.Typer(
 
 
 app.add_typer(cli_calibrate.app, name="calibrate")
+app.command(cls=QuickCommand)(cli_memory.memory)
+app.command(cls=cli_capture.CaptureCommand)(cli_capture.capture)
 
 
 def _show_version(wanted: bool) -> None:
@@ -133,6 +135,9 @@ def simulate(
 
     Only JSON, for another program:
     [cyan]triosim simulate trace.json -p tp -n 4 --format json | jq .step_time_s[/]
+
+    The task streams of a distributed script, as 'triosim capture --fake --world 64' wrote them:
+    [cyan]triosim simulate streams.json.gz --topology dgx-h100[/]
     """
     from triosim.output import check_outputs
 
@@ -289,14 +294,18 @@ def convert(
 def show(trace: o.TracePath, trace_format: o.TraceFormat = None) -> None:
     """Show what a trace holds: model, GPU, batch, operators by kind, time by phase and layer, bytes by category.
 
+    Of the task streams of a distributed step: the ranks, their groups, and what they communicate.
+
     [bold]Example[/]
 
     [cyan]triosim show trace.json[/]
     """
-    from triosim.reports.trace_table import render
+    from triosim.reports import streams_table, trace_table
+    from triosim.trace import Trace
     from triosim.trace_formats import read
 
-    _print(render(read(trace, trace_format)))
+    found = read(trace, trace_format)
+    _print(trace_table.render(found) if isinstance(found, Trace) else streams_table.render(found))
 
 
 @app.command(cls=QuickCommand)

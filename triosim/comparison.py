@@ -16,8 +16,9 @@ from triosim.errors import TriosimError
 from triosim.output import PathLike
 from triosim.result import Result
 from triosim.simulation import TopologyLike, TraceLike, simulate
+from triosim.task_streams import TaskStreams
 from triosim.trace import Trace
-from triosim.trace_formats import read
+from triosim.trace_formats import read_trace
 
 SCHEMA = "triosim-comparison/1"
 
@@ -110,8 +111,10 @@ def compare(
     ``started`` is told of each strategy before it runs. Raises ``TriosimError`` where none can run, and for whatever is
     wrong with the trace or the topology.
     """
+    if isinstance(trace, TaskStreams):
+        raise TriosimError("task streams run as they are", fix="compare the strategies for a trace of one GPU")
     if not isinstance(trace, Trace):
-        trace = read(trace, trace_format)
+        trace = read_trace(trace, trace_format)
     if gpus < 1:
         raise TriosimError(f"{gpus} GPUs", where="--gpus", fix="ask for 1 or more")
     found: list[Run] = []

@@ -11,10 +11,11 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import simpy
 
+from triosim.compute_units import ComputeUnits, HostOverhead
 from triosim.deadlock import report_deadlock
 from triosim.errors import SimulationError
 from triosim.networks.base import when
@@ -46,9 +47,6 @@ if TYPE_CHECKING:
 
 #: How many launched tasks the host may be ahead of the device (CUDA's launch queue).
 RUN_AHEAD = 1024
-
-#: Seconds that launching an operator costs the host; "trace" takes each operator's own, None nothing.
-HostOverhead = float | Literal["trace"] | None
 
 #: Told the simulated time and the number of finished tasks, every so many tasks.
 Progress = Callable[[float, int], None]
@@ -83,7 +81,7 @@ class Engine:
         self._ready: deque[Handle] = deque()
         self._draining = False
         self._begin: dict[type[Task], Callable[[Rank, Handle, Any], None]] = {
-            Compute: self._begin_compute,
+            Compute: ComputeUnits(env, self.recording, host_overhead, self._finish).begin,
             Copy: self._begin_copy,
             Send: self.rendezvous.transfer,
             Recv: self.rendezvous.transfer,
@@ -291,66 +289,6 @@ class Engine:
     def _begin_iteration(self, rank: Rank, handle: Handle, task: Iteration) -> None:
         rank.record.iterations.append(self.env.now)
         self._begin_nothing(rank, handle, task)
-
-    def _begin_compute(self, rank: Rank, handle: Handle, task: Compute) -> None:
-        handle.arrived = self.env.now
-        rank.wanting.append(handle)
-        self._start_computes(rank)
-
-    def _start_computes(self, rank: Rank) -> None:
-        """Give free compute units to the tasks that wait for them, first come, first served."""
-        while rank.wanting:
-            handle = rank.wanting[0]
-            task = handle.task
-            assert isinstance(task, Compute)
-            if task.share > rank.free + 1e-12:
-                return
-            rank.wanting.popleft()
-            rank.free -= task.share
-            now = handle.started = self.env.now
-            seconds = task.seconds
-            if handle.launched is not None:
-                rank.record.begins(handle.launched, now)
-                seconds = self._launch_bound(handle, task, handle.launched) - now
-            timeout = self.env.timeout(seconds, handle)
-            timeout.callbacks.append(self._end_compute)
-
-    def _launch_bound(self, handle: Handle, task: Compute, launched: float) -> float:
-        """Set when each operator starts, no earlier than its launch is over, and return when the last one ends."""
-        now = self.env.now
-        starts = []
-        for operator in task.operators:
-            cost = operator.host_seconds if self.host_overhead == "trace" else self.host_overhead
-            assert not isinstance(cost, str)
-            launched += cost or 0.0
-            if launched > now:
-                self.ranks[handle.rank].record.launching.add(now, launched)
-                now = launched
-            starts.append(now)
-            now += operator.seconds
-        handle.operator_starts = tuple(starts)
-        return now
-
-    def _end_compute(self, event: simpy.Event) -> None:
-        handle = event.value
-        assert isinstance(handle, Handle)
-        rank = self.ranks[handle.rank]
-        task = handle.task
-        assert isinstance(task, Compute)
-        record = rank.record
-        record.compute_seconds += task.seconds
-        if handle.operator_starts is None:
-            assert handle.started is not None
-            record.compute.add(handle.started, self.env.now)
-        else:
-            for operator, start in zip(task.operators, handle.operator_starts, strict=True):
-                record.compute.add(start, start + operator.seconds)
-        _, runs = self.recording.computed.setdefault(id(task), (task, {}))
-        runs[rank.index] = runs.get(rank.index, 0) + 1
-        rank.free += task.share
-        self._finish(rank, handle)
-        if rank.wanting:
-            self._start_computes(rank)
 
     def _begin_copy(self, rank: Rank, handle: Handle, task: Copy) -> None:
         handle.arrived = self.env.now

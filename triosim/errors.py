@@ -42,6 +42,10 @@ class OptionError(TriosimError):
     """An option, or a combination of options, that cannot be."""
 
 
+class CaptureError(TriosimError):
+    """A step that could not be captured: the script failed, or it has no step."""
+
+
 class PluginError(TriosimError):
     """A plug-in that cannot be found, imported or used."""
 

@@ -41,6 +41,7 @@ BUILT_IN: dict[Group, dict[str, str]] = {
         "auto": "triosim.compute.auto:Auto",
     },
     "trace_formats": {
+        "streams": "triosim.trace_formats.streams_format",  # before "json", because traces stand in it
         "json": "triosim.trace_formats.json_format",
         "csv": "triosim.trace_formats.csv_pair",
         "pytorch": "triosim.trace_formats.pytorch",

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import simpy
 
 from triosim.recording import RankRecord
 from triosim.tasks import Communicator, Handle, Recv, Send
+
+if TYPE_CHECKING:
+    from triosim.compute_units import Turn
 
 
 class Channel(NamedTuple):
@@ -33,6 +36,7 @@ class Rank:
         "launched",
         "open",
         "record",
+        "running",
         "tails",
         "wakeup",
         "wanting",
@@ -48,7 +52,8 @@ class Rank:
         self.launched = 0  # operators and other tasks among them
         self.wakeup: simpy.Event | None = None  # the host waits for this
         self.free = 1.0  # the part of the compute units that is free
-        self.wanting: deque[Handle] = deque()  # Compute tasks that are ready and wait for compute units
+        self.wanting: deque[Turn] = deque()  # computations that are ready and wait for compute units
+        self.running: list[Turn] = []  # those that have them
         self.copying: dict[str, deque[Handle]] = {}  # by copy engine: the running copy and the ones behind it
 
 

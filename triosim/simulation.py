@@ -11,16 +11,19 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import simpy
 
+from triosim import captured_run, plugins
 from triosim import gpus as catalogue
-from triosim import plugins
 from triosim.compute import operator_times as times_from_elsewhere
 from triosim.compute.pricing import on_gpu
-from triosim.engine import Engine, HostOverhead, Progress
+from triosim.compute_units import HostOverhead
+from triosim.engine import Engine, Progress
 from triosim.errors import OptionError, PluginError, TriosimError
 from triosim.extrapolators.base import ParallelOptions
-from triosim.extrapolators.plan import gpus_named_by, plan
+from triosim.extrapolators.captured import Captured
+from triosim.extrapolators.plan import Plan, gpus_named_by, plan
 from triosim.networks.base import Network
 from triosim.networks.topology import Topology
+from triosim.task_streams import TaskStreams
 from triosim.trace import Trace
 from triosim.trace_formats import read
 from triosim.units import Quantity, parse_bytes, parse_time
@@ -28,7 +31,7 @@ from triosim.units import Quantity, parse_bytes, parse_time
 if TYPE_CHECKING:
     from triosim.result import Result
 
-TraceLike = Trace | str | PathLike[str]
+TraceLike = Trace | TaskStreams | str | PathLike[str]
 TopologyLike = Topology | Mapping[str, Any] | str | PathLike[str]
 
 #: The topology assumed for a GPU when none is given, by the beginning of its name in the catalogue.
@@ -82,7 +85,8 @@ def simulate(
 ) -> Result:
     """Predict the time of a training step (or an inference pass) on many GPUs.
 
-    trace: a ``Trace``, or the path of one in any known format; ``trace_format`` names a format, or a plug-in's file.
+    trace: a ``Trace``, or the path of one in any known format; ``trace_format`` names a format, or a plug-in's file. The
+        ``TaskStreams`` of a distributed step, or their file, run as they were captured: without ``parallel``.
     parallel: "ddp", "dp=2,tp=4", {"dp": 2, "pp": 4}, or a plug-in ("file.py:Class").
     gpus: how many; without it, the product of the sizes in ``parallel``, or as many as the topology has.
     gpu: another GPU than the trace's, for which times are then predicted: a name of the catalogue ("H100"), or a file.
@@ -106,24 +110,34 @@ def simulate(
     """
     given = {name: value for name, value in locals().items() if name not in ("trace", "topology", "progress")}
     files: dict[str, str] = {}
-    if isinstance(trace, Trace):
-        the_trace = trace
+    if isinstance(trace, (Trace, TaskStreams)):
+        subject = trace
     else:
         files["trace"] = str(trace)
-        the_trace = read(trace, trace_format)
+        subject = read(trace, trace_format)
+    if isinstance(subject, TaskStreams):
+        defaults = inspect.signature(simulate).parameters
+        captured_run.check_options(subject, given, {name: defaults[name].default for name in given})
+        given["parallel"], gpus = Captured.parallel, subject.world
+    else:
+        captured_run.check_alone(subject)
+        gpus = _gpus(parallel, gpus)
     if operator_times is not None:
         files["operator_times"] = str(operator_times)
-        the_trace = times_from_elsewhere.apply(times_from_elsewhere.load(operator_times), the_trace)
+        entries = times_from_elsewhere.load(operator_times)
+        subject = captured_run.each(subject, lambda one: times_from_elsewhere.apply(entries, one))
 
     chosen = plugins.Options(options or {})
     model = plugins.make(_found("compute_models", compute_model), options=chosen)
     if gpu is not None:
         if Path(gpu).is_file():
             files["gpu"] = str(gpu)
+        target = catalogue.find(gpu)
+        price = on_gpu if isinstance(subject, Trace) else captured_run.priced
         with plugins.blamed():
-            the_trace = on_gpu(the_trace, catalogue.find(gpu), model)
+            subject = captured_run.each(subject, lambda one: price(one, target, model))
+    the_trace = captured_run.representative(subject)
     notes: list[str] = []
-    gpus = _gpus(parallel, gpus)
     if isinstance(topology, (str, PathLike)) and Path(topology).is_file():
         files["topology"] = str(topology)
     system = _topology(topology, gpus, the_trace, notes, copy_input=copy_input)
@@ -136,31 +150,37 @@ def simulate(
         settings={"algorithm": algorithm, "form": collective_form, "record": timeline},
     )
     _check_network(the_network)
-    with plugins.blamed():
-        the_plan = plan(
-            the_trace,
-            parallel,
-            gpus=gpus if gpus is not None else len(system.gpus),
-            options=ParallelOptions(
-                batch_size=batch_size,
-                global_batch_size=global_batch_size,
-                training=training,
-                iterations=iterations,
-                copy_input=copy_input,
-                bucket_bytes=_parsed(parse_bytes, bucket_size, "--bucket-size"),
-                first_bucket_bytes=_parsed(parse_bytes, first_bucket_size, "--first-bucket-size"),
-                dp_style=dp_style,
-                tp_style=tp_style,
-                micro_batches=micro_batches,
-                stages=tuple(stages) if stages is not None else None,
-                gradient_dtype=gradient_dtype,
-                extra=chosen.left,
-            ),
-            model=model,
-        )
+    the_plan: Plan | Captured
+    if isinstance(subject, TaskStreams):
+        captured_run.check_times(subject)
+        the_plan = Captured(subject, iterations=iterations)
+    else:
+        with plugins.blamed():
+            the_plan = plan(
+                subject,
+                parallel,
+                gpus=gpus if gpus is not None else len(system.gpus),
+                options=ParallelOptions(
+                    batch_size=batch_size,
+                    global_batch_size=global_batch_size,
+                    training=training,
+                    iterations=iterations,
+                    copy_input=copy_input,
+                    bucket_bytes=_parsed(parse_bytes, bucket_size, "--bucket-size"),
+                    first_bucket_bytes=_parsed(parse_bytes, first_bucket_size, "--first-bucket-size"),
+                    dp_style=dp_style,
+                    tp_style=tp_style,
+                    micro_batches=micro_batches,
+                    stages=tuple(stages) if stages is not None else None,
+                    gradient_dtype=gradient_dtype,
+                    extra=chosen.left,
+                ),
+                model=model,
+            )
     chosen.take(the_plan.known_options)
     chosen.refuse_left()
-    notes.extend(_without_effect(given, the_plan.parallel))
+    if isinstance(the_plan, Plan):
+        notes.extend(_without_effect(given, the_plan.parallel))
     if the_plan.world > len(system.gpus):
         raise OptionError(
             f"the topology has {len(system.gpus)} GPUs, {the_plan.world} are asked for",

@@ -14,7 +14,31 @@ from typing import Any, Literal, get_args
 from triosim.errors import TraceError
 
 Phase = Literal["forward", "backward", "optimizer"]
-Category = Literal["input", "parameter", "buffer", "activation", "gradient", "optimizer_state", "output", "temporary"]
+Category = Literal[
+    "input",
+    "parameter",
+    "buffer",
+    "activation",
+    "gradient",
+    "optimizer_state",
+    "output",
+    "temporary",
+    "communication",
+]
+CommunicationKind = Literal[
+    "all_reduce",
+    "all_gather",
+    "reduce_scatter",
+    "all_to_all",
+    "broadcast",
+    "reduce",
+    "gather",
+    "scatter",
+    "send",
+    "recv",
+    "barrier",
+]
+MarkKind = Literal["record", "wait", "wait_work", "synchronize"]
 PHASES: tuple[Phase, ...] = get_args(Phase)
 CATEGORIES: tuple[Category, ...] = get_args(Category)
 
@@ -81,6 +105,66 @@ class Tensor:
 
 
 @dataclass(frozen=True, slots=True)
+class Communication:
+    """What an operator of a distributed step asks of the other ranks.
+
+    ``group`` names a family of groups in ``triosim.task_streams.TaskStreams``: the operator's group is the one of that family
+    that its rank is in. ``nbytes`` is the size of a collective as ``triosim.tasks`` counts it. ``root`` and ``peer`` are
+    places in the group, not ranks of the world. ``work`` is the number that a ``Mark`` waits for, None where the issuing
+    stream waits at once. Sends and receives with one ``batch`` go together. ``shares`` are unequal shares in bytes, in the
+    group's order.
+    """
+
+    kind: CommunicationKind
+    group: str
+    nbytes: float
+    root: int | None = None
+    peer: int | None = None
+    tag: int = 0
+    work: int | None = None
+    batch: int | None = None
+    shares: tuple[float, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """What orders streams and the host, between two operators: it comes before the operator at ``position`` of the trace.
+
+    ``record`` puts event ``number`` at the tail of ``stream``; ``wait`` lets ``stream`` wait for event ``number``, and
+    ``wait_work`` for the communication with this ``work``; ``synchronize`` lets the host wait: for event ``number``, for
+    ``stream``, or, with neither, for the whole device. ``source`` is the line of the script that made the host wait.
+    """
+
+    position: int
+    kind: MarkKind
+    stream: str | None = None
+    number: int | None = None
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """Bytes of device memory from their birth to their death; views share one. ``layer`` is the module that asked for it.
+
+    ``born`` and ``died`` are numbers on one clock that counts a step's allocations and frees (so that their order is exact);
+    before the step, ``born`` is negative; what outlives the step has no ``died``. ``operator`` and ``last_operator`` are
+    the positions of the operators that ran then, -1 before the first.
+    """
+
+    id: int
+    nbytes: int
+    category: Category
+    layer: str
+    born: int
+    died: int | None
+    operator: int
+    last_operator: int | None
+    stream: str = "compute"
+    shape: tuple[int, ...] = ()
+    dtype: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Operator:
     """One ATen call of the trace.
 
@@ -89,7 +173,8 @@ class Operator:
     operator of the backward pass, the id of the forward operator that it differentiates. ``predicted_by`` names the model
     that ``seconds`` come from, None where they were measured; ``relative_error`` is how far off they are expected to be
     (0.05 is 5%), None where that is not known. ``attributes`` are those of its arguments that are no tensors and do not
-    depend on the batch (``dim``, ``stride``, ``is_causal``), where they are known.
+    depend on the batch (``dim``, ``stride``, ``is_causal``), where they are known. ``stream`` is the CUDA stream that it was
+    issued to, ``compute`` for the current one of the device; ``communication`` is what it asks of other ranks, if it does.
     """
 
     id: int
@@ -107,6 +192,8 @@ class Operator:
     predicted_by: str | None = None
     relative_error: float | None = None
     attributes: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    stream: str = "compute"
+    communication: Communication | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +201,8 @@ class Trace:
     """One step of one model on one GPU. ``operators`` are in the order in which the GPU ran them.
 
     ``times`` says where the times come from ("measured", or which model predicted them); ``step_seconds`` is the step's
-    time as measured without the profiler, where that is known.
+    time as measured without the profiler, where that is known. ``marks`` order the streams, by position; ``storages`` are the
+    device memory that the step found, took and gave back, by birth, empty where that was not captured.
     """
 
     operators: tuple[Operator, ...]
@@ -125,6 +213,8 @@ class Trace:
     step_seconds: float | None = None
     software: Mapping[str, str] = field(default_factory=dict)
     source: str = ""
+    marks: tuple[Mark, ...] = ()
+    storages: tuple[Storage, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.operators:

@@ -20,7 +20,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from triosim.trace import Trace
 from triosim.trace_formats import json_format
-from triosim.tracer import capture
+from triosim.tracer import capture_step
 
 DATA = Path(__file__).parent / "data"
 CLASSES, WORDS = 10, 96
@@ -150,7 +150,7 @@ def captured(name: str, batch: int, length: int) -> tuple[Trace, dict[str, int]]
         loss().backward()
         optimizer.step()
 
-    trace = capture(step, model, batch_size=batch)
+    trace = capture_step(step, model, batch_size=batch, steps=0)
     with FlopCounterMode(display=False) as counter:
         step()
     counts = {str(key): int(value) for key, value in counter.get_flop_counts()["Global"].items()}

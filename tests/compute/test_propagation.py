@@ -238,7 +238,7 @@ def test_a_capture_made_here_and_now_has_the_shapes_that_were_predicted() -> Non
     import torch
     from torch import nn
 
-    from triosim.tracer import capture
+    from triosim.tracer import capture_step
 
     def captured(batch: int) -> triosim.Trace:
         torch.manual_seed(0)
@@ -250,7 +250,7 @@ def test_a_capture_made_here_and_now_has_the_shapes_that_were_predicted() -> Non
             model.zero_grad()
             nn.functional.cross_entropy(model(words), target).backward()
 
-        return capture(step, model, batch_size=batch)
+        return capture_step(step, model, batch_size=batch, warmup=1, steps=0)
 
     small, large = captured(8), captured(20)
     assert differences(rescaled(small.operators, 8, 20).operators, shapes(list(large.operators))) == []

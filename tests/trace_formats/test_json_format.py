@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 import triosim
 from triosim.errors import OutputError, TraceError
-from triosim.trace import CATEGORIES, DTYPE_BYTES, PHASES, Operator, Tensor, Trace
-from triosim.trace_formats import json_format
+from triosim.trace import CATEGORIES, DTYPE_BYTES, PHASES, Communication, Mark, Operator, Storage, Tensor, Trace
+from triosim.trace_formats import json_format, json_records
 
 X = Tensor(1, (4, 8), "float32", "input", 1)
 W = Tensor(2, (16, 8), "float32", "parameter", 2)
@@ -31,12 +31,33 @@ TRACE = Trace(
         Operator(2, "aten::ones_like", "backward", "fc", (Y,), (DY,), 1e-6),
         Operator(3, "AddmmBackward0", "backward", "fc", (DY, X, W), (DW,), 4e-5, forward=1),
         Operator(4, "aten::_foreach_add_", "optimizer", "optimizer", (W, DW, M), (W, M), 0.0),
+        Operator(
+            5,
+            "c10d::allreduce_",
+            "backward",
+            "",
+            (DW,),
+            (DW,),
+            0.0,
+            stream="side",
+            communication=Communication("all_to_all", "world", 512.0, 0, None, 3, 1, 2, (256.0, 256.0)),
+        ),
     ),
     batch_size=4,
     model="tiny",
     gpu="a GPU",
     step_seconds=7e-5,
     software={"torch": "2.13.0"},
+    marks=(
+        Mark(0, "record", "compute", 1),
+        Mark(1, "wait", "side", 1),
+        Mark(5, "wait_work", "compute", 1),
+        Mark(5, "synchronize", source="train.py:3"),
+    ),
+    storages=(
+        Storage(2, 512, "parameter", "fc", -1, None, -1, None, shape=(16, 8), dtype="float32"),
+        Storage(5, 512, "gradient", "fc", 1, 2, 2, 4, "side"),
+    ),
 )
 
 
@@ -60,6 +81,7 @@ def test_a_trace_is_the_same_after_writing_and_reading(tmp_path: Path, name: str
     assert read.operators == TRACE.operators
     assert (read.batch_size, read.model, read.gpu, read.step_seconds) == (4, "tiny", "a GPU", 7e-5)
     assert read.software == {"torch": "2.13.0"}
+    assert (read.marks, read.storages) == (TRACE.marks, TRACE.storages)
     assert read.source == str(tmp_path / name)
 
 
@@ -81,6 +103,9 @@ def test_a_tensor_without_a_storage_has_its_own(good: dict[str, Any], tmp_path: 
     storages = [tensor.storage for tensor in read_back(good, tmp_path).tensors.values()]
     assert len(set(storages)) == len(storages)
 
+
+ASKED = ["operators", 4, "communication"]
+ASKED_PLACE = "operators[4].communication"
 
 WRONG: list[tuple[str, list[Any], Any, str, str]] = [
     ("negative time", ["operators", 2, "seconds"], -1, "operators[2].seconds", "negative"),
@@ -127,6 +152,26 @@ WRONG: list[tuple[str, list[Any], Any, str, str]] = [
     ("a typing error", ["operators", 0, "secondss"], 1.0, "operators[0].secondss", "did you mean 'seconds'?"),
     ("unknown key", ["batchsize"], 1, "batchsize", "did you mean 'batch_size'?"),
     ("huge id", ["tensors", 0, "id"], 2**63, "tensors[0].id", "too large"),
+    ("unnamed stream", ["operators", 4, "stream"], "", "operators[4].stream", "empty"),
+    ("unhashable stream", ["operators", 4, "stream"], [], "operators[4].stream", "not a text"),
+    ("bad kind", [*ASKED, "kind"], "allreduce", f"{ASKED_PLACE}.kind", "did you mean 'all_reduce'?"),
+    ("no size", [*ASKED, "nbytes"], None, f"{ASKED_PLACE}.nbytes", "absent"),
+    ("no group", [*ASKED, "group"], "", f"{ASKED_PLACE}.group", "empty"),
+    ("a peer of all", [*ASKED, "peer"], 1, f"{ASKED_PLACE}.peer", "a collective has no peer"),
+    ("a send to nobody", [*ASKED, "kind"], "send", f"{ASKED_PLACE}.peer", "absent"),
+    ("shares of less", [*ASKED, "shares", 0], 1, f"{ASKED_PLACE}.shares", "do not sum to the 512 bytes"),
+    ("unknown in it", [*ASKED, "groups"], 1, f"{ASKED_PLACE}.groups", "did you mean 'group'?"),
+    ("marks no list", ["marks"], {}, "marks", "not a list"),
+    ("marks out of order", ["marks", 0, "position"], 2, "marks[1].position", "at least 2"),
+    ("mark beyond the end", ["marks", 3, "position"], 6, "marks[3].position", "beyond the 5 operators"),
+    ("mark of what", ["marks", 0, "kind"], "waits", "marks[0].kind", "did you mean 'wait'?"),
+    ("event without a number", ["marks", 0, "number"], None, "marks[0].number", "'record' needs it"),
+    ("wait on no stream", ["marks", 1, "stream"], None, "marks[1].stream", "'wait' needs it"),
+    ("storages out of order", ["storages", 0, "born"], 2, "storages[1].born", "at least 2"),
+    ("dead before birth", ["storages", 1, "died"], 0, "storages[1].died", "at least 1"),
+    ("asked for later", ["storages", 1, "operator"], 5, "storages[1].operator", "beyond the 5 operators"),
+    ("negative storage", ["storages", 1, "nbytes"], -512, "storages[1].nbytes", "negative"),
+    ("storage of what", ["storages", 1, "category"], "grad", "storages[1].category", "did you mean 'gradient'?"),
 ]
 
 
@@ -212,6 +257,9 @@ def test_the_published_schema_knows_the_same_keys_as_the_reader() -> None:
         "trace": (schema, json_format.TRACE_KEYS),
         "tensor": (schema["$defs"]["tensor"], json_format.TENSOR_KEYS),
         "operator": (schema["$defs"]["operator"], json_format.OPERATOR_KEYS),
+        "communication": (schema["$defs"]["communication"], json_records.COMMUNICATION_KEYS),
+        "mark": (schema["$defs"]["mark"], json_records.MARK_KEYS),
+        "storage": (schema["$defs"]["storage"], json_records.STORAGE_KEYS),
     }
     for described, keys in published.values():
         assert set(described["properties"]) == set(keys)
@@ -220,7 +268,13 @@ def test_the_published_schema_knows_the_same_keys_as_the_reader() -> None:
     assert tensor["dtype"]["enum"] == list(DTYPE_BYTES)
     assert tensor["category"]["enum"] == list(CATEGORIES)
     assert operator["phase"]["enum"] == list(PHASES)
+    asked, mark = schema["$defs"]["communication"]["properties"], schema["$defs"]["mark"]["properties"]
+    assert asked["kind"]["enum"] == list(json_records.COMMUNICATION_KINDS)
+    assert mark["kind"]["enum"] == list(json_records.MARK_KINDS)
 
+
+#: What other values are compared with, so that the error may name those.
+REFERRED = ("id", "category", "phase", "kind", "nbytes", "position", "born")
 
 LITTLE = st.one_of(
     st.none(),
@@ -281,7 +335,7 @@ def test_whatever_is_changed_in_a_trace_it_is_read_or_the_change_is_named(data: 
         assert str(file) in message
         assert "\n" not in message
         # Another id, or one element less, is an error where something refers to it.
-        moved = isinstance(path[-1], int) or path[-1] in ("id", "category", "phase") or change == "delete"
+        moved = isinstance(path[-1], int) or path[-1] in REFERRED or change == "delete"
         if not moved or (change == "delete" and isinstance(path[-1], str) and not isinstance(old, (list, dict))):
             if path[0] == "software":
                 assert "software" in message

@@ -4,89 +4,264 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import triosim
-from triosim.errors import OptionError
-from triosim.tracer import capture
+from triosim.errors import CaptureError, OptionError
+from triosim.trace import Trace
+from triosim.tracer import capture, capture_script, capture_step
 
 needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="PyTorch is not installed")
 
 
-def small_network() -> tuple[Any, Any]:
-    """A network of two layers, and a training step of it on four samples."""
+def small_network(optimizer: str = "SGD", **options: Any) -> tuple[Any, Any, Callable[[], None]]:
+    """A network of two layers and a batch norm, its optimizer, and a training step of it on four samples."""
     import torch
     from torch import nn
 
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, foreach=True)
+    model = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 3))
+    options = options or {"lr": 0.1, "momentum": 0.9, "foreach": True}
+    optimizing = getattr(torch.optim, optimizer)(model.parameters(), **options)
     inputs, targets = torch.randn(4, 8), torch.randint(0, 3, (4,))
 
     def step() -> None:
-        optimizer.zero_grad()
+        optimizing.zero_grad()
         nn.functional.cross_entropy(model(inputs), targets).backward()
-        optimizer.step()
+        optimizing.step()
 
-    return model, step
+    return model, optimizing, step
+
+
+def bytes_of(trace: Trace, category: str, *, owned: bool = False) -> int:
+    storages = {
+        tensor.storage: tensor.nbytes
+        for tensor in trace.tensors.values()
+        if tensor.category == category and (tensor.parameter is not None or not owned)
+    }
+    return sum(storages.values())
 
 
 @needs_torch
-def test_a_training_step_is_captured_with_layers_links_and_parameters() -> None:
-    model, step = small_network()
-    trace = capture(step, model, batch_size=4)
-    assert [parameter.shape for parameter in trace.parameters.values()] == [(16, 8), (16,), (3, 16), (3,)]
-    layers = [operator.layer for operator in trace.operators if operator.phase == "forward"]
-    assert layers[:3] == ["0", "1", "2"]
-    backward = {operator.layer for operator in trace.operators if operator.forward is not None}
-    assert {"0", "1", "2"} <= backward
-    owned = {tensor.parameter for tensor in trace.tensors.values() if tensor.category == "gradient"}
-    assert set(trace.parameters) <= owned
-    assert (trace.model, trace.batch_size, trace.gpu) == ("Sequential", 4, "CPU")
-    assert trace.software["torch"]
+def test_a_block_with_one_step_gives_its_trace() -> None:
+    model, optimizer, step = small_network()
+    with capture(model, optimizer) as captured:
+        step()
+    trace = captured.trace
+    assert [parameter.shape for parameter in trace.parameters.values()] == [(16, 8), (16,), (16,), (16,), (3, 16), (3,)]
+    assert (trace.model, trace.batch_size, trace.gpu, trace.times) == ("Sequential", 4, "CPU", "measured")
+    assert trace.step_seconds is None  # no step ran without the profiler
+    assert {operator.phase for operator in trace.operators} == {"forward", "backward", "optimizer"}
+
+
+@needs_torch
+def test_a_block_with_many_steps_measures_some_without_the_profiler() -> None:
+    model, optimizer, step = small_network()
+    with capture(model, optimizer, skip=2, steps=2) as captured:
+        for _ in range(12):
+            step()
+    trace, cost = captured.trace, captured.cost
+    assert cost.steps == 2
+    assert trace.step_seconds == cost.plain
+    assert trace.software["profiler"].startswith("adds ")
+    assert all(operator.host_seconds is not None for operator in trace.operators if operator.seconds)
+
+
+@needs_torch
+def test_modules_phases_and_links_are_known_in_forward_and_backward() -> None:
+    model, optimizer, step = small_network()
+    trace = capture_step(step, model, optimizer, warmup=1, steps=1)
+    layers = [operator.layer for operator in trace.operators if operator.name in ("aten::linear", "aten::batch_norm")]
+    assert layers == ["0", "1", "3"]
+    by_id = {operator.id: operator for operator in trace.operators}
+    linked = {operator.name: by_id[operator.forward] for operator in trace.operators if operator.forward is not None}
+    assert linked["NativeBatchNormBackward0"].name == "aten::batch_norm"
+    assert linked["NativeBatchNormBackward0"].layer == "1"
+    assert linked["ReluBackward0"].layer == "2"
+
+
+@needs_torch
+@pytest.mark.parametrize(
+    ("optimizer", "options"),
+    [
+        ("SGD", {"lr": 0.1, "momentum": 0.9}),
+        ("Adam", {"lr": 0.1, "foreach": False}),
+        ("AdamW", {"lr": 0.1, "foreach": True}),
+        ("AdamW", {"lr": 0.1, "amsgrad": True}),
+        ("Adafactor", {"lr": 0.1}),
+    ],
+)
+def test_tensors_have_the_bytes_that_pytorch_reports(optimizer: str, options: dict[str, Any]) -> None:
+    import torch
+
+    if not hasattr(torch.optim, optimizer):
+        pytest.skip(f"this PyTorch has no {optimizer}")
+    model, optimizing, step = small_network(optimizer, **options)
+    trace = capture_step(step, model, optimizing, warmup=1, steps=1)
+    parameters = sum(one.nbytes for one in model.parameters())
+    states = [
+        value for state in optimizing.state.values() for value in state.values() if isinstance(value, torch.Tensor)
+    ]
+    assert bytes_of(trace, "parameter") == parameters
+    assert bytes_of(trace, "gradient", owned=True) == parameters
+    assert bytes_of(trace, "optimizer_state") == sum(value.nbytes for value in states)
+    assert set(trace.parameters) == {
+        tensor.parameter for tensor in trace.tensors.values() if tensor.category == "optimizer_state"
+    }
+
+
+@needs_torch
+def test_storages_hold_what_was_there_before_the_step_and_what_it_took() -> None:
+    import torch
+
+    model, optimizer, step = small_network("AdamW", lr=0.1)
+    trace = capture_step(step, model, optimizer, warmup=1, steps=1)
+    held = dict.fromkeys(("parameter", "buffer", "gradient", "optimizer_state"), 0)
+    for storage in trace.storages:
+        if storage.category in held and (storage.born < 0 or storage.category == "gradient") and storage.died is None:
+            held[storage.category] += storage.nbytes
+    states = [
+        value for state in optimizer.state.values() for value in state.values() if isinstance(value, torch.Tensor)
+    ]
+    assert held["parameter"] == held["gradient"] == sum(one.nbytes for one in model.parameters())
+    assert held["optimizer_state"] == sum(value.nbytes for value in states)
+    assert held["buffer"] == sum(one.nbytes for one in model.buffers())
+    assert all(storage.died is None or storage.died > storage.born for storage in trace.storages)
+    weights = [storage.layer for storage in trace.storages if storage.category == "parameter"]
+    assert weights == ["0", "0", "1", "1", "3", "3"]
 
 
 @needs_torch
 def test_the_files_are_kept_where_one_asks_for_it(tmp_path: Path) -> None:
-    model, step = small_network()
-    trace = capture(step, model, batch_size=4, directory=tmp_path / "run")
-    assert triosim.load_trace(tmp_path / "run").operators == trace.operators
+    model, optimizer, step = small_network()
+    trace = capture_step(step, model, optimizer, steps=2, directory=tmp_path / "run")
+    again = triosim.load_trace(tmp_path / "run")
+    assert isinstance(again, Trace)
+    assert again.operators == trace.operators
+    assert again.storages == trace.storages
 
 
 @needs_torch
 def test_inference_is_all_forward() -> None:
     import torch
 
-    model, _ = small_network()
+    model, _, _ = small_network()
     inputs = torch.randn(4, 8)
-
-    def step() -> None:
-        with torch.no_grad():
-            model(inputs)
-
-    trace = capture(step, model, batch_size=4, warmup=1)
+    with torch.no_grad(), capture(model) as captured:
+        model(inputs)
+    trace = captured.trace
     assert {operator.phase for operator in trace.operators} == {"forward"}
-    assert len(trace.parameters) == 4
+    assert (len(trace.parameters), trace.batch_size) == (6, 4)
     assert trace.operators[-1].outputs[0].category == "output"
 
 
 @needs_torch
+def test_a_compiled_model_is_captured_as_it_is_written() -> None:
+    import torch
+
+    model, optimizer, _ = small_network()
+    captured = capture()
+    with captured:
+        with pytest.warns(UserWarning, match=r"test_capture\.py:\d+: torch\.compile is left out"):
+            compiled = torch.compile(model)
+        compiled(torch.randn(5, 8)).sum().backward()
+        optimizer.step()
+    assert [o.layer for o in captured.trace.operators if o.name == "aten::linear"] == ["0", "3"]
+    assert captured.trace.batch_size == 5
+
+
+@needs_torch
 def test_the_model_is_left_without_hooks() -> None:
-    model, step = small_network()
-    capture(step, model, batch_size=4, warmup=1)
-    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+    from torch.nn.modules import module
+
+    model, optimizer, step = small_network()
+    before = len(module._global_forward_hooks), len(module._global_forward_pre_hooks)
+    with capture(model, optimizer, skip=1, steps=1):
+        for _ in range(3):  # it is left in the middle of the plan
+            step()
+    with pytest.raises(ZeroDivisionError), capture(model, optimizer):
+        raise ZeroDivisionError
+    assert (len(module._global_forward_hooks), len(module._global_forward_pre_hooks)) == before
+    assert not any(part._forward_hooks or part._forward_pre_hooks for part in model.modules())
+
+
+@needs_torch
+def test_a_block_whose_optimizer_was_never_called_has_no_step() -> None:
+    model, optimizer, _ = small_network()
+    with pytest.raises(CaptureError, match="the capture has no step"), capture(model, optimizer):
+        pass
+    with pytest.raises(CaptureError, match="leave the block first"), capture(model, optimizer) as captured:
+        assert captured.trace
+
+
+@needs_torch
+def test_a_script_that_trains_too_little_to_be_measured_gives_the_step_that_it_has(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        """
+import torch
+model = torch.nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(2):
+    optimizer.zero_grad(); model(torch.ones(3, 4)).sum().backward(); optimizer.step()
+"""
+    )
+    trace, cost = capture_script(tmp_path / "train.py", skip=1)
+    assert (trace.model, trace.batch_size) == ("Linear", 3)
+    assert (cost.plain, cost.light, cost.overhead) == (None, None, None)
 
 
 @pytest.mark.parametrize("batch_size", [0, -1, 2.0, True, "4"])
 def test_a_batch_size_that_is_none_is_refused(batch_size: Any) -> None:
     with pytest.raises(OptionError, match="batch_size"):
-        capture(lambda: None, None, batch_size=batch_size)  # type: ignore[arg-type]
+        capture(batch_size=batch_size)
+    with pytest.raises(OptionError, match="batch_size"):
+        capture_step(lambda: None, batch_size=batch_size)
 
 
 def test_without_pytorch_one_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(OptionError, match=r"pip install 'triosim\[torch\]'"):
-        capture(lambda: None, None, batch_size=4)  # type: ignore[arg-type]
+    for asks in (capture, lambda: capture_step(lambda: None), lambda: capture_script("train.py")):
+        with pytest.raises(OptionError, match=r"pip install 'triosim\[torch\]'"):
+            asks()
+
+
+@needs_torch
+def test_a_script_s_own_annotations_may_be_open_when_the_step_ends() -> None:
+    """PyTorch's profiler writes to memory that it gave back when a range that began under it ends after it."""
+    import torch
+
+    model, optimizer, step = small_network()
+    with capture(model, optimizer, skip=1, steps=3) as captured:
+        for _ in range(9):
+            with torch.profiler.record_function("train"), torch.profiler.record_function("step"):
+                step()
+    assert captured.cost.steps == 3
+    with torch.profiler.profile() as profiler, torch.profiler.record_function("afterwards"):
+        step()
+    assert "afterwards" in {event.key for event in profiler.key_averages()}
+
+
+@needs_torch
+def test_an_untried_version_of_pytorch_warns_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    from triosim.tracer import patches
+
+    monkeypatch.setattr(patches, "TRIED_WITH_A_DEVICE", ("1.0", "1.1"))
+    model, optimizer, step = small_network()
+    with pytest.warns(UserWarning, match=r"captures with a device were tried with PyTorch 1\.0, 1\.1, and this is"):
+        trace = capture_step(step, model, optimizer, warmup=0, steps=0)
+    assert trace.operators
+
+
+@needs_torch
+def test_what_a_version_of_pytorch_lacks_is_an_error_before_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    called = []
+    monkeypatch.delattr(torch.nn.modules.module, "register_module_forward_hook")
+    with pytest.raises(CaptureError, match=r"has no torch\.nn\.modules\.module\.register_module_forward_hook, .*; use"):
+        capture_step(lambda: called.append(1), warmup=0)
+    assert called == []

@@ -37,6 +37,7 @@ from triosim.compute.operator_rows import OperatorRows
 from triosim.compute.tables import Table
 from triosim.errors import OptionError, OutputError, TriosimError
 from triosim.output import check_outputs, writing_text
+from triosim.trace import Trace
 from triosim.trace_formats.files import head
 
 EVERY = "all"
@@ -158,6 +159,8 @@ def measurements(
             raise TriosimError("there is no such file or directory", where=path)
         if is_trace(path):
             trace = trace_formats.read(path)
+            if not isinstance(trace, Trace):
+                raise TriosimError("holds task streams of several ranks", where=path, fix="give a trace of one GPU")
             found.operators.append(operator_rows.of_trace(trace, gpus.find(gpu) if gpu not in (None, EVERY) else None))
         elif operator_table.recognises(path):
             found.operators.extend(_operators(path, gpu, cache))

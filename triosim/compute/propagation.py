@@ -48,7 +48,11 @@ class Propagation:
         self._storages: dict[int, Dims] = {}  # of each parameter's storage, as first seen
         self._latest: dict[int, Dims] = {}  # of the other storages, as last seen
         self._parameters: dict[int, Dims] = {}  # by the parameter's tensor id
-        self._made = {number for op in operators for number in {t.id for t in op.outputs} - {t.id for t in op.inputs}}
+        self._made = {
+            number
+            for op in operators
+            for number in {t.id for t in op.outputs if op.inputs or t.category != "input"} - {t.id for t in op.inputs}
+        }  # what the step makes of nothing and feeds to the network, a random batch or a copy from the host, is not of these
         self._taken: dict[tuple[int, int], int] = {}  # by forward operator and its input: gradients made so far
         if given is None:
             self._feed()
@@ -149,9 +153,14 @@ class Propagation:
         return tuple(dims)
 
     def _name_the_unused(self) -> None:
-        """Counts that met nothing in the whole step (samples numbered for a mask that ignores them): by their size."""
+        """Counts that met nothing in the whole step (samples numbered for a mask that ignores them): by their size.
+
+        Positions that are the same for every sample are of that kind too.
+        """
         for operator in self.operators:
-            if operator.phase == "forward" and base_name(operator.name) == "arange":
+            name = base_name(operator.name)
+            repeated = name == "expand" and any(t.dtype.startswith("int") for t in operator.outputs)
+            if operator.phase == "forward" and (name == "arange" or repeated):
                 for axis in (axis.root for t in operator.outputs for dim in self._of(t) for axis in dim):
                     if axis.is_plain and axis.size == self.batch_size:
                         axis.kind = "batch"

@@ -1,7 +1,8 @@
 """Where traces come from and go to: a format is chosen by what a file holds, not by what it is called.
 
-A format is a module, or an object, with ``NAME``, ``recognises(path) -> bool`` and ``read(path) -> Trace``. The built-in
-ones are asked first, then the entry points of the group ``triosim.trace_formats``.
+A format is a module, or an object, with ``NAME``, ``recognises(path) -> bool`` and ``read(path)``, which returns a ``Trace``
+or, for a distributed step, ``TaskStreams``. The built-in ones are asked first, then the entry points of the group
+``triosim.trace_formats``.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ from typing import Protocol
 
 from triosim import plugins
 from triosim.errors import OptionError, PluginError, TraceError
+from triosim.task_streams import TaskStreams
 from triosim.trace import Trace
 
-__all__ = ["TraceFormat", "read", "write"]
+__all__ = ["TraceFormat", "read", "read_trace", "write"]
 
 
 class TraceFormat(Protocol):
@@ -27,16 +29,16 @@ class TraceFormat(Protocol):
         """Whether the path holds this format; looks at no more of it than it must."""
         ...
 
-    def read(self, path: Path) -> Trace:
-        """Return the trace, or raise ``TraceError`` that names the file and what is wrong in it."""
+    def read(self, path: Path) -> Trace | TaskStreams:
+        """Return what the path holds, or raise ``TraceError`` that names the file and what is wrong in it."""
         ...
 
 
-def read(path: str | os.PathLike[str], format: str | TraceFormat | None = None) -> Trace:
-    """Return the trace at ``path``, a file or a directory.
+def read(path: str | os.PathLike[str], format: str | TraceFormat | None = None) -> Trace | TaskStreams:
+    """Return the trace at ``path``, a file or a directory; the task streams, where it holds those of a distributed step.
 
-    ``format`` is the name of a format (``json``, ``csv``, ``pytorch`` or a plug-in's) or a loaded one; by default it is found
-    by content. Raises ``TraceError`` when there is no trace, or when it contradicts itself.
+    ``format`` is the name of a format (``json``, ``streams``, ``csv``, ``pytorch`` or a plug-in's) or a loaded one; by default
+    it is found by content. Raises ``TraceError`` when there is no trace, or when it contradicts itself.
     """
     place = Path(path)
     try:
@@ -47,16 +49,31 @@ def read(path: str | os.PathLike[str], format: str | TraceFormat | None = None) 
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise TraceError(f"cannot be read: {reason}", where=str(path)) from error
-    if not isinstance(trace, Trace):
+    if not isinstance(trace, (Trace, TaskStreams)):
         raise PluginError(f"gave a {type(trace).__name__} for {place}, not a Trace", where=str(format or chosen.NAME))
     return trace
 
 
-def write(trace: Trace, path: str | os.PathLike[str]) -> None:
-    """Write the trace as JSON, compressed where the path ends in ``.gz``; the file appears only when it is whole."""
-    from triosim.trace_formats import json_format
+def read_trace(path: str | os.PathLike[str], format: str | TraceFormat | None = None) -> Trace:
+    """Return the trace of one GPU at ``path``, as ``read`` does. Raises ``TraceError`` where it holds task streams."""
+    found = read(path, format)
+    if isinstance(found, TaskStreams):
+        raise TraceError(
+            f"holds the task streams of {found.world} ranks, not a trace of one GPU",
+            where=str(path),
+            fix="run them with 'triosim simulate', or give a trace",
+        )
+    return found
 
-    json_format.write(trace, path)
+
+def write(trace: Trace | TaskStreams, path: str | os.PathLike[str]) -> None:
+    """Write as JSON, compressed where the path ends in ``.gz``; the file appears only when it is whole."""
+    from triosim.trace_formats import json_format, streams_format
+
+    if isinstance(trace, TaskStreams):
+        streams_format.write(trace, path)
+    else:
+        json_format.write(trace, path)
 
 
 def _find(path: Path) -> TraceFormat:

@@ -127,6 +127,7 @@ class Hints:
     buffers: set[int] = field(default_factory=set)
     inputs: set[int] = field(default_factory=set)
     batch_size: int | None = None  # where someone said it
+    known: Roles = field(default_factory=dict)  # storages of which someone said what they are
 
 
 #: Category and parameter of each storage.

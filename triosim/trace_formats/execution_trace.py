@@ -21,7 +21,8 @@ from triosim.trace_formats.files import head, read_json
 USER_SCOPE = 7  # torch's RecordScope: an annotation, no call
 BACKWARD_SCOPE = 1
 
-_DTYPES = {
+#: dtypes by the names that PyTorch's files give them.
+DTYPES = {
     "float": "float32",
     "double": "float64",
     "long int": "int64",
@@ -201,7 +202,7 @@ def _tensors(
 
 
 def _tensor(value: list[Any], shape: list[int], kind: str, strides: list[int] | None) -> RawTensor:
-    dtype = _DTYPES.get(kind[len("Tensor(") : -1]) or _BY_SIZE.get(value[4], "float32")
+    dtype = DTYPES.get(kind[len("Tensor(") : -1]) or _BY_SIZE.get(value[4], "float32")
     sizes, layout = tuple(int(size) for size in shape), (int(value[2]), *(int(step) for step in strides or ()))
     if min(sizes, default=0) < 0 or math.prod(sizes) > 2**59:
         raise ValueError(f"no tensor has the shape {list(sizes)}")

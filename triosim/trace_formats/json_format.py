@@ -7,22 +7,21 @@ names the file and the key, ``trace.json: operators[17].seconds``.
 from __future__ import annotations
 
 import gc
-import json
 import math
 import os
 import re
-from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-from triosim.errors import TraceError, nearest
 from triosim.output import writing_text
 from triosim.trace import CATEGORIES, DTYPE_BYTES, PHASES, Operator, Tensor, Trace
+from triosim.trace_formats.checks import LARGEST_INTEGER, LONGEST_SECONDS, Checks, shown
 from triosim.trace_formats.files import head, read_json
+from triosim.trace_formats.json_records import communication, marks, storages
+from triosim.trace_formats.json_writing import SCHEMA, lines
 
 NAME = "json"
-SCHEMA = "triosim-trace/1"
 
 TRACE_KEYS = {
     "schema": True,  # whether the key is required
@@ -34,6 +33,8 @@ TRACE_KEYS = {
     "software": False,
     "tensors": True,
     "operators": True,
+    "marks": False,
+    "storages": False,
 }
 TENSOR_KEYS = {"id": True, "shape": True, "dtype": True, "category": True, "storage": False, "parameter": False}
 OPERATOR_KEYS = {
@@ -52,13 +53,12 @@ OPERATOR_KEYS = {
     "attributes": False,
     "predicted_by": False,
     "relative_error": False,
+    "stream": False,
+    "communication": False,
 }
 
-#: Longer than any step, and small enough that sums of times stay finite.
-LONGEST_SECONDS = 1e9
 MOST_FLOPS = 1e30
 LARGEST_ERROR = 1e6
-LARGEST_INTEGER = 2**63 - 1
 MOST_ELEMENTS = 2**59
 
 _CATEGORIES = frozenset(CATEGORIES)
@@ -75,7 +75,7 @@ def read(path: Path) -> Trace:
     collecting = gc.isenabled()
     gc.disable()  # hundreds of thousands of objects, none of them garbage: looking for it takes a third of the time
     try:
-        return _Reader(str(path)).trace(read_json(path))
+        return TraceReader(str(path)).trace(read_json(path))
     finally:
         if collecting:
             gc.enable()
@@ -83,18 +83,16 @@ def read(path: Path) -> Trace:
 
 def write(trace: Trace, path: str | os.PathLike[str]) -> None:
     """Write a trace, one tensor or operator a line; compressed where the path ends in ``.gz``."""
-    text = "".join(_lines(trace))
+    text = "".join(lines(trace))
     with writing_text(path) as file:
         file.write(text)
 
 
-class _Reader:
-    """Checks each value and builds the trace; ``place`` is where a value stands, an index or a whole key path."""
-
-    def __init__(self, file: str) -> None:
-        self.file = file
+class TraceReader(Checks):
+    """Checks each value and builds the trace."""
 
     def trace(self, data: dict[str, Any]) -> Trace:
+        """Return the trace that a JSON object describes."""
         schema = data.get("schema")
         if schema != SCHEMA:
             self.keys(data, {"schema": True, **dict.fromkeys(data, False)}, "")
@@ -110,15 +108,18 @@ class _Reader:
         step = self.number(data.get("step_seconds"), "step_seconds", LONGEST_SECONDS)
         software = data.get("software", {})
         if type(software) is not dict:
-            self.fail("software", f"{_shown(software)} is not an object", 'write {"torch": "2.9.0"}')
+            self.fail("software", f"{shown(software)} is not an object", 'write {"torch": "2.9.0"}')
         for key, value in software.items():
             self.text(value, f"software.{key}")
             self.text(key, "software")
         tensors = self.tensors(self.items(data["tensors"], "tensors"))
         operators = self.operators(self.items(data["operators"], "operators"), tensors)
-        return Trace(operators, batch_size, model, gpu, times, step, software, self.file)
+        marked = marks(self, data.get("marks", []), len(operators))
+        stored = storages(self, data.get("storages", []), len(operators))
+        return Trace(operators, batch_size, model, gpu, times, step, software, self.file, marked, stored)
 
     def tensors(self, items: list[Any]) -> dict[int, Tensor]:
+        """Return the tensors by id."""
         found: dict[int, Tensor] = {}
         linked: list[tuple[int, int]] = []
         plain = _all_integers(items, "shape")
@@ -136,12 +137,12 @@ class _Reader:
             if number in found:
                 self.fail(f"tensors[{index}].id", f"there is another tensor with the id {number}", "ids are unique")
             if type(shape) is not list:
-                self.fail(f"tensors[{index}].shape", f"{_shown(shape)} is not a list", "write [128, 3, 224, 224]")
+                self.fail(f"tensors[{index}].shape", f"{shown(shape)} is not a list", "write [128, 3, 224, 224]")
             if not plain or (shape and min(shape) < 0):
                 for place, size in enumerate(shape):
                     self.integer(size, f"tensors[{index}].shape[{place}]")
             if math.prod(shape) > MOST_ELEMENTS:
-                self.fail(f"tensors[{index}].shape", f"{_shown(shape)} has more elements than any memory holds")
+                self.fail(f"tensors[{index}].shape", f"{shown(shape)} has more elements than any memory holds")
             if type(dtype) is not str or dtype not in DTYPE_BYTES:
                 self.choice(dtype, tuple(DTYPE_BYTES), f"tensors[{index}].dtype")
             if type(category) is not str or category not in _CATEGORIES:
@@ -166,6 +167,7 @@ class _Reader:
         return found
 
     def operators(self, items: list[Any], tensors: dict[int, Tensor]) -> tuple[Operator, ...]:
+        """Return the operators in their order."""
         found: list[Operator] = []
         by_id: dict[int, Operator] = {}
         texts: dict[str, str] = {}  # each text once, with the place where it first stood
@@ -208,9 +210,7 @@ class _Reader:
             kernels = get("kernels", ())
             if kernels != ():
                 if type(kernels) is not list:
-                    self.fail(
-                        f"operators[{index}].kernels", f"{_shown(kernels)} is not a list", "write a list of names"
-                    )
+                    self.fail(f"operators[{index}].kernels", f"{shown(kernels)} is not a list", "write a list of names")
                 for place, kernel in enumerate(kernels):
                     if type(kernel) is not str:
                         self.text(kernel, f"operators[{index}].kernels[{place}]")
@@ -219,12 +219,17 @@ class _Reader:
             attributes = get("attributes")
             attributes = {} if attributes is None else self.attributes(attributes, f"operators[{index}].attributes")
             model, error = get("predicted_by"), get("relative_error")
-            if model is not None and model not in texts:
+            if model is not None and (type(model) is not str or model not in texts):
                 texts[self.text(model, f"operators[{index}].predicted_by", filled=True)] = (
                     f"operators[{index}].predicted_by"
                 )
             if error is not None:
                 error = self.number(error, f"operators[{index}].relative_error", LARGEST_ERROR)
+            stream, asked = get("stream", "compute"), get("communication")
+            if type(stream) is not str or stream not in texts:
+                texts[self.text(stream, f"operators[{index}].stream", filled=True)] = f"operators[{index}].stream"
+            if asked is not None:
+                asked = communication(self, asked, f"operators[{index}].communication")
             if name not in texts:
                 texts[name] = f"operators[{index}].name"
             if layer not in texts:
@@ -251,6 +256,8 @@ class _Reader:
                 model,
                 error,
                 attributes,
+                stream,
+                asked,
             )
             found.append(operator)
         for index, operator in enumerate(found):
@@ -268,21 +275,21 @@ class _Reader:
     def attributes(self, value: Any, place: str) -> dict[str, Any]:
         """Return an operator's attributes: numbers, texts, truth values, or lists of them."""
         if type(value) is not dict:
-            self.fail(place, f"{_shown(value)} is not an object", 'write {"dim": 1}')
+            self.fail(place, f"{shown(value)} is not an object", 'write {"dim": 1}')
         for key, given in value.items():
             self.text(key, place, filled=True)
             for one in given if type(given) is list else (given,):
                 if type(one) is str:
                     self.text(one, f"{place}.{key}")
                 elif type(one) not in (int, float, bool) or not math.isfinite(one) or abs(one) > LARGEST_INTEGER:
-                    self.fail(f"{place}.{key}", f"{_shown(one)} is no number, text or truth value")
+                    self.fail(f"{place}.{key}", f"{shown(one)} is no number, text or truth value")
         found: dict[str, Any] = value
         return found
 
     def named(self, ids: Any, tensors: dict[int, Tensor], index: int, key: str) -> tuple[Tensor, ...]:
         """Return the tensors that an operator names."""
         if type(ids) is not list:
-            self.fail(f"operators[{index}].{key}", f"{_shown(ids)} is not a list", "write a list of tensor ids")
+            self.fail(f"operators[{index}].{key}", f"{shown(ids)} is not a list", "write a list of tensor ids")
         for place, number in enumerate(ids):
             self.integer(number, f"operators[{index}].{key}[{place}]")
             if number not in tensors:
@@ -291,70 +298,13 @@ class _Reader:
         return tuple(tensors[number] for number in ids)
 
     def items(self, value: Any, key: str) -> list[Any]:
+        """Check that ``value`` is a list of tensors or operators, of which there is one or more."""
         if type(value) is not list:
-            self.fail(key, f"{_shown(value)} is not a list", f"write a list of {key}")
+            self.fail(key, f"{shown(value)} is not a list", f"write a list of {key}")
         if not value and key == "operators":
             self.fail(key, "the trace has no operators", "capture at least one step")
         found: list[Any] = value
         return found
-
-    def keys(self, item: Any, known: dict[str, bool], place: str) -> None:
-        """Check that ``item`` is an object with all required keys and no unknown ones."""
-        if type(item) is not dict:
-            self.fail(place, f"{_shown(item)} is not an object", f"write {{...}} with {', '.join(known)}")
-        for key in item:
-            if key not in known:
-                self.fail(f"{place}.{key}" if place else key, "is an unknown key", nearest(key, known))
-        for key, required in known.items():
-            if required and key not in item:
-                self.fail(f"{place}.{key}" if place else key, "is absent", "it is required")
-
-    def integer(self, value: Any, place: str, least: int = 0) -> int:
-        if type(value) is not int:
-            self.fail(place, f"{_shown(value)} is not an integer")
-        if value < least:
-            self.fail(place, f"{value} is {'negative' if value < 0 else 'too small'}", f"it must be at least {least}")
-        if value > LARGEST_INTEGER:
-            self.fail(place, f"{_shown(value)} is too large", "it must be below 2^63")
-        found: int = value
-        return found
-
-    def number(self, value: Any, place: str, most: float) -> float | None:
-        if value is None:
-            return None
-        if type(value) is not float and type(value) is not int:
-            self.fail(place, f"{_shown(value)} is not a number")
-        if value != value or value in (math.inf, -math.inf):
-            self.fail(place, f"{value} is not a finite number", "JSON has no NaN and no Infinity")
-        if value < 0:
-            self.fail(place, f"{_shown(value)} is negative", "it must be 0 or more")
-        if value > most:
-            self.fail(place, f"{_shown(value)} is too large", f"it must be at most {most:g}")
-        return float(value)
-
-    def text(self, value: Any, place: str, *, filled: bool = False) -> str:
-        if type(value) is not str:
-            self.fail(place, f"{_shown(value)} is not a text")
-        if filled and not value:
-            self.fail(place, "is empty")
-        try:
-            value.encode()
-        except UnicodeEncodeError:
-            self.fail(place, f"{_shown(value)} holds half a character (a lone surrogate)")
-        found: str = value
-        return found
-
-    def choice(self, value: Any, known: tuple[str, ...], place: str) -> None:
-        if type(value) is not str:
-            self.fail(place, f"{_shown(value)} is not a text", f"known: {', '.join(known)}")
-        if value not in known:
-            self.fail(place, f"{_shown(value)} is unknown", nearest(value, known))
-
-    def fail(self, place: str, what: str, fix: str | None = None) -> NoReturn:
-        # A key from the file may hold what a terminal cannot show.
-        shown = place if len(place) < 100 else place[:97] + "..."
-        shown = shown.encode("utf-8", "backslashreplace").decode()
-        raise TraceError(what, where=f"{self.file}: {shown}", fix=fix)
 
 
 def _all_integers(items: list[Any], key: str) -> bool:
@@ -367,74 +317,3 @@ def _all_integers(items: list[Any], key: str) -> bool:
         return set(map(type, lists)) <= {list} and set(map(type, chain.from_iterable(lists))) <= {int}
     except (KeyError, TypeError, IndexError):
         return False
-
-
-def _shown(value: object) -> str:
-    """A value as JSON has it, shortened."""
-    text = json.dumps(value) if not isinstance(value, int) or abs(value) < 2**64 else "an integer of many digits"
-    return text if len(text) <= 60 else text[:57] + "..."
-
-
-def _lines(trace: Trace) -> Iterator[str]:
-    tensors: dict[int, Tensor] = {}
-    for operator in trace.operators:
-        for tensor in (*operator.inputs, *operator.outputs):
-            if tensors.setdefault(tensor.id, tensor) != tensor:
-                raise TraceError(f"two different tensors have the id {tensor.id}", where=f"operator {operator.id}")
-    head = {
-        "schema": SCHEMA,
-        "model": trace.model,
-        "gpu": trace.gpu,
-        "batch_size": trace.batch_size,
-        "times": trace.times,
-        "step_seconds": trace.step_seconds,
-        "software": dict(trace.software),
-    }
-    yield "{\n"
-    for key, value in head.items():
-        if value is not None:
-            yield f"{json.dumps(key)}: {json.dumps(value)},\n"
-    yield '"tensors": [\n'
-    yield ",\n".join(_json(_tensor(tensor, tensors)) for tensor in tensors.values())
-    yield '\n],\n"operators": [\n'
-    yield ",\n".join(_json(_operator(operator)) for operator in trace.operators)
-    yield "\n]\n}\n"
-
-
-def _json(row: dict[str, Any]) -> str:
-    return json.dumps(row, separators=(",", ":"))
-
-
-def _tensor(tensor: Tensor, known: dict[int, Tensor]) -> dict[str, Any]:
-    row: dict[str, Any] = {
-        "id": tensor.id,
-        "shape": list(tensor.shape),
-        "dtype": tensor.dtype,
-        "category": tensor.category,
-    }
-    if tensor.storage >= 0:
-        row["storage"] = tensor.storage
-    if tensor.parameter in known:
-        row["parameter"] = tensor.parameter
-    return row
-
-
-def _operator(operator: Operator) -> dict[str, Any]:
-    row: dict[str, Any] = {
-        "id": operator.id,
-        "name": operator.name,
-        "phase": operator.phase,
-        "layer": operator.layer,
-        "inputs": [tensor.id for tensor in operator.inputs],
-        "outputs": [tensor.id for tensor in operator.outputs],
-        "seconds": operator.seconds,
-    }
-    for key in ("busy_seconds", "host_seconds", "forward", "flops", "predicted_by", "relative_error"):
-        value = getattr(operator, key)
-        if value is not None:
-            row[key] = value
-    if operator.kernels:
-        row["kernels"] = list(operator.kernels)
-    if operator.attributes:
-        row["attributes"] = dict(operator.attributes)
-    return row

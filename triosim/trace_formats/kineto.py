@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from triosim.errors import TraceError
 from triosim.trace_formats.files import head, read_json
@@ -28,7 +28,7 @@ _STEP = re.compile(r"ProfilerStep#\d+")
 
 @dataclass(slots=True, eq=False)
 class Span:
-    """Something on a thread of the host, in microseconds."""
+    """Something on a thread of the host, in microseconds. ``after`` is what the host needs until the next call, where known."""
 
     name: str
     thread: str
@@ -37,6 +37,9 @@ class Span:
     order: int = 0
     function: int | None = None  # the "Record function id", which the execution trace has too
     external: int | None = None
+    annotation: bool = False
+    after: float | None = None
+    arguments: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(slots=True, eq=False)
@@ -51,6 +54,16 @@ class Work:
     external: int | None = None
 
 
+class MemoryEvent(NamedTuple):
+    """That memory was taken (``nbytes`` above 0) or given back, at a moment in microseconds."""
+
+    moment: float
+    thread: str
+    nbytes: int
+    address: int
+    on_gpu: bool
+
+
 @dataclass(slots=True)
 class Profile:
     """What is used of a profiler file."""
@@ -59,6 +72,7 @@ class Profile:
     steps: list[Span] = field(default_factory=list)
     modules: dict[str, Spans] = field(default_factory=dict)
     work: list[Work] = field(default_factory=list)
+    memory: list[MemoryEvent] = field(default_factory=list)
     gpu: str = "unknown"
     software: dict[str, str] = field(default_factory=dict)
 
@@ -104,11 +118,16 @@ def read(path: Path) -> Profile:
     launches: dict[object, tuple[str, float]] = {}
     work: list[dict[str, Any]] = []
     for order, event in enumerate(events):
-        if not isinstance(event, dict) or event.get("ph") != "X":
+        if not isinstance(event, dict):
+            continue
+        if event.get("name") == "[memory]":
+            profile.memory.append(_memory(event))
+        if event.get("ph") != "X":
             continue
         category = event.get("cat")
         if category in ("cpu_op", "user_annotation"):
             call = _span(event, order)
+            call.annotation = category == "user_annotation"
             (profile.steps if _STEP.fullmatch(call.name) else profile.calls).append(call)
         elif category == "python_function" and str(event["name"]).startswith(_MODULE):
             module = _span(event, order)
@@ -124,6 +143,7 @@ def read(path: Path) -> Profile:
         external = _number(arguments.get("External id"))
         profile.work.append(Work(str(event["name"]), *_moments(event), thread, launched, external))
     _check_kernels(work, profile.work, path)
+    profile.memory.sort(key=lambda one: one.moment)
     profile.work.sort(key=lambda one: (one.start, one.end))
     profile.modules = {thread: Spans(spans) for thread, spans in modules.items()}
     device = work[0].get("args", {}).get("device", 0) if work else 0
@@ -151,7 +171,18 @@ def _check_kernels(events: list[dict[str, Any]], work: list[Work], path: Path) -
 def _span(event: dict[str, Any], order: int) -> Span:
     arguments = event.get("args", {})
     function, external = _number(arguments.get("Record function id")), _number(arguments.get("External id"))
-    return Span(str(event["name"]), str(event["tid"]), *_moments(event), order, function, external)
+    return Span(str(event["name"]), str(event["tid"]), *_moments(event), order, function, external, arguments=arguments)
+
+
+def _memory(event: dict[str, Any]) -> MemoryEvent:
+    arguments = event["args"]
+    return MemoryEvent(
+        float(event["ts"]),
+        str(event["tid"]),
+        int(arguments["Bytes"]),
+        int(arguments["Addr"]),
+        int(arguments["Device Type"]) != 0,
+    )
 
 
 def _moments(event: dict[str, Any]) -> tuple[float, float]:

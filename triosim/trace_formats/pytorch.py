@@ -7,14 +7,23 @@ took and gave; the profiler file tells the times. A profile without a GPU's work
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from triosim.errors import TraceError
 from triosim.trace import Trace
-from triosim.trace_formats import execution_trace, kineto, roles
-from triosim.trace_formats.pytorch_step import Step
+from triosim.trace_formats import execution_trace, kineto, memory_events, profile_alone, roles
+from triosim.trace_formats.execution_trace import Node
+from triosim.trace_formats.kineto import Profile
+from triosim.trace_formats.pytorch_step import Step, join
+from triosim.trace_formats.retiming import retimed
 
 NAME = "pytorch"
+#: What the profiler files of further steps, from which the times are taken, begin with.
+LIGHT_PREFIX = "light"
+
+Parsed = TypeVar("Parsed")
 
 
 def recognises(path: Path) -> bool:
@@ -29,49 +38,78 @@ def read(path: Path, *, batch_size: int | None = None) -> Trace:
     Raises ``TraceError`` when one of the two files is missing or damaged.
     """
     profiles, graphs = _files(path)
-    for kind, found, other in (("profiler file", profiles, graphs), ("execution trace", graphs, profiles)):
-        if not found:
-            raise TraceError(
-                f"there is no {kind} beside {other[0].name if other else 'it'}",
-                where=str(path),
-                fix="give a directory with both, as triosim.tracer.capture() writes them, or register a "
-                "torch.profiler.ExecutionTraceObserver for the step that is profiled",
-            )
+    lightly = [file for file in profiles if file.name.startswith(LIGHT_PREFIX)] if len(profiles) > 1 else []
+    profiles = [file for file in profiles if file not in lightly]
+    if not profiles:
+        raise TraceError(
+            f"there is no profiler file beside {graphs[0].name if graphs else 'it'}",
+            where=str(path),
+            fix="give a directory with both, as triosim.tracer.capture() writes them",
+        )
+    for kind, found in (("profiler file", profiles), ("execution trace", graphs)):
         if len(found) > 1:
             names = " and ".join(file.name for file in found[:2])
             raise TraceError(
                 f"there is more than one {kind}: {names}", where=str(path), fix="keep one step a directory"
             )
-    return _read(path, profiles[0], graphs[0], batch_size)
+    return read_step(path, profiles[0], graphs[0] if graphs else None, lightly=lightly, batch_size=batch_size)[0]
 
 
-def _read(path: Path, profile_path: Path, graph_path: Path, batch_size: int | None) -> Trace:
-    unlike = (KeyError, TypeError, IndexError, AttributeError, ValueError, OverflowError)
+def read_step(
+    place: Path, profile: Path, graph: Path | None, *, lightly: Sequence[Path] = (), batch_size: int | None = None
+) -> tuple[Trace, bool]:
+    """Return the trace of a step whose files are named, and whether its times are from other steps than its calls.
+
+    ``lightly`` are profiler files of further steps, without shapes or an execution trace, whose times are taken where they have
+    the same calls. ``place`` is what errors name.
+    """
+    full = _parsed(kineto.read, profile, "PyTorch's profiler writes it")
+    if graph is None:
+        nodes = _parsed(lambda path: profile_alone.nodes(full, str(path)), profile, "PyTorch's profiler writes it")
+    else:
+        nodes = _parsed(lambda path: execution_trace.read(path, on_gpu=bool(full.work)), graph, "PyTorch writes it")
+    light = retimed(full, [_parsed(kineto.read, path, "PyTorch's profiler writes it") for path in lightly])
+    if graph is None:
+        (light or full).software["tensors"] = "concluded from shapes, without an execution trace"
+    return _trace(full, light or full, nodes, place, graph or profile, batch_size), light is not None
+
+
+def _parsed(read: Callable[[Path], Parsed], path: Path, how: str) -> Parsed:
     try:
-        profile = kineto.read(profile_path)
-    except unlike as error:
-        raise TraceError(f"is not as PyTorch's profiler writes it: {_said(error)}", where=str(profile_path)) from error
-    try:
-        nodes = execution_trace.read(graph_path, on_gpu=bool(profile.work))
-    except unlike as error:
-        raise TraceError(f"is not as PyTorch writes it: {_said(error)}", where=str(graph_path)) from error
-    step = Step(profile, nodes, str(path))
+        return read(path)
+    except (KeyError, TypeError, IndexError, AttributeError, ValueError, OverflowError) as error:
+        raise TraceError(f"is not as {how}: {_said(error)}", where=str(path)) from error
+
+
+def _trace(
+    full: Profile, timed: Profile, nodes: list[Node], path: Path, graph_path: Path, batch_size: int | None
+) -> Trace:
+    step = Step(timed, nodes, str(path))
     step.hints.batch_size = batch_size
-    operators = step.operators()
-    if not operators:
+    drafts = step.operators()
+    if not drafts:
         raise TraceError("the trace has no operators", where=str(path), fix="capture at least one step")
-    parameters = roles.parameters_of(operators, step.hints)
-    batch = roles.batch_size(operators, step.hints, parameters)
+    parameters = roles.parameters_of(drafts, step.hints)
+    batch = roles.batch_size(drafts, step.hints, parameters)
     if not batch:
         raise TraceError("no operator reads an input, so the batch size is unknown", where=str(graph_path))
+    operators = roles.build(drafts, roles.assign(drafts, step.hints))
+    places = {id(draft): place for place, draft in enumerate(drafts)}
+    spans = join(full, nodes, str(path))
+    moments = [
+        (spans[number], places[id(draft)])
+        for number, draft in step.drafts.items()
+        if number in spans and id(draft) in places
+    ]
     return Trace(
-        roles.build(operators, roles.assign(operators, step.hints)),
+        operators,
         batch,
         step.model,
-        profile.gpu if profile.work else "CPU",
+        timed.gpu if timed.work else "CPU",
         "measured",
-        software=profile.software,
+        software=timed.software,
         source=str(path),
+        storages=memory_events.storages(full, moments, operators),
     )
 
 

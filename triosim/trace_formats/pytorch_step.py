@@ -10,14 +10,16 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from triosim.errors import TraceError
-from triosim.trace import Phase
+from triosim.trace import CATEGORIES, Category, Phase
 from triosim.trace_formats.autograd import ENGINE_PREFIX, short_name
-from triosim.trace_formats.draft import DraftOperator, DraftTensor, Hints, Identities
+from triosim.trace_formats.draft import DraftOperator, DraftTensor, Hints, Identities, RawTensor
 from triosim.trace_formats.execution_trace import BACKWARD_SCOPE, USER_SCOPE, Node
 from triosim.trace_formats.kineto import Profile, Span, Spans, Work
 
 #: An annotation that names a module's path, as triosim.tracer writes them.
 LAYER_PREFIX = "layer: "
+#: One around a tensor's ``detach``, which says what the tensor is for: category, address, bytes, and the parameter's name.
+ROLE_PREFIX = "role: "
 
 MICROSECONDS = 1e6
 
@@ -35,6 +37,15 @@ class _Call(NamedTuple):
     annotations: tuple[str, ...]
 
 
+class _Role(NamedTuple):
+    """That someone said what a tensor is for; ``number`` is the node at which it was said."""
+
+    number: int
+    category: Category
+    name: str
+    tensor: RawTensor
+
+
 class Step:
     """One step: the last complete one of the profile."""
 
@@ -42,11 +53,13 @@ class Step:
         self.profile = profile
         self.hints = Hints()
         self.where = where
-        spans = _join(profile, nodes, where)
-        window = _window(profile)
+        self.drafts: dict[int, DraftOperator] = {}  # by the number of the call's node
+        spans = join(profile, nodes, where)
+        window = last_step(profile)
         self.calls = [
             call for call in _outermost(nodes, spans) if window is None or window.start <= call.span.start <= window.end
         ]
+        self._roles = _said_roles(nodes)
         self._annotations = _by_thread([span for span in profile.calls if not span.name.startswith("aten::")])
         self._work, self._orphans = self._launched_by(window)
 
@@ -65,6 +78,7 @@ class Step:
         """Return the operators in the order in which the GPU ran them, or, without one, in which the host called them."""
         drafts, by_sequence = self._drafts()
         self._link(drafts, by_sequence)
+        self.drafts = {call.node.number: draft for call, draft in drafts}
         kept = [(call.span.start, draft) for call, draft in drafts if self._matters(call, draft)]
         if not self.profile.work:
             return [draft for _, draft in kept]
@@ -88,15 +102,22 @@ class Step:
         drafts: list[tuple[_Call, DraftOperator]] = []
         by_sequence: dict[int, DraftOperator] = {}
         numbers: dict[str, int] = {}
+        roles = iter(self._roles)
+        role = next(roles, None)
         for index, (call, phase) in enumerate(zip(self.calls, phases, strict=True)):
+            while role is not None and role.number < call.node.number:
+                flow.say(role)
+                role = next(roles, None)
             draft = DraftOperator(short_name(call.node.name), phase, "", [], [])
             flow.add(call.node, draft)
             draft.attributes = call.node.attributes
+            host = (call.span.end - call.span.start + (call.span.after or 0.0)) / MICROSECONDS
             if times is None:
                 draft.seconds = (call.span.end - call.span.start) / MICROSECONDS
+                draft.host_seconds = host if call.span.after is not None else None
             else:
                 draft.seconds, draft.busy_seconds = times[index]
-                draft.host_seconds = (call.span.end - call.span.start) / MICROSECONDS
+                draft.host_seconds = host
                 draft.kernels = tuple(work.name for work in self._work.get(id(call), ()))
             if phase == "forward":
                 draft.layer = self._layer(call) or _numbered(call.node.name, numbers)
@@ -104,6 +125,9 @@ class Step:
                     if node.sequence >= 0:
                         by_sequence[node.sequence] = draft  # calls that need no gradient have the number of the next
             drafts.append((call, draft))
+        for left in (role, *roles):
+            if left is not None:
+                flow.say(left)
         flow.finish([draft for _, draft in drafts])
         return drafts, by_sequence
 
@@ -205,6 +229,20 @@ class _Dataflow:
         self.hints = hints
         self.identities = Identities()
         self._made: list[list[DraftTensor]] = []  # by operator: what came to be inside it, in order
+        self._parameters: dict[str, int] = {}  # storages by the name that someone said
+
+    def say(self, role: _Role) -> None:
+        """Take a tensor's role from someone who knows it."""
+        storage = self.identities.read(role.tensor).storage
+        if role.category == "parameter":
+            self._parameters[role.name] = storage
+            self.hints.parameters.add(storage)
+        elif role.category == "input":
+            self.hints.inputs.add(storage)
+            if storage in self.hints.known:
+                return  # a parameter that someone hands to a module
+        owner = self._parameters.get(role.name) if role.category in ("gradient", "optimizer_state") else None
+        self.hints.known[storage] = (role.category, owner)
 
     def add(self, top: Node, draft: DraftOperator) -> None:
         """Take the next operator: a call with the calls inside it."""
@@ -308,7 +346,7 @@ def _times(calls: list[_Call], work: dict[int, list[Work]]) -> list[tuple[float,
     return found
 
 
-def _join(profile: Profile, nodes: list[Node], where: str) -> dict[int, Span]:
+def join(profile: Profile, nodes: list[Node], where: str) -> dict[int, Span]:
     """Return the profiler's span of each node, by the node's number."""
     by_function = {span.function: span for span in (*profile.calls, *profile.steps) if span.function is not None}
     calls = [node for node in nodes if not node.name.startswith(_FRAME)]
@@ -347,7 +385,7 @@ def _join_by_order(profile: Profile, calls: list[Node]) -> dict[int, Span]:
     return found
 
 
-def _window(profile: Profile) -> Span | None:
+def last_step(profile: Profile) -> Span | None:
     """Return the last complete step: the profiler leaves a short one at the end when it stops between steps."""
     counts = {id(step): 0 for step in profile.steps}
     for call in profile.calls:
@@ -367,6 +405,8 @@ def _outermost(nodes: list[Node], spans: dict[int, Span]) -> list[_Call]:
     def descend(node: Node, annotations: tuple[str, ...]) -> None:
         if node.name.startswith(_FRAME):
             inside = annotations
+        elif node.scope == USER_SCOPE and node.name.startswith(ROLE_PREFIX):
+            return
         elif node.scope == USER_SCOPE:
             inside = annotations if node.name.startswith("ProfilerStep#") else (*annotations, node.name)
         elif node.number in spans:
@@ -388,6 +428,25 @@ def _by_thread(spans: list[Span]) -> dict[str, Spans]:
     for span in spans:
         threads.setdefault(span.thread, []).append(span)
     return {thread: Spans(found) for thread, found in threads.items()}
+
+
+def _said_roles(nodes: list[Node]) -> list[_Role]:
+    found = []
+    for node in nodes:
+        if node.scope == USER_SCOPE and node.name.startswith(ROLE_PREFIX):
+            category, name = said_role(node.name)[::3]
+            given = [raw for child in node.children for raw in child.given]
+            if given:
+                found.append(_Role(node.number, category, name, given[0]))
+    return found
+
+
+def said_role(annotation: str) -> tuple[Category, int, int, str]:
+    """Return category, address, bytes and parameter of what ``ROLE_PREFIX`` begins. Raises ``ValueError`` for no category."""
+    category, address, nbytes, name = annotation.removeprefix(ROLE_PREFIX).split(" ", 3)
+    if category not in CATEGORIES:
+        raise ValueError(f"there is no category '{category}'")
+    return category, int(address), int(nbytes), name
 
 
 def _numbered(name: str, numbers: dict[str, int]) -> str:

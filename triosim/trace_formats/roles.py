@@ -22,6 +22,7 @@ def assign(operators: list[DraftOperator], hints: Hints) -> Roles:
     owners = slots(operators, parameters)
     batch = batch_size(operators, hints, parameters)
     outputs = _outputs(operators, use)
+    said = any(category == "parameter" for category, _ in hints.known.values())
     for storage, phase in use.written_in.items():
         category: Category = "activation"
         if phase == "backward":
@@ -38,13 +39,15 @@ def assign(operators: list[DraftOperator], hints: Hints) -> Roles:
             roles[storage] = ("parameter", None)
         elif use.read_in[storage] != "forward":
             # Gradients that live on between steps are added to in the backward pass; states are the optimizer's alone.
-            category = "gradient" if storage in use.changed_in_backward else "optimizer_state"
+            other: Category = "temporary" if said else "optimizer_state"
+            category = "gradient" if storage in use.changed_in_backward else other
             roles[storage] = (category, owners.get(storage))
         elif storage in hints.buffers or storage in use.changed_in_forward:
             roles[storage] = ("buffer", None)
         else:
             fed = storage in hints.inputs or _is_of_samples(tensor, batch)
             roles[storage] = ("input" if fed else "buffer", None)
+    roles.update((storage, role) for storage, role in hints.known.items() if storage in roles)
     _link_by_layer(operators, roles, parameters)
     return roles
 
@@ -152,6 +155,8 @@ def parameters_of(operators: list[DraftOperator], hints: Hints) -> set[int]:
 
 
 def _parameters(operators: list[DraftOperator], use: _Use, hints: Hints) -> set[int]:
+    if hints.known:
+        return {storage for storage, (category, _) in hints.known.items() if category == "parameter"}
     found = {storage for storage in use.leaves if use.read_in[storage] == "forward" and storage in hints.parameters}
     return found | {
         storage for storage in use.leaves if use.read_in[storage] == "forward" and storage in use.changed_in_optimizer

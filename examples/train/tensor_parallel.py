@@ -1,0 +1,100 @@
+"""Train a Llama whose layers are each divided among ranks, with the sequence divided too, and sharded over the other ranks.
+
+torchrun --nproc-per-node 8 tensor_parallel.py --model 8b --tensor-parallel 8
+torchrun --nproc-per-node 8 tensor_parallel.py --model 8b --tensor-parallel 2 --sequence-parallel
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+import torch
+import torch.distributed as dist
+import transformer
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    PrepareModuleInput,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
+
+
+def divide(model: transformer.Transformer, mesh: DeviceMesh, *, sequence: bool) -> None:
+    """Divide heads and hidden widths; with ``sequence``, what is between the layers is divided along the sequence."""
+    between = Shard(1) if sequence else Replicate()
+    whole: dict[str, nn.Module] = {
+        "embedding": RowwiseParallel(input_layouts=Replicate(), output_layouts=between),
+        "output": ColwiseParallel(input_layouts=between, output_layouts=Replicate()),
+    }
+    layer: dict[str, nn.Module] = {
+        **{f"attention.{name}": ColwiseParallel() for name in ("query", "key", "value")},
+        "attention.output": RowwiseParallel(output_layouts=between),
+        **{f"feed_forward.{name}": ColwiseParallel() for name in ("gate", "up")},
+        "feed_forward.down": RowwiseParallel(output_layouts=between),
+    }
+    if sequence:
+        whole["norm"] = SequenceParallel()
+        layer["attention_norm"] = layer["feed_forward_norm"] = SequenceParallel()
+        layer["attention"] = PrepareModuleInput(
+            input_layouts=(Shard(1), None), desired_input_layouts=(Replicate(), None)
+        )
+        layer["feed_forward"] = PrepareModuleInput(input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),))
+    parallelize_module(model, mesh, whole)
+    for block in model.layers.values():
+        parallelize_module(block, mesh, layer)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    transformer.add_arguments(parser)
+    parser.add_argument("--tensor-parallel", type=int, help="ranks that divide each layer; by default all of them")
+    parser.add_argument(
+        "--sequence-parallel", action="store_true", help="divide norms and additions along the sequence"
+    )
+    parser.add_argument("--float32", action="store_true", help="compute in float32 instead of bfloat16")
+    args = parser.parse_args()
+
+    kind = "cuda" if torch.cuda.is_available() else "cpu"
+    if kind == "cuda":
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    dist.init_process_group("nccl" if kind == "cuda" else "gloo")
+    tensor = args.tensor_parallel or dist.get_world_size()
+    data = dist.get_world_size() // tensor
+    mesh = init_device_mesh(kind, (data, tensor), mesh_dim_names=("data", "tensor"))
+    computed = torch.float32 if args.float32 else torch.bfloat16
+
+    with torch.device("meta"):
+        model = transformer.Transformer(transformer.config(args), recompute=args.checkpoint)
+    divide(model, mesh["tensor"], sequence=args.sequence_parallel)
+    if data > 1:
+        policy = MixedPrecisionPolicy(param_dtype=computed, reduce_dtype=torch.float32)
+        for layer in model.layers.values():
+            fully_shard(layer, mesh=mesh["data"], mp_policy=policy)
+        fully_shard(model, mesh=mesh["data"], mp_policy=policy)
+    else:
+        model.to(computed)
+    model.to_empty(device=kind)
+    model.reset_parameters()
+
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    for step in range(args.steps):
+        torch.manual_seed(step * data + mesh["data"].get_local_rank())  # ranks of one tensor group read the same tokens
+        shape = (args.batch_size, args.sequence + 1)
+        tokens = torch.randint(0, model.config.vocabulary, shape, device=kind)
+        loss = transformer.next_token_loss(model(tokens[:, :-1]), tokens[:, 1:])
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if dist.get_rank() == 0:
+            print(f"step {step}: done")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

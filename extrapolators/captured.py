@@ -1,0 +1,144 @@
+"""A distributed step as it was captured, run by every rank: no parallelism is put on top of it.
+
+Each captured rank's trace becomes a script once (``triosim.extrapolators.captured_script``); the ranks that are like it run the
+same script, each in groups of its own. What is the same for several ranks, a computation or a collective, is one object.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import cast
+
+from triosim.errors import OptionError, TraceError
+from triosim.extrapolators.captured_script import Await, Exchange, Meet, script
+from triosim.task_streams import TaskStreams
+from triosim.tasks import (
+    COLLECTIVES,
+    Batch,
+    Collective,
+    CollectiveKind,
+    Communicator,
+    Compute,
+    Handle,
+    Iteration,
+    Recv,
+    Send,
+    Synchronize,
+    Task,
+    TaskStream,
+    Wait,
+)
+from triosim.trace import Communication
+
+#: A barrier is an all-reduce of one float (PyTorch, ProcessGroupNCCL::barrier).
+BARRIER_BYTES = 4.0
+
+#: Tags of families of groups are kept apart by multiples of this, because two ranks may be peers in several.
+_TAGS_OF_A_FAMILY = 2**31
+
+
+class Captured:
+    """Task streams, ready to be run by any rank."""
+
+    parallel = "captured"
+    known_options: tuple[str, ...] = ()
+
+    def __init__(self, streams: TaskStreams, *, iterations: int = 1) -> None:
+        if iterations < 1:
+            raise OptionError(f"{iterations} is less than 1", where="iterations", fix="give 1 or more")
+        self.streams = streams
+        self.iterations = iterations
+        self.world = streams.world
+        self.notes = tuple(_notes(streams))
+        self.global_batch_size = streams.global_batch_size or _sum_of_batches(streams)
+        self._groups = _communicators(streams)
+        self._tags = {family: number * _TAGS_OF_A_FAMILY for number, family in enumerate(streams.groups)}
+        self._scripts = {
+            rank: script(trace, frozenset(name for name, group in self._groups[rank].items() if len(group.ranks) == 1))
+            for rank, trace in streams.traces.items()
+        }
+        self._collectives: dict[tuple[int, int, Communicator], Collective] = {}
+
+    def tasks(self, rank: int) -> TaskStream:
+        """Return the task stream of one rank. Raises ``TraceError`` where it communicates in a group that it is not in."""
+        model = self.streams.like[rank]
+        for _ in range(self.iterations):
+            handles: list[Handle] = []
+            for index, step in enumerate(self._scripts[model]):
+                task: Task
+                if isinstance(step, Compute):
+                    task = step
+                elif isinstance(step, Await):
+                    task = Wait(tuple([handles[other] for other in step.steps]), step.stream)
+                elif isinstance(step, Meet):
+                    task = self._collective(rank, model, index, step)
+                elif isinstance(step, Exchange):
+                    task = self._exchange(rank, step)
+                else:
+                    task = Synchronize(tuple([handles[other] for other in step.steps]))
+                handles.append((yield task))
+            yield Iteration()
+
+    def _collective(self, rank: int, model: int, index: int, step: Meet) -> Collective:
+        group = self._group(rank, step.asked)
+        key = (model, index, group)
+        task = self._collectives.get(key)
+        if task is None:
+            asked = step.asked
+            kind = "all_reduce" if asked.kind == "barrier" else asked.kind
+            task = self._collectives[key] = COLLECTIVES[cast(CollectiveKind, kind)](
+                max(asked.nbytes, BARRIER_BYTES) if asked.kind == "barrier" else asked.nbytes,
+                group,
+                step.stream,
+                step.issuer,
+                None if asked.root is None else group.ranks[asked.root],
+                asked.shares,
+            )
+        return task
+
+    def _exchange(self, rank: int, step: Exchange) -> Task:
+        parts = tuple([self._part(rank, asked, step) for asked in step.parts])
+        return parts[0] if len(parts) == 1 else Batch(parts, step.stream, step.issuer, step.parts[0].group)
+
+    def _part(self, rank: int, asked: Communication, step: Exchange) -> Send | Recv:
+        assert asked.peer is not None
+        peer = self._group(rank, asked).ranks[asked.peer]
+        tag = asked.tag + self._tags[asked.group]
+        if asked.kind == "send":
+            return Send(peer, asked.nbytes, tag, step.stream, step.issuer, asked.group)
+        return Recv(peer, tag, step.stream, step.issuer, asked.group)
+
+    def _group(self, rank: int, asked: Communication) -> Communicator:
+        group = self._groups[rank].get(asked.group)
+        if group is None:
+            raise TraceError(
+                f"rank {rank} communicates in '{asked.group}', of which it is in no group",
+                where=self.streams.source or None,
+            )
+        return group
+
+
+def _communicators(streams: TaskStreams) -> list[dict[str, Communicator]]:
+    """Return each rank's communicators by family; one object for all members of a group."""
+    found: list[dict[str, Communicator]] = [{} for _ in range(streams.world)]
+    for family, groups in streams.groups.items():
+        for ranks in groups:
+            communicator = Communicator(ranks, family)
+            for rank in ranks:
+                found[rank][family] = communicator
+    return found
+
+
+def _sum_of_batches(streams: TaskStreams) -> int:
+    return sum(streams.traces[model].batch_size for model in streams.like)
+
+
+def _notes(streams: TaskStreams) -> Iterator[str]:
+    if len(streams.traces) < streams.world:
+        captured = ", ".join(str(rank) for rank in sorted(streams.traces))
+        yield f"captured: rank {captured}; the other ranks of {streams.world} do the same as one of these"
+    if streams.global_batch_size is None and streams.world > 1:
+        yield (
+            f"the streams do not say how many samples all ranks share: taken are {_sum_of_batches(streams)}, "
+            "each rank's own together"
+        )

@@ -1,0 +1,68 @@
+"""The same script, captured on the CPU and without a GPU, has the same matrix products and convolutions, of the same shapes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: E402
+
+from triosim.capturing import capture_fake  # noqa: E402
+from triosim.tracer import capture_script  # noqa: E402
+from triosim.tracer.fake_script import complete_torchvision  # noqa: E402
+from triosim.tracer.profiling import PROFILER_FILE  # noqa: E402
+
+SCRIPTS = Path(__file__).resolve().parents[2] / "examples" / "train"
+PRODUCTS = frozenset(
+    f"aten::{name}" for name in ("mm", "addmm", "bmm", "baddbmm", "convolution", "convolution_backward")
+)
+IMAGES = ["--batch-size", "2", "--image-size", "32", "--classes", "10", "--steps", "3"]
+WORDS = ["--batch-size", "2", "--sequence", "16", "--layers", "2", "--hidden-size", "192", "--vocabulary", "100"]
+
+#: Products or convolutions of a step: the name of each, and the shapes that it is given.
+Calls = list[tuple[str, list[tuple[int, ...]]]]
+
+
+def on_the_cpu(script: Path, arguments: list[str], folder: Path) -> Calls:
+    """What the profiler saw; a product that PyTorch makes of another one is not counted again."""
+    capture_script(script, arguments, skip=0, warmup=0, steps=0, directory=folder)
+    events = json.loads((folder / PROFILER_FILE).read_text(encoding="utf-8"))["traceEvents"]
+    products = [event for event in events if event.get("name") in PRODUCTS and event.get("cat") == "cpu_op"]
+    found: Calls = []
+    over = 0.0
+    for event in sorted(products, key=lambda event: (event["ts"], -event["dur"])):
+        if event["ts"] >= over:
+            over = event["ts"] + event["dur"]
+            found.append((event["name"], [tuple(shape) for shape in event["args"]["Input Dims"] if shape]))
+    return found
+
+
+def without_a_gpu(script: Path, arguments: list[str]) -> Calls:
+    trace = capture_fake(script, arguments, skip=0).trace
+    return [(one.name, [tensor.shape for tensor in one.inputs]) for one in trace.operators if one.name in PRODUCTS]
+
+
+@pytest.mark.parametrize(
+    ("script", "model", "arguments"),
+    [
+        *(("vision.py", model, IMAGES) for model in ("resnet50", "vgg13", "densenet121", "vit_b_32")),
+        *(("language.py", model, [*WORDS, "--steps", "3"]) for model in ("gpt2", "bert", "t5", "llama-1b")),
+        ("language.py", "gpt2", [*WORDS, "--steps", "3", "--checkpoint", "--accumulate", "2", "--amp", "bfloat16"]),
+    ],
+)
+def test_products_and_convolutions_are_the_same_in_number_order_and_shape(
+    script: str, model: str, arguments: list[str], tmp_path: Path, capsys: Any
+) -> None:
+    """Attention is made of products in both: which kernel would fuse them is up to the device."""
+    complete_torchvision()
+    pytest.importorskip("torchvision" if script == "vision.py" else "transformers")
+    with sdpa_kernel(SDPBackend.MATH):
+        real = on_the_cpu(SCRIPTS / script, ["--model", model, *arguments], tmp_path)
+        fake = without_a_gpu(SCRIPTS / script, ["--model", model, *arguments])
+    assert len(real) > 20
+    assert fake == real

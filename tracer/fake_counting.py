@@ -1,0 +1,97 @@
+"""Which tensors without contents count up by one along their last dimension, as positions do (``torch.arange``).
+
+Models compare positions with their neighbours to see whether several texts are packed into one sample, and choose their
+attention by what they find. The difference of two tensors that both count is known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+_NAME = "_triosim_counts_from"
+
+
+def learn(name: str, arguments: tuple[Any, ...], result: torch.Tensor) -> int | None:
+    """Note what a call's result counts from; return the number that all of it is, where that follows from two that count."""
+    if hasattr(result, _NAME):  # changed in place
+        delattr(result, _NAME)
+    if name == "sub" and len(arguments) == 2:
+        first, second = map(_start, arguments)
+        if first is not None and second is not None:
+            return first - second if _last(arguments[0]) == _last(arguments[1]) else None
+    rule = _RULES.get(name)
+    start = rule(arguments, result) if rule is not None else None
+    if start is not None:
+        setattr(result, _NAME, start)
+    return None
+
+
+def _start(tensor: Any) -> int | None:
+    return getattr(tensor, _NAME, None)
+
+
+def _last(tensor: torch.Tensor) -> int:
+    return tensor.shape[-1] if tensor.dim() else 1
+
+
+def _arange(arguments: tuple[Any, ...], result: torch.Tensor) -> int | None:
+    whole = all(isinstance(one, int) for one in arguments)
+    if not whole or not arguments or (len(arguments) > 2 and arguments[2] != 1):
+        return None
+    return 0 if len(arguments) == 1 else int(arguments[0])
+
+
+def _same(arguments: tuple[Any, ...], result: torch.Tensor) -> int | None:
+    """Rows stay rows."""
+    return _start(arguments[0]) if _last(arguments[0]) == _last(result) else None
+
+
+def _moved(sign: int) -> Callable[[tuple[Any, ...], torch.Tensor], int | None]:
+    def moved(arguments: tuple[Any, ...], result: torch.Tensor) -> int | None:
+        start, by = _start(arguments[0]), arguments[1]
+        return start + sign * by if start is not None and type(by) is int else None
+
+    return moved
+
+
+def _slice(arguments: tuple[Any, ...], result: torch.Tensor) -> int | None:
+    return _sliced(*arguments)
+
+
+def _sliced(
+    tensor: torch.Tensor, dim: int = 0, begin: int | None = None, end: int | None = None, step: int = 1
+) -> int | None:
+    start = _start(tensor)
+    if start is None or step != 1:
+        return None
+    if dim % tensor.dim() != tensor.dim() - 1:
+        return start
+    begin = begin or 0
+    return start + (begin if begin >= 0 else max(begin + _last(tensor), 0))
+
+
+def _cat(arguments: tuple[Any, ...], result: torch.Tensor) -> int | None:
+    """One row goes on where the other ends."""
+    dim = arguments[1] if len(arguments) > 1 else 0
+    if dim % result.dim() != result.dim() - 1:
+        return None
+    starts = [_start(one) for one in arguments[0]]
+    following = starts[0]
+    for start, tensor in zip(starts, arguments[0], strict=True):
+        if start is None or start != following:
+            return None
+        following = start + _last(tensor)
+    return starts[0]
+
+
+_RULES: Mapping[str, Callable[[tuple[Any, ...], torch.Tensor], int | None]] = {
+    "arange": _arange,
+    "add": _moved(1),
+    "sub": _moved(-1),
+    "slice": _slice,
+    "cat": _cat,
+    **dict.fromkeys(("unsqueeze", "expand", "view", "clone", "detach", "alias", "_to_copy"), _same),
+}

@@ -1,0 +1,385 @@
+"""What ``torch.cuda`` and ``torch.accelerator`` answer while there is no GPU: those of a chosen one, with nothing behind them.
+
+Streams and events are real objects to the script; what they order is told to an ``Orders``, which writes it down.
+"""
+
+from __future__ import annotations
+
+import itertools
+import types
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from triosim.tracer.patches import Patch, Patches
+
+_numbers = itertools.count(1)  # of streams and events; 0 is the default stream
+
+
+@dataclass(frozen=True, slots=True)
+class FakeGpu:
+    """What a script may ask of its GPU: bytes of memory and of L2 cache, multiprocessors, compute capability."""
+
+    name: str
+    memory: int
+    capability: tuple[int, int] = (9, 0)
+    multiprocessors: int = 132
+    l2_bytes: int = 50 * 2**20
+    clock_khz: int = 1_980_000
+
+
+class Orders(Protocol):
+    """Whoever wants to know what the streams and the host wait for, and how much memory is in use."""
+
+    def event_recorded(self, stream: int, number: int) -> None:
+        """Event ``number`` is put at the tail of a stream."""
+        ...
+
+    def event_awaited(self, stream: int, number: int) -> None:
+        """A stream waits for an event."""
+        ...
+
+    def host_waits(self, *, stream: int | None = None, number: int | None = None) -> None:
+        """The host waits for a stream, for an event, or for the device."""
+        ...
+
+    def memory_in_use(self) -> tuple[int, int]:
+        """Return bytes in use now and at most so far."""
+        ...
+
+    def forget_peak(self) -> None:
+        """Count the most from now on."""
+        ...
+
+
+_orders: list[Orders] = []  # the one of the running capture, if any
+
+
+def _told() -> Orders:
+    return _orders[-1]
+
+
+def current() -> int:
+    """Return the number of the current device."""
+    return int(torch._C._accelerator_getDeviceIndex())
+
+
+def index_of(device: Any = None) -> int:
+    """Return the number of what stands for a device."""
+    if device is None:
+        return current()
+    if isinstance(device, int):
+        return device if device >= 0 else current()
+    number = torch.device(device).index
+    return current() if number is None else number
+
+
+class Stream(torch.Stream):
+    """A CUDA stream: a number."""
+
+    def __new__(  # noqa: D102
+        cls,
+        device: Any = None,
+        priority: int = 0,
+        stream_id: int | None = None,
+        device_index: int | None = None,
+        **_: Any,
+    ) -> Stream:
+        number = next(_numbers) if stream_id is None else stream_id
+        place = index_of(device) if device_index is None else device_index
+        return super().__new__(cls, stream_id=number, device_index=place, device_type=1)
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        pass
+
+    @property
+    def cuda_stream(self) -> int:
+        """The stream's number."""
+        return int(self.stream_id)
+
+    def wait_event(self, event: Any) -> None:
+        """Let what comes next on this stream wait for an event."""
+        _told().event_awaited(self.stream_id, event.number)
+
+    def wait_stream(self, stream: Any) -> None:
+        """Let what comes next on this stream wait for what another stream has now."""
+        self.wait_event(Event().record(stream))
+
+    def record_event(self, event: Any = None) -> Any:
+        """Put an event at the tail of this stream."""
+        return (Event() if event is None else event).record(self)
+
+    def query(self) -> bool:
+        """Whether all is done: always."""
+        return True
+
+    def synchronize(self) -> None:
+        """Let the host wait for this stream."""
+        _told().host_waits(stream=self.stream_id)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, torch.Stream):
+            return NotImplemented
+        return bool(self.stream_id == other.stream_id and self.device_index == other.device_index)
+
+    def __hash__(self) -> int:
+        return hash((self.stream_id, self.device_index))
+
+
+class Event:
+    """A CUDA event; each time that it is recorded it has a new number."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        self.number: int | None = None
+
+    def record(self, stream: Any = None) -> Event:
+        """Put it at the tail of a stream, the current one by default."""
+        stream = current_stream() if stream is None else stream
+        self.number = next(_numbers)
+        _told().event_recorded(stream.stream_id, self.number)
+        return self
+
+    def wait(self, stream: Any = None) -> None:
+        """Let a stream wait for it, the current one by default."""
+        if self.number is not None:
+            stream = current_stream() if stream is None else stream
+            _told().event_awaited(stream.stream_id, self.number)
+
+    def query(self) -> bool:
+        """Whether it happened: always."""
+        return True
+
+    def synchronize(self) -> None:
+        """Let the host wait for it."""
+        if self.number is not None:
+            _told().host_waits(number=self.number)
+
+    def elapsed_time(self, other: Any) -> float:
+        """Return milliseconds between two events: one, for nothing runs here."""
+        return 1.0
+
+
+def current_stream(device: Any = None) -> Stream:
+    """Return the current stream of a device."""
+    found = torch._C._accelerator_getStream(index_of(device))
+    return Stream(stream_id=found.stream_id, device_index=found.device_index)
+
+
+def set_stream(stream: Any) -> None:
+    """Make a stream the current one."""
+    if stream is not None:
+        torch._C._accelerator_setStream(stream)
+
+
+class StreamContext:
+    """Makes a stream the current one for a while."""
+
+    def __init__(self, stream: Any) -> None:
+        self.stream = stream
+
+    def __enter__(self) -> Any:
+        if self.stream is not None:
+            self._before = current_stream(self.stream.device_index)
+            set_stream(self.stream)
+        return self.stream
+
+    def __exit__(self, *_: object) -> None:
+        if self.stream is not None:
+            set_stream(self._before)
+
+
+class DeviceContext:
+    """Makes a device the current one for a while."""
+
+    def __init__(self, device: Any) -> None:
+        self._number = -1 if device is None else index_of(device)
+
+    def __enter__(self) -> None:
+        if self._number >= 0:
+            self._before = current()
+            torch._C._accelerator_setDeviceIndex(self._number)
+
+    def __exit__(self, *_: object) -> None:
+        if self._number >= 0:
+            torch._C._accelerator_setDeviceIndex(self._before)
+
+
+class DeviceOf(DeviceContext):
+    """Makes a tensor's device the current one for a while."""
+
+    def __init__(self, tensor: Any) -> None:
+        super().__init__(tensor.get_device() if tensor.is_cuda else None)
+
+
+def _generator_on_the_cpu(generator: type[torch.Generator]) -> type[torch.Generator]:
+    """Return a class of generators that are on the CPU, whatever device they are asked for."""
+
+    class Generator(generator):  # type: ignore[misc,valid-type]
+        def __new__(cls, device: Any = "cpu") -> Any:
+            return generator.__new__(cls, device="cpu")  # type: ignore[call-arg,call-overload]
+
+    return Generator
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    return None
+
+
+def _yes(*_: Any, **__: Any) -> bool:
+    return True
+
+
+def _properties(gpu: FakeGpu) -> types.SimpleNamespace:
+    """Return what ``torch.cuda.get_device_properties`` gives."""
+    major, minor = gpu.capability
+    return types.SimpleNamespace(
+        name=gpu.name,
+        major=major,
+        minor=minor,
+        total_memory=gpu.memory,
+        multi_processor_count=gpu.multiprocessors,
+        L2_cache_size=gpu.l2_bytes,
+        clock_rate=gpu.clock_khz,
+        warp_size=32,
+        max_threads_per_multi_processor=2048,
+        max_threads_per_block=1024,
+        regs_per_multiprocessor=65536,
+        shared_memory_per_block=49152,
+        shared_memory_per_block_optin=232448,
+        shared_memory_per_multiprocessor=233472,
+        is_integrated=0,
+        is_multi_gpu_board=0,
+        gcnArchName="",
+        uuid="GPU-captured-without",
+        pci_bus_id=0,
+        pci_device_id=0,
+        pci_domain_id=0,
+    )
+
+
+def install(patches: Patches, gpu: FakeGpu, devices: int, orders: Orders) -> None:
+    """Let ``torch.cuda`` and ``torch.accelerator`` answer like ``devices`` GPUs until the patches are undone."""
+    patches.make(_answers(gpu, devices, orders))
+    _orders.append(orders)
+    patches.on_leaving(_orders.clear)
+
+
+def _answers(gpu: FakeGpu, devices: int, orders: Orders) -> Iterator[Patch]:
+    """Yield the patches of ``torch.cuda``, ``torch.accelerator`` and what both ask in C++."""
+    cuda, accelerator, c = torch.cuda, torch.accelerator, torch._C
+    for name, value in _about_the_device(gpu, devices):
+        yield Patch(cuda, name, value)
+    for name, value in (
+        ("Stream", Stream), ("Event", Event), ("ExternalStream", Stream), ("StreamContext", StreamContext),
+        ("stream", StreamContext), ("device", DeviceContext), ("device_of", DeviceOf), ("current_stream", current_stream),
+        ("default_stream", lambda device=None: Stream(stream_id=0, device_index=index_of(device))),
+        ("set_stream", set_stream), ("synchronize", lambda device=None: orders.host_waits()),
+    ):  # fmt: skip
+        yield Patch(cuda, name, value)
+    yield Patch(cuda.streams, "Stream", Stream)
+    yield Patch(cuda.streams, "Event", Event)
+    for owner, name, value in (
+        (c, "_cuda_getDeviceCount", lambda: devices), (c, "_cuda_getDevice", current),
+        (c, "_cuda_setDevice", cuda_set_device), (c, "_cuda_exchangeDevice", c._accelerator_exchangeDevice),
+        (c, "_cuda_maybeExchangeDevice", c._accelerator_maybeExchangeDevice), (c, "_is_cuda_available", True),
+    ):  # fmt: skip
+        yield Patch(owner, name, value, "add")  # a build without CUDA lacks some
+    yield Patch(c, "_get_accelerator", lambda check=False: torch.device("cuda"))
+    yield Patch(torch.version, "cuda", torch.version.cuda or "13.0")
+    yield Patch(torch.backends.cuda, "is_built", _yes)
+    yield from _random(cuda, devices)
+    yield from _memory(gpu, orders)
+    for name, value in (
+        ("is_available", _yes), ("device_count", lambda: devices), ("synchronize", lambda device=None: orders.host_waits()),
+        ("current_accelerator", lambda check_available=False: torch.device("cuda")),
+        ("current_stream", current_stream), ("set_stream", set_stream),
+    ):  # fmt: skip
+        yield Patch(accelerator, name, value)
+
+
+def cuda_set_device(device: Any) -> None:
+    """Make a device the current one."""
+    torch._C._accelerator_setDeviceIndex(index_of(device))
+
+
+def _about_the_device(gpu: FakeGpu, devices: int) -> Iterator[tuple[str, Any]]:
+    properties = _properties(gpu)
+    yield "_lazy_init", _nothing
+    yield "init", _nothing
+    yield "_initialized", True
+    yield "is_initialized", _yes
+    yield "_is_compiled", _yes
+    yield "is_available", _yes
+    yield "device_count", lambda: devices
+    yield "current_device", current
+    yield "set_device", cuda_set_device
+    yield "get_device_properties", lambda device=None: properties
+    yield "get_device_capability", lambda device=None: gpu.capability
+    yield "get_device_name", lambda device=None: gpu.name
+    yield "get_arch_list", lambda: [f"sm_{gpu.capability[0]}{gpu.capability[1]}"]
+    yield "is_bf16_supported", lambda including_emulation=True: including_emulation or gpu.capability >= (8, 0)
+    yield "is_tf32_supported", lambda: gpu.capability >= (8, 0)
+    yield "is_current_stream_capturing", lambda: False
+    yield "can_device_access_peer", _yes
+    yield "ipc_collect", _nothing
+    yield "set_sync_debug_mode", _nothing
+
+
+def _random(cuda: Any, devices: int) -> Iterator[Patch]:
+    """Random numbers have no state here: nothing is computed from them."""
+    generator = torch.Generator
+    state = torch.zeros(16, dtype=torch.uint8)
+    yield Patch(torch, "Generator", _generator_on_the_cpu(generator))
+    yield Patch(cuda, "default_generators", tuple(generator() for _ in range(devices)))
+    for owner in (cuda, cuda.random):
+        for name, value in (
+            ("get_rng_state", lambda device=None: state), ("set_rng_state", _nothing), ("initial_seed", lambda: 0),
+            ("get_rng_state_all", lambda: [state] * devices), ("set_rng_state_all", _nothing), ("seed", _nothing),
+            ("manual_seed", _nothing), ("manual_seed_all", _nothing), ("seed_all", _nothing),
+        ):  # fmt: skip
+            yield Patch(owner, name, value)
+    for name in ("range_push", "range_pop", "range_start", "range_end", "mark"):
+        yield Patch(cuda.nvtx, name, lambda *_, **__: 0)
+
+
+def _memory(gpu: FakeGpu, orders: Orders) -> Iterator[Patch]:
+    """What is allocated is known; what is reserved is taken to be the same."""
+
+    def now(device: Any = None) -> int:
+        return orders.memory_in_use()[0]
+
+    def most(device: Any = None) -> int:
+        return orders.memory_in_use()[1]
+
+    def forget(device: Any = None) -> None:
+        orders.forget_peak()
+
+    def statistics(device: Any = None) -> dict[str, int]:
+        kinds = ("allocated_bytes", "active_bytes", "reserved_bytes", "requested_bytes")
+        found: dict[str, int] = defaultdict(int)
+        found.update({f"{kind}.all.current": now() for kind in kinds})
+        found.update({f"{kind}.all.peak": most() for kind in kinds})
+        return found
+
+    in_both = {
+        "memory_allocated": now, "max_memory_allocated": most, "memory_reserved": now, "max_memory_reserved": most,
+        "memory_stats": statistics, "reset_peak_memory_stats": forget, "empty_cache": _nothing,
+    }  # fmt: skip
+    in_cuda = {
+        "reset_max_memory_allocated": forget, "reset_accumulated_memory_stats": _nothing,
+        "memory_cached": now, "max_memory_cached": most, "memory_snapshot": lambda *_, **__: [],
+        "set_per_process_memory_fraction": _nothing, "memory_summary": lambda *_, **__: "",
+        "mem_get_info": lambda device=None: (gpu.memory - now(), gpu.memory),
+    }  # fmt: skip
+    for owner in (torch.cuda, torch.cuda.memory):
+        for name, value in {**in_both, **in_cuda}.items():
+            yield Patch(owner, name, value)
+    yield Patch(torch.cuda.memory, "_record_memory_history", _nothing)
+    yield Patch(torch.cuda.memory, "_dump_snapshot", _nothing)
+    for owner in (torch.accelerator, torch.accelerator.memory):
+        for name, value in in_both.items():
+            yield Patch(owner, name, value, "leave")
+        yield Patch(owner, "get_memory_info", in_cuda["mem_get_info"], "leave")

@@ -1,0 +1,143 @@
+"""Makes PyTorch's C++ part believe in a CUDA device that is not there, by two entries of its own tables.
+
+Everything that PyTorch knows of a kind of device goes through two objects: a guard (``c10/core/impl``: the current device and
+stream) and hooks (``ATen/detail/CUDAHooksInterface.h``: is it built, is it there). A build of PyTorch without CUDA has no
+guard, and hooks that say no. PyTorch has a guard for devices that exist in name only, ``FakeGuardImpl``, which it installs
+when a guard is there that counts no devices: for a moment, ours. Of the hooks' virtual functions two are replaced; their
+places in the table are read from the headers that PyTorch ships, and checked by calling one of them. A build with CUDA has
+both, and would ask the driver: the same is done there.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from triosim.tracer.patches import Patches, missing_api
+
+_CUDA = 1  # c10::DeviceType::CUDA
+_DEVICE_TYPES = 22  # entries of the guard registry
+_TABLE = 64  # more entries than any of the two classes has
+_HEADERS = ("AcceleratorHooksInterface.h", "CUDAHooksInterface.h")
+_REGISTRY = "_ZN3c104impl26device_guard_impl_registryE"
+_HOOKS = "_ZN2at6detail12getCUDAHooksEv"
+#: What C++ may still point to after a capture; it is small.
+_kept: list[Any] = []
+
+
+def install(patches: Patches) -> None:
+    """Let C++ believe in CUDA until the patches are undone. Raises ``CaptureError`` when PyTorch is built otherwise."""
+    _install_guard(patches)
+    _install_hooks(patches)
+
+
+def _library(name: str) -> ctypes.CDLL:
+    import torch
+
+    return ctypes.CDLL(os.path.join(os.path.dirname(torch.__file__), "lib", name))
+
+
+def _symbol(library: ctypes.CDLL, name: str) -> Any:
+    try:
+        return getattr(library, name)
+    except AttributeError:
+        raise missing_api(f"C++ symbol {name}") from None
+
+
+def _install_guard(patches: Patches) -> None:
+    import torch
+
+    library = _library("libc10.so")
+    try:
+        registry = (ctypes.c_void_p * _DEVICE_TYPES).in_dll(library, _REGISTRY)
+    except ValueError:
+        raise missing_api(f"C++ symbol {_REGISTRY}") from None
+    before = registry[_CUDA]
+    function = ctypes.CFUNCTYPE(ctypes.c_uint64, ctypes.c_void_p)(lambda _: 0)  # whatever is asked: "no devices"
+    address = ctypes.cast(function, ctypes.c_void_p).value
+    table = (ctypes.c_void_p * _TABLE)(*[address] * _TABLE)
+    stub = (ctypes.c_void_p * 1)(ctypes.addressof(table))
+    _kept.extend([function, table, stub])
+    registry[_CUDA] = ctypes.addressof(stub)
+    patches.on_leaving(lambda: registry.__setitem__(_CUDA, before))
+    ensure = getattr(torch._C, "_ensureCUDADeviceGuardSet", None)
+    if ensure is None:
+        raise missing_api("torch._C._ensureCUDADeviceGuardSet")
+    ensure()
+    if registry[_CUDA] == ctypes.addressof(stub):
+        raise missing_api("guard for devices that are not there")
+
+
+def _install_hooks(patches: Patches) -> None:
+    import torch
+
+    get = _symbol(_library("libtorch_cpu.so"), _HOOKS)
+    get.restype = ctypes.c_void_p
+    table_of = ctypes.cast(get(), ctypes.POINTER(ctypes.c_void_p))
+    original = table_of[0]
+    assert original is not None
+    slots = _slots()
+    if any(name not in slots for name in ("isBuilt", "hasPrimaryContext")):
+        raise missing_api("C++ class at::CUDAHooksInterface")
+    built = slots["isBuilt"]
+    if _called(table_of, original) != [built]:
+        raise missing_api("C++ class at::CUDAHooksInterface in the form that its headers say")
+    # Two words before the table belong to it: its offset, and the class's description.
+    word = ctypes.sizeof(ctypes.c_void_p)
+    table = (ctypes.c_void_p * (_TABLE + 2))(*list((ctypes.c_void_p * (_TABLE + 2)).from_address(original - 2 * word)))
+    yes = ctypes.CFUNCTYPE(ctypes.c_uint64, ctypes.c_void_p)(lambda _: 1)
+    yes_for = ctypes.CFUNCTYPE(ctypes.c_uint64, ctypes.c_void_p, ctypes.c_int8)(lambda _, __: 1)
+    for name, function in (("isBuilt", yes), ("hasPrimaryContext", yes_for)):
+        table[2 + slots[name]] = ctypes.cast(function, ctypes.c_void_p).value
+    _kept.extend([table, yes, yes_for])
+    patches.on_leaving(lambda: table_of.__setitem__(0, original))
+    table_of[0] = ctypes.addressof(table) + 2 * word
+    accelerator = torch._C._accelerator_getAccelerator()
+    if accelerator is None or accelerator.type != "cuda":
+        raise missing_api("accelerator of the kind 'cuda'")
+
+
+def _slots() -> Mapping[str, int]:
+    """Return the places of the virtual functions in the table, from the headers; two are the destructor's."""
+    import torch
+
+    folder = os.path.join(os.path.dirname(torch.__file__), "include", "ATen", "detail")
+    places: dict[str, int] = {}
+    count = 2
+    for header in _HEADERS:
+        try:
+            with open(os.path.join(folder, header), encoding="utf-8") as file:
+                text = file.read()
+        except OSError:
+            raise missing_api(f"header {header}") from None
+        for name in re.findall(r"^\s*virtual\s+[^\n(]*?(~?\w+)\s*\(", text, re.M):
+            if not name.startswith("~") and name not in places:
+                places[name] = count
+                count += 1
+    return places
+
+
+def _called(table_of: Any, original: int) -> list[int]:
+    """Return which functions of the table PyTorch calls when it is asked for the accelerator; each answers no."""
+    import torch
+
+    calls: list[int] = []
+
+    def answer(place: int) -> Callable[[Any], int]:
+        def say_no(_: Any) -> int:
+            calls.append(place)
+            return 0
+
+        return say_no
+
+    functions = [ctypes.CFUNCTYPE(ctypes.c_uint64, ctypes.c_void_p)(answer(place)) for place in range(_TABLE)]
+    probe = (ctypes.c_void_p * _TABLE)(*[ctypes.cast(one, ctypes.c_void_p).value for one in functions])
+    table_of[0] = ctypes.addressof(probe)
+    try:
+        torch._C._accelerator_getAccelerator()
+    finally:
+        table_of[0] = original
+    return calls

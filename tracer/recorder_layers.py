@@ -1,0 +1,81 @@
+"""In which module the script is: the path of each module that is called, from the model's own names.
+
+The outermost module that is called gives the names of all modules inside it; its own is its class. Wrappers that PyTorch
+puts around a module (data parallelism, checkpointing, compilation) leave no mark in a path.
+"""
+
+from __future__ import annotations
+
+import re
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+from torch.nn.modules import module as nn_module
+
+from triosim.tracer.patches import Patches, missing_api
+
+_WRAPPERS = re.compile(r"(^|\.)(_checkpoint_wrapped_module|_fsdp_wrapped_module|_orig_mod)(?=\.|$)")
+_DATA_PARALLEL = frozenset(("DistributedDataParallel", "DataParallel"))
+
+
+class Layers:
+    """Follows the calls of modules. ``entered(module, arguments)`` and ``left(module, result)`` are told of outermost ones."""
+
+    def __init__(self, entered: Callable[[nn.Module, Any], None], left: Callable[[nn.Module, Any], None]) -> None:
+        self._entered = entered
+        self._left = left
+        self._paths: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
+        self._parameters: dict[int, str] = {}
+        self.roots: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        self.open: list[str] = []
+
+    def install(self, patches: Patches) -> None:
+        """Follow the calls of all modules until the patches are undone."""
+        for name, hook, options in (
+            ("register_module_forward_pre_hook", self._before, {}),
+            ("register_module_forward_hook", self._after, {"always_call": True}),
+        ):
+            register = getattr(nn_module, name, None)
+            if register is None:
+                raise missing_api(f"torch.nn.modules.module.{name}")
+            patches.on_leaving(register(hook, **options).remove)
+
+    def path(self, module: nn.Module) -> str:
+        """Return a module's path in the model; of one that the model did not have when it was first called, its class."""
+        found = self._paths.get(module)
+        return class_name(module) if found is None else found
+
+    def _before(self, module: nn.Module, arguments: Any) -> None:
+        if not self.open:
+            self._learn(module)
+            self._entered(module, arguments)
+        self.open.append(self.path(module))
+
+    def _after(self, module: nn.Module, arguments: Any, result: Any) -> None:
+        self.open.pop()
+        if not self.open:
+            self._left(module, result)
+
+    def _learn(self, root: nn.Module) -> None:
+        """Name the modules of an outermost module; one that is part of another, and called apart, keeps its name."""
+        if root in self._paths:
+            return
+        self.roots.add(root)
+        name = class_name(root)
+        prefix = "module." if name in _DATA_PARALLEL else ""
+        for path, module in root.named_modules():
+            path = _WRAPPERS.sub("", path.removeprefix(prefix)).lstrip(".")
+            if prefix and path == "module":
+                path = type(module).__name__
+            self._paths[module] = path or name
+
+
+def class_name(module: nn.Module) -> str:
+    """Return the class of a module; not what FSDP makes of it, which wraps it, or derives a class ``FSDP...`` from its own."""
+    while type(module).__name__ == "FullyShardedDataParallel":
+        module = module.module  # type: ignore[assignment]
+    name = type(module).__name__
+    derived = any(base.__name__ == "FSDPModule" for base in type(module).__mro__)
+    return name.removeprefix("FSDP") if derived else name

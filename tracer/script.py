@@ -1,0 +1,190 @@
+"""How a user's training script is run for a capture: as Python would run it, unchanged, until the wanted steps are over.
+
+The script is ``__main__``, with its own ``sys.argv`` and its folder first on ``sys.path``. An exception that no script should
+catch stops it when the last step is over. What the script does wrong is shown as Python shows it, without our frames.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import sys
+import traceback
+import types
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from triosim.errors import CaptureError, OptionError
+from triosim.tracer.steps import Observer, Seen, module_calls, optimizer_steps
+
+if TYPE_CHECKING:
+    import torch
+
+#: What PyTorch raises for an operator that it cannot run on tensors without contents.
+_UNKNOWN_WITHOUT_A_GPU = ("UnsupportedOperatorException", "DynamicOutputShapeException", "DataDependentOutputException")
+_OURS = str(Path(__file__).resolve().parent) + os.sep
+
+
+class EnoughSteps(BaseException):
+    """The steps that were wanted are over: the script need not go on."""
+
+
+def run_script(
+    path: str | os.PathLike[str],
+    arguments: Sequence[str],
+    observer: Observer,
+    *,
+    skip: int = 0,
+    steps: int = 1,
+    least: int | None = None,
+) -> Seen:
+    """Run a script as ``__main__`` until ``steps`` steps after the first ``skip`` are over, and tell the observer of each.
+
+    With ``least`` a script may also end by itself after that many. Returns what was seen of its model and optimizer up to the
+    end of step 0. Raises ``OptionError`` where there is no such file, and ``CaptureError`` when the script raises (its
+    traceback is printed), leaves, or ends too early.
+    """
+    check_script(path)
+    seen = Seen()
+    count = -skip  # of the step that runs
+    needed = steps if least is None else least
+    calls = ExitStack()  # what is called is watched until step 0 is over: each call of a module costs a little more
+
+    def over(_: torch.optim.Optimizer) -> None:
+        nonlocal count
+        if 0 <= count < steps:
+            observer.step_ends(count, seen)
+        if count == 0:
+            calls.close()
+        count += 1
+        if count >= steps:
+            raise EnoughSteps
+        if count >= 0:
+            observer.step_begins(count, seen)
+
+    with optimizer_steps(over, seen), calls:
+        calls.enter_context(module_calls(seen))
+        if count == 0:
+            observer.step_begins(0, seen)
+        try:
+            with _as_main(path, arguments) as main:
+                _execute(path, main)
+        except EnoughSteps:
+            pass
+        except SystemExit as left:
+            if count < (steps if left.code else needed):
+                raise _no_step(path, _farewell(left), skip, needed, count + skip) from None
+        except Exception as error:
+            if count < steps:
+                if told := _of_the_device(error):
+                    what, fix = told
+                    raise CaptureError(what, where=f"{os.fspath(path)}: line {_line(path, error)}", fix=fix) from None
+                _show(error)
+                raise _no_step(path, f"the script raised {type(error).__name__}", skip, steps, count + skip) from None
+    if count < needed:
+        raise _no_step(path, "the script ended", skip, needed, count + skip)
+    return seen
+
+
+def check_script(path: str | os.PathLike[str]) -> None:
+    """Raise ``OptionError`` when there is no script at a path."""
+    if not Path(path).exists():
+        raise OptionError("there is no such script", where=str(path), fix="name a Python file")
+    if Path(path).is_dir():
+        raise OptionError("is a folder, not a script", where=str(path), fix="name a Python file")
+
+
+def _execute(path: str | os.PathLike[str], main: types.ModuleType) -> None:
+    with io.open_code(os.path.abspath(path)) as file:
+        source = file.read()
+    exec(compile(source, os.fspath(path), "exec", dont_inherit=True), main.__dict__)
+
+
+@contextmanager
+def _as_main(path: str | os.PathLike[str], arguments: Sequence[str]) -> Iterator[types.ModuleType]:
+    """Put the script in the place of ``__main__``, as ``python script.py`` does."""
+    main = types.ModuleType("__main__")
+    main.__file__ = os.fspath(path)
+    main.__dict__["__builtins__"] = __builtins__
+    before = sys.modules["__main__"], sys.argv, sys.path[:]
+    sys.modules["__main__"] = main
+    sys.argv = [os.fspath(path), *arguments]
+    sys.path[:1] = [os.path.dirname(os.path.realpath(path))]
+    try:
+        yield main
+    finally:
+        sys.modules["__main__"], sys.argv, sys.path[:] = before
+
+
+def _no_step(path: str | os.PathLike[str], why: str, skip: int, steps: int, count: int) -> CaptureError:
+    if count > 0:
+        what = f"the capture has no step: {why} after {count} of {skip + steps} steps"
+        fix = "let it train longer, or ask for fewer with --skip and --steps"
+    else:
+        what = f"the capture has no step: {why} before an optimizer's step() returned"
+        fix = "a step ends with optimizer.step(), of an optimizer that derives from torch.optim.Optimizer"
+        if "raised" in why:
+            fix = ""
+    return CaptureError(what, where=os.fspath(path), fix=fix or None)
+
+
+def _of_the_device(error: Exception) -> tuple[str, str] | None:
+    """Return what is wrong, and what would be right, when an error is not the script's but the device's."""
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(error, (RuntimeError, AssertionError)):
+        return None
+    if type(error).__name__ in _UNKNOWN_WITHOUT_A_GPU and (operator := getattr(error, "func", None)) is not None:
+        name = getattr(getattr(operator, "_schema", None), "name", operator)
+        return (
+            f"without a GPU the shape of what {name} returns is not known",
+            "tell PyTorch with torch.library.register_fake, or capture on a GPU",
+        )
+    if re.search("CUDA|NVIDIA|support for cuda", str(error)) and not torch.cuda.is_available():
+        return (
+            "the script asks for a GPU, and there is none here",
+            "capture it without one: triosim capture --fake --gpu H100",
+        )
+    return None
+
+
+def _line(path: str | os.PathLike[str], error: BaseException) -> int:
+    """Return the last line of the script itself that an error came through."""
+    lines = [one.tb_lineno for one in _entries(error) if one.tb_frame.f_code.co_filename == os.fspath(path)]
+    return lines[-1] if lines else 1
+
+
+def _farewell(left: SystemExit) -> str:
+    if left.code is None or isinstance(left.code, int):
+        return f"the script left with exit status {left.code or 0}"
+    print(left.code, file=sys.stderr)
+    return "the script left"
+
+
+def _show(error: BaseException) -> None:
+    """Print a traceback as Python does, without the frames of the capture."""
+    if not os.environ.get("TRIOSIM_DEBUG"):
+        _forget_our_frames(error, set())
+    traceback.print_exception(error)
+
+
+def _forget_our_frames(error: BaseException | None, known: set[int]) -> None:
+    if error is None or id(error) in known:
+        return
+    known.add(id(error))
+    kept = [entry for entry in _entries(error) if not entry.tb_frame.f_code.co_filename.startswith(_OURS)]
+    linked: types.TracebackType | None = None
+    for entry in reversed(kept):
+        linked = types.TracebackType(linked, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
+    error.__traceback__ = linked
+    _forget_our_frames(error.__cause__, known)
+    _forget_our_frames(error.__context__, known)
+
+
+def _entries(error: BaseException) -> Iterator[types.TracebackType]:
+    entry = error.__traceback__
+    while entry is not None:
+        yield entry
+        entry = entry.tb_next

@@ -1,0 +1,172 @@
+"""The command ``triosim memory``: what a captured step's memory consists of, and whether a GPU has it."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from triosim import cli_options as o
+from triosim.errors import OptionError
+
+if TYPE_CHECKING:
+    from triosim.memory import MemoryReport
+    from triosim.task_streams import TaskStreams
+    from triosim.trace import Trace
+
+#: The exit status of ``--fail-on-oom`` for a step that does not fit.
+DOES_NOT_FIT = 3
+
+
+def memory(
+    trace: o.TracePath,
+    trace_format: o.TraceFormat = None,
+    gpu: Annotated[
+        str | None,
+        typer.Option(
+            "--gpu", metavar="NAME", show_default=False, help="The GPU that must hold it. By default the trace's."
+        ),
+    ] = None,
+    capacity: Annotated[
+        str | None,
+        typer.Option(
+            "--capacity", metavar="SIZE", show_default=False, help="Its memory, if not the catalogue's: 80GiB."
+        ),
+    ] = None,
+    context: Annotated[
+        str | None,
+        typer.Option("--context", metavar="SIZE", show_default=False, help="What of it the CUDA context takes."),
+    ] = None,
+    allocator: Annotated[
+        str,
+        typer.Option(
+            "--allocator",
+            metavar="CONF",
+            show_default=False,
+            help="As in PYTORCH_CUDA_ALLOC_CONF: expandable_segments:True.",
+        ),
+    ] = "",
+    workspace: Annotated[bool, typer.Option(help="Count the workspaces of cuBLAS.")] = True,
+    rank: Annotated[
+        int | None,
+        typer.Option("--rank", metavar="N", show_default=False, help="Which rank. By default the one that needs most."),
+    ] = None,
+    depth: Annotated[
+        int | None,
+        typer.Option(
+            "--depth", metavar="N", show_default=False, help="How many parts of a module's path to tell apart."
+        ),
+    ] = None,
+    plot: Annotated[
+        str | None,
+        typer.Option("--plot", metavar="FILE", show_default=False, help="A picture over the step (png, svg, pdf)."),
+    ] = None,
+    snapshot: Annotated[
+        str | None,
+        typer.Option(
+            "--snapshot",
+            metavar="FILE",
+            show_default=False,
+            help="A snapshot that pytorch.org/memory_viz opens (.pickle).",
+        ),
+    ] = None,
+    format: o.Format = "table",
+    fail_on_oom: Annotated[
+        bool, typer.Option("--fail-on-oom", help=f"Exit with status {DOES_NOT_FIT} where it does not fit.")
+    ] = False,
+    quiet: o.Quiet = False,
+) -> None:
+    """Show the memory of a step: the peak, by category and module, what the allocator reserves, and whether it fits.
+
+    [bold]Examples[/]
+
+    [cyan]triosim memory trace.json --gpu H100 --plot memory.png[/]
+    [cyan]triosim memory trace.json --capacity 24GiB --allocator expandable_segments:True[/]
+    [cyan]triosim memory streams.json.gz --rank 8 --snapshot memory.pickle[/]
+    """
+    from triosim.output import check_outputs
+
+    check_outputs(plot, snapshot, reading=(trace, gpu))
+    if plot is not None:
+        from triosim.reports.plot import check_plot
+
+        check_plot(plot)
+    if depth is not None and depth < 1:
+        raise OptionError(f"{depth} is no depth", where="--depth", fix="give 1 or more")
+    from triosim.memory import analyse
+    from triosim.memory.settings import parse
+    from triosim.task_streams import TaskStreams
+    from triosim.trace_formats import read
+
+    settings = parse(allocator)
+    sizes = _bytes(capacity, "--capacity"), _bytes(context, "--context")
+    found: Trace | TaskStreams = read(trace, trace_format)
+    traces, like = _ranks(found, rank)
+    reports = {
+        number: analyse(one, gpu, capacity=sizes[0], context=sizes[1], settings=settings, workspace=workspace)
+        for number, one in traces.items()
+    }
+    worst = max(reports, key=lambda number: (reports[number].peak_reserved, -number))
+    report = reports[worst]
+    shown = worst if isinstance(found, TaskStreams) else None
+    if plot is not None:
+        from triosim.reports.memory_plot import write_memory_plot
+
+        write_memory_plot(report, plot, shown)
+    if snapshot is not None:
+        from triosim.memory.snapshot import write_snapshot
+
+        write_snapshot(report.usage.lifetimes, report.attempt, snapshot)
+    if format == "json":
+        from triosim.reports.memory_json import as_json
+
+        sys.stdout.write(as_json(reports, like))
+    elif not quiet:
+        _show(reports, like, shown, report, depth)
+    if fail_on_oom and not all(one.fits for one in reports.values()):
+        raise typer.Exit(DOES_NOT_FIT)
+
+
+def _ranks(found: Trace | TaskStreams, rank: int | None) -> tuple[dict[int, Trace], tuple[int, ...]]:
+    """Return the traces to look at, by captured rank, and which of them each rank of the world is like."""
+    from triosim.trace import Trace
+
+    if isinstance(found, Trace):
+        if rank not in (None, 0):
+            raise OptionError("the trace is of one GPU", where="--rank", fix="leave it out")
+        return {0: found}, (0,)
+    if rank is None:
+        return dict(found.traces), found.like
+    if not 0 <= rank < found.world:
+        raise OptionError(f"there is no rank {rank}", where="--rank", fix=f"give one from 0 to {found.world - 1}")
+    return {found.like[rank]: found.traces[found.like[rank]]}, found.like
+
+
+def _bytes(text: str | None, option: str) -> float | None:
+    from triosim.units import parse_bytes
+
+    if text is None:
+        return None
+    number = parse_bytes(text)
+    if not number >= 0:
+        raise OptionError(f"'{text}' is no size of a memory", where=option, fix="give one such as 80GiB")
+    return number
+
+
+def _show(
+    reports: dict[int, MemoryReport], like: tuple[int, ...], rank: int | None, report: MemoryReport, depth: int | None
+) -> None:
+    import io
+
+    from rich.console import Console, Group
+
+    from triosim.reports.memory_table import render, render_ranks
+    from triosim.reports.terminal import spaced
+
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal that knows no "…" still shows the rest
+    parts = [render(report, rank, depth)]
+    if len(reports) > 1:
+        parts.append(render_ranks(reports, like))
+    Console(highlight=False).print(Group(*spaced(parts)))

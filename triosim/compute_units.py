@@ -1,0 +1,203 @@
+"""The compute units of the simulated GPUs, which the streams of a GPU take in turns, operator by operator.
+
+Operators that follow each other on a stream run as one event as long as nobody else wants the units. Where another stream
+does, the running task makes room at the end of its operator and stands at the back of the queue, as kernels of several
+streams do on a GPU (CUDA C++ Programming Guide, "Asynchronous Concurrent Execution"). So it makes no difference for the
+times whether operators are joined into one task.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+import simpy
+
+from triosim.tasks import Compute, Handle
+
+if TYPE_CHECKING:
+    from triosim.rank import Rank
+    from triosim.recording import Recording
+    from triosim.trace import Operator
+
+#: Seconds that launching an operator costs the host; "trace" takes each operator's own, None nothing.
+HostOverhead = float | Literal["trace"] | None
+
+_SLACK = 1e-12  # shares that sum to 1 but for rounding fill the GPU
+
+
+@dataclass(slots=True)
+class Turn:
+    """A computation from when it is ready until it is through, and how far it has come.
+
+    ``done`` operators are through, the next ones run since ``began`` and leave the units after operator ``last``.
+    ``starts`` are the operators' starts, kept where they do not simply follow on from the task's.
+    """
+
+    rank: Rank
+    handle: Handle
+    task: Compute
+    launched: float | None  # when the launch of the next operator began, where launching costs the host time
+    done: int = 0
+    began: float = 0.0
+    last: int = 0
+    number: int = 0  # of the timeout that counts; an earlier one has been overtaken
+    starts: list[float] = field(default_factory=list)
+
+
+class ComputeUnits:
+    """Runs the Compute tasks of all ranks; ``finish`` is called for each that is through."""
+
+    def __init__(
+        self,
+        env: simpy.Environment,
+        recording: Recording,
+        host_overhead: HostOverhead,
+        finish: Callable[[Rank, Handle], None],
+    ) -> None:
+        self._env = env
+        self._recording = recording
+        self._host_overhead = host_overhead
+        self._finish = finish
+
+    def begin(self, rank: Rank, handle: Handle, task: Compute) -> None:
+        """A computation is ready; it runs when the units are free, first come, first served. What takes no time needs none."""
+        handle.arrived = self._env.now
+        if not task.seconds and handle.launched is None:
+            handle.started = self._env.now
+            self._count(rank, task)
+            self._finish(rank, handle)
+            return
+        rank.wanting.append(Turn(rank, handle, task, handle.launched))
+        self._share_out(rank)
+
+    def _share_out(self, rank: Rank) -> None:
+        """Give free compute units to those who wait for them; ask those who run to make room for the others."""
+        while rank.wanting:
+            turn = rank.wanting[0]
+            if turn.task.share > rank.free + _SLACK:
+                for running in rank.running:
+                    self._make_room(running)
+                return
+            rank.wanting.popleft()
+            rank.running.append(turn)
+            rank.free -= turn.task.share
+            self._run(turn)
+
+    def _run(self, turn: Turn) -> None:
+        """Let what is left of a computation run to its end."""
+        now = turn.began = self._env.now
+        handle, task = turn.handle, turn.task
+        if handle.started is None:
+            handle.started = now
+            if handle.launched is not None:
+                turn.rank.record.begins(handle.launched, now)
+        turn.last = len(task.operators) - 1
+        if turn.launched is not None:
+            seconds = self._launch(turn) - now
+        elif turn.done:
+            seconds = math.fsum(operator.seconds for operator in task.operators[turn.done :])
+        else:
+            seconds = task.seconds
+        self._stop_after(turn, seconds)
+
+    def _stop_after(self, turn: Turn, seconds: float) -> None:
+        turn.number += 1
+        timeout = self._env.timeout(seconds, (turn, turn.number))
+        timeout.callbacks.append(self._stopped)
+
+    def _launch(self, turn: Turn) -> float:
+        """Set when each operator that is left starts, no earlier than its launch is over; return when the last ends."""
+        now, launched = turn.began, turn.launched
+        assert launched is not None
+        del turn.starts[turn.done :]
+        for operator in turn.task.operators[turn.done :]:
+            launched += self._launch_seconds(operator)
+            now = max(now, launched)
+            turn.starts.append(now)
+            now += operator.seconds
+        return now
+
+    def _launch_seconds(self, operator: Operator) -> float:
+        cost = operator.host_seconds if self._host_overhead == "trace" else self._host_overhead
+        assert not isinstance(cost, str)
+        return cost or 0.0
+
+    def _make_room(self, turn: Turn) -> None:
+        """Let a running computation stop where its present operator ends, if another one follows."""
+        operators, now = turn.task.operators, self._env.now
+        if turn.last < len(operators) - 1:
+            return  # it does already
+        end = turn.began
+        for index in range(turn.done, len(operators) - 1):
+            if turn.launched is not None:
+                start = turn.starts[index]
+                if start > now and index > turn.done:  # it waits for the host, so that the units are free
+                    turn.last, end = index - 1, now
+                    break
+                end = start
+            end += operators[index].seconds
+            if end > now:
+                turn.last = index
+                break
+        while turn.last < len(operators) - 1 and not operators[turn.last + 1].seconds:
+            turn.last += 1  # a view waits for nobody
+        if turn.last < len(operators) - 1:
+            self._stop_after(turn, end - now)
+
+    def _stopped(self, event: simpy.Event) -> None:
+        """A computation is through, or makes room for another."""
+        stopped: tuple[Turn, int] = event.value  # type: ignore[assignment]  # the value of our timeout
+        turn, number = stopped
+        if number != turn.number:
+            return
+        rank = turn.rank
+        through = turn.last == len(turn.task.operators) - 1
+        self._record(turn, through)
+        rank.running.remove(turn)
+        rank.free += turn.task.share
+        if through:
+            self._finish(rank, turn.handle)
+        else:
+            self._resume_later(turn)
+        if rank.wanting:
+            self._share_out(rank)
+
+    def _resume_later(self, turn: Turn) -> None:
+        """Put a computation at the back of the queue."""
+        following = turn.last + 1
+        if turn.launched is not None:
+            for operator in turn.task.operators[turn.done : following]:
+                turn.launched += self._launch_seconds(operator)
+        turn.done = following
+        turn.rank.wanting.append(turn)
+
+    def _record(self, turn: Turn, through: bool) -> None:
+        """Record what ran since the computation got the units."""
+        record, task, now = turn.rank.record, turn.task, self._env.now
+        operators = task.operators[turn.done : turn.last + 1]
+        if turn.launched is not None:
+            before = turn.began
+            for operator, start in zip(operators, turn.starts[turn.done :], strict=False):
+                if start > before:
+                    record.launching.add(before, start)
+                before = start + operator.seconds
+                record.compute.add(start, before)
+        else:
+            record.compute.add(turn.began, now)
+            if turn.done or not through:
+                start = turn.began
+                for operator in operators:
+                    turn.starts.append(start)
+                    start += operator.seconds
+        if through:
+            if turn.starts:
+                turn.handle.operator_starts = tuple(turn.starts)
+            self._count(turn.rank, task)
+
+    def _count(self, rank: Rank, task: Compute) -> None:
+        rank.record.compute_seconds += task.seconds
+        _, runs = self._recording.computed.setdefault(id(task), (task, {}))
+        runs[rank.index] = runs.get(rank.index, 0) + 1

@@ -1,0 +1,127 @@
+"""The memory of a captured step on a GPU: the live bytes, the allocator's answer, and whether it fits.
+
+>>> report = analyse(triosim.load_trace("trace.json"), gpu="H100")
+>>> report.peak_reserved, report.fits
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from triosim import gpus
+from triosim.errors import OptionError
+from triosim.gpus import Gpu
+from triosim.memory.gpu_memory import context as gpu_context
+from triosim.memory.gpu_memory import visible
+from triosim.memory.lifetimes import lifetimes
+from triosim.memory.replay import MOST_STEPS, OutOfMemory, Replay, replay
+from triosim.memory.settings import AllocatorSettings
+from triosim.memory.usage import Usage, usage
+from triosim.trace import Trace
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryReport:
+    """The memory of one rank's step.
+
+    ``capacity`` is the GPU's, ``context`` what of it the allocator cannot have. ``out_of_memory`` is how the step fails on it,
+    None where it fits or the capacity is not known. ``attempt`` ran on this GPU; ``replay`` is the same, or, where that failed,
+    ran on a GPU without an end, so that its peaks say what the step needs.
+    """
+
+    trace: Trace
+    gpu: str
+    capacity: float
+    context: float
+    settings: AllocatorSettings
+    usage: Usage
+    replay: Replay
+    attempt: Replay
+
+    @property
+    def out_of_memory(self) -> OutOfMemory | None:
+        """The allocation that fails on this GPU."""
+        return self.attempt.out_of_memory
+
+    @property
+    def fits(self) -> bool:
+        """Whether the steps run in the memory that there is."""
+        return self.out_of_memory is None
+
+    @property
+    def estimated(self) -> bool:
+        """Whether the lifetimes are an estimate: the trace has no storages."""
+        return self.usage.lifetimes.estimated
+
+    @property
+    def peak_live(self) -> int:
+        """The most bytes of live tensors, in blocks of 512 bytes."""
+        return self.usage.peak.live
+
+    @property
+    def peak_allocated(self) -> int:
+        """What ``torch.cuda.max_memory_allocated`` would say."""
+        return self.replay.peak_allocated
+
+    @property
+    def peak_reserved(self) -> int:
+        """What ``torch.cuda.max_memory_reserved`` would say, on a GPU that is large enough."""
+        return self.replay.peak_reserved
+
+    @property
+    def notes(self) -> list[str]:
+        """What a reader must know of these figures."""
+        found = []
+        if self.estimated:
+            found.append(
+                "an estimate: the trace has no storages, so a tensor is taken to live from its first to its last use"
+            )
+        if self.replay.left:
+            found.append(
+                f"a later step begins with {self.replay.left:,} bytes more than this one did; capture a later one"
+            )
+        if self.fits and self.replay.allocator.retries:
+            found.append(
+                f"it fits only because cached memory is given back and asked for again, {self.replay.allocator.retries} "
+                "times in the steps that were played, each of which waits for the GPU"
+            )
+        if math.isinf(self.capacity):
+            found.append("the GPU is not known, so nothing is said of whether it fits; give --gpu or --capacity")
+        return found
+
+
+def analyse(
+    trace: Trace,
+    gpu: str | Gpu | None = None,
+    *,
+    capacity: float | None = None,
+    context: float | None = None,
+    settings: AllocatorSettings | None = None,
+    workspace: bool = True,
+    steps: int = MOST_STEPS,
+) -> MemoryReport:
+    """Return the memory that a trace's step needs, and whether a GPU has it.
+
+    ``gpu`` is a name of the catalogue or a file, by default the trace's where it is known; ``capacity`` is in bytes, by
+    default what PyTorch sees of that GPU's, and ``context`` what the CUDA context takes of it. ``workspace`` counts cuBLAS's
+    workspaces. Raises ``OptionError``.
+    """
+    found = gpus.get(trace.gpu) if gpu is None else gpu if isinstance(gpu, Gpu) else gpus.find(gpu)
+    whole = capacity
+    if whole is None:
+        whole = math.inf if found is None else visible(found)
+    if context is None:
+        context = gpu_context(found)
+    if whole <= context:
+        raise OptionError(
+            f"a capacity of {whole:,.0f} bytes leaves nothing beside the CUDA context's {context:,.0f}",
+            where="--capacity",
+            fix="give more, or --context 0",
+        )
+    step = lifetimes(trace, found if workspace else None)
+    chosen = AllocatorSettings() if settings is None else settings
+    attempt = replay(step, whole - context, chosen, steps)
+    needed = attempt if attempt.out_of_memory is None else replay(step, math.inf, chosen, steps)
+    name = trace.gpu if found is None else found.name
+    return MemoryReport(trace, name, whole, context, chosen, usage(step), needed, attempt)

@@ -1,0 +1,220 @@
+"""A step's memory played through the caching allocator, several times over: what is reserved, and whether it fits.
+
+A training run does not begin with its steady state. In the first step the optimizer's states are not there until the optimizer
+has run, and then take what the activations left in the cache; later steps find the cache of the ones before. So the step is
+played from an empty GPU: first without what only an earlier step can have left, then as it was captured, until nothing more
+is reserved.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from dataclasses import dataclass
+
+from triosim.memory.allocator import AllocationFailed, CachingAllocator
+from triosim.memory.blocks import Block
+from triosim.memory.lifetimes import Event, Lifetimes
+from triosim.memory.settings import AllocatorSettings
+
+#: After how many steps the reserved memory of a run has always settled, in what was tried; more are not played.
+MOST_STEPS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class OutOfMemory:
+    """The allocation that failed: in which step of the run, while which operator ran, and what there was at that moment."""
+
+    step: int
+    operator: int
+    layer: str
+    category: str
+    nbytes: int
+    free: float
+    allocated: int
+    reserved: int
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """What the allocator was asked: to allocate, or to free, the ``nbytes`` of the lifetime with this number."""
+
+    birth: bool
+    number: int
+    address: int
+    nbytes: int
+    stream: str
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """A run of the allocator over ``steps`` steps.
+
+    ``allocated`` and ``reserved`` are those of the last whole step: before it, and after each of its events. ``repeats`` says
+    that a step leaves what the next one finds; where it does not, one step was played. ``left`` are then the bytes by which
+    a later step begins with more. ``actions`` are all, from the empty GPU on, for a snapshot.
+    """
+
+    allocator: CachingAllocator
+    steps: int
+    repeats: bool
+    left: int
+    allocated: list[int]
+    reserved: list[int]
+    actions: list[Action]
+    out_of_memory: OutOfMemory | None = None
+
+    @property
+    def peak_allocated(self) -> int:
+        """The most bytes in blocks in use (``torch.cuda.max_memory_allocated``)."""
+        return self.allocator.peak_allocated
+
+    @property
+    def peak_reserved(self) -> int:
+        """The most bytes in segments (``torch.cuda.max_memory_reserved``)."""
+        return self.allocator.peak_reserved
+
+    @property
+    def fragmentation(self) -> float:
+        """The share of the reserved bytes that are not in use even at the peak."""
+        return 1.0 - self.peak_allocated / self.peak_reserved if self.peak_reserved else 0.0
+
+
+def replay(
+    lifetimes: Lifetimes,
+    capacity: float = math.inf,
+    settings: AllocatorSettings | None = None,
+    steps: int = MOST_STEPS,
+) -> Replay:
+    """Play up to ``steps`` steps on a GPU with ``capacity`` bytes for the allocator; stop where memory runs out."""
+    return _Run(lifetimes, CachingAllocator(capacity, settings)).play(steps)
+
+
+class _Run:
+    """The steps of one run."""
+
+    def __init__(self, lifetimes: Lifetimes, allocator: CachingAllocator) -> None:
+        self.lifetimes = lifetimes
+        self.allocator = allocator
+        self.events = lifetimes.events
+        self.blocks: dict[int, Block] = {}
+        self.actions: list[Action] = []
+        self.operator = -1
+        self.heirs, self.left, lost = _inheritance(lifetimes, self.events)
+        self.repeats = not self.left and not lost
+
+    def play(self, steps: int) -> Replay:
+        allocated: list[int] = []
+        reserved: list[int] = []
+        failed: OutOfMemory | None = None
+        step = 0
+        try:
+            self._begin()
+            for step in range(1, steps + 1):
+                before = self.allocator.peak_reserved
+                allocated, reserved = self._step(first=step == 1)
+                if not self.repeats or (step > 1 and self.allocator.peak_reserved == before):
+                    break
+                self._inherit()
+        except _Failed as failure:
+            failed = self._failed(max(step, 1), failure)
+        return Replay(
+            self.allocator, step, self.repeats, self.left, allocated, reserved, self.actions, out_of_memory=failed
+        )
+
+    def _begin(self) -> None:
+        """Allocate what the step found, but for what an earlier step left and what is made later in the first one."""
+        for number in self.lifetimes.found:
+            item = self.lifetimes.items[number]
+            if item.first_born is None and number not in self.heirs:
+                self._allocate(number)
+
+    def _step(self, first: bool) -> tuple[list[int], list[int]]:
+        late: dict[int, list[int]] = defaultdict(list)
+        if first:
+            for number in self.lifetimes.found:
+                clock = self.lifetimes.items[number].first_born
+                if clock is not None and number not in self.heirs:
+                    late[clock].append(number)
+        allocated, reserved = [self.allocator.allocated], [self.allocator.reserved]
+        for event in self.events:
+            self.operator = event.operator
+            for number in late.get(event.clock, ()):
+                self._allocate(number)
+            self._apply(event)
+            allocated.append(self.allocator.allocated)
+            reserved.append(self.allocator.reserved)
+        return allocated, reserved
+
+    def _apply(self, event: Event) -> None:
+        if event.birth:
+            self._allocate(event.number)
+        elif event.number in self.blocks:  # in the first step, what an earlier one left is not there
+            self._free(event.number)
+
+    def _inherit(self) -> None:
+        """Let what outlives the step be what the next one finds."""
+        for heir, source in self.heirs.items():
+            self.blocks[heir] = self.blocks.pop(source)
+
+    def _allocate(self, number: int) -> None:
+        item = self.lifetimes.items[number]
+        try:
+            block = self.allocator.malloc(item.nbytes, item.stream, number)
+        except AllocationFailed as failure:
+            raise _Failed(number, failure) from None
+        self.blocks[number] = block
+        self.actions.append(Action(True, number, block.address, item.nbytes, item.stream))
+
+    def _free(self, number: int) -> None:
+        block = self.blocks.pop(number)
+        self.actions.append(Action(False, number, block.address, block.requested, block.segment.stream))
+        self.allocator.free(block)
+
+    def _failed(self, step: int, failure: _Failed) -> OutOfMemory:
+        item = self.lifetimes.items[failure.number]
+        where = self.lifetimes.operators[self.operator] if self.operator >= 0 else None
+        return OutOfMemory(
+            step,
+            self.operator,
+            item.layer or (where.layer if where is not None else ""),
+            item.category,
+            item.nbytes,
+            failure.cause.free,
+            self.allocator.allocated,
+            self.allocator.reserved,
+        )
+
+
+class _Failed(Exception):
+    """That a lifetime could not be allocated."""
+
+    def __init__(self, number: int, cause: AllocationFailed) -> None:
+        super().__init__(number)
+        self.number = number
+        self.cause = cause
+
+
+def _inheritance(lifetimes: Lifetimes, events: list[Event]) -> tuple[dict[int, int], int, int]:
+    """Match what the step found and freed with what it made and kept, of one size and stream, in order.
+
+    Return the maker of each found one, and the bytes on either side that have no match: kept, and freed.
+    """
+    kept: dict[tuple[int, str], list[int]] = defaultdict(list)
+    for event in events:
+        item = lifetimes.items[event.number]
+        if event.birth and item.died is None:
+            kept[item.nbytes, item.stream].append(event.number)
+    heirs: dict[int, int] = {}
+    lost = 0
+    for number in lifetimes.found:
+        item = lifetimes.items[number]
+        if item.died is None:
+            continue
+        makers = kept[item.nbytes, item.stream]
+        if makers:
+            heirs[number] = makers.pop(0)
+        else:
+            lost += item.nbytes
+    left = sum(key[0] * len(makers) for key, makers in kept.items())
+    return heirs, left, lost

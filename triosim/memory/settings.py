@@ -1,0 +1,118 @@
+"""What ``PYTORCH_CUDA_ALLOC_CONF`` can say of PyTorch's caching allocator, and the sizes that it works with.
+
+Source: PyTorch's notes on CUDA semantics, "Optimizing memory usage with PYTORCH_CUDA_ALLOC_CONF", and the constants of
+``c10/core/CachingDeviceAllocator.h``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from triosim.errors import OptionError, nearest
+
+KIB, MIB = 2**10, 2**20
+
+#: Every allocation is a multiple of this.
+SMALLEST_BLOCK = 512
+#: The largest allocation that the small pool serves.
+LARGEST_SMALL = MIB
+#: What one cudaMalloc gets for the small pool.
+SMALL_SEGMENT = 2 * MIB
+#: Smaller ones share segments of ``large_segment_size``; larger ones get their own, in whole ``SEGMENT_STEP``.
+SMALLEST_OWN_SEGMENT = 10 * MIB
+SEGMENT_STEP = 2 * MIB
+
+
+@dataclass(frozen=True, slots=True)
+class AllocatorSettings:
+    """How the allocator is set, sizes in bytes; what is not said is as PyTorch has it.
+
+    ``memory_fraction`` is the share of the GPU that the process may take; the garbage collection works only under one.
+    """
+
+    max_split_size: float = math.inf
+    max_non_split_rounding: int = 20 * MIB
+    roundup_power2_divisions: int = 0
+    garbage_collection_threshold: float = 0.0
+    expandable_segments: bool = False
+    large_segment_size: int = 20 * MIB
+    memory_fraction: float | None = None
+
+    def rounded(self, nbytes: int) -> int:
+        """Return how many bytes an allocation of ``nbytes`` asks of a pool."""
+        divisions = self.roundup_power2_divisions
+        if divisions > 1 and nbytes > SMALLEST_BLOCK * divisions:
+            step = max(1, (1 << (nbytes.bit_length() - 1)) // divisions)
+            return -(-nbytes // step) * step
+        return max(SMALLEST_BLOCK, -(-nbytes // SMALLEST_BLOCK) * SMALLEST_BLOCK)
+
+    def segment(self, rounded: int) -> int:
+        """Return how many bytes a cudaMalloc for an allocation of this rounded size takes."""
+        if rounded <= LARGEST_SMALL:
+            return SMALL_SEGMENT
+        if rounded < SMALLEST_OWN_SEGMENT:
+            return self.large_segment_size
+        return -(-rounded // SEGMENT_STEP) * SEGMENT_STEP
+
+
+def parse(text: str) -> AllocatorSettings:
+    """Return the settings of ``max_split_size_mb:128,expandable_segments:True``. Raises ``OptionError``."""
+    found: dict[str, Any] = {}
+    for pair in filter(None, (part.strip() for part in text.split(","))):
+        key, _, value = (part.strip() for part in pair.partition(":"))
+        if key not in _KEYS:
+            raise OptionError(f"'{key}' is not known", where="--allocator", fix=nearest(key, _KEYS))
+        name, convert, expected = _KEYS[key]
+        try:
+            found[name] = convert(value)
+        except ValueError:
+            raise OptionError(f"'{value}' is no value for {key}", where="--allocator", fix=f"give {expected}") from None
+    return replace(AllocatorSettings(), **found)
+
+
+def _mebibytes(text: str) -> int:
+    number = int(text)
+    if number <= 0:
+        raise ValueError(text)
+    return number * MIB
+
+
+def _split_size(text: str) -> int:
+    number = _mebibytes(text)
+    if number <= 20 * MIB:  # PyTorch refuses it too
+        raise ValueError(text)
+    return number
+
+
+def _divisions(text: str) -> int:
+    number = int(text)
+    if number < 1 or number & (number - 1):
+        raise ValueError(text)
+    return number
+
+
+def _share(text: str) -> float:
+    number = float(text)
+    if not 0 < number <= 1:
+        raise ValueError(text)
+    return number
+
+
+def _truth(text: str) -> bool:
+    if text.casefold() not in ("true", "false"):
+        raise ValueError(text)
+    return text.casefold() == "true"
+
+
+_KEYS: Mapping[str, tuple[str, Callable[[str], Any], str]] = {
+    "max_split_size_mb": ("max_split_size", _split_size, "a whole number of MiB above 20"),
+    "max_non_split_rounding_mb": ("max_non_split_rounding", _mebibytes, "a whole number of MiB"),
+    "roundup_power2_divisions": ("roundup_power2_divisions", _divisions, "a power of two"),
+    "garbage_collection_threshold": ("garbage_collection_threshold", _share, "a share between 0 and 1"),
+    "expandable_segments": ("expandable_segments", _truth, "True or False"),
+    "large_segment_size_mb": ("large_segment_size", _mebibytes, "a whole number of MiB"),
+    "per_process_memory_fraction": ("memory_fraction", _share, "a share between 0 and 1"),
+}

@@ -1,0 +1,101 @@
+"""What a reader of triosim's own files checks of a value. What is wrong is said by file and key, with what would be right."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any, NoReturn
+
+from triosim.errors import TraceError, nearest
+
+#: Longer than any step, and small enough that sums of times stay finite.
+LONGEST_SECONDS = 1e9
+LARGEST_INTEGER = 2**63 - 1
+
+
+class Checks:
+    """Checks values one by one; ``place`` is where a value stands, a whole key path.
+
+    ``within`` is the path of the object that all places are in, where a file holds several.
+    """
+
+    def __init__(self, file: str, within: str = "") -> None:
+        self.file = file
+        self.within = within
+
+    def rows(self, value: Any, place: str) -> list[Any]:
+        """Check that ``value`` is a list."""
+        if type(value) is not list:
+            self.fail(place, f"{shown(value)} is not a list", "write [...]")
+        found: list[Any] = value
+        return found
+
+    def keys(self, item: Any, known: dict[str, bool], place: str) -> None:
+        """Check that ``item`` is an object with all required keys and no unknown ones."""
+        if type(item) is not dict:
+            self.fail(place, f"{shown(item)} is not an object", f"write {{...}} with {', '.join(known)}")
+        for key in item:
+            if key not in known:
+                self.fail(f"{place}.{key}" if place else key, "is an unknown key", nearest(key, known))
+        for key, required in known.items():
+            if required and key not in item:
+                self.fail(f"{place}.{key}" if place else key, "is absent", "it is required")
+
+    def integer(self, value: Any, place: str, least: int = 0) -> int:
+        """Check that ``value`` is a whole number from ``least`` to 2^63 - 1."""
+        if type(value) is not int:
+            self.fail(place, f"{shown(value)} is not an integer")
+        if value < least:
+            self.fail(place, f"{value} is {'negative' if value < 0 else 'too small'}", f"it must be at least {least}")
+        if value > LARGEST_INTEGER:
+            self.fail(place, f"{shown(value)} is too large", "it must be below 2^63")
+        found: int = value
+        return found
+
+    def number(self, value: Any, place: str, most: float) -> float | None:
+        """Return a finite number from 0 to ``most``; None stays None."""
+        if value is None:
+            return None
+        if type(value) is not float and type(value) is not int:
+            self.fail(place, f"{shown(value)} is not a number")
+        if value != value or value in (math.inf, -math.inf):
+            self.fail(place, f"{value} is not a finite number", "JSON has no NaN and no Infinity")
+        if value < 0:
+            self.fail(place, f"{shown(value)} is negative", "it must be 0 or more")
+        if value > most:
+            self.fail(place, f"{shown(value)} is too large", f"it must be at most {most:g}")
+        return float(value)
+
+    def text(self, value: Any, place: str, *, filled: bool = False) -> str:
+        """Check that ``value`` is a text that can be written as UTF-8."""
+        if type(value) is not str:
+            self.fail(place, f"{shown(value)} is not a text")
+        if filled and not value:
+            self.fail(place, "is empty")
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            self.fail(place, f"{shown(value)} holds half a character (a lone surrogate)")
+        found: str = value
+        return found
+
+    def choice(self, value: Any, known: tuple[str, ...], place: str) -> None:
+        """Check that ``value`` is one of the known words."""
+        if type(value) is not str:
+            self.fail(place, f"{shown(value)} is not a text", f"known: {', '.join(known)}")
+        if value not in known:
+            self.fail(place, f"{shown(value)} is unknown", nearest(value, known))
+
+    def fail(self, place: str, what: str, fix: str | None = None) -> NoReturn:
+        """Raise ``TraceError`` that names the file and the place."""
+        # A key from the file may hold what a terminal cannot show.
+        place = f"{self.within}.{place}" if self.within and place else self.within or place
+        place = place if len(place) < 100 else place[:97] + "..."
+        place = place.encode("utf-8", "backslashreplace").decode()
+        raise TraceError(what, where=f"{self.file}: {place}", fix=fix)
+
+
+def shown(value: object) -> str:
+    """Return a value as JSON has it, shortened."""
+    text = json.dumps(value) if not isinstance(value, int) or abs(value) < 2**64 else "an integer of many digits"
+    return text if len(text) <= 60 else text[:57] + "..."
