@@ -6,7 +6,7 @@ order shard, react, schedule, whatever order the user wrote them in: ``dp=2,pp=4
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -14,7 +14,7 @@ from triosim.errors import OptionError, nearest
 from triosim.extrapolators.mesh import Mesh
 from triosim.extrapolators.program import Program
 from triosim.tasks import TaskStream
-from triosim.trace import DTYPE_BYTES
+from triosim.trace import DTYPE_BYTES, Operator
 
 if TYPE_CHECKING:
     from triosim.extrapolators.lowering import Loop, Lowering
@@ -33,7 +33,8 @@ class ParallelOptions:
     ``batch_size`` is that of a data-parallel replica, ``global_batch_size`` that of all of them together; without either, a
     replica has the trace's. ``micro_batches`` divide a replica's batch (default: as many as pipeline stages). ``stages`` are
     the layers at which a new pipeline stage starts. ``gradient_dtype`` is what gradients are reduced in (default: the
-    parameter's). ``dp_style`` "replicate" is ``torch.nn.DataParallel``. ``extra`` is for plug-ins.
+    parameter's). ``dp_style`` "replicate" is ``torch.nn.DataParallel``. ``factor`` says by how many times longer an operator
+    takes on a rank, where pipeline stages are to be balanced over unequal GPUs. ``extra`` is for plug-ins.
     """
 
     batch_size: int | None = None
@@ -48,6 +49,7 @@ class ParallelOptions:
     micro_batches: int | None = None
     stages: tuple[str, ...] | None = None
     gradient_dtype: str | None = None
+    factor: Callable[[int, Operator], float] | None = None
     extra: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -104,6 +106,29 @@ class Extrapolator:
         return self.lowering.loop(rank)
 
     @property
+    def replicas(self) -> int:
+        """How many replicas train along the axis, each on a batch of its own."""
+        return self.size if self.place == "react" else 1
+
+    def number(self, name: str, default: int, *, least: int = 0) -> int:
+        """Return an option of ``extra`` that is a whole number. Raises ``OptionError`` where it is none, or too small."""
+        text = self.options.extra.get(name)
+        if text is None:
+            return default
+        if not (text.isascii() and text.isdigit()) or int(text) < least:
+            raise OptionError(
+                f"'{text}' is no such number", where=f"--option {name}", fix=f"give a whole number of {least} or more"
+            )
+        return int(text)
+
+    def choice(self, name: str, known: Sequence[str]) -> str:
+        """Return an option of ``extra`` that is one of some words; the first is the default. Raises ``OptionError``."""
+        text = self.options.extra.get(name, known[0])
+        if text not in known:
+            raise OptionError(f"unknown '{text}'", where=f"--option {name}", fix=nearest(text, known))
+        return text
+
+    @property
     def micro_batches(self) -> int:
         """Into how many micro-batches a replica's batch is divided, where the user does not say."""
         return 1
@@ -113,5 +138,8 @@ class Extrapolator:
         return program
 
     def tasks(self, rank: int) -> TaskStream:
-        """Return the tasks of one rank, for a parallelism that stands alone and writes them itself."""
+        """Return the tasks of one rank, for a parallelism that stands alone and writes them itself.
+
+        Its ``transform`` comes first, for what it asks of the program and has to say about it.
+        """
         raise OptionError(f"{type(self).__name__} writes no tasks; it transforms a program")

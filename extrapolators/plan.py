@@ -62,16 +62,15 @@ def plan(trace: Trace, parallel: Parallel, *, gpus: int | None, options: Paralle
         part.axis = part.axis or (name if isinstance(name, str) else cls.__name__)
     names = [part.axis for part in parts]
     mesh = layout([(part.order, name, part.size) for part, name in zip(parts, names, strict=True)])
-    replicas = math.prod(part.size for part in parts if part.place == "react")
+    replicas = math.prod(part.replicas for part in parts)
     batch_size = _replica_batch(trace, options, replicas)
     program = _program(trace, batch_size, _micro_batches(parts, batch_size, options), options, model)
 
     writer = _writer(parts)
-    if writer is None:
-        for place in PLACES:
-            for part in parts:
-                if part.place == place:
-                    program = _transformed(part, program, mesh)
+    for place in PLACES:
+        for part in parts:
+            if part.place == place:
+                program = _transformed(part, program, mesh)
     lowering = Lowering(program, mesh, iterations=options.iterations, copy_input=options.copy_input)
     if writer is not None:
         writer.program, writer.mesh, writer.lowering = program, mesh, lowering

@@ -7,8 +7,10 @@ sent there, also along skip connections, and its gradient comes back.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TypeVar
 
 from triosim.compute.pricing import scaled
@@ -53,9 +55,21 @@ class PipelineParallel(Extrapolator):
         if self.options.stages is not None:
             starts = named_starts(blocks, self.options.stages, self.size)
         else:
-            starts = balanced_starts(block_seconds(program.stages[0]), self.size)
+            starts = balanced_starts(block_seconds(program.stages[0]), self.size, self._by_stage(program, mesh))
         pipeline = Pipeline(program, starts)
         return replace(program, stages=pipeline.stages(), stage_axis=self.axis, schedule=gpipe)
+
+    def _by_stage(self, program: Program, mesh: Mesh) -> list[list[float]] | None:
+        """Return the blocks' times on the slowest GPU of each stage, where unequal GPUs are to be taken into account."""
+        factor = self.options.factor
+        if factor is None:
+            return None
+        whole = program.stages[0]
+        found: list[list[float]] = [[] for _ in range(self.size)]
+        for rank in range(mesh.world):
+            stage = mesh.coordinate(self.axis, rank)
+            found[stage] = max(found[stage], block_seconds(whole, partial(factor, rank)), key=math.fsum)
+        return found
 
 
 def gpipe(stage: int, stages: int, micro_batches: int) -> list[Action]:

@@ -5,25 +5,40 @@ Stages are contiguous runs of the forward pass' blocks; a block's backward opera
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
 from triosim.errors import OptionError, TraceError, nearest
 from triosim.extrapolators.program import Block, Stage
+from triosim.trace import Operator
 
 
-def block_seconds(stage: Stage) -> list[float]:
-    """Return the time of each forward block together with the backward operators that belong to it."""
-    seconds = [block.seconds for block in stage.forward]
+def block_seconds(stage: Stage, factor: Callable[[Operator], float] | None = None) -> list[float]:
+    """Return the time of each forward block together with the backward operators that belong to it.
+
+    ``factor`` is by how many times longer an operator takes than it says.
+    """
+
+    def time(block: Block) -> float:
+        if factor is None:
+            return block.seconds
+        return math.fsum(operator.seconds * factor(operator) for operator in block.operators)
+
+    seconds = [time(block) for block in stage.forward]
     places = backward_places(stage)
     for block, place in zip(stage.backward, places, strict=True):
-        seconds[place] += block.seconds
+        seconds[place] += time(block)
     return seconds
 
 
-def balanced_starts(seconds: Sequence[float], stages: int) -> list[int]:
+def balanced_starts(
+    seconds: Sequence[float], stages: int, by_stage: Sequence[Sequence[float]] | None = None
+) -> list[int]:
     """Return the first block of each stage, such that the slowest stage is as fast as can be.
+
+    ``seconds`` are those of the blocks; ``by_stage`` those on the GPUs of each stage, where they are unequal.
 
     Exact dynamic programming over contiguous partitions: with t stages, the first i blocks take at best the minimum over j
     of max(best of the first j blocks with t - 1 stages, time of blocks j to i). The first grows with j and the second
@@ -34,10 +49,11 @@ def balanced_starts(seconds: Sequence[float], stages: int) -> list[int]:
         raise OptionError(
             f"{stages} pipeline stages are asked for, but the trace has only {count} layers", fix="use fewer stages"
         )
-    sums = np.concatenate(([0.0], np.cumsum(seconds)))
-    best = sums.copy()  # of the first i blocks, with the stages so far
+    totals = [np.concatenate(([0.0], np.cumsum(row))) for row in by_stage or [seconds]]
+    best = totals[0].copy()  # of the first i blocks, with the stages so far
     choices = []
     for stage in range(1, stages):
+        sums = totals[stage % len(totals)]
         ends = np.arange(stage + 1, count + 1)
         crossing = stage + np.searchsorted(best[stage:count] + sums[stage:count], sums[ends])
         above = np.minimum(crossing, ends - 1)

@@ -7,32 +7,40 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from triosim.networks import max_min
+    from triosim.networks.analytical import AnalyticalNetwork
     from triosim.networks.base import FlowRecord, Network
     from triosim.networks.collectives.base import CollectiveAlgorithm, Edge, Pipeline, Transfer
     from triosim.networks.packet import PacketNetwork
-    from triosim.networks.topology import Link, Node, Topology
+    from triosim.networks.photonic import PhotonicNetwork
+    from triosim.networks.topology import Dimension, Link, Node, Topology
 
 _WHERE = {
+    "AnalyticalNetwork": "analytical",
     "CollectiveAlgorithm": "collectives.base",
+    "Dimension": "topology",
     "Edge": "collectives.base",
     "FlowRecord": "base",
     "Link": "topology",
     "Network": "base",
     "Node": "topology",
     "PacketNetwork": "packet",
+    "PhotonicNetwork": "photonic",
     "Pipeline": "collectives.base",
     "Topology": "topology",
     "Transfer": "collectives.base",
 }
 
 __all__ = [
+    "AnalyticalNetwork",
     "CollectiveAlgorithm",
+    "Dimension",
     "Edge",
     "FlowRecord",
     "Link",
     "Network",
     "Node",
     "PacketNetwork",
+    "PhotonicNetwork",
     "Pipeline",
     "Topology",
     "Transfer",

@@ -7,22 +7,23 @@ algorithm.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import simpy
+from simpy.events import EventPriority
 
 from triosim import plugins
 from triosim.errors import OptionError, PluginError, nearest
-from triosim.networks.collectives.base import CollectiveAlgorithm, Pipeline, check, checked, latency_of
+from triosim.networks.collectives.base import CollectiveAlgorithm, Pipeline, Place, check, checked, latency_of
 from triosim.networks.collectives.schedule import Chart, Run, run_pipeline
 from triosim.networks.topology import Topology
 from triosim.tasks import CollectiveKind, Communicator
 
 Form = Literal["pipelined", "steps"]
-Place = int | str  # a rank or the name of a node
 _LAID_OUT = 4_000_000  # transfers of collectives kept for the next time
+_LATE = EventPriority(2)  # after everything else of the same instant
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,17 +112,19 @@ class Network(ABC):
         shares: tuple[float, ...] | None,
     ) -> tuple[Pipeline | Chart, float]:
         """Return the transfers of a collective, laid out now or before, and what to multiply their bytes by."""
-        proportional = self.algorithm.proportional and shares is None
+        algorithm = self.algorithm
+        proportional = algorithm.proportional or (algorithm.steady and self.form == "pipelined")
+        proportional = proportional and shares is None
         size = 1.0 if proportional else nbytes
         key = (kind, ranks, size, root, shares)
         found = self._laid_out.get(key)
         if found is None:
             if self.form == "pipelined":
-                pipeline = self.algorithm.pipeline(kind, ranks, size, self.topology, root=root, shares=shares)
+                pipeline = algorithm.pipeline(kind, ranks, size, self.topology, root=root, shares=shares)
                 found = pipeline, len(pipeline.edges)
             else:
-                transfers = self.algorithm.transfers(kind, ranks, size, self.topology, root=root, shares=shares)
-                chart = Chart(checked(self.algorithm, transfers, ranks))
+                transfers = algorithm.transfers(kind, ranks, size, self.topology, root=root, shares=shares)
+                chart = Chart(checked(algorithm, transfers, ranks, self.topology))
                 found = chart, len(chart)
             while self._laid_out and self._kept + found[1] > _LAID_OUT:
                 oldest = next(iter(self._laid_out))
@@ -134,8 +137,29 @@ class Network(ABC):
         """Return how many bytes each link has carried; empty for a network that does not count them."""
         return {}
 
+    def set_bandwidth(self, source: Place, destination: Place, bandwidth: float) -> None:
+        """Let the links from one node to another have a bandwidth from now on, in bytes per second; with 0 they carry nothing.
+
+        Raises ``OptionError`` unless the network says how.
+        """
+        raise OptionError(
+            f"{type(self).__name__} cannot change links while it runs", where="events", fix="take the network 'packet'"
+        )
+
+    def figures(self) -> Mapping[str, float]:
+        """Return what else the network has counted, by name (seconds under names that end in ``_s``), for the result."""
+        return {}
+
+    def _late(self, callback: Callable[[], None]) -> None:
+        """Call back when everything else of this instant has happened."""
+        event = simpy.Event(self.env)
+        event._ok = True
+        event._value = None
+        event.callbacks.append(lambda _: callback())
+        self.env.schedule(event, _LATE)
+
     def _send(
-        self, source: int, destination: int, nbytes: float, done: Callable[[], object], latency: float | None = None
+        self, source: Place, destination: Place, nbytes: float, done: Callable[[], object], latency: float | None = None
     ) -> None:
         """Send one transfer of a collective and call back on delivery; ``latency`` takes the place of the route's."""
         if latency is not None:

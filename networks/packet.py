@@ -8,8 +8,9 @@ zero latencies it agrees with SimGrid's fluid model (CM02 with all factors 1; Ca
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from functools import partial
 from heapq import heapify, heappop, heappush
 from typing import Literal, get_args
 
@@ -17,14 +18,19 @@ import simpy
 from simpy.events import EventPriority
 
 from triosim.errors import OptionError, nearest
+from triosim.networks import calibrated
 from triosim.networks import kernel as compiled_kernel
-from triosim.networks.base import FlowRecord, Form, Network, Place
-from triosim.networks.collectives.base import CollectiveAlgorithm, check_size
+from triosim.networks.base import FlowRecord, Form, Network
+from triosim.networks.collectives.base import CollectiveAlgorithm, Edge, Place, check, check_size
+from triosim.networks.collectives.schedule import run_pipeline
+from triosim.networks.folding import Fold, Folding
 from triosim.networks.sharing import Sharing
 from triosim.networks.topology import Topology
+from triosim.tasks import CollectiveKind, Communicator
 
 Kernel = Literal["auto", "python", "numba"]
 _NORMAL = EventPriority(1)
+_NEVER = 1e200  # seconds; when a flow over a link that has failed would end
 _LATE = EventPriority(2)  # sharing again comes after everything else of the same instant
 
 
@@ -46,12 +52,15 @@ class _Path:
 class _Flow:
     """Bytes on their way."""
 
-    __slots__ = ("asked", "done", "finish", "nbytes", "number", "path", "slot")
+    __slots__ = ("asked", "done", "finish", "nbytes", "number", "path", "slot", "work")
 
-    def __init__(self, number: int, path: _Path, nbytes: float, done: Callable[[], object], asked: float) -> None:
+    def __init__(
+        self, number: int, path: _Path, nbytes: float, done: Callable[[], object], asked: float, stretch: float = 1.0
+    ) -> None:
         self.number = number
         self.path = path
         self.nbytes = nbytes
+        self.work = nbytes * stretch  # for how many bytes it counts on its links
         self.done = done
         self.asked = asked
         self.slot = -1
@@ -61,8 +70,10 @@ class _Flow:
 class PacketNetwork(Network):
     """Flows with max-min fair rates. See ``Network`` for what it does and for the other options.
 
+    Without an ``algorithm``, collectives are rings, and on a calibrated topology, pipelined, they take what was measured.
     ``kernel`` is ``python``, ``numba`` (compiled; the extra ``fast``), or ``auto``: plain Python first, compiled once
-    that repays. The results are the same to the last bit.
+    that repays. The results are the same to the last bit. ``fold`` is whether a collective that is the same seen from
+    every rank is simulated for one of them while it is alone: of large groups (``auto``), ``always`` or ``never``.
     """
 
     def __init__(
@@ -70,14 +81,19 @@ class PacketNetwork(Network):
         env: simpy.Environment,
         topology: Topology,
         *,
-        algorithm: str | CollectiveAlgorithm = "ring",
+        algorithm: str | CollectiveAlgorithm | None = None,
         form: Form = "pipelined",
         record: bool = False,
         kernel: Kernel = "auto",
+        fold: Fold = "auto",
     ) -> None:
-        super().__init__(env, topology, algorithm=algorithm, form=form, record=record)
+        super().__init__(env, topology, algorithm="ring" if algorithm is None else algorithm, form=form, record=record)
+        self._calibrated = calibrated.of(topology) if algorithm is None and form == "pipelined" else None
         if kernel not in get_args(Kernel):
             raise OptionError(f"unknown kernel '{kernel}'", fix=nearest(str(kernel), get_args(Kernel)))
+        if fold not in get_args(Fold):
+            raise OptionError(f"'{fold}' is no way to fold", where="fold", fix=nearest(str(fold), get_args(Fold)))
+        self._folding = Folding(self, fold)
         self._link_names = list(topology.links)
         self._link_numbers = {
             link.name: number for number, link in enumerate(topology.links.values()) if link.bandwidth < math.inf
@@ -109,9 +125,54 @@ class PacketNetwork(Network):
         self._send(source, destination, nbytes, event.succeed)
         return event
 
+    def collective(
+        self,
+        kind: CollectiveKind,
+        group: Sequence[int] | Communicator,
+        nbytes: float,
+        *,
+        root: int | None = None,
+        shares: Sequence[float] | None = None,
+    ) -> simpy.Event:
+        """Run a collective of the ranks of a group; see ``Network.collective``."""
+        ranks = group.ranks if isinstance(group, Communicator) else tuple(group)
+        if self._calibrated is not None and len(ranks) > 1:
+            at = check(kind, ranks, nbytes, self.topology, root=root, shares=shares)
+            plan = self._calibrated.plan(kind, ranks, nbytes, at, None if shares is None else tuple(shares))
+            if plan is not None:
+                event = self.env.event()
+                run_pipeline(partial(self._send, stretch=plan.stretch), plan.pipeline, plan.factor, event)
+                return event
+        if len(ranks) >= self._folding.least and shares is None and self._alone:
+            check(kind, ranks, nbytes, self.topology, root=root)
+            folded = self._folding.begin(kind, ranks, nbytes)
+            if folded is not None:
+                return folded
+        return super().collective(kind, ranks, nbytes, root=root, shares=shares)
+
+    @property
+    def _alone(self) -> bool:
+        """Whether a collective that starts now would be alone, with nobody who wants to see each of its flows."""
+        idle = not (self._flowing or self._starting or self._folding.run)
+        return idle and self.form == "pipelined" and not self.record
+
+    def set_bandwidth(self, source: Place, destination: Place, bandwidth: float) -> None:
+        """Let the links from one node to another have a bandwidth from now on, in bytes per second; with 0 they carry nothing.
+
+        Routes and the orders of collectives stay as they are. Raises ``TopologyError`` where there is no such link.
+        """
+        self._folding.stop()  # links are no longer alike
+        ends = self.topology.node(source), self.topology.node(destination)
+        for link in self.topology.links_between(*ends):
+            number = self._link_numbers[link.name]
+            self._sharing.set_capacity(number, bandwidth)
+            if self.record:
+                self._touched[number] = None
+        self._share_later()
+
     def bytes_by_link(self) -> dict[str, float]:
         """Return how many bytes each link has delivered so far."""
-        carried = dict.fromkeys(self._link_names, 0.0)
+        carried = dict.fromkeys(self._link_names, 0.0) | self._folding.bytes_by_link()
         for path in dict.fromkeys(self._paths.values()):
             for name in path.links:
                 carried[name] += path.carried
@@ -124,20 +185,39 @@ class PacketNetwork(Network):
         nbytes: float,
         done: Callable[[], object],
         latency: float | None = None,
+        stretch: float = 1.0,
     ) -> None:
+        if self._folding.run is not None:
+            self._folding.unfold()
         path = self._paths.get((source, destination))
         if path is None:
             path = self._path(source, destination)
         now = self.env.now
         at = now + (path.latency if latency is None else latency)
         self._sent += 1
-        flow = _Flow(self._sent, path, nbytes, done, now)
+        flow = _Flow(self._sent, path, nbytes, done, now, stretch)
         starting = self._starting.get(at)
         if starting is not None:
             starting.append(flow)
             return
         self._starting[at] = [flow]
         self._at(at, lambda _: self._start(at))
+
+    def _go_on(self, edges: Iterable[tuple[Edge, float]], late: float, done: Callable[[], object]) -> None:
+        """Take over flows of which so many bytes are left, or that begin when ``late`` seconds are over."""
+        now = self.env.now
+        for (source, destination, nbytes), left in edges:
+            if late > 0:
+                self._send(source, destination, nbytes, done, late)
+                continue
+            self._sent += 1
+            flow = _Flow(self._sent, self._path(source, destination), nbytes, done, now)
+            if left > 0:
+                flow.slot = self._sharing.add(flow.path.limits, left, now)
+                self._flowing[flow.slot] = flow
+            else:
+                self._deliver(flow, now)
+        self._share_later()
 
     def _path(self, source: Place, destination: Place) -> _Path:
         names = self.topology.node(source), self.topology.node(destination)
@@ -162,8 +242,8 @@ class PacketNetwork(Network):
         now = self.env.now
         empty: list[_Flow] = []
         for flow in self._starting.pop(at):
-            if flow.nbytes > 0 and flow.path.limits:
-                flow.slot = self._sharing.add(flow.path.limits, flow.nbytes, now)
+            if flow.work > 0 and flow.path.limits:
+                flow.slot = self._sharing.add(flow.path.limits, flow.work, now)
                 self._flowing[flow.slot] = flow
             else:
                 empty.append(flow)
@@ -203,7 +283,7 @@ class PacketNetwork(Network):
             heapify(ends)
         while ends and ends[0][0] != ends[0][2].finish:
             heappop(ends)
-        if not ends or ends[0][0] >= self._timer_at:
+        if not ends or ends[0][0] >= self._timer_at or ends[0][0] > _NEVER:
             return
         if self._timer is not None:
             self._superseded[self._timer] = None

@@ -31,8 +31,16 @@ class Preset:
     note: str
 
 
-def _nvswitch(name: str, gpus: int, bandwidth: float, card: Wire, host: Wire) -> Spec:
-    return Spec("switch", bandwidth, US / 2, name=name, gpus_per_node=gpus, inter_node=card, host=host)
+def _nvswitch(name: str, gpus: int, bandwidth: float, card: Wire, host: Wire, *, reduces: bool = False) -> Spec:
+    """``reduces``: the switch adds up and multicasts (NVLS, since the third NVSwitch generation)."""
+    return Spec(
+        *("switch", bandwidth, US / 2),
+        name=name,
+        gpus_per_node=gpus,
+        inter_node=card,
+        host=host,
+        in_switch_reduction=reduces,
+    )
 
 
 PRESETS: dict[str, Preset] = {
@@ -41,16 +49,16 @@ PRESETS: dict[str, Preset] = {
         "8 x A100-SXM; NVSwitch 300 GB/s peak; 200 Gb/s InfiniBand a GPU",
     ),
     "dgx-h100": Preset(
-        _nvswitch("dgx-h100", 8, 450 * GB, Wire(50 * GB, US), _PCIE5),
-        "8 x H100-SXM; NVSwitch 450 GB/s peak (in-switch reduction is not in the topology); 400 Gb/s InfiniBand a GPU",
+        _nvswitch("dgx-h100", 8, 450 * GB, Wire(50 * GB, US), _PCIE5, reduces=True),
+        "8 x H100-SXM; NVSwitch 450 GB/s peak, reduces in the switch (NVLS); 400 Gb/s InfiniBand a GPU",
     ),
     "dgx-h200": Preset(
-        _nvswitch("dgx-h200", 8, 450 * GB, Wire(50 * GB, US), _PCIE5),
-        "8 x H200-SXM; NVSwitch 450 GB/s peak (in-switch reduction is not in the topology); 400 Gb/s InfiniBand a GPU",
+        _nvswitch("dgx-h200", 8, 450 * GB, Wire(50 * GB, US), _PCIE5, reduces=True),
+        "8 x H200-SXM; NVSwitch 450 GB/s peak, reduces in the switch (NVLS); 400 Gb/s InfiniBand a GPU",
     ),
     "dgx-b200": Preset(
-        _nvswitch("dgx-b200", 8, 900 * GB, Wire(50 * GB, US), _PCIE5),
-        "8 x B200; NVSwitch 900 GB/s peak; 400 Gb/s InfiniBand a GPU",
+        _nvswitch("dgx-b200", 8, 900 * GB, Wire(50 * GB, US), _PCIE5, reduces=True),
+        "8 x B200; NVSwitch 900 GB/s peak, NVLS; 400 Gb/s InfiniBand a GPU",
     ),
     "dgx-1-v100": Preset(
         Spec(

@@ -34,18 +34,17 @@ class Router:
         self._memories = frozenset(name for name, node in nodes.items() if node.kind == "memory")
         self._into: dict[str, list[_Edge]] = {name: [] for name in nodes}
         self._out: dict[str, list[_Edge]] = {name: [] for name in nodes}
-        self._between: dict[tuple[str, str], list[_Edge]] = {}
+        self._straight: dict[str, dict[str, list[_Edge]]] = {}  # by source and destination, as asked for
         for order, link in enumerate(links):
             if not link.source or not link.destination:
                 continue  # known only from explicit routes
             edge = ((round(link.latency * 1e15) << 24) + _HOP, order, link)
             self._out[link.source].append(edge)
             self._into[link.destination].append(edge)
-            self._between.setdefault((link.source, link.destination), []).append(edge)
         for edges in self._into.values():
-            edges.sort(key=lambda edge: edge[:2])  # so that a search may stop at the first one that costs too much
-        self._exit = {name: self._only(edges, towards=True) for name, edges in self._out.items()}
-        self._entry = {name: self._only(edges, towards=False) for name, edges in self._into.items()}
+            edges.sort()  # so that a search may stop at the first one that costs too much; no two have one place
+        self._exits: dict[str, Link | None] = {}
+        self._entries: dict[str, Link | None] = {}
         self._tables: dict[str, dict[str, list[_Step]]] = {}
         self._effort: dict[str, int] = {}
         self._cores: dict[tuple[str, str], tuple[Link, ...] | None] = {}
@@ -149,17 +148,35 @@ class Router:
         """Return the links that lead to a node, the cheapest first."""
         return [link for _, _, link in self._into[node]]
 
-    def _only(self, edges: list[_Edge], *, towards: bool) -> Link | None:
-        """Return the one link by which a node is left (or entered), beside those of memories, if there is only one."""
-        found = [link for _, _, link in edges if (link.destination if towards else link.source) not in self._memories]
-        return found[0] if len(found) == 1 else None
+    def _exit(self, node: str) -> Link | None:
+        """Return the one link by which a node is left, beside those to memories, if there is only one."""
+        if node not in self._exits:
+            found = [link for _, _, link in self._out[node] if link.destination not in self._memories]
+            self._exits[node] = found[0] if len(found) == 1 else None
+        return self._exits[node]
+
+    def _entry(self, node: str) -> Link | None:
+        """Return the one link by which a node is entered, beside those from memories, if there is only one."""
+        if node not in self._entries:
+            found = [link for _, _, link in self._into[node] if link.source not in self._memories]
+            self._entries[node] = found[0] if len(found) == 1 else None
+        return self._entries[node]
+
+    def _straight_from(self, start: str) -> dict[str, list[_Edge]]:
+        """Return the links that lead straight from a node, by where they lead."""
+        found = self._straight.get(start)
+        if found is None:
+            found = self._straight[start] = {}
+            for edge in self._out[start]:
+                found.setdefault(edge[2].destination, []).append(edge)
+        return found
 
     def _ends(self, source: str, destination: str) -> tuple[tuple[Link, ...], str, str, tuple[Link, ...]] | None:
         """Return the links that any route must begin and end with, and the two nodes between which to search."""
-        exit_link = None if destination in self._memories else self._exit[source]
+        exit_link = None if destination in self._memories else self._exit(source)
         if exit_link is not None and exit_link.destination == destination:
             return (exit_link,), destination, destination, ()
-        entry_link = None if source in self._memories else self._entry[destination]
+        entry_link = None if source in self._memories else self._entry(destination)
         if entry_link is not None and entry_link.source == source:
             return (), source, source, (entry_link,)
         if not self._out[source] or not self._into[destination]:
@@ -209,6 +226,7 @@ class Router:
         onward: dict[str, list[_Step]] = {}
         heap = [(0, stop)]
         bound: int | None = None  # what the best route known from start costs
+        straight = {} if start is None else self._straight_from(start)
         while heap:
             cost, node = heappop(heap)
             if bound is not None and cost >= bound:
@@ -217,7 +235,7 @@ class Router:
                 continue
             if start is not None:
                 # The way straight from start comes first, so that the other thousand links of a switch need no look.
-                for price, order, link in self._between.get((start, node), ()):
+                for price, order, link in straight.get(node, ()):
                     if bound is None or cost + price < bound:
                         bound = distance[start] = cost + price
                         onward[start] = [(order, link)]

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from triosim.errors import TopologyError
-from triosim.networks.topology import Link, Node, NodeKind, Routing, Topology
+from triosim.networks.topology import Block, Dimension, Link, Node, NodeKind, Routing, Topology
 
 MOST_GPUS = 1_000_000
 MOST_LINKS = 4_000_000  # about 1 GB of memory
@@ -56,6 +56,7 @@ class Spec:
     inter_node: Wire | None = None
     host: Wire | None = None
     routing: Routing | None = None
+    in_switch_reduction: bool = False
     default_gpus: int | None = None  # of a preset, when nobody says how many
 
 
@@ -69,6 +70,9 @@ class Draft:
         self.links: dict[str, Link] = {}
         self.routes: dict[tuple[str, str], list[str]] = {}
         self.coordinates: dict[str, tuple[int, ...]] = {}
+        self.dimensions: list[Dimension] = []
+        self.uniform = True
+        self.reducing: list[str] = []
 
     def node(self, name: str, kind: NodeKind) -> str:
         """Add a node and return its name."""
@@ -105,6 +109,9 @@ class Draft:
             routing=self.routing,
             routes=self.routes,
             coordinates=self.coordinates,
+            dimensions=self.dimensions,
+            uniform=self.uniform,
+            reducing=self.reducing,
         )
 
 
@@ -122,16 +129,37 @@ def draft(spec: Spec, asked: int | None = None) -> Draft:
     of_node = [gpus[first : first + spec.gpus] for first in range(0, len(gpus), spec.gpus)]
     for index, group in enumerate(of_node):
         SHAPES[spec.topology](result, spec, group, "" if nodes == 1 else f"node{index}.")
+    result.dimensions.extend(_dimensions(spec))
+    result.uniform = spec.topology in (*_BLOCKS, "fully_connected") and spec.reverse_bandwidth is None
+    if spec.in_switch_reduction:
+        result.reducing.extend(name for name, node in result.nodes.items() if node.kind == "switch")
     if nodes > 1:
         result.coordinates.clear()  # they are of one node
         assert spec.inter_node is not None
         _join(result, spec.inter_node, gpus)
+        wire = spec.inter_node
+        result.uniform = result.uniform and wire.gpus_per_nic == 1
+        result.dimensions.append(Dimension("switch", nodes, wire.bandwidth / wire.gpus_per_nic, wire.latency))
     if spec.host is not None:
         for index, group in enumerate(of_node):
             host = result.node(f"host{index}", "memory")
             for gpu in group:
                 result.wire(gpu, host, spec.host)
     return result
+
+
+_BLOCKS: dict[str, Block] = {"ring": "ring", "torus": "ring", "mesh": "line", "switch": "switch"}
+
+
+def _dimensions(spec: Spec) -> list[Dimension]:
+    """Return the dimensions of one node; a shape that has none to speak of is one, as between nodes it is a unit."""
+    assert spec.gpus is not None
+    bandwidth = min(spec.bandwidth, spec.reverse_bandwidth or spec.bandwidth)
+    if spec.topology == "fully_connected":
+        return [Dimension("fully_connected", spec.gpus, bandwidth * max(spec.gpus - 1, 1), spec.latency)]
+    block = _BLOCKS.get(spec.topology, "ring")
+    sides = (spec.shape or (spec.gpus,)) if spec.topology in ("mesh", "torus") else (spec.gpus,)
+    return [Dimension(block, side, bandwidth, spec.latency) for side in sides]
 
 
 def _sized(spec: Spec, asked: int | None) -> tuple[Spec, int]:

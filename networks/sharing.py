@@ -15,6 +15,7 @@ from heapq import heapify, heappop, heappush
 from typing import Any
 
 SLACK = 1e-12  # rates and loads that differ by less than this part are the same; rounding is far below it
+FAILED = 1e-300  # bytes per second on a link that has failed: a rate is never 0
 PATIENCE = 8  # guesses, after which all flows connected to the change are taken
 
 # The state, in columns, as refill takes them and as a compiled refill can: of links, of flows, and of crossings. A
@@ -236,6 +237,7 @@ class Sharing:
         self._patience = patience
         self._stamp = 1
         self._started: list[int] = []
+        self._disturbed: dict[int, None] = {}  # flows on links whose capacity has changed
         self._freed: dict[int, None] = {}
         self._free_slots: list[int] = []
         self._free_crossings: list[int] = []
@@ -280,6 +282,7 @@ class Sharing:
 
     def remove(self, slot: int) -> None:
         """Take a flow, which has been settled, off its links."""
+        self._disturbed.pop(slot, None)
         head, following, previous, count = self.head, self.following, self.previous, self.count
         crossing = self.first[slot]
         while crossing >= 0:
@@ -298,10 +301,18 @@ class Sharing:
             crossing = self.hop[crossing]
         self._free_slots.append(slot)
 
+    def set_capacity(self, link: int, capacity: float) -> None:
+        """Let a link carry so many bytes per second from now on; next to nothing with 0."""
+        self.capacity[link] = max(capacity, FAILED)
+        crossing = self.head[link]
+        while crossing >= 0:
+            self._disturbed[self.flow_of[crossing]] = None
+            crossing = self.following[crossing]
+
     @property
     def changed(self) -> bool:
-        """Whether flows have come, or have left others behind, since the rates were last set."""
-        return bool(self._started or self._freed)
+        """Whether flows have come, or have left others behind, or links have changed, since the rates were last set."""
+        return bool(self._started or self._freed or self._disturbed)
 
     def settle(self, now: float) -> Sequence[int]:
         """Share again among the flows that the changes reach; return the slots of those that got another rate."""
@@ -309,9 +320,11 @@ class Sharing:
         started: list[int] = []
         for slot in self._started:
             (alone if self._alone(slot, now) else started).append(slot)
+        started += list(self._disturbed)  # one that is there twice counts once
         freed = list(self._freed)
         self._started.clear()
         self._freed.clear()
+        self._disturbed.clear()
         if not started and not freed:
             return alone
         changed = self._refill(now, started, freed)

@@ -11,14 +11,21 @@ import difflib
 import math
 import operator
 import os
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, SupportsIndex, get_args
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, get_args
 
+from triosim.conditions import Conditions
 from triosim.errors import TopologyError, nearest
+from triosim.networks.optics import Optics
 from triosim.networks.routing import Router
 
+if TYPE_CHECKING:
+    from triosim.networks.calibration.model import Calibration
+
 NodeKind = Literal["gpu", "switch", "host", "memory"]
+Block = Literal["ring", "fully_connected", "switch", "line"]
 Routing = Literal["shortest", "ecmp"]
 MOST_LISTED = 12  # names that an error lists
 LONGEST_LATENCY = 1e6  # seconds; more is a slip of the pen
@@ -60,12 +67,33 @@ class Link:
             )
 
 
+@dataclass(frozen=True, slots=True)
+class Dimension:
+    """One dimension of a network: GPUs that differ in this coordinate alone are joined by such a block.
+
+    ``bandwidth`` is what a GPU can send on it, to all others of the block together; ``latency`` that of one link.
+    """
+
+    block: Block
+    size: int
+    bandwidth: float
+    latency: float
+
+
 class Topology:
     """Nodes, links, and the route of a message from one node to another.
 
     ``routes`` are routes that are given, link names by (source, destination); all others are found. ``coordinates``
-    place the GPUs of a mesh or a ring, for laying a ring on it and for drawing it.
+    place the GPUs of a mesh or a ring, for laying a ring on it and for drawing it. ``dimensions``, the innermost first,
+    say how the GPUs, in the order of their ranks, are joined where that is regular; ``uniform`` that no link differs
+    from what they say. ``reducing`` names the switches that can add up what comes in (NVLS, SHARP).
     """
+
+    by_dimension = False  # whether it was written as a network of dimensions
+    conditions = Conditions()  # under which it runs, such as slow GPUs
+    photonic: Optics | None = None  # what its file says of ports and circuits, for the photonic network
+    calibrate: Callable[[Topology], Calibration | None] | None = None  # reads ``calibration`` when somebody asks
+    measured_on: Topology | None = None  # the machine that ``calibration`` is of, where links differ from its own
 
     def __init__(
         self,
@@ -76,6 +104,9 @@ class Topology:
         routing: Routing = "shortest",
         routes: Mapping[tuple[str, str], Sequence[str]] | None = None,
         coordinates: Mapping[str, tuple[int, ...]] | None = None,
+        dimensions: Sequence[Dimension] = (),
+        uniform: bool = True,
+        reducing: Collection[str] = (),
     ) -> None:
         self.name = name
         self.routing = routing
@@ -96,7 +127,10 @@ class Topology:
             self.links[link.name] = link
         self.gpus: tuple[str, ...] = tuple(node.name for node in self.nodes.values() if node.kind == "gpu")
         self.coordinates: dict[str, tuple[int, ...]] = dict(coordinates or {})
-        self.router = Router(self.nodes, self.links.values(), ecmp=routing == "ecmp")
+        self.dimensions = tuple(dimensions)
+        self.uniform = uniform
+        self._blocks: dict[int, Topology] = {}
+        self.reducing = frozenset(reducing)
         self.given_routes: dict[tuple[str, str], tuple[Link, ...]] = {}
         for (source, destination), names in (routes or {}).items():
             ends = (self.node(source), self.node(destination))
@@ -104,7 +138,8 @@ class Topology:
         self._found: dict[tuple[int | str, int | str], tuple[Link, ...]] = {}
         self._hosts: dict[str, str | None] = {}
         self.ring_orders: dict[tuple[int, ...], tuple[int, ...]] = {}  # found by ring_order(), kept here
-        self._check_reach()
+        if not (self.uniform and self.dimensions):  # those that are regular are connected
+            self._check_reach()
 
     @classmethod
     def load(cls, path_or_name: str | os.PathLike[str], *, gpus: int | None = None) -> Topology:
@@ -128,6 +163,16 @@ class Topology:
     def __repr__(self) -> str:
         return f"<Topology {self.name}: {len(self.gpus)} GPUs, {len(self.nodes)} nodes, {len(self.links)} links>"
 
+    @cached_property
+    def router(self) -> Router:
+        """What finds routes; made when the first is asked for, which a closed form never does."""
+        return Router(self.nodes, self.links.values(), ecmp=self.routing == "ecmp")
+
+    @cached_property
+    def calibration(self) -> Calibration | None:
+        """Return what collectives were measured to take on this machine, or None."""
+        return None if self.calibrate is None else self.calibrate(self)
+
     def node(self, rank_or_name: SupportsIndex | str) -> str:
         """Return the name of a node, given that or a rank."""
         if isinstance(rank_or_name, str):
@@ -148,6 +193,24 @@ class Topology:
             found = self._found[source, destination] = self._route(self.node(source), self.node(destination))
         return found
 
+    def way(self, source: SupportsIndex | str, destination: SupportsIndex | str) -> tuple[float, float]:
+        """Return the latency of a route, in seconds, and its least bandwidth."""
+        links = self._route(self.node(source), self.node(destination))
+        return math.fsum(link.latency for link in links), min((link.bandwidth for link in links), default=math.inf)
+
+    def block(self, dimension: int) -> Topology | None:
+        """Return one block of a dimension by itself, its members being the ranks; None where blocks may differ."""
+        if not self.uniform:
+            return None
+        if dimension not in self._blocks:
+            from triosim.networks import dimensional
+
+            one = self.dimensions[dimension]
+            if one.block == "switch":  # two members show what each of them has
+                one = replace(one, size=min(one.size, 2))
+            self._blocks[dimension] = dimensional.drafted(f"a block of {self.name}", [one]).topology()
+        return self._blocks[dimension]
+
     def routes(self, source: int | str, destination: int | str, *, limit: int = 1024) -> tuple[tuple[Link, ...], ...]:
         """Return all routes of the least latency and hops, at most ``limit`` of them (a mesh has very many)."""
         start, stop = self.node(source), self.node(destination)
@@ -155,6 +218,16 @@ class Topology:
             return (self.given_routes[start, stop],)
         found = tuple(self.router.routes(start, stop, limit))
         return found if found else (self._route(start, stop),)
+
+    def links_between(self, source: int | str, destination: int | str) -> list[Link]:
+        """Return the links that lead straight from one node to another, one at least."""
+        start, stop = self.node(source), self.node(destination)
+        found = [link for link in self.links.values() if (link.source, link.destination) == (start, stop)]
+        if not found:
+            near = dict.fromkeys(link.destination for link in self.links.values() if link.source == start)
+            fix = f"{start} is linked to {', '.join(list(near)[:MOST_LISTED])}" if near else None
+            raise TopologyError(f"there is no link from {start} to {stop}", where=self.name, fix=fix)
+        return found
 
     def host_of(self, gpu: int | str) -> str | None:
         """Return the host or memory that a GPU copies its inputs from: the nearest one, or None where there is none."""

@@ -13,16 +13,24 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from triosim.errors import TopologyError, nearest
-from triosim.networks import yaml_lines
+from triosim.networks import dimensional, system_keys, yaml_lines
+from triosim.networks.calibration.attached import attach_shipped
 from triosim.networks.presets import PRESETS
 from triosim.networks.shapes import SHAPES, Draft, Spec, draft
-from triosim.networks.topology import NodeKind, Topology, path, suggested
+from triosim.networks.topology import Dimension, NodeKind, Topology, path, suggested
 from triosim.networks.yaml_lines import Path
 
 if TYPE_CHECKING:
     from pydantic import BaseModel, ValidationError
 
-    from triosim.networks.topology_model import CustomModel, LinkModel, NamedLinkModel, OverrideModel, ShapeModel
+    from triosim.networks.topology_model import (
+        CustomModel,
+        DimensionalModel,
+        LinkModel,
+        NamedLinkModel,
+        OverrideModel,
+        ShapeModel,
+    )
 
 LARGEST_FILE = 256_000_000  # bytes
 EXAMPLE = "such as 'switch(8, bandwidth=100 GB/s, latency=1 us)'"
@@ -42,6 +50,7 @@ _OF_SHAPE = {
     "gpus_per_switch": ("pcie_tree",),
     "reverse_bandwidth": tuple(shape for shape in SHAPES if shape != "bus"),
     "host": tuple(shape for shape in SHAPES if shape != "pcie_tree"),
+    "in_switch_reduction": ("switch", "tree", "fat_tree"),
 }
 
 
@@ -70,12 +79,34 @@ class Place:
             raise TopologyError(error.what, where=self.where(path), fix=error.fix) from None
 
 
+def _named(text: str) -> tuple[str, str | None] | None:
+    """Return a name and its arguments, if a text is one; a preset's in any case."""
+    match = _NAME.fullmatch(text)
+    if match is None:
+        return None
+    name = match[1].lower() if match[1].lower() in PRESETS else match[1]
+    return (name, match[2]) if name in SHAPES or name in PRESETS or match[2] is not None else None
+
+
+def as_mapping(path_or_name: str) -> dict[str, Any]:
+    """Return what a name or a file that :func:`load` has accepted says, as the mapping that a file holds."""
+    if dimensional.is_notation(path_or_name):
+        return _notation(path_or_name)
+    found = _named(path_or_name)
+    if found is not None:
+        return _arguments(path_or_name.strip(), *found)
+    mapping, _ = yaml_lines.parse(_read(path_or_name), path_or_name)
+    return dict(mapping)
+
+
 def load(path_or_name: str | os.PathLike[str], *, gpus: int | None = None) -> Topology:
     """Return the topology that a file, a preset or a name with parameters stands for; see ``Topology.load``."""
     if isinstance(path_or_name, str):
-        match = _NAME.fullmatch(path_or_name)
-        if match and (match[1] in SHAPES or match[1] in PRESETS or match[2] is not None):
-            return _from_name(path_or_name.strip(), match[1], match[2], gpus)
+        if dimensional.is_notation(path_or_name):
+            return _from_notation(path_or_name, gpus)
+        found = _named(path_or_name)
+        if found is not None:
+            return _from_name(path_or_name.strip(), *found, gpus)
     file = os.fspath(path_or_name)
     if not os.path.exists(file):
         if isinstance(path_or_name, str) and not re.search(r"[./\\]", file):
@@ -111,7 +142,13 @@ def _from_name(text: str, name: str, arguments: str | None, asked: int | None) -
     if name not in SHAPES and name not in PRESETS:
         raise TopologyError(f"unknown topology '{name}'", fix=nearest(name, (*SHAPES, *PRESETS)))
     if name in PRESETS and not (arguments or "").strip():
-        return _from_spec(PRESETS[name].spec, None, Place(text), asked)  # ours, so there is nothing to validate
+        plain = _from_spec(PRESETS[name].spec, None, Place(text), asked)  # ours, so there is nothing to validate
+        return attach_shipped(plain, name, ())
+    return _from_mapping(_arguments(text, name, arguments), Place(text), asked)
+
+
+def _arguments(text: str, name: str, arguments: str | None) -> dict[str, Any]:
+    """Return a name with arguments as the mapping that a file would hold."""
     mapping: dict[str, Any] = {"topology" if name in SHAPES else "preset": name}
     for argument in _split(arguments or ""):
         key, equals, value = (part.strip() for part in argument.partition("="))
@@ -123,7 +160,85 @@ def _from_name(text: str, name: str, arguments: str | None, asked: int | None) -
             mapping[key], _ = yaml_lines.parse(value, text)
         else:
             mapping[key] = int(value) if re.fullmatch(r"-?\d{1,18}", value) else value
-    return _from_mapping(mapping, Place(text), asked)
+    return mapping
+
+
+def _from_notation(text: str, asked: int | None) -> Topology:
+    """Return the topology of ``Ring(4, bandwidth=100 GB/s, latency=1 us)_Switch(2, bandwidth=...)``."""
+    return _from_mapping(_notation(text), Place(text), asked)
+
+
+def _notation(text: str) -> dict[str, Any]:
+    """Return the notation of dimensions as the mapping that a file would hold."""
+    figures: dict[str, list[Any]] = {"bandwidth": [], "latency": []}
+    blocks = []
+    for word, arguments in dimensional.parts(text):
+        size, *others = _split(arguments) or [""]
+        said = {key.strip(): value.strip() for key, _, value in (other.partition("=") for other in others)}
+        for key in said:
+            if key not in figures:
+                raise TopologyError("unknown key", where=f"{text}: {key}", fix=nearest(key, figures))
+        if "bandwidth" not in said:
+            fix = f"write for example '{word}({size.strip()}, bandwidth=100 GB/s)'"
+            raise TopologyError("'bandwidth' is missing", where=f"{text}: {word}", fix=fix)
+        blocks.append(f"{word}({size.strip()})")
+        figures["bandwidth"].append(said["bandwidth"])
+        figures["latency"].append(said.get("latency", 0.0))
+    return {"topology": "_".join(blocks), **figures}
+
+
+def _dimensional(
+    said: DimensionalModel, words: list[str], sizes: list[int], place: Place, asked: int | None
+) -> Topology:
+    """Return the topology of blocks and their sizes, one bandwidth and latency a dimension."""
+    for key in ("bandwidth", "latency"):
+        count = len(getattr(said, key))
+        if count != len(words):
+            where = place.where((key,))
+            fix = "write one for each, the innermost first"
+            raise TopologyError(f"{count} values for {len(words)} dimensions", where=where, fix=fix)
+    with place.at("topology"):
+        blocks = [dimensional.block_of(word) for word in words]
+    dimensions = [
+        Dimension(block, size, bandwidth, latency)
+        for block, size, bandwidth, latency in zip(blocks, sizes, said.bandwidth, said.latency, strict=True)
+    ]
+    name = said.name or "_".join(f"{word}({size})" for word, size in zip(words, sizes, strict=True))
+
+    def change(result: Draft) -> None:
+        _override(result, said.overrides, place)
+
+    with place.at():
+        topology = dimensional.DimensionalTopology(name, dimensions, change if said.overrides else None)
+    if asked is not None and len(topology.gpus) < asked:
+        raise TopologyError(f"it has {len(topology.gpus)} GPUs, {asked} are asked", where=place.source)
+    return topology
+
+
+def _from_dimensions(mapping: dict[str, Any], place: Place, asked: int | None) -> Topology:
+    """Return the topology of a mapping in the notation of dimensions, or with the keys of ASTRA-sim's network.yml."""
+    from triosim.networks import topology_model as model
+
+    if "npus_count" in mapping or isinstance(mapping["topology"], list):
+        astra = _validated(model.AstraModel, mapping, place)
+        if len(astra.npus_count) != len(astra.topology):
+            fix = "write one for each, the innermost first"
+            what = f"{len(astra.npus_count)} values for {len(astra.topology)} dimensions"
+            raise TopologyError(what, where=place.where(("npus_count",)), fix=fix)
+        return _dimensional(astra.figures(), astra.topology, astra.npus_count, place, asked)
+    words, sizes = [], []
+    with place.at("topology"):
+        for word, size in dimensional.parts(mapping["topology"]):
+            if not re.fullmatch(r"\s*\d{1,9}\s*", size) or int(size) < 1:
+                raise TopologyError(f"'{size}' is no number of GPUs", fix=f"write for example '{word}(4)'")
+            words.append(word)
+            sizes.append(int(size))
+    values = dict(mapping)
+    for key, missing in (("bandwidth", None), ("latency", 0.0)):
+        value = values.get(key, missing)
+        if value is not None and not isinstance(value, list):
+            values[key] = [value] * len(words)
+    return _dimensional(_validated(model.DimensionalModel, values, place), words, sizes, place, asked)
 
 
 def _split(arguments: str) -> list[str]:
@@ -139,6 +254,11 @@ def _split(arguments: str) -> list[str]:
 
 
 def _from_mapping(mapping: dict[str, Any], place: Place, asked: int | None) -> Topology:
+    graph, beyond = system_keys.divided(mapping)
+    return system_keys.equip(_graph(graph, place, asked), beyond, place.where)
+
+
+def _graph(mapping: dict[str, Any], place: Place, asked: int | None) -> Topology:
     from triosim.networks import topology_model as model
 
     if "preset" in mapping:
@@ -151,9 +271,14 @@ def _from_mapping(mapping: dict[str, Any], place: Place, asked: int | None) -> T
         spec = replace(
             PRESETS[preset.preset].spec, **preset.changes() | {"topology": PRESETS[preset.preset].spec.topology}
         )
-        return _from_spec(spec, preset, place, asked)
+        found = attach_shipped(_from_spec(spec, preset, place, asked), preset.preset, preset.model_fields_set)
+        if preset.overrides and found.calibrate is not None:
+            found.measured_on = _from_spec(spec, preset.model_copy(update={"overrides": []}), place, asked)
+        return found
     custom = "links" in mapping or "routes" in mapping or isinstance(mapping.get("nodes"), list)
     kind = mapping.get("topology", "custom" if custom else None)
+    if "npus_count" in mapping or dimensional.is_written(kind):
+        return _from_dimensions({"topology": "", **mapping}, place, asked)
     if kind is None:
         known = {
             info.alias or key
@@ -276,6 +401,7 @@ def _override(result: Draft, overrides: list[OverrideModel], place: Place) -> No
     """Change the links between two nodes, in one direction or both."""
     if not overrides:
         return
+    result.uniform = False
     between: dict[tuple[str, str], list[str]] = {}
     for link in result.links.values():
         between.setdefault((link.source, link.destination), []).append(link.name)
@@ -363,4 +489,5 @@ def _keys(model: type[BaseModel], location: tuple[str | int, ...]) -> list[str]:
     }
     for part in location[:-1]:
         model = inner.get(part, model)
-    return [info.alias or name for name, info in model.model_fields.items()]
+    top = () if model in inner.values() else system_keys.KEYS
+    return [*(info.alias or name for name, info in model.model_fields.items()), *top]

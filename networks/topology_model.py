@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
 
 from triosim.errors import TriosimError
+from triosim.networks.dimensional import GIB, NS
 from triosim.networks.shapes import MOST_GPUS, Spec, Wire
 from triosim.networks.topology import LONGEST_LATENCY, NodeKind, Routing
 from triosim.units import parse_bandwidth, parse_time
@@ -74,6 +75,18 @@ def _fanout(value: Any) -> int:
 def _ratio(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
         raise ValueError(f"{_shown(value)} is not a positive number; 1 gives uplinks the sum of what is below them")
+    return float(value)
+
+
+def _positive(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+        raise ValueError(f"{_shown(value)} is not a positive number of GB/s, as ASTRA-sim writes bandwidths")
+    return float(value)
+
+
+def _positive_or_zero(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= LONGEST_LATENCY * NS:
+        raise ValueError(f"{_shown(value)} is not a number of ns, as ASTRA-sim writes latencies")
     return float(value)
 
 
@@ -192,6 +205,7 @@ class ShapeModel(_Strict):
     inter_node: WireModel | None = None
     host: HostModel | None = None
     routing: Routing | None = None
+    in_switch_reduction: bool = False
     overrides: list[OverrideModel] = []
 
     def changes(self) -> dict[str, Any]:
@@ -208,6 +222,33 @@ class PresetModel(ShapeModel):
     topology: str = ""
     preset: str
     bandwidth: Bandwidth = 0.0
+
+
+class DimensionalModel(_Strict):
+    """A network of dimensions, the innermost first: one bandwidth and latency each."""
+
+    topology: Name
+    name: Name | None = None
+    bandwidth: list[Bandwidth]
+    latency: list[Latency]
+    overrides: list[OverrideModel] = []
+
+
+class AstraModel(_Strict):
+    """ASTRA-sim's network.yml: bandwidths in its GB/s, which are 2^30 bytes, latencies in ns."""
+
+    topology: Annotated[list[Name], Field(min_length=1)]
+    npus_count: list[Count]
+    bandwidth: list[Annotated[float, BeforeValidator(_positive)]]
+    latency: list[Annotated[float, BeforeValidator(_positive_or_zero)]]
+
+    def figures(self) -> DimensionalModel:
+        """Return bandwidths and latencies in our units."""
+        return DimensionalModel(
+            topology="_".join(f"{word}({n})" for word, n in zip(self.topology, self.npus_count, strict=True)),
+            bandwidth=[rate * GIB for rate in self.bandwidth],
+            latency=[late / NS for late in self.latency],
+        )
 
 
 class CustomModel(_Strict):

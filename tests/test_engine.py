@@ -162,6 +162,24 @@ def test_sends_and_receives_match_by_pair_tag_and_order() -> None:
     assert sorted(times(recording, Recv)) == [(0, 2), (0, 5)]
 
 
+def test_a_receive_that_stands_ready_counts_once_its_send_comes_and_holds_up_no_iteration() -> None:
+    def program(rank: int) -> TaskStream:
+        if rank == 0:
+            yield Compute.of("busy", 3)
+            yield Send(1, 4)
+        else:
+            yield Recv(0, stream=None, issuer=None, ahead=True)
+            computed = yield Compute.of("step", 2)
+            yield Iteration(of=(computed,))
+            yield Iteration()
+
+    recording = run(program, 2)
+    receiver = recording.ranks[1]
+    assert receiver.iterations == [2, 7]
+    assert receiver.communication.merged() == [(3, 7)]
+    assert receiver.waiting_seconds == 0
+
+
 def test_opposite_sends_block_each_other_alone_but_not_in_a_batch() -> None:
     def alone(rank: int) -> TaskStream:
         yield Send(1 - rank, 2)

@@ -33,21 +33,27 @@ PACKAGES = {
 FLOORS = (
     (
         "triosim",  # its version: everything else that it names, it imports when it is asked for
-        *("triosim.errors", "triosim.units", "triosim.output", "triosim.plugins", "triosim.gpus", "triosim.gpu_file"),
+        *("triosim.errors", "triosim.units", "triosim.conditions", "triosim.slowdowns", "triosim.output"),
+        *("triosim.plugins", "triosim.gpus", "triosim.gpu_file"),
         *("triosim.trace", "triosim.trace_formats", "triosim.trace_summary", "triosim.tracer"),
         "triosim.task_streams",
         *(f"triosim.networks.{name}" for name in ("topology", "topology_file", "topology_model", "yaml_lines")),
+        *("triosim.networks.dimensional", "triosim.networks.optics", "triosim.networks.system_keys"),
+        "triosim.networks.calibration",
         *(f"triosim.networks.{name}" for name in ("routing", "shapes", "presets", "summary", "ring_order", "picture")),
     ),
     ("triosim.tasks",),
-    ("triosim.networks", "triosim.compute"),
+    (
+        *("triosim.networks", "triosim.compute"),
+        *(f"triosim.networks.calibration.{name}" for name in ("judging", "run")),
+    ),
     (
         *("triosim.extrapolators", "triosim.memory"),
         *(f"triosim.tracer.{name}" for name in ("measure", "benchmark_cases")),
     ),
     (
-        *("triosim.engine", "triosim.compute_units", "triosim.rank", "triosim.rendezvous"),
-        *("triosim.recording", "triosim.deadlock"),
+        *("triosim.engine", "triosim.compute_units", "triosim.pace", "triosim.events", "triosim.unequal"),
+        *("triosim.rank", "triosim.rendezvous", "triosim.recording", "triosim.deadlock"),
     ),
     (
         *("triosim.simulation", "triosim.captured_run", "triosim.capturing", "triosim.comparison"),
@@ -55,8 +61,8 @@ FLOORS = (
         *("triosim.result", "triosim.reports"),
     ),
     (
-        *("triosim.cli", "triosim.cli_options", "triosim.cli_command", "triosim.cli_calibrate"),
-        *("triosim.cli_capture", "triosim.cli_memory", "triosim.__main__"),
+        *("triosim.cli", "triosim.cli_options", "triosim.cli_conditions", "triosim.cli_command"),
+        *("triosim.cli_calibrate", "triosim.cli_capture", "triosim.cli_memory", "triosim.__main__"),
     ),
 )
 FLOOR_OF = {prefix: number for number, floor in enumerate(FLOORS) for prefix in floor}

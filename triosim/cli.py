@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from triosim import __version__, cli_calibrate, cli_capture, cli_memory
+from triosim import cli_conditions as c
 from triosim import cli_options as o
 from triosim.cli_command import QuickCommand, QuickGroup
 from triosim.errors import TriosimError
@@ -74,6 +75,7 @@ def simulate(
     iterations: o.Iterations = 1,
     micro_batches: o.MicroBatches = None,
     stages: o.Stages = None,
+    balance_stages: o.BalanceStages = False,
     tp_style: o.TpStyle = "gather",
     dp_style: o.DpStyle = "all-reduce",
     bucket_size: o.BucketSize = "25 MiB",
@@ -81,10 +83,17 @@ def simulate(
     gradient_dtype: o.GradientDtype = None,
     topology: o.TopologyName = None,
     network: o.NetworkName = "packet",
-    collective: o.CollectiveName = "ring",
+    collective: o.CollectiveName = None,
     collective_form: o.CollectiveForm = "pipelined",
     copy_input: o.CopyInput = False,
     host_overhead: o.HostOverhead = None,
+    compute_slowdown: c.ComputeSlowdown = None,
+    collective_slowdown: c.CollectiveSlowdown = None,
+    slow_gpus: c.SlowGpus = None,
+    gpu_kinds: c.GpuKinds = None,
+    stragglers: c.Stragglers = None,
+    slow_links: c.SlowLinks = None,
+    events: c.Events = None,
     option: o.PluginOptions = None,
     gpu: o.Gpu = None,
     operator_times: o.OperatorTimes = None,
@@ -163,6 +172,7 @@ def simulate(
             iterations=iterations,
             micro_batches=micro_batches,
             stages=None if stages is None else [name.strip() for name in stages.split(",")],
+            balance_stages=balance_stages,
             tp_style=tp_style,  # type: ignore[arg-type]
             dp_style=dp_style,  # type: ignore[arg-type]
             bucket_size=bucket_size,
@@ -172,6 +182,15 @@ def simulate(
             operator_times=operator_times,
             compute_model=compute_model,
             host_overhead=host_overhead,
+            conditions=c.given(
+                compute_slowdown=compute_slowdown,
+                collective_slowdown=collective_slowdown,
+                slow_gpus=slow_gpus,
+                gpu_kinds=gpu_kinds,
+                stragglers=stragglers,
+                slow_links=slow_links,
+                events=events,
+            ),
             options=o.key_values(option or ()),
             timeline=timeline is not None or plot is not None,
             progress=progress,
@@ -202,7 +221,7 @@ def compare(
     inference: o.Inference = False,
     topology: o.TopologyName = None,
     network: o.NetworkName = "packet",
-    collective: o.CollectiveName = "ring",
+    collective: o.CollectiveName = None,
     collective_form: o.CollectiveForm = "pipelined",
     gpu: o.Gpu = None,
     copy_input: o.CopyInput = False,

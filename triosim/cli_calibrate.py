@@ -36,9 +36,20 @@ Cache = Annotated[
 ]
 
 
+Collective = Annotated[
+    str | None,
+    typer.Option(
+        "--collective",
+        metavar="NAME",
+        show_default=False,
+        help="Which collective DATA are about, where they do not say.",
+    ),
+]
+
+
 @app.callback()
 def calibrate() -> None:
-    """Measure operators, fit the operator models to what was measured, or judge them on it."""
+    """Measure operators, fit models of operators and collectives to what was measured, or judge them on it."""
 
 
 @app.command(cls=QuickCommand)
@@ -110,16 +121,31 @@ def evaluate(
     ] = None,
     operator: OperatorName = None,
     cache: Cache = None,
+    topology: Annotated[
+        str | None,
+        typer.Option(
+            "--topology",
+            "-t",
+            metavar="NAME",
+            show_default=False,
+            help="DATA are collectives, judged on this topology.",
+        ),
+    ] = None,
+    collective: Collective = None,
     format: o.Format = "table",
 ) -> None:
-    """Show how far the fitted models are off on measured operators.
+    """Show how far the fitted models are off on measured operators or, with --topology, on measured collectives.
 
     [bold]Examples[/]
 
     [cyan]triosim calibrate evaluate gemm_bf16_h100.csv.gz --gpu H100[/]
     [cyan]triosim calibrate evaluate run/ --models h100.npz[/]
     [cyan]triosim calibrate evaluate bmm_fp32_multi_gpu.csv.gz --gpu 'Tesla T4' --format json[/]
+    [cyan]triosim calibrate evaluate all_reduce.txt --topology dgx-h100[/]
     """
+    if topology is not None:
+        _evaluate_collectives(table, topology, collective, gpu, format)
+        return
     from triosim.compute import calibration_run as fitting
     from triosim.compute import evaluation, stored
 
@@ -135,6 +161,66 @@ def evaluate(
         judged = evaluation.judge(rows)
     family, dtype = next(iter(one_operator)) if one_operator else ("all", None)
     _show(judged, target.name, family, dtype, format)
+
+
+def _evaluate_collectives(table: str, topology: str, collective: str | None, gpu: str | None, format: str) -> None:
+    from triosim.networks.calibration import run
+
+    name, total, kinds = run.evaluate(table, topology, collective, gpu)
+    if format == "json":
+        _print_json(run.as_json(name, total, kinds))
+        return
+    rows = {"all": total.total}
+    rows |= {word: one for word, one in (("1 MiB and more", total.large), ("below", total.small)) if one is not None}
+    for kind, judged in kinds.items():
+        both = (("from 1 MiB", judged.large), ("below", judged.small))
+        rows |= {f"{kind} {word}": one for word, one in both if one is not None}
+    _print_table(f"collectives on {name}", rows)
+
+
+@app.command(cls=QuickCommand)
+def network(
+    data: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="DATA...", help="Tables of measured collectives, output of nccl-tests.", show_default=False
+        ),
+    ],
+    topology: Annotated[
+        str,
+        typer.Option(
+            "--topology", "-t", metavar="NAME", show_default=False, help="What was measured: a name or a file."
+        ),
+    ],
+    output: Annotated[
+        str,
+        typer.Option("--output", "-o", metavar="FILE", show_default=False, help="Where the calibrated topology goes."),
+    ],
+    collective: Collective = None,
+    gpu: Annotated[
+        str | None,
+        typer.Option("--gpu", metavar="NAME", show_default=False, help="Which GPU's rows, of a table about several."),
+    ] = None,
+    online: Annotated[
+        bool, typer.Option("--online", help="Move the calibration that the topology has towards the rows, one by one.")
+    ] = False,
+) -> None:
+    """Fit collectives to measured ones, and write a topology on which they take as long, alone on an idle machine.
+
+    Says the errors on sizes that were held out. Kinds that DATA do not have keep what the topology had.
+
+    [bold]Examples[/]
+
+    [cyan]triosim calibrate network nccl.csv --topology dgx-h100 -o cluster.yaml[/]
+    [cyan]triosim calibrate network all_reduce.txt all_gather.txt -t 'switch(8, bandwidth=100 GB/s)' -o box.yaml[/]
+    """
+    from triosim.networks.calibration import run
+
+    def progress(text: str) -> None:
+        print(f"triosim: {text}", file=sys.stderr)
+
+    run.calibrate(data, topology, output, collective=collective, gpu=gpu, online=online, progress=progress)
+    progress(f"wrote {output}; use it: triosim simulate TRACE --parallel ddp --topology {output}")
 
 
 @app.command(cls=QuickCommand)

@@ -93,7 +93,8 @@ Parallel = Annotated[
         "-p",
         autocompletion=_plugins("extrapolators"),
         rich_help_panel=PARALLELISM,
-        help="single, dp, ddp, tp, pp, with sizes and combined (dp=2,tp=4), or a plug-in (file.py:Class).",
+        help="single, dp, ddp, tp, pp, local-sgd, with sizes and combined (dp=2,tp=4), parameter-server, hop, or a plug-in "
+        "(file.py:Class).",
     ),
 ]
 Gpus = Annotated[
@@ -157,6 +158,14 @@ Stages = Annotated[
         rich_help_panel=PARALLELISM,
         show_default=False,
         help="pp: the first layer of each stage after the first. By default balanced by time.",
+    ),
+]
+BalanceStages = Annotated[
+    bool,
+    typer.Option(
+        "--balance-stages",
+        rich_help_panel=PARALLELISM,
+        help="pp: balance by the times on each stage's own GPUs, so that slower ones get fewer layers.",
     ),
 ]
 TpStyle = Annotated[
@@ -224,17 +233,18 @@ NetworkName = Annotated[
         metavar="NAME",
         autocompletion=_plugins("networks"),
         rich_help_panel=SYSTEM,
-        help="The sharing rule: packet, module:Class or file.py:Class.",
+        help="The sharing rule: packet, analytical, photonic, module:Class or file.py:Class.",
     ),
 ]
 CollectiveName = Annotated[
-    str,
+    str | None,
     typer.Option(
         "--collective",
         metavar="NAME",
         autocompletion=_plugins("collective_algorithms"),
         rich_help_panel=SYSTEM,
-        help="The collective algorithm: ring, module:Class or file.py:Class.",
+        show_default=False,
+        help="The collective algorithm: auto (as NCCL chooses), ring, tree, nvls, ... or file.py:Class. By default ring.",
     ),
 ]
 CollectiveForm = Annotated[

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import TYPE_CHECKING, Literal
 
 import simpy
@@ -18,6 +19,7 @@ import simpy
 from triosim.tasks import Compute, Handle
 
 if TYPE_CHECKING:
+    from triosim.pace import Paces, Running, Span
     from triosim.rank import Rank
     from triosim.recording import Recording
     from triosim.trace import Operator
@@ -45,10 +47,20 @@ class Turn:
     last: int = 0
     number: int = 0  # of the timeout that counts; an earlier one has been overtaken
     starts: list[float] = field(default_factory=list)
+    ends: list[float] = field(default_factory=list)  # those too, where speeds change
+    paced: Running | None = None  # runs it on a GPU whose speed changes
+
+    @property
+    def through(self) -> bool:
+        """Whether nothing is left to run once the units are given back."""
+        return self.last == len(self.task.operators) - 1
 
 
 class ComputeUnits:
-    """Runs the Compute tasks of all ranks; ``finish`` is called for each that is through."""
+    """Runs the Compute tasks of all ranks; ``finish`` is called for each that is through.
+
+    ``paces`` are the GPUs' speeds, where these change while they run.
+    """
 
     def __init__(
         self,
@@ -61,6 +73,7 @@ class ComputeUnits:
         self._recording = recording
         self._host_overhead = host_overhead
         self._finish = finish
+        self.paces: Paces | None = None
 
     def begin(self, rank: Rank, handle: Handle, task: Compute) -> None:
         """A computation is ready; it runs when the units are free, first come, first served. What takes no time needs none."""
@@ -95,6 +108,9 @@ class ComputeUnits:
             if handle.launched is not None:
                 turn.rank.record.begins(handle.launched, now)
         turn.last = len(task.operators) - 1
+        if self.paces is not None:
+            self._run_paced(turn, self.paces)
+            return
         if turn.launched is not None:
             seconds = self._launch(turn) - now
         elif turn.done:
@@ -102,6 +118,22 @@ class ComputeUnits:
         else:
             seconds = task.seconds
         self._stop_after(turn, seconds)
+
+    def _run_paced(self, turn: Turn, paces: Paces) -> None:
+        """Let what is left of a computation run on a GPU whose speed may change meanwhile."""
+        operators = turn.task.operators[turn.done :]
+        launches = None
+        if turn.launched is not None:
+            costs = (self._launch_seconds(operator) for operator in operators)
+            launches = list(accumulate(costs, initial=turn.launched))[1:]
+
+        def finish(spans: list[Span]) -> None:
+            turn.last = turn.done + len(spans) - 1
+            self._record_paced(turn, spans)
+            self._leave(turn)
+
+        seconds = [operator.seconds for operator in operators]
+        turn.paced = paces.of[turn.rank.index].start(seconds, launches, finish)
 
     def _stop_after(self, turn: Turn, seconds: float) -> None:
         turn.number += 1
@@ -130,6 +162,9 @@ class ComputeUnits:
         operators, now = turn.task.operators, self._env.now
         if turn.last < len(operators) - 1:
             return  # it does already
+        if turn.paced is not None:
+            turn.paced.make_room()
+            return
         end = turn.began
         for index in range(turn.done, len(operators) - 1):
             if turn.launched is not None:
@@ -153,12 +188,15 @@ class ComputeUnits:
         turn, number = stopped
         if number != turn.number:
             return
+        self._record(turn)
+        self._leave(turn)
+
+    def _leave(self, turn: Turn) -> None:
+        """Give the units back, for good or for a while."""
         rank = turn.rank
-        through = turn.last == len(turn.task.operators) - 1
-        self._record(turn, through)
         rank.running.remove(turn)
         rank.free += turn.task.share
-        if through:
+        if turn.through:
             self._finish(rank, turn.handle)
         else:
             self._resume_later(turn)
@@ -174,7 +212,7 @@ class ComputeUnits:
         turn.done = following
         turn.rank.wanting.append(turn)
 
-    def _record(self, turn: Turn, through: bool) -> None:
+    def _record(self, turn: Turn) -> None:
         """Record what ran since the computation got the units."""
         record, task, now = turn.rank.record, turn.task, self._env.now
         operators = task.operators[turn.done : turn.last + 1]
@@ -187,17 +225,34 @@ class ComputeUnits:
                 record.compute.add(start, before)
         else:
             record.compute.add(turn.began, now)
-            if turn.done or not through:
+            if turn.done or not turn.through:
                 start = turn.began
                 for operator in operators:
                     turn.starts.append(start)
                     start += operator.seconds
-        if through:
+        if turn.through:
             if turn.starts:
                 turn.handle.operator_starts = tuple(turn.starts)
+            record.compute_seconds += task.seconds
             self._count(turn.rank, task)
 
+    def _record_paced(self, turn: Turn, spans: list[Span]) -> None:
+        """Record what ran since the computation got the units, and how much longer than it was to take."""
+        record, before = turn.rank.record, turn.began
+        for start, end in spans:
+            record.launching.add(before, start)
+            record.compute.add(start, end)
+            turn.starts.append(start)
+            turn.ends.append(end)
+            before = end
+        took = math.fsum(end - start for start, end in spans)
+        asked = math.fsum(operator.seconds for operator in turn.task.operators[turn.done : turn.last + 1])
+        record.compute_seconds += took
+        record.slowed_seconds += max(took - asked, 0.0)
+        if turn.through:
+            turn.handle.operator_starts, turn.handle.operator_ends = tuple(turn.starts), tuple(turn.ends)
+            self._count(turn.rank, turn.task)
+
     def _count(self, rank: Rank, task: Compute) -> None:
-        rank.record.compute_seconds += task.seconds
         _, runs = self._recording.computed.setdefault(id(task), (task, {}))
         runs[rank.index] = runs.get(rank.index, 0) + 1

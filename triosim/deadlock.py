@@ -19,13 +19,22 @@ def report_deadlock(
     stuck: Sequence[Rank],
     gathering: Mapping[tuple[Communicator, int], Sequence[Handle]],
     posted: Mapping[tuple[Channel, int], Side],
+    failures: Sequence[str] = (),
 ) -> DeadlockError:
-    """Return the error for ranks of which the clock has run out; ranks that wait for the same are named together."""
+    """Return the error for ranks of which the clock has run out; ranks that wait for the same are named together.
+
+    ``failures`` are why, where that is known.
+    """
     reasons: dict[str, list[int]] = {}
     for rank in stuck:
         reasons.setdefault(_reason(rank, gathering, posted), []).append(rank.index)
     said = [f"{_ranks(ranks)} in {reason}" for reason, ranks in reasons.items()]
     more = f" and {len(said) - _SHOWN} more" if len(said) > _SHOWN else ""
+    if failures:
+        return DeadlockError(
+            f"{', '.join(failures)}: {len(stuck)} ranks can never go on: {'; '.join(said[:_SHOWN])}{more}",
+            fix="let it come back at a later time, or be slow instead",
+        )
     return DeadlockError(
         f"deadlock: {len(stuck)} ranks can never go on: {'; '.join(said[:_SHOWN])}{more}",
         fix="look at the order in which these ranks issue their tasks",
@@ -59,7 +68,7 @@ def _reason(
             return ", ".join(waits[:_SHOWN])
     if handle.started is None:
         return f"{_name(task)}, which waits for its turn"
-    return f"{_name(task)}, which the network never finished"
+    return f"{_name(task)}, which {'its GPU' if isinstance(task, Compute) else 'the network'} never finished"
 
 
 def _partner(part: Send | Recv) -> str:

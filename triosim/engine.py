@@ -16,9 +16,12 @@ from typing import TYPE_CHECKING, Any
 import simpy
 
 from triosim.compute_units import ComputeUnits, HostOverhead
+from triosim.conditions import Conditions
 from triosim.deadlock import report_deadlock
 from triosim.errors import SimulationError
+from triosim.events import failures, let_happen
 from triosim.networks.base import when
+from triosim.pace import Paces
 from triosim.rank import Rank, follow
 from triosim.recording import Recording
 from triosim.rendezvous import Rendezvous, enlist
@@ -57,7 +60,9 @@ _PROGRESS_EVERY = 2048
 class Engine:
     """Runs task streams on a network. One engine runs once.
 
-    ``host_overhead`` is the host's cost of a launch, ``timeline`` keeps every task's handle in the recording.
+    ``host_overhead`` is the host's cost of a launch, ``timeline`` keeps every task's handle in the recording,
+    ``conditions`` say how much computation and communication on one GPU hamper each other, and what happens when; that
+    GPUs are unequal from the start is in their streams.
     """
 
     def __init__(
@@ -68,6 +73,7 @@ class Engine:
         host_overhead: HostOverhead = None,
         timeline: bool = False,
         progress: Progress | None = None,
+        conditions: Conditions | None = None,
     ) -> None:
         self.env = env
         self.network = network
@@ -75,13 +81,16 @@ class Engine:
         self.progress = progress
         self.ranks: dict[int, Rank] = {}
         self.recording = Recording(ranks=[], handles=[] if timeline else None)
-        self.rendezvous = Rendezvous(network, self.ranks, self.recording, self._communicated)
+        self.rendezvous = Rendezvous(network, self.ranks, self.recording, self._communicated, self._watch)
+        self.conditions = conditions or Conditions()
+        self.paces: Paces | None = None  # where GPUs do not always compute at the same speed
         self._finished_tasks = 0
         self._unfinished = 0  # hosts that still draw tasks, and tasks that are issued and not done
         self._ready: deque[Handle] = deque()
         self._draining = False
+        self.units = ComputeUnits(env, self.recording, host_overhead, self._finish)
         self._begin: dict[type[Task], Callable[[Rank, Handle, Any], None]] = {
-            Compute: ComputeUnits(env, self.recording, host_overhead, self._finish).begin,
+            Compute: self.units.begin,
             Copy: self._begin_copy,
             Send: self.rendezvous.transfer,
             Recv: self.rendezvous.transfer,
@@ -104,12 +113,15 @@ class Engine:
                 )
         self.ranks.update((index, Rank(index)) for index in sorted(streams))
         self.recording.ranks = [rank.record for rank in self.ranks.values()]
+        if self.conditions.changing:
+            self.paces = self.units.paces = Paces(self.env, self.ranks, self.conditions.interference)
+        let_happen(self.conditions, self.network, self.paces.of if self.paces else {})
         hosts = {rank: self.env.process(self._host(rank, streams[rank.index])) for rank in self.ranks.values()}
         self._unfinished += len(hosts)
         self._run_until_finished()
         stuck = [rank for rank, host in hosts.items() if rank.open or host.is_alive]
         if stuck:
-            raise report_deadlock(stuck, self.rendezvous.gathering, self.rendezvous.posted)
+            raise report_deadlock(stuck, self.rendezvous.gathering, self.rendezvous.posted, failures(self.conditions))
         self.recording.end = max((rank.finished for rank in self.recording.ranks), default=0.0)
         return self.recording
 
@@ -214,7 +226,7 @@ class Engine:
         tails = rank.tails
         kind = type(task)
         if kind is Iteration:
-            for other in rank.open:
+            for other in rank.open if task.of is None else task.of:
                 follow(handle, other)
         else:
             stream = task.stream
@@ -312,7 +324,7 @@ class Engine:
                 assert isinstance(following, Copy)
                 self._start_copy(rank, queue[0], following)
 
-        when(self.network.transfer(source, destination, task.nbytes), done)
+        self._watch("copy", (rank.index,), self.network.transfer(source, destination, task.nbytes), done)
 
     def _node(self, rank: Rank, name: str) -> str:
         topology = self.network.topology
@@ -330,6 +342,13 @@ class Engine:
             )
         return host
 
+    def _watch(self, kind: str, ranks: Iterable[int], event: simpy.Event, done: Callable[[simpy.Event], None]) -> None:
+        """A transfer begins to run on some ranks; call back when it is through."""
+        if self.paces is None:
+            when(event, done)
+        else:
+            self.paces.transfer(kind, ranks, event, done)
+
     def _communicated(self, rank: Rank, handle: Handle) -> None:
         """A transfer or collective is through on one rank."""
         assert handle.arrived is not None
@@ -340,6 +359,8 @@ class Engine:
 
 
 def _launches(task: Task) -> int:
+    if type(task) is Recv and task.ahead:
+        return 0
     return len(task.operators) if isinstance(task, Compute) else 1
 
 

@@ -23,15 +23,34 @@ GROUPS: tuple[Group, ...] = get_args(Group)
 
 #: What ships with triosim. Kept here and not as entry points, whose scan would cost every start 20 ms.
 BUILT_IN: dict[Group, dict[str, str]] = {
-    "networks": {"packet": "triosim.networks.packet:PacketNetwork"},
+    "networks": {
+        "packet": "triosim.networks.packet:PacketNetwork",
+        "analytical": "triosim.networks.analytical:AnalyticalNetwork",
+        "photonic": "triosim.networks.photonic:PhotonicNetwork",
+    },
     "extrapolators": {
         "single": "triosim.extrapolators.single:Single",
         "dp": "triosim.extrapolators.dp:DataParallel",
         "ddp": "triosim.extrapolators.ddp:DistributedDataParallel",
         "tp": "triosim.extrapolators.tp:TensorParallel",
         "pp": "triosim.extrapolators.pp:PipelineParallel",
+        "local-sgd": "triosim.extrapolators.local_sgd:LocalSGD",
+        "parameter-server": "triosim.extrapolators.parameter_server:ParameterServer",
+        "hop": "triosim.extrapolators.hop:Hop",
     },
-    "collective_algorithms": {"ring": "triosim.networks.collectives.ring:Ring"},
+    "collective_algorithms": {
+        "ring": "triosim.networks.collectives.ring:Ring",
+        "bidirectional-ring": "triosim.networks.collectives.bidirectional_ring:BidirectionalRing",
+        "chain": "triosim.networks.collectives.chain:Chain",
+        "tree": "triosim.networks.collectives.tree:Tree",
+        "double-binary-tree": "triosim.networks.collectives.double_binary_tree:DoubleBinaryTree",
+        "direct": "triosim.networks.collectives.direct:Direct",
+        "halving-doubling": "triosim.networks.collectives.halving_doubling:HalvingDoubling",
+        "hierarchical": "triosim.networks.collectives.hierarchical:Hierarchical",
+        "in-switch": "triosim.networks.collectives.in_switch:InSwitch",
+        "nvls": "triosim.networks.collectives.in_switch:SlicedInSwitch",
+        "auto": "triosim.networks.collectives.auto:Auto",
+    },
     "compute_models": {
         "linear": "triosim.compute.linear:Linear",
         "roofline": "triosim.compute.roofline:Roofline",
@@ -113,7 +132,8 @@ class Options:
 def make(plugin: Any, *arguments: Any, options: Options, settings: Mapping[str, Any] | None = None) -> Any:
     """Call a plug-in's constructor with ``arguments``, the options that it names, and the ``settings`` that it takes.
 
-    Settings have options of their own, so that they cannot be given by name. Raises ``PluginError`` when it fails.
+    Settings have options of their own, so that they cannot be given by name; None leaves the plug-in's default. Raises
+    ``PluginError`` when it fails.
     """
     settings = settings or {}
     parameters = inspect.signature(plugin).parameters
@@ -123,7 +143,9 @@ def make(plugin: Any, *arguments: Any, options: Options, settings: Mapping[str, 
         for name, parameter in list(parameters.items())[len(arguments) :]
         if name not in settings and parameter.kind in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD)
     ]
-    keywords = {name: value for name, value in settings.items() if takes_all or name in parameters}
+    keywords = {
+        name: value for name, value in settings.items() if (takes_all or name in parameters) and value is not None
+    }
     try:
         return plugin(*arguments, **keywords, **options.take(named))
     except TriosimError:

@@ -71,7 +71,9 @@ def overlap(first: list[Interval], second: list[Interval]) -> float:
 
 @dataclass(slots=True)
 class RankRecord:
-    """What one rank did. ``compute_seconds`` is the sum of its operators' times.
+    """What one rank did. ``compute_seconds`` is the sum of its operators' times, as they ran.
+
+    ``slowed_seconds`` of them are due to what else went on: without that they would have been less.
 
     ``launching`` is when its compute units waited for the host, whatever else went on meanwhile.
     """
@@ -81,6 +83,7 @@ class RankRecord:
     communication: Intervals = field(default_factory=Intervals)
     launching: Intervals = field(default_factory=Intervals)
     compute_seconds: float = 0.0
+    slowed_seconds: float = 0.0
     waiting_seconds: float = 0.0
     finished: float = 0.0
     iterations: list[float] = field(default_factory=list)
@@ -107,8 +110,11 @@ def operator_times(handle: Handle) -> Iterator[tuple[Operator, float, float]]:
     if not isinstance(task, Compute) or handle.started is None:
         return
     if handle.operator_starts is not None:
-        for operator, start in zip(task.operators, handle.operator_starts, strict=True):
-            yield operator, start, start + operator.seconds
+        starts = handle.operator_starts
+        ends = handle.operator_ends or [
+            start + operator.seconds for operator, start in zip(task.operators, starts, strict=True)
+        ]
+        yield from zip(task.operators, starts, ends, strict=True)
         return
     now = handle.started
     for operator in task.operators:

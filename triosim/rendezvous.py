@@ -6,19 +6,21 @@ order. What has met goes to the network, and is through when the network says so
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 import simpy
 
 from triosim.errors import SimulationError
-from triosim.networks.base import when
 from triosim.rank import Channel, Rank, Side, follow
 from triosim.recording import Recording
 from triosim.tasks import Batch, Collective, Communicator, Handle, Recv, Send, Task
 
 if TYPE_CHECKING:
     from triosim.networks.base import Network
+
+#: Told of a transfer that begins to run: its kind, its ranks, when the network is through with it, what to do then.
+Watch = Callable[[str, Iterable[int], simpy.Event, Callable[[simpy.Event], None]], None]
 
 
 def enlist(rank: Rank, handle: Handle, task: Task) -> None:
@@ -41,7 +43,10 @@ def enlist(rank: Rank, handle: Handle, task: Task) -> None:
 
 
 class Rendezvous:
-    """Begins collectives, sends and receives; ``finish`` is called for each rank that is through with one."""
+    """Begins collectives, sends and receives; ``finish`` is called for each rank that is through with one.
+
+    ``watch`` is told of each that begins, and calls back when it is through.
+    """
 
     def __init__(
         self,
@@ -49,6 +54,7 @@ class Rendezvous:
         ranks: Mapping[int, Rank],
         recording: Recording,
         finish: Callable[[Rank, Handle], None],
+        watch: Watch,
     ) -> None:
         self.gathering: dict[tuple[Communicator, int], list[Handle]] = {}  # collectives that wait for their last member
         self.posted: dict[tuple[Channel, int], Side] = {}  # sends and receives that wait for the other side
@@ -57,6 +63,7 @@ class Rendezvous:
         self._ranks = ranks
         self._recording = recording
         self._finish = finish
+        self._watch = watch
 
     def collective(self, rank: Rank, handle: Handle, task: Collective) -> None:
         """A rank has arrived at a collective; the last of its group starts it."""
@@ -79,7 +86,8 @@ class Rendezvous:
             for member in members:
                 self._finish(self._ranks[member.rank], member)
 
-        when(self._network.collective(task.kind, group.ranks, task.nbytes, root=task.root, shares=task.shares), done)
+        event = self._network.collective(task.kind, group.ranks, task.nbytes, root=task.root, shares=task.shares)
+        self._watch(task.kind, group.ranks, event, done)
 
     def transfer(self, rank: Rank, handle: Handle, task: Send | Recv) -> None:
         """A rank has arrived at a send or a receive."""
@@ -114,6 +122,8 @@ class Rendezvous:
         for one in (other, side):
             if one.handle.started is None:
                 one.handle.started = now
+                if isinstance(one.handle.task, Recv) and one.handle.task.ahead:
+                    one.handle.arrived = now
         send = side.part if isinstance(side.part, Send) else other.part
         assert isinstance(send, Send)
 
@@ -122,7 +132,8 @@ class Rendezvous:
             other.finish(other.rank, other.handle)
             side.finish(side.rank, side.handle)
 
-        when(self._network.transfer(channel.source, channel.destination, send.nbytes), done)
+        event = self._network.transfer(channel.source, channel.destination, send.nbytes)
+        self._watch("send", (channel.source, channel.destination), event, done)
 
 
 def _next(issued: dict[Communicator | Channel, int], key: Communicator | Channel) -> int:

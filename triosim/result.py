@@ -128,7 +128,8 @@ class ResultData:
 
     ``step_time_interval_s`` is between which times the step is expected, nine times in ten, by the errors of the predicted
     operators; None where all times are the trace's. ``launch_wait_s`` is the part of the step in which a GPU waits for the
-    host to launch, the mean over the ranks.
+    host to launch, the mean over the ranks. ``network_figures`` is what the network has counted in the whole run, by
+    name; None where it counts nothing but bytes.
     """
 
     step_time_s: float
@@ -145,6 +146,7 @@ class ResultData:
     step_time_interval_s: tuple[float, float] | None = None
     predictions: tuple[Prediction, ...] = ()
     launch_wait_s: float = 0.0
+    network_figures: Mapping[str, Any] | None = None
     schema: str = SCHEMA
 
 

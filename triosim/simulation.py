@@ -16,16 +16,21 @@ from triosim import gpus as catalogue
 from triosim.compute import operator_times as times_from_elsewhere
 from triosim.compute.pricing import on_gpu
 from triosim.compute_units import HostOverhead
+from triosim.conditions import read as read_conditions
 from triosim.engine import Engine, Progress
 from triosim.errors import OptionError, PluginError, TriosimError
 from triosim.extrapolators.base import ParallelOptions
 from triosim.extrapolators.captured import Captured
 from triosim.extrapolators.plan import Plan, gpus_named_by, plan
+from triosim.networks import calibrated
 from triosim.networks.base import Network
 from triosim.networks.topology import Topology
 from triosim.task_streams import TaskStreams
 from triosim.trace import Trace
 from triosim.trace_formats import read
+from triosim.unequal import Unequal, with_slow_links
+from triosim.unequal import check as check_conditions
+from triosim.unequal import notes as unequal_notes
 from triosim.units import Quantity, parse_bytes, parse_time
 
 if TYPE_CHECKING:
@@ -62,7 +67,7 @@ def simulate(
     gpu: str | PathLike[str] | None = None,
     topology: TopologyLike | None = None,
     network: str | type = "packet",
-    collective: str | type = "ring",
+    collective: str | type | None = None,
     collective_form: Literal["pipelined", "steps"] = "pipelined",
     batch_size: int | None = None,
     global_batch_size: int | None = None,
@@ -70,6 +75,7 @@ def simulate(
     iterations: int = 1,
     micro_batches: int | None = None,
     stages: Sequence[str] | None = None,
+    balance_stages: bool = False,
     tp_style: Literal["gather", "megatron"] = "gather",
     dp_style: Literal["all-reduce", "replicate"] = "all-reduce",
     bucket_size: Quantity = "25 MiB",
@@ -79,6 +85,7 @@ def simulate(
     operator_times: str | PathLike[str] | None = None,
     compute_model: str | type = "auto",
     host_overhead: Quantity | None = None,
+    conditions: Mapping[str, Any] | None = None,
     options: Mapping[str, str] | None = None,
     timeline: bool = False,
     progress: Progress | None = None,
@@ -92,16 +99,20 @@ def simulate(
     gpu: another GPU than the trace's, for which times are then predicted: a name of the catalogue ("H100"), or a file.
     topology: a ``Topology``, a mapping, a file, or a name such as "dgx-h100" or "ring(8, bandwidth=50 GB/s)"; without
         it, the usual one for the GPU, which the result's notes state.
-    network, collective, compute_model: a name, "module:Class", "file.py:Class" or a class.
+    network, collective, compute_model: a name, "module:Class", "file.py:Class" or a class. Without ``collective``, the
+        network's own algorithm: "ring" for packet, "auto" for analytical.
     collective_form: "pipelined" (the steady state of a chunked algorithm) or "steps" (each of its transfers).
     batch_size: of each data-parallel replica; ``global_batch_size``: of all of them together; by default the trace's.
     training: False runs the forward pass alone.
     micro_batches, stages: of a pipeline; by default as many as stages, and balanced by measured time.
+    balance_stages: whether that is the time on the GPUs of each stage, so that slower ones get fewer layers.
     bucket_size, first_bucket_size: of ``ddp``; PyTorch's by default.
     gradient_dtype: what gradients are reduced in, "float32" say; by default each parameter's own.
     copy_input: whether each rank copies its input from host memory.
     operator_times: a file with times that replace the trace's, by operator or layer.
     host_overhead: what a launch costs the host: seconds or "5 us"; "trace" takes each operator's own.
+    conditions: what is uneven or slow, beside what the topology's file says: {"slow_gpus": {3: 1.5}, "compute_slowdown": 1.2};
+        see docs/conditions.md.
     options: what plug-ins ask for by name: a constructor's keywords, as text.
     timeline: keep every task, for ``Result.save_timeline`` and the Gantt chart.
     progress: called now and then with the simulated time and the number of finished tasks.
@@ -141,7 +152,12 @@ def simulate(
     if isinstance(topology, (str, PathLike)) and Path(topology).is_file():
         files["topology"] = str(topology)
     system = _topology(topology, gpus, the_trace, notes, copy_input=copy_input)
-    algorithm = plugins.make(_found("collective_algorithms", collective), options=chosen)
+    circumstances = read_conditions(conditions or {}, _no_condition, system.conditions)
+    if circumstances.slow_links is not None:
+        system = with_slow_links(system, circumstances.slow_links)
+    algorithm = None
+    if collective is not None:
+        algorithm = plugins.make(_found("collective_algorithms", collective), options=chosen)
     env = simpy.Environment()
     the_network = plugins.make(
         _found("networks", network),
@@ -150,12 +166,14 @@ def simulate(
         settings={"algorithm": algorithm, "form": collective_form, "record": timeline},
     )
     _check_network(the_network)
+    check_conditions(circumstances, the_network)
     the_plan: Plan | Captured
-    if isinstance(subject, TaskStreams):
-        captured_run.check_times(subject)
-        the_plan = Captured(subject, iterations=iterations)
-    else:
-        with plugins.blamed():
+    with plugins.blamed():
+        unequal = Unequal(circumstances, the_trace, model)
+        if isinstance(subject, TaskStreams):
+            captured_run.check_times(subject)
+            the_plan = Captured(subject, iterations=iterations)
+        else:
             the_plan = plan(
                 subject,
                 parallel,
@@ -173,6 +191,7 @@ def simulate(
                     micro_batches=micro_batches,
                     stages=tuple(stages) if stages is not None else None,
                     gradient_dtype=gradient_dtype,
+                    factor=unequal.factor if balance_stages else None,
                     extra=chosen.left,
                 ),
                 model=model,
@@ -181,6 +200,9 @@ def simulate(
     chosen.refuse_left()
     if isinstance(the_plan, Plan):
         notes.extend(_without_effect(given, the_plan.parallel))
+    notes.extend(calibrated.notes(the_network, the_plan.world))
+    if collective_form == "steps" and "form" not in inspect.signature(type(the_network)).parameters:
+        notes.append(f"--collective-form has no effect with the network {type(the_network).__name__}")
     if the_plan.world > len(system.gpus):
         raise OptionError(
             f"the topology has {len(system.gpus)} GPUs, {the_plan.world} are asked for",
@@ -190,9 +212,20 @@ def simulate(
 
     if host_overhead == "trace" and not any(operator.host_seconds for operator in the_trace.operators):
         notes.append("the trace has no host times, so that a launch costs nothing")
-    engine = Engine(env, the_network, host_overhead=_host_overhead(host_overhead), timeline=timeline, progress=progress)
+    engine = Engine(
+        env,
+        the_network,
+        host_overhead=_host_overhead(host_overhead),
+        timeline=timeline,
+        progress=progress,
+        conditions=circumstances,
+    )
     with plugins.blamed():
-        recording = engine.run({rank: the_plan.tasks(rank) for rank in range(the_plan.world)})
+        streams = {rank: the_plan.tasks(rank) for rank in range(the_plan.world)}
+        if circumstances.uneven:
+            streams = {rank: unequal.stream(rank, stream) for rank, stream in streams.items()}
+        notes.extend(unequal_notes(circumstances, the_plan.world))
+        recording = engine.run(streams)
 
     from triosim.result import Result
 
@@ -201,7 +234,7 @@ def simulate(
         recording,
         trace=the_trace,
         plan=the_plan,
-        topology=system,
+        topology=the_network.topology,
         network=the_network,
         inputs=Inputs({name: _plain(value) for name, value in given.items()}, files),
         notes=notes,
@@ -263,6 +296,7 @@ def _with_gpus(system: Topology) -> Topology:
 #: The options that one parallelism reads, and no other that ships with triosim.
 _BELONGS_TO = {
     "stages": "pp",
+    "balance_stages": "pp",
     "tp_style": "tp",
     "dp_style": "dp",
     "bucket_size": "ddp",
@@ -279,6 +313,11 @@ def _without_effect(given: Mapping[str, Any], parallel: str) -> Iterator[str]:
     for option, owner in _BELONGS_TO.items():
         if owner not in names and given[option] != defaults[option].default:
             yield f"--{option.replace('_', '-')} has no effect without {owner}"
+
+
+def _no_condition(path: tuple[str | int, ...], what: str, fix: str | None) -> OptionError:
+    option = "event" if path[0] == "events" else str(path[0]).replace("_", "-")
+    return OptionError(what, where=f"--{option}", fix=fix)
 
 
 def _parsed(parse: Callable[[Quantity], float], value: Quantity, option: str) -> float:

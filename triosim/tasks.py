@@ -35,6 +35,7 @@ class Handle:
         "dependents",
         "finished",
         "launched",
+        "operator_ends",
         "operator_starts",
         "place",
         "rank",
@@ -51,7 +52,8 @@ class Handle:
         self.started: float | None = None
         self.finished: float | None = None
         self.launched: float | None = None  # when its launch began, where launching costs the host time
-        self.operator_starts: tuple[float, ...] | None = None  # of a Compute with such launches
+        self.operator_starts: tuple[float, ...] | None = None  # of a Compute with such launches, or of changing speed
+        self.operator_ends: tuple[float, ...] | None = None  # if they are not the starts and the operators' seconds
         self.place: tuple[int, ...] = ()  # in the order by which collectives, sends and receives find their partners
         self.unmet = 1  # what must still be done before the task is ready; one for the issuing itself
         self.dependents: list[Handle] | None = []  # the tasks that wait for this one; None once it is done
@@ -234,13 +236,18 @@ class Send(Task):
 
 @dataclass(frozen=True, slots=True)
 class Recv(Task):
-    """Bytes from another rank, as many as its ``Send`` says."""
+    """Bytes from another rank, as many as its ``Send`` says.
+
+    ``ahead`` is a buffer that stands ready for what may come much later: it is no launch, and as communication it counts
+    from when its send comes, not from when it was issued.
+    """
 
     source: int
     tag: int = 0
     stream: str | None = COMMUNICATION_STREAM
     issuer: str | None = COMPUTE_STREAM
     label: str = ""
+    ahead: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,7 +307,9 @@ class Host(Task):
 
 @dataclass(frozen=True, slots=True)
 class Iteration(Task):
-    """The end of an iteration: the time at which all that the rank has issued so far is done is put into the result."""
+    """The end of an iteration: the time at which ``of`` is done is put into the result; by default all issued so far."""
+
+    of: tuple[Handle, ...] | None = None
 
 
 #: What an extrapolator gives for one rank. What ``yield`` answers depends on the task, so its type is left open.

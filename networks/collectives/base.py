@@ -8,27 +8,35 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, get_args
 
 from triosim.errors import OptionError, PluginError, SimulationError, nearest
 from triosim.networks.topology import Topology
 from triosim.tasks import CollectiveKind
 
+if TYPE_CHECKING:
+    from triosim.networks.collectives.symmetric import Symmetric
+
 WITH_ROOT = frozenset({"broadcast", "reduce", "gather", "scatter"})
 WITH_SHARES = frozenset({"all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"})
+
+
+Place: TypeAlias = int | str  # a rank, or the name of a switch that takes part
+Chunks: TypeAlias = int | range | tuple[int, ...]  # one piece of the data, or several that go together
 
 
 class Transfer(NamedTuple):
     """Bytes from one rank to another, as soon as the transfers numbered ``after`` (all earlier ones) are delivered.
 
-    ``chunk`` says which piece of the data it is, and so which transfers pass the same piece on. The receiver keeps it
-    (``copy``) or adds it to its own (``reduce``). (A tuple, because an all-reduce of 1,024 ranks has two million of
-    them.)
+    ``chunk`` says which piece of the data it is (or pieces), and so which transfers pass the same piece on. The
+    receiver keeps it (``copy``) or adds it to its own (``reduce``). Pieces that belong to ``group[i]`` have numbers
+    that are i modulo N; in an all-to-all, what ``group[i]`` has for ``group[j]`` is i N + j modulo N squared. Switches
+    take part by name. (A tuple, because an all-reduce of 1,024 ranks has two million of them.)
     """
 
-    source: int
-    destination: int
-    chunk: int
+    source: Place
+    destination: Place
+    chunk: Chunks
     nbytes: float
     action: Literal["copy", "reduce"] = "copy"
     after: tuple[int, ...] = ()
@@ -37,26 +45,40 @@ class Transfer(NamedTuple):
 class Edge(NamedTuple):
     """What one rank sends to another in the whole of a collective."""
 
-    source: int
-    destination: int
+    source: Place
+    destination: Place
     nbytes: float
 
 
 class Pipeline(NamedTuple):
-    """A collective cut into so many chunks that all its edges are busy at once, ``latency`` after it started."""
+    """A collective cut into so many chunks that all its edges are busy at once, ``latency`` after it started.
+
+    ``fill`` is what comes on top where the chunks are not that many: the seconds in which the slowest part waits for
+    the first of them, and the others finish the last. Unlike the latency, it grows with the size.
+    """
 
     edges: tuple[Edge, ...]
     latency: float
+    fill: float = 0.0
+
+
+class Cost(NamedTuple):
+    """What a collective takes on idle links: the latency, and the seconds that its bytes need, which grow with them."""
+
+    latency: float
+    seconds: float
 
 
 class CollectiveAlgorithm(ABC):
     """A way to run collectives. A plug-in writes ``transfers``; the pipelined form follows from them.
 
     ``proportional`` promises that the transfers depend on the size only in that their bytes grow with it (if there
-    are no unequal shares): they are then laid out once, and not for each size.
+    are no unequal shares): they are then laid out once, and not for each size. ``steady`` promises it for the
+    pipelined form alone.
     """
 
     proportional: bool = False
+    steady: bool = False
 
     @abstractmethod
     def transfers(
@@ -89,34 +111,90 @@ class CollectiveAlgorithm(ABC):
 
         That is the latency along the longest chain of transfers that pass one chunk on.
         """
-        edges: dict[tuple[int, int], float] = {}
-        filled: list[float] = []  # when the first byte of each transfer comes in
-        transfers: list[Transfer] = []
         found = self.transfers(kind, group, nbytes, topology, root=root, shares=shares)
-        for transfer in checked(self, found, group):
-            source, destination = transfer.source, transfer.destination
-            edges[source, destination] = edges.get((source, destination), 0.0) + transfer.nbytes
-            passed_on = (
-                filled[earlier]
-                for earlier in transfer.after
-                if transfers[earlier].destination == source and transfers[earlier].chunk == transfer.chunk
-            )
-            filled.append(max(passed_on, default=0.0) + latency_of(topology, source, destination))
-            transfers.append(transfer)
-        return Pipeline(tuple(Edge(*ends, size) for ends, size in edges.items()), max(filled, default=0.0))
+        return steady_state(checked(self, found, group, topology), topology)
+
+    def cost(
+        self,
+        kind: CollectiveKind,
+        group: Sequence[int],
+        nbytes: float,
+        topology: Topology,
+        *,
+        root: int | None = None,
+        shares: Sequence[float] | None = None,
+    ) -> Cost:
+        """Return what the pipelined form takes while nothing else is on the links: its busiest link sets the pace."""
+        edges, latency, fill = self.pipeline(kind, group, nbytes, topology, root=root, shares=shares)
+        return Cost(latency, busiest(edges, topology) + fill)
+
+    def choose(
+        self, kind: CollectiveKind, group: Sequence[int], nbytes: float, topology: Topology, root: int | None = None
+    ) -> CollectiveAlgorithm:
+        """Return the algorithm that does it: this one, unless it chooses among others."""
+        return self
+
+    def symmetric(self, kind: CollectiveKind, group: Sequence[int], topology: Topology) -> Symmetric | None:
+        """Return the pipelined form of a collective, per byte, as one rank sees it; None unless all do the same."""
+        return None
+
+    def alternatives(
+        self, kind: CollectiveKind, group: Sequence[int], topology: Topology
+    ) -> Sequence[CollectiveAlgorithm]:
+        """Return the algorithms among which this one chooses by cost: itself, unless it chooses."""
+        return (self,)
 
 
-def checked(algorithm: CollectiveAlgorithm, transfers: object, group: Sequence[int]) -> Iterator[Transfer]:
+def steady_state(transfers: Iterable[Transfer], topology: Topology) -> Pipeline:
+    """Return the pipelined form of transfers: each edge with all its bytes, and the longest chain's latency."""
+    edges: dict[tuple[Place, Place], float] = {}
+    filled: list[float] = []  # when the first byte of each transfer comes in
+    past: list[tuple[Place, Chunks]] = []
+    for source, destination, chunk, nbytes, _, after in transfers:
+        edges[source, destination] = edges.get((source, destination), 0.0) + nbytes
+        passed_on = (
+            filled[earlier] for earlier in after if past[earlier][0] == source and overlap(past[earlier][1], chunk)
+        )
+        filled.append(max(passed_on, default=0.0) + latency_of(topology, source, destination))
+        past.append((destination, chunk))
+    return Pipeline(tuple(Edge(*ends, size) for ends, size in edges.items()), max(filled, default=0.0))
+
+
+def overlap(one: Chunks, other: Chunks) -> bool:
+    """Return whether two transfers have a piece in common."""
+    if isinstance(one, int):
+        return one == other if isinstance(other, int) else one in other
+    return other in one if isinstance(other, int) else not set(one).isdisjoint(other)
+
+
+def busiest(edges: Iterable[Edge], topology: Topology) -> float:
+    """Return the seconds that the busiest link needs for all that edges send over it."""
+    loads: dict[str, float] = {}
+    for source, destination, nbytes in edges:
+        for link in topology.route(source, destination):
+            loads[link.name] = loads.get(link.name, 0.0) + nbytes / link.bandwidth
+    return max(loads.values(), default=0.0)
+
+
+def checked(
+    algorithm: CollectiveAlgorithm, transfers: object, group: Sequence[int], topology: Topology
+) -> Iterator[Transfer]:
     """Yield an algorithm's transfers, and raise ``PluginError`` for one that cannot be."""
     where = type(algorithm).__name__
     if not isinstance(transfers, Iterable):
         raise PluginError(f"transfers() returned a {type(transfers).__name__}", where=where, fix="yield Transfer")
-    ranks = set(group)
+    members: set[Place] = set(group)  # and the switches that take part, as they come
+
+    def strange(place: Place) -> bool:
+        if place not in members and isinstance(place, str) and place in topology.nodes:
+            members.update((place,) if topology.nodes[place].kind == "switch" else ())
+        return place not in members
+
     for number, transfer in enumerate(transfers):
         if not isinstance(transfer, Transfer):
             raise PluginError(f"transfer {number} is a {type(transfer).__name__}", where=where, fix="yield Transfer")
         source, destination, _, nbytes, _, after = transfer
-        if source not in ranks or destination not in ranks or source == destination:
+        if strange(source) or strange(destination) or source == destination:
             raise PluginError(
                 f"transfer {number} goes from rank {source} to rank {destination}",
                 where=where,
@@ -156,9 +234,9 @@ def check(
         raise OptionError(f"unknown collective '{kind}'", fix=nearest(str(kind), kinds))
     if not group:
         raise SimulationError("the group has no ranks", where=kind)
-    for rank in group:
+    for rank in (min(group), max(group)) if isinstance(group, range) else group:
         topology.node(rank)
-    if len(set(group)) < len(group):
+    if not isinstance(group, range) and len(set(group)) < len(group):
         repeated = next(rank for place, rank in enumerate(group) if rank in group[:place])
         raise SimulationError(f"rank {repeated} is in the group twice", where=kind, fix="name each rank once")
     check_size(nbytes, kind)

@@ -9,6 +9,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from triosim.networks.collectives.base import Transfer, chunk_sizes
+from triosim.networks.collectives.families import Straight
+from triosim.networks.collectives.grid import Grid
+from triosim.networks.collectives.phases import InPhases
+from triosim.networks.topology import Topology
+
+
+class Direct(InPhases):
+    """Every collective in one round of messages between all pairs (an all-reduce in two): where all are linked to all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+
+    def grid(self, group: Sequence[int], topology: Topology) -> Grid:
+        """Return the group as one block."""
+        return Grid(tuple(group), (len(group),), (Straight(),))
 
 
 def gather(group: Sequence[int], nbytes: float, root: int, shares: Sequence[float] | None) -> Iterator[Transfer]:

@@ -10,14 +10,14 @@ from typing import Protocol
 import simpy
 
 from triosim.errors import SimulationError
-from triosim.networks.collectives.base import Pipeline, Transfer
+from triosim.networks.collectives.base import Pipeline, Place, Transfer
 
 
 class Send(Protocol):
     """Sends bytes from rank to rank and calls back on delivery; ``latency`` takes the place of the route's."""
 
     def __call__(
-        self, source: int, destination: int, nbytes: float, done: Callable[[], object], latency: float | None = None
+        self, source: Place, destination: Place, nbytes: float, done: Callable[[], object], latency: float | None = None
     ) -> None:
         """Send."""
 
@@ -32,10 +32,10 @@ class Chart:
     __slots__ = ("ends", "first", "followers", "ready", "sizes", "unmet")
 
     def __init__(self, transfers: Iterable[Transfer]) -> None:
-        self.ends: list[tuple[int, int]] = []
+        self.ends: list[tuple[Place, Place]] = []
         self.sizes = array("d")
         self.unmet = array("i")
-        pairs: dict[tuple[int, int], tuple[int, int]] = {}  # one object for each pair of ranks
+        pairs: dict[tuple[Place, Place], tuple[Place, Place]] = {}  # one object for each pair of ranks
         waits: list[tuple[int, ...]] = []
         for transfer in transfers:
             pair = (transfer.source, transfer.destination)
@@ -111,5 +111,6 @@ def run_pipeline(send: Send, pipeline: Pipeline, factor: float, event: simpy.Eve
         if not left:
             event.succeed()
 
+    latency = pipeline.latency + pipeline.fill * factor
     for source, destination, nbytes in pipeline.edges:
-        send(source, destination, nbytes * factor, delivered, pipeline.latency)
+        send(source, destination, nbytes * factor, delivered, latency)

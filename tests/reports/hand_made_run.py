@@ -49,6 +49,9 @@ class FakeNetwork:
     def bytes_by_link(self) -> dict[str, float]:
         return {"forth": 5e6}
 
+    def figures(self) -> dict[str, float]:
+        return {}
+
 
 def operator(number: int, name: str, phase: str, layer: str, milliseconds: float) -> Operator:
     return Operator(number, name, phase, layer, (), (), milliseconds * MS)  # type: ignore[arg-type]

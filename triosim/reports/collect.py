@@ -30,6 +30,7 @@ from triosim.result import (
     ResultData,
 )
 from triosim.trace import PHASES, Operator
+from triosim.units import format_time
 
 if TYPE_CHECKING:
     from triosim.networks.base import Network
@@ -115,6 +116,7 @@ def collect(
         step_time_interval_s=interval(step, classes, {rank.rank: rank for rank in ranks}, launch_wait),
         predictions=tuple(predictions(classes, steps)),
         launch_wait_s=launch_wait,
+        network_figures=dict(network.figures()) or None,
     )
 
 
@@ -231,6 +233,12 @@ def _notes(recording: Recording, trace: Trace, launch_bound: float) -> Iterable[
         yield f"the trace's operator times are not measured: {trace.times}"
     if len(recording.ranks) > 1 and not any(count.count for count in recording.transfers.values()):
         yield f"nothing was communicated between the {len(recording.ranks)} GPUs"
+    slowed = math.fsum(record.slowed_seconds for record in recording.ranks) / len(recording.ranks)
+    if slowed > 0:
+        yield (
+            f"computation took {format_time(slowed)} longer in all on the average GPU because of what else went on or "
+            "happened; the times of layers and operators are without that"
+        )
     if launch_bound >= _LAUNCH_BOUND:
         yield (
             f"the step is launch-bound: for {launch_bound:.0%} of it the GPUs wait for their hosts to launch; "

@@ -29,6 +29,9 @@ def rows(data: ResultData) -> Iterator[Row]:
     if data.step_time_interval_s is not None:
         for name, bound in zip(("low", "high"), data.step_time_interval_s, strict=True):
             yield "step", "", f"step_time_{name}", bound, "s"
+    for name, value in (data.network_figures or {}).items():
+        seconds = name.endswith("_s")
+        yield "network", "", name.removesuffix("_s"), value, "s" if seconds else ""
     for prediction in data.predictions:
         yield "prediction", prediction.model, "operators", prediction.operators, ""
         yield "prediction", prediction.model, "total", prediction.seconds, "s"

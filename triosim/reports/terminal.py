@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from rich.console import Console, Group, RenderableType
 from rich.panel import Panel
@@ -108,7 +108,18 @@ def _summary(data: ResultData, title: str) -> RenderableType:
     if data.launch_wait_s > 0.0:
         share = percent(data.launch_wait_s, data.step_time_s)
         grid.add_row("launch-bound", f"for {share} of the step a GPU waits for its host")
+    if data.network_figures:
+        grid.add_row("network", Text(_counted(data.network_figures)))
     return Panel(grid, title=Text(title), title_align="left", expand=False)
+
+
+def _counted(figures: Mapping[str, float]) -> str:
+    """Say what the network has counted, beside what it has not met."""
+    said = []
+    for name, value in figures.items():
+        shown = format_time(value) if name.endswith("_s") else f"{value:,.12g}"
+        said += [f"{name.removesuffix('_s').replace('_', ' ')}: {shown}"] if value else []
+    return ", ".join(said)
 
 
 def _range(data: ResultData) -> str:

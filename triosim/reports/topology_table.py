@@ -30,6 +30,11 @@ def render(topology: Topology) -> RenderableType:
         far, wide = format_time(facts.longest_latency), format_bandwidth(facts.bisection)
         hops = f"{facts.diameter} {_plural('link', facts.diameter)}"
         parts.append(Text(f"GPUs at most {hops} ({far}) apart, {wide} between their halves"))
+    calibration = topology.calibration
+    if calibration is not None:
+        assumed = "; between nodes assumed" if any(one.assumed for one in calibration.between.values()) else ""
+        said = f"{', '.join(calibration.kinds)}: {calibration.note or 'no note'}{assumed}"
+        parts.append(Text(f"collectives are calibrated ({said})"))
     if not total:
         return Group(*parts)
     links = pairs(topology.links.values())

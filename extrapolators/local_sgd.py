@@ -1,0 +1,61 @@
+"""Local SGD: each GPU trains by itself, and parameters are averaged once in so many steps.
+
+Stich, "Local SGD Converges Fast and Communicates Little" (ICLR 2019).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from triosim.errors import OptionError
+from triosim.extrapolators.base import DATA_ORDER, Extrapolator
+from triosim.extrapolators.mesh import Mesh
+from triosim.extrapolators.program import Gradient, Program, Stage
+from triosim.extrapolators.reaction import Reaction, reacting, require_gradients
+from triosim.tasks import AllReduce, Communicator, TaskStream
+
+
+class LocalSGD(Extrapolator):
+    """``local-sgd``. It combines with the parallelisms that divide a replica."""
+
+    axis = "local-sgd"
+    place = "react"
+    order = DATA_ORDER
+    extra_options = ("every",)
+
+    def transform(self, program: Program, mesh: Mesh) -> Program:
+        """Return the program that averages its parameters at the end of each ``every``-th step."""
+        if not program.training:
+            raise OptionError("inference changes no parameters", where="local-sgd", fix="leave out --inference")
+        require_gradients(program)
+        every = self.number("every", 4, least=1)
+        if self.options.iterations % every:
+            program = program.noted(
+                f"local-sgd: parameters are averaged every {every} steps, in {self.options.iterations // every} of the "
+                f"{self.options.iterations} simulated ones; give --iterations a multiple of {every} for the mean step"
+            )
+
+        def make(stage: Stage, gradients: tuple[Gradient, ...]) -> Callable[[Communicator, int], Reaction]:
+            nbytes = float(sum(tensor.nbytes for tensor in stage.parameters))
+            return lambda group, rank: Average(group, rank, nbytes, every)
+
+        return reacting(program, self.axis, make)
+
+
+class Average(Reaction):
+    """One all-reduce of all parameters after every so many updates; the next step waits for it."""
+
+    def __init__(self, group: Communicator, rank: int, nbytes: float, every: int) -> None:
+        super().__init__(group, rank)
+        self._nbytes, self._every, self._steps = nbytes, every, 0
+
+    def after_optimizer(self) -> TaskStream | None:
+        """Average, where it is time to."""
+        self._steps += 1
+        if self.alone or not self._nbytes or self._steps % self._every:
+            return None
+        return self._average()
+
+    def _average(self) -> TaskStream:
+        self.pending.append((yield AllReduce(self._nbytes, self.group)))
+        yield from self.wait()

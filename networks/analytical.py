@@ -1,0 +1,146 @@
+"""The analytical network: closed forms, no contention, for sweeps over large systems.
+
+A transfer takes the latency of its route and its bytes over the least bandwidth on it (Hockney 1994). A collective takes
+the latency of its algorithm and what its busiest link needs for the bytes that the algorithm sends over it, with all its
+chunks under way; along several dimensions that is the formula of ASTRA-sim 2.0 (IV-B). What else is on the links does not
+matter, so that two collectives at once do not slow each other down.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import simpy
+
+from triosim.networks import calibrated
+from triosim.networks.base import Network
+from triosim.networks.collectives.base import CollectiveAlgorithm, Cost, Place, check, check_size
+from triosim.networks.collectives.hierarchical import offset
+from triosim.networks.topology import Topology
+from triosim.tasks import CollectiveKind, Communicator
+
+_Group = Communicator | range
+_MOST_GROUPS = 10_000  # tuples of ranks that are known by identity
+
+
+class AnalyticalNetwork(Network):
+    """Every transfer and collective as if it were alone. A group is looked at once, its other collectives cost nothing.
+
+    ``algorithm`` is a name or a ``CollectiveAlgorithm``; without one it is ``auto``, and on a calibrated topology collectives
+    take what was measured. There is one form of collectives, the pipelined one.
+    """
+
+    def __init__(
+        self, env: simpy.Environment, topology: Topology, *, algorithm: str | CollectiveAlgorithm | None = None
+    ) -> None:
+        super().__init__(env, topology, algorithm="auto" if algorithm is None else algorithm)
+        self._calibrated = calibrated.of(topology) if algorithm is None else None
+        self._nodes: dict[_Group, int] = {}  # over how many nodes the groups of calibrated collectives are spread
+        self._known: dict[tuple[CollectiveKind, _Group, int | None], list[Cost] | None] = {}
+        self._groups: dict[
+            int, tuple[Sequence[int], Communicator]
+        ] = {}  # by id: hashing thousands of ranks takes a while
+
+    def transfer(self, source: Place, destination: Place, nbytes: float) -> simpy.Event:
+        """Send bytes between two nodes, given by rank or name; the event fires when the last byte is delivered."""
+        check_size(nbytes, "transfer")
+        latency, bandwidth = self.topology.way(source, destination)
+        return self.env.timeout(latency + nbytes / bandwidth)
+
+    def collective(
+        self,
+        kind: CollectiveKind,
+        group: Sequence[int] | Communicator,
+        nbytes: float,
+        *,
+        root: int | None = None,
+        shares: Sequence[float] | None = None,
+    ) -> simpy.Event:
+        """Run a collective of the ranks of a group; see ``Network.collective``."""
+        return self.env.timeout(self.seconds(kind, group, nbytes, root=root, shares=shares))
+
+    def seconds(
+        self,
+        kind: CollectiveKind,
+        group: Sequence[int] | Communicator,
+        nbytes: float,
+        *,
+        root: int | None = None,
+        shares: Sequence[float] | None = None,
+    ) -> float:
+        """Return what a collective takes, without running it."""
+        ranks = group.ranks if isinstance(group, Communicator) else group
+        measured = None if self._calibrated is None else self._measured(kind, group, ranks, nbytes, root, shares)
+        if measured is not None:
+            return measured
+        if shares is not None:
+            root = check(kind, ranks, nbytes, self.topology, root=root, shares=shares)
+            if len(ranks) == 1:
+                return 0.0
+            cost = self.algorithm.cost(kind, ranks, nbytes, self.topology, root=root, shares=shares)
+            return cost.latency + cost.seconds
+        check_size(nbytes, kind)
+        key = (kind, self._named(group), root)
+        try:
+            costs = self._known[key]
+        except KeyError:
+            at = check(kind, ranks, nbytes, self.topology, root=root)
+            costs = self._known[key] = self._costs(kind, ranks, at)
+        if costs is None:
+            at = check(kind, ranks, nbytes, self.topology, root=root)
+            cost = self.algorithm.cost(kind, ranks, nbytes, self.topology, root=at)
+            return cost.latency + cost.seconds
+        return min(cost.latency + cost.seconds * nbytes for cost in costs)
+
+    def _measured(
+        self,
+        kind: CollectiveKind,
+        group: Sequence[int] | Communicator,
+        ranks: Sequence[int],
+        nbytes: float,
+        root: int | None,
+        shares: Sequence[float] | None,
+    ) -> float | None:
+        """Return what a collective takes by the topology's calibration, or None where that says nothing of it."""
+        assert self._calibrated is not None
+        check_size(nbytes, kind)
+        named = self._named(group)
+        nodes = self._nodes.get(named)
+        if nodes is None or root is not None or shares is not None or self._calibrated.slowed:
+            root = check(kind, ranks, nbytes, self.topology, root=root, shares=shares)
+            nodes = self._nodes[named] = self._calibrated.nodes(ranks)
+        if len(ranks) == 1:
+            return 0.0
+        return self._calibrated.seconds(kind, ranks, nbytes, nodes, root)
+
+    def _named(self, group: Sequence[int] | Communicator) -> _Group:
+        """Return a group as something that is quickly found again."""
+        if isinstance(group, (Communicator, range)):
+            return group
+        if not isinstance(group, (list, tuple)):
+            group = tuple(group)
+        known = self._groups.get(id(group))
+        # A list may hold other ranks than it did; that it holds the same is quickly seen.
+        if known is None or (known[0] is not group and known[0] != group):
+            if len(self._groups) >= _MOST_GROUPS:
+                self._groups.clear()
+            ranks = tuple(group)
+            known = self._groups[id(group)] = (ranks if group is ranks else group[:], Communicator(ranks))
+        return known[1]
+
+    def _costs(self, kind: CollectiveKind, ranks: Sequence[int], root: int | None) -> list[Cost] | None:
+        """Return the costs for one byte of the algorithms to choose from; None where they do not grow with the bytes."""
+        if len(ranks) == 1:
+            return [Cost(0.0, 0.0)]
+        if self.topology.uniform and self.topology.dimensions:
+            less = offset(ranks, self.topology.dimensions)
+            if less:  # the same as a group nearer to rank 0
+                moved = Communicator(tuple(rank - less for rank in ranks))
+                key = (kind, moved, None if root is None else root - less)
+                if key not in self._known:
+                    self._known[key] = self._costs(kind, moved.ranks, key[2])
+                return self._known[key]
+        found = self.algorithm.alternatives(kind, ranks, self.topology)
+        if not all(one.proportional or one.steady for one in found):
+            return None
+        return [one.cost(kind, ranks, 1.0, self.topology, root=root) for one in found]

@@ -1,0 +1,184 @@
+"""The time of a collective as a function of its size and its group, as fitted to measured collectives.
+
+The form is TorchSim's (appendix F), made sound. Achieved bandwidth is a sigmoid of the logarithm of the size,
+
+    B(S) = L / (1 + exp(-k (ln(S + 1) - D0))),    0 < k <= 1, L > 0,
+
+without the offset b of equation 1, which allows a bandwidth below zero; with k = 1 it is Hockney's latency and bandwidth,
+and with k <= 1 more bytes never take less time. A collective of n GPUs takes t = l + f(n) S / B(S), where f(n) is what each
+GPU has to send of the S bytes (nccl-tests' factor of bus bandwidth). The linear correction of equation 11 acts on the
+logarithm of t, so that a time is never negative and no case of equation 12 is needed. What then remains at the sizes
+that were measured (the steps between NCCL's protocols, say) is a table of ``residuals``.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+Weights = tuple[float, ...]
+NO_CORRECTION: Weights = (0.0, 0.0, 0.0, 0.0)
+_CENTRE = math.log(2.0**18)  # about the middle of the sizes that are measured, so that weights are of one order
+
+#: What each GPU sends of the bytes of a collective of n GPUs.
+_BOTH_WAYS = frozenset({"all_reduce"})
+_WHOLE = frozenset({"broadcast", "reduce"})
+#: Kinds that nobody measured take the bandwidth and the latency of the kind that is most like them.
+LIKE = {"broadcast": "all_gather", "reduce": "reduce_scatter", "gather": "all_to_all", "scatter": "all_to_all"}
+
+
+def sent(kind: str, gpus: int) -> float:
+    """Return what each GPU sends of one byte of a collective, as nccl-tests counts it for the bus bandwidth."""
+    if kind in _WHOLE:
+        return 1.0
+    share = (gpus - 1) / gpus
+    return 2.0 * share if kind in _BOTH_WAYS else share
+
+
+@dataclass(frozen=True, slots=True)
+class Sigmoid:
+    """Achieved bandwidth by size: ``ceiling`` L in bytes per second, ``steepness`` k, ``middle`` D0 in ln(bytes)."""
+
+    ceiling: float
+    steepness: float
+    middle: float
+
+    def bandwidth(self, nbytes: float) -> float:
+        """Return bytes per second."""
+        return self.ceiling / (1.0 + math.exp(-self.steepness * (math.log(nbytes + 1.0) - self.middle)))
+
+    def seconds(self, nbytes: float) -> float:
+        """Return what bytes take at the bandwidth of their size."""
+        return nbytes / self.bandwidth(nbytes) if nbytes else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Residuals:
+    """Factors on a time, at some sizes in bytes (ascending); between them straight lines over ln(size)."""
+
+    sizes: tuple[float, ...] = ()
+    factors: tuple[float, ...] = ()
+
+    def at(self, nbytes: float) -> float:
+        """Return the factor of a size; beyond the sizes that there are, the nearest one's."""
+        if not self.sizes:
+            return 1.0
+        place = bisect_right(self.sizes, nbytes)
+        if place == 0 or place == len(self.sizes):
+            return self.factors[min(place, len(self.sizes) - 1)]
+        low, high = self.sizes[place - 1], self.sizes[place]
+        part = math.log(nbytes / low) / math.log(high / low)
+        return float(self.factors[place - 1] ** (1.0 - part) * self.factors[place] ** part)
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """Collectives of one kind in groups of one size: latency in seconds, achieved bandwidth, and what remains."""
+
+    gpus: int
+    latency: float
+    sigmoid: Sigmoid
+    residuals: Residuals = Residuals()
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """A time in seconds: what no byte can hasten, and what the bytes take."""
+
+    latency: float
+    moving: float
+
+    @property
+    def total(self) -> float:
+        """Return both together."""
+        return self.latency + self.moving
+
+
+@dataclass(frozen=True)
+class KindCurves:
+    """Collectives of one kind: a curve for each group size that was measured (ascending), and the linear correction."""
+
+    kind: str
+    curves: tuple[Curve, ...]
+    weights: Weights = NO_CORRECTION
+    _found: dict[tuple[int, float], Parts] = field(default_factory=dict, compare=False, repr=False)
+
+    def parts(self, gpus: int, nbytes: float) -> Parts:
+        """Return the time of a collective of some GPUs.
+
+        Between group sizes that were measured, the latency is interpolated over the number of GPUs, everything else
+        over its logarithm. Beyond them the latency goes on as between the last two, the bandwidth stays.
+        """
+        key = (gpus, nbytes)
+        found = self._found.get(key)
+        if found is None:
+            if len(self._found) > 10_000:
+                self._found.clear()
+            found = self._found[key] = self._parts(gpus, nbytes)
+        return found
+
+    def _parts(self, gpus: int, nbytes: float) -> Parts:
+        base = self.base(gpus, nbytes)
+        low, high, part = self._around(gpus)
+        factor = low.residuals.at(nbytes) ** (1.0 - part) * high.residuals.at(nbytes) ** part
+        factor *= math.exp(corrected(self.weights, gpus, nbytes))
+        return Parts(base.latency * factor, base.moving * factor)
+
+    def base(self, gpus: int, nbytes: float) -> Parts:
+        """Return the time before any correction."""
+        low, high, part = self._around(gpus)
+        seconds = low.sigmoid.seconds(nbytes) ** (1.0 - part) * high.sigmoid.seconds(nbytes) ** part if nbytes else 0.0
+        return Parts(self.latency(gpus), sent(self.kind, gpus) * seconds)
+
+    def latency(self, gpus: int) -> float:
+        """Return the latency of a group, in seconds: by straight lines over its size."""
+        curves = self.curves
+        if len(curves) == 1:
+            return curves[0].latency
+        place = min(max(bisect_right([curve.gpus for curve in curves], gpus), 1), len(curves) - 1)
+        low, high = curves[place - 1], curves[place]
+        slope = (high.latency - low.latency) / (high.gpus - low.gpus)
+        if not low.gpus <= gpus <= high.gpus:
+            slope = max(slope, 0.0)
+        nearest = low if gpus <= low.gpus or gpus < high.gpus else high
+        return max(nearest.latency + slope * (gpus - nearest.gpus), nearest.latency / 2)
+
+    def _around(self, gpus: int) -> tuple[Curve, Curve, float]:
+        """Return the curves on both sides of a group size, and how far it is from the first to the second."""
+        place = bisect_right([curve.gpus for curve in self.curves], gpus)
+        if place == 0 or place == len(self.curves):
+            nearest = self.curves[min(place, len(self.curves) - 1)]
+            return nearest, nearest, 0.0
+        low, high = self.curves[place - 1], self.curves[place]
+        return low, high, math.log(gpus / low.gpus) / math.log(high.gpus / low.gpus)
+
+
+def features(gpus: int, nbytes: float) -> tuple[float, float, float, float]:
+    """Return what the linear correction weighs: 1, ln S, ln P and their product, each about its middle."""
+    size = (math.log(nbytes + 1.0) - _CENTRE) / 10.0
+    group = math.log(gpus / 4.0)
+    return 1.0, size, group, size * group
+
+
+def corrected(weights: Sequence[float], gpus: int, nbytes: float) -> float:
+    """Return the linear correction of the logarithm of a time."""
+    return sum(weight * one for weight, one in zip(weights, features(gpus, nbytes), strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class Straggler:
+    """The slowest ranks: t75 / tmin = 1 + max(0, offset + slope P ln S) (TorchSim, equation 13)."""
+
+    offset: float = 0.0
+    slope: float = 0.0
+
+    def ratio(self, gpus: int, nbytes: float) -> float:
+        """Return by how much the 75th percentile exceeds the minimum; never less than 1."""
+        return 1.0 + max(0.0, self.offset + self.slope * gpus * math.log(nbytes + 1.0))
+
+
+def by_kind(curves: Sequence[KindCurves]) -> Mapping[str, KindCurves]:
+    """Return curves by the kind of collective."""
+    return {one.kind: one for one in curves}

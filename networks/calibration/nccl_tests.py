@@ -1,0 +1,139 @@
+"""The text that nccl-tests print (github.com/NVIDIA/nccl-tests), read as it is.
+
+A file holds one run or several, one after the other, with whatever else a launcher printed between. The devices that a run
+lists say how many GPUs it used, on how many hosts, and which. Newer versions name the test; for older ones the file's name
+does, the command line if it is in the text, or what follows from the ratio of bus to algorithm bandwidth.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass, field
+
+NAMES = {
+    "all_reduce": "all_reduce",
+    "all_gather": "all_gather",
+    "reduce_scatter": "reduce_scatter",
+    "alltoall": "all_to_all",
+    "broadcast": "broadcast",
+    "reduce": "reduce",
+    "gather": "gather",
+    "scatter": "scatter",
+}
+_TEST = re.compile(r"(?:^|[\s/])(" + "|".join(sorted(NAMES, key=len, reverse=True)) + r")_perf(?:_mpi)?\b")
+_DEVICE = re.compile(r"#\s+Rank\s+(\d+)\s.*?\bon\s+(\S+)\s+device\s+\d+\s+\[[^\]]*\]\s+(.+?)\s*$")
+_THREADS = re.compile(r"#\s*nThread\s+(\d+)\s+nGpus\s+(\d+)")
+_HEADER = re.compile(r"#\s*size\s+count\s+.*\btime\s+algbw\s+busbw")
+_TYPES = r"(?:u?int\d*|u?char|float\d*\w*|half|double|b?fp?\w*|bfloat16|f\d\w*)"
+_ROW = re.compile(rf"(?:^|[^\d.\w])\s*(\d+)\s+(\d+)\s+({_TYPES})\s+(\S.*)$")
+
+
+@dataclass(slots=True)
+class Line:
+    """One row of a run: bytes, seconds, and what of the row tells which collective it was."""
+
+    number: int
+    nbytes: int
+    seconds: float
+    ratio: float  # of bus to algorithm bandwidth
+    reduces: bool
+    rooted: bool
+
+
+@dataclass(slots=True)
+class Run:
+    """One run of a test."""
+
+    test: str | None = None
+    processes_gpus: int = 0  # what the first line says; of one process
+    devices: dict[int, tuple[str, str]] = field(default_factory=dict)  # host and GPU by rank
+    lines: list[Line] = field(default_factory=list)
+
+    @property
+    def gpus(self) -> int:
+        """Return how many GPUs took part."""
+        return len(self.devices) or self.processes_gpus
+
+    @property
+    def nodes(self) -> int:
+        """Return on how many hosts they were."""
+        return len({host for host, _ in self.devices.values()}) or 1
+
+    @property
+    def device(self) -> str | None:
+        """Return the name of the first GPU."""
+        return next((name for _, name in self.devices.values()), None)
+
+    def collective(self) -> str | None:
+        """Return which collective it was, or None where the text leaves it open."""
+        if self.test is not None:
+            return NAMES[self.test]
+        telling = [line for line in self.lines if line.ratio > 0.0]
+        if not telling or self.gpus < 3:
+            return None
+        last = max(telling, key=lambda line: line.nbytes)
+        n = self.gpus
+        if last.rooted:
+            return "reduce" if last.reduces else "broadcast"
+        if last.reduces and math.isclose(last.ratio, 2 * (n - 1) / n, rel_tol=0.02):
+            return "all_reduce"
+        if last.reduces and math.isclose(last.ratio, (n - 1) / n, rel_tol=0.02):
+            return "reduce_scatter"
+        return None
+
+
+def is_output(text: str) -> bool:
+    """Return whether a text has the header of a table of nccl-tests."""
+    return any(_HEADER.search(line) for line in text.splitlines())
+
+
+def parse(text: str) -> list[Run]:
+    """Return the runs of a text that have rows."""
+    runs = [Run()]
+    outside_first, rooted = True, False
+    for number, line in enumerate(text.splitlines(), 1):
+        if (named := _TEST.search(line)) and "concluded" not in line:
+            _begin(runs).test = named[1]
+        if threads := _THREADS.search(line):
+            _begin(runs).processes_gpus = int(threads[1]) * int(threads[2])
+        elif device := _DEVICE.search(line):
+            _begin(runs).devices[int(device[1])] = (device[2], device[3])
+        elif "out-of-place" in line and "in-place" in line.replace("out-of-place", ""):
+            outside_first = line.index("out-of-place") < line.replace("out-of-place", "############").index("in-place")
+        elif _HEADER.search(line):
+            rooted = " root " in line
+        elif row := _ROW.search(line):
+            found = _line(number, row, outside_first, rooted)
+            if found is not None:
+                runs[-1].lines.append(found)
+    return [run for run in runs if run.lines]
+
+
+def _begin(runs: list[Run]) -> Run:
+    """Return the run that a heading belongs to: a new one, if the last has rows."""
+    if runs[-1].lines:
+        runs.append(Run())
+    return runs[-1]
+
+
+def _line(number: int, row: re.Match[str], outside_first: bool, rooted: bool) -> Line | None:
+    words = row[4].split()
+    reduces, has_root = False, False
+    if words and not _is_figure(words[0]):
+        reduces = words.pop(0) not in ("none", "-")
+    if rooted and words:
+        has_root = words.pop(0) not in ("-1",)
+    sets = [words[:4], words[4:8]] if len(words) >= 8 else [words[:4]]
+    if not outside_first:
+        sets.reverse()
+    for figures in sets:
+        if len(figures) >= 3 and all(_is_figure(word) for word in figures[:3]):
+            time, algorithm, bus = (float(word) for word in figures[:3])
+            if time > 0.0 and int(row[1]) > 0:
+                return Line(number, int(row[1]), time * 1e-6, bus / algorithm if algorithm else 0.0, reduces, has_root)
+    return None
+
+
+def _is_figure(word: str) -> bool:
+    return re.fullmatch(r"-?\d+(\.\d*)?(e[+-]?\d+)?", word) is not None

@@ -1,0 +1,106 @@
+"""What a photonic network is made of: ports, circuits, buffers, and the time that setting up a circuit takes.
+
+The figures are those of TrioSim's study of a wafer (Li et al., ISCA 2025, 7.1), where it gives them: eight ports a GPU of
+484 GB/s together, 20 ms for a circuit. It gives no latency and no buffer: 500 ns and no limit are assumptions.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from triosim.errors import TriosimError, nearest
+from triosim.units import Quantity, parse_bandwidth, parse_bytes, parse_time
+
+
+@dataclass(frozen=True, slots=True)
+class Optics:
+    """What each GPU has, and what a circuit between two of them can do.
+
+    ports: of a GPU. ports_per_circuit: how many of them a circuit takes at each of its two ends.
+    bandwidth: bytes per second of a port in one direction; a circuit has that of its ports together.
+    latency: seconds from one end of a circuit to the other, whatever the distance.
+    setup: seconds that it takes to set up a circuit.
+    buffer: bytes that a GPU can have on their way to it.
+    """
+
+    ports: int = 8
+    bandwidth: float = 60.5e9
+    latency: float = 500e-9
+    setup: float = 20e-3
+    buffer: float = math.inf
+    ports_per_circuit: int = 1
+
+    @property
+    def circuits(self) -> int:
+        """How many circuits a GPU can have at a time."""
+        return self.ports // self.ports_per_circuit
+
+    @property
+    def circuit_bandwidth(self) -> float:
+        """Bytes per second of a circuit, in one direction."""
+        return self.bandwidth * self.ports_per_circuit
+
+
+def changed(optics: Optics, said: Mapping[str, Any], error: Callable[[str, str, str | None], Exception]) -> Optics:
+    """Return optics with what somebody said of them, as numbers or with units.
+
+    What cannot be is raised as ``error(key, what, fix)``.
+    """
+    values = {field.name: getattr(optics, field.name) for field in fields(Optics)}
+    for key, value in said.items():
+        if key not in values:
+            raise error(key, "unknown key", nearest(str(key), values))
+        try:
+            values[key] = _READ[key](value)
+        except TriosimError as found:
+            raise error(key, found.what, found.fix) from None
+    if values["ports_per_circuit"] > values["ports"]:
+        raise error(
+            "ports_per_circuit",
+            f"a circuit takes {values['ports_per_circuit']} ports, a GPU has {values['ports']}",
+            "give the GPUs more ports, or a circuit fewer",
+        )
+    return Optics(**values)
+
+
+def _count(value: Any) -> int:
+    text = str(value).strip()
+    if isinstance(value, bool) or not text.isdecimal() or not 1 <= int(text) <= 1_000_000:
+        raise TriosimError(f"{value!r:.40} is not a whole number from 1 to 1000000")
+    return int(text)
+
+
+def _bandwidth(value: Quantity) -> float:
+    return _checked(parse_bandwidth(value), value, "a positive bandwidth, such as '60.5 GB/s'", above=0.0)
+
+
+def _time(value: Quantity) -> float:
+    seconds = parse_time(value)
+    if seconds < 0 or not seconds <= 1e6:
+        raise TriosimError(f"{value} is not from 0 to 1e6 s", fix="write a time such as '20 ms'")
+    return seconds
+
+
+def _buffer(value: Quantity) -> float:
+    if value in ("unlimited", math.inf):
+        return math.inf
+    return _checked(parse_bytes(value), value, "a positive size such as '64 MB', or 'unlimited'", above=0.0)
+
+
+def _checked(number: float, value: Quantity, expected: str, *, above: float) -> float:
+    if not above < number < math.inf:
+        raise TriosimError(f"{value} is not {expected}")
+    return number
+
+
+_READ: Mapping[str, Callable[[Any], Any]] = {
+    "ports": _count,
+    "bandwidth": _bandwidth,
+    "latency": _time,
+    "setup": _time,
+    "buffer": _buffer,
+    "ports_per_circuit": _count,
+}
