@@ -6,11 +6,12 @@ same script, each in groups of its own. What is the same for several ranks, a co
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from typing import cast
 
 from triosim.errors import OptionError, TraceError
-from triosim.extrapolators.captured_script import Await, Exchange, Meet, script
+from triosim.extrapolators.captured_script import Await, Exchange, Meet, Step, script
 from triosim.task_streams import TaskStreams
 from triosim.tasks import (
     COLLECTIVES,
@@ -37,6 +38,10 @@ BARRIER_BYTES = 4.0
 _TAGS_OF_A_FAMILY = 2**31
 
 
+#: The bytes that each member of a group sends to each.
+_Sent = tuple[tuple[float, ...], ...]
+
+
 class Captured:
     """Task streams, ready to be run by any rank."""
 
@@ -58,6 +63,8 @@ class Captured:
             for rank, trace in streams.traces.items()
         }
         self._collectives: dict[tuple[int, int, Communicator], Collective] = {}
+        self._places = {rank: _places(steps) for rank, steps in self._scripts.items()}
+        self._sent = self._uneven()
 
     def tasks(self, rank: int) -> TaskStream:
         """Return the task stream of one rank. Raises ``TraceError`` where it communicates in a group that it is not in."""
@@ -71,7 +78,11 @@ class Captured:
                 elif isinstance(step, Await):
                     task = Wait(tuple([handles[other] for other in step.steps]), step.stream)
                 elif isinstance(step, Meet):
-                    task = self._collective(rank, model, index, step)
+                    key = (self._group(rank, step.asked), self._places[model][index])
+                    sent = self._sent.get(key)
+                    task = (
+                        self._collective(rank, model, index, step) if sent is None else self._spread(rank, step, sent)
+                    )
                 elif isinstance(step, Exchange):
                     task = self._exchange(rank, step)
                 else:
@@ -95,6 +106,41 @@ class Captured:
                 asked.shares,
             )
         return task
+
+    def _uneven(self) -> dict[tuple[Communicator, int], _Sent]:
+        """Return, by group and place in its order, all-to-alls that are not of equal parts: who sends whom how much."""
+        by_family = {
+            rank: {
+                family: [step.asked for step in steps if isinstance(step, Meet) and step.asked.group == family]
+                for family in self.streams.groups
+            }
+            for rank, steps in self._scripts.items()
+        }
+        found: dict[tuple[Communicator, int], _Sent] = {}
+        for group in dict.fromkeys(group for known in self._groups for group in known.values()):
+            members = [by_family[self.streams.like[rank]][group.name] for rank in group.ranks]
+            for place, together in enumerate(zip(*members, strict=False)):
+                if any(one.kind != "all_to_all" for one in together):
+                    continue
+                if any(one.shares for one in together) or len({one.nbytes for one in together}) > 1:
+                    found[group, place] = tuple([_to_each(one, len(group.ranks)) for one in together])
+        return found
+
+    def _spread(self, rank: int, step: Meet, sent: _Sent) -> Batch:
+        """Return an all-to-all of unequal parts as NCCL does it: sends and receives that go together, none of no bytes."""
+        family = step.asked.group
+        group = self._group(rank, step.asked)
+        own = group.ranks.index(rank)
+        tag = -1 - self._tags[family]  # no send of the script has such a tag
+        parts: list[Send | Recv] = []
+        for place, other in enumerate(group.ranks):
+            if place == own:
+                continue
+            if sent[own][place]:
+                parts.append(Send(other, sent[own][place], tag, step.stream, step.issuer, family))
+            if sent[place][own]:
+                parts.append(Recv(other, tag, step.stream, step.issuer, family))
+        return Batch(tuple(parts), step.stream, step.issuer, family)
 
     def _exchange(self, rank: int, step: Exchange) -> Task:
         parts = tuple([self._part(rank, asked, step) for asked in step.parts])
@@ -129,6 +175,21 @@ def _communicators(streams: TaskStreams) -> list[dict[str, Communicator]]:
     return found
 
 
+def _places(steps: tuple[Step, ...]) -> Mapping[int, int]:
+    """Return the place of each collective of a script in the order of its communicator, by its index."""
+    counts: Counter[str] = Counter()
+    found = {}
+    for index, step in enumerate(steps):
+        if isinstance(step, Meet):
+            found[index] = counts[step.asked.group]
+            counts[step.asked.group] += 1
+    return found
+
+
+def _to_each(asked: Communication, members: int) -> tuple[float, ...]:
+    return asked.shares or (asked.nbytes / members,) * members
+
+
 def _sum_of_batches(streams: TaskStreams) -> int:
     return sum(streams.traces[model].batch_size for model in streams.like)
 
@@ -136,7 +197,7 @@ def _sum_of_batches(streams: TaskStreams) -> int:
 def _notes(streams: TaskStreams) -> Iterator[str]:
     if len(streams.traces) < streams.world:
         captured = ", ".join(str(rank) for rank in sorted(streams.traces))
-        yield f"captured: rank {captured}; the other ranks of {streams.world} do the same as one of these"
+        yield f"captured: rank {captured}; the other ranks of {streams.world} are taken to do the same as one of these"
     if streams.global_batch_size is None and streams.world > 1:
         yield (
             f"the streams do not say how many samples all ranks share: taken are {_sum_of_batches(streams)}, "

@@ -20,7 +20,7 @@ from triosim.errors import CaptureError, OptionError, OutputError
 from triosim.trace import Trace
 from triosim.tracer.eager import left_eager
 from triosim.tracer.patches import check_version
-from triosim.tracer.profiling import Cost, Kind, StepProfiler, plan
+from triosim.tracer.profiling import Cost, Kind, StepProfiler, only_capture, plan
 from triosim.tracer.script import run_script
 from triosim.tracer.steps import Seen, module_calls, optimizer_steps
 
@@ -82,6 +82,7 @@ class capture:  # noqa: N801  # it is used as a function is
         seen.model = self._model
         if self._optimizer is not None:
             seen.optimizers.append(self._optimizer)
+        self._running.enter_context(only_capture())
         folder = self._running.enter_context(_folder(self._directory))
         self._profiler = StepProfiler(self._kinds, Path(folder))
         self._running.callback(self._profiler.close)
@@ -140,6 +141,7 @@ def capture_step(
     if optimizer is not None:
         seen.optimizers.append(optimizer)
     with _folder(directory) as folder, ExitStack() as running:
+        running.enter_context(only_capture())
         kinds = plan(steps)
         profiler = StepProfiler(kinds, Path(folder))
         running.callback(profiler.close)
@@ -176,6 +178,7 @@ def capture_script(
     _needs_torch()
     kinds = plan(steps, warmup=warmup)
     with _folder(directory) as folder, ExitStack() as running:
+        running.enter_context(only_capture())
         profiler = StepProfiler(kinds, Path(folder))
         running.callback(profiler.close)
         running.enter_context(left_eager())

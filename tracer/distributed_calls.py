@@ -113,6 +113,7 @@ class Calls:
                 tag=args[3] if exchange else 0,
                 work=number,
                 batch=self._batch if exchange else None,
+                shares=_sent(named, args[sized]) if kind == "all_to_all" else None,
             )
             self._record(function, asked, given, [])
         boxed = work.boxed()
@@ -173,10 +174,10 @@ class Calls:
             number = self._number([])
             larger = [named["out"]] if "out" in named else made if side == "out" else given
             nbytes = sum(tensor.nbytes for tensor in larger)
-            if kind == "all_to_all":
-                nbytes = max(nbytes, sum(tensor.nbytes for tensor in made))
+            shares = _sent(named, args[0]) if kind == "all_to_all" else None
             root = named.get("src")
-            asked = Communication(kind, self._family(named["group_name"]), nbytes, root=root, work=number)
+            family = self._family(named["group_name"])
+            asked = Communication(kind, family, nbytes, root=root, work=number, shares=shares)
             self._record(function, asked, given, made)
             for tensor in made:
                 if on_device(tensor):
@@ -209,6 +210,17 @@ def _operator(namespace: str, name: str) -> Any:
     if packet is None or not hasattr(packet, "default"):
         raise missing_api(f"operator {namespace}::{name}")
     return packet.default
+
+
+def _sent(named: dict[str, Any], given: Any) -> tuple[float, ...] | None:
+    """Return the bytes that an all-to-all sends to each member; None where they are equal."""
+    if isinstance(given, torch.Tensor):
+        splits = named.get("input_split_sizes") or ()
+        row = given.nbytes / given.shape[0] if given.dim() and given.shape[0] else 0.0
+        found = tuple([float(count) * row for count in splits])
+    else:
+        found = tuple([float(tensor.nbytes) for tensor in flat(given)])
+    return found if len(set(found)) > 1 else None
 
 
 def _named(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:

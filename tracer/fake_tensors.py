@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from torch._ops import OpOverload
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, UnsupportedOperatorException
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from triosim.trace_formats.execution_trace import ATTRIBUTES
@@ -111,6 +111,11 @@ class DeviceMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             aten.masked_select.default: self._masked_select,
             aten.index.Tensor: self._index,
             aten._unique2.default: self._unique,
+            aten.batch_norm_stats.default: _channels(2),
+            aten.batch_norm_gather_stats_with_counts.default: _channels(2),
+            aten.batch_norm_backward_reduce.default: _channels(4),
+            aten.batch_norm_elemt.default: _alike,
+            aten.batch_norm_backward_elemt.default: _alike,
         }
 
     @property
@@ -161,9 +166,13 @@ class DeviceMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         else:
             stand_ins = _stand_ins(given)
             if stand_ins:
-                result = function(*_replaced(args, stand_ins), **_replaced(kwargs, stand_ins))
+                args_, kwargs_ = _replaced(args, stand_ins), _replaced(kwargs, stand_ins)
             else:
-                result = function(*args, **kwargs)
+                args_, kwargs_ = args, kwargs
+            try:
+                result = function(*args_, **kwargs_)
+            except NotImplementedError as error:  # without a rule for the shape, PyTorch tries the kernel itself
+                raise UnsupportedOperatorException(function) from error
         if isinstance(result, torch.Tensor):
             if known.changed and not hasattr(args[0], "fake_device") and isinstance(args[0], torch.Tensor):
                 result = args[0]  # a real tensor that was to be changed in place
@@ -238,6 +247,27 @@ class DeviceMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             else:
                 numbers.append(one)
         return aten.index.Tensor(tensor, numbers)
+
+
+def _channels(count: int) -> Callable[..., Any]:
+    """Return a rule for operators of synchronised batch normalisation, which PyTorch has for CUDA alone.
+
+    They return numbers by channel, in single precision where the data is in half (PyTorch, Normalization.cu); of the
+    four after a backward pass the last two are the parameters' gradients.
+    """
+
+    def shapes(data: torch.Tensor, *others: Any, **_: Any) -> tuple[torch.Tensor, ...]:
+        half = data.dtype in (torch.float16, torch.bfloat16)
+        kind = torch.float32 if half else data.dtype
+        weight = others[3] if count == 4 and others[3] is not None else None
+        kinds = [kind, kind, *[kind if weight is None else weight.dtype] * (count - 2)]
+        return tuple([data.new_empty((data.shape[1],), dtype=one) for one in kinds])
+
+    return shapes
+
+
+def _alike(data: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+    return torch.empty_like(data)
 
 
 def _is_real(given: list[torch.Tensor], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:

@@ -89,19 +89,28 @@ def marked_optimizers() -> Iterator[list[Any]]:
     from torch.optim.optimizer import register_optimizer_step_pre_hook
 
     marks: list[Any] = []
+    watched: dict[int, Any] = {}  # by optimizer: the hook that closes its mark
 
     def begins(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        # A hook of its own: the global ones are being gone through when the profiler starts and stops.
+        if id(optimizer) not in watched:
+            watched[id(optimizer)] = optimizer.register_step_post_hook(ends)
         mark = _annotation(f"Optimizer.step#{type(optimizer).__name__}.step")
         mark.__enter__()
-        marks.append(mark)
+        marks.append((optimizer, mark))
+
+    def ends(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        while any(one is optimizer for one, _ in marks):  # above it may be those of steps that raised
+            marks.pop()[1].__exit__(None, None, None)
 
     handle = register_optimizer_step_pre_hook(begins)
     try:
         yield marks
     finally:
         while marks:
-            marks.pop().__exit__(None, None, None)
-        handle.remove()
+            marks.pop()[1].__exit__(None, None, None)
+        for one in (handle, *watched.values()):
+            one.remove()
 
 
 def mark_roles(model: torch.nn.Module | None, optimizers: Iterable[torch.optim.Optimizer]) -> None:

@@ -50,6 +50,22 @@ class Cost:
         return None if self.plain is None or self.light is None else self.light / self.plain - 1.0
 
 
+_capturing = False
+
+
+@contextmanager
+def only_capture() -> Iterator[None]:
+    """Let no other capture begin until the block is left: PyTorch has one profiler. Raises ``CaptureError``."""
+    global _capturing
+    if _capturing:
+        raise CaptureError("a capture is running already", fix="leave its block before the next one begins")
+    _capturing = True
+    try:
+        yield
+    finally:
+        _capturing = False
+
+
 class StepProfiler:
     """An observer of steps (``triosim.tracer.steps.Observer``) that profiles them as a ``plan`` says, into a folder."""
 
@@ -137,7 +153,9 @@ class StepProfiler:
         if not separate:
             return f"in full for the step whose times these are; it takes {cost.full / cost.plain:.2f} times as long"
         return (
-            f"adds {100 * cost.overhead:.1f}% to a step "
+            f"adds {100 * cost.overhead:.1f}% to a step (one with it and one without; how much steps vary is not known)"
+            if cost.steps == 1
+            else f"adds {100 * cost.overhead:.1f}% to a step "
             f"(medians of {cost.steps}, in turns; without it steps vary by {100 * cost.spread:.1f}%)"
         )
 
@@ -162,7 +180,7 @@ class StepProfiler:
 
     def _stop_full(self, seen: Seen) -> None:
         while self._marks:
-            self._marks.pop().__exit__(None, None, None)
+            self._marks.pop()[1].__exit__(None, None, None)
         mark_roles(seen.model, seen.optimizers)
         with _quiet():
             self._running.close()

@@ -105,6 +105,11 @@ class Fleet:
         for rank in self._ranks.values():
             rank.process.join()
 
+    @property
+    def compared(self) -> tuple[int, ...]:
+        """The ranks of which something was found so far."""
+        return tuple(sorted(rank for rank, one in self._ranks.items() if one.finding is not None))
+
     def findings(self, ranks: Iterable[int]) -> list[Finding]:
         """Return what was found of some ranks. Raises ``CaptureError`` where a capture fails."""
         wanted = list(ranks)

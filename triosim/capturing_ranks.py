@@ -30,10 +30,15 @@ Families = Mapping[str, tuple[tuple[int, ...], ...]]
 
 @dataclass(frozen=True, slots=True)
 class CapturedStreams:
-    """The captured streams, and what went otherwise than on a GPU, a line of the script each."""
+    """The captured streams, and what went otherwise than on a GPU, a line of the script each.
+
+    ``compared`` are, where nobody named ranks, those that were run to find which differ; every other rank is taken to do
+    what one of them does.
+    """
 
     streams: TaskStreams
     notes: tuple[str, ...]
+    compared: tuple[int, ...] = ()
 
 
 def capture_ranks(
@@ -61,6 +66,7 @@ def capture_ranks(
         like = _like(fleet, world) if chosen is None else _given(fleet, chosen, world)
         captured = sorted(set(like))
         findings = dict(zip(captured, fleet.findings(captured), strict=True))
+        compared = fleet.compared if chosen is None else ()
         traces = {rank: predicted(fleet.trace(rank), model) for rank in captured}
     if batch_size is not None:
         traces = {rank: replace(trace, batch_size=batch_size) for rank, trace in traces.items()}
@@ -75,7 +81,7 @@ def capture_ranks(
         if operator.communication is not None
     }
     groups = {name: family for name, family in families.items() if name in used}
-    return CapturedStreams(TaskStreams(traces, like, groups, global_batch_size=samples), notes)
+    return CapturedStreams(TaskStreams(traces, like, groups, global_batch_size=samples), notes, compared)
 
 
 def checked_ranks(ranks: str | Sequence[int], world: int) -> list[int] | None:

@@ -17,6 +17,7 @@ from triosim.cli_command import QuickCommand
 from triosim.errors import OptionError
 
 if TYPE_CHECKING:
+    from triosim.capturing_ranks import CapturedStreams
     from triosim.task_streams import TaskStreams
     from triosim.trace import Trace
 
@@ -146,20 +147,29 @@ def capture(
 
     target = output or f"{Path(script).stem}.trace.json.gz"
     check_outputs(target, reading=(script,))
+    _check_name(target)
     _check(fake=fake, gpu=gpu, device=device, world=world, ranks=ranks)
     _check_counts(world=world, skip=skip, warmup=warmup, steps=steps, batch_size=batch_size)
     trace: Trace | TaskStreams
+    assumed: tuple[str, ...] = ()
     with _plain_warnings():
         if world is not None:
-            trace = _ranks(script, arguments or (), gpu, world, ranks, skip, batch_size)
+            found = _ranks(script, arguments or (), gpu, world, ranks, skip, batch_size)
+            trace, assumed = found.streams, tuple(_assumed(found))
         elif fake:
             trace = _fake(script, arguments or (), gpu, skip, batch_size)
         else:
             trace = _measured(script, arguments or (), device, skip, warmup, steps, batch_size)
     write(trace, target)
     if not quiet:
-        for line in (*_summary(trace), f"written to {target}"):
+        for line in (*_summary(trace), *assumed, f"written to {target}"):
             print(f"triosim: {line}", file=sys.stderr)
+
+
+def _check_name(target: str) -> None:
+    """Refuse a name under which nobody would look for JSON; a device or a pipe may have any."""
+    if not target.endswith((".json", ".json.gz")) and (Path(target).is_file() or not Path(target).exists()):
+        raise OptionError("is no name of a trace", where=f"--output {target}", fix="end it in .json or .json.gz")
 
 
 def _check(*, fake: bool, gpu: str | None, device: str, world: int | None, ranks: str | None) -> None:
@@ -207,10 +217,10 @@ def _ranks(
     ranks: str | None,
     skip: int | None,
     batch_size: int | None,
-) -> TaskStreams:
+) -> CapturedStreams:
     from triosim import capturing, capturing_ranks
 
-    found = capturing_ranks.capture_ranks(
+    return capturing_ranks.capture_ranks(
         script,
         arguments,
         world=world,
@@ -219,7 +229,6 @@ def _ranks(
         skip=1 if skip is None else skip,
         batch_size=batch_size,
     )
-    return found.streams
 
 
 def _measured(
@@ -247,6 +256,14 @@ def _measured(
         script, arguments, batch_size=batch_size, skip=3 if skip is None else skip, warmup=warmup, steps=steps
     )
     return trace
+
+
+def _assumed(found: CapturedStreams) -> Iterator[str]:
+    """Say which ranks were run, where the others are only taken to do what these do."""
+    if 0 < len(found.compared) < found.streams.world:
+        names = ", ".join(map(str, found.compared))
+        same = "the same as one of these" if len(found.streams.traces) > 1 else "the same"
+        yield f"compared: rank{'s'[: len(found.compared) - 1]} {names}; the others are taken to do {same}"
 
 
 def _summary(trace: Trace | TaskStreams) -> Iterator[str]:

@@ -161,6 +161,36 @@ def test_roots_and_shares_are_those_of_each_rank_s_own_group() -> None:
     ]
 
 
+def test_an_all_to_all_of_unequal_parts_moves_what_each_rank_sends_to_each() -> None:
+    first = Script().run(1).ask("all_to_all", "world", 9, shares=(1.0, 8.0), work=0).mark("wait_work", "compute", 0)
+    second = Script().run(1).ask("all_to_all", "world", 4, shares=(0.0, 4.0)).run(1)
+    streams = TaskStreams({0: first.run(1).trace(), 1: second.trace()}, (0, 1), {"world": ((0, 1),)})
+    recording, asked = run(streams)
+    assert asked == [(0, 1, 8)]  # neither what a rank keeps, nor what is empty
+    assert (recording.end, starts(recording)) == (10, {"layer0": 0, "layer2": 9})
+
+
+def test_ranks_with_equal_parts_take_part_in_an_uneven_all_to_all() -> None:
+    all_alike = Script().ask("all_to_all", "world", 4)
+    more = Script().ask("all_to_all", "world", 12)
+    _, asked = run(TaskStreams({0: all_alike.trace(), 1: more.trace()}, (0, 1), {"world": ((0, 1),)}))
+    assert sorted(asked) == [(0, 1, 2), (1, 0, 6)]
+    _, asked = run(same_on(2, all_alike))
+    assert asked == [("all_to_all", (0, 1), 4, None)]
+
+
+def test_an_uneven_all_to_all_does_not_take_the_message_of_another() -> None:
+    def of(peer: int, *sent: float) -> Script:
+        return (
+            Script()
+            .ask("all_to_all", "world", sum(sent), shares=sent, work=1)
+            .ask("send" if peer else "recv", "world", 7, peer=peer)
+        )
+
+    streams = TaskStreams({0: of(1, 1, 2).trace(), 1: of(0, 3, 1).trace()}, (0, 1), {"world": ((0, 1),)})
+    assert sorted(run(streams)[1]) == [(0, 1, 2), (0, 1, 7), (1, 0, 3)]
+
+
 def test_a_rank_that_is_alone_in_its_group_communicates_with_nobody() -> None:
     script = Script().run(1).ask("all_reduce", "tp", 4, work=0).mark("wait_work", "compute", 0).run(1)
     recording, asked = run(same_on(2, script, tp=((0,), (1,))))

@@ -9,15 +9,25 @@ from triosim.trace_formats.memory_events import storages
 CALLS = ((10.0, "forward", "fc"), (20.0, "forward", "out"), (30.0, "backward", "fc"), (40.0, "optimizer", "optimizer"))
 
 
-def stored(events: list[tuple[float, int, int]], said: list[tuple[float, str]], *, gpu: bool = False) -> list[Storage]:
-    """The storages of a step of four calls: events are a moment, bytes and an address."""
+def stored(
+    events: list[tuple[float, int, int]],
+    said: list[tuple[float, str]],
+    *,
+    gpu: bool = False,
+    zeroed: float | None = None,
+    known: dict[str, list[int]] | None = None,
+) -> list[Storage]:
+    """The storages of a step of four calls: events are a moment, bytes and an address; ``zeroed`` is a ``zero_grad``'s."""
+    annotations = [(moment, f"role: {text}") for moment, text in said]
+    if zeroed is not None:
+        annotations.append((zeroed, "Optimizer.zero_grad#SGD.zero_grad"))
     profile = Profile(
-        calls=[Span(f"role: {text}", "main", moment, moment + 0.1, annotation=True) for moment, text in said],
+        calls=[Span(text, "main", moment, moment + 0.1, annotation=True) for moment, text in annotations],
         memory=[MemoryEvent(moment, "main", nbytes, address, gpu) for moment, nbytes, address in events],
         work=[Work("kernel", 0.0, 1.0)] if gpu else [],
     )
     moments = [(Span(layer, "main", start, start + 5), place) for place, (start, _, layer) in enumerate(CALLS)]
-    return list(storages(profile, moments, [operator(place) for place in range(len(CALLS))]))
+    return list(storages(profile, moments, [operator(place) for place in range(len(CALLS))], known))
 
 
 def operator(place: int) -> Operator:
@@ -60,9 +70,43 @@ def test_what_is_said_to_be_there_was_there_before() -> None:
 def test_an_old_gradient_that_nobody_saw_freed_was_freed_first() -> None:
     """On a host the profiler does not tell of the end of what was there before it began."""
     found = stored([(31, 40, 9)], [(1, "gradient 8 40 fc.weight"), (50, "gradient 9 40 fc.weight")])
-    assert [(one.category, one.born) for one in found] == [("gradient", 1)]
+    assert [(one.category, one.born, one.died) for one in found] == [("gradient", -1, 1), ("gradient", 2, None)]
     kept = stored([(31, 40, 9)], [(1, "gradient 8 40 fc.weight"), (50, "gradient 8 40 fc.weight")])
     assert [(one.category, one.born) for one in kept] == [("gradient", -1), ("gradient", 1)]
+
+
+def test_an_old_gradient_lives_until_zero_grad_is_called() -> None:
+    said = [(1.0, "gradient 8 40 fc.weight"), (50.0, "gradient 9 40 fc.weight")]
+    found = stored([(11, 64, 1), (31, 40, 9)], said, zeroed=25.0)  # after the forward pass
+    assert [(one.nbytes, one.born, one.died, one.last_operator) for one in found] == [
+        (40, -1, 2, 1),
+        (64, 1, None, None),
+        (40, 3, None, None),
+    ]
+
+
+def test_a_zero_grad_after_the_backward_pass_is_not_the_old_gradient_s_end() -> None:
+    """Its address may be the new one's at once; the free was before."""
+    said = [(1.0, "gradient 8 40 fc.weight"), (50.0, "gradient 8 40 fc.weight")]
+    found = stored([(11, 64, 1), (31, 40, 8)], said, zeroed=45.0)
+    assert [(one.category, one.born, one.died) for one in found] == [
+        ("gradient", -1, 1),
+        ("activation", 2, None),
+        ("gradient", 3, None),
+    ]
+
+
+def test_a_storage_has_the_number_of_its_tensors_or_one_that_no_tensor_has() -> None:
+    said = [(1.0, "parameter 100 40 fc.weight"), (50.0, "gradient 9 40 fc.weight")]
+    known = {"role: parameter 100 40 fc.weight": [7], "role: gradient 9 40 fc.weight": [3]}
+    found = stored([(11, 64, 1), (31, 40, 9)], said, known=known)
+    assert [(one.category, one.id) for one in found] == [("parameter", 7), ("activation", 8), ("gradient", 3)]
+
+
+def test_no_two_storages_have_one_number() -> None:
+    said = [(1.0, "parameter 100 40 a.weight"), (2.0, "parameter 200 80 b.weight")]
+    known = {"role: parameter 100 40 a.weight": [1], "role: parameter 200 80 b.weight": [1]}
+    assert [one.id for one in stored([(11, 64, 5)], said, known=known)] == [1, 2, 3]
 
 
 def test_what_goes_and_was_never_seen_to_come_was_there_before() -> None:

@@ -12,6 +12,8 @@ import pytest
 
 import triosim
 from triosim.errors import CaptureError, OptionError
+from triosim.memory.analysis import analyse
+from triosim.memory.lifetimes import lifetimes
 from triosim.trace import Trace
 from triosim.tracer import capture, capture_script, capture_step
 
@@ -133,6 +135,91 @@ def test_storages_hold_what_was_there_before_the_step_and_what_it_took() -> None
     assert all(storage.died is None or storage.died > storage.born for storage in trace.storages)
     weights = [storage.layer for storage in trace.storages if storage.category == "parameter"]
     assert weights == ["0", "0", "1", "1", "3", "3"]
+
+
+@needs_torch
+def test_a_tensor_s_storage_is_the_entry_of_that_number() -> None:
+    model, optimizer, step = small_network("Adam", lr=0.1)
+    trace = capture_step(step, model, optimizer, steps=0)
+    storages = {one.id: one for one in trace.storages}
+    assert len(storages) == len(trace.storages)
+    joined = [tensor for tensor in trace.tensors.values() if tensor.storage in storages]
+    assert all(
+        tensor.nbytes <= storages[tensor.storage].nbytes and tensor.category == storages[tensor.storage].category
+        for tensor in joined
+    )
+    named = {tensor.storage for tensor in trace.tensors.values() if tensor.category == "parameter"}
+    assert named <= storages.keys()
+    layers = {item.layer for item in lifetimes(trace).items if item.category == "optimizer_state"}
+    assert layers == {"0", "1", "3"}
+
+
+@needs_torch
+@pytest.mark.parametrize("first", [True, False])
+def test_gradients_that_the_step_before_left_are_there_until_zero_grad(first: bool) -> None:
+    import torch
+
+    model = torch.nn.Linear(8, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step() -> None:
+        if first:
+            optimizer.zero_grad()
+        loss = model(torch.ones(2, 8)).sum()
+        if not first:
+            optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+    report = analyse(capture_step(step, model, optimizer, steps=0))
+    old = [item for item in report.usage.lifetimes.items if item.category == "gradient" and item.born is None]
+    assert sorted(item.nbytes for item in old) == [4 * 4, 4 * 8 * 4]
+    forward = [item.born for item in report.usage.lifetimes.items if item.operator >= 0 and item.born is not None]
+    assert all(item.died is not None and (item.died < min(forward)) is first for item in old)
+    assert report.replay.repeats  # the new ones are what the next step finds
+    assert report.peak_allocated >= report.peak_live
+    assert not any("later step" in note for note in report.notes)
+
+
+@needs_torch
+def test_what_runs_after_another_optimizer_s_step_is_not_the_optimizer_s() -> None:
+    """Nor what a module computes for a later backward pass, once the step's own is over."""
+    import torch
+
+    first, second = torch.nn.Linear(8, 4), torch.nn.Linear(4, 2)
+    one, other = torch.optim.SGD(first.parameters(), lr=0.1), torch.optim.SGD(second.parameters(), lr=0.1)
+    with capture(skip=1, steps=0) as captured:
+        for _ in range(3):
+            first(torch.ones(2, 8)).sum().backward()
+            other_loss = second(torch.ones(2, 4)).sum()
+            one.step()
+            other.zero_grad()
+            other_loss.backward()
+            other.step()
+            second(torch.ones(2, 4)).relu()
+    passes = [operator for operator in captured.trace.operators if operator.name in ("aten::linear", "AddmmBackward0")]
+    assert [(operator.name, operator.phase) for operator in passes] == [
+        ("AddmmBackward0", "backward"),
+        ("aten::linear", "forward"),
+        ("aten::linear", "forward"),
+        ("AddmmBackward0", "backward"),
+        ("aten::linear", "forward"),
+    ]
+
+
+@needs_torch
+def test_a_capture_inside_of_another_is_refused_and_the_outer_one_goes_on() -> None:
+    model, optimizer, step = small_network()
+    with capture(model, optimizer) as outer:
+        with pytest.raises(CaptureError, match="a capture is running already"), capture(model, optimizer):
+            pass
+        with pytest.raises(CaptureError, match="a capture is running already"):
+            capture_step(lambda: None)
+        step()
+    assert outer.trace.operators
+    with capture(model, optimizer) as later:
+        step()
+    assert later.trace.operators
 
 
 @needs_torch

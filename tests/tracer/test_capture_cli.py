@@ -79,6 +79,27 @@ def test_an_output_at_the_very_end_is_ours_where_none_stands_before(
     assert capsys.readouterr().out.split("\n")[0] == "a step of None"
 
 
+def test_a_name_that_is_no_name_of_a_trace_is_refused(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["capture", "-o", "b.txt", str(script)]) == 2
+    assert "b.txt: is no name of a trace; end it in .json or .json.gz" in " ".join(capsys.readouterr().err.split())
+    assert not (script.parent / "b.txt").exists()
+
+
+def test_an_operator_without_a_rule_for_its_shape_is_named(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script.write_text(
+        "import torch\ntorch.batch_norm_update_stats(torch.randn(4, 4).cuda(), None, None, 0.1)\n", encoding="utf-8"
+    )
+    assert run(["capture", "--fake", "-o", "b.json", str(script)]) == 2
+    assert "line 2: without a GPU the shape of what aten::batch_norm_update_stats returns" in capsys.readouterr().err
+
+
+def test_one_step_has_nothing_to_vary_from(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["capture", "-o", "a.json", "--skip", "1", "--steps", "1", str(script)]) == 0
+    said = capsys.readouterr().err
+    assert "the profiler adds" in said
+    assert "steps vary by" not in said
+
+
 def test_without_an_output_the_trace_is_named_after_the_script(script: Path) -> None:
     assert run(["capture", "--steps", "0", str(script)]) == 0
     assert load(script.parent / "train.trace.json.gz").batch_size == 4

@@ -396,6 +396,40 @@ def test_collectives_of_a_script_are_what_nccl_tests_would_call_their_size() -> 
     assert waits(trace)[reduction.work] == 1
 
 
+def test_an_all_to_all_says_what_it_sends_to_each_rank_where_the_parts_differ() -> None:
+    def train() -> Step:
+        step = steps(network())
+        given = torch.empty(10, 2, device="cuda")
+
+        def exchange() -> None:
+            dist.all_to_all_single(torch.empty(4, 2, device="cuda"), given, [1] * 4, [7, 1, 2, 0])
+            dist.all_to_all_single(torch.empty(8, 2, device="cuda"), given[:8], [2] * 4, [2] * 4)
+            dist.all_to_all([torch.empty(1, device="cuda")] * 4, [given[0], *given[1, 0].expand(3, 1)])
+            step()
+
+        return exchange
+
+    trace, _ = captured(train)
+    found = [(one.nbytes, one.shares) for one in communications(trace, "all_to_all")]
+    assert found == [(80, (56, 8, 16, 0)), (64, None), (20, (8, 4, 4, 4))]
+
+
+def test_batch_normalisation_is_synchronised_by_two_collectives() -> None:
+    def train() -> Step:
+        model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH)).cuda()
+        return steps(nn.SyncBatchNorm.convert_sync_batchnorm(model))
+
+    trace, _ = captured(train)
+    gathered, reduced = communications(trace)
+    # Forward: mean, inverse deviation and a count from each of four ranks; backward: two sums.
+    assert (gathered.kind, gathered.nbytes) == ("all_gather", 4 * BYTES * (2 * WIDTH + 1))
+    assert (reduced.kind, reduced.nbytes) == ("all_reduce", BYTES * 2 * WIDTH)
+    normalised = [
+        one for one in trace.operators if one.name in ("aten::batch_norm_elemt", "aten::batch_norm_backward_elemt")
+    ]
+    assert [one.outputs[0].shape for one in normalised] == [(BATCH, WIDTH)] * 2
+
+
 def test_python_objects_are_told_to_oneself() -> None:
     with fake_capture("H100-SXM", world=4, rank=1):
         dist.init_process_group("nccl")

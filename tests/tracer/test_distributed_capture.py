@@ -68,11 +68,13 @@ def written(folder: Path, text: str, **values: object) -> Path:
 
 
 def test_ranks_that_do_the_same_are_captured_once_and_all_run(tmp_path: Path) -> None:
-    found = capture_ranks(written(tmp_path, DDP, FIRST_PRINTS=False), world=8).streams
+    capture = capture_ranks(written(tmp_path, DDP, FIRST_PRINTS=False), world=8)
+    found = capture.streams
     assert sorted(found.traces) == [0]
     assert found.like == (0,) * 8
     assert found.global_batch_size == 64
     assert found.groups == {"world": (tuple(range(8)),)}
+    assert capture.compared == (0, 7)
     result = triosim.simulate(found, topology="dgx-a100")
     assert result.world == 8
 
@@ -109,6 +111,7 @@ def test_the_command_writes_streams_that_simulate_reads(tmp_path: Path) -> None:
     said = subprocess.run([*command, "-o", str(target), str(script)], capture_output=True, text=True, check=True)
     assert said.stdout == "1.0\n"  # of the first step; the second is captured, and is the last
     assert "2 ranks, captured as ranks 0, 1" in said.stderr
+    assert "compared:" not in said.stderr  # all were captured
     assert "train.py:17: reads a tensor's value" in said.stderr
     streams = triosim.load_trace(target)
     assert isinstance(streams, TaskStreams)

@@ -26,6 +26,7 @@ MEMORY_CATEGORIES: tuple[str, ...] = (
     "communication",
     WORKSPACE,
 )
+_PASSING = ("input", "activation", "output", "temporary", "communication")
 assert set(CATEGORIES) < set(MEMORY_CATEGORIES)
 
 
@@ -35,7 +36,8 @@ class Lifetime:
 
     ``born`` is None for what the step found, ``died`` for what outlives it. ``operator`` and ``last_operator`` are the
     positions of the operators that ran then, -1 before the first. ``first_born`` is the clock at which what the step found
-    was born in the run's very first step, None for before it.
+    was born in the run's very first step, None for before it. ``goes`` says that it outlives the step, but that the next one
+    frees it unseen.
     """
 
     nbytes: int
@@ -49,6 +51,7 @@ class Lifetime:
     shape: tuple[int, ...] = ()
     dtype: str = ""
     first_born: int | None = None
+    goes: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +126,8 @@ def _captured(trace: Trace) -> Iterator[Lifetime]:
             one.shape,
             one.dtype,
             first_update if found and one.category == "optimizer_state" else None,
+            # A host's profiler tells of no free of what an earlier step made, so nothing says that its likes were there before.
+            goes=trace.gpu == "CPU" and not found and one.died is None and one.category in _PASSING,
         )
 
 

@@ -153,7 +153,10 @@ class _Run:
             self._free(event.number)
 
     def _inherit(self) -> None:
-        """Let what outlives the step be what the next one finds."""
+        """Let what outlives the step be what the next one finds, but for what goes unseen."""
+        for number, item in enumerate(self.lifetimes.items):
+            if item.goes:
+                self._free(number)
         for heir, source in self.heirs.items():
             self.blocks[heir] = self.blocks.pop(source)
 
@@ -203,7 +206,7 @@ def _inheritance(lifetimes: Lifetimes, events: list[Event]) -> tuple[dict[int, i
     kept: dict[tuple[int, str], list[int]] = defaultdict(list)
     for event in events:
         item = lifetimes.items[event.number]
-        if event.birth and item.died is None:
+        if event.birth and item.died is None and not item.goes:
             kept[item.nbytes, item.stream].append(event.number)
     heirs: dict[int, int] = {}
     lost = 0

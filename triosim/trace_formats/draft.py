@@ -128,6 +128,7 @@ class Hints:
     inputs: set[int] = field(default_factory=set)
     batch_size: int | None = None  # where someone said it
     known: Roles = field(default_factory=dict)  # storages of which someone said what they are
+    said: dict[str, list[int]] = field(default_factory=dict)  # storages by annotation, as often as it was said
 
 
 #: Category and parameter of each storage.

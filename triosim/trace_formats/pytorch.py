@@ -109,7 +109,7 @@ def _trace(
         "measured",
         software=timed.software,
         source=str(path),
-        storages=memory_events.storages(full, moments, operators),
+        storages=memory_events.storages(full, moments, operators, step.hints.said),
     )
 
 

@@ -44,6 +44,7 @@ class _Role(NamedTuple):
     category: Category
     name: str
     tensor: RawTensor
+    annotation: str
 
 
 class Step:
@@ -149,7 +150,10 @@ class Step:
                 makers.update((tensor.id, draft) for tensor in draft.outputs)
 
     def _phases(self) -> list[Phase]:
-        """Return the phase of each call. What comes after the last backward node (clipping, say) is the optimizer's."""
+        """Return the phase of each call.
+
+        What comes after the last backward node (clipping, say) is the optimizer's, unless a module calls it.
+        """
         backward = [
             call.node.name.startswith(ENGINE_PREFIX) or call.node.scope == BACKWARD_SCOPE for call in self.calls
         ]
@@ -162,7 +166,8 @@ class Step:
             elif backward[index] or seeds:
                 phases.append("backward")
             else:
-                phases.append("optimizer" if index > last else "forward")
+                inside = any(name.startswith(LAYER_PREFIX) for name in call.annotations)
+                phases.append("optimizer" if index > last and not inside else "forward")
         return phases
 
     def _layer(self, call: _Call) -> str:
@@ -234,6 +239,7 @@ class _Dataflow:
     def say(self, role: _Role) -> None:
         """Take a tensor's role from someone who knows it."""
         storage = self.identities.read(role.tensor).storage
+        self.hints.said.setdefault(role.annotation, []).append(storage)
         if role.category == "parameter":
             self._parameters[role.name] = storage
             self.hints.parameters.add(storage)
@@ -437,7 +443,7 @@ def _said_roles(nodes: list[Node]) -> list[_Role]:
             category, name = said_role(node.name)[::3]
             given = [raw for child in node.children for raw in child.given]
             if given:
-                found.append(_Role(node.number, category, name, given[0]))
+                found.append(_Role(node.number, category, name, given[0], node.name))
     return found
 
 
