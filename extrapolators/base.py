@@ -31,10 +31,11 @@ class ParallelOptions:
     """What a user may choose. Sizes are in bytes, batch sizes in samples.
 
     ``batch_size`` is that of a data-parallel replica, ``global_batch_size`` that of all of them together; without either, a
-    replica has the trace's. ``micro_batches`` divide a replica's batch (default: as many as pipeline stages). ``stages`` are
-    the layers at which a new pipeline stage starts. ``gradient_dtype`` is what gradients are reduced in (default: the
-    parameter's). ``dp_style`` "replicate" is ``torch.nn.DataParallel``. ``factor`` says by how many times longer an operator
-    takes on a rank, where pipeline stages are to be balanced over unequal GPUs. ``extra`` is for plug-ins.
+    replica has the trace's. ``micro_batches`` divide a replica's batch (default: as many as pipeline stages). ``stages``
+    are the layers at which a new pipeline stage starts. ``gradient_dtype`` is what gradients are reduced in (default: the
+    parameter's). ``recompute`` is the policy by which the backward pass computes activations again. ``dp_style``
+    "replicate" is ``torch.nn.DataParallel``. ``factor`` says by how many times longer an operator takes on a rank, where
+    pipeline stages are to be balanced over unequal GPUs. ``extra`` is for plug-ins.
     """
 
     batch_size: int | None = None
@@ -49,6 +50,7 @@ class ParallelOptions:
     micro_batches: int | None = None
     stages: tuple[str, ...] | None = None
     gradient_dtype: str | None = None
+    recompute: str = "none"
     factor: Callable[[int, Operator], float] | None = None
     extra: Mapping[str, str] = field(default_factory=dict)
 
@@ -82,7 +84,9 @@ class Extrapolator:
 
     ``axis`` names the axis of the mesh and its communicators (what the user wrote, unless it is set);
     ``order`` is the axis' place, the fastest first. ``default_size`` is how many ranks stand along it where the user names
-    no size, whatever the number of GPUs; None takes what the other axes leave.
+    no size, whatever the number of GPUs; None takes what the other axes leave. ``sums_gradients`` says that the ranks along it
+    have the same parameters and see other data, so that what reduces gradients does it along this axis too;
+    ``shards_optimizer``, that each of them keeps the optimizer's states of a share of the parameters.
     ``extra_options`` are the names that it reads from ``options.extra``.
     """
 
@@ -90,6 +94,8 @@ class Extrapolator:
     place: ClassVar[Place] = "react"
     order: ClassVar[int] = DATA_ORDER
     default_size: ClassVar[int | None] = None
+    sums_gradients: ClassVar[bool] = False
+    shards_optimizer: ClassVar[bool] = False
     extra_options: ClassVar[tuple[str, ...]] = ()
 
     #: Set before ``tasks`` is called: the program of one replica, the mesh of this axis alone, and loops over the program.

@@ -26,11 +26,14 @@ class DistributedDataParallel(Extrapolator):
     axis = "ddp"
     place = "react"
     order = DATA_ORDER
+    sums_gradients = True
 
     def transform(self, program: Program, mesh: Mesh) -> Program:
         """Return the program that reduces gradients bucket by bucket, as they become ready."""
         require_gradients(program)
-        return reacting(program, self.axis, self._reaction)
+        if program.sharded_axes:
+            return program  # what shards the optimizer reduces its shares along this axis
+        return reacting(program, program.data_axes, self._reaction)
 
     def _reaction(self, stage: Stage, gradients: tuple[Gradient, ...]) -> Callable[[Communicator, int], Reaction]:
         filled = buckets(gradients, self.options.first_bucket_bytes, self.options.bucket_bytes)

@@ -24,12 +24,15 @@ class DataParallel(Extrapolator):
     axis = "dp"
     place = "react"
     order = DATA_ORDER
+    sums_gradients = True
 
     def transform(self, program: Program, mesh: Mesh) -> Program:
         """Return the program that reduces its gradients after the backward pass."""
         require_gradients(program)
+        if program.sharded_axes:
+            return program  # what shards the optimizer reduces its shares along this axis
         make = partial(replicate, program.micro_batches) if self.options.dp_style == "replicate" else all_reduce
-        return reacting(program, self.axis, make)
+        return reacting(program, program.data_axes, make)
 
 
 def all_reduce(stage: Stage, gradients: tuple[Gradient, ...]) -> Callable[[Communicator, int], Reaction]:

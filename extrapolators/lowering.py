@@ -126,6 +126,8 @@ class Loop:
         ]
         self._hears_blocks = any(type(r).parameters_needed is not Reaction.parameters_needed for r in self._reactions)
         self._heard = _heard(self._reactions)
+        self._each_time = [reaction for reaction in self._reactions if reaction.each_micro_batch]
+        self._heard_each_time = _heard(self._each_time)
 
     def tasks(self) -> TaskStream:
         """Every iteration of the rank."""
@@ -163,7 +165,10 @@ class Loop:
 
     def backward(self, arriving: Arriving | None = None, *, last: bool = True) -> TaskStream:
         """The backward pass of one micro-batch; gradients are complete in the ``last`` one."""
-        yield from self._run("backward", arriving or {}, gradients=self._heard if last else _NOTHING)
+        if last:
+            yield from self._run("backward", arriving or {}, self._reactions, self._heard)
+        else:
+            yield from self._run("backward", arriving or {}, self._each_time, self._heard_each_time)
 
     def optimizer(self) -> TaskStream:
         """What is pending is waited for, then the parameters are updated."""
@@ -186,8 +191,13 @@ class Loop:
             arriving[item.key] = yield Recv(peer, stream=f"receive from {peer}", label=axis)
         return arriving
 
-    def _run(self, phase: Phase, arriving: Arriving, *, gradients: Heard = _NOTHING) -> TaskStream:
-        """Go through a phase. Operators run in a row until something else must be done between them."""
+    def _run(
+        self, phase: Phase, arriving: Arriving, listening: Sequence[Reaction] = (), gradients: Heard = _NOTHING
+    ) -> TaskStream:
+        """Go through a phase. Operators run in a row until something else must be done between them.
+
+        ``listening`` are the reactions that hear of ``gradients``.
+        """
         blocks = self._hears_blocks and phase != "optimizer"
         script = self._lowering.script(self._stage, phase, blocks=blocks, gradients=gradients)
         start = end = 0
@@ -202,7 +212,7 @@ class Loop:
             if isinstance(step, Run):
                 end = step.end
                 continue
-            for tasks in self._does(step, arriving):
+            for tasks in self._does(step, arriving, listening):
                 # Drawn by hand, so that the operators so far run before its first task, and only if it has one.
                 answer = None
                 while True:
@@ -214,13 +224,13 @@ class Loop:
                     answer = yield task
         yield from computed()
 
-    def _does(self, step: Step, arriving: Arriving) -> Generator[TaskStream, None, None]:
+    def _does(self, step: Step, arriving: Arriving, listening: Sequence[Reaction]) -> Generator[TaskStream, None, None]:
         """What a step other than computing comes to."""
         if isinstance(step, tuple):
             reactions = (
                 reaction.gradient_ready(gradient)
                 for gradient in step
-                for reaction in self._reactions
+                for reaction in listening
                 if reaction.acts_on is None or gradient.parameter.id in reaction.acts_on
             )
         elif isinstance(step, Block):

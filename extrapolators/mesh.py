@@ -27,7 +27,9 @@ class Mesh:
     """Ranks 0 to ``world`` - 1 on a grid. The first axis is the fastest."""
 
     axes: tuple[Axis, ...]
-    _groups: dict[tuple[str, int, int], Communicator] = field(default_factory=dict, compare=False, repr=False)
+    _groups: dict[tuple[tuple[str, ...], int, int], Communicator] = field(
+        default_factory=dict, compare=False, repr=False
+    )
 
     def __post_init__(self) -> None:
         names = [axis.name for axis in self.axes]
@@ -59,21 +61,47 @@ class Mesh:
             raise IndexError(f"axis '{axis}' has {size} places, not one of number {place}")
         return rank + (place - rank // stride % size) * stride
 
-    def group(self, axis: str, rank: int, parts: int = 1) -> Communicator:
-        """Return the communicator of the ranks that differ from ``rank`` along one axis alone; of ``parts``, the one it is in.
+    def group(self, axes: str | tuple[str, ...], rank: int, parts: int = 1) -> Communicator:
+        """Return the communicator of the ranks that differ from ``rank`` along these axes alone; of ``parts``, its own.
 
-        Parts are of neighbours along the axis, each as large: of 0 to 7 in two parts, 0 to 3 and 4 to 7.
+        Parts are of neighbours along the axes, each as large: of 0 to 7 in two parts, 0 to 3 and 4 to 7.
         """
-        stride, size = self._stride(axis)
+        names = self._ordered(axes)
+        size = math.prod(self._stride(name)[1] for name in names)
         if size % parts:
-            raise IndexError(f"axis '{axis}' has {size} places, which are no {parts} parts of one size")
-        each = size // parts
-        first = self.neighbour(axis, rank, self.coordinate(axis, rank) // each * each)
-        found = self._groups.get((axis, first, parts))
+            raise IndexError(f"{'+'.join(names)} has {size} places, which are no {parts} parts of one size")
+        each, place = size // parts, self.place(names, rank)
+        origin, first = rank - self._offset(names, place), place // each * each
+        key = (names, origin + self._offset(names, first), parts)
+        found = self._groups.get(key)
         if found is None:
-            found = Communicator(tuple(range(first, first + each * stride, stride)), axis)
-            self._groups[axis, first, parts] = found
+            ranks = (origin + self._offset(names, place) for place in range(first, first + each))
+            found = self._groups[key] = Communicator(tuple(ranks), "+".join(names))
         return found
+
+    def place(self, axes: str | tuple[str, ...], rank: int) -> int:
+        """Return a rank's place along several axes taken as one, of which the mesh's fastest is the fastest."""
+        found, before = 0, 1
+        for name in self._ordered(axes):
+            stride, size = self._stride(name)
+            found += rank // stride % size * before
+            before *= size
+        return found
+
+    def _offset(self, axes: tuple[str, ...], place: int) -> int:
+        """How far the rank at a place along the axes is from the one at place 0."""
+        found = 0
+        for name in axes:
+            stride, size = self._stride(name)
+            found += place % size * stride
+            place //= size
+        return found
+
+    def _ordered(self, axes: str | tuple[str, ...]) -> tuple[str, ...]:
+        """The axes in the mesh's order."""
+        if isinstance(axes, str):
+            return (axes,)
+        return tuple(axis.name for axis in self.axes if axis.name in axes)
 
     def _stride(self, name: str) -> tuple[int, int]:
         stride = 1

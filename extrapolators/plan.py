@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from triosim import plugins
@@ -12,10 +12,12 @@ from triosim.compute.base import ComputeModel
 from triosim.compute.features import unknown
 from triosim.compute.reshape import rescaled
 from triosim.errors import OptionError, PluginError, TraceError
-from triosim.extrapolators.base import PLACES, Extrapolator, ParallelOptions
+from triosim.extrapolators.base import PLACES, Extrapolator, ParallelOptions, Place
+from triosim.extrapolators.ddp import DistributedDataParallel
 from triosim.extrapolators.lowering import Lowering
 from triosim.extrapolators.mesh import Mesh, layout
 from triosim.extrapolators.program import Program, single_stage
+from triosim.extrapolators.recompute import recomputed
 from triosim.tasks import TaskStream
 from triosim.trace import Trace
 
@@ -65,12 +67,15 @@ def plan(trace: Trace, parallel: Parallel, *, gpus: int | None, options: Paralle
     replicas = math.prod(part.replicas for part in parts)
     batch_size = _replica_batch(trace, options, replicas)
     program = _program(trace, batch_size, _micro_batches(parts, batch_size, options), options, model)
+    data_axes, sharded_axes = _data_axes(parts)
+    program = replace(program, data_axes=data_axes, sharded_axes=sharded_axes)
 
     writer = _writer(parts)
     for place in PLACES:
-        for part in parts:
-            if part.place == place:
-                program = _transformed(part, program, mesh)
+        if place == "react":
+            program = recomputed(program, options.recompute)
+        for part in _acting(place, parts, options):
+            program = _transformed(part, program, mesh)
     lowering = Lowering(program, mesh, iterations=options.iterations, copy_input=options.copy_input)
     if writer is not None:
         writer.program, writer.mesh, writer.lowering = program, mesh, lowering
@@ -87,6 +92,29 @@ def plan(trace: Trace, parallel: Parallel, *, gpus: int | None, options: Paralle
         _lowering=lowering,
         _writer=writer,
     )
+
+
+def _data_axes(parts: list[Extrapolator]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The axes along which gradients are summed, and those of them over which the optimizer is sharded."""
+    reducing = [
+        part.axis for part in parts if part.sums_gradients and part.place == "react" and not part.shards_optimizer
+    ]
+    sharding = [part.axis for part in parts if part.shards_optimizer]
+    for names in (reducing, sharding):
+        if len(names) > 1:
+            raise OptionError(
+                f"{' and '.join(names)} do the same in two ways", where="parallel", fix="give one of them"
+            )
+    inside = [part.axis for part in parts if part.sums_gradients and part.place == "shard"]
+    return (*inside, *sharding, *reducing), (*inside, *sharding) if sharding else ()
+
+
+def _acting(place: Place, parts: list[Extrapolator], options: ParallelOptions) -> Iterator[Extrapolator]:
+    """Yield what acts at a place. Where nothing else reduces the gradients of what divides samples, ``ddp`` does."""
+    yield from (part for part in parts if part.place == place)
+    summing = [part for part in parts if part.sums_gradients]
+    if place == "react" and options.training and summing and all(part.place == "shard" for part in summing):
+        yield DistributedDataParallel(1, options)
 
 
 def _transformed(part: Extrapolator, program: Program, mesh: Mesh) -> Program:

@@ -210,7 +210,9 @@ class Pipeline:
             for item in _with_sends_last(block.items, going):
                 if isinstance(item, Operator):
                     for transfer in coming:
-                        if transfer.key not in awaited and (item.id in transfer.before or not transfer.before):
+                        # A backward pass begins with what it recomputes, once the gradient of its output is there.
+                        first = item.id in transfer.before or not transfer.before or item.recomputed
+                        if transfer.key not in awaited and first:
                             awaited.add(transfer.key)
                             items.append(Await(transfer.key))
                 if isinstance(item, Await):

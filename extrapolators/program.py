@@ -184,7 +184,9 @@ class Program:
     """One step of a replica. Operators are in the shapes of one micro-batch and carry the times of these shapes.
 
     ``stage_axis`` is the axis of the mesh whose coordinate says which stage a rank runs. ``reactions`` are pairs of an axis
-    and what makes each rank's reaction along it. ``batch_size`` is that of a micro-batch.
+    (or several, taken as one) and what makes each rank's reaction along it. ``batch_size`` is that of a micro-batch. The
+    ranks along ``data_axes`` have the same parameters and see other data, so that gradients are summed over all of these
+    axes together; ``sharded_axes`` are those of them over which the optimizer is sharded.
     """
 
     stages: tuple[Stage, ...]
@@ -192,7 +194,9 @@ class Program:
     micro_batches: int = 1
     schedule: Schedule = accumulate
     stage_axis: str | None = None
-    reactions: tuple[tuple[str, ReactionMaker], ...] = ()
+    reactions: tuple[tuple[str | tuple[str, ...], ReactionMaker], ...] = ()
+    data_axes: tuple[str, ...] = ()
+    sharded_axes: tuple[str, ...] = ()
     gradient_dtype: str | None = None
     training: bool = True
     notes: tuple[str, ...] = ()

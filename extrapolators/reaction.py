@@ -26,6 +26,8 @@ class Reaction:
     #: The gradients that ``gradient_ready`` does something for, by the parameter's id; None for all. It is not called for
     #: the others, which saves time: ranks of one stage that share the set also share their script.
     acts_on: frozenset[int] | None = None
+    #: Whether ``gradient_ready`` is called in each micro-batch; by default in the last one alone, when gradients are complete.
+    each_micro_batch: bool = False
 
     def __init__(self, group: Communicator, rank: int) -> None:
         self.group = group
@@ -47,7 +49,7 @@ class Reaction:
         """After the forward pass of a micro-batch."""
 
     def gradient_ready(self, gradient: Gradient) -> TaskStream | None:
-        """A gradient is complete: its last contribution, in the last micro-batch, has been computed."""
+        """A gradient is complete: its last contribution, in the last (or ``each_micro_batch``), has been computed."""
 
     def before_optimizer(self) -> TaskStream | None:
         """After the last backward pass. By default the optimizer waits for what is pending."""
@@ -62,9 +64,9 @@ class Reaction:
         yield Wait(handles)
 
 
-def reacting(program: Program, axis: str, make: ReactionMaker) -> Program:
-    """Return the program with one more reaction."""
-    return replace(program, reactions=(*program.reactions, (axis, make)))
+def reacting(program: Program, axes: str | tuple[str, ...], make: ReactionMaker) -> Program:
+    """Return the program with one more reaction, along an axis or several taken as one."""
+    return replace(program, reactions=(*program.reactions, (axes, make)))
 
 
 def require_gradients(program: Program) -> None:

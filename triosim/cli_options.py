@@ -93,8 +93,8 @@ Parallel = Annotated[
         "-p",
         autocompletion=_plugins("extrapolators"),
         rich_help_panel=PARALLELISM,
-        help="single, dp, ddp, tp, pp, local-sgd, with sizes and combined (dp=2,tp=4), parameter-server, hop, or a plug-in "
-        "(file.py:Class).",
+        help="single, dp, ddp, fsdp, zero1, zero2, tp, pp, local-sgd, with sizes and combined (dp=2,tp=4), parameter-server, "
+        "hop, or a plug-in (file.py:Class).",
     ),
 ]
 Gpus = Annotated[
@@ -206,6 +206,16 @@ GradientDtype = Annotated[
         rich_help_panel=PARALLELISM,
         show_default=False,
         help="What gradients are reduced in: float32, bfloat16, ... (default: each parameter's own).",
+    ),
+]
+Recompute = Annotated[
+    str,
+    typer.Option(
+        "--recompute",
+        metavar="POLICY",
+        rich_help_panel=PARALLELISM,
+        help="Which activations the backward pass computes again: none, selective (attention), full, checkpoint (as "
+        "torch.utils.checkpoint), or save=mm,attention for all but these.",
     ),
 ]
 Inference = Annotated[

@@ -81,6 +81,7 @@ def simulate(
     bucket_size: Quantity = "25 MiB",
     first_bucket_size: Quantity = "1 MiB",
     gradient_dtype: str | None = None,
+    recompute: str = "none",
     copy_input: bool = False,
     operator_times: str | PathLike[str] | None = None,
     compute_model: str | type = "auto",
@@ -108,6 +109,8 @@ def simulate(
     balance_stages: whether that is the time on the GPUs of each stage, so that slower ones get fewer layers.
     bucket_size, first_bucket_size: of ``ddp``; PyTorch's by default.
     gradient_dtype: what gradients are reduced in, "float32" say; by default each parameter's own.
+    recompute: which activations the backward pass computes again: "none", "selective", "full", "checkpoint", or
+        "save=mm,attention" for all but these; see docs/extrapolators.md.
     copy_input: whether each rank copies its input from host memory.
     operator_times: a file with times that replace the trace's, by operator or layer.
     host_overhead: what a launch costs the host: seconds or "5 us"; "trace" takes each operator's own.
@@ -191,6 +194,7 @@ def simulate(
                     micro_batches=micro_batches,
                     stages=tuple(stages) if stages is not None else None,
                     gradient_dtype=gradient_dtype,
+                    recompute=recompute,
                     factor=unequal.factor if balance_stages else None,
                     extra=chosen.left,
                 ),
@@ -293,14 +297,14 @@ def _with_gpus(system: Topology) -> Topology:
     return system
 
 
-#: The options that one parallelism reads, and no other that ships with triosim.
+#: The options that some parallelisms read, and no other that ships with triosim.
 _BELONGS_TO = {
-    "stages": "pp",
-    "balance_stages": "pp",
-    "tp_style": "tp",
-    "dp_style": "dp",
-    "bucket_size": "ddp",
-    "first_bucket_size": "ddp",
+    "stages": ("pp",),
+    "balance_stages": ("pp",),
+    "tp_style": ("tp",),
+    "dp_style": ("dp",),
+    "bucket_size": ("ddp", "zero1", "zero2"),
+    "first_bucket_size": ("ddp", "zero1", "zero2"),
 }
 
 
@@ -310,9 +314,9 @@ def _without_effect(given: Mapping[str, Any], parallel: str) -> Iterator[str]:
     if not names <= set(plugins.BUILT_IN["extrapolators"]):
         return  # a plug-in may read any of them
     defaults = inspect.signature(simulate).parameters
-    for option, owner in _BELONGS_TO.items():
-        if owner not in names and given[option] != defaults[option].default:
-            yield f"--{option.replace('_', '-')} has no effect without {owner}"
+    for option, owners in _BELONGS_TO.items():
+        if names.isdisjoint(owners) and given[option] != defaults[option].default:
+            yield f"--{option.replace('_', '-')} has no effect without {' or '.join(owners)}"
 
 
 def _no_condition(path: tuple[str | int, ...], what: str, fix: str | None) -> OptionError:

@@ -175,6 +175,7 @@ class Operator:
     (0.05 is 5%), None where that is not known. ``attributes`` are those of its arguments that are no tensors and do not
     depend on the batch (``dim``, ``stride``, ``is_causal``), where they are known. ``stream`` is the CUDA stream that it was
     issued to, ``compute`` for the current one of the device; ``communication`` is what it asks of other ranks, if it does.
+    ``recomputed`` is that of an operator of the backward pass that computes an activation again.
     """
 
     id: int
@@ -194,6 +195,7 @@ class Operator:
     attributes: Mapping[str, Any] = field(default_factory=dict, hash=False)
     stream: str = "compute"
     communication: Communication | None = None
+    recomputed: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,3 +52,14 @@ def test_an_axis_given_twice_or_of_no_gpus_is_refused() -> None:
         layout([(20, "dp", 2), (20, "dp", 2)])
     with pytest.raises(OptionError, match="0 GPUs"):
         Mesh.of(dp=0)
+
+
+def test_several_axes_are_one_of_which_the_fastest_counts_first() -> None:
+    mesh = Mesh.of(tp=2, cp=2, dp=3)
+    group = mesh.group(("dp", "cp"), 1)
+    assert group.ranks == (1, 3, 5, 7, 9, 11)
+    assert group.name == "cp+dp"
+    assert mesh.group(("cp", "dp"), 11) is group
+    assert mesh.place(("cp", "dp"), 9) == 4
+    assert mesh.group(("cp", "dp"), 7, parts=3).ranks == (5, 7)
+    assert mesh.group(("tp", "dp"), 2).ranks == (2, 3, 6, 7, 10, 11)

@@ -79,6 +79,16 @@ def on_gpu(trace: Trace, target: gpus.Gpu, model: ComputeModel) -> Trace:
     return replace(trace, operators=tuple(operators), gpu=target.name, times=times, step_seconds=None)
 
 
+def estimated(operators: Sequence[Operator], model: ComputeModel, gpu: str) -> list[Operator]:
+    """Return operators that no trace has (copies that a parallelism adds) with the times of a model, or of ``auto``."""
+    found, _ = _filled(
+        checked(model.estimate(operators, gpu), operators, model), lambda other: other.estimate(operators, gpu), None
+    )
+    return [
+        predicted(_taking(operator, float(found.seconds[row])), found, row) for row, operator in enumerate(operators)
+    ]
+
+
 def scaled(operator: Operator, ratio: float, measured: Operator | None = None) -> Operator:
     """Return an operator with ``ratio`` times its seconds, not below the floor; ``measured`` is it in its old shapes."""
     flops = operator.flops if measured is None else None  # what the profiler counted held for the shapes that it saw

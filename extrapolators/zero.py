@@ -1,0 +1,112 @@
+"""ZeRO stages 1 and 2: parameters are whole on every rank, the optimizer's states are sharded, and in stage 2 gradients too.
+
+Rajbhandari et al. 2020 ("ZeRO: Memory Optimizations Toward Training Trillion Parameter Models"). Gradients are
+reduce-scattered in buckets as they become ready, each rank updates its share, and the new parameters are all-gathered: together
+as many bytes as one all-reduce. Stage 1 keeps gradients whole, so it reduces them once, in the last micro-batch; stage 2
+keeps its share alone, so it reduces them in each. Implementations of stage 1 that all-reduce instead (``reduce=all-reduce``)
+move 1.5 times the bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import ClassVar
+
+from triosim.extrapolators.base import DATA_ORDER, Extrapolator
+from triosim.extrapolators.ddp import buckets, completed
+from triosim.extrapolators.mesh import Mesh
+from triosim.extrapolators.program import Gradient, Program, Stage
+from triosim.extrapolators.reaction import Reaction, reacting, require_gradients
+from triosim.extrapolators.sharded_state import Replicas, require_training, scatter, with_sharded_optimizer
+from triosim.tasks import AllGather, AllReduce, Communicator, TaskStream
+
+
+class Zero1(Extrapolator):
+    """``zero1``."""
+
+    axis = "zero1"
+    place = "react"
+    order = DATA_ORDER - 1
+    sums_gradients = True
+    shards_optimizer = True
+    extra_options: ClassVar[tuple[str, ...]] = ("reduce",)
+    each_micro_batch: ClassVar[bool] = False
+
+    def transform(self, program: Program, mesh: Mesh) -> Program:
+        """Return the program that reduces gradients in buckets and gathers the updated parameters."""
+        require_training(program, self.axis)
+        require_gradients(program)
+        whole = self._reduces_whole()
+        replicas = Replicas(program, mesh)
+
+        def make(stage: Stage, gradients: tuple[Gradient, ...]) -> Callable[[Communicator, int], Reaction]:
+            due = completed(gradients, buckets(gradients, self.options.first_bucket_bytes, self.options.bucket_bytes))
+            updated = {gradient.parameter.storage for gradient in gradients}
+            nbytes = float(sum(tensor.nbytes for tensor in stage.parameters if tensor.storage in updated))
+            acts_on = frozenset(due)
+
+            def of_rank(group: Communicator, rank: int) -> Reaction:
+                return ShardState(group, rank, due, acts_on, nbytes, replicas.of(rank), whole, self.each_micro_batch)
+
+            return of_rank
+
+        sharded = with_sharded_optimizer(program, mesh, self.axis)
+        return reacting(sharded, program.sharded_axes, make)
+
+    def _reduces_whole(self) -> bool:
+        return self.choice("reduce", ("scatter", "all-reduce")) == "all-reduce"
+
+
+class Zero2(Zero1):
+    """``zero2``."""
+
+    axis = "zero2"
+    extra_options = ()
+    each_micro_batch = True
+
+    def _reduces_whole(self) -> bool:
+        return False  # a rank has no room for whole gradients
+
+
+class ShardState(Reaction):
+    """Scatters each bucket when its last gradient is ready, and gathers the parameters after their update."""
+
+    def __init__(
+        self,
+        group: Communicator,
+        rank: int,
+        due: Mapping[int, Sequence[float]],
+        acts_on: frozenset[int],
+        nbytes: float,
+        replicas: Communicator | None,
+        whole: bool,
+        each_micro_batch: bool,
+    ) -> None:
+        super().__init__(group, rank)
+        self._due = due  # by parameter: the bytes of the buckets that its gradient completes
+        self._nbytes = nbytes
+        self._replicas = replicas
+        self._whole = whole
+        self.each_micro_batch = each_micro_batch
+        self.acts_on = acts_on if not self.alone or replicas is not None else frozenset()
+
+    def gradient_ready(self, gradient: Gradient) -> TaskStream:
+        """Reduce what is complete."""
+        for nbytes in self._due[gradient.parameter.id]:
+            if self._whole:
+                handle = yield AllReduce(nbytes, self.group)
+                if self._replicas is not None:
+                    handle = yield AllReduce(
+                        nbytes, self._replicas, after=(handle,), stream="communication of replicas"
+                    )
+            else:
+                handle = yield from scatter(nbytes, self.group, self._replicas, "communication")
+            self.pending.append(handle)
+
+    def after_optimizer(self) -> TaskStream | None:
+        """Gather the parameters that the others have updated; the next step waits for them."""
+        return None if self.alone else self._gather()
+
+    def _gather(self) -> TaskStream:
+        self.pending.append((yield AllGather(self._nbytes, self.group)))
+        yield from self.wait()
