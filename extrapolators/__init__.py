@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from triosim.extrapolators.base import Extrapolator as Extrapolator
     from triosim.extrapolators.base import ParallelOptions as ParallelOptions
-    from triosim.extrapolators.lowering import Loop as Loop
+    from triosim.extrapolators.loop import Loop as Loop
     from triosim.extrapolators.mesh import Axis as Axis
     from triosim.extrapolators.mesh import Mesh as Mesh
     from triosim.extrapolators.plan import Plan as Plan
-    from triosim.extrapolators.program import Action as Action
     from triosim.extrapolators.program import Await as Await
     from triosim.extrapolators.program import Block as Block
     from triosim.extrapolators.program import Communicate as Communicate
@@ -25,15 +24,17 @@ if TYPE_CHECKING:
     from triosim.extrapolators.program import Program as Program
     from triosim.extrapolators.program import ReactionMaker as ReactionMaker
     from triosim.extrapolators.program import Receive as Receive
-    from triosim.extrapolators.program import Schedule as Schedule
     from triosim.extrapolators.program import Send as Send
     from triosim.extrapolators.program import Stage as Stage
     from triosim.extrapolators.reaction import Reaction as Reaction
     from triosim.extrapolators.reaction import reacting as reacting
     from triosim.extrapolators.reaction import require_gradients as require_gradients
+    from triosim.extrapolators.schedule import Action as Action
+    from triosim.extrapolators.schedule import Schedule as Schedule
+    from triosim.extrapolators.schedule import in_flight as in_flight
 
 _HOMES = {
-    "Action": "program",
+    "Action": "schedule",
     "Await": "program",
     "Axis": "mesh",
     "Block": "program",
@@ -41,7 +42,7 @@ _HOMES = {
     "Extrapolator": "base",
     "Gradient": "program",
     "Item": "program",
-    "Loop": "lowering",
+    "Loop": "loop",
     "Mesh": "mesh",
     "ParallelOptions": "base",
     "Plan": "plan",
@@ -49,9 +50,10 @@ _HOMES = {
     "Reaction": "reaction",
     "ReactionMaker": "program",
     "Receive": "program",
-    "Schedule": "program",
+    "Schedule": "schedule",
     "Send": "program",
     "Stage": "program",
+    "in_flight": "schedule",
     "reacting": "reaction",
     "require_gradients": "reaction",
 }
@@ -75,6 +77,7 @@ __all__ = [
     "Schedule",
     "Send",
     "Stage",
+    "in_flight",
     "reacting",
     "require_gradients",
 ]

@@ -17,7 +17,8 @@ from triosim.tasks import TaskStream
 from triosim.trace import DTYPE_BYTES, Operator
 
 if TYPE_CHECKING:
-    from triosim.extrapolators.lowering import Loop, Lowering
+    from triosim.extrapolators.loop import Loop
+    from triosim.extrapolators.lowering import Lowering
 
 Place = Literal["shard", "react", "schedule"]
 PLACES: tuple[Place, ...] = ("shard", "react", "schedule")
@@ -31,11 +32,12 @@ class ParallelOptions:
     """What a user may choose. Sizes are in bytes, batch sizes in samples.
 
     ``batch_size`` is that of a data-parallel replica, ``global_batch_size`` that of all of them together; without either, a
-    replica has the trace's. ``micro_batches`` divide a replica's batch (default: as many as pipeline stages). ``stages``
-    are the layers at which a new pipeline stage starts. ``gradient_dtype`` is what gradients are reduced in (default: the
-    parameter's). ``recompute`` is the policy by which the backward pass computes activations again. ``dp_style``
-    "replicate" is ``torch.nn.DataParallel``. ``factor`` says by how many times longer an operator takes on a rank, where
-    pipeline stages are to be balanced over unequal GPUs. ``extra`` is for plug-ins.
+    replica has the trace's. ``micro_batches`` divide a replica's batch (default: as many as the pipeline has ranks, or as
+    its schedule needs). ``stages`` are the layers at which a new pipeline stage starts; ``schedule`` is a pipeline schedule's
+    name or file, ``virtual_stages`` how many stages a rank has in an interleaved one. ``gradient_dtype`` is what gradients
+    are reduced in (default: the parameter's). ``recompute`` is the policy by which the backward pass computes activations
+    again. ``dp_style`` "replicate" is ``torch.nn.DataParallel``. ``factor`` says by how many times longer an operator takes
+    on a rank, where pipeline stages are to be balanced over unequal GPUs. ``extra`` is for plug-ins.
     """
 
     batch_size: int | None = None
@@ -49,13 +51,15 @@ class ParallelOptions:
     tp_style: Literal["gather", "megatron"] = "gather"
     micro_batches: int | None = None
     stages: tuple[str, ...] | None = None
+    schedule: str = "gpipe"
+    virtual_stages: int | None = None
     gradient_dtype: str | None = None
     recompute: str = "none"
     factor: Callable[[int, Operator], float] | None = None
     extra: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name in ("batch_size", "global_batch_size", "iterations", "micro_batches"):
+        for name in ("batch_size", "global_batch_size", "iterations", "micro_batches", "virtual_stages"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise OptionError(f"{value} is less than 1", where=name.replace("_", " "), fix="give 1 or more")
@@ -109,7 +113,9 @@ class Extrapolator:
 
     def loop(self, rank: int) -> Loop:
         """Return the training loop of one rank, whose parts (``forward``, ``backward``, ``optimizer``) ``tasks`` can use."""
-        return self.lowering.loop(rank)
+        from triosim.extrapolators.loop import Loop
+
+        return Loop(self.lowering, rank)
 
     @property
     def replicas(self) -> int:

@@ -20,7 +20,7 @@ from functools import partial
 from triosim.errors import OptionError
 from triosim.extrapolators.base import Extrapolator
 from triosim.extrapolators.hop_graph import Graph, load
-from triosim.extrapolators.lowering import Loop
+from triosim.extrapolators.loop import Loop
 from triosim.extrapolators.mesh import Mesh
 from triosim.extrapolators.program import Program
 from triosim.extrapolators.reaction import require_gradients

@@ -1,55 +1,88 @@
-"""Lowering: a program becomes the task stream of one rank, which reads like the training loop that it stands for.
+"""Lowering: a program becomes what a rank does, one thing after the other.
 
-What all ranks of a stage have in common (which operators run between which communications, and the ``Compute`` tasks of
-these) is made once, in ``Lowering``; a ``Loop`` is one rank's way through it.
+What all ranks at a place of the pipeline have in common (which operators run between which communications, the ``Compute``
+tasks of these, what is received when) is made once, here; a ``Loop`` is one rank's way through it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 from triosim.extrapolators.mesh import Mesh
 from triosim.extrapolators.program import (
-    Action,
     Await,
     Block,
     Communicate,
+    Exchange,
     Gradient,
     Program,
     Receive,
     Send,
 )
-from triosim.extrapolators.reaction import Reaction
-from triosim.tasks import COLLECTIVES, Compute, Copy, Handle, Iteration, Recv, Task, TaskStream, Wait
-from triosim.tasks import Send as SendTask
-from triosim.trace import Operator, Phase
+from triosim.extrapolators.schedule import HALVES, Action, Half
+from triosim.tasks import Compute
+from triosim.trace import Operator
 
-Arriving = dict[str, Handle]
 Heard = frozenset[int] | None  # gradients that some reaction acts upon, by their parameters; None for all
 
-_NOTHING: frozenset[int] = frozenset()
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """The operators of a phase up to ``end`` run now."""
+    """The operators of a script up to ``end`` run now."""
 
     end: int
 
 
-#: What a script is made of. A tuple of gradients are those that are complete at this point, a block one that begins.
-Step = Run | Communicate | Send | Await | Block | tuple[Gradient, ...]
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """A gradient to which this point has added: it is ``complete``, or there are micro-batches to come."""
+
+    gradient: Gradient
+    complete: bool
+
+
+#: What a script is made of. A block is one that begins.
+Step = Run | Communicate | Send | Exchange | Await | Block | Ready
 
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """A phase of a stage: its operators in a row, and what happens between them."""
+    """What an action runs: its operators in a row, and what happens between them. ``name`` says which operators these are."""
 
+    name: tuple[object, ...]
     operators: tuple[Operator, ...]
     steps: tuple[Step, ...]
-    receives: tuple[Receive, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Act:
+    """An action at a place of the pipeline. It adds to some gradients; some, by their parameters, are ``complete`` with it."""
+
+    place: int
+    action: Action
+    gradients: tuple[Gradient, ...]
+    complete: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Posted:
+    """A receive: from which place, and what of which micro-batch."""
+
+    place: int
+    key: str
+    micro_batch: int
+
+
+@dataclass(slots=True)
+class Turn:
+    """A slot of the schedule: what is received from now on, and what runs side by side."""
+
+    receives: list[Posted]
+    acts: tuple[Act, ...]
 
 
 class Lowering:
@@ -68,219 +101,138 @@ class Lowering:
         self.iterations = iterations
         self.copy_input = copy_input
         self.input_bytes = [float(sum(tensor.nbytes for tensor in stage.inputs)) for stage in program.stages]
-        self._gradients = [stage.gradients(program.gradient_dtype) for stage in program.stages]
-        # One entry a stage: pairs of an axis and what makes a rank's reaction.
+        self._held = [program.held(place) for place in range(len(program.schedule.rows))]
+        self._gradients = [stage.gradients(program.gradient_dtype) for stage in self._held]
+        # One entry a place: pairs of an axis and what makes a rank's reaction.
         self.reactions = [
             [(axis, make(stage, gradients)) for axis, make in program.reactions]
-            for stage, gradients in zip(program.stages, self._gradients, strict=True)
+            for stage, gradients in zip(self._held, self._gradients, strict=True)
         ]
-        self._scripts: dict[tuple[int, Phase, bool, Heard], Script] = {}
-        self._computes: dict[tuple[int, Phase, int, int], Compute] = {}
+        self._stage_of = {  # of each backward operator
+            op.id: n for n, stage in enumerate(program.stages) for block in stage.backward for op in block.operators
+        }
+        self._sent: dict[tuple[object, ...], list[Any]] = {}
+        self._added: dict[tuple[object, ...], tuple[Gradient, ...]] = {}  # in which half of a stage, by place
+        self.turns = [self._turns(place) for place in range(len(program.schedule.rows))]
+        self._post_receives()
+        self._scripts: dict[tuple[object, ...], Script] = {}
+        self._computes: dict[tuple[object, ...], Compute] = {}
+        self._aside: dict[tuple[int, str], tuple[Compute, Compute]] = {}  # by id(), and so kept with it
 
-    def loop(self, rank: int) -> Loop:
-        """Return the training loop of one rank."""
-        return Loop(self, rank)
-
-    def stage(self, rank: int) -> int:
-        """Return the number of the stage that a rank runs."""
+    def place(self, rank: int) -> int:
+        """Return the place of the pipeline at which a rank is."""
         axis = self.program.stage_axis
         return self.mesh.coordinate(axis, rank) if axis is not None else 0
 
-    def compute(self, stage: int, phase: Phase, script: Script, start: int, end: int) -> Compute:
+    def compute(self, script: Script, start: int, end: int) -> Compute:
         """Return the task that runs some operators of a script in a row: one object, whatever rank asks."""
-        key = (stage, phase, start, end)
+        key = (script.name, start, end)
         task = self._computes.get(key)
         if task is None:
             task = self._computes[key] = Compute(script.operators[start:end])
         return task
 
-    def script(self, stage: int, phase: Phase, *, blocks: bool, gradients: Heard) -> Script:
-        """Return a phase as steps; with ``blocks`` it stops where a block begins, and where one of ``gradients`` is ready."""
-        key = (stage, phase, blocks, gradients)
+    def aside(self, task: Compute, stream: str) -> Compute:
+        """Return a computation on another stream: one object, whatever rank asks."""
+        key = (id(task), stream)
+        if key not in self._aside:
+            self._aside[key] = (task, replace(task, stream=stream))
+        return self._aside[key][1]
+
+    def script(self, act: Act, *, blocks: bool, heard: Heard, each_time: Heard) -> Script:
+        """Return what an action runs as steps; with ``blocks`` it stops where a block begins.
+
+        It also stops where a gradient is complete that somebody has ``heard`` of, or is added to, ``each_time``.
+        """
+        stage, phase = act.action.stage, act.action.phase
+        key = (act.place, stage, phase, blocks, each_time, *((act.action, heard) if act.complete else ()))
         script = self._scripts.get(key)
         if script is None:
-            ready: dict[int, list[Gradient]] = {}
-            for gradient in self._gradients[stage]:
-                if gradients is None or gradient.parameter.id in gradients:
-                    ready.setdefault(gradient.ready, []).append(gradient)
-            script = self._scripts[key] = _script(getattr(self.program.stages[stage], phase), blocks, ready)
+            ready: dict[int, list[Ready]] = {}
+            for gradient in act.gradients:
+                complete = gradient.parameter.id in act.complete
+                listened = heard if complete else each_time
+                if listened is None or gradient.parameter.id in listened:
+                    ready.setdefault(gradient.ready, []).append(Ready(gradient, complete))
+            script = self._scripts[key] = _script((stage, phase), self.program.part(stage, phase), blocks, ready)
         return script
 
+    def optimizer(self, place: int) -> Script:
+        """Return the optimizer of a place."""
+        key = ("optimizer", place)
+        script = self._scripts.get(key)
+        if script is None:
+            script = self._scripts[key] = _script(key, self._held[place].optimizer, False, {})
+        return script
 
-class Loop:
-    """The training loop of one rank. A loop is used once; ``tasks`` is all of it."""
+    def _turns(self, place: int) -> list[Turn]:
+        last = self.program.schedule.last(place)
+        rows = self.program.schedule.rows[place]
+        return [Turn([], tuple(self._act(place, action, last) for action in slot)) for slot in rows]
 
-    def __init__(self, lowering: Lowering, rank: int) -> None:
-        self._lowering = lowering
-        self._mesh = lowering.mesh
-        self._rank = rank
-        self._stage = lowering.stage(rank)
-        program = lowering.program
-        self._reactions = [
-            make(lowering.mesh.group(axis, rank), rank) for axis, make in lowering.reactions[self._stage]
-        ]
-        self._actions = [
-            action
-            for action in program.schedule(self._stage, len(program.stages), program.micro_batches)
-            if program.training or action.phase == "forward"
-        ]
-        self._hears_blocks = any(type(r).parameters_needed is not Reaction.parameters_needed for r in self._reactions)
-        self._heard = _heard(self._reactions)
-        self._each_time = [reaction for reaction in self._reactions if reaction.each_micro_batch]
-        self._heard_each_time = _heard(self._each_time)
+    def _act(self, place: int, action: Action, last: Mapping[tuple[int, Half], Action]) -> Act:
+        gradients: dict[Half, tuple[Gradient, ...]] = dict.fromkeys(HALVES[action.phase], ())
+        for half in gradients:
+            key = (place, action.stage, half)
+            if key not in self._added:
+                self._added[key] = tuple(
+                    gradient
+                    for gradient in self._gradients[place]
+                    if self._stage_of[gradient.ready] == action.stage
+                    and ("weight" if gradient.ready in self.program.weight_part else "input") == half
+                )
+            gradients[half] = self._added[key]
+        complete = [one for half, some in gradients.items() if last[action.stage, half] == action for one in some]
+        every = tuple(one for some in gradients.values() for one in some)
+        return Act(place, action, every, frozenset(gradient.parameter.id for gradient in complete))
 
-    def tasks(self) -> TaskStream:
-        """Every iteration of the rank."""
-        for _ in range(self._lowering.iterations):
-            yield from self.step()
-            yield Iteration()
+    def _post_receives(self) -> None:
+        """Say which receives each place posts when.
 
-    def step(self) -> TaskStream:
-        """One step: every micro-batch forward and backward as scheduled, then the optimizer."""
-        for reaction in self._reactions:
-            yield from _all(reaction.step_begins())
-        last_backward = max((i for i, a in enumerate(self._actions) if a.phase == "backward"), default=-1)
-        arriving = yield from self._post(self._actions[0].phase)
-        for index, action in enumerate(self._actions):
-            # While one micro-batch is computed, what the next one needs arrives: its receives are posted first.
-            following: Action | None = self._actions[index + 1] if index + 1 < len(self._actions) else None
-            posted = (yield from self._post(following.phase)) if following else {}
-            if action.phase == "forward":
-                yield from self.forward(arriving)
-            else:
-                yield from self.backward(arriving, last=index == last_backward)
-            arriving = posted
-        if self._lowering.program.training:
-            yield from self.optimizer()
-
-    def forward(self, arriving: Arriving | None = None) -> TaskStream:
-        """The forward pass of one micro-batch."""
-        nbytes = self._lowering.input_bytes[self._stage]
-        if self._lowering.copy_input and nbytes:
-            copied = yield Copy("host", "device", nbytes)
-            yield Wait((copied,))
-        yield from self._run("forward", arriving or {})
-        for reaction in self._reactions:
-            yield from _all(reaction.forward_ends())
-
-    def backward(self, arriving: Arriving | None = None, *, last: bool = True) -> TaskStream:
-        """The backward pass of one micro-batch; gradients are complete in the ``last`` one."""
-        if last:
-            yield from self._run("backward", arriving or {}, self._reactions, self._heard)
-        else:
-            yield from self._run("backward", arriving or {}, self._each_time, self._heard_each_time)
-
-    def optimizer(self) -> TaskStream:
-        """What is pending is waited for, then the parameters are updated."""
-        for reaction in self._reactions:
-            yield from _all(reaction.before_optimizer())
-        if all(reaction.runs_optimizer for reaction in self._reactions):
-            arriving = yield from self._post("optimizer")
-            yield from self._run("optimizer", arriving)
-        for reaction in self._reactions:
-            yield from _all(reaction.after_optimizer())
-
-    def _post(self, phase: Phase) -> Generator[Task, Any, Arriving]:
-        """Post the receives of a phase, in the order in which the other stages send."""
-        arriving: Arriving = {}
-        axis = self._lowering.program.stage_axis
-        if axis is None:
-            return arriving
-        for item in self._lowering.script(self._stage, phase, blocks=False, gradients=_NOTHING).receives:
-            peer = self._mesh.neighbour(axis, self._rank, item.stage)
-            arriving[item.key] = yield Recv(peer, stream=f"receive from {peer}", label=axis)
-        return arriving
-
-    def _run(
-        self, phase: Phase, arriving: Arriving, listening: Sequence[Reaction] = (), gradients: Heard = _NOTHING
-    ) -> TaskStream:
-        """Go through a phase. Operators run in a row until something else must be done between them.
-
-        ``listening`` are the reactions that hear of ``gradients``.
+        They are posted in the order in which the other side sends, as NCCL matches them, and at the latest one turn before
+        they are needed: while one micro-batch is computed, what the next one needs arrives. So where the order of sending is
+        not that of using, some are posted earlier, and nobody waits for a send that comes behind another.
         """
-        blocks = self._hears_blocks and phase != "optimizer"
-        script = self._lowering.script(self._stage, phase, blocks=blocks, gradients=gradients)
-        start = end = 0
+        schedule = self.program.schedule
+        needed: dict[tuple[int, str, int], int] = {}
+        for place, turns in enumerate(self.turns):
+            for index, turn in enumerate(turns):
+                for act in turn.acts:
+                    for receive in self._transfers(act.action, Receive):
+                        needed[place, receive.key, act.action.micro_batch] = index
+        coming: list[list[tuple[int, Posted]]] = [
+            [] for _ in self.turns
+        ]  # by place: when needed, in the order of sending
+        for source, turns in enumerate(self.turns):
+            for action in (act.action for turn in turns for act in turn.acts):
+                for send in self._transfers(action, Send):
+                    place = schedule.place(send.stage, action.micro_batch)
+                    if place != source:
+                        when = needed[place, send.key, action.micro_batch]
+                        coming[place].append((when, Posted(source, send.key, action.micro_batch)))
+        for place, entries in enumerate(coming):
+            soonest: dict[int, int] = {}  # by the place that sends
+            times = []
+            for when, posted in reversed(entries):
+                soonest[posted.place] = min(soonest.get(posted.place, when), when)
+                times.append(soonest[posted.place])
+            for when, (_, posted) in sorted(zip(reversed(times), entries, strict=True), key=lambda entry: entry[0]):
+                self.turns[place][max(when - 1, 0)].receives.append(posted)
 
-        def computed() -> TaskStream:
-            nonlocal start
-            if start < end:
-                first, start = start, end
-                yield self._lowering.compute(self._stage, phase, script, first, end)
-
-        for step in script.steps:
-            if isinstance(step, Run):
-                end = step.end
-                continue
-            for tasks in self._does(step, arriving, listening):
-                # Drawn by hand, so that the operators so far run before its first task, and only if it has one.
-                answer = None
-                while True:
-                    try:
-                        task = tasks.send(answer)
-                    except StopIteration:
-                        break
-                    yield from computed()
-                    answer = yield task
-        yield from computed()
-
-    def _does(self, step: Step, arriving: Arriving, listening: Sequence[Reaction]) -> Generator[TaskStream, None, None]:
-        """What a step other than computing comes to."""
-        if isinstance(step, tuple):
-            reactions = (
-                reaction.gradient_ready(gradient)
-                for gradient in step
-                for reaction in listening
-                if reaction.acts_on is None or gradient.parameter.id in reaction.acts_on
-            )
-        elif isinstance(step, Block):
-            reactions = (reaction.parameters_needed(step) for reaction in self._reactions)
-        else:
-            yield self._communicate(step, arriving)
-            return
-        for tasks in reactions:
-            if tasks is not None:
-                yield tasks
-
-    def _communicate(self, step: Run | Communicate | Send | Await, arriving: Arriving) -> TaskStream:
-        if isinstance(step, Communicate):
-            group = self._mesh.group(step.axis, self._rank, step.parts)
-            if len(group.ranks) == 1:
-                return
-            # A stream for each axis, as PyTorch has for each process group: gradients on their way do not hold it up.
-            handle = yield COLLECTIVES[step.kind](step.nbytes, group, stream=f"{step.axis} communication")
-            if step.key is None:
-                yield Wait((handle,))
-            else:
-                arriving[step.key] = handle
-        elif isinstance(step, Await):
-            if step.key in arriving:
-                yield Wait((arriving.pop(step.key),))
-        elif isinstance(step, Send):
-            axis = self._lowering.program.stage_axis
-            assert axis is not None, "only a schedule sends between stages"
-            peer = self._mesh.neighbour(axis, self._rank, step.stage)
-            yield SendTask(peer, step.nbytes, stream=f"send to {peer}", label=axis)
+    def _transfers(self, action: Action, kind: type[T]) -> list[T]:
+        """What an action sends or receives, in order."""
+        key = (action.stage, action.phase, kind)
+        if key not in self._sent:
+            blocks = self.program.part(action.stage, action.phase)
+            self._sent[key] = [item for block in blocks for item in block.items if isinstance(item, kind)]
+        return self._sent[key]
 
 
-def _heard(reactions: Sequence[Reaction]) -> Heard:
-    """The gradients that some reaction acts upon."""
-    sets = [r.acts_on for r in reactions if type(r).gradient_ready is not Reaction.gradient_ready]
-    if len(sets) == 1:
-        return sets[0]  # itself, of which the hash is known
-    return None if None in sets else _NOTHING.union(*(one for one in sets if one is not None))
-
-
-def _all(tasks: TaskStream | None) -> TaskStream:
-    """Yield a reaction's tasks, if it has any."""
-    if tasks is not None:
-        yield from tasks
-
-
-def _script(blocks: tuple[Block, ...], stops: bool, ready: dict[int, list[Gradient]]) -> Script:
+def _script(
+    name: tuple[object, ...], blocks: tuple[Block, ...], stops: bool, ready: Mapping[int, list[Ready]]
+) -> Script:
     operators: list[Operator] = []
     steps: list[Step] = []
-    receives: list[Receive] = []
 
     def run() -> None:
         if operators and not (steps and isinstance(steps[-1], Run) and steps[-1].end == len(operators)):
@@ -295,11 +247,9 @@ def _script(blocks: tuple[Block, ...], stops: bool, ready: dict[int, list[Gradie
                 operators.append(item)
                 if item.id in ready:
                     run()
-                    steps.append(tuple(ready[item.id]))
-            elif isinstance(item, Receive):
-                receives.append(item)
-            else:
+                    steps.extend(ready[item.id])
+            elif not isinstance(item, Receive):
                 run()
                 steps.append(item)
     run()
-    return Script(tuple(operators), tuple(steps), tuple(receives))
+    return Script(name, tuple(operators), tuple(steps))

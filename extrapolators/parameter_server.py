@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from triosim.errors import OptionError
 from triosim.extrapolators.base import Extrapolator
-from triosim.extrapolators.lowering import Loop
+from triosim.extrapolators.loop import Loop
 from triosim.extrapolators.mesh import Mesh
 from triosim.extrapolators.program import Program
 from triosim.extrapolators.reaction import require_gradients

@@ -14,10 +14,12 @@ from triosim.compute.reshape import rescaled
 from triosim.errors import OptionError, PluginError, TraceError
 from triosim.extrapolators.base import PLACES, Extrapolator, ParallelOptions, Place
 from triosim.extrapolators.ddp import DistributedDataParallel
+from triosim.extrapolators.loop import Loop
 from triosim.extrapolators.lowering import Lowering
 from triosim.extrapolators.mesh import Mesh, layout
 from triosim.extrapolators.program import Program, single_stage
 from triosim.extrapolators.recompute import recomputed
+from triosim.extrapolators.schedule import accumulate
 from triosim.tasks import TaskStream
 from triosim.trace import Trace
 
@@ -47,7 +49,7 @@ class Plan:
         """Return the task stream of one rank."""
         if self._writer is not None:
             return self._writer.tasks(rank)
-        return self._lowering.loop(rank).tasks()
+        return Loop(self._lowering, rank).tasks()
 
 
 def plan(trace: Trace, parallel: Parallel, *, gpus: int | None, options: ParallelOptions, model: ComputeModel) -> Plan:
@@ -227,7 +229,7 @@ def _program(
     program = Program(
         (single_stage(trace.operators, training=options.training),),
         model,
-        micro_batches,
+        accumulate(micro_batches) if options.training else accumulate(micro_batches).forward_alone(),
         gradient_dtype=options.gradient_dtype,
         training=options.training,
         gpu=trace.gpu,

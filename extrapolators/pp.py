@@ -1,8 +1,8 @@
 """Pipeline parallelism: each stage has some of the layers, and micro-batches go through the stages one behind the other.
 
-GPipe (Huang et al. 2019): all micro-batches forward, then all backward, then the optimizer once. Stages are contiguous and
-balanced by the time of their layers, or start where the user says. Every tensor that one stage makes and another uses is
-sent there, also along skip connections, and its gradient comes back.
+Which rank runs what when is the schedule's (``triosim.extrapolators.schedules``); GPipe's is the default. Stages are contiguous
+and balanced by the time of their layers, or start where the user says; a rank may have several. Every tensor that one stage
+makes and another uses is sent there, also along skip connections, and its gradient comes back. The optimizer runs once.
 """
 
 from __future__ import annotations
@@ -15,22 +15,25 @@ from typing import TypeVar
 
 from triosim.compute.pricing import scaled
 from triosim.errors import OptionError, TraceError
+from triosim.extrapolators.backward_split import split_backward
 from triosim.extrapolators.base import PIPELINE_ORDER, Extrapolator
 from triosim.extrapolators.dataflow import Dataflow, Datum, owners, parameter_storages
 from triosim.extrapolators.mesh import Mesh
 from triosim.extrapolators.program import (
-    Action,
     Await,
     Block,
     Communicate,
+    Exchange,
     Item,
     Program,
     Receive,
     Send,
     Stage,
 )
+from triosim.extrapolators.schedule import Schedule
+from triosim.extrapolators.schedules import Wanted
 from triosim.extrapolators.stages import backward_places, balanced_starts, block_seconds, named_starts
-from triosim.trace import Operator, Phase, Tensor
+from triosim.trace import Operator, Tensor
 
 T = TypeVar("T")
 
@@ -44,38 +47,47 @@ class PipelineParallel(Extrapolator):
 
     @property
     def micro_batches(self) -> int:
-        """As many as stages, which keeps every stage busy at some time."""
-        return self.size
+        """As many as ranks, which keeps every one busy at some time, or as the schedule needs."""
+        return self._wanted.micro_batches()
+
+    @property
+    def _wanted(self) -> Wanted:
+        return Wanted(self.options.schedule, self.size, self.options.virtual_stages)
 
     def transform(self, program: Program, mesh: Mesh) -> Program:
         """Return the program divided into stages."""
         if len(program.stages) != 1:
             raise OptionError("a program that has stages already cannot be divided into stages", fix="use one pipeline")
+        schedule = self._wanted.schedule(program.micro_batches, training=program.training)
+        if schedule.splits:
+            program = split_backward(program)
         blocks = program.stages[0].forward
         if self.options.stages is not None:
-            starts = named_starts(blocks, self.options.stages, self.size)
+            starts = named_starts(blocks, self.options.stages, schedule.stages)
         else:
-            starts = balanced_starts(block_seconds(program.stages[0]), self.size, self._by_stage(program, mesh))
-        pipeline = Pipeline(program, starts)
-        return replace(program, stages=pipeline.stages(), stage_axis=self.axis, schedule=gpipe)
+            by_stage = self._by_stage(program, schedule, mesh)
+            starts = balanced_starts(block_seconds(program.stages[0]), schedule.stages, by_stage)
+        pipeline = Pipeline(program, starts, schedule)
+        return replace(
+            program,
+            stages=pipeline.stages(),
+            optimizers=pipeline.optimizers(),
+            stage_axis=self.axis,
+            schedule=schedule,
+        )
 
-    def _by_stage(self, program: Program, mesh: Mesh) -> list[list[float]] | None:
+    def _by_stage(self, program: Program, schedule: Schedule, mesh: Mesh) -> list[list[float]] | None:
         """Return the blocks' times on the slowest GPU of each stage, where unequal GPUs are to be taken into account."""
         factor = self.options.factor
         if factor is None:
             return None
         whole = program.stages[0]
-        found: list[list[float]] = [[] for _ in range(self.size)]
+        found: list[list[float]] = [[] for _ in range(schedule.stages)]
         for rank in range(mesh.world):
-            stage = mesh.coordinate(self.axis, rank)
-            found[stage] = max(found[stage], block_seconds(whole, partial(factor, rank)), key=math.fsum)
+            seconds = block_seconds(whole, partial(factor, rank))
+            for stage in schedule.held(mesh.coordinate(self.axis, rank)):
+                found[stage] = max(found[stage], seconds, key=math.fsum)
         return found
-
-
-def gpipe(stage: int, stages: int, micro_batches: int) -> list[Action]:
-    """All micro-batches forward, then all backward."""
-    phases: tuple[Phase, ...] = ("forward", "backward")
-    return [Action(phase, index) for phase in phases for index in range(micro_batches)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,12 +105,16 @@ class Crossing:
 class Pipeline:
     """Divides a program of one stage into several."""
 
-    def __init__(self, program: Program, starts: Sequence[int]) -> None:
+    def __init__(self, program: Program, starts: Sequence[int], schedule: Schedule) -> None:
         self._program = program
         self._whole = program.stages[0]
         self._starts = starts
         self._count = len(starts)
-        self._flow = Dataflow(program.operators)
+        self._schedule = schedule
+        self._forward = _dealt(self._whole.forward, map(self._stage, range(len(self._whole.forward))), self._count)
+        # What is computed again in the backward pass makes nothing new, though its operators are forward ones.
+        again = (op for block in self._whole.backward for op in block.operators if op.phase == "backward")
+        self._flow = Dataflow((*(op for block in self._whole.forward for op in block.operators), *again))
         self._stage_of = {  # of each forward operator
             op.id: self._stage(i) for i, block in enumerate(self._whole.forward) for op in block.operators
         }
@@ -108,18 +124,15 @@ class Pipeline:
 
     def stages(self) -> tuple[Stage, ...]:
         """Return the stages with their sends and receives."""
-        forward = _dealt(self._whole.forward, (self._stage(i) for i in range(len(self._whole.forward))), self._count)
         places = backward_places(self._whole)
         backward = _dealt(self._whole.backward, (self._stage(place) for place in places), self._count)
         crossings = self._crossings()
         self._check(crossings)
-        optimizer = self._optimizer(forward)
         activations, gradients = self._forward_sends(crossings), self._backward_sends(crossings, backward)
         return tuple(
             Stage(
-                self._with_transfers(forward[stage], stage, activations),
+                self._with_transfers(self._forward[stage], stage, activations),
                 self._with_transfers(backward[stage], stage, gradients),
-                self._with_exchange(optimizer[stage], stage, forward),
             )
             for stage in range(self._count)
         )
@@ -171,6 +184,7 @@ class Pipeline:
     def _backward_sends(self, crossings: Sequence[Crossing], backward: Sequence[Sequence[Block]]) -> list[Transfer]:
         """The gradients on their way back, each after the last operator that contributes to it."""
         orders = [{op.id: i for i, op in enumerate(op for b in blocks for op in b.operators)} for blocks in backward]
+        inputs = {op.id: op.inputs for blocks in backward for block in blocks for op in block.operators}
         found = []
         for index, crossing in enumerate(crossings):
             order, home = orders[crossing.destination], orders[crossing.source]
@@ -180,7 +194,7 @@ class Pipeline:
             last = max((op.id for op in makers) if makers else order, key=order.__getitem__)
             made = {tensor.storage for op in makers for tensor in op.outputs}
             needed_by = {op.id for op in self._flow.backward.get(crossing.maker, ())}
-            needed_by.update(op for op in home if any(t.storage in made for t in self._flow.by_id[op].inputs))
+            needed_by.update(op for op in home if any(t.storage in made for t in inputs[op]))
             found.append(
                 Transfer(
                     crossing.destination,
@@ -233,53 +247,62 @@ class Pipeline:
 
     # ---- the optimizer ------------------------------------------------------------------------------------------
 
-    def _optimizer(self, forward: Sequence[Sequence[Block]]) -> list[tuple[Block, ...]]:
-        """Each stage's part of the optimizer: that of its own parameters."""
+    def optimizers(self) -> tuple[tuple[Block, ...], ...]:
+        """Return the optimizer of each place of the schedule: that of the parameters that its stages use."""
+        held = [
+            tuple(block for stage in self._schedule.held(place) for block in self._forward[stage])
+            for place in range(len(self._schedule.rows))
+        ]
+        return tuple(
+            (*exchange, *part) for exchange, part in zip(self._exchanges(held), self._optimizer(held), strict=True)
+        )
+
+    def _optimizer(self, held: Sequence[Sequence[Block]]) -> list[tuple[Block, ...]]:
+        """Each place's part of the optimizer."""
         operators = [op for block in self._whole.optimizer for op in block.operators]
-        storages = parameter_storages(self._program.operators)
-        owner = owners(operators, storages)
+        owner = owners(operators, parameter_storages(self._program.operators))
         used = [
             {t.storage: t for b in blocks for op in b.operators for t in op.inputs if t.category == "parameter"}
-            for blocks in forward
+            for blocks in held
         ]
-        held = [float(sum(tensor.nbytes for tensor in tensors.values())) for tensors in used]
-        shares = [nbytes / sum(held) if sum(held) else 1 / self._count for nbytes in held]
+        nbytes = [float(sum(tensor.nbytes for tensor in tensors.values())) for tensors in used]
+        every = {storage: tensor for tensors in used for storage, tensor in tensors.items()}
+        total = sum(tensor.nbytes for tensor in every.values())
+        shares = [one / total if total else 1 / len(held) for one in nbytes]
         return [
             tuple(
                 replace(block, items=tuple(items))
                 for block in self._whole.optimizer
-                if (items := [p for i in block.items if (p := _part(i, owner, used[stage], shares[stage])) is not None])
+                if (items := [p for i in block.items if (p := _part(i, owner, mine, share)) is not None])
             )
-            for stage in range(self._count)
+            for mine, share in zip(used, shares, strict=True)
         ]
 
-    def _with_exchange(
-        self, blocks: tuple[Block, ...], stage: int, forward: Sequence[Sequence[Block]]
-    ) -> tuple[Block, ...]:
-        """Stages that use the same parameter (a tied embedding) add up its gradients before they update it.
+    def _exchanges(self, held: Sequence[tuple[Block, ...]]) -> list[tuple[Block, ...]]:
+        """Places that use the same parameters (a tied embedding, a second copy) add up its gradients before they update it.
 
         Each sends its own to the other, which for two ranks is what a ring all-reduce comes to.
         """
         if not self._program.training:
-            return blocks
-        gradients = [
+            return [()] * len(held)
+        nbytes = [
             {
-                g.parameter.storage: g
-                for g in Stage(tuple(f), self._whole.backward).gradients(self._program.gradient_dtype)
+                gradient.parameter.storage: gradient.nbytes
+                for gradient in Stage(blocks, self._whole.backward).gradients(self._program.gradient_dtype)
             }
-            for f in forward
+            for blocks in held
         ]
-        items: list[Item] = []
-        awaits: list[Item] = []
-        for other in range(self._count):
-            for storage in gradients[stage] if other != stage else ():
-                if storage in gradients[other]:
-                    key = f"tied gradient {storage} of stage {other}"
-                    items += [Receive(other, key), Send(other, gradients[stage][storage].nbytes)]
-                    awaits.append(Await(key))
-        if not items:
-            return blocks
-        return (Block("tied parameters", "optimizer", (*items, *awaits)), *blocks)
+        found: list[tuple[Block, ...]] = []
+        for place, mine in enumerate(nbytes):
+            shared = {
+                other: math.fsum(size for storage, size in mine.items() if storage in its)
+                for other, its in enumerate(nbytes)
+                if other != place and mine.keys() & its.keys()
+            }
+            items = [Exchange(other, size, f"gradients of place {other}") for other, size in shared.items()]
+            awaits = [Await(item.key) for item in items]
+            found.append((Block("shared parameters", "optimizer", (*items, *awaits)),) if items else ())
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,7 +334,7 @@ def _with_sends_last(items: Sequence[Item], going: Mapping[int, Sequence[Transfe
             due = []
         yield item
         if isinstance(item, Operator):
-            due = [Send(transfer.destination, transfer.nbytes) for transfer in going.get(item.id, ())]
+            due = [Send(t.destination, t.nbytes, t.key) for t in going.get(item.id, ())]
     yield from due
 
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import chain, groupby
 from typing import TYPE_CHECKING
 
 from triosim import gpus
 from triosim.compute.base import ComputeModel
 from triosim.compute.pricing import reprice
 from triosim.compute.roofline import STAND_IN
+from triosim.extrapolators.schedule import ActionPhase, Schedule
 from triosim.tasks import CollectiveKind
 from triosim.trace import DTYPE_BYTES, Operator, Phase, Tensor
 
@@ -28,7 +29,8 @@ if TYPE_CHECKING:
 class Communicate:
     """A collective of the ranks along ``axis``. Without a ``key`` it blocks; with one, ``Await`` waits for it.
 
-    Of several ``parts``, it is among the neighbours of each part of the axis alone.
+    Of several ``parts``, it is among the neighbours of each part of the axis alone. ``of_weights`` says that what it is about
+    is a parameter's gradient, which no other operator of the backward pass waits for.
     """
 
     kind: CollectiveKind
@@ -36,21 +38,35 @@ class Communicate:
     axis: str
     key: str | None = None
     parts: int = 1
+    of_weights: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """A tensor that goes to the same place of another stage; the GPU goes on meanwhile."""
+    """A tensor that goes to another stage, which knows it by ``key``; the GPU goes on meanwhile.
+
+    Where that stage runs depends on the schedule and the micro-batch. If it is here, nothing is sent.
+    """
 
     stage: int
     nbytes: float
+    key: str
 
 
 @dataclass(frozen=True, slots=True)
 class Receive:
-    """A tensor that comes from another stage, in the order in which it sends; ``Await`` waits for it."""
+    """A tensor that comes from another stage; ``Await`` waits for it."""
 
     stage: int
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """Bytes that go to another place of the pipeline, and as many that come from it; ``Await`` waits for those."""
+
+    place: int
+    nbytes: float
     key: str
 
 
@@ -61,7 +77,7 @@ class Await:
     key: str
 
 
-Item = Operator | Communicate | Send | Receive | Await
+Item = Operator | Communicate | Send | Receive | Exchange | Await
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +110,7 @@ class Gradient:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """What one GPU of each pipeline runs. A micro-batch goes through ``forward`` and ``backward``; ``optimizer`` comes once."""
+    """Layers that a GPU runs together. A micro-batch goes through ``forward`` and ``backward``; ``optimizer`` comes once."""
 
     forward: tuple[Block, ...]
     backward: tuple[Block, ...] = ()
@@ -157,43 +173,29 @@ class Stage:
         return tuple(gradient for _, gradient in found)
 
 
-@dataclass(frozen=True, slots=True)
-class Action:
-    """A stage runs the forward or the backward blocks of one micro-batch."""
-
-    phase: Phase
-    micro_batch: int
-
-
 #: Makes what a stage's ranks share of a reaction, from the stage and its gradients; then each rank's own, from its group
 #: and its number.
 ReactionMaker = Callable[["Stage", "tuple[Gradient, ...]"], Callable[["Communicator", int], "Reaction"]]
-
-#: From stage, number of stages and number of micro-batches to what the stage does, in order.
-Schedule = Callable[[int, int, int], Sequence[Action]]
-
-
-def accumulate(stage: int, stages: int, micro_batches: int) -> list[Action]:
-    """Each micro-batch forward and backward in turn: gradient accumulation, or with one micro-batch the plain step."""
-    phases: tuple[Phase, ...] = ("forward", "backward")
-    return [Action(phase, index) for index in range(micro_batches) for phase in phases]
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
     """One step of a replica. Operators are in the shapes of one micro-batch and carry the times of these shapes.
 
-    ``stage_axis`` is the axis of the mesh whose coordinate says which stage a rank runs. ``reactions`` are pairs of an axis
-    (or several, taken as one) and what makes each rank's reaction along it. ``batch_size`` is that of a micro-batch. The
-    ranks along ``data_axes`` have the same parameters and see other data, so that gradients are summed over all of these
-    axes together; ``sharded_axes`` are those of them over which the optimizer is sharded.
+    Micro-batches go through ``stages`` one after the other; ``schedule`` says when, and at which place of ``stage_axis``, the
+    axis of the pipeline. ``optimizers`` are those of the places, where a pipeline divides them; otherwise it is the stage's.
+    ``weight_part`` are the backward operators that compute gradients of parameters alone, where some schedule runs them
+    apart. ``reactions`` are pairs of an axis (or several, taken as one) and what makes each rank's reaction along it.
+    ``batch_size`` is that of a micro-batch. The ranks along ``data_axes`` have the same parameters and see other data, so
+    that gradients are summed over all of these axes together; ``sharded_axes`` are those over which the optimizer is sharded.
     """
 
     stages: tuple[Stage, ...]
     model: ComputeModel
-    micro_batches: int = 1
-    schedule: Schedule = accumulate
+    schedule: Schedule
     stage_axis: str | None = None
+    optimizers: tuple[tuple[Block, ...], ...] = ()
+    weight_part: frozenset[int] = frozenset()
     reactions: tuple[tuple[str | tuple[str, ...], ReactionMaker], ...] = ()
     data_axes: tuple[str, ...] = ()
     sharded_axes: tuple[str, ...] = ()
@@ -207,9 +209,48 @@ class Program:
     def operators(self) -> tuple[Operator, ...]:
         """The operators of all stages and phases: all forward ones, then backward, then the optimizer's."""
         phases = ("forward", "backward", "optimizer")
-        return tuple(
-            op for phase in phases for stage in self.stages for block in getattr(stage, phase) for op in block.operators
-        )
+        blocks = [block for phase in phases for stage in self.stages for block in getattr(stage, phase)]
+        return tuple(op for block in chain(blocks, *self.optimizers) for op in block.operators)
+
+    @property
+    def micro_batches(self) -> int:
+        """Into how many micro-batches a replica's batch is divided."""
+        return self.schedule.micro_batches
+
+    def part(self, stage: int, phase: ActionPhase) -> tuple[Block, ...]:
+        """Return what an action of the schedule runs: the blocks of a stage's pass, or one of the two parts of its backward.
+
+        What is sent and received belongs to the input part.
+        """
+        if phase == "forward":
+            return self.stages[stage].forward
+        whole = self.stages[stage].backward
+        if phase == "backward":
+            return whole
+
+        def belongs(item: Item) -> bool:
+            if isinstance(item, Operator):
+                return (item.id in self.weight_part) == (phase == "weight")
+            return (isinstance(item, Communicate) and item.of_weights) == (phase == "weight")
+
+        found = (replace(block, items=tuple(filter(belongs, block.items))) for block in whole)
+        return tuple(block for block in found if block.items)
+
+    def held(self, place: int) -> Stage:
+        """Return all that a place of the pipeline runs and holds, as one stage.
+
+        Its backward blocks are in the order in which they run for the last time, so that gradients are complete in this order.
+        """
+        numbers = self.schedule.held(place)
+        last = self.schedule.last(place)
+        backward: list[Block] = []
+        for (stage, half), action in last.items():
+            if last[stage, "input"] != last[stage, "weight"]:
+                backward += self.part(stage, half)
+            elif half == "input":
+                backward += self.part(stage, action.phase)
+        optimizer = self.optimizers[place] if self.optimizers else self.stages[0].optimizer
+        return Stage(tuple(block for n in numbers for block in self.stages[n].forward), tuple(backward), optimizer)
 
     def reshaped(self, shapes: Mapping[int, Operator], *, note: str) -> Program:
         """Return the program with operators in other shapes, by id, and with the times of these shapes.
@@ -231,7 +272,7 @@ class Program:
             return tuple(replace(block, items=tuple(items(block))) for block in old)
 
         stages = tuple(Stage(blocks(s.forward), blocks(s.backward), blocks(s.optimizer)) for s in self.stages)
-        return replace(self, stages=stages)
+        return replace(self, stages=stages, optimizers=tuple(blocks(old) for old in self.optimizers))
 
     def noted(self, *notes: str) -> Program:
         """Return the program with more notes, each once."""

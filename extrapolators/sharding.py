@@ -6,7 +6,7 @@ Where else the divided features occur, in the operator and in those that differe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from triosim.compute import products
@@ -91,6 +91,22 @@ def with_copies_as_parameters(operators: Iterable[Operator], copies: Container[i
         same = inputs is operator.inputs and outputs is operator.outputs
         found.append(operator if same else replace(operator, inputs=inputs, outputs=outputs))
     return found
+
+
+def halves(operator: Operator, weights: Sequence[Tensor], number: int) -> tuple[Operator, Operator]:
+    """Return the product that gives the gradient of the data, with an id of its own, and that which gives those of ``weights``.
+
+    They have as many FLOPs, and so as much time.
+    """
+    half = replace(
+        operator,
+        seconds=operator.seconds / 2,
+        busy_seconds=None if operator.busy_seconds is None else operator.busy_seconds / 2,
+        host_seconds=None if operator.host_seconds is None else operator.host_seconds / 2,
+        flops=None,
+    )
+    for_data = replace(half, id=number, outputs=tuple(t for t in operator.outputs if t not in weights))
+    return for_data, replace(half, outputs=tuple(weights))
 
 
 def is_grouped(layer: Weighted) -> bool:

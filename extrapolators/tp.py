@@ -30,6 +30,7 @@ from triosim.extrapolators.sharding import (
     Weighted,
     copies_of_parameters,
     divided,
+    halves,
     is_cast_of_parameter,
     share,
     share_of_optimizer,
@@ -188,10 +189,17 @@ class Division:
     # ---- what is communicated -----------------------------------------------------------------------------------
 
     def _communicate(
-        self, operator: Operator, kind: CollectiveKind, nbytes: float, key: str | None = None, parts: int = 1
+        self,
+        operator: Operator,
+        kind: CollectiveKind,
+        nbytes: float,
+        key: str | None = None,
+        *,
+        parts: int = 1,
+        of_weights: bool = False,
     ) -> None:
         """A collective after an operator."""
-        collective = Communicate(kind, float(nbytes), self._axis, key, parts)
+        collective = Communicate(kind, float(nbytes), self._axis, key, parts, of_weights)
         self._after.setdefault(operator.id, []).append(collective)
 
     def _input_datum(self, layer: Weighted) -> Datum | None:
@@ -235,7 +243,8 @@ class Division:
         backward = self._flow.backward.get(operator.id)
         if backward and self._before.training and parameter.storage not in self._partial:
             self._partial.add(parameter.storage)
-            self._communicate(backward[-1], "all_reduce", parameter.nbytes if nbytes is None else nbytes, parts=parts)
+            size = parameter.nbytes if nbytes is None else nbytes
+            self._communicate(backward[-1], "all_reduce", size, parts=parts, of_weights=True)
 
     def _consumer(self, last: Operator, backward: Sequence[Operator], datum: Datum | None) -> Operator | None:
         """The next backward operator that needs the gradient of the layers' input."""
@@ -351,7 +360,8 @@ class Division:
                 continue
             yield from self._ahead.get(item.id, ())
             if item.id in self._halves:
-                for_data, for_weight = self._split(item)
+                for_data, for_weight = halves(item, self._weight_gradients(item), self._fresh)
+                self._fresh += 1
                 yield for_data
                 first = [one for one in self._after[item.id] if isinstance(one, Communicate)]
                 yield from first
@@ -360,20 +370,6 @@ class Division:
             else:
                 yield item
                 yield from self._after.get(item.id, ())
-
-    def _split(self, operator: Operator) -> tuple[Operator, Operator]:
-        """The product that gives the gradient of the data, and the one that gives the weight's: as many FLOPs each."""
-        half = replace(
-            operator,
-            seconds=operator.seconds / 2,
-            busy_seconds=None if operator.busy_seconds is None else operator.busy_seconds / 2,
-            host_seconds=None if operator.host_seconds is None else operator.host_seconds / 2,
-            flops=None,
-        )
-        weights = self._weight_gradients(operator)
-        for_data = replace(half, id=self._fresh, outputs=tuple(t for t in operator.outputs if t not in weights))
-        self._fresh += 1
-        return for_data, replace(half, outputs=tuple(weights))
 
 
 def _listed(layers: Sequence[str]) -> str:

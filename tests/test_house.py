@@ -57,12 +57,18 @@ FLOORS = (
     ),
     (
         *("triosim.simulation", "triosim.captured_run", "triosim.capturing", "triosim.comparison"),
-        *("triosim.capturing_ranks", "triosim.capturing_processes"),
+        *("triosim.capturing_ranks", "triosim.capturing_processes", "triosim.scheduling"),
         *("triosim.result", "triosim.reports"),
     ),
     (
         *("triosim.cli", "triosim.cli_options", "triosim.cli_conditions", "triosim.cli_command"),
-        *("triosim.cli_calibrate", "triosim.cli_capture", "triosim.cli_memory", "triosim.__main__"),
+        *(
+            "triosim.cli_calibrate",
+            "triosim.cli_capture",
+            "triosim.cli_memory",
+            "triosim.cli_schedule",
+            "triosim.__main__",
+        ),
     ),
 )
 FLOOR_OF = {prefix: number for number, floor in enumerate(FLOORS) for prefix in floor}

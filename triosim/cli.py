@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from triosim import __version__, cli_calibrate, cli_capture, cli_memory
+from triosim import __version__, cli_calibrate, cli_capture, cli_memory, cli_schedule
 from triosim import cli_conditions as c
 from triosim import cli_options as o
 from triosim.cli_command import QuickCommand, QuickGroup
@@ -35,6 +35,7 @@ app = typer.Typer(
 
 app.add_typer(cli_calibrate.app, name="calibrate")
 app.command(cls=QuickCommand)(cli_memory.memory)
+app.command(cls=QuickCommand)(cli_schedule.schedule)
 app.command(cls=cli_capture.CaptureCommand)(cli_capture.capture)
 
 
@@ -76,6 +77,8 @@ def simulate(
     micro_batches: o.MicroBatches = None,
     stages: o.Stages = None,
     balance_stages: o.BalanceStages = False,
+    schedule: o.Schedule = "gpipe",
+    virtual_stages: o.VirtualStages = None,
     tp_style: o.TpStyle = "gather",
     dp_style: o.DpStyle = "all-reduce",
     bucket_size: o.BucketSize = "25 MiB",
@@ -151,7 +154,7 @@ def simulate(
     """
     from triosim.output import check_outputs
 
-    check_outputs(output, csv, timeline, plot, reading=(trace, topology, operator_times))
+    check_outputs(output, csv, timeline, plot, reading=(trace, topology, operator_times, schedule))
     _check_plot(plot)
     from triosim.reports.progress import Progress
     from triosim.simulation import simulate as run_simulation
@@ -174,6 +177,8 @@ def simulate(
             micro_batches=micro_batches,
             stages=None if stages is None else [name.strip() for name in stages.split(",")],
             balance_stages=balance_stages,
+            schedule=schedule,
+            virtual_stages=virtual_stages,
             tp_style=tp_style,  # type: ignore[arg-type]
             dp_style=dp_style,  # type: ignore[arg-type]
             bucket_size=bucket_size,

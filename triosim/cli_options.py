@@ -60,6 +60,16 @@ def _gpu_names() -> list[str]:
     return [*(gpu.name for gpu in gpus.catalogue()), *(str(path) for path in sorted(Path().glob("*.yaml")))]
 
 
+def _schedules() -> list[str]:
+    from triosim.extrapolators.schedules import NAMES
+
+    return [*NAMES, *(str(path) for path in sorted(Path().glob("*.csv")))]
+
+
+#: Completes the names of pipeline schedules, and files.
+schedules = _completing(_schedules)
+
+
 def key_values(pairs: Iterable[str]) -> Mapping[str, str]:
     """Return ``key=value`` pairs as a mapping. Raises ``OptionError``."""
     found: dict[str, str] = {}
@@ -147,7 +157,7 @@ MicroBatches = Annotated[
         metavar="M",
         rich_help_panel=PARALLELISM,
         show_default=False,
-        help="Into how many the batch is divided: by default as many as pp has stages. Without pp, gradients accumulate.",
+        help="Into how many the batch is divided: by default as many as pp has GPUs. Without pp, gradients accumulate.",
     ),
 ]
 Stages = Annotated[
@@ -166,6 +176,26 @@ BalanceStages = Annotated[
         "--balance-stages",
         rich_help_panel=PARALLELISM,
         help="pp: balance by the times on each stage's own GPUs, so that slower ones get fewer layers.",
+    ),
+]
+Schedule = Annotated[
+    str,
+    typer.Option(
+        "--schedule",
+        metavar="NAME",
+        autocompletion=schedules,
+        rich_help_panel=PARALLELISM,
+        help="pp: gpipe, 1f1b, interleaved, zero-bubble, dualpipe, or a CSV file (rank, slot, action).",
+    ),
+]
+VirtualStages = Annotated[
+    int | None,
+    typer.Option(
+        "--virtual-stages",
+        metavar="V",
+        rich_help_panel=PARALLELISM,
+        show_default=False,
+        help="pp, interleaved: how many stages a rank has. By default 2.",
     ),
 ]
 TpStyle = Annotated[

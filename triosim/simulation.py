@@ -76,6 +76,8 @@ def simulate(
     micro_batches: int | None = None,
     stages: Sequence[str] | None = None,
     balance_stages: bool = False,
+    schedule: str = "gpipe",
+    virtual_stages: int | None = None,
     tp_style: Literal["gather", "megatron"] = "gather",
     dp_style: Literal["all-reduce", "replicate"] = "all-reduce",
     bucket_size: Quantity = "25 MiB",
@@ -106,6 +108,8 @@ def simulate(
     batch_size: of each data-parallel replica; ``global_batch_size``: of all of them together; by default the trace's.
     training: False runs the forward pass alone.
     micro_batches, stages: of a pipeline; by default as many as stages, and balanced by measured time.
+    schedule: of a pipeline: "gpipe", "1f1b", "interleaved" (with ``virtual_stages`` a rank, 2 by default), "zero-bubble",
+        "dualpipe", or a CSV file (rank, slot, action).
     balance_stages: whether that is the time on the GPUs of each stage, so that slower ones get fewer layers.
     bucket_size, first_bucket_size: of ``ddp``; PyTorch's by default.
     gradient_dtype: what gradients are reduced in, "float32" say; by default each parameter's own.
@@ -150,6 +154,8 @@ def simulate(
         price = on_gpu if isinstance(subject, Trace) else captured_run.priced
         with plugins.blamed():
             subject = captured_run.each(subject, lambda one: price(one, target, model))
+    if Path(schedule).is_file():
+        files["schedule"] = schedule
     the_trace = captured_run.representative(subject)
     notes: list[str] = []
     if isinstance(topology, (str, PathLike)) and Path(topology).is_file():
@@ -193,6 +199,8 @@ def simulate(
                     tp_style=tp_style,
                     micro_batches=micro_batches,
                     stages=tuple(stages) if stages is not None else None,
+                    schedule=schedule,
+                    virtual_stages=virtual_stages,
                     gradient_dtype=gradient_dtype,
                     recompute=recompute,
                     factor=unequal.factor if balance_stages else None,
@@ -301,6 +309,8 @@ def _with_gpus(system: Topology) -> Topology:
 _BELONGS_TO = {
     "stages": ("pp",),
     "balance_stages": ("pp",),
+    "schedule": ("pp",),
+    "virtual_stages": ("pp",),
     "tp_style": ("tp",),
     "dp_style": ("dp",),
     "bucket_size": ("ddp", "zero1", "zero2"),

@@ -13,7 +13,7 @@ from traces import collectives_of, draw, groups_of, operators_of, planned
 
 from triosim.errors import OptionError, TraceError
 from triosim.extrapolators.plan import Plan
-from triosim.extrapolators.pp import gpipe
+from triosim.extrapolators.schedules.gpipe import gpipe
 from triosim.extrapolators.stages import balanced_starts
 from triosim.tasks import Compute, Copy, Recv, Send, Task, Wait
 from triosim.trace import Operator, Tensor, Trace
@@ -191,7 +191,7 @@ def test_tied_parameters_add_up_their_gradients_before_the_update() -> None:
 
 
 def test_gpipe_runs_all_forward_then_all_backward() -> None:
-    assert [(action.phase[0], action.micro_batch) for action in gpipe(1, 4, 3)] == [
+    assert [(action.phase[0], action.micro_batch) for action in gpipe(4, 3).actions(1)] == [
         ("f", 0), ("f", 1), ("f", 2), ("b", 0), ("b", 1), ("b", 2),
     ]  # fmt: skip
 

@@ -54,7 +54,7 @@ def check_plot(path: PathLike) -> None:
 def write_plot(result: Result, path: PathLike) -> None:
     """Draw a result. A result that was loaded from a file has no Gantt chart: it does not know when what happened."""
     ranks = select(result.data.ranks)
-    figure = _figure(path, height=1.9 + 0.42 * max(2, len(ranks)))
+    figure = new_figure(path, height=1.9 + 0.42 * max(2, len(ranks)))
     if result.recording is not None:
         gantt, bars = figure.subplots(1, 2, sharey=True, width_ratios=[2.6, 1])
         _gantt(gantt, result.recording, ranks)
@@ -69,13 +69,13 @@ def write_plot(result: Result, path: PathLike) -> None:
         f"{result.title}\n{format_time(result.step_time_s)} a step, {rate} samples/s{shown}",
         fontsize=11,
     )
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def write_comparison(comparison: Comparison, path: PathLike) -> None:
     """Draw the strategies of a comparison side by side: what their step time consists of, and how many samples a second."""
     runs = [(run.label, run.result) for run in comparison.runs if run.result is not None]
-    figure = _figure(path, height=1.9 + 0.36 * max(2, len(runs)))
+    figure = new_figure(path, height=1.9 + 0.36 * max(2, len(runs)))
     times, speeds = figure.subplots(1, 2, sharey=True, width_ratios=[1.7, 1])
     means = [mean(result.data.ranks, row) for row, (_, result) in enumerate(runs)]
     _bars(times, means)
@@ -97,9 +97,9 @@ def write_comparison(comparison: Comparison, path: PathLike) -> None:
         )
     speeds.margins(x=0.2)
     speeds.set_xlabel("samples per second")
-    _bare(speeds)
+    bare(speeds)
     figure.suptitle(comparison.title, fontsize=11)
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def select(ranks: Sequence[RankTimes]) -> list[RankTimes]:
@@ -149,7 +149,7 @@ def _gantt(axes: Any, recording: Recording, ranks: Sequence[RankTimes]) -> None:
             axes.axvline(end * scale, color="#888888", linewidth=0.6, linestyle=":")
     axes.set_xlim(0, recording.end * scale)
     axes.set_xlabel(f"time ({unit})")
-    _bare(axes)
+    bare(axes)
     order = [kind for kind in COLOURS if kind in used]
     _legend(axes, order)
 
@@ -201,7 +201,7 @@ def _bars(axes: Any, ranks: Sequence[RankTimes]) -> None:
         axes.barh(range(len(ranks)), scaled, 0.62, left=left, color=COLOURS[kind])
         left = [start + width for start, width in zip(left, scaled, strict=True)]
     axes.set_xlabel(f"parts of the step ({unit})")
-    _bare(axes)
+    bare(axes)
     _legend(axes, ["compute", "exposed communication", "idle"])
 
 
@@ -230,7 +230,8 @@ def _legend(axes: Any, kinds: Sequence[str]) -> None:
     )
 
 
-def _bare(axes: Any) -> None:
+def bare(axes: Any) -> None:
+    """Take away the frame; leave a light grid."""
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
     axes.tick_params(axis="y", length=0)
@@ -238,13 +239,15 @@ def _bare(axes: Any) -> None:
     axes.set_axisbelow(True)
 
 
-def _figure(path: PathLike, *, height: float) -> Any:
+def new_figure(path: PathLike, *, height: float) -> Any:
+    """Return an empty figure of so many inches for a file. Raises ``OutputError`` where it cannot be drawn."""
     check_plot(path)
     from matplotlib.figure import Figure  # without pyplot: no window system, no state
 
     return Figure(figsize=(11, height), layout="constrained")
 
 
-def _save(figure: Any, path: PathLike) -> None:
+def save_figure(figure: Any, path: PathLike) -> None:
+    """Write a figure."""
     with writing_bytes(path) as file:
         figure.savefig(file, format=Path(path).suffix[1:].lower(), dpi=150)
