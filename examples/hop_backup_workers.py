@@ -6,6 +6,7 @@ Each edge of the communication graph is a link of its own. The paper gives neith
 parameters are sent beside the computation: here a link has 5 GB/s, the eight groups are the seeds 1 to 8, and parameters are
 sent beside it (``--order parallel``) unless it is told otherwise. The figure is the time of an iteration until the last worker
 has ended its last, without a backup worker and with one, and what that gains.
+``examples/notebooks/hop_backup_workers.ipynb`` draws it.
 """
 
 from __future__ import annotations
@@ -30,17 +31,27 @@ def system(graph: str, bandwidth: str) -> dict[str, Any]:
     }
 
 
-def seconds(trace: triosim.Trace, graph: str, seed: int, backup: int, given: argparse.Namespace) -> float:
-    """How long all iterations take."""
+def seconds(
+    trace: triosim.Trace,
+    graph: str,
+    seed: int,
+    backup: int,
+    *,
+    bandwidth: str = "5 GB/s",
+    batch_size: int | None = None,
+    iterations: int = 20,
+    order: str = "parallel",
+) -> float:
+    """Return how long all iterations take; ``backup`` is the number of backup workers."""
     result = triosim.simulate(
         trace,
         "hop",
         gpus=GPUS,
-        topology=system(graph, given.bandwidth),
-        batch_size=given.batch_size,
-        iterations=given.iterations,
+        topology=system(graph, bandwidth),
+        batch_size=batch_size,
+        iterations=iterations,
         conditions={"slow_links": {"distribution": "uniform", "spread": 9, "seed": seed}},
-        options={"graph": graph, "backup": str(backup), "order": given.order},
+        options={"graph": graph, "backup": str(backup), "order": order},
     )
     return result.data.iterations[-1]
 
@@ -55,11 +66,12 @@ def main() -> None:
     parser.add_argument("--groups", type=int, default=8)
     given = parser.parse_args()
     trace = triosim.load_trace(given.trace)
+    how = {name: getattr(given, name) for name in ("bandwidth", "batch_size", "iterations", "order")}
     print("group   " + "   ".join(f"{graph:>30}" for graph in GRAPHS))
     for seed in range(1, given.groups + 1):
         cells = []
         for graph in GRAPHS:
-            without, with_one = (seconds(trace, graph, seed, backup, given) for backup in (0, 1))
+            without, with_one = (seconds(trace, graph, seed, backup, **how) for backup in (0, 1))
             scale = 1e3 / given.iterations
             cells.append(f"{without * scale:7.1f} ms {with_one * scale:7.1f} ms {without / with_one:6.2f} x")
         print(f"{seed:5}   " + "   ".join(f"{cell:>30}" for cell in cells))

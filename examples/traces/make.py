@@ -1,6 +1,7 @@
 """Makes the traces of this folder: captures of the scripts in ``examples/train``, without a GPU, as on an A100.
 
     python examples/traces/make.py [--to FOLDER] [NAME ...]
+    python examples/traces/make.py --studies      # those of the case studies that do not ship, into the folder "more"
 
 Operators, tensors and memory are what PyTorch would do on that GPU; the times come from triosim's compute models, and each
 trace says so. Needs PyTorch, torchvision and transformers. The same versions of them make the same files.
@@ -20,14 +21,27 @@ from triosim.capturing import capture_fake
 
 TRAIN = Path(__file__).resolve().parents[1] / "train"
 
-#: What is run for each trace: one step of training, on one GPU.
-COMMANDS = {
+#: What is run for each trace that ships: one step of training, on one GPU.
+SHIPPED = {
     "resnet50": "vision.py --model resnet50 --batch-size 128",
+    "vgg11": "vision.py --model vgg11 --batch-size 128",
     "vgg13": "vision.py --model vgg13 --batch-size 128",
+    "vgg19": "vision.py --model vgg19 --batch-size 128",
     "gpt2": "language.py --model gpt2 --batch-size 8 --sequence 1024",
     "bert": "language.py --model bert --batch-size 8 --sequence 512",
     "llama-1b": "language.py --model llama-1b --batch-size 4 --sequence 2048 --dtype bfloat16",
 }
+
+#: The rest of those that the case studies in ``examples/notebooks`` look at.
+STUDIED = {
+    name: f"vision.py --model {name} --batch-size 128"
+    for name in (
+        *("vgg16", "resnet18", "resnet34", "resnet101", "resnet152"),
+        *("densenet121", "densenet161", "densenet169", "densenet201"),
+    )
+} | {"t5": "language.py --model t5 --batch-size 8 --sequence 512"}
+
+COMMANDS = SHIPPED | STUDIED
 
 
 def made(name: str) -> Trace:
@@ -54,14 +68,22 @@ def path_of(name: str, folder: Path) -> Path:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", default=list(COMMANDS), metavar="NAME", help=", ".join(COMMANDS))
-    parser.add_argument("--to", type=Path, default=Path(__file__).parent, metavar="FOLDER")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(COMMANDS))
+    parser.add_argument("--studies", action="store_true", help="those of the case studies that are not there yet")
+    parser.add_argument("--to", type=Path, metavar="FOLDER")
     options = parser.parse_args()
     for name in options.names:
         if name not in COMMANDS:
             parser.error(f"there is no {name!r}; the traces are {', '.join(COMMANDS)}")
-    for name in options.names:
-        trace, path = made(name), path_of(name, options.to)
+    here = Path(__file__).resolve().parent
+    folder = options.to or (here / "more" if options.studies else here)
+    folder.mkdir(exist_ok=True)
+    names = options.names or (STUDIED if options.studies else SHIPPED)
+    for name in names:
+        path = path_of(name, folder)
+        if options.studies and path.exists():
+            continue
+        trace = made(name)
         save_trace(trace, path)
         print(
             f"{path}: {len(trace.operators):,} operators, {trace.seconds * 1e3:.1f} ms, {path.stat().st_size:,} bytes"

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
-from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -258,7 +257,6 @@ def study() -> Any:
 
 @pytest.mark.parametrize("graph", ["ring-based", "double-ring"])
 def test_in_the_study_the_slowest_link_sets_the_pace_unless_a_backup_worker_stands_in(study: Any, graph: str) -> None:
-    given = Namespace(bandwidth=TEN_MS, batch_size=None, iterations=20, order="parallel")
     chance = Stragglers(distribution="uniform", spread=9, seed=1)
     links = with_slow_links(Topology.from_dict(study.system(graph, TEN_MS)), chance).links.values()
     into = [
@@ -267,5 +265,5 @@ def test_in_the_study_the_slowest_link_sets_the_pace_unless_a_backup_worker_stan
     ]
     slowest, second = max(times[-1] for times in into), max(times[-2] for times in into)
     assert slowest > second > 21e-3
-    assert study.seconds(MLP, graph, 1, 0, given) == pytest.approx(20 * (slowest + 3e-3))
-    assert second < study.seconds(MLP, graph, 1, 1, given) / 20 < second + 3e-3
+    assert study.seconds(MLP, graph, 1, 0, bandwidth=TEN_MS) == pytest.approx(20 * (slowest + 3e-3))
+    assert second < study.seconds(MLP, graph, 1, 1, bandwidth=TEN_MS) / 20 < second + 3e-3
