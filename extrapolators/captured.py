@@ -47,6 +47,8 @@ class Captured:
 
     parallel = "captured"
     known_options: tuple[str, ...] = ()
+    training = True
+    pipeline_axis: str | None = None
 
     def __init__(self, streams: TaskStreams, *, iterations: int = 1) -> None:
         if iterations < 1:
@@ -56,6 +58,7 @@ class Captured:
         self.world = streams.world
         self.notes = tuple(_notes(streams))
         self.global_batch_size = streams.global_batch_size or _sum_of_batches(streams)
+        self.work = tuple((trace, float(streams.like.count(rank))) for rank, trace in streams.traces.items())
         self._groups = _communicators(streams)
         self._tags = {family: number * _TAGS_OF_A_FAMILY for number, family in enumerate(streams.groups)}
         self._scripts = {
@@ -104,6 +107,7 @@ class Captured:
                 step.issuer,
                 None if asked.root is None else group.ranks[asked.root],
                 asked.shares,
+                layers=step.layers,
             )
         return task
 
@@ -137,21 +141,21 @@ class Captured:
             if place == own:
                 continue
             if sent[own][place]:
-                parts.append(Send(other, sent[own][place], tag, step.stream, step.issuer, family))
+                parts.append(Send(other, sent[own][place], tag, step.stream, step.issuer, family, layers=step.layers))
             if sent[place][own]:
                 parts.append(Recv(other, tag, step.stream, step.issuer, family))
-        return Batch(tuple(parts), step.stream, step.issuer, family)
+        return Batch(tuple(parts), step.stream, step.issuer, family, step.layers)
 
     def _exchange(self, rank: int, step: Exchange) -> Task:
         parts = tuple([self._part(rank, asked, step) for asked in step.parts])
-        return parts[0] if len(parts) == 1 else Batch(parts, step.stream, step.issuer, step.parts[0].group)
+        return parts[0] if len(parts) == 1 else Batch(parts, step.stream, step.issuer, step.parts[0].group, step.layers)
 
     def _part(self, rank: int, asked: Communication, step: Exchange) -> Send | Recv:
         assert asked.peer is not None
         peer = self._group(rank, asked).ranks[asked.peer]
         tag = asked.tag + self._tags[asked.group]
         if asked.kind == "send":
-            return Send(peer, asked.nbytes, tag, step.stream, step.issuer, asked.group)
+            return Send(peer, asked.nbytes, tag, step.stream, step.issuer, asked.group, step.layers)
         return Recv(peer, tag, step.stream, step.issuer, asked.group)
 
     def _group(self, rank: int, asked: Communication) -> Communicator:

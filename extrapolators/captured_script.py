@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from triosim.errors import TraceError
-from triosim.tasks import Compute
+from triosim.tasks import Compute, Layers
 from triosim.trace import Communication, Mark, Operator, Trace
 
 #: So many operators are one task at most, so that the host, 1,024 launches ahead, does not wait for a single task.
@@ -26,6 +26,7 @@ class Meet:
     asked: Communication
     stream: str
     issuer: str | None
+    layers: Layers | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,7 @@ class Exchange:
     parts: tuple[Communication, ...]
     stream: str
     issuer: str | None
+    layers: Layers | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +122,7 @@ class _Writer:
         at_once = asked.work is None and not barrier
         self.flush(operator.stream)
         stream = operator.stream if at_once else _own_stream(asked.group)
-        place = self.put(Meet(asked, stream, None if at_once else operator.stream), stream)
+        place = self.put(Meet(asked, stream, None if at_once else operator.stream, _layers(operator)), stream)
         if asked.work is not None:
             self.works.setdefault(asked.work, []).append(place)
             if barrier:
@@ -135,7 +137,7 @@ class _Writer:
         at_once = all(part.work is None for part in parts)
         self.flush(issuer)
         stream = issuer if at_once else own
-        place = self.put(Exchange(parts, stream, None if at_once else issuer), stream)
+        place = self.put(Exchange(parts, stream, None if at_once else issuer, _layers(operators[0])), stream)
         for part in parts:
             if part.work is not None:
                 self.works.setdefault(part.work, []).append(place)
@@ -227,6 +229,10 @@ class _Writer:
 def _own_stream(family: str) -> str:
     """Return the name of the stream on which a communicator runs what nobody waits for at once."""
     return f"{family} communication"
+
+
+def _layers(operator: Operator) -> Layers | None:
+    return Layers.of(operator.layer) if operator.layer else None
 
 
 def _batch(operator: Operator) -> int | None:

@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from triosim.extrapolators.base import DATA_ORDER, Extrapolator
 from triosim.extrapolators.mesh import Mesh
 from triosim.extrapolators.program import Gradient, Program, Stage
-from triosim.extrapolators.reaction import Reaction, reacting, require_gradients
-from triosim.tasks import AllReduce, Communicator, TaskStream
+from triosim.extrapolators.reaction import Reaction, layers_of, reacting, require_gradients
+from triosim.tasks import AllReduce, Communicator, Layers, TaskStream
 
 Bucket = tuple[Gradient, ...]
 
@@ -57,18 +57,18 @@ def buckets(gradients: Sequence[Gradient], first_bytes: float, later_bytes: floa
     return tuple(tuple(bucket) for bucket in (*filled, *open_.values()))
 
 
-def completed(gradients: Sequence[Gradient], filled: Sequence[Bucket]) -> dict[int, tuple[float, ...]]:
-    """Return the bytes of the buckets that can be reduced when a gradient is ready, by the gradient's parameter.
+def completed(gradients: Sequence[Gradient], filled: Sequence[Bucket]) -> dict[int, tuple[Layers, ...]]:
+    """Return the buckets that can be reduced when a gradient is ready, as bytes by layer, by the gradient's parameter.
 
     A bucket is reduced when its last gradient is ready, but not before the buckets ahead of it.
     """
     place = {gradient.parameter.id: index for index, gradient in enumerate(gradients)}
-    found: dict[int, tuple[float, ...]] = {}
+    found: dict[int, tuple[Layers, ...]] = {}
     last = 0
     for bucket in filled:
         last = max(last, *(place[gradient.parameter.id] for gradient in bucket))
         parameter = gradients[last].parameter.id
-        found[parameter] = (*found.get(parameter, ()), sum(gradient.nbytes for gradient in bucket))
+        found[parameter] = (*found.get(parameter, ()), layers_of(bucket))
     return found
 
 
@@ -76,13 +76,14 @@ class ReduceBuckets(Reaction):
     """Reduces each bucket when its last gradient is ready; the optimizer waits for all."""
 
     def __init__(
-        self, group: Communicator, rank: int, due: Mapping[int, Sequence[float]], acts_on: frozenset[int]
+        self, group: Communicator, rank: int, due: Mapping[int, Sequence[Layers]], acts_on: frozenset[int]
     ) -> None:
         super().__init__(group, rank)
-        self._due = due  # by parameter: the bytes of the buckets that its gradient completes
+        self._due = due  # by parameter: the buckets that its gradient completes
         self.acts_on = acts_on if not self.alone else frozenset()
 
     def gradient_ready(self, gradient: Gradient) -> TaskStream:
         """Reduce what is complete."""
-        for nbytes in self._due[gradient.parameter.id]:
-            self.pending.append((yield AllReduce(nbytes, self.group)))
+        for layers in self._due[gradient.parameter.id]:
+            nbytes = layers.total
+            self.pending.append((yield AllReduce(nbytes, self.group, layers=layers)))

@@ -14,8 +14,19 @@ from triosim.extrapolators.base import DATA_ORDER, Extrapolator
 from triosim.extrapolators.dataflow import output_bytes
 from triosim.extrapolators.mesh import Mesh
 from triosim.extrapolators.program import Gradient, Program, Stage
-from triosim.extrapolators.reaction import Reaction, reacting, require_gradients
-from triosim.tasks import AllReduce, Broadcast, Collective, Communicator, Gather, Reduce, Scatter, TaskStream, Wait
+from triosim.extrapolators.reaction import Reaction, layers_of, reacting, require_gradients
+from triosim.tasks import (
+    AllReduce,
+    Broadcast,
+    Collective,
+    Communicator,
+    Gather,
+    Layers,
+    Reduce,
+    Scatter,
+    TaskStream,
+    Wait,
+)
 
 
 class DataParallel(Extrapolator):
@@ -37,23 +48,24 @@ class DataParallel(Extrapolator):
 
 def all_reduce(stage: Stage, gradients: tuple[Gradient, ...]) -> Callable[[Communicator, int], Reaction]:
     """Make the reaction of standard data parallelism."""
-    nbytes = sum(gradient.nbytes for gradient in gradients)
-    return lambda group, rank: AllReduceAll(group, rank, nbytes)
+    nbytes, layers = sum(gradient.nbytes for gradient in gradients), layers_of(gradients)
+    return lambda group, rank: AllReduceAll(group, rank, nbytes, layers)
 
 
 class AllReduceAll(Reaction):
     """One all-reduce of all gradients, after the backward pass."""
 
-    def __init__(self, group: Communicator, rank: int, nbytes: float) -> None:
+    def __init__(self, group: Communicator, rank: int, nbytes: float, layers: Layers) -> None:
         super().__init__(group, rank)
         self._nbytes = nbytes
+        self._layers = layers
 
     def before_optimizer(self) -> TaskStream | None:
         """Reduce, and let the optimizer wait."""
         return self._reduce() if self._nbytes and not self.alone else None
 
     def _reduce(self) -> TaskStream:
-        self.pending.append((yield AllReduce(self._nbytes, self.group)))
+        self.pending.append((yield AllReduce(self._nbytes, self.group, layers=self._layers)))
         yield from self.wait()
 
 
@@ -63,26 +75,27 @@ def replicate(
     """Make the reaction of ``torch.nn.DataParallel``."""
     parameters = float(sum(tensor.nbytes for tensor in stage.parameters))
     inputs = float(sum(tensor.nbytes for tensor in stage.inputs)) * micro_batches
-    outputs, reduced = output_bytes(stage), sum(gradient.nbytes for gradient in gradients)
-    return lambda group, rank: Replicate(group, rank, parameters, inputs, outputs, reduced)
+    outputs, layers = output_bytes(stage), layers_of(gradients)
+    return lambda group, rank: Replicate(group, rank, parameters, inputs, outputs, layers)
 
 
 class Replicate(Reaction):
     """Everything goes out from the group's first rank, and back to it."""
 
     def __init__(
-        self, group: Communicator, rank: int, parameters: float, inputs: float, outputs: float, gradients: float
+        self, group: Communicator, rank: int, parameters: float, inputs: float, outputs: float, gradients: Layers
     ) -> None:
         super().__init__(group, rank)
         self._parameters = parameters
         self._inputs = inputs * len(group.ranks)
         self._outputs = outputs * len(group.ranks)
-        self._gradients = gradients
+        self._gradients = gradients.total
+        self._layers = gradients
         self.runs_optimizer = rank == group.ranks[0]
 
     def step_begins(self) -> TaskStream:
         """Broadcast the parameters and scatter the input."""
-        yield from self._do(Broadcast, self._parameters)
+        yield from self._do(Broadcast, self._parameters, self._layers)
         yield from self._do(Scatter, self._inputs)
 
     def forward_ends(self) -> TaskStream:
@@ -91,8 +104,8 @@ class Replicate(Reaction):
 
     def before_optimizer(self) -> TaskStream:
         """Reduce the gradients to the first rank."""
-        yield from self._do(Reduce, self._gradients)
+        yield from self._do(Reduce, self._gradients, self._layers)
 
-    def _do(self, kind: type[Collective], nbytes: float) -> TaskStream:
+    def _do(self, kind: type[Collective], nbytes: float, layers: Layers | None = None) -> TaskStream:
         if nbytes and not self.alone:
-            yield Wait(((yield kind(nbytes, self.group, root=self.group.ranks[0])),))
+            yield Wait(((yield kind(nbytes, self.group, root=self.group.ranks[0], layers=layers)),))

@@ -16,10 +16,10 @@ from triosim.errors import OptionError, nearest
 from triosim.extrapolators.base import DATA_ORDER, Extrapolator
 from triosim.extrapolators.mesh import Mesh
 from triosim.extrapolators.program import Block, Gradient, Program, Stage
-from triosim.extrapolators.reaction import Reaction, reacting, require_gradients
+from triosim.extrapolators.reaction import Reaction, layers_of, reacting, require_gradients
 from triosim.extrapolators.sharded_state import Copies, Replicas, scatter, with_sharded_optimizer
 from triosim.extrapolators.units import ROOT, in_order, unit_of
-from triosim.tasks import AllGather, Communicator, Handle, TaskStream, Wait
+from triosim.tasks import AllGather, Communicator, Handle, Layers, TaskStream, Wait
 from triosim.trace import DTYPE_BYTES, Phase, dtype_name
 
 
@@ -90,10 +90,10 @@ class Choices:
 
 @dataclass(frozen=True, slots=True)
 class Units:
-    """A stage's units: bytes of parameters and of gradients, the order of their use, and whose gradient is a unit's last."""
+    """A stage's units: parameters and gradients by layer, the order of their use, and whose gradient is a unit's last."""
 
-    parameters: Mapping[str, float]
-    gradients: Mapping[str, float]
+    parameters: Mapping[str, Layers]
+    gradients: Mapping[str, Layers]
     orders: Mapping[Phase, tuple[str, ...]]
     last: Mapping[int, tuple[str, ...]]  # by parameter: the units that its gradient completes
 
@@ -105,17 +105,18 @@ class Units:
             for operator in block.operators:
                 for tensor in operator.inputs:
                     if tensor.category == "parameter":
-                        home.setdefault(tensor.storage, choices.unit_of(block.layer))
-        parameters: dict[str, float] = {}
+                        home.setdefault(tensor.storage, block.layer)
+        parameters: dict[str, dict[str, float]] = {}
         for tensor in stage.parameters:
-            nbytes = tensor.numel * DTYPE_BYTES[choices.dtype or tensor.dtype]
-            unit = home[tensor.storage]
-            parameters[unit] = parameters.get(unit, 0.0) + nbytes
-        reduced: dict[str, float] = {}
+            layer = home[tensor.storage]
+            layers = parameters.setdefault(choices.unit_of(layer), {})
+            nbytes = float(tensor.numel * DTYPE_BYTES[choices.dtype or tensor.dtype])
+            layers[layer] = layers.get(layer, 0.0) + nbytes
+        reduced: dict[str, list[Gradient]] = {}
         completes: dict[str, int] = {}
         for gradient in gradients:
-            unit = home[gradient.parameter.storage]
-            reduced[unit] = reduced.get(unit, 0.0) + gradient.nbytes
+            unit = choices.unit_of(home[gradient.parameter.storage])
+            reduced.setdefault(unit, []).append(gradient)
             completes[unit] = gradient.parameter.id
         last: dict[int, tuple[str, ...]] = {}
         for unit, parameter in completes.items():
@@ -125,7 +126,12 @@ class Units:
             units = (choices.unit_of(block.layer) for block in blocks)
             return in_order(unit for unit in units if unit in parameters and unit != ROOT)
 
-        return cls(parameters, reduced, {"forward": order(stage.forward), "backward": order(stage.backward)}, last)
+        return cls(
+            {unit: Layers(layers) for unit, layers in parameters.items()},
+            {unit: layers_of(some) for unit, some in reduced.items()},
+            {"forward": order(stage.forward), "backward": order(stage.backward)},
+            last,
+        )
 
 
 class Shared:
@@ -173,7 +179,9 @@ class ShardUnits(Reaction):
         if handle is not None:
             self._gathered[unit] = None
             yield Wait((handle,))
-            yield self._shared.copies.task("aten::split_with_sizes_copy", phase, unit, self._units.parameters[unit])
+            yield self._shared.copies.task(
+                "aten::split_with_sizes_copy", phase, unit, self._units.parameters[unit].total
+            )
         following = self._shared.places[phase].get(unit, -1) + 1
         for other in self._units.orders[phase][following : following + self._shared.choices.prefetch]:
             yield from self._gather(other)
@@ -191,15 +199,16 @@ class ShardUnits(Reaction):
 
     def _gather(self, unit: str) -> TaskStream:
         if unit not in self._gathered:
-            nbytes = self._units.parameters[unit]
-            self._gathered[unit] = yield AllGather(nbytes, self.group, stream="fsdp all-gather")
+            layers = self._units.parameters[unit]
+            gather = AllGather(layers.total, self.group, stream="fsdp all-gather", layers=layers)
+            self._gathered[unit] = yield gather
 
     def gradient_ready(self, gradient: Gradient) -> TaskStream:
         """Scatter the gradients of the units that are complete, and give back their parameters."""
         for unit in self._units.last[gradient.parameter.id]:
-            nbytes = self._units.gradients[unit]
-            yield self._shared.copies.task("aten::chunk_cat", "backward", unit, nbytes)
-            self.pending.append((yield from scatter(nbytes, self.group, self._replicas, "fsdp reduce-scatter")))
+            layers = self._units.gradients[unit]
+            yield self._shared.copies.task("aten::chunk_cat", "backward", unit, layers.total)
+            self.pending.append((yield from scatter(layers, self.group, self._replicas, "fsdp reduce-scatter")))
             if unit != ROOT:
                 self._gathered.pop(unit, None)
 

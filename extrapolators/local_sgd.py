@@ -11,8 +11,8 @@ from triosim.errors import OptionError
 from triosim.extrapolators.base import DATA_ORDER, Extrapolator
 from triosim.extrapolators.mesh import Mesh
 from triosim.extrapolators.program import Gradient, Program, Stage
-from triosim.extrapolators.reaction import Reaction, reacting, require_gradients
-from triosim.tasks import AllReduce, Communicator, TaskStream
+from triosim.extrapolators.reaction import Reaction, layers_of, reacting, require_gradients
+from triosim.tasks import AllReduce, Communicator, Layers, TaskStream
 
 
 class LocalSGD(Extrapolator):
@@ -37,7 +37,8 @@ class LocalSGD(Extrapolator):
 
         def make(stage: Stage, gradients: tuple[Gradient, ...]) -> Callable[[Communicator, int], Reaction]:
             nbytes = float(sum(tensor.nbytes for tensor in stage.parameters))
-            return lambda group, rank: Average(group, rank, nbytes, every)
+            layers = layers_of(gradients)
+            return lambda group, rank: Average(group, rank, nbytes, every, layers)
 
         return reacting(program, self.axis, make)
 
@@ -45,8 +46,9 @@ class LocalSGD(Extrapolator):
 class Average(Reaction):
     """One all-reduce of all parameters after every so many updates; the next step waits for it."""
 
-    def __init__(self, group: Communicator, rank: int, nbytes: float, every: int) -> None:
+    def __init__(self, group: Communicator, rank: int, nbytes: float, every: int, layers: Layers) -> None:
         super().__init__(group, rank)
+        self._layers = layers
         self._nbytes, self._every, self._steps = nbytes, every, 0
 
     def after_optimizer(self) -> TaskStream | None:
@@ -57,5 +59,5 @@ class Average(Reaction):
         return self._average()
 
     def _average(self) -> TaskStream:
-        self.pending.append((yield AllReduce(self._nbytes, self.group)))
+        self.pending.append((yield AllReduce(self._nbytes, self.group, layers=self._layers)))
         yield from self.wait()

@@ -96,7 +96,7 @@ class Loop:
         if action.phase == "forward":
             nbytes = self._lowering.input_bytes[action.stage]
             if self._lowering.copy_input and nbytes:
-                copied = yield Copy("host", "device", nbytes)
+                copied = yield Copy("host", "device", nbytes, label="input")
                 yield Wait((copied,))
         blocks = self._hears_blocks and action.phase != "weight"  # which needs no parameters
         script = self._lowering.script(act, blocks=blocks, heard=self._heard, each_time=self._heard_each_time)
@@ -200,7 +200,8 @@ class Loop:
             if len(group.ranks) == 1:
                 return
             # A stream for each axis, as PyTorch has for each process group: gradients on their way do not hold it up.
-            handle = yield COLLECTIVES[step.kind](step.nbytes, group, stream=f"{step.axis} communication")
+            stream = f"{step.axis} communication"
+            handle = yield COLLECTIVES[step.kind](step.nbytes, group, stream=stream, layers=step.layers)
             if step.key is None:
                 yield Wait((handle,))
             else:
@@ -211,18 +212,18 @@ class Loop:
         elif isinstance(step, Send):
             place = self._lowering.program.schedule.place(step.stage, micro_batch)
             if place != self._place:
-                yield self._send(place, step.nbytes)
+                yield self._send(place, step)
         elif isinstance(step, Exchange):
-            sent = self._send(step.place, step.nbytes)
+            sent = self._send(step.place, step)
             peer = sent.destination
             self._arriving[step.key, micro_batch] = yield Recv(peer, stream=f"receive from {peer}", label=sent.label)
             yield sent
 
-    def _send(self, place: int, nbytes: float) -> SendTask:
+    def _send(self, place: int, step: Send | Exchange) -> SendTask:
         axis = self._lowering.program.stage_axis
         assert axis is not None, "only a pipeline sends between places"
         peer = self._mesh.neighbour(axis, self._rank, place)
-        return SendTask(peer, nbytes, stream=f"send to {peer}", label=axis)
+        return SendTask(peer, step.nbytes, stream=f"send to {peer}", label=axis, layers=step.layers)
 
 
 def _heard(reactions: Sequence[Reaction]) -> Heard:

@@ -22,7 +22,7 @@ from triosim.extrapolators.program import (
     Send,
 )
 from triosim.extrapolators.schedule import HALVES, Action, Half
-from triosim.tasks import Compute
+from triosim.tasks import Compute, Layers
 from triosim.trace import Operator
 
 Heard = frozenset[int] | None  # gradients that some reaction acts upon, by their parameters; None for all
@@ -239,6 +239,7 @@ def _script(
             steps.append(Run(len(operators)))
 
     for block in blocks:
+        layers = Layers.of(block.layer)
         if stops:
             run()
             steps.append(block)
@@ -250,6 +251,8 @@ def _script(
                     steps.extend(ready[item.id])
             elif not isinstance(item, Receive):
                 run()
+                if isinstance(item, (Communicate, Send, Exchange)) and item.layers is None:
+                    item = replace(item, layers=layers)
                 steps.append(item)
     run()
     return Script(name, tuple(operators), tuple(steps))

@@ -28,7 +28,10 @@ Parallel = str | Mapping[Any, int | None]
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What runs on how many GPUs. ``batch_size`` is a replica's, ``known_options`` what its parallelisms read of ``extra``."""
+    """What runs on how many GPUs. ``batch_size`` is a replica's, ``known_options`` what its parallelisms read of ``extra``.
+
+    ``work`` is the trace and how many times its operators, in a step of all replicas, are run.
+    """
 
     parallel: str
     mesh: Mesh
@@ -37,6 +40,7 @@ class Plan:
     global_batch_size: int
     notes: tuple[str, ...]
     known_options: tuple[str, ...]
+    work: tuple[tuple[Trace, float], ...]
     _lowering: Lowering
     _writer: Extrapolator | None = None  # one that writes the tasks itself
 
@@ -44,6 +48,16 @@ class Plan:
     def world(self) -> int:
         """How many GPUs take part."""
         return self.mesh.world
+
+    @property
+    def training(self) -> bool:
+        """Whether a step has a backward pass."""
+        return self.program.training
+
+    @property
+    def pipeline_axis(self) -> str | None:
+        """The axis along which stages follow each other; None without a pipeline."""
+        return self.program.stage_axis if len(self.program.stages) > 1 else None
 
     def tasks(self, rank: int) -> TaskStream:
         """Return the task stream of one rank."""
@@ -91,6 +105,7 @@ def plan(trace: Trace, parallel: Parallel, *, gpus: int | None, options: Paralle
         global_batch_size=batch_size * replicas,
         notes=program.notes,
         known_options=tuple(name for part in parts for name in part.extra_options),
+        work=((trace, batch_size * replicas / trace.batch_size),),
         _lowering=lowering,
         _writer=writer,
     )

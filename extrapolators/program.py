@@ -17,7 +17,7 @@ from triosim.compute.base import ComputeModel
 from triosim.compute.pricing import reprice
 from triosim.compute.roofline import STAND_IN
 from triosim.extrapolators.schedule import ActionPhase, Schedule
-from triosim.tasks import CollectiveKind
+from triosim.tasks import CollectiveKind, Layers
 from triosim.trace import DTYPE_BYTES, Operator, Phase, Tensor
 
 if TYPE_CHECKING:
@@ -30,7 +30,8 @@ class Communicate:
     """A collective of the ranks along ``axis``. Without a ``key`` it blocks; with one, ``Await`` waits for it.
 
     Of several ``parts``, it is among the neighbours of each part of the axis alone. ``of_weights`` says that what it is about
-    is a parameter's gradient, which no other operator of the backward pass waits for.
+    is a parameter's gradient, which no other operator of the backward pass waits for. ``layers`` are those of its block,
+    unless it says others.
     """
 
     kind: CollectiveKind
@@ -39,6 +40,7 @@ class Communicate:
     key: str | None = None
     parts: int = 1
     of_weights: bool = False
+    layers: Layers | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,7 @@ class Send:
     stage: int
     nbytes: float
     key: str
+    layers: Layers | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +71,7 @@ class Exchange:
     place: int
     nbytes: float
     key: str
+    layers: Layers | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,11 +105,15 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Gradient:
-    """The gradient of a parameter: complete after operator ``ready`` of the backward pass."""
+    """The gradient of a parameter: complete after operator ``ready`` of the backward pass.
+
+    ``layer`` is the first that uses the parameter.
+    """
 
     parameter: Tensor
     nbytes: float
     ready: int
+    layer: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,12 +152,14 @@ class Stage:
         """
         storage_of: dict[int, int] = {}  # of each id that a parameter goes by (its transposed view is another)
         users: dict[int, list[int]] = {}  # forward operator: storages of its parameters
+        layers: dict[int, str] = {}  # of each storage
         for block in self.forward:
             for operator in block.operators:
                 for tensor in operator.inputs:
                     if tensor.category == "parameter":
                         storage_of[tensor.id] = tensor.storage
                         users.setdefault(operator.id, []).append(tensor.storage)
+                        layers.setdefault(tensor.storage, operator.layer)
         written: dict[int, tuple[int, int]] = {}
         linked: dict[int, tuple[int, int]] = {}
         order = 0
@@ -166,7 +176,7 @@ class Stage:
             ready = written.get(tensor.storage) or linked.get(tensor.storage)
             if ready is not None:
                 nbytes = tensor.numel * DTYPE_BYTES[dtype or tensor.dtype]
-                found.append((ready[0], Gradient(tensor, float(nbytes), ready[1])))
+                found.append((ready[0], Gradient(tensor, float(nbytes), ready[1], layers[tensor.storage])))
         # What one operator completes is ready in the reverse of its inputs' order: the bias before the weight.
         found.reverse()
         found.sort(key=lambda entry: entry[0])

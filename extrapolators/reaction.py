@@ -7,11 +7,12 @@ is not overridden costs nothing.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from triosim.errors import TraceError
 from triosim.extrapolators.program import Block, Gradient, Program, ReactionMaker
-from triosim.tasks import Communicator, Handle, TaskStream, Wait
+from triosim.tasks import Communicator, Handle, Layers, TaskStream, Wait
 
 
 class Reaction:
@@ -62,6 +63,14 @@ class Reaction:
         """What is computed from here on waits for what is pending."""
         handles, self.pending = tuple(self.pending), []
         yield Wait(handles)
+
+
+def layers_of(gradients: Iterable[Gradient]) -> Layers:
+    """Return the layers of some gradients with their bytes, for the collective that reduces them together."""
+    nbytes: dict[str, float] = {}
+    for gradient in gradients:
+        nbytes[gradient.layer] = nbytes.get(gradient.layer, 0.0) + gradient.nbytes
+    return Layers(nbytes)
 
 
 def reacting(program: Program, axes: str | tuple[str, ...], make: ReactionMaker) -> Program:

@@ -14,7 +14,7 @@ from triosim.compute.pricing import estimated
 from triosim.errors import OptionError
 from triosim.extrapolators.mesh import Mesh
 from triosim.extrapolators.program import Program
-from triosim.tasks import AllReduce, Communicator, Compute, Handle, ReduceScatter, Task
+from triosim.tasks import AllReduce, Communicator, Compute, Handle, Layers, ReduceScatter, Task
 from triosim.trace import Operator, Phase, Tensor
 
 
@@ -62,13 +62,13 @@ class Replicas:
 
 
 def scatter(
-    nbytes: float, group: Communicator, replicas: Communicator | None, stream: str
+    layers: Layers, group: Communicator, replicas: Communicator | None, stream: str
 ) -> Generator[Task, Any, Handle]:
-    """Reduce gradients so that each rank of ``group`` has its share, then the shares among the replicas; return the last."""
-    handle: Handle = yield ReduceScatter(nbytes, group, stream=stream)
+    """Reduce some layers' gradients so that each rank of ``group`` has its share, then the shares among the replicas."""
+    handle: Handle = yield ReduceScatter(layers.total, group, stream=stream, layers=layers)
     if replicas is not None:
-        share = nbytes / len(group.ranks)
-        handle = yield AllReduce(share, replicas, after=(handle,), stream=f"{stream} of replicas")
+        share = layers.total / len(group.ranks)
+        handle = yield AllReduce(share, replicas, after=(handle,), stream=f"{stream} of replicas", layers=layers)
     return handle
 
 

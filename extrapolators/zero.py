@@ -10,15 +10,16 @@ move 1.5 times the bytes.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import ClassVar
 
 from triosim.extrapolators.base import DATA_ORDER, Extrapolator
 from triosim.extrapolators.ddp import buckets, completed
 from triosim.extrapolators.mesh import Mesh
 from triosim.extrapolators.program import Gradient, Program, Stage
-from triosim.extrapolators.reaction import Reaction, reacting, require_gradients
+from triosim.extrapolators.reaction import Reaction, layers_of, reacting, require_gradients
 from triosim.extrapolators.sharded_state import Replicas, require_training, scatter, with_sharded_optimizer
-from triosim.tasks import AllGather, AllReduce, Communicator, TaskStream
+from triosim.tasks import AllGather, AllReduce, Communicator, Layers, TaskStream
 
 
 class Zero1(Extrapolator):
@@ -41,12 +42,11 @@ class Zero1(Extrapolator):
 
         def make(stage: Stage, gradients: tuple[Gradient, ...]) -> Callable[[Communicator, int], Reaction]:
             due = completed(gradients, buckets(gradients, self.options.first_bucket_bytes, self.options.bucket_bytes))
-            updated = {gradient.parameter.storage for gradient in gradients}
-            nbytes = float(sum(tensor.nbytes for tensor in stage.parameters if tensor.storage in updated))
+            updated = layers_of(replace(one, nbytes=float(one.parameter.nbytes)) for one in gradients)
             acts_on = frozenset(due)
 
             def of_rank(group: Communicator, rank: int) -> Reaction:
-                return ShardState(group, rank, due, acts_on, nbytes, replicas.of(rank), whole, self.each_micro_batch)
+                return ShardState(group, rank, due, acts_on, updated, replicas.of(rank), whole, self.each_micro_batch)
 
             return of_rank
 
@@ -75,16 +75,16 @@ class ShardState(Reaction):
         self,
         group: Communicator,
         rank: int,
-        due: Mapping[int, Sequence[float]],
+        due: Mapping[int, Sequence[Layers]],
         acts_on: frozenset[int],
-        nbytes: float,
+        updated: Layers,
         replicas: Communicator | None,
         whole: bool,
         each_micro_batch: bool,
     ) -> None:
         super().__init__(group, rank)
-        self._due = due  # by parameter: the bytes of the buckets that its gradient completes
-        self._nbytes = nbytes
+        self._due = due  # by parameter: the buckets that its gradient completes
+        self._updated = updated  # the parameters, by layer
         self._replicas = replicas
         self._whole = whole
         self.each_micro_batch = each_micro_batch
@@ -92,15 +92,16 @@ class ShardState(Reaction):
 
     def gradient_ready(self, gradient: Gradient) -> TaskStream:
         """Reduce what is complete."""
-        for nbytes in self._due[gradient.parameter.id]:
+        for layers in self._due[gradient.parameter.id]:
             if self._whole:
-                handle = yield AllReduce(nbytes, self.group)
+                handle = yield AllReduce(layers.total, self.group, layers=layers)
                 if self._replicas is not None:
+                    stream = "communication of replicas"
                     handle = yield AllReduce(
-                        nbytes, self._replicas, after=(handle,), stream="communication of replicas"
+                        layers.total, self._replicas, after=(handle,), stream=stream, layers=layers
                     )
             else:
-                handle = yield from scatter(nbytes, self.group, self._replicas, "communication")
+                handle = yield from scatter(layers, self.group, self._replicas, "communication")
             self.pending.append(handle)
 
     def after_optimizer(self) -> TaskStream | None:
@@ -108,5 +109,5 @@ class ShardState(Reaction):
         return None if self.alone else self._gather()
 
     def _gather(self) -> TaskStream:
-        self.pending.append((yield AllGather(self._nbytes, self.group)))
+        self.pending.append((yield AllGather(self._updated.total, self.group, layers=self._updated)))
         yield from self.wait()

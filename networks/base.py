@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import simpy
 from simpy.events import EventPriority
@@ -38,14 +38,22 @@ class FlowRecord:
     links: tuple[str, ...]
 
 
+class LinkRate(NamedTuple):
+    """From a time on a link carries so many bytes per second, and so much of its bandwidth is taken (0 to 1)."""
+
+    time: float
+    link: str
+    rate: float
+    share: float
+
+
 class Network(ABC):
     """Delivers bytes between the nodes of a topology, on the clock of a SimPy environment.
 
     ``algorithm`` says how a collective becomes transfers: the name of a plug-in, or a ``CollectiveAlgorithm``.
     ``form`` is ``steps`` (each transfer of the algorithm by itself, a rank goes on when its own data came in) or
     ``pipelined`` (the steady state of a chunked algorithm: all its edges at once, after the fill latency). With
-    ``record``, a network that can tell fills ``flows`` and ``rates``: (time, link, bytes per second on it from then
-    on), for the timeline.
+    ``record``, a network that can tell fills ``flows`` and ``rates``, for the timeline and for what each link carried when.
     """
 
     def __init__(
@@ -67,7 +75,7 @@ class Network(ABC):
         self.form = form
         self.record = record
         self.flows: list[FlowRecord] = []
-        self.rates: list[tuple[float, str, float]] = []
+        self.rates: list[LinkRate] = []
         self._laid_out: dict[tuple[Any, ...], tuple[Pipeline | Chart, int]] = {}
         self._kept = 0  # transfers in all that is laid out
 

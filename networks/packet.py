@@ -20,7 +20,7 @@ from simpy.events import EventPriority
 from triosim.errors import OptionError, nearest
 from triosim.networks import calibrated
 from triosim.networks import kernel as compiled_kernel
-from triosim.networks.base import FlowRecord, Form, Network
+from triosim.networks.base import FlowRecord, Form, LinkRate, Network
 from triosim.networks.collectives.base import CollectiveAlgorithm, Edge, Place, check, check_size
 from triosim.networks.collectives.schedule import run_pipeline
 from triosim.networks.folding import Fold, Folding
@@ -52,7 +52,7 @@ class _Path:
 class _Flow:
     """Bytes on their way."""
 
-    __slots__ = ("asked", "done", "finish", "nbytes", "number", "path", "slot", "work")
+    __slots__ = ("asked", "done", "finish", "nbytes", "number", "path", "slot", "stretch", "work")
 
     def __init__(
         self, number: int, path: _Path, nbytes: float, done: Callable[[], object], asked: float, stretch: float = 1.0
@@ -60,6 +60,7 @@ class _Flow:
         self.number = number
         self.path = path
         self.nbytes = nbytes
+        self.stretch = stretch
         self.work = nbytes * stretch  # for how many bytes it counts on its links
         self.done = done
         self.asked = asked
@@ -112,7 +113,7 @@ class PacketNetwork(Network):
         self._superseded: dict[simpy.Event, None] = {}  # timers that SimPy cannot cancel
         self._sharing_again = False
         self._touched: dict[int, None] = {}  # links whose rate may have changed, when recording
-        self._recorded: dict[int, float] = {}
+        self._recorded: dict[int, tuple[float, float]] = {}
 
     def transfer(self, source: Place, destination: Place, nbytes: float) -> simpy.Event:
         """Send bytes between two nodes, given by rank or name; the event fires when the last byte is delivered.
@@ -333,8 +334,12 @@ class PacketNetwork(Network):
 
     def _record_rates(self) -> None:
         for link in self._touched:
-            rate = self._sharing.load(link)
-            if rate != self._recorded.get(link, 0.0):
-                self._recorded[link] = rate
-                self.rates.append((self.env.now, self._link_names[link], rate))
+            bytes_per_s = taken = 0.0
+            for slot, rate in self._sharing.on(link):
+                taken += rate
+                bytes_per_s += rate / self._flowing[slot].stretch
+            share = taken / self._sharing.capacity[link]
+            if (bytes_per_s, share) != self._recorded.get(link, (0.0, 0.0)):
+                self._recorded[link] = bytes_per_s, share
+                self.rates.append(LinkRate(self.env.now, self._link_names[link], bytes_per_s, share))
         self._touched.clear()

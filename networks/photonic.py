@@ -21,7 +21,7 @@ from typing import NamedTuple
 import simpy
 
 from triosim.errors import OptionError
-from triosim.networks.base import FlowRecord, Form, Network
+from triosim.networks.base import FlowRecord, Form, LinkRate, Network
 from triosim.networks.collectives.base import CollectiveAlgorithm, Place, check_size
 from triosim.networks.optics import Optics, changed
 from triosim.networks.packet import PacketNetwork
@@ -276,8 +276,8 @@ class PhotonicNetwork(Network):
         seconds = message.nbytes / lane.link.bandwidth
         lane.free_at = self.env.now + seconds
         if self.record and seconds > 0:
-            self.rates.append((self.env.now, lane.link.name, lane.link.bandwidth))
-            self.rates.append((lane.free_at, lane.link.name, 0.0))
+            self.rates.append(LinkRate(self.env.now, lane.link.name, lane.link.bandwidth, 1.0))
+            self.rates.append(LinkRate(lane.free_at, lane.link.name, 0.0, 0.0))
         self._after(seconds + message.latency, partial(self._delivered, lane, message))
         self._go_on(lane)
 

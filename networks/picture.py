@@ -65,7 +65,7 @@ def draw(topology: Topology, path: str | os.PathLike[str]) -> None:
     axes.set(xlim=(left, right), ylim=(low, high), aspect="equal")
     axes.axis("off")
     _draw_lines(axes, lines, at, inch)
-    _draw_nodes(axes, topology, nodes, at, inch)
+    draw_nodes(axes, topology, nodes, at, inch)
     axes.set_title(_title(topology, left_out), fontsize=11)
     form = os.path.splitext(os.fspath(path))[1].lstrip(".").lower() or "png"
     if form not in figure.canvas.get_supported_filetypes():
@@ -218,14 +218,14 @@ def _draw_lines(axes: Any, lines: list[Line], at: dict[str, Position], inch: flo
     colour = {look: LINES[index % len(LINES)] for index, look in enumerate(ranked)}
     thin = min(1.0, inch / 0.7)
     opposite = {(line.b, line.a) for line in lines}
-    rows = _rows(at)
+    rows = rows_and_columns(at)
     for line in lines:
         width = thin * (0.7 + 3.3 * line.bandwidth / fastest)
         look = colour[line.bandwidth, line.latency]
         a, b = sorted((line.a, line.b), key=lambda name: at[name]) if not line.arrow else (line.a, line.b)
-        blocked = _blocked(at[a], at[b], rows)
-        bend = 0.28 if blocked else 0.12 if (line.a, line.b) in opposite else 0.0
-        width *= 0.5 if blocked and len(lines) > 100 else 1.0  # the way round a large torus is drawn fainter
+        in_the_way = blocked(at[a], at[b], rows)
+        bend = 0.28 if in_the_way else 0.12 if (line.a, line.b) in opposite else 0.0
+        width *= 0.5 if in_the_way and len(lines) > 100 else 1.0  # the way round a large torus is drawn fainter
         if not bend and not line.arrow:
             axes.plot(*zip(at[a], at[b], strict=True), color=look, linewidth=width, alpha=0.75, zorder=1)
         else:
@@ -256,7 +256,7 @@ def _draw_lines(axes: Any, lines: list[Line], at: dict[str, Position], inch: flo
         )
 
 
-def _rows(at: dict[str, Position]) -> dict[tuple[str, float], list[float]]:
+def rows_and_columns(at: dict[str, Position]) -> dict[tuple[str, float], list[float]]:
     """Return the nodes by row and by column, so that a line along one of them can tell what is in its way."""
     rows: dict[tuple[str, float], list[float]] = {}
     for x, y in at.values():
@@ -265,7 +265,8 @@ def _rows(at: dict[str, Position]) -> dict[tuple[str, float], list[float]]:
     return rows
 
 
-def _blocked(a: Position, b: Position, rows: dict[tuple[str, float], list[float]]) -> bool:
+def blocked(a: Position, b: Position, rows: dict[tuple[str, float], list[float]]) -> bool:
+    """Return whether another node is in the way of a straight line along a row or a column."""
     for axis, along, name in ((1, 0, "y"), (0, 1, "x")):
         if abs(a[axis] - b[axis]) < 1e-3:
             low, high = sorted((a[along], b[along]))
@@ -273,7 +274,7 @@ def _blocked(a: Position, b: Position, rows: dict[tuple[str, float], list[float]
     return False
 
 
-def _draw_nodes(axes: Any, topology: Topology, nodes: list[str], at: dict[str, Position], inch: float) -> None:
+def draw_nodes(axes: Any, topology: Topology, nodes: list[str], at: dict[str, Position], inch: float) -> None:
     """GPUs are discs, with their names in them if there is room; everything else is a box round its name."""
     size = min(34.0, 40.0 * inch)  # points across
     gpus = [name for name in nodes if topology.nodes[name].kind == "gpu"]

@@ -10,7 +10,7 @@ left untouched is fair as it was.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable, Mapping, MutableSequence, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableSequence, Sequence
 from heapq import heapify, heappop, heappush
 from typing import Any
 
@@ -330,14 +330,13 @@ class Sharing:
         changed = self._refill(now, started, freed)
         return [*alone, *changed] if alone else changed
 
-    def load(self, link: int) -> float:
-        """Return the sum of the rates on a link."""
-        total = 0.0
+    def on(self, link: int) -> Iterator[tuple[int, float]]:
+        """Yield the slots of the flows on a link, and their rates."""
         crossing = self.head[link]
         while crossing >= 0:
-            total += self.rate[self.flow_of[crossing]]
+            slot = self.flow_of[crossing]
+            yield slot, self.rate[slot]
             crossing = self.following[crossing]
-        return total
 
     def compile(self, compiled: Refill) -> None:
         """Go on with a compiled ``refill``: the same figures, in arrays."""

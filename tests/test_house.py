@@ -57,7 +57,8 @@ FLOORS = (
     ),
     (
         *("triosim.simulation", "triosim.captured_run", "triosim.capturing", "triosim.comparison"),
-        *("triosim.capturing_ranks", "triosim.capturing_processes", "triosim.scheduling"),
+        *("triosim.what_if", "triosim.metrics", "triosim.scheduling"),
+        *("triosim.capturing_ranks", "triosim.capturing_processes"),
         *("triosim.result", "triosim.reports"),
     ),
     (

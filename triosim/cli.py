@@ -11,6 +11,7 @@ import io
 import os
 import sys
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -130,6 +131,12 @@ def simulate(
         ),
     ] = None,
     plot: o.Plot = None,
+    tokens_per_sample: o.TokensPerSample = None,
+    price: o.Price = None,
+    links: o.Links = False,
+    link_plot: o.LinkPlot = None,
+    by_layer: o.ByLayer = False,
+    what_if: o.WhatIf = False,
     format: o.Format = "table",
     quiet: o.Quiet = False,
 ) -> None:
@@ -146,6 +153,9 @@ def simulate(
     What if the links were half as fast?
     [cyan]triosim simulate trace.json -p ddp -n 8 -t 'switch(8, bandwidth=225 GB/s)'[/]
 
+    Which links are hot and when, whose communication is exposed, and what faster parts would save:
+    [cyan]triosim simulate trace.json -p tp -n 8 --links --by-layer --what-if --link-plot links.png[/]
+
     Only JSON, for another program:
     [cyan]triosim simulate trace.json -p tp -n 4 --format json | jq .step_time_s[/]
 
@@ -154,13 +164,23 @@ def simulate(
     """
     from triosim.output import check_outputs
 
-    check_outputs(output, csv, timeline, plot, reading=(trace, topology, operator_times, schedule))
+    check_outputs(output, csv, timeline, plot, link_plot, reading=(trace, topology, operator_times, schedule))
     _check_plot(plot)
+    if link_plot is not None:
+        from triosim.reports.link_plot import check_link_plot
+
+        check_link_plot(link_plot, network)
     from triosim.reports.progress import Progress
-    from triosim.simulation import simulate as run_simulation
 
     with Progress(shown=not quiet) as progress:
-        result = run_simulation(
+        run: Any
+        if what_if:
+            from triosim.what_if import what_if as run_what_if
+
+            run = partial(run_what_if, started=progress.labelled)
+        else:
+            from triosim.simulation import simulate as run
+        result = run(
             trace,
             parallel,
             trace_format=trace_format,
@@ -169,7 +189,7 @@ def simulate(
             topology=topology,
             network=network,
             collective=collective,
-            collective_form=collective_form,  # type: ignore[arg-type]  # one of its words: the option was checked
+            collective_form=collective_form,
             batch_size=batch_size,
             global_batch_size=global_batch_size,
             training=not inference,
@@ -179,8 +199,8 @@ def simulate(
             balance_stages=balance_stages,
             schedule=schedule,
             virtual_stages=virtual_stages,
-            tp_style=tp_style,  # type: ignore[arg-type]
-            dp_style=dp_style,  # type: ignore[arg-type]
+            tp_style=tp_style,
+            dp_style=dp_style,
             bucket_size=bucket_size,
             first_bucket_size=first_bucket_size,
             gradient_dtype=gradient_dtype,
@@ -199,7 +219,10 @@ def simulate(
                 events=events,
             ),
             options=o.key_values(option or ()),
+            tokens_per_sample=tokens_per_sample,
+            price=price,
             timeline=timeline is not None or plot is not None,
+            links=links or link_plot is not None,
             progress=progress,
         )
     for path, write in (
@@ -207,6 +230,7 @@ def simulate(
         (csv, result.to_csv),
         (timeline, result.save_timeline),
         (plot, result.plot),
+        (link_plot, result.plot_links),
     ):
         if path is not None:
             write(path)
@@ -215,7 +239,7 @@ def simulate(
     elif not quiet:
         from triosim.reports.terminal import render
 
-        _print(render(result.data, result.title))
+        _print(render(result.data, result.title, by_layer=by_layer))
 
 
 @app.command(cls=QuickCommand)
@@ -254,22 +278,17 @@ def compare(
 
     check_outputs(plot, reading=(trace, topology, operator_times))
     _check_plot(plot)
-    from triosim.comparison import Strategy
     from triosim.comparison import compare as run_comparison
     from triosim.reports.progress import Progress
 
     with Progress(shown=not quiet) as progress:
-
-        def started(strategy: Strategy) -> None:
-            progress.label = f"{strategy.label}: "
-
         comparison = run_comparison(
             trace,
             gpus,
             gpu=gpu,
             trace_format=trace_format,
             topology=topology,
-            started=started,
+            started=lambda strategy: progress.labelled(strategy.label),
             network=network,
             collective=collective,
             collective_form=collective_form,

@@ -362,3 +362,49 @@ Plot = Annotated[
 Quiet = Annotated[
     bool, typer.Option("--quiet", "-q", rich_help_panel=OUTPUT, help="Print no tables and show no progress.")
 ]
+TokensPerSample = Annotated[
+    str | None,
+    typer.Option(
+        "--tokens-per-sample",
+        metavar="N",
+        rich_help_panel=OUTPUT,
+        show_default=False,
+        help="For tokens per second. By default what the trace feeds into a table of embeddings.",
+    ),
+]
+Price = Annotated[
+    str | None,
+    typer.Option(
+        "--price",
+        metavar="PRICE",
+        rich_help_panel=OUTPUT,
+        show_default=False,
+        help="Of a GPU for an hour, for what a step costs. By default the catalogue's, if it has one.",
+    ),
+]
+Links = Annotated[
+    bool,
+    typer.Option("--links", rich_help_panel=OUTPUT, help="Record what each link carries when; show the busiest."),
+]
+LinkPlot = Annotated[
+    str | None,
+    typer.Option(
+        "--link-plot",
+        metavar="FILE",
+        rich_help_panel=OUTPUT,
+        show_default=False,
+        help="A heat map of the links: on the topology, and over time (png, svg, pdf).",
+    ),
+]
+ByLayer = Annotated[
+    bool,
+    typer.Option("--by-layer", rich_help_panel=OUTPUT, help="Show whose communication is exposed: layer and axis."),
+]
+WhatIf = Annotated[
+    bool,
+    typer.Option(
+        "--what-if",
+        rich_help_panel=OUTPUT,
+        help="Run again with the GPUs, and each kind of link, twice as fast; show what that saves.",
+    ),
+]

@@ -164,6 +164,7 @@ def _row(run: Run) -> dict[str, Any]:
         "compute_s": sum(rank.compute_s for rank in data.ranks) / count,
         "exposed_communication_s": sum(rank.exposed_communication_s for rank in data.ranks) / count,
         "idle_s": sum(rank.idle_s for rank in data.ranks) / count,
+        "mfu": None if data.metrics is None else data.metrics.mfu,
         "speed_up": run.speed_up,
         "efficiency": run.efficiency,
         "notes": list(data.notes),

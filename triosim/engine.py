@@ -28,6 +28,7 @@ from triosim.rendezvous import Rendezvous, enlist
 from triosim.tasks import (
     COLLECTIVES,
     Batch,
+    Collective,
     Compute,
     Copy,
     Found,
@@ -353,7 +354,11 @@ class Engine:
         """A transfer or collective is through on one rank."""
         assert handle.arrived is not None
         assert handle.started is not None
-        rank.record.communication.add(handle.arrived, self.env.now)
+        task = handle.task
+        assert isinstance(task, (Collective, Send, Recv, Batch, Copy))
+        axis = task.group.name if isinstance(task, Collective) else task.label
+        layers = handle.layers or task.layers
+        rank.record.communication.add(handle.arrived, handle.started, self.env.now, axis, layers)
         rank.record.waiting_seconds += handle.started - handle.arrived
         self._finish(rank, handle)
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from triosim.tasks import Compute, Handle
+from triosim.tasks import Compute, Handle, Layers
 from triosim.trace import Operator
 
 Interval = tuple[float, float]
@@ -48,6 +49,42 @@ class Intervals:
         return result
 
 
+class Span(NamedTuple):
+    """A transfer as one rank sees it: from its arrival to the last partner's, and from there until it is through.
+
+    ``axis`` is its communicator's name or its label ("dp", "pp").
+    """
+
+    arrived: float
+    started: float
+    finished: float
+    axis: str
+    layers: Layers | None
+
+
+class Transfers:
+    """A rank's transfers and collectives, in the order in which they were through."""
+
+    __slots__ = ("spans",)
+
+    def __init__(self) -> None:
+        self.spans: list[Span] = []
+
+    def add(
+        self, arrived: float, started: float, finished: float, axis: str = "", layers: Layers | None = None
+    ) -> None:
+        """Add one; what takes no time leaves no trace."""
+        if finished > arrived:
+            self.spans.append(Span(arrived, started, finished, axis, layers))
+
+    def merged(self) -> list[Interval]:
+        """Return when any of them was on its way, as disjoint intervals in order."""
+        union = Intervals()
+        for span in self.spans:
+            union.add(span.arrived, span.finished)
+        return union.merged()
+
+
 def length(intervals: list[Interval]) -> float:
     """Return the seconds that disjoint intervals cover."""
     return sum(end - start for start, end in intervals)
@@ -80,7 +117,7 @@ class RankRecord:
 
     rank: int
     compute: Intervals = field(default_factory=Intervals)
-    communication: Intervals = field(default_factory=Intervals)
+    communication: Transfers = field(default_factory=Transfers)
     launching: Intervals = field(default_factory=Intervals)
     compute_seconds: float = 0.0
     slowed_seconds: float = 0.0

@@ -126,6 +126,7 @@ class Rendezvous:
                     one.handle.arrived = now
         send = side.part if isinstance(side.part, Send) else other.part
         assert isinstance(send, Send)
+        other.handle.layers = side.handle.layers = send.layers  # the receiver does not know whose tensors come
 
         def done(_: simpy.Event) -> None:
             self._recording.count(("send", send.label, 2, send.nbytes), self._env.now - now)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from triosim.errors import OptionError, TriosimError
+from triosim.metrics import AxisTraffic, MetricOptions, Metrics
 from triosim.output import PathLike, writing_text
 
 if TYPE_CHECKING:
@@ -100,11 +101,48 @@ class CollectiveTimes:
 
 @dataclass(frozen=True, slots=True)
 class LinkLoad:
-    """One direction of a link in a step. ``utilisation`` is its bytes over what it could carry in the step's time."""
+    """One direction of a link in a step. ``utilisation`` is its bytes over what it could carry in the step's time.
+
+    The others are known where the loads were recorded, and of links that carried anything: ``peak`` is the largest part of
+    the bandwidth that was taken at any time, ``busy_s`` how long it carried anything, and between ``busiest_from_s`` and
+    ``busiest_to_s``, a fiftieth of the run, most of it was taken.
+    """
 
     name: str
     bytes: float
     utilisation: float
+    peak: float | None = None
+    busy_s: float | None = None
+    busiest_from_s: float | None = None
+    busiest_to_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ExposedShare:
+    """The exposed communication of one axis and layer in a step, the mean over all ranks; ``waiting_s`` of it moves no bytes.
+
+    ``layer`` is whose tensors are on their way, empty where the task does not say.
+    """
+
+    axis: str
+    layer: str
+    exposed_s: float
+    waiting_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class WhatIf:
+    """The step with one part of the system ``factor`` times as fast: ``links`` of them, or none where it is the GPUs.
+
+    ``saved_s`` is how much less a step takes, ``speed_up`` how many times as fast it is.
+    """
+
+    what: str
+    links: int
+    factor: float
+    step_time_s: float
+    saved_s: float
+    speed_up: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +167,8 @@ class ResultData:
     ``step_time_interval_s`` is between which times the step is expected, nine times in ten, by the errors of the predicted
     operators; None where all times are the trace's. ``launch_wait_s`` is the part of the step in which a GPU waits for the
     host to launch, the mean over the ranks. ``network_figures`` is what the network has counted in the whole run, by
-    name; None where it counts nothing but bytes.
+    name; None where it counts nothing but bytes. ``exposed_communication`` adds up to the ranks' mean, the largest first.
+    ``what_if`` are the steps of faster systems, where they were asked for. ``axes`` are those along which anything is sent.
     """
 
     step_time_s: float
@@ -147,6 +186,10 @@ class ResultData:
     predictions: tuple[Prediction, ...] = ()
     launch_wait_s: float = 0.0
     network_figures: Mapping[str, Any] | None = None
+    exposed_communication: tuple[ExposedShare, ...] = ()
+    what_if: tuple[WhatIf, ...] = ()
+    metrics: Metrics | None = None
+    axes: tuple[AxisTraffic, ...] = ()
     schema: str = SCHEMA
 
 
@@ -159,6 +202,9 @@ ROWS: Mapping[str, type] = {
     "links": LinkLoad,
     "per_rank": LayerShare,
     "predictions": Prediction,
+    "exposed_communication": ExposedShare,
+    "what_if": WhatIf,
+    "axes": AxisTraffic,
 }
 
 
@@ -186,15 +232,24 @@ class Result:
         network: Network,
         inputs: Inputs,
         notes: Sequence[str] = (),
+        options: MetricOptions | None = None,
     ) -> Result:
         """Return what a run left behind as a result.
 
-        ``notes`` are shown with those of the plan. Raises ``SimulationError`` where nothing was computed.
+        ``notes`` are shown with those of the plan; ``options`` are what the metrics need beside the run.
+        Raises ``SimulationError`` where nothing was computed.
         """
         from triosim.reports.collect import collect
 
         data = collect(
-            recording, trace=trace, plan=plan, topology=topology, network=network, inputs=inputs, notes=notes
+            recording,
+            trace=trace,
+            plan=plan,
+            topology=topology,
+            network=network,
+            inputs=inputs,
+            notes=notes,
+            options=options,
         )
         return cls(data, recording, topology, network)
 
@@ -219,6 +274,13 @@ class Result:
     def world(self) -> int:
         """Number of ranks."""
         return len(self.data.ranks)
+
+    @property
+    def metrics(self) -> Metrics:
+        """MFU, HFU, tokens per second, the bubble, energy, cost. Raises ``OptionError`` for a file of before there were any."""
+        if self.data.metrics is None:
+            raise OptionError("this result holds no metrics", fix="simulate again")
+        return self.data.metrics
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -274,8 +336,36 @@ class Result:
 
     @property
     def links(self) -> pd.DataFrame:
-        """A row for each direction of each link, as in ``LinkLoad``."""
+        """A row for each direction of each link, as in ``LinkLoad``; none for a network that has no links."""
         return _frame(self.data.links, LinkLoad)
+
+    @property
+    def exposed_communication(self) -> pd.DataFrame:
+        """A row for each axis and layer with exposed communication, as in ``ExposedShare``."""
+        return _frame(self.data.exposed_communication, ExposedShare)
+
+    @property
+    def axes(self) -> pd.DataFrame:
+        """A row for each axis of communication, as in ``AxisTraffic``."""
+        return _frame(self.data.axes, AxisTraffic)
+
+    @property
+    def what_if(self) -> pd.DataFrame:
+        """A row for each part of the system that was made faster, as in ``WhatIf``."""
+        return _frame(self.data.what_if, WhatIf)
+
+    def link_loads(self, slots: int = 100) -> pd.DataFrame:
+        """Return the bytes of each link (columns) in each of so many equal parts of the run (rows, by their start).
+
+        A column sums to the bytes that the link carried in the run. Raises ``OptionError`` where loads were not recorded.
+        """
+        from triosim.reports.link_loads import edges, loads
+
+        recording, network = self._with_links()
+        bounds = edges(recording.end, slots)
+        found = {name: load.carried(bounds) for name, load in loads(network.rates, recording.end).items()}
+        frame: pd.DataFrame = _pandas().DataFrame(found, index=_pandas().Index(bounds[:-1], name="start_s"))
+        return frame
 
     # ---- files --------------------------------------------------------------------------------------------------
 
@@ -327,6 +417,23 @@ class Result:
 
         write_plot(self, path)
 
+    def plot_links(self, path: PathLike) -> None:
+        """Write a heat map: the topology, each link as hot as it was loaded, and the links' load over time.
+
+        Raises ``OptionError`` where loads were not recorded, or nothing was sent.
+        """
+        from triosim.reports.link_plot import write_link_plot
+
+        recording, network = self._with_links()
+        write_link_plot(network.rates, network.topology, recording.end, path, title=self.title)
+
+    def _with_links(self) -> tuple[Recording, Network]:
+        if self.recording is None or self.network is None or not self.network.record:
+            raise OptionError(
+                "this result holds no loads of links", fix="simulate with links=True, on a network that has some"
+            )
+        return self.recording, self.network
+
     # ---- for reading --------------------------------------------------------------------------------------------
 
     @property
@@ -359,8 +466,8 @@ def _plain(value: Any) -> Any:
         return value
     if isinstance(value, float):
         return value if math.isfinite(value) else str(value)  # an option may be infinite, a figure never is
-    if type(value) in ROWS.values():
-        return {name: _plain(getattr(value, name)) for name in _columns(type(value))}
+    if type(value) in (Metrics, *ROWS.values()):  # what is not known of a row is left out
+        return {name: _plain(item) for name in _columns(type(value)) if (item := getattr(value, name)) is not None}
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, (tuple, list)):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
@@ -22,6 +23,7 @@ from triosim.errors import OptionError, PluginError, TriosimError
 from triosim.extrapolators.base import ParallelOptions
 from triosim.extrapolators.captured import Captured
 from triosim.extrapolators.plan import Plan, gpus_named_by, plan
+from triosim.metrics import MetricOptions
 from triosim.networks import calibrated
 from triosim.networks.base import Network
 from triosim.networks.topology import Topology
@@ -90,7 +92,10 @@ def simulate(
     host_overhead: Quantity | None = None,
     conditions: Mapping[str, Any] | None = None,
     options: Mapping[str, str] | None = None,
+    tokens_per_sample: float | str | None = None,
+    price: float | str | None = None,
     timeline: bool = False,
+    links: bool = False,
     progress: Progress | None = None,
 ) -> Result:
     """Predict the time of a training step (or an inference pass) on many GPUs.
@@ -121,12 +126,16 @@ def simulate(
     conditions: what is uneven or slow, beside what the topology's file says: {"slow_gpus": {3: 1.5}, "compute_slowdown": 1.2};
         see docs/conditions.md.
     options: what plug-ins ask for by name: a constructor's keywords, as text.
+    tokens_per_sample: for tokens per second; by default what the trace feeds into a table of embeddings.
+    price: of a GPU for an hour, for what a step costs; by default the catalogue's, if it has one.
     timeline: keep every task, for ``Result.save_timeline`` and the Gantt chart.
+    links: record what each link carries when, for ``Result.links``, ``link_loads`` and ``plot_links``.
     progress: called now and then with the simulated time and the number of finished tasks.
 
     Returns a ``Result``. Raises ``TriosimError`` for whatever is wrong with the input, in one line.
     """
     given = {name: value for name, value in locals().items() if name not in ("trace", "topology", "progress")}
+    tokens, hourly = _positive("tokens_per_sample", tokens_per_sample), _positive("price", price)
     files: dict[str, str] = {}
     if isinstance(trace, (Trace, TaskStreams)):
         subject = trace
@@ -139,7 +148,7 @@ def simulate(
         given["parallel"], gpus = Captured.parallel, subject.world
     else:
         captured_run.check_alone(subject)
-        gpus = _gpus(parallel, gpus)
+        gpus = gpus_for(parallel, gpus)
     if operator_times is not None:
         files["operator_times"] = str(operator_times)
         entries = times_from_elsewhere.load(operator_times)
@@ -151,17 +160,19 @@ def simulate(
         if Path(gpu).is_file():
             files["gpu"] = str(gpu)
         target = catalogue.find(gpu)
-        price = on_gpu if isinstance(subject, Trace) else captured_run.priced
+        reprice = on_gpu if isinstance(subject, Trace) else captured_run.priced
         with plugins.blamed():
-            subject = captured_run.each(subject, lambda one: price(one, target, model))
+            subject = captured_run.each(subject, lambda one: reprice(one, target, model))
     if Path(schedule).is_file():
         files["schedule"] = schedule
     the_trace = captured_run.representative(subject)
     notes: list[str] = []
     if isinstance(topology, (str, PathLike)) and Path(topology).is_file():
         files["topology"] = str(topology)
-    system = _topology(topology, gpus, the_trace, notes, copy_input=copy_input)
-    circumstances = read_conditions(conditions or {}, _no_condition, system.conditions)
+    system = topology_for(the_trace, topology, gpus, copy_input=copy_input)
+    if topology is None and system.links:
+        notes.append(f"no topology given: {assumed_topology(the_trace.gpu, gpus)} is assumed")
+    circumstances = read_conditions(conditions or {}, no_condition, system.conditions)
     if circumstances.slow_links is not None:
         system = with_slow_links(system, circumstances.slow_links)
     algorithm = None
@@ -172,7 +183,7 @@ def simulate(
         _found("networks", network),
         *(env, system),
         options=chosen,
-        settings={"algorithm": algorithm, "form": collective_form, "record": timeline},
+        settings={"algorithm": algorithm, "form": collective_form, "record": timeline or links},
     )
     _check_network(the_network)
     check_conditions(circumstances, the_network)
@@ -213,6 +224,8 @@ def simulate(
     if isinstance(the_plan, Plan):
         notes.extend(_without_effect(given, the_plan.parallel))
     notes.extend(calibrated.notes(the_network, the_plan.world))
+    if links:
+        notes.extend(_unrecorded(the_network))
     if collective_form == "steps" and "form" not in inspect.signature(type(the_network)).parameters:
         notes.append(f"--collective-form has no effect with the network {type(the_network).__name__}")
     if the_plan.world > len(system.gpus):
@@ -250,10 +263,20 @@ def simulate(
         network=the_network,
         inputs=Inputs({name: _plain(value) for name, value in given.items()}, files),
         notes=notes,
+        options=MetricOptions(tokens, hourly, circumstances.kinds),
     )
 
 
-def _gpus(parallel: str | Mapping[str, int], gpus: int | None) -> int | None:
+def _positive(name: str, value: float | str | None) -> float | None:
+    if value is None:
+        return None
+    with suppress(ValueError):
+        if 0 < float(value) < float("inf"):
+            return float(value)
+    raise OptionError(f"{value} is no such number", where=f"--{name.replace('_', '-')}", fix="give more than 0, as 2.5")
+
+
+def gpus_for(parallel: str | Mapping[str, int], gpus: int | None) -> int | None:
     """Return how many GPUs are asked for: the option, or the product of the sizes; None leaves it open."""
     if gpus is not None:
         if gpus < 1:
@@ -264,19 +287,16 @@ def _gpus(parallel: str | Mapping[str, int], gpus: int | None) -> int | None:
     return gpus_named_by(parallel)
 
 
-def _topology(
-    topology: TopologyLike | None, gpus: int | None, trace: Trace, notes: list[str], *, copy_input: bool
-) -> Topology:
+def topology_for(trace: Trace, topology: TopologyLike | None, gpus: int | None, *, copy_input: bool) -> Topology:
+    """Return the system that is asked for, or the one that is assumed where none is."""
     if topology is not None:
         return _with_gpus(_loaded(topology, gpus))
     if gpus == 1 and not copy_input:  # there is nothing to send, unless it comes from the host
         return Topology.from_dict({"nodes": ["gpu0"], "links": [], "name": "one GPU"})
-    name = _assumed(trace.gpu, gpus)
-    notes.append(f"no topology given: {name} is assumed")
-    return Topology.load(name, gpus=gpus)
+    return Topology.load(assumed_topology(trace.gpu, gpus), gpus=gpus)
 
 
-def _assumed(gpu: str, gpus: int | None) -> str:
+def assumed_topology(gpu: str, gpus: int | None) -> str:
     """Return the topology that a GPU usually comes in; for one without a preset, a switch that its links reach."""
     known = catalogue.get(gpu)
     if known is None:
@@ -329,7 +349,8 @@ def _without_effect(given: Mapping[str, Any], parallel: str) -> Iterator[str]:
             yield f"--{option.replace('_', '-')} has no effect without {' or '.join(owners)}"
 
 
-def _no_condition(path: tuple[str | int, ...], what: str, fix: str | None) -> OptionError:
+def no_condition(path: tuple[str | int, ...], what: str, fix: str | None) -> OptionError:
+    """Return the error for a condition that cannot be."""
     option = "event" if path[0] == "events" else str(path[0]).replace("_", "-")
     return OptionError(what, where=f"--{option}", fix=fix)
 
@@ -356,6 +377,15 @@ def _check_network(network: Any) -> None:
             where=kind.__name__,
             fix="call super().__init__(env, topology, **options)",
         )
+
+
+def _unrecorded(network: Network) -> Iterator[str]:
+    """Yield what of its links' loads a network cannot tell."""
+    name = type(network).__name__
+    if type(network).bytes_by_link is Network.bytes_by_link:
+        yield f"{name} simulates no links: what they carried is not known"
+    elif not network.record:
+        yield f"{name} says what links carried, and not when"
 
 
 def _host_overhead(value: Quantity | None) -> HostOverhead:

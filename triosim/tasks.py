@@ -8,7 +8,7 @@ collective also waits for what stood at the tail of the stream that issued it, a
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
@@ -35,6 +35,7 @@ class Handle:
         "dependents",
         "finished",
         "launched",
+        "layers",
         "operator_ends",
         "operator_starts",
         "place",
@@ -54,6 +55,7 @@ class Handle:
         self.launched: float | None = None  # when its launch began, where launching costs the host time
         self.operator_starts: tuple[float, ...] | None = None  # of a Compute with such launches, or of changing speed
         self.operator_ends: tuple[float, ...] | None = None  # if they are not the starts and the operators' seconds
+        self.layers: Layers | None = None  # of a transfer between two: what the sender says
         self.place: tuple[int, ...] = ()  # in the order by which collectives, sends and receives find their partners
         self.unmet = 1  # what must still be done before the task is ready; one for the issuing itself
         self.dependents: list[Handle] | None = []  # the tasks that wait for this one; None once it is done
@@ -94,6 +96,26 @@ class Communicator:
 
     def __hash__(self) -> int:
         return self._hash  # kept, because a group of a thousand ranks is looked up with every collective
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Layers:
+    """The layers whose tensors are on their way, with the bytes of each; the time is divided among them by these.
+
+    Tasks share one object, which is equal to itself alone, so that reports can sum by it quickly.
+    """
+
+    nbytes: Mapping[str, float]
+
+    @property
+    def total(self) -> float:
+        """The bytes of all of them."""
+        return sum(self.nbytes.values())
+
+    @classmethod
+    def of(cls, layer: str) -> Layers:
+        """Return one layer."""
+        return cls({layer: 1.0})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,6 +162,7 @@ class Copy(Task):
     stream: str | None = "copy"
     issuer: str | None = COMPUTE_STREAM
     label: str = ""
+    layers: Layers | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +170,8 @@ class Collective(Task):
     """What the ranks of a group do together; it starts when the last of them has arrived.
 
     ``nbytes`` is nccl-tests' larger side: the tensor for all-reduce, reduce and broadcast; all ranks' shares together
-    for the others. ``shares`` are unequal shares in bytes, in the group's order; ``root`` is a rank.
+    for the others. ``shares`` are unequal shares in bytes, in the group's order; ``root`` is a rank. ``layers`` are those
+    that the tensors belong to, for the reports.
     """
 
     kind: ClassVar[CollectiveKind]
@@ -159,6 +183,7 @@ class Collective(Task):
     root: int | None = None
     shares: tuple[float, ...] | None = None
     label: str = ""
+    layers: Layers | None = None
 
 
 class AllReduce(Collective):
@@ -232,6 +257,7 @@ class Send(Task):
     stream: str | None = COMMUNICATION_STREAM
     issuer: str | None = COMPUTE_STREAM
     label: str = ""
+    layers: Layers | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,6 +274,7 @@ class Recv(Task):
     issuer: str | None = COMPUTE_STREAM
     label: str = ""
     ahead: bool = False
+    layers: Layers | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,6 +285,7 @@ class Batch(Task):
     stream: str | None = COMMUNICATION_STREAM
     issuer: str | None = COMPUTE_STREAM
     label: str = ""
+    layers: Layers | None = None
 
 
 @dataclass(frozen=True, slots=True)

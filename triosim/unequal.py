@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,7 +19,7 @@ from triosim.compute.pricing import on_gpu
 from triosim.conditions import Conditions, Stragglers
 from triosim.errors import OptionError
 from triosim.networks.base import Network
-from triosim.networks.topology import Topology
+from triosim.networks.topology import Link, Topology
 from triosim.tasks import Compute, Iteration, TaskStream
 from triosim.trace import Operator, Trace
 
@@ -90,15 +90,23 @@ class Unequal:
 def with_slow_links(topology: Topology, stragglers: Stragglers) -> Topology:
     """Return a topology of which each link, both directions together, is slower by a factor; but not those of hosts."""
     memories = {name for name, node in topology.nodes.items() if node.kind in ("host", "memory")}
-    links = []
-    for link in topology.links.values():
+
+    def slowed(link: Link) -> float:
         ends = sorted((link.source, link.destination)) if link.source else [link.name]
-        factor = 1.0 if memories.intersection(ends) else draw(stragglers, *ends)
-        links.append(replace(link, bandwidth=link.bandwidth / factor))
-    slowed = Topology(
+        return link.bandwidth / (1.0 if memories.intersection(ends) else draw(stragglers, *ends))
+
+    return with_bandwidths(topology, slowed)
+
+
+def with_bandwidths(topology: Topology, bandwidth: Callable[[Link], float]) -> Topology:
+    """Return a topology whose links have other bandwidths (bytes per second), all else as it is.
+
+    What its collectives were measured to take goes up and down with what their links would need.
+    """
+    changed = Topology(
         topology.name,
         topology.nodes.values(),
-        links,
+        [replace(link, bandwidth=bandwidth(link)) for link in topology.links.values()],
         routing=topology.routing,
         routes={ends: [link.name for link in route] for ends, route in topology.given_routes.items()},
         coordinates=topology.coordinates,
@@ -106,12 +114,12 @@ def with_slow_links(topology: Topology, stragglers: Stragglers) -> Topology:
         uniform=False,
         reducing=topology.reducing,
     )
-    slowed.by_dimension, slowed.photonic, slowed.conditions = (
+    changed.by_dimension, changed.photonic, changed.conditions = (
         *(topology.by_dimension, topology.photonic),
         topology.conditions,
     )
-    slowed.calibrate, slowed.measured_on = topology.calibrate, topology.measured_on or topology
-    return slowed
+    changed.calibrate, changed.measured_on = topology.calibrate, topology.measured_on or topology
+    return changed
 
 
 def draw(stragglers: Stragglers, *what: int | str) -> float:

@@ -153,7 +153,8 @@ def test_bytes_are_conserved_and_no_link_carries_more_than_it_can(system: tuple[
 
     by_rate: dict[str, float] = defaultdict(float)
     last: dict[str, tuple[float, float]] = {}
-    for time, link, rate in network.rates:
+    for time, link, rate, share in network.rates:
+        assert share == pytest.approx(rate / topology.links[link].bandwidth)
         assert rate <= topology.links[link].bandwidth * (1 + 1e-9)
         since, before = last.get(link, (time, 0.0))
         by_rate[link] += before * (time - since)
@@ -179,7 +180,7 @@ def test_a_record_says_who_sent_what_when_and_which_way() -> None:
     (flow,) = network.flows
     assert (flow.source, flow.destination, flow.nbytes, flow.links) == ("s0", "d0", 50.0, ("a",))
     assert (flow.started, flow.finished) == (2.0, 8.0)
-    assert network.rates == [(3.0, "a", 10.0), (8.0, "a", 0.0)]
+    assert network.rates == [(3.0, "a", 10.0, 1.0), (8.0, "a", 0.0, 0.0)]
 
 
 def test_what_happens_at_one_instant_is_shared_once(monkeypatch: pytest.MonkeyPatch) -> None:

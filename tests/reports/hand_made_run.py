@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from triosim.networks.base import LinkRate
 from triosim.networks.topology import Link, Node, Topology
 from triosim.recording import RankRecord, Recording, TransferCount
 from triosim.result import Result
-from triosim.tasks import AllReduce, Communicator, Compute, Handle, Recv, Send, Task
+from triosim.tasks import AllReduce, Communicator, Compute, Handle, Layers, Recv, Send, Task
 from triosim.trace import Operator, Trace
 
 MS = 1e-3
@@ -23,6 +24,9 @@ MS = 1e-3
 class FakePlan:
     global_batch_size: int = 64
     notes: tuple[str, ...] = ("a note of the plan",)
+    work: tuple[tuple[Trace, float], ...] = ()
+    training: bool = True
+    pipeline_axis: str | None = None
 
 
 @dataclass(frozen=True)
@@ -44,7 +48,11 @@ class FakeFlow:
 class FakeNetwork:
     def __init__(self) -> None:
         self.flows = [FakeFlow()]
-        self.rates = [(1 * MS, "forth", 1e9), (2 * MS, "forth", 5e8), (2 * MS, "forth", 0.0)]
+        self.rates = [
+            LinkRate(1 * MS, "forth", 1e9, 1.0),
+            LinkRate(2 * MS, "forth", 5e8, 0.5),
+            LinkRate(2 * MS, "forth", 0.0, 0.0),
+        ]
 
     def bytes_by_link(self) -> dict[str, float]:
         return {"forth": 5e6}
@@ -81,7 +89,7 @@ def recording(*, timeline: bool = True, iterations: int = 1) -> Recording:
     made = Recording([], handles=[] if timeline else None, end=10 * MS)
     group = Communicator((0, 1), "dp")
     forward, backward, optimizer = Compute(FORWARD), Compute(BACKWARD), Compute(OPTIMIZER)
-    reduce = AllReduce(10e6, group)
+    reduce = AllReduce(10e6, group, layers=Layers({"a": 7.5e6, "b": 2.5e6}))
     exchange = (Send(1, 1e6, stream="p2p"), Recv(0, stream="p2p"))
     for rank in (0, 1):
         handles = [
@@ -100,7 +108,7 @@ def recording(*, timeline: bool = True, iterations: int = 1) -> Recording:
                 record.compute.add(one.started, one.finished)
                 made.computed.setdefault(id(one.task), (one.task, {}))[1][rank] = 1
             else:
-                record.communication.add(one.arrived, one.finished)
+                record.communication.add(one.arrived, one.started, one.finished, *named(one.task))
         record.iterations = [10 * MS * (index + 1) / iterations for index in range(iterations)]
         made.ranks.append(record)
         if made.handles is not None:
@@ -108,6 +116,10 @@ def recording(*, timeline: bool = True, iterations: int = 1) -> Recording:
     made.transfers["all_reduce", "dp", 2, 10e6] = TransferCount(1, 3 * MS)
     made.transfers["send", "", 2, 1e6] = TransferCount(1, 1 * MS)
     return made
+
+
+def named(task: Task) -> tuple[str, Layers | None]:
+    return (task.group.name if isinstance(task, AllReduce) else "", getattr(task, "layers", None))
 
 
 def result(run: Recording | None = None, notes: tuple[str, ...] = ()) -> Result:

@@ -60,7 +60,7 @@ def test_each_operator_is_a_slice_in_microseconds(events: list[Event]) -> None:
 def test_a_collective_says_its_bytes_its_group_and_how_long_it_waited(events: list[Event]) -> None:
     first = next(e for e in of(events, "X") if e["name"].startswith("all_reduce"))
     assert (first["ts"], first["dur"]) == (5000, 4000)
-    assert first["args"] == {"waiting_us": 1000, "bytes": 10e6, "group": "0-1", "axis": "dp"}
+    assert first["args"] == {"waiting_us": 1000, "bytes": 10e6, "group": "0-1", "axis": "dp", "layers": "a, b"}
     waiting = [(e["pid"], e["ts"], e["dur"]) for e in of(events, "X") if e["name"] == "waiting"]
     assert waiting == [(1, 5000, 1000)]
 

@@ -12,12 +12,17 @@ import math
 import platform
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import triosim
 from triosim.errors import SimulationError
+from triosim.metrics import MetricOptions
 from triosim.recording import RankRecord, Recording, length, overlap
+from triosim.reports.exposure import exposed_shares
+from triosim.reports.link_loads import busiest_slot, loads
+from triosim.reports.metrics import axis_traffic, doubts, metrics
 from triosim.reports.ranges import format_ranks
 from triosim.reports.uncertainty import interval, predictions
 from triosim.result import (
@@ -61,6 +66,18 @@ class Plan(Protocol):
     def notes(self) -> Sequence[str]:
         """What a reader of the figures should know."""
 
+    @property
+    def work(self) -> Sequence[tuple[Trace, float]]:
+        """The traces whose operators a step consists of, each with how many times."""
+
+    @property
+    def training(self) -> bool:
+        """Whether a step has a backward pass."""
+
+    @property
+    def pipeline_axis(self) -> str | None:
+        """The axis along which stages follow each other; None without a pipeline."""
+
 
 #: How much of the step floating point may lose before a sum counts as wrong.
 _TOLERANCE = 1e-9
@@ -81,6 +98,7 @@ def collect(
     network: Network,
     inputs: Inputs,
     notes: Sequence[str] = (),
+    options: MetricOptions | None = None,
 ) -> ResultData:
     """Return the figures of a run. Raises ``SimulationError`` where nothing was computed, or where they contradict."""
     ends = _iteration_ends(recording)
@@ -100,6 +118,9 @@ def collect(
     step = recording.end / steps
     classes = rank_classes(recording)
     ranks = tuple(_rank_times(record, recording.end, steps) for record in recording.ranks)
+    exposed = tuple(exposed_shares(recording.ranks, steps))
+    collectives = tuple(_collectives(recording, steps))
+    found = metrics(step, ranks, classes, steps, exposed, trace, plan, options or MetricOptions())
     launch_wait = math.fsum(record.launch_wait() for record in recording.ranks) / len(ranks) / steps
     return ResultData(
         step_time_s=step,
@@ -109,14 +130,19 @@ def collect(
         ranks=ranks,
         layers=tuple(_layers(classes, steps)),
         operators=tuple(_operators(classes, steps)),
-        collectives=tuple(_collectives(recording, steps)),
+        collectives=collectives,
         links=tuple(_links(network, topology, recording.end, steps)),
-        notes=tuple(dict.fromkeys((*notes, *plan.notes, *_notes(recording, trace, launch_wait / step)))),
+        notes=tuple(
+            dict.fromkeys((*notes, *plan.notes, *_notes(recording, trace, launch_wait / step), *doubts(found)))
+        ),
         inputs=describe_inputs(inputs, trace, topology),
         step_time_interval_s=interval(step, classes, {rank.rank: rank for rank in ranks}, launch_wait),
         predictions=tuple(predictions(classes, steps)),
         launch_wait_s=launch_wait,
         network_figures=dict(network.figures()) or None,
+        exposed_communication=exposed,
+        metrics=found,
+        axes=tuple(axis_traffic(collectives, exposed)),
     )
 
 
@@ -221,11 +247,19 @@ def _collectives(recording: Recording, steps: int) -> list[CollectiveTimes]:
 
 
 def _links(network: Network, topology: Topology, end: float, steps: int) -> Iterable[LinkLoad]:
-    """Yield every link of the topology with the bytes that it carried in a step."""
+    """Yield every link of the topology with what it carried in a step; none where the network counts no bytes."""
     carried = network.bytes_by_link()
+    if not carried:
+        return
+    recorded = loads(network.rates, end)
     for name, link in topology.links.items():
         nbytes = carried.get(name, 0.0)
-        yield LinkLoad(name, _count(nbytes / steps), nbytes / (link.bandwidth * end))
+        made = LinkLoad(name, _count(nbytes / steps), nbytes / (link.bandwidth * end))
+        load = recorded.get(name)
+        if load is not None:
+            since, until = busiest_slot(load, end)
+            made = replace(made, peak=load.peak, busy_s=load.busy_s / steps, busiest_from_s=since, busiest_to_s=until)
+        yield made
 
 
 def _notes(recording: Recording, trace: Trace, launch_bound: float) -> Iterable[str]:

@@ -12,6 +12,24 @@ HEADER = ("table", "item", "quantity", "value", "unit")
 Row = tuple[str, str, str, float, str]
 
 
+#: The name and the unit of each metric that is a number.
+_METRICS = {
+    "samples_per_s_per_gpu": ("throughput_per_gpu", "samples/s"),
+    "tokens_per_sample": ("tokens_per_sample", ""),
+    "tokens_per_s": ("tokens", "1/s"),
+    "tokens_per_s_per_gpu": ("tokens_per_gpu", "1/s"),
+    "model_flops": ("model_flops", ""),
+    "hardware_flops": ("hardware_flops", ""),
+    "peak_flops": ("peak_flops", "1/s"),
+    "mfu": ("mfu", ""),
+    "hfu": ("hfu", ""),
+    "bubble_fraction": ("bubble_fraction", ""),
+    "energy_j": ("energy", "J"),
+    "price_per_gpu_hour": ("price_per_gpu_hour", ""),
+    "cost": ("cost", ""),
+}
+
+
 def write_csv(data: ResultData, path: PathLike) -> None:
     """Write all figures of a result to one CSV file (RFC 4180, with a header; compressed where the name ends in .gz)."""
     with writing_text(path) as file:
@@ -32,6 +50,14 @@ def rows(data: ResultData) -> Iterator[Row]:
     for name, value in (data.network_figures or {}).items():
         seconds = name.endswith("_s")
         yield "network", "", name.removesuffix("_s"), value, "s" if seconds else ""
+    if data.metrics is not None:
+        for metric, (name, unit) in _METRICS.items():
+            value = getattr(data.metrics, metric)
+            if value is not None:
+                yield "metric", "", name, value, unit
+    for axis in data.axes:
+        for name, unit in (("bytes", "B"), ("transfers", ""), ("exposed_s", "s"), ("waiting_s", "s")):
+            yield "axis", axis.axis, name.removesuffix("_s"), getattr(axis, name), unit
     for prediction in data.predictions:
         yield "prediction", prediction.model, "operators", prediction.operators, ""
         yield "prediction", prediction.model, "total", prediction.seconds, "s"
@@ -56,6 +82,17 @@ def rows(data: ResultData) -> Iterator[Row]:
     for link in data.links:
         yield "link", link.name, "bytes", link.bytes, "B"
         yield "link", link.name, "utilisation", link.utilisation, ""
+        for name, unit in (("peak", ""), ("busy_s", "s"), ("busiest_from_s", "s"), ("busiest_to_s", "s")):
+            value = getattr(link, name)
+            if value is not None:
+                yield "link", link.name, name.removesuffix("_s"), value, unit
+    for change in data.what_if:
+        yield "what_if", change.what, "step_time", change.step_time_s, "s"
+        yield "what_if", change.what, "speed_up", change.speed_up, ""
+    for part in data.exposed_communication:
+        item = f"{part.axis}/{part.layer}"
+        yield "exposed_communication", item, "exposed", part.exposed_s, "s"
+        yield "exposed_communication", item, "waiting", part.waiting_s, "s"
 
 
 def _layer(kind: str, item: str, layer: object) -> Iterator[Row]:

@@ -17,7 +17,7 @@ def as_html(data: ResultData, title: str) -> str:
     parts = [
         f"<h4>{escape(title)}</h4>",
         f"<p><b>{format_time(data.step_time_s)}</b> a step{_interval(data)}, "
-        f"{format_rate(data.throughput_samples_per_s)} samples/s</p>",
+        f"{format_rate(data.throughput_samples_per_s)} samples/s{_mfu(data)}</p>",
         _table(
             ["rank", "compute", "communication", "exposed", "waiting", "idle"],
             (
@@ -63,6 +63,10 @@ def as_html(data: ResultData, title: str) -> str:
         *(f"<p>note: {escape(note)}</p>" for note in data.notes),
     ]
     return "".join(parts)
+
+
+def _mfu(data: ResultData) -> str:
+    return "" if data.metrics is None or data.metrics.mfu is None else f", MFU {data.metrics.mfu:.1%}"
 
 
 def _interval(data: ResultData) -> str:

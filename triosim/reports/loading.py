@@ -7,7 +7,7 @@ import json
 import math
 import types
 import typing
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -50,8 +50,8 @@ def _read(kind: type, values: Any, file: str, place: str) -> Any:
     for column in fields(kind):
         name, hint = column.name, hints[column.name]
         key = f"{place}.{name}" if place else name
-        if name not in values and kind is ResultData and column.default is not MISSING:
-            continue  # a key that was added within the version
+        if name not in values and column.default is not MISSING:
+            continue  # a key that was added within the version, or what is not known of a row
         if name not in values:
             raise TriosimError(f"has no '{key}'", where=file, fix="name a file that --output wrote")
         found[name] = _value(name, hint, values[name], file, key)
@@ -72,6 +72,8 @@ def _value(name: str, hint: Any, value: Any, file: str, key: str) -> Any:
         if rest is not Ellipsis and len(value) != 2:
             raise TriosimError(f"'{key}' is not a pair", where=file)
         return tuple(_value(name, item, entry, file, f"{key}[{index}]") for index, entry in enumerate(value))
+    if isinstance(hint, type) and is_dataclass(hint):
+        return _read(hint, value, file, key)
     expected: Any = {float: (int, float), int: int, str: str}.get(hint, dict)
     if isinstance(value, bool) or not isinstance(value, expected) or (expected is not dict and not _finite(value)):
         raise TriosimError(f"'{key}' is {value!r:.40}, which is not {_NAMES[expected]}", where=file)

@@ -79,7 +79,7 @@ def write_comparison(comparison: Comparison, path: PathLike) -> None:
     times, speeds = figure.subplots(1, 2, sharey=True, width_ratios=[1.7, 1])
     means = [mean(result.data.ranks, row) for row, (_, result) in enumerate(runs)]
     _bars(times, means)
-    unit, scale = _unit(max(_whole(row) for row in means))
+    unit, scale = unit_of(max(_whole(row) for row in means))
     for row, (_, result) in enumerate(runs):
         times.text(_whole(means[row]) * scale, row, f" {result.step_time_s * scale:.3g}", va="center", fontsize=8)
     times.set_xlabel(f"step time, mean over the GPUs ({unit})")
@@ -129,7 +129,7 @@ def mean(ranks: Sequence[RankTimes], row: int) -> RankTimes:
 
 def _gantt(axes: Any, recording: Recording, ranks: Sequence[RankTimes]) -> None:
     """Draw each rank's computing above its communication."""
-    unit, scale = _unit(recording.end)
+    unit, scale = unit_of(recording.end)
     rows = {rank.rank: row for row, rank in enumerate(ranks)}
     used: dict[str, None] = {}
     for rank, row in rows.items():
@@ -190,7 +190,7 @@ def coarser(intervals: Iterable[Interval], finest: float) -> list[Interval]:
 
 def _bars(axes: Any, ranks: Sequence[RankTimes]) -> None:
     """Draw the parts of each rank's step time."""
-    unit, scale = _unit(max(_whole(rank) for rank in ranks))
+    unit, scale = unit_of(max(_whole(rank) for rank in ranks))
     left = [0.0] * len(ranks)
     for kind, widths in (
         ("compute", [_whole(rank) - rank.exposed_communication_s - rank.idle_s for rank in ranks]),
@@ -209,7 +209,7 @@ def _whole(rank: RankTimes) -> float:
     return rank.compute_s + rank.exposed_communication_s + rank.idle_s
 
 
-def _unit(seconds: float) -> tuple[str, float]:
+def unit_of(seconds: float) -> tuple[str, float]:
     """Return the unit in which an axis up to ``seconds`` reads well, and its factor."""
     return ("s", 1.0) if seconds >= 2 else ("ms", 1e3) if seconds >= 2e-3 else ("us", 1e6)
 
@@ -248,6 +248,6 @@ def new_figure(path: PathLike, *, height: float) -> Any:
 
 
 def save_figure(figure: Any, path: PathLike) -> None:
-    """Write a figure."""
+    """Write a figure; the kind of file follows from the name."""
     with writing_bytes(path) as file:
         figure.savefig(file, format=Path(path).suffix[1:].lower(), dpi=150)

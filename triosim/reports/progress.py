@@ -38,6 +38,10 @@ class Progress:
         if self._line is not None:
             self._line.update(self._line.task_ids[0], description=self.label + self._text)
 
+    def labelled(self, label: str) -> None:
+        """Say which of several simulations begins."""
+        self.label = f"{label}: "
+
     def __enter__(self) -> Progress:
         if self._shown:
             self._timer.start()

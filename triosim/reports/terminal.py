@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from rich.console import Console, Group, RenderableType
 from rich.panel import Panel
@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from triosim.reports.ranges import format_ranks, format_rate, parse_ranks
-from triosim.result import CollectiveTimes, LayerShare, RankTimes, ResultData
+from triosim.result import CollectiveTimes, LayerShare, LinkLoad, RankTimes, ResultData
 from triosim.units import format_bytes, format_time
 
 #: How many rows of a table a person reads.
@@ -19,6 +19,9 @@ MAX_RANK_ROWS = 12
 MAX_LAYERS = 10
 MAX_TRANSFERS = 8
 MAX_LINKS = 5
+MAX_RECORDED_LINKS = 20
+MAX_EXPOSED = 20
+MAX_AXES = 6
 MAX_NAMES = 3
 
 
@@ -36,13 +39,17 @@ def as_text(data: ResultData, title: str, width: int = 100) -> str:
     return "\n".join(line.rstrip() for line in file.getvalue().splitlines())
 
 
-def render(data: ResultData, title: str) -> RenderableType:
-    """Return a result as something that rich can show."""
+def render(data: ResultData, title: str, *, by_layer: bool = False) -> RenderableType:
+    """Return a result as something that rich can show; ``by_layer`` adds whose communication is exposed."""
     parts: list[RenderableType] = [_summary(data, title), _ranks(data), _layers(data)]
     if data.collectives:
         parts.append(_transfers(data))
     if any(link.bytes for link in data.links):
-        parts.append(_links(data))
+        parts.append(_recorded_links(data) if any(link.peak is not None for link in data.links) else _links(data))
+    if by_layer:
+        parts.append(_exposed(data))
+    if data.what_if:
+        parts.append(_what_if(data))
     if data.notes:
         parts.append(Text())
     parts.extend(Text(f"note: {note}", style="yellow") for note in data.notes)
@@ -104,6 +111,8 @@ def _summary(data: ResultData, title: str) -> RenderableType:
             + (f"   (mean of {many} iterations)" if many > 1 else ""),
         ),
     )
+    for name, value in _compared(data):
+        grid.add_row(name, Text(value))
     grid.add_row("operators", Text(_origin(data)))
     if data.launch_wait_s > 0.0:
         share = percent(data.launch_wait_s, data.step_time_s)
@@ -111,6 +120,44 @@ def _summary(data: ResultData, title: str) -> RenderableType:
     if data.network_figures:
         grid.add_row("network", Text(_counted(data.network_figures)))
     return Panel(grid, title=Text(title), title_align="left", expand=False)
+
+
+def _compared(data: ResultData) -> Iterator[tuple[str, str]]:
+    """Yield the metrics that are known, a line each."""
+    found = data.metrics
+    if found is None:
+        return
+    if found.tokens_per_s is not None and found.tokens_per_s_per_gpu is not None:
+        each = f", {format_rate(found.tokens_per_s_per_gpu)} a GPU" if len(data.ranks) > 1 else ""
+        yield "tokens/s", f"{format_rate(found.tokens_per_s)}{each}"
+    if found.mfu is not None and found.hfu is not None and found.peak_flops is not None:
+        peak = f"{found.peak_flops / len(data.ranks) / 1e12:.4g} TFLOP/s {found.peak_dtype}"
+        hfu = f", HFU {found.hfu:.1%}" if abs(found.hfu - found.mfu) >= 0.0005 else ""
+        yield "MFU", f"{found.mfu:.1%}{hfu} of {peak}"
+    if found.bubble_fraction is not None:
+        yield "bubble", f"{percent(found.bubble_fraction, 1.0)} of the step"
+    if len(data.axes) > 1 and (exposed := _exposed_axes(data)):
+        yield "exposed", f"{exposed} of the step"
+    if found.energy_j is not None:
+        yield "energy", f"{_energy(found.energy_j)} a step at TDP (an estimate)"
+    if found.cost is not None:
+        yield "cost", f"{found.cost:.3g} a step, {_per_million(data, found.cost)}"
+
+
+def _energy(joules: float) -> str:
+    unit, scale = next((one for one in (("MJ", 1e6), ("kJ", 1e3)) if joules >= one[1]), ("J", 1.0))
+    return f"{joules / scale:.3g} {unit}"
+
+
+def _per_million(data: ResultData, cost: float) -> str:
+    tokens = data.metrics.tokens_per_sample if data.metrics else None
+    return f"{1e6 * cost / data.global_batch_size / (tokens or 1):.3g} a million {'tokens' if tokens else 'samples'}"
+
+
+def _exposed_axes(data: ResultData) -> str:
+    """Say how much of the step each axis' communication is exposed."""
+    shown = [row for row in data.axes if row.exposed_s > 0][:MAX_AXES]
+    return ", ".join(f"{shorten(row.axis or 'other', 14)} {percent(row.exposed_s, data.step_time_s)}" for row in shown)
 
 
 def _counted(figures: Mapping[str, float]) -> str:
@@ -222,4 +269,67 @@ def _links(data: ResultData) -> RenderableType:
     made = table(f"Busiest links ({len(busiest)} of {len(data.links)})", "link", "bytes per step", "utilisation")
     for link in busiest:
         made.add_row(Text(shorten(link.name, 40)), format_bytes(link.bytes), percent(link.utilisation, 1.0))
+    return made
+
+
+def _recorded_links(data: ResultData) -> RenderableType:
+    """Show the links with when each was busiest, those that read the same together; what carried nothing is left out."""
+    loaded = sorted((link for link in data.links if link.bytes), key=lambda link: -link.utilisation)
+    alike: dict[tuple[str, ...], list[str]] = {}
+    for link in loaded:
+        alike.setdefault(_load(link, data.step_time_s), []).append(link.name)
+    title = f"Busiest links ({len(loaded)} of {len(data.links)} carried something)"
+    made = table(title, "link", "alike", "bytes", "mean", "peak", "busy", "busiest at")
+    for figures, names in list(alike.items())[:MAX_RECORDED_LINKS]:
+        made.add_row(Text(shorten(names[0], 26)), f"{len(names):,}", *figures)
+    if len(alike) > MAX_RECORDED_LINKS:
+        made.add_row(f"… {sum(map(len, list(alike.values())[MAX_RECORDED_LINKS:])):,} more", style="dim")
+    return made
+
+
+def _load(link: LinkLoad, step: float) -> tuple[str, ...]:
+    when = ""
+    if link.busiest_from_s is not None and link.busiest_to_s is not None:
+        when = f"{format_time(link.busiest_from_s)} - {format_time(link.busiest_to_s)}"
+    return (
+        format_bytes(link.bytes),
+        percent(link.utilisation, 1.0),
+        "" if link.peak is None else percent(link.peak, 1.0),
+        "" if link.busy_s is None else percent(link.busy_s, step),
+        when,
+    )
+
+
+def _exposed(data: ResultData) -> RenderableType:
+    """Show whose communication is exposed."""
+    if not data.exposed_communication:
+        return Text("no communication is exposed")
+    made = table("Exposed communication, mean over the GPUs", "layer", "axis", "exposed", "waiting", "of the step")
+    for row in data.exposed_communication[:MAX_EXPOSED]:
+        made.add_row(
+            Text(shorten(row.layer or "(no layer)", 34)),
+            Text(shorten(row.axis, 14)),
+            format_time(row.exposed_s),
+            format_time(row.waiting_s),
+            percent(row.exposed_s, data.step_time_s),
+        )
+    rest = data.exposed_communication[MAX_EXPOSED:]
+    if rest:
+        others = sum(row.exposed_s for row in rest), sum(row.waiting_s for row in rest)
+        made.add_row(f"… {len(rest)} more", "", *map(format_time, others), percent(others[0], data.step_time_s))
+    return made
+
+
+def _what_if(data: ResultData) -> RenderableType:
+    factor = data.what_if[0].factor
+    times = "twice" if factor == 2 else f"{factor:g} times"
+    made = table(f"What if a part were {times} as fast?", "part", "links", "step", "saved", "speed-up")
+    for row in data.what_if:
+        made.add_row(
+            Text(shorten(row.what, 40)),
+            f"{row.links:,}" if row.links else "",
+            format_time(row.step_time_s),
+            percent(row.saved_s, data.step_time_s),
+            f"{row.speed_up:.3g}x",
+        )
     return made

@@ -22,7 +22,7 @@ from triosim.trace import Operator
 from triosim.units import format_bytes
 
 if TYPE_CHECKING:
-    from triosim.networks.base import Network
+    from triosim.networks.base import LinkRate, Network
     from triosim.networks.topology import Topology
 
 Transfer = Collective | Send | Recv | Batch | Copy
@@ -32,6 +32,9 @@ TRANSFERS = (Collective, Send, Recv, Batch, Copy)
 MAX_FLOWS = 20_000
 MAX_COUNTER_EVENTS = 200_000
 MAX_COUNTER_LINKS = 100
+
+#: How many layers a transfer names.
+MAX_LAYERS = 4
 
 
 def write_timeline(
@@ -97,7 +100,7 @@ class _Timeline:
                 "send",
             )
         self._flows(getattr(network, "flows", None) or ())
-        self._counters(getattr(network, "rates", None) or (), recording.end)
+        self._counters(getattr(network, "rates", None) or ())
         self._names()
         other = json.dumps(
             {"title": self.title, **{f"left out: {what}": count for what, count in self.left_out.items()}}
@@ -167,21 +170,21 @@ class _Timeline:
                 ends.append((process, track))
             self._arrow((*ends[0], start), (*ends[1], max(start, end - 1)), "flow")
 
-    def _counters(self, rates: Iterable[tuple[float, str, float]], end: float) -> None:
+    def _counters(self, rates: Iterable[LinkRate]) -> None:
         """Show the busiest links' utilisation in percent; of changes at one instant the last counts."""
         changes: dict[str, list[tuple[int, float]]] = {}
-        carried: dict[str, float] = {}
+        taken: dict[str, float] = {}
         last: dict[str, tuple[float, float]] = {}
-        for time, name, rate in rates:
+        for time, name, _, share in rates:
             before, level = last.get(name, (time, 0.0))
-            carried[name] = carried.get(name, 0.0) + (time - before) * level
-            last[name] = (time, rate)
+            taken[name] = taken.get(name, 0.0) + (time - before) * level
+            last[name] = (time, share)
             points = changes.setdefault(name, [])
             if points and points[-1][0] == _ns(time):
                 points.pop()
-            points.append((_ns(time), rate))
+            points.append((_ns(time), share))
         order = list(self.topology.links)
-        busiest = sorted(changes, key=lambda name: -carried[name] / self.topology.links[name].bandwidth)
+        busiest = sorted(changes, key=lambda name: -taken[name])
         if len(busiest) > MAX_COUNTER_LINKS:
             self.left_out["links"] = len(busiest) - MAX_COUNTER_LINKS
         room = MAX_COUNTER_EVENTS
@@ -191,10 +194,9 @@ class _Timeline:
                 self.left_out["changes of a link's rate"] = (
                     self.left_out.get("changes of a link's rate", 0) + len(points) - room
                 )
-            bandwidth = self.topology.links[name].bandwidth
             label = json.dumps(f"{name} utilisation")
-            for time, rate in points[:room]:
-                value = json.dumps(round(100 * rate / bandwidth, 4))
+            for time, share in points[:room]:
+                value = json.dumps(round(100 * share, 4))
                 self._event(
                     f'"ph":"C","name":{label},"pid":{self.link_process},"ts":{_us(time)},"args":{{"%":{value}}}'
                 )
@@ -263,6 +265,9 @@ def _transfer(task: Transfer, waiting: int) -> str:
     else:
         args |= {"bytes": task.nbytes, "from": task.source, "to": task.destination}
         name, size = f"copy from {task.source}", task.nbytes
+    if task.layers is not None:
+        names = list(task.layers.nbytes)
+        args["layers"] = ", ".join(names[:MAX_LAYERS]) + (", …" if len(names) > MAX_LAYERS else "")
     if task.label:
         args["label"] = task.label
     text = f"{name}  {format_bytes(size)}" if size else name

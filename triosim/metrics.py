@@ -1,0 +1,63 @@
+"""The figures by which people compare training runs: tokens per second, MFU, HFU, the bubble, energy, cost, traffic by axis.
+
+The FLOPs are those of matrix products, convolutions and attention, a multiply-add being two, as in Chowdhery et al.,
+"PaLM: Scaling Language Modeling with Pathways" (2022, appendix B) and Korthikanti et al., "Reducing Activation Recomputation
+in Large Transformer Models" (2022, section 6): the *model's* FLOPs are those that a step needs, the *hardware's* those that
+it executes. How they are worked out is in :mod:`triosim.reports.metrics`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Metrics:
+    """Figures of one step on all GPUs together; what is not known is None.
+
+    ``mfu`` is ``model_flops`` over what the GPUs could compute in the step's time at the peak of ``peak_dtype``, the dtype of
+    most of these FLOPs; ``peak_flops`` is that of all GPUs together, in FLOP/s. ``hfu`` is the same of ``hardware_flops``.
+    ``bubble_fraction`` is the part of the step in which a GPU of a pipeline neither computes nor moves data: it is idle,
+    or does nothing but wait for another stage; the mean over the GPUs. ``energy_j`` is an estimate: every GPU draws its TDP all
+    the time. ``price_per_gpu_hour`` and ``cost`` are in whatever currency the price is.
+    """
+
+    samples_per_s_per_gpu: float
+    tokens_per_sample: float | None = None
+    tokens_per_s: float | None = None
+    tokens_per_s_per_gpu: float | None = None
+    model_flops: float | None = None
+    hardware_flops: float | None = None
+    peak_dtype: str | None = None
+    peak_flops: float | None = None
+    mfu: float | None = None
+    hfu: float | None = None
+    bubble_fraction: float | None = None
+    energy_j: float | None = None
+    price_per_gpu_hour: float | None = None
+    cost: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AxisTraffic:
+    """What a step communicates along one axis ("dp", "tp", "pp").
+
+    ``bytes`` are the sizes of its transfers on all ranks together, as ``CollectiveTimes`` counts them, ``transfers`` how many
+    there are. ``exposed_s`` is the mean over all ranks, ``waiting_s`` of it moves no bytes.
+    """
+
+    axis: str
+    bytes: float
+    transfers: float
+    exposed_s: float
+    waiting_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class MetricOptions:
+    """What the metrics need beside the run: what the user said, and which ranks have another GPU than the trace's."""
+
+    tokens_per_sample: float | None = None
+    price_per_gpu_hour: float | None = None
+    kinds: Mapping[int, str] = field(default_factory=dict)
