@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cached_property
 from math import prod
-from typing import Any, SupportsIndex
+from typing import SupportsIndex
 
 from triosim.errors import TopologyError, nearest
 from triosim.networks.shapes import MOST_GPUS, MOST_LINKS, Draft, Wire
 from triosim.networks.topology import Block, Dimension, Topology
+from triosim.networks.unbuilt import UnbuiltTopology
 
 GIB = 2.0**30  # what ASTRA-sim calls a GB
 NS = 1e9  # in a second
@@ -32,40 +32,20 @@ _PART = re.compile(r"\s*([A-Za-z_]+?)\s*\(([^()]*)\)\s*")
 _NOTATION = re.compile(r"[A-Za-z]+\s*\([^()]*\)(\s*_\s*[A-Za-z]+\s*\([^()]*\))*")
 
 
-class DimensionalTopology(Topology):
-    """A topology of dimensions; nodes, links and routes come into being when they are looked at."""
+class DimensionalTopology(UnbuiltTopology):
+    """A topology of dimensions; ``change`` makes some of its links others, and is tried at once."""
 
     by_dimension = True
 
     def __init__(
         self, name: str, dimensions: Sequence[Dimension], change: Callable[[Draft], None] | None = None
     ) -> None:
-        self.name = name
-        self.dimensions = tuple(dimensions)
-        self.uniform = change is None
-        self.coordinates = {}
-        self._blocks = {}
-        self.reducing = frozenset()
-        self._change = change
-        self._gpus = prod(dimension.size for dimension in dimensions)
         _check_size(name, dimensions)
+        self._change = change
+        super().__init__(name, prod(dimension.size for dimension in dimensions), dimensions, self._drafted)
+        self.uniform = change is None
         if change is not None:
-            self._build()  # so that what is wrong with it is said at once
-
-    def __getattr__(self, name: str) -> Any:
-        """Build the graph when something of it is asked for that is not there."""
-        if name.startswith("__") or "nodes" in self.__dict__ or "_gpus" not in self.__dict__:
-            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
-        self._build()
-        return getattr(self, name)
-
-    def __repr__(self) -> str:
-        return f"<Topology {self.name}: {self._gpus} GPUs, {len(self.dimensions)} dimensions>"
-
-    @cached_property
-    def gpus(self) -> tuple[str, ...]:  # type: ignore[override]
-        """The names of the GPUs."""
-        return tuple([f"gpu{rank}" for rank in range(self._gpus)])
+            self._build()
 
     def way(self, source: SupportsIndex | str, destination: SupportsIndex | str) -> tuple[float, float]:
         """Return latency and least bandwidth of a route, dimension by dimension where no link differs."""
@@ -82,18 +62,12 @@ class DimensionalTopology(Topology):
                 bandwidth = min(bandwidth, link_bandwidth(dimension))
         return latency, bandwidth
 
-    def _build(self) -> None:
+    def _drafted(self) -> Topology:
         draft = drafted(self.name, self.dimensions)
+        draft.dimensions.extend(self.dimensions)
         if self._change is not None:
             self._change(draft)
-        self.__dict__.pop("gpus", None)
-        super().__init__(
-            self.name,
-            draft.nodes.values(),
-            draft.links.values(),
-            dimensions=self.dimensions,
-            uniform=self.uniform,
-        )
+        return draft.topology()
 
 
 def link_bandwidth(dimension: Dimension) -> float:

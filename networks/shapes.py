@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 from triosim.errors import TopologyError
 from triosim.networks.topology import Block, Dimension, Link, Node, NodeKind, Routing, Topology
+from triosim.networks.unbuilt import UnbuiltTopology
 
 MOST_GPUS = 1_000_000
 MOST_LINKS = 4_000_000  # about 1 GB of memory
@@ -115,37 +116,79 @@ class Draft:
         )
 
 
-def draft(spec: Spec, asked: int | None = None) -> Draft:
-    """Return the nodes and links of a spec, for at least ``asked`` GPUs where the spec does not say how many."""
-    spec, nodes = _sized(spec, asked)
-    assert spec.gpus is not None
-    _check_size(spec, nodes)
-    name = spec.name or (f"{spec.topology} {'x'.join(map(str, spec.shape or (spec.gpus,)))}")
-    result = Draft(
-        name if nodes == 1 else f"{name} x {nodes}",
-        spec.routing or ("ecmp" if spec.topology == "fat_tree" else "shortest"),
-    )
-    gpus = [result.node(f"gpu{rank}", "gpu") for rank in range(nodes * spec.gpus)]
-    of_node = [gpus[first : first + spec.gpus] for first in range(0, len(gpus), spec.gpus)]
-    for index, group in enumerate(of_node):
-        SHAPES[spec.topology](result, spec, group, "" if nodes == 1 else f"node{index}.")
-    result.dimensions.extend(_dimensions(spec))
-    result.uniform = spec.topology in (*_BLOCKS, "fully_connected") and spec.reverse_bandwidth is None
-    if spec.in_switch_reduction:
-        result.reducing.extend(name for name, node in result.nodes.items() if node.kind == "switch")
-    if nodes > 1:
-        result.coordinates.clear()  # they are of one node
-        assert spec.inter_node is not None
-        _join(result, spec.inter_node, gpus)
-        wire = spec.inter_node
-        result.uniform = result.uniform and wire.gpus_per_nic == 1
-        result.dimensions.append(Dimension("switch", nodes, wire.bandwidth / wire.gpus_per_nic, wire.latency))
-    if spec.host is not None:
+@dataclass(frozen=True, slots=True)
+class Outline:
+    """What a spec comes to before anything is made of it: the ``spec`` of one node, and how many ``nodes`` there are."""
+
+    spec: Spec
+    nodes: int
+
+    @property
+    def name(self) -> str:
+        """What tables and pictures call it."""
+        spec = self.spec
+        name = spec.name or (f"{spec.topology} {'x'.join(map(str, spec.shape or (spec.gpus,)))}")
+        return name if self.nodes == 1 else f"{name} x {self.nodes}"
+
+    @property
+    def gpus(self) -> int:
+        """How many GPUs all nodes have together."""
+        return self.nodes * (self.spec.gpus or 0)
+
+    @property
+    def dimensions(self) -> list[Dimension]:
+        """Those of one node, and the fabric between nodes."""
+        wire = self.spec.inter_node
+        if self.nodes == 1 or wire is None:
+            return _dimensions(self.spec)
+        between = Dimension("switch", self.nodes, wire.bandwidth / wire.gpus_per_nic, wire.latency)
+        return [*_dimensions(self.spec), between]
+
+    @property
+    def uniform(self) -> bool:
+        """Whether no link differs from what the dimensions say."""
+        spec = self.spec
+        if self.nodes > 1 and spec.inter_node is not None and spec.inter_node.gpus_per_nic > 1:
+            return False
+        return spec.topology in (*_BLOCKS, "fully_connected") and spec.reverse_bandwidth is None
+
+    def draft(self) -> Draft:
+        """Return the nodes and links."""
+        spec = self.spec
+        result = Draft(self.name, spec.routing or ("ecmp" if spec.topology == "fat_tree" else "shortest"))
+        gpus = [result.node(f"gpu{rank}", "gpu") for rank in range(self.gpus)]
+        of_node = [
+            gpus[first : first + len(gpus) // self.nodes] for first in range(0, len(gpus), len(gpus) // self.nodes)
+        ]
         for index, group in enumerate(of_node):
-            host = result.node(f"host{index}", "memory")
-            for gpu in group:
-                result.wire(gpu, host, spec.host)
-    return result
+            SHAPES[spec.topology](result, spec, group, "" if self.nodes == 1 else f"node{index}.")
+        result.dimensions.extend(self.dimensions)
+        result.uniform = self.uniform
+        if spec.in_switch_reduction:
+            result.reducing.extend(name for name, node in result.nodes.items() if node.kind == "switch")
+        if self.nodes > 1:
+            result.coordinates.clear()  # they are of one node
+            assert spec.inter_node is not None
+            _join(result, spec.inter_node, gpus)
+        if spec.host is not None:
+            for index, group in enumerate(of_node):
+                host = result.node(f"host{index}", "memory")
+                for gpu in group:
+                    result.wire(gpu, host, spec.host)
+        return result
+
+    def topology(self) -> Topology:
+        """Return the topology; its nodes and links are made when somebody looks, where its dimensions say all of it."""
+        if not self.uniform:
+            return self.draft().topology()
+        return UnbuiltTopology(self.name, self.gpus, self.dimensions, lambda: self.draft().topology())
+
+
+def outline(spec: Spec, asked: int | None = None) -> Outline:
+    """Return what a spec comes to, for at least ``asked`` GPUs where the spec does not say how many."""
+    one, nodes = _sized(spec, asked)
+    _check_size(one, nodes)
+    return Outline(one, nodes)
 
 
 _BLOCKS: dict[str, Block] = {"ring": "ring", "torus": "ring", "mesh": "line", "switch": "switch"}

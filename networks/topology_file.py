@@ -16,7 +16,7 @@ from triosim.errors import TopologyError, nearest
 from triosim.networks import dimensional, system_keys, yaml_lines
 from triosim.networks.calibration.attached import attach_shipped
 from triosim.networks.presets import PRESETS
-from triosim.networks.shapes import SHAPES, Draft, Spec, draft
+from triosim.networks.shapes import SHAPES, Draft, Spec, outline
 from triosim.networks.topology import Dimension, NodeKind, Topology, path, suggested
 from triosim.networks.yaml_lines import Path
 
@@ -319,8 +319,12 @@ def _from_spec(spec: Spec, said: ShapeModel | None, place: Place, asked: int | N
         (key for key in ("gpus", "shape", "nodes", "k", "levels") if said and key in said.model_fields_set), None
     )
     with place.at(*([guilty] if guilty else [])):
-        result = draft(spec, asked)
-    _override(result, said.overrides if said else [], place)
+        found = outline(spec, asked)
+    if not (said and said.overrides):
+        with place.at():
+            return found.topology()
+    result = found.draft()
+    _override(result, said.overrides, place)
     with place.at():
         return result.topology()
 

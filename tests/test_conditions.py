@@ -439,6 +439,7 @@ def test_factors_from_measurements(tmp_path: Path) -> None:
         ("kind,alone,beside\nall_reduce,1\n", "measured.csv:2: beside: '' is no time"),
         ("kind,alone,beside\nallreduce,1,2\n", "measured.csv:2: there is no kind 'allreduce'"),
         ("kind,alone,beside\nall_reduce,nan,2\n", "alone: 'nan' is no time"),
+        ("gpu,kind,alone,beside\nA100,all_reduce,1,2\nH100,all_reduce,1,2\n", "has rows of A100 and H100"),
     ],
 )
 def test_a_table_that_is_wrong(text: str, message: str, tmp_path: Path) -> None:
@@ -460,12 +461,13 @@ def test_a_table_that_is_wrong(text: str, message: str, tmp_path: Path) -> None:
         ({"slow_gpus": "2"}, "write for example '4-7=1.5'"),
         ({"slow_gpus": {"2-1": 2}}, "'2-1' names no ranks"),
         ({"slow_gpus": {1: math.inf}}, "--slow-gpus: 'inf' is not a factor"),
-        ({"gpu_kinds": {1: "H1000"}}, "there is no GPU 'H1000' in the catalogue"),
+        ({"gpu_kinds": {1: "H1000"}}, "switch 4: gpu_kinds: 1: there is no GPU 'H1000' in the catalogue"),
         ({"gpu_kinds": {1: 3}}, "3 is no GPU"),
         ({"stragglers": "normal"}, "'normal' is no distribution"),
         ({"stragglers": "uniform,spread=-1"}, "'-1' is not a spread"),
         ({"stragglers": "uniform,sped=1"}, "unknown key 'sped'; did you mean 'spread'?"),
         ({"stragglers": "uniform,seed=x"}, "'x' is no seed"),
+        ({"slow_links": "uniform,every=iteration"}, "unknown key 'every'; known: distribution, seed, spread"),
         ({"events": "gpu=1,slowdown=2"}, "is no event"),
         ({"events": 5}, "5 is no list of events"),
         ({"events": [{"at": -1, "gpu": 1, "slowdown": 2}]}, "-1 is no time"),
@@ -481,6 +483,24 @@ def test_what_is_said_wrong(said: dict[str, Any], message: str) -> None:
     with pytest.raises(TriosimError) as error:
         triosim.simulate(two_layers(), "ddp=4", topology=SWITCH, conditions=said)
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("said", "network", "note"),
+    [
+        ({"slow_gpus": {3: 2}}, "packet", "slow_gpus: GPU 3 takes no part in a run of 2 GPUs"),
+        ({"events": "at=9999,gpu=0,slowdown=2"}, "packet", "the event at 9999 s comes after the end of the run"),
+        ({"compute_slowdown": "send=1.2"}, "packet", "compute_slowdown: there was no send, but all_reduce"),
+        ({"slow_links": "uniform,spread=9"}, "photonic", "slow_links: circuits are not slowed"),
+    ],
+)
+def test_what_made_no_difference_is_said(said: dict[str, Any], network: str, note: str) -> None:
+    options = {"topology": SWITCH, "network": network}
+    plain = triosim.simulate(two_layers(), "ddp=2", **options)
+    found = triosim.simulate(two_layers(), "ddp=2", conditions=said, **options)
+    assert found.step_time_s == pytest.approx(plain.step_time_s, rel=1e-12)
+    assert [one for one in found.notes if one.startswith(note)]
+    assert not [one for one in found.notes if "longer in all" in one]
 
 
 def test_a_file_that_says_it_wrong_is_named_with_its_line(tmp_path: Path) -> None:

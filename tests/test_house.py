@@ -38,7 +38,12 @@ FLOORS = (
         *("triosim.trace", "triosim.trace_formats", "triosim.trace_summary", "triosim.tracer"),
         "triosim.task_streams",
         *(f"triosim.networks.{name}" for name in ("topology", "topology_file", "topology_model", "yaml_lines")),
-        *("triosim.networks.dimensional", "triosim.networks.optics", "triosim.networks.system_keys"),
+        *(
+            "triosim.networks.dimensional",
+            "triosim.networks.unbuilt",
+            "triosim.networks.optics",
+            "triosim.networks.system_keys",
+        ),
         "triosim.networks.calibration",
         *(f"triosim.networks.{name}" for name in ("routing", "shapes", "presets", "summary", "ring_order", "picture")),
     ),

@@ -97,6 +97,8 @@ def test_an_entry_point_of_another_package_is_found(tmp_path: Path, monkeypatch:
         ("def broken(:", "cannot be imported: .*line 1"),
         ("import sys; sys.exit(4)", "cannot be imported: SystemExit: 4"),
         ("x = 1", "has no 'Mine'"),
+        ("from typing import Any\nclass Mined: pass", "has no 'Mine'; did you mean 'Mined'"),
+        ("from typing import Any\nclass Other: pass", "has no 'Mine'; known: Other$"),
         ("class Mine: pass", "has no method 'transfer'"),
         ("from triosim.networks import Network\nclass Mine(Network): pass", "does not define transfer"),
     ],

@@ -9,74 +9,58 @@ import typer
 
 CONDITIONS = "Conditions"
 
+
+def _option(name: str, metavar: str, help: str) -> Any:
+    """Return what typer is to know of an option."""
+    return typer.Option(name, metavar=metavar, rich_help_panel=CONDITIONS, show_default=False, help=help)
+
+
 ComputeSlowdown = Annotated[
     str | None,
-    typer.Option(
+    _option(
         "--compute-slowdown",
-        metavar="FACTOR",
-        rich_help_panel=CONDITIONS,
-        show_default=False,
-        help="Computation is so much slower beside a collective: 1.2, or all_reduce=1.2,send=1.1, or a CSV table.",
+        "FACTOR",
+        "Computation is so much slower beside a collective: 1.2, or all_reduce=1.2,send=1.1, or a CSV table.",
     ),
 ]
 CollectiveSlowdown = Annotated[
     str | None,
-    typer.Option(
+    _option(
         "--collective-slowdown",
-        metavar="FACTOR",
-        rich_help_panel=CONDITIONS,
-        show_default=False,
-        help="A collective is so much slower while a member computes: 1.1, or all_reduce=1.1, or a CSV table.",
+        "FACTOR",
+        "A collective is so much slower while a member computes: 1.1, or all_reduce=1.1, or a CSV table.",
     ),
 ]
 SlowGpus = Annotated[
     list[str] | None,
-    typer.Option(
-        "--slow-gpus",
-        metavar="RANKS=FACTOR",
-        rich_help_panel=CONDITIONS,
-        show_default=False,
-        help="GPUs that take so many times longer: 3=1.5, or 4-7,12=2. Repeatable.",
-    ),
+    _option("--slow-gpus", "RANKS=FACTOR", "GPUs that take so many times longer: 3=1.5, or 4-7,12=2. Repeatable."),
 ]
 GpuKinds = Annotated[
     list[str] | None,
-    typer.Option(
-        "--gpu-kinds",
-        metavar="RANKS=GPU",
-        rich_help_panel=CONDITIONS,
-        show_default=False,
-        help="GPUs of another kind than the others: 4-7=V100-SXM2-32GB. Repeatable.",
-    ),
+    _option("--gpu-kinds", "RANKS=GPU", "GPUs of another kind than the others: 4-7=V100-SXM2-32GB. Repeatable."),
 ]
 Stragglers = Annotated[
     str | None,
-    typer.Option(
+    _option(
         "--stragglers",
-        metavar="DISTRIBUTION",
-        rich_help_panel=CONDITIONS,
-        show_default=False,
-        help="GPUs are slower by chance: uniform, exponential or lognormal,spread=0.1,seed=1,every=iteration.",
+        "DISTRIBUTION",
+        "GPUs are slower by chance: uniform, exponential or lognormal,spread=0.1,seed=1,every=iteration.",
     ),
 ]
 SlowLinks = Annotated[
     str | None,
-    typer.Option(
+    _option(
         "--slow-links",
-        metavar="DISTRIBUTION",
-        rich_help_panel=CONDITIONS,
-        show_default=False,
-        help="Links are slower by chance: uniform, exponential or lognormal,spread=9,seed=1.",
+        "DISTRIBUTION",
+        "Links are slower by chance: uniform, exponential or lognormal,spread=9,seed=1.",
     ),
 ]
 Events = Annotated[
     list[str] | None,
-    typer.Option(
+    _option(
         "--event",
-        metavar="EVENT",
-        rich_help_panel=CONDITIONS,
-        show_default=False,
-        help="What happens at a time: at=0.5s,gpu=3,slowdown=2 or at=1s,from=gpu0,to=gpu1,bandwidth=1GB/s. Repeatable.",
+        "EVENT",
+        "What happens at a time: at=0.5s,gpu=3,slowdown=2 or at=1s,from=gpu0,to=gpu1,bandwidth=1GB/s. Repeatable.",
     ),
 ]
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 HostOverhead = float | Literal["trace"] | None
 
 _SLACK = 1e-12  # shares that sum to 1 but for rounding fill the GPU
+_ROUNDING = 1e-9  # of a time; what is less comes from adding up differently
 
 
 @dataclass(slots=True)
@@ -248,7 +249,8 @@ class ComputeUnits:
         took = math.fsum(end - start for start, end in spans)
         asked = math.fsum(operator.seconds for operator in turn.task.operators[turn.done : turn.last + 1])
         record.compute_seconds += took
-        record.slowed_seconds += max(took - asked, 0.0)
+        if took - asked > _ROUNDING * asked:
+            record.slowed_seconds += took - asked
         if turn.through:
             turn.handle.operator_starts, turn.handle.operator_ends = tuple(turn.starts), tuple(turn.ends)
             self._count(turn.rank, turn.task)

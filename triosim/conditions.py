@@ -191,9 +191,10 @@ def _stragglers(key: str, known: Conditions, value: Any) -> Conditions:
         raise TriosimError(
             f"{value!r:.60} is no mapping", fix="write '{distribution: lognormal, spread: 0.1, seed: 1}'"
         )
+    allowed = [name for name in Stragglers.__dataclass_fields__ if name != "every" or key == "stragglers"]
     made = Stragglers()
     for word, one in value.items():
-        if word == "distribution" or (word == "every" and key == "stragglers"):
+        if word in ("distribution", "every") and word in allowed:
             words = get_args(Distribution if word == "distribution" else Often)
             if one not in words:
                 raise TriosimError(f"'{one}' is no {word}", fix=nearest(str(one), words))
@@ -203,7 +204,7 @@ def _stragglers(key: str, known: Conditions, value: Any) -> Conditions:
         elif word == "spread":
             made = replace(made, spread=_number(one, "a spread", 0.0))
         else:
-            raise TriosimError(f"unknown key '{word}'", fix=nearest(str(word), Stragglers.__dataclass_fields__))
+            raise TriosimError(f"unknown key '{word}'", fix=nearest(str(word), allowed))
     return replace(known, stragglers=made) if key == "stragglers" else replace(known, slow_links=made)
 
 

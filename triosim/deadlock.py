@@ -29,14 +29,15 @@ def report_deadlock(
     for rank in stuck:
         reasons.setdefault(_reason(rank, gathering, posted), []).append(rank.index)
     said = [f"{_ranks(ranks)} in {reason}" for reason, ranks in reasons.items()]
+    those = "1 rank" if len(stuck) == 1 else f"{len(stuck)} ranks"
     more = f" and {len(said) - _SHOWN} more" if len(said) > _SHOWN else ""
     if failures:
         return DeadlockError(
-            f"{', '.join(failures)}: {len(stuck)} ranks can never go on: {'; '.join(said[:_SHOWN])}{more}",
+            f"{', '.join(failures)}: {those} can never go on: {'; '.join(said[:_SHOWN])}{more}",
             fix="let it come back at a later time, or be slow instead",
         )
     return DeadlockError(
-        f"deadlock: {len(stuck)} ranks can never go on: {'; '.join(said[:_SHOWN])}{more}",
+        f"deadlock: {those} can never go on: {'; '.join(said[:_SHOWN])}{more}",
         fix="look at the order in which these ranks issue their tasks",
     )
 

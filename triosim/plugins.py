@@ -239,7 +239,8 @@ def _attribute(module: ModuleType, attribute: str, where: str) -> Any:
     try:
         return getattr(module, attribute)
     except AttributeError:
-        public = [name for name in vars(module) if not name.startswith("_")]
+        own = {name: one for name, one in vars(module).items() if getattr(one, "__module__", None) == module.__name__}
+        public = [name for name in own or vars(module) if not name.startswith("_")]
         raise PluginError(f"has no '{attribute}'", where=where, fix=nearest(attribute, public)) from None
 
 

@@ -30,7 +30,7 @@ from triosim.networks.topology import Topology
 from triosim.task_streams import TaskStreams
 from triosim.trace import Trace
 from triosim.trace_formats import read
-from triosim.unequal import Unequal, with_slow_links
+from triosim.unequal import Unequal, with_slow_links, without_effect
 from triosim.unequal import check as check_conditions
 from triosim.unequal import notes as unequal_notes
 from triosim.units import Quantity, parse_bytes, parse_time
@@ -251,6 +251,7 @@ def simulate(
             streams = {rank: unequal.stream(rank, stream) for rank, stream in streams.items()}
         notes.extend(unequal_notes(circumstances, the_plan.world))
         recording = engine.run(streams)
+    notes.extend(without_effect(circumstances, the_network, recording))
 
     from triosim.result import Result
 

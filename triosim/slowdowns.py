@@ -1,7 +1,8 @@
 """How much slower computation and communication are beside each other, from measured pairs: alone, and beside the other.
 
 A table is a CSV file with a row for each measurement and the columns ``kind`` (``all_reduce``), ``alone`` and ``beside``, two
-times in the same unit. The factor of a kind is the geometric mean of beside / alone; one below 1 counts as 1.
+times in the same unit. The factor of a kind is the geometric mean of beside / alone; one below 1 counts as 1. Other columns
+are for people, but all rows must be of one ``gpu``.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from pathlib import Path
 from triosim.errors import TriosimError, nearest
 
 COLUMNS = ("kind", "alone", "beside")
+GPU = "gpu"  # a column that may stand beside them
 LARGEST_FILE = 100_000_000  # bytes
 
 
@@ -41,9 +43,18 @@ def _rows(path: str) -> list[tuple[int, dict[str, str]]]:
             if missing:
                 fix = f"begin with the line '{','.join(COLUMNS)}'"
                 raise TriosimError(f"has no column '{missing[0]}'", where=path, fix=fix)
-            return [(reader.line_num, row) for row in reader]
+            rows = [(reader.line_num, row) for row in reader]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise TriosimError(f"cannot be read ({getattr(error, 'strerror', None) or error})", where=path) from None
+    _check_one_gpu(rows, path)
+    return rows
+
+
+def _check_one_gpu(rows: list[tuple[int, dict[str, str]]], path: str) -> None:
+    """Raise ``TriosimError`` for measurements on several GPUs: their mean would be of none of them."""
+    gpus = sorted({row[GPU] or "" for _, row in rows if GPU in row})
+    if len(gpus) > 1:
+        raise TriosimError(f"has rows of {' and '.join(gpus)}", where=path, fix="keep those of one GPU")
 
 
 def _seconds(value: str | None, where: str) -> float:

@@ -17,11 +17,14 @@ from triosim import gpus
 from triosim.compute.base import ComputeModel
 from triosim.compute.pricing import on_gpu
 from triosim.conditions import Conditions, Stragglers
-from triosim.errors import OptionError
+from triosim.errors import OptionError, TriosimError
 from triosim.networks.base import Network
+from triosim.networks.photonic import CircuitTopology
 from triosim.networks.topology import Link, Topology
+from triosim.recording import Recording
 from triosim.tasks import Compute, Iteration, TaskStream
 from triosim.trace import Operator, Trace
+from triosim.units import format_time
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,8 +145,14 @@ def check(conditions: Conditions, network: Network) -> None:
             if rank >= count:
                 where = f"{network.topology.name}: {key}"
                 raise OptionError(f"there is no GPU {rank}", where=where, fix=f"name one from 0 to {count - 1}")
-    for name in conditions.kinds.values():
-        gpus.find(name)
+    for rank, name in conditions.kinds.items():
+        try:
+            gpus.find(name)
+        except TriosimError as error:
+            where = f"{network.topology.name}: gpu_kinds: {rank}"
+            raise OptionError(
+                error.what, where=f"{where}: {error.where}" if error.where else where, fix=error.fix
+            ) from None
     if conditions.link_events and type(network).set_bandwidth is Network.set_bandwidth:
         what = f"{type(network).__name__} cannot change links while it runs"
         raise OptionError(what, where="events", fix="take the network 'packet'")
@@ -166,6 +175,29 @@ def notes(conditions: Conditions, world: int) -> Iterable[str]:
         drawn = conditions.stragglers
         often = "each iteration" if drawn.every == "iteration" else "the whole run"
         yield f"GPUs are slower by chance: {drawn.distribution}, spread {drawn.spread:g}, seed {drawn.seed}, for {often}"
+
+
+def without_effect(conditions: Conditions, network: Network, recording: Recording) -> Iterable[str]:
+    """Yield a note for each condition that was given and made no difference, once the run is over."""
+    world = len(recording.ranks)
+    for option, named in (("slow_gpus", conditions.slow), ("gpu_kinds", conditions.kinds)):
+        idle = sorted(rank for rank in named if rank >= world)
+        if idle:
+            yield f"{option}: GPU {idle[0]} takes no part in a run of {world} GPUs"
+    times = [event.at for event in conditions.gpu_events] + [event.at for event in conditions.link_events]
+    late = min((at for at in times if at >= recording.end), default=None)
+    if late is not None:
+        yield f"the event at {format_time(late)} comes after the end of the run, at {format_time(recording.end)}"
+    ran = {kind for kind, *_ in recording.transfers}
+    sides = {
+        "compute_slowdown": conditions.interference.computation,
+        "collective_slowdown": conditions.interference.communication,
+    }
+    for option, factors in sides.items():
+        if ran and factors and ran.isdisjoint(factors):
+            yield f"{option}: there was no {' or '.join(factors)}, but {' and '.join(sorted(ran))}"
+    if conditions.slow_links and isinstance(network.topology, CircuitTopology):
+        yield "slow_links: circuits are not slowed"
 
 
 def _kind(trace: Trace, name: str, model: ComputeModel) -> Kind:

@@ -9,9 +9,13 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
+
+import numpy as np
 
 from triosim import output
 from triosim.networks.calibration import fitting, judging, measured, stored
@@ -64,6 +68,66 @@ def other_groups(gpu: str, fitted: Sequence[int] = (2, 4, 8)) -> Groups:
     return Groups(gpu, found, counts)
 
 
+Curve = Callable[[float], float]
+
+
+def straight(sizes: Sequence[float], seconds: Sequence[float]) -> Curve:
+    """Straight lines from size to size."""
+    return lambda nbytes: float(np.interp(nbytes, sizes, seconds))
+
+
+def straight_in_logs(sizes: Sequence[float], seconds: Sequence[float]) -> Curve:
+    """Straight lines of the logarithms."""
+    return lambda nbytes: math.exp(np.interp(math.log(nbytes), np.log(sizes), np.log(seconds)))
+
+
+def monotone(sizes: Sequence[float], seconds: Sequence[float]) -> Curve:
+    """The monotone cubic of the logarithms (Fritsch and Carlson 1980)."""
+    from scipy.interpolate import PchipInterpolator
+
+    found = PchipInterpolator(np.log(sizes), np.log(seconds))
+    return lambda nbytes: math.exp(found(math.log(nbytes)))
+
+
+#: What draws a line through the rows of one collective and group size, without a model of it.
+INTERPOLATIONS = (straight, straight_in_logs, monotone)
+
+
+@dataclass(frozen=True, slots=True)
+class Other:
+    """Another way than the fit, in percent: its error on sizes held out, and how far it is from the fit between sizes.
+
+    That is with nothing held out, at the sizes halfway between neighbours, a factor of two from both. Each is the mean of
+    sizes from 1 MiB, and of those below.
+    """
+
+    off: tuple[float, float]
+    apart: tuple[float, float]
+
+
+def other(gpu: str, way: Callable[[Sequence[float], Sequence[float]], Curve]) -> Other:
+    """Judge another way on one machine."""
+    off: tuple[list[float], list[float]] = [], []
+    apart: tuple[list[float], list[float]] = [], []
+    measured_rows = switched(gpu)
+    for kind in sorted({row.kind for row in measured_rows}):
+        mine = [row for row in measured_rows if row.kind == kind]
+        fit = fitting.fit_kind(kind, mine)
+        for gpus in sorted({row.gpus for row in mine}):
+            times = {row.nbytes: row.seconds for row in sorted(mine, key=lambda row: row.nbytes) if row.gpus == gpus}
+            for nbytes in list(times)[1:-1]:
+                left = {size: seconds for size, seconds in times.items() if size != nbytes}
+                said = way(list(left), list(left.values()))(nbytes)
+                off[nbytes < judging.LARGE].append(abs(said / times[nbytes] - 1))
+            whole = way(list(times), list(times.values()))
+            halfway = [math.sqrt(low * high) for low, high in pairwise(times) if high == 4 * low]
+            for nbytes in halfway:
+                difference = abs(whole(nbytes) / fit.parts(gpus, nbytes).total - 1)
+                apart[nbytes < judging.LARGE].append(difference)
+    means = [(100 * float(np.mean(large)), 100 * float(np.mean(small))) for large, small in (off, apart)]
+    return Other(*means)
+
+
 def rows() -> list[Row]:
     found = []
     for gpu in SHIPPED.values():
@@ -108,6 +172,13 @@ def main() -> None:
         print(f"{row.what:60} {row.cases:4} {100 * row.error:6.2f} % {'' if row.holds else 'misses'}")
     for gpu in ("a100", "v100"):
         print(gpu, {gpus: round(percent, 2) for gpus, percent in other_groups(gpu).percent.items()})
+    for gpu in SHIPPED.values():
+        for way in INTERPOLATIONS:
+            found = other(gpu, way)
+            print(
+                f"{gpu} {way.__name__:17} off sizes held out by {found.off[0]:5.2f} % from 1 MiB, {found.off[1]:5.2f} % below; "
+                f"between sizes apart from the fit by {found.apart[0]:5.2f} %, {found.apart[1]:5.2f} %"
+            )
 
 
 if __name__ == "__main__":

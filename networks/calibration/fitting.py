@@ -52,6 +52,7 @@ class Smoothing:
 
 ROBUST = 0.1  # residuals of ln t beyond this count linearly
 RIDGE = 1.0  # rows' worth of belief that there is no linear correction
+REPEATS = 4  # rows of one size that say how much slower the slowest ranks are
 
 
 def fit(rows: Sequence[Row], gpus_per_node: int, note: str = "", known: Calibration | None = None) -> Calibration:
@@ -75,9 +76,6 @@ def fit(rows: Sequence[Row], gpus_per_node: int, note: str = "", known: Calibrat
         if outside:
             between[kind] = fit_between(kind, outside, kinds.get(kind))
     return Calibration(gpus_per_node, kinds, between, stragglers, note)
-
-
-REPEATS = 4
 
 
 def _stragglers(rows: Sequence[Row]) -> tuple[list[Row], Straggler | None]:

@@ -76,6 +76,9 @@ def _text(place: str) -> str:
 def _from_nccl_tests(text: str, place: str, wanted: str | None) -> list[Row]:
     rows: list[Row] = []
     for run in nccl_tests.parse(text):
+        if run.cut:
+            fix = "give the whole output, or take that line out"
+            raise TriosimError("is a row without times", where=f"{place}:{run.cut[0]}", fix=fix)
         first = f"{place}:{run.lines[0].number}"
         kind = run.collective() or wanted or _named(place)
         if kind is None:

@@ -49,6 +49,7 @@ class Run:
     processes_gpus: int = 0  # what the first line says; of one process
     devices: dict[int, tuple[str, str]] = field(default_factory=dict)  # host and GPU by rank
     lines: list[Line] = field(default_factory=list)
+    cut: list[int] = field(default_factory=list)  # numbers of rows without times
 
     @property
     def gpus(self) -> int:
@@ -89,7 +90,7 @@ def is_output(text: str) -> bool:
 
 
 def parse(text: str) -> list[Run]:
-    """Return the runs of a text that have rows."""
+    """Return the runs of a text that have rows, whole ones or such as are cut off."""
     runs = [Run()]
     outside_first, rooted = True, False
     for number, line in enumerate(text.splitlines(), 1):
@@ -107,12 +108,14 @@ def parse(text: str) -> list[Run]:
             found = _line(number, row, outside_first, rooted)
             if found is not None:
                 runs[-1].lines.append(found)
-    return [run for run in runs if run.lines]
+            elif int(row[1]) > 0 < int(row[2]) and int(row[1]) % int(row[2]) == 0:
+                runs[-1].cut.append(number)
+    return [run for run in runs if run.lines or run.cut]
 
 
 def _begin(runs: list[Run]) -> Run:
     """Return the run that a heading belongs to: a new one, if the last has rows."""
-    if runs[-1].lines:
+    if runs[-1].lines or runs[-1].cut:
         runs.append(Run())
     return runs[-1]
 

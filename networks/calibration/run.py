@@ -53,6 +53,7 @@ def calibrate(
     output.check_outputs(destination, reading=[*paths, topology])
     per_node = judging.gpus_per_node(system)
     rows = on_nodes(rows_of(paths, f"{topology} {system.name}", collective, gpu), per_node)
+    _grown(topology, system, rows)
     note = f"fitted to {len(rows)} rows of {', '.join(Path(path).name for path in paths)}"
     if online:
         found = _moved(system, rows, f"moved by {note[10:]}")
@@ -99,11 +100,19 @@ def evaluate(
     system = Topology.load(topology)
     rows = rows_of([path], f"{topology} {system.name}", collective, gpu)
     wide = on_nodes(rows, judging.gpus_per_node(system))
-    needed = max(row.nodes for row in wide) * judging.gpus_per_node(system)
-    if needed > len(system.gpus):
-        system = Topology.load(topology, gpus=needed)
+    system = _grown(topology, system, wide)
     said = judging.predict(system, wide)
     return system.name, judging.judged(wide, said), judging.by_collective(wide, said)
+
+
+def _grown(topology: str, system: Topology, rows: Sequence[Row]) -> Topology:
+    """Return a system that is large enough for rows. Raises ``TriosimError`` where it cannot be, or a row fits none."""
+    needed = max(row.nodes for row in rows) * judging.gpus_per_node(system)
+    if needed > len(system.gpus):
+        system = Topology.load(topology, gpus=needed)
+    for row in rows:
+        judging.group_of(system, row)
+    return system
 
 
 def as_json(name: str, total: judging.Judged, kinds: dict[str, judging.Judged]) -> dict[str, Any]:

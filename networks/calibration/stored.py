@@ -29,6 +29,8 @@ from triosim.networks.calibration.model import ANY, Between, Calibration
 
 KINDS = ("all_gather", "all_reduce", "all_to_all", "broadcast", "gather", "reduce", "reduce_scatter", "scatter")
 SHIPPED = Path(__file__).parents[1] / "data"
+LARGEST_MIDDLE = 100.0  # e^100 bytes; more is a slip of the pen
+LARGEST_WEIGHT = 10.0  # of the linear correction of ln(seconds); so, too
 _ROUND = 6  # digits that are written
 
 Key = tuple[str | int, ...]
@@ -116,6 +118,9 @@ def from_mapping(said: Any, where: Where) -> Calibration:
         entry = top.at("between_nodes").at(_kind(kind, top, "between_nodes", ANY))
         entry.known("latency", "ceiling", "steepness", "middle")
         between[kind] = Between(entry.number("latency", 0.0, or_equal=True), _sigmoid(entry))
+    if not kinds and not between:
+        fix = "give one, or write 'calibration: none'"
+        raise TopologyError("holds no collective", where=where(("collectives",)), fix=fix)
     return Calibration(top.count("gpus_per_node"), kinds, between, stragglers, str(top.said.get("note", "")))
 
 
@@ -147,7 +152,11 @@ def _sigmoid(entry: _Entry) -> Sigmoid:
     if steepness > 1.0:
         where = entry.where((*entry.path, "steepness"))
         raise TopologyError(f"{steepness} is above 1, so that more bytes would take less time", where=where)
-    return Sigmoid(entry.number("ceiling", 0.0), steepness, entry.number("middle", -math.inf))
+    middle = entry.number("middle", -math.inf)
+    if abs(middle) > LARGEST_MIDDLE:
+        where = entry.where((*entry.path, "middle"))
+        raise TopologyError(f"{middle:g} is no logarithm of bytes", where=where, fix="write 13.9 for 1 MiB, say")
+    return Sigmoid(entry.number("ceiling", 0.0), steepness, middle)
 
 
 def _residuals(entry: _Entry) -> Residuals:
@@ -193,7 +202,10 @@ class _Entry:
         return tuple(self._number(value, key, above, False) for value in values)
 
     def _number(self, value: Any, key: str, above: float, or_equal: bool) -> float:
-        number = float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else math.nan
+        try:  # YAML reads 1e-5, without a point, as text
+            number = math.nan if isinstance(value, bool) else float(value)
+        except (TypeError, ValueError):
+            number = math.nan
         if not (number > above or (or_equal and number == above)) or math.isinf(number):
             least = "a number" if above == -math.inf else f"a number {'from' if or_equal else 'above'} {above:g}"
             raise TopologyError(f"{value!r:.60} is not {least}", where=self.where((*self.path, key)))
@@ -205,6 +217,11 @@ class _Entry:
         found = self.numbers("correction", -math.inf)
         if len(found) != 4:
             raise TopologyError(f"{len(found)} weights, not 4", where=self.where((*self.path, "correction")))
+        if max(map(abs, found)) > LARGEST_WEIGHT:
+            where = self.where((*self.path, "correction"))
+            raise TopologyError(
+                f"{max(found, key=abs):g} is no weight of a correction", where=where, fix="write about 0"
+            )
         return found
 
     def count(self, key: str) -> int:

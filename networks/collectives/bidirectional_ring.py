@@ -48,9 +48,8 @@ class BidirectionalRing(CollectiveAlgorithm):
         shares: Sequence[float] | None = None,
     ) -> Iterator[Transfer]:
         """Yield the transfers of a collective."""
-        if kind == "gather" or kind == "scatter":
-            straight = direct.gather if kind == "gather" else direct.scatter
-            return straight(group, nbytes, group[0] if root is None else root, shares)
+        if kind in ("gather", "scatter"):
+            return direct.straight(kind, group, nbytes, root, shares)
         if kind == "all_to_all":
             return OneWay().transfers(kind, group, nbytes, topology, shares=shares)
         chunks = len(group) if kind in ("broadcast", "reduce") else 1

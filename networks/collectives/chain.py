@@ -6,9 +6,8 @@ share to either end. What is for one rank alone (gather, scatter, all-to-all) go
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
-from triosim.networks.collectives.base import Pipeline, Transfer
 from triosim.networks.collectives.families import AlongLine
 from triosim.networks.collectives.grid import Grid
 from triosim.networks.collectives.phases import InPhases
@@ -16,7 +15,6 @@ from triosim.networks.collectives.tree import Tree, rooted
 from triosim.networks.collectives.trees import Parents, chain
 from triosim.networks.ring_order import ring_order
 from triosim.networks.topology import Topology
-from triosim.tasks import CollectiveKind
 
 
 class _Line(InPhases):
@@ -27,41 +25,13 @@ class _Line(InPhases):
 class Chain(Tree):
     """Collectives along a chain of the group's ranks."""
 
+    others = _Line()
+
     def trees(self, group: Sequence[int], topology: Topology, root: int | None) -> Sequence[Parents]:
         """Return a single chain, or, with a root in its midst, the two arms that meet there."""
         line = along_line(topology, group)
         at = 0 if root is None else line.index(root)
         return [chain(line[at:]) | chain(line[at::-1])]
-
-    def transfers(
-        self,
-        kind: CollectiveKind,
-        group: Sequence[int],
-        nbytes: float,
-        topology: Topology,
-        *,
-        root: int | None = None,
-        shares: Sequence[float] | None = None,
-    ) -> Iterator[Transfer]:
-        """Yield the transfers of a collective."""
-        if kind in ("all_reduce", "broadcast", "reduce"):
-            return super().transfers(kind, group, nbytes, topology, root=root, shares=shares)
-        return _Line().transfers(kind, group, nbytes, topology, root=root, shares=shares)
-
-    def pipeline(
-        self,
-        kind: CollectiveKind,
-        group: Sequence[int],
-        nbytes: float,
-        topology: Topology,
-        *,
-        root: int | None = None,
-        shares: Sequence[float] | None = None,
-    ) -> Pipeline:
-        """Return the steady state."""
-        if kind in ("all_reduce", "broadcast", "reduce"):
-            return super().pipeline(kind, group, nbytes, topology, root=root, shares=shares)
-        return _Line().pipeline(kind, group, nbytes, topology, root=root, shares=shares)
 
 
 def along_line(topology: Topology, group: Sequence[int]) -> tuple[int, ...]:

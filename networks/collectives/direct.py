@@ -13,6 +13,7 @@ from triosim.networks.collectives.families import Straight
 from triosim.networks.collectives.grid import Grid
 from triosim.networks.collectives.phases import InPhases
 from triosim.networks.topology import Topology
+from triosim.tasks import CollectiveKind
 
 
 class Direct(InPhases):
@@ -26,20 +27,16 @@ class Direct(InPhases):
         return Grid(tuple(group), (len(group),), (Straight(),))
 
 
-def gather(group: Sequence[int], nbytes: float, root: int, shares: Sequence[float] | None) -> Iterator[Transfer]:
-    """All at once to the root. Chunk i is what ``group[i]`` has."""
+def straight(
+    kind: CollectiveKind, group: Sequence[int], nbytes: float, root: int | None, shares: Sequence[float] | None
+) -> Iterator[Transfer]:
+    """A gather or a scatter, all at once to the root or from it. Chunk i is what ``group[i]`` has, or what is for it."""
     sizes = chunk_sizes(group, nbytes, shares)
+    centre = group[0] if root is None else root
     for chunk, rank in enumerate(group):
-        if rank != root:
-            yield Transfer(rank, root, chunk, sizes[chunk])
-
-
-def scatter(group: Sequence[int], nbytes: float, root: int, shares: Sequence[float] | None) -> Iterator[Transfer]:
-    """All at once from the root. Chunk i is for ``group[i]``."""
-    sizes = chunk_sizes(group, nbytes, shares)
-    for chunk, rank in enumerate(group):
-        if rank != root:
-            yield Transfer(root, rank, chunk, sizes[chunk])
+        if rank != centre:
+            ends = (rank, centre) if kind == "gather" else (centre, rank)
+            yield Transfer(*ends, chunk, sizes[chunk])
 
 
 def all_to_all(group: Sequence[int], nbytes: float, shares: Sequence[float] | None) -> Iterator[Transfer]:

@@ -28,6 +28,7 @@ class InSwitch(CollectiveAlgorithm):
     """All ranks to the switch above them all, and back. An all-reduce is one piece a rank with a way of its own."""
 
     steady = True
+    name = "in-switch"
 
     def transfers(
         self,
@@ -43,9 +44,9 @@ class InSwitch(CollectiveAlgorithm):
         at = group[0] if root is None else root
         if kind == "all_to_all":
             return direct.Direct().transfers(kind, group, nbytes, topology, shares=shares)
-        if kind == "gather" or kind == "scatter":
-            return (direct.gather if kind == "gather" else direct.scatter)(group, nbytes, at, shares)
-        parents = switch_tree(topology, group)
+        if kind in ("gather", "scatter"):
+            return direct.straight(kind, group, nbytes, root, shares)
+        parents = switch_tree(topology, group, self.name)
         ways = _Ways(parents)
         sizes = chunk_sizes(group, nbytes, shares)
         if kind == "all_gather":
@@ -88,6 +89,8 @@ class InSwitch(CollectiveAlgorithm):
 
 class SlicedInSwitch(InSwitch):
     """NVLS: every GPU has a slice added up for itself, and multicasts it."""
+
+    name = "nvls"
 
     def all_reduce(self, ways: _Ways, group: Sequence[int], nbytes: float) -> None:
         """Add up each slice for its owner, who multicasts it to all."""
@@ -194,7 +197,7 @@ class _Ways:
         return path
 
 
-def switch_tree(topology: Topology, group: Sequence[int]) -> Parents:
+def switch_tree(topology: Topology, group: Sequence[int], asked_by: str = "in-switch") -> Parents:
     """Return what is above each rank and switch, up to the one switch that is above all ranks.
 
     Raises ``OptionError`` where ranks reach each other without a switch, or through another GPU.
@@ -202,8 +205,8 @@ def switch_tree(topology: Topology, group: Sequence[int]) -> Parents:
     best = meeting(topology, group)
     if best is None:
         raise OptionError(
-            f"no switch is above all {len(group)} ranks of {topology.name}",
-            where="in-switch",
+            f"messages among the {len(group)} ranks of {topology.name} meet in no switch",
+            where=asked_by,
             fix="give a topology of switches, or another algorithm",
         )
     parents: Parents = {}

@@ -16,11 +16,14 @@ from triosim.networks.ring_order import ring_order
 from triosim.networks.topology import Topology
 from triosim.tasks import CollectiveKind
 
+_ALONG_TREES = frozenset({"all_reduce", "broadcast", "reduce"})
+
 
 class Tree(CollectiveAlgorithm):
     """One in-order binary tree, laid along the ring; a subclass may have several, each for a part of the data."""
 
     steady = True
+    others: CollectiveAlgorithm = Ring()  # by which those collectives go that no tree is for
 
     def trees(self, group: Sequence[int], topology: Topology, root: int | None) -> Sequence[Parents]:
         """Return the parents in each of the trees."""
@@ -37,11 +40,12 @@ class Tree(CollectiveAlgorithm):
         shares: Sequence[float] | None = None,
     ) -> Iterator[Transfer]:
         """Yield the transfers of a collective."""
-        if kind not in ("all_reduce", "broadcast", "reduce"):
-            return Ring().transfers(kind, group, nbytes, topology, root=root, shares=shares)
+        if kind not in _ALONG_TREES:
+            return self.others.transfers(kind, group, nbytes, topology, root=root, shares=shares)
         trees = self.trees(group, topology, root)
         part = nbytes / len(trees)
-        return self._along(kind, trees, part, chunks_of(part))
+        chunks = chunks_of(part)
+        return together((along_tree(kind, parents, part, chunks) for parents in trees), chunks)
 
     def pipeline(
         self,
@@ -53,15 +57,21 @@ class Tree(CollectiveAlgorithm):
         root: int | None = None,
         shares: Sequence[float] | None = None,
     ) -> Pipeline:
-        """Return the steady state; how many chunks there are does not matter for it."""
-        if kind not in ("all_reduce", "broadcast", "reduce"):
-            return Ring().pipeline(kind, group, nbytes, topology, root=root, shares=shares)
-        trees = self.trees(group, topology, root)
-        return steady_state(self._along(kind, trees, nbytes / len(trees), 1), topology)
+        """Return the steady state; how many chunks there are does not matter for it.
 
-    @staticmethod
-    def _along(kind: CollectiveKind, trees: Sequence[Parents], part: float, chunks: int) -> Iterator[Transfer]:
-        return together((along_tree(kind, parents, part, chunks) for parents in trees), chunks)
+        The two trees of a pair are channels of their own: what they send from one rank to another are two edges, of
+        which each has its share of the links. As one edge they would have one share for twice the bytes.
+        """
+        if kind not in _ALONG_TREES:
+            return self.others.pipeline(kind, group, nbytes, topology, root=root, shares=shares)
+        trees = self.trees(group, topology, root)
+        part = nbytes / len(trees)
+        sides = [trees[side::2] for side in range(min(len(trees), 2))]
+        found = [
+            steady_state(together((along_tree(kind, parents, part, 1) for parents in side), 1), topology)
+            for side in sides
+        ]
+        return Pipeline(tuple(edge for one in found for edge in one.edges), max(one.latency for one in found))
 
 
 def rooted(ring: Sequence[int], root: int | None) -> Sequence[int]:

@@ -38,6 +38,18 @@ def seconds(topology: Topology, kind: str, group: object, nbytes: float, **keys:
     return AnalyticalNetwork(simpy.Environment(), topology).seconds(kind, group, nbytes, **keys)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("name", ["dgx-h100(4096)", "torus(64x64, bandwidth=1 GB/s)", "switch(4096, bandwidth=1 GB/s)"])
+def test_a_closed_form_makes_no_link(name: str) -> None:
+    topology = Topology.load(name)
+    network = AnalyticalNetwork(simpy.Environment(), topology)
+    assert network.seconds("all_reduce", range(4096), 1e6) > 0
+    assert "links" not in vars(topology)
+    assert len(topology.links) >= 2 * 4096  # now that somebody looks
+    assert topology.node(4095) == "gpu4095"
+    with pytest.raises(AttributeError):
+        topology.nothing  # noqa: B018
+
+
 def test_65536_gpus_by_hand() -> None:
     """Of 1 GB, dimension i moves 2 15/16 1/16^(i-1): 18.75, 2.34, 0.29 and 0.15 ms; the first is the slowest.
 

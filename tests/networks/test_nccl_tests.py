@@ -98,6 +98,14 @@ def test_processes_that_do_not_know_of_each_other_are_refused(tmp_path: Path) ->
         rows(tmp_path, "all_reduce_perf\n" + HEAD + alone + COLUMNS + REDUCED)
 
 
+def test_output_that_is_cut_off_is_refused_with_its_line(tmp_path: Path) -> None:
+    whole = "all_reduce_perf\n" + HEAD + DEVICES + COLUMNS + REDUCED
+    cut = whole[: whole.index("26.21")]
+    assert len(rows(tmp_path, whole)) == 2
+    with pytest.raises(TriosimError, match=r"out\.txt:14: is a row without times"):
+        rows(tmp_path, cut)
+
+
 TABLE = "num_gpus,bytes,latency_us\n"
 
 

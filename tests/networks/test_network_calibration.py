@@ -271,6 +271,7 @@ def test_online_moves_what_there_is(run: Run, tmp_path: Path, table: Path) -> No
         ("calibration: {gpus_per_node: 8}", "'collectives' is missing"),
         ("calibration: {gpus_per_node: 8, collectives: {all_redcue: {}}}", "unknown collective 'all_redcue'"),
         ("calibration: {gpus_per_node: 8, collectives: {all_reduce: {groups: {}}}}", "holds no group size"),
+        ("calibration: {gpus_per_node: 8, collectives: {}}", "collectives: holds no collective; give one, or write"),
         (
             "calibration: {gpus_per_node: 8, collectives: {all_reduce: {groups: "
             "{2: {latency: 1.0e-6, ceiling: -1, steepness: 0.5, middle: 1}}}}}",
@@ -281,6 +282,16 @@ def test_online_moves_what_there_is(run: Run, tmp_path: Path, table: Path) -> No
             "{2: {latency: 1.0e-6, ceiling: 1, steepness: 1.5, middle: 1}}}}}",
             "1.5 is above 1, so that more bytes would take less time",
         ),
+        (
+            "calibration: {gpus_per_node: 8, collectives: {all_reduce: {groups: "
+            "{2: {latency: 1.0e-6, ceiling: 1, steepness: 0.5, middle: 1e6}}}}}",
+            "1e+06 is no logarithm of bytes; write 13.9 for 1 MiB",
+        ),
+        (
+            "calibration: {gpus_per_node: 8, collectives: {all_reduce: {correction: [0, 0, 99, 0], groups: "
+            "{2: {latency: 1.0e-6, ceiling: 1, steepness: 0.5, middle: 1}}}}}",
+            "99 is no weight of a correction",
+        ),
     ],
 )  # fmt: skip
 def test_a_wrong_calibration_is_said_with_its_key(tmp_path: Path, text: str, said: str) -> None:
@@ -289,6 +300,25 @@ def test_a_wrong_calibration_is_said_with_its_key(tmp_path: Path, text: str, sai
     with pytest.raises(TopologyError, match=r"t\.yaml:2") as error:
         Topology.load(path)
     assert said in str(error.value)
+
+
+def test_numbers_may_be_written_without_a_point(tmp_path: Path) -> None:
+    """YAML takes 1e-5 for text. The latency, and half of 1 MB at 1 GB/s."""
+    group = "{2: {latency: 1e-5, ceiling: 1e9, steepness: 1, middle: -100}}"
+    path = tmp_path / "t.yaml"
+    path.write_text(
+        f"preset: dgx-h100\ncalibration: {{gpus_per_node: 8, collectives: {{all_gather: {{groups: {group}}}}}}}"
+    )
+    network = AnalyticalNetwork(simpy.Environment(), Topology.load(path))
+    assert network.seconds("all_gather", range(2), 1e6) == pytest.approx(10e-6 + 500e-6)
+
+
+@pytest.mark.parametrize(("gpus", "said"), [(9, "9 GPUs are not shared out evenly over 2 nodes"), (0, "0' is not")])
+def test_rows_that_a_topology_has_no_place_for_are_not_fitted(run: Run, tmp_path: Path, gpus: int, said: str) -> None:
+    path, destination = tmp_path / "t.csv", tmp_path / "t.yaml"
+    path.write_text(f"collective,num_gpus,bytes,latency_us\nall_reduce,{gpus},8,30\n")
+    status, _, err = run("calibrate", "network", path, "-t", "dgx-h100", "-o", destination)
+    assert (status, said in err, destination.exists()) == (2, True, False)
 
 
 def test_groups_that_do_not_fit_are_refused(run: Run, tmp_path: Path) -> None:
@@ -328,6 +358,32 @@ def test_other_group_sizes_of_an_a100_machine() -> None:
         pytest.skip(str(absent))
     assert set(percent) == {3, 5, 6, 7}
     assert max(percent.values()) < 2.0
+
+
+def test_lines_through_rows() -> None:
+    """Latency and bandwidth are straight; a power of the size is straight in logarithms, and monotone there too."""
+    from validation import collectives
+
+    sizes = [2.0**k for k in range(10, 24, 2)]
+    between = [2.0 * size for size in sizes[:-1]]
+    line, power = [1e-5 + size / 1e11 for size in sizes], [1e-8 * size**0.7 for size in sizes]
+    found = collectives.straight(sizes, line)
+    assert [found(size) for size in between] == pytest.approx([1e-5 + size / 1e11 for size in between])
+    for way in (collectives.straight_in_logs, collectives.monotone):
+        found = way(sizes, power)
+        assert [found(size) for size in between] == pytest.approx([1e-8 * size**0.7 for size in between])
+
+
+@pytest.mark.parametrize("gpu", ["a100", "h100", "h200"])
+def test_between_the_sizes_that_were_measured_it_matters_little_how_a_line_is_drawn(gpu: str) -> None:
+    from validation import collectives
+    from validation.report import DataAbsent
+
+    for way in collectives.INTERPOLATIONS:
+        try:
+            assert collectives.other(gpu, way).apart[0] < 2.5
+        except DataAbsent as absent:
+            pytest.skip(str(absent))
 
 
 def test_what_is_assumed_between_nodes_is_near_two_hosts_of_one_h100() -> None:
