@@ -218,7 +218,7 @@ def _sized(spec: Spec, asked: int | None) -> tuple[Spec, int]:
         nodes = spec.nodes or math.ceil(wanted / one)
         if spec.gpus is not None and spec.gpus != nodes * one:
             raise TopologyError(
-                f"gpus: {spec.gpus} is not {f'{spec.nodes} nodes' if spec.nodes else 'whole nodes'} of {one}",
+                f"{spec.gpus} GPUs are not {f'{spec.nodes} nodes' if spec.nodes else 'whole nodes'} of {one}",
                 fix=f"write {nodes * one}, or another gpus_per_node",
             )
         count = one

@@ -20,6 +20,9 @@ from triosim.tracer.distributed_calls import Calls
 from triosim.tracer.patches import Patch, Patches, missing_api
 from triosim.tracer.recorder import Recorder, on_device
 
+#: With ``static_graph`` so many passes are over before the buckets are built in the order of the gradients.
+_SETTLED = 2
+
 
 class _NoLogger:
     """Stands for the reducer's logger, which would ask the device for times."""
@@ -44,7 +47,16 @@ def _patches(recorder: Recorder, calls: Calls) -> Iterator[Patch]:
     make, forward, register = wrapper.__init__, wrapper._pre_forward, package._register_comm_hook
     rebuild, broadcast = reducer._rebuild_buckets, package._broadcast_coalesced
     buckets = _Buckets(recorder, calls)
-    hooked: weakref.WeakSet[Any] = weakref.WeakSet()
+    hooked: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # and how often each was called
+
+    def first_buckets() -> None:
+        """Say that a step begins whose buckets are not those of later steps."""
+        if any(model.static_graph and 0 < count < _SETTLED for model, count in hooked.items()):
+            recorder.note(
+                "DDP with static_graph builds its buckets after its second step: capture a later one (--skip 2)"
+            )
+
+    recorder.on_begin.append(first_buckets)
 
     @wraps(make)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
@@ -54,10 +66,12 @@ def _patches(recorder: Recorder, calls: Calls) -> Iterator[Patch]:
 
     def _pre_forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         if self not in hooked and not self._use_python_reducer:
-            hooked.add(self)
+            hooked[self] = 0
             if not self._comm_hooks:
                 group = self.process_group
                 register(self.reducer, group, buckets.hooked(_all_reduce, as_views=self.gradient_as_bucket_view))
+        if self in hooked and torch.is_grad_enabled():
+            hooked[self] += 1
         return forward(self, *args, **kwargs)
 
     def _register_comm_hook(reduces: Any, state: Any, hook: Any) -> None:

@@ -44,6 +44,9 @@ def _patches(recorder: Recorder, calls: Calls) -> Iterator[Patch]:
     groups: Any = _fsdp_param_group
     context = groups.FSDPCommContext
     begin, reduce = context.lazy_init, groups.foreach_reduce
+    gathered = getattr(groups, "foreach_all_gather_copy_out", None)
+    if gathered is None:
+        raise missing_api("torch.distributed.fsdp's foreach_all_gather_copy_out")
     first = getattr(_runtime_utils, "_init_streams", None)
     if first is None:
         raise missing_api("torch.distributed.fsdp._runtime_utils._init_streams")
@@ -52,6 +55,13 @@ def _patches(recorder: Recorder, calls: Calls) -> Iterator[Patch]:
         begin(self, *args, **kwargs)
         for attribute, name in _STREAMS.items():
             recorder.name_stream(getattr(self, attribute).stream_id, name)
+
+    def foreach_all_gather_copy_out(result: Any, params: Any, group: Any) -> None:
+        """Copy what was gathered into whole parameters, which are there for the layer that runs, and no activations."""
+        gathered(result, params, group)
+        for param in params:
+            for whole in param.all_gather_outputs:
+                recorder.blocks.of(whole).category = "communication"
 
     def foreach_reduce(*args: Any, **kwargs: Any) -> Any:
         for group in (*args, *kwargs.values()):
@@ -88,6 +98,7 @@ def _patches(recorder: Recorder, calls: Calls) -> Iterator[Patch]:
     yield Patch(_init_utils, "_move_states_to_device", _move_states_to_device)
     yield Patch(context, "lazy_init", lazy_init)
     yield Patch(groups, "foreach_reduce", foreach_reduce)
+    yield Patch(groups, "foreach_all_gather_copy_out", foreach_all_gather_copy_out)
     yield Patch(_runtime_utils, "_init_streams", _init_streams)
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn.attention import flex_attention
 
+from triosim.tracer.fake_dtypes import one_dtype
 from triosim.tracer.patches import Patch, Patches
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ def attention(
     enable_gqa: bool = False,
 ) -> torch.Tensor:
     """Run the kernel that PyTorch would choose. Shapes are (batch, heads, length, features)."""
+    one_dtype("scaled_dot_product_attention", [query, key, value])
     capability = torch.cuda.get_device_capability()
     same_heads = query.dim() == 4 and query.size(1) == key.size(1) == value.size(1)
     if (same_heads or enable_gqa) and _flash_serves(query, key, value, attn_mask, is_causal, dropout_p, capability):

@@ -97,7 +97,7 @@ class FakeDevice:
         import torch._inductor.utils  # both ask for CUDA when they are imported
         import torch.distributed
 
-        from triosim.tracer import fake_attention, fake_cuda, fake_driver, fake_script
+        from triosim.tracer import fake_attention, fake_cuda, fake_driver, fake_recurrent, fake_script, fake_sizes
         from triosim.tracer.fake_tensors import DeviceMode, shape_mode
         from triosim.tracer.recorder import Recorder
 
@@ -112,6 +112,8 @@ class FakeDevice:
         shapes = shape_mode()
         self.mode = DeviceMode(recorder)
         fake_attention.install(patches, self.mode)
+        fake_recurrent.install(patches, self.mode)
+        fake_sizes.install(patches, self.mode)
         fake_script.install(patches, recorder, shapes)
         recorder.install(patches)
         if self.world is not None:
@@ -207,6 +209,8 @@ class fake_capture(FakeDevice):  # noqa: N801  (used as a function)
             self.step_begins(0, self._seen)
 
     def _over(self, _: torch.optim.Optimizer) -> None:
+        if self._count == self._skip and self._skip and self._seen.joined:
+            self._skip += 1  # an optimizer made its states in this step, as in no later one
         if self._count == self._skip:
             if self._batch_size is not None:
                 self._seen.batch_size = self._batch_size

@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, Unsupporte
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from triosim.trace_formats.execution_trace import ATTRIBUTES
-from triosim.tracer import fake_values
+from triosim.tracer import fake_dtypes, fake_values
 from triosim.tracer.recorder import Recorder, on_device
 
 #: Tensors that a script makes on the host are real up to this many elements ...
@@ -54,6 +54,7 @@ class Known:
         ]
         each = schema.name.startswith("aten::_foreach_") and schema.name.endswith("_")
         self.in_place = each or schema.name in _IN_PLACE_ONLY
+        self.check = fake_dtypes.check_of(self.bare)
         self.to_host = schema.name in ("aten::_to_copy", "aten::copy_")
 
     def attributes_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -104,7 +105,8 @@ class DeviceMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         #: Operators that are run, and recorded, by a function of their own: ``run(operator, arguments, named ones)``.
         self.run_by: dict[Any, Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]] = {}
         self._known: dict[Any, Known] = {}
-        self._special: dict[Any, Callable[..., Any]] = {
+        #: What returns an operator's result where PyTorch has no rule for it, or ``NotImplemented``.
+        self.special: dict[Any, Callable[..., Any]] = {
             aten._local_scalar_dense.default: self._scalar,
             aten.equal.default: self._equal,
             aten.nonzero.default: self._nonzero,
@@ -157,7 +159,9 @@ class DeviceMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _on_device(
         self, function: Any, known: Known, given: list[torch.Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        special = self._special.get(function)
+        if known.check is not None:
+            known.check(args)
+        special = self.special.get(function)
         found = special(*args, **kwargs) if special is not None else NotImplemented
         if found is not NotImplemented:
             result = found

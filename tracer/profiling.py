@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import median, quantiles
 from typing import Any, Literal
 
-from triosim.errors import CaptureError
+from triosim.errors import CaptureError, OutputError
 from triosim.trace import Trace
 from triosim.trace_formats import pytorch
 from triosim.tracer.marks import mark_roles, marked_layers, marked_optimizers, only_our_marks
@@ -81,6 +81,8 @@ class StepProfiler:
 
     def step_begins(self, number: int, seen: Seen) -> None:
         """Start what the plan says for a step."""
+        if self._profiler is not None:  # the step before was none
+            self.close()
         kind = self._kind(number)
         if kind == "full":
             self._start_full(seen)
@@ -130,11 +132,14 @@ class StepProfiler:
         )
 
     def trace(self, seen: Seen, batch_size: int | None = None, model: str | None = None) -> Trace:
-        """Return the trace of what was profiled. Raises ``CaptureError`` without a step, ``TraceError`` for what makes none."""
+        """Return the trace of what was profiled. Raises ``CaptureError`` without a step, ``TraceError`` for what makes none,
+        ``OutputError`` where the disk was full.
+        """
         if not self.has_step:
             raise CaptureError("the capture has no step", fix="run at least one training step inside of it")
         import torch
 
+        self._check_files()
         trace, separate = pytorch.read_step(
             self._folder,
             self._folder / PROFILER_FILE,
@@ -145,6 +150,16 @@ class StepProfiler:
         name = model or (type(unwrapped(seen.model)).__name__ if seen.model is not None else trace.model)
         software = {**trace.software, "torch": torch.__version__, "profiler": self._said(separate)}
         return dataclasses.replace(trace, model=name, step_seconds=self.cost.plain, software=software, source="")
+
+    def _check_files(self) -> None:
+        """Raise ``OutputError`` where PyTorch, which does not raise, could not write what it profiled."""
+        for path in (self._folder / PROFILER_FILE, self._folder / EXECUTION_TRACE_FILE, *self._light):
+            if not path.exists() or not path.stat().st_size:
+                raise OutputError(
+                    "the profiler could not write it",
+                    where=str(path),
+                    fix="make room, or set TMPDIR to a folder with some",
+                )
 
     def _said(self, separate: bool) -> str:
         cost = self.cost

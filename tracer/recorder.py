@@ -22,8 +22,11 @@ from torch.utils._pytree import tree_leaves
 from triosim.trace import Communication, Mark, Phase
 from triosim.tracer.patches import Patches
 from triosim.tracer.recorder_layers import Layers
+from triosim.tracer.recorder_reads import Reads
 from triosim.tracer.recorder_storages import Block, Blocks, Place
 
+#: A norm of the gradients, or a few, are no more bytes than this.
+MOST_OF_A_NORM = 64
 _OURS = str(Path(__file__).resolve().parent)
 _TORCH = str(Path(torch.__file__).resolve().parent)
 
@@ -75,6 +78,7 @@ class Recorder:
         self.layers = Layers(self._root_entered, self._root_left)
         self.step = Step()
         self.notes: dict[str, str] = {}  # by line of the script
+        self.reads = Reads()
         self._numbers: dict[tuple[Any, ...], int] = {}  # of tensors, by what tells them apart
         self._by_sequence: dict[int, int] = {}
         self._sequence = -1
@@ -101,6 +105,7 @@ class Recorder:
     def begin(self) -> None:
         """A step begins: what was recorded before is forgotten."""
         self._settle_outside()
+        self.reads.forget()
         self.step = Step()
         self.place.position = -1
         self.blocks.begin()
@@ -205,7 +210,7 @@ class Recorder:
                 layer = self.step.operators[link].layer
             self._backward_runs()
             return RawOperator(name, "backward", layer, [], [], attributes, stream, link)
-        if self._optimizers:
+        if self._optimizers and not self.layers.open and _sequence_number() == self._sequence:
             return RawOperator(name, "optimizer", "optimizer", [], [], attributes, stream)
         self._made(position)
         if self.layers.open:
@@ -287,6 +292,8 @@ class Recorder:
             scales = raw.name.startswith("aten::_amp_")  # the gradients' scaler
             if scales or any(block.number in mine or _of_the_optimizer(block) for block in blocks):
                 mine.update(self.step.tensors[number].block.number for number in raw.outputs)
+                if raw.communication is not None and any(map(_is_of_gradients, blocks)):
+                    raw.phase, raw.layer = "backward", "communication"  # the script reduces gradients by itself
                 continue
             raw.phase, raw.layer = "forward", "loss" if self._root_ran and raw.inputs else "input"
             for number in raw.outputs:
@@ -349,6 +356,7 @@ class Recorder:
                 for local in local_tensors(value):
                     block = self.blocks.of(local)
                     block.category, block.owner = "optimizer_state", owner
+        self.reads.forget()
         self._in_backward = False
         self._begin_outside()
 
@@ -378,6 +386,8 @@ class Recorder:
         """The host reads a tensor's value, and waits for it; what is not known is taken to be ``value``."""
         self._mark("synchronize", self.stream(), None, script_line())
         if not known:
+            if not self._optimizers:  # which read values in loops of their own, and end them
+                self.reads.add(script_line(), len(self.step.operators))
             self.note(f"reads a tensor's value: the capture goes on as if it were {value}")
 
     def note(self, what: str) -> None:
@@ -438,6 +448,11 @@ def _script_frame() -> tuple[str, int]:
 
 def _sequence_number() -> int:
     return torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]
+
+
+def _is_of_gradients(block: Block) -> bool:
+    """Whether what is sent are gradients, or many of them in one piece, and not a norm."""
+    return block.category == "gradient" or block.place.phase == "backward" or block.nbytes > MOST_OF_A_NORM
 
 
 def _of_the_optimizer(block: Block) -> bool:

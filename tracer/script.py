@@ -43,50 +43,76 @@ def run_script(
 ) -> Seen:
     """Run a script as ``__main__`` until ``steps`` steps after the first ``skip`` are over, and tell the observer of each.
 
-    With ``least`` a script may also end by itself after that many. Returns what was seen of its model and optimizer up to the
-    end of step 0. Raises ``OptionError`` where there is no such file, and ``CaptureError`` when the script raises (its
-    traceback is printed), leaves, or ends too early.
+    With ``least`` a script may also end by itself after that many. Where steps are skipped, so is one more while a further
+    optimizer runs for the first time. Returns what was seen of its model and optimizer up to the end of step 0. Raises
+    ``OptionError`` where there is no such file, and ``CaptureError`` when the script raises (its traceback is printed), does
+    what cannot be captured, leaves, or ends too early.
     """
     check_script(path)
     seen = Seen()
-    count = -skip  # of the step that runs
+    counted = _Counted(observer, seen, skip, steps)
     needed = steps if least is None else least
-    calls = ExitStack()  # what is called is watched until step 0 is over: each call of a module costs a little more
-
-    def over(_: torch.optim.Optimizer) -> None:
-        nonlocal count
-        if 0 <= count < steps:
-            observer.step_ends(count, seen)
-        if count == 0:
-            calls.close()
-        count += 1
-        if count >= steps:
-            raise EnoughSteps
-        if count >= 0:
-            observer.step_begins(count, seen)
-
-    with optimizer_steps(over, seen), calls:
-        calls.enter_context(module_calls(seen))
-        if count == 0:
-            observer.step_begins(0, seen)
+    with optimizer_steps(counted.over, seen), counted.calls:
+        counted.calls.enter_context(module_calls(seen))
+        counted.begin()
         try:
             with _as_main(path, arguments) as main:
                 _execute(path, main)
         except EnoughSteps:
             pass
         except SystemExit as left:
-            if count < (steps if left.code else needed):
-                raise _no_step(path, _farewell(left), skip, needed, count + skip) from None
+            if counted.number < (steps if left.code else needed):
+                raise counted.no_step(path, _farewell(left), needed) from None
         except Exception as error:
-            if count < steps:
-                if told := _of_the_device(error):
-                    what, fix = told
-                    raise CaptureError(what, where=f"{os.fspath(path)}: line {_line(path, error)}", fix=fix) from None
+            if counted.number < steps:
+                if told := _of_the_capture(path, error):
+                    raise told from None
                 _show(error)
-                raise _no_step(path, f"the script raised {type(error).__name__}", skip, steps, count + skip) from None
-    if count < needed:
-        raise _no_step(path, "the script ended", skip, needed, count + skip)
+                raise counted.no_step(path, f"the script raised {type(error).__name__}", steps) from None
+    if counted.number < needed:
+        raise counted.no_step(path, "the script ended", needed)
     return seen
+
+
+class _Counted:
+    """The steps of a script as they end. ``number`` is that of the step that runs, negative while steps are skipped.
+
+    What is called is watched until step 0 is over (``calls``), for that costs each call of a module a little.
+    """
+
+    def __init__(self, observer: Observer, seen: Seen, skip: int, steps: int) -> None:
+        self.number = -skip
+        self.calls = ExitStack()
+        self._observer, self._seen, self._skip, self._steps = observer, seen, skip, steps
+
+    def begin(self) -> None:
+        """Tell the observer that a step begins, if it is one of those that are wanted."""
+        if self.number >= 0:
+            self._observer.step_begins(self.number, self._seen)
+
+    def over(self, _: torch.optim.Optimizer) -> None:
+        """A step ended. Raises ``EnoughSteps`` after the last one."""
+        if self.number == 0 and self._skip and self._seen.joined:  # an optimizer first made its states in it
+            self.number, self._skip = -1, self._skip + 1
+        if 0 <= self.number < self._steps:
+            self._observer.step_ends(self.number, self._seen)
+        if self.number == 0:
+            self.calls.close()
+        self.number += 1
+        if self.number >= self._steps:
+            raise EnoughSteps
+        self.begin()
+
+    def no_step(self, path: str | os.PathLike[str], why: str, needed: int) -> CaptureError:
+        """Return the error of a script whose steps are too few; one that failed has said by itself what it needs."""
+        if (count := self.number + self._skip) > 0:
+            what = f"the capture has no step: {why} after {count} of {self._skip + needed} steps"
+            fix = "let it train longer, or ask for fewer with --skip and --steps"
+        else:
+            what = f"the capture has no step: {why} before an optimizer's step() returned"
+            fix = "a step ends with optimizer.step(), of an optimizer that derives from torch.optim.Optimizer"
+        failed = not why.endswith(("ended", "status 0"))
+        return CaptureError(what, where=os.fspath(path), fix=None if failed else fix)
 
 
 def check_script(path: str | os.PathLike[str]) -> None:
@@ -119,16 +145,13 @@ def _as_main(path: str | os.PathLike[str], arguments: Sequence[str]) -> Iterator
         sys.modules["__main__"], sys.argv, sys.path[:] = before
 
 
-def _no_step(path: str | os.PathLike[str], why: str, skip: int, steps: int, count: int) -> CaptureError:
-    if count > 0:
-        what = f"the capture has no step: {why} after {count} of {skip + steps} steps"
-        fix = "let it train longer, or ask for fewer with --skip and --steps"
-    else:
-        what = f"the capture has no step: {why} before an optimizer's step() returned"
-        fix = "a step ends with optimizer.step(), of an optimizer that derives from torch.optim.Optimizer"
-        if "raised" in why:
-            fix = ""
-    return CaptureError(what, where=os.fspath(path), fix=fix or None)
+def _of_the_capture(path: str | os.PathLike[str], error: Exception) -> CaptureError | None:
+    """Return the error in one line that says what a capture cannot do; None where it is the script's own."""
+    where = f"{os.fspath(path)}: line {_line(path, error)}"
+    if isinstance(error, CaptureError):
+        return CaptureError(error.what, where=error.where or where, fix=error.fix)
+    told = _of_the_device(error)
+    return None if told is None else CaptureError(told[0], where=where, fix=told[1])
 
 
 def _of_the_device(error: Exception) -> tuple[str, str] | None:
@@ -142,6 +165,8 @@ def _of_the_device(error: Exception) -> tuple[str, str] | None:
             f"without a GPU the shape of what {name} returns is not known",
             "tell PyTorch with torch.library.register_fake, or capture on a GPU",
         )
+    if "shape_env must not be None" in str(error):  # PyTorch's nested tensors count on symbols for their lengths
+        return "nested tensors are not captured without a GPU", "pad them, or capture on a GPU"
     if re.search("CUDA|NVIDIA|support for cuda", str(error)) and not torch.cuda.is_available():
         return (
             "the script asks for a GPU, and there is none here",

@@ -34,7 +34,8 @@ class Seen:
 
     The model is, of the modules that the script itself called in the last step that called one, the one with the most
     parameters (a loss is a module too). The batch size is the first dimension of its first tensor argument, times the calls of
-    it in that step; None where no call had a tensor.
+    it in that step; None where no call had a tensor. ``joined``: in the last step an optimizer beside the first one was called
+    for the first time.
     """
 
     def __init__(self) -> None:
@@ -42,6 +43,8 @@ class Seen:
         self._samples: dict[torch.nn.Module, int] = {}  # by outermost module: of the step that runs
         self.model: torch.nn.Module | None = None
         self.batch_size: int | None = None
+        self.joined = False
+        self._known = 1  # optimizers, before the step that runs
 
     def called(self, module: torch.nn.Module, arguments: Any) -> None:
         """An outermost module was called with these arguments."""
@@ -49,6 +52,8 @@ class Seen:
 
     def step_over(self) -> None:
         """Settle what the calls of the step say."""
+        self.joined = len(self.optimizers) > self._known
+        self._known = max(len(self.optimizers), 1)
         if self._samples:
             self.model = max(self._samples, key=lambda module: sum(one.numel() for one in module.parameters()))
             self.batch_size = self._samples[self.model] or None

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from triosim.task_streams import TaskStreams
     from triosim.trace import Trace
 
+#: Operators that take so many times as long as a step are another step's: one that made states, or had more rounds.
+_ALIKE = 1.5
 WHAT, WHERE = "Which step", "Which device"
 
 
@@ -281,7 +283,11 @@ def _summary(trace: Trace | TaskStreams) -> Iterator[str]:
         yield f"operators take {format_time(trace.seconds)}, {trace.times}"
         return
     share = trace.seconds / trace.step_seconds
-    yield f"a step takes {format_time(trace.step_seconds)} without the profiler; its operators {100 * share:.1f}% of that"
+    step = f"a step takes {format_time(trace.step_seconds)} without the profiler"
+    if share < _ALIKE:
+        yield f"{step}; its operators {100 * share:.1f}% of that"
+    else:
+        yield f"{step}, the operators of the one that was profiled {format_time(trace.seconds)}: the steps are not alike"
     if "profiler" in trace.software:
         yield f"the profiler {trace.software['profiler']}"
 

@@ -50,6 +50,14 @@ def divide(model: transformer.Transformer, mesh: DeviceMesh, *, sequence: bool) 
         parallelize_module(block, mesh, layer)
 
 
+def by_mesh(model: nn.Module) -> list[dict[str, list[nn.Parameter]]]:
+    """Group parameters: the optimizer's operators on lists take no mixture of divided and plain ones, or of two meshes."""
+    groups: dict[DeviceMesh | None, list[nn.Parameter]] = {}
+    for parameter in model.parameters():
+        groups.setdefault(getattr(parameter, "device_mesh", None), []).append(parameter)
+    return [{"params": parameters} for parameters in groups.values()]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     transformer.add_arguments(parser)
@@ -82,7 +90,7 @@ def main() -> None:
     model.to_empty(device=kind)
     model.reset_parameters()
 
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    optimizer = torch.optim.AdamW(by_mesh(model), lr=1e-4)
     for step in range(args.steps):
         torch.manual_seed(step * data + mesh["data"].get_local_rank())  # ranks of one tensor group read the same tokens
         shape = (args.batch_size, args.sequence + 1)

@@ -9,6 +9,7 @@ import pytest
 from triosim import gpus
 from triosim.compute.features import flops, kind
 from triosim.compute.operator_kinds import names
+from triosim.compute.products import recurrent_steps
 from triosim.compute.roofline import Roofline, class_of
 from triosim.compute.shapes import of
 from triosim.trace import Category, Operator, Tensor
@@ -144,6 +145,8 @@ def test_a_recurrent_layer_applies_its_weights_at_each_step() -> None:
     assert flops(cell) == 2 * 5 * (2 * 64 * 16)
     backward = node("MkldnnRnnLayerBackward0", [(10, 5, 16)], [(64, 16)])
     assert flops(backward, lstm) == 2 * flops(lstm)
+    assert recurrent_steps(lstm) == 10
+    assert recurrent_steps(cell) == 1
 
 
 def test_parameters_of_a_recurrent_layer_are_told_from_its_state() -> None:

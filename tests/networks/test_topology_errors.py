@@ -186,7 +186,7 @@ def test_a_small_file_of_aliases_does_not_grow(tmp_path: Path) -> None:
         ("tree(levels=900000, bandwidth=1)", "tree(levels=900000, bandwidth=1): levels: 10000000 GPUs are too many"),
         ("fat_tree(k=3, bandwidth=1)", "fat_tree(k=3, bandwidth=1): k: k: 3 is not an even number"),
         ("hybrid_cube_mesh(4, bandwidth=1)", "hybrid_cube_mesh(4, bandwidth=1): gpus: a hybrid cube mesh has 8 GPUs, not 4"),
-        ("dgx-h100(gpus=12)", "dgx-h100(gpus=12): gpus: gpus: 12 is not whole nodes of 8; write 16"),
+        ("dgx-h100(gpus=12)", "dgx-h100(gpus=12): gpus: 12 GPUs are not whole nodes of 8; write 16"),
         ("bus(4, bandwidth=1, reverse_bandwidth=2)", "bus(4, bandwidth=1, reverse_bandwidth=2): reverse_bandwidth: a bus"),
         ("dgx-2(inter_node={bandwidth: 50 GX/s})", "dgx-2(inter_node={bandwidth: 50 GX/s}): inter_node.bandwidth: unknown"),
         ("ring", "ring: bandwidth: 'bandwidth' is missing; write for example 'ring(bandwidth=100 GB/s)'"),

@@ -61,6 +61,32 @@ def test_a_block_with_one_step_gives_its_trace() -> None:
 
 
 @needs_torch
+@pytest.mark.parametrize("fake", [False, True])
+def test_the_passes_that_an_optimizer_asks_for_are_passes(fake: bool) -> None:
+    """LBFGS calls the model and its backward pass within its own step."""
+    import torch
+
+    from triosim.tracer.fake_device import fake_capture
+
+    device = "cuda" if fake else "cpu"
+    with fake_capture(skip=0) if fake else capture() as captured:
+        model = torch.nn.Linear(8, 3).to(device)
+        optimizer = torch.optim.LBFGS(model.parameters(), max_iter=1)
+        data = torch.randn(4, 8).to(device)
+
+        def closure() -> torch.Tensor:
+            optimizer.zero_grad()
+            loss: torch.Tensor = model(data).square().sum()
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+    products = [one.phase for one in captured.trace.operators if one.name in ("aten::linear", "aten::addmm")]
+    assert products == ["forward"]
+    assert {one.phase for one in captured.trace.operators} == {"forward", "backward", "optimizer"}
+
+
+@needs_torch
 def test_a_block_with_many_steps_measures_some_without_the_profiler() -> None:
     model, optimizer, step = small_network()
     with capture(model, optimizer, skip=2, steps=2) as captured:

@@ -39,6 +39,13 @@ for inputs, targets in loader:
 """
 
 
+UNLIKE = """    while first:
+        for _ in range(50):
+            model(inputs).sum().backward()
+        first = False
+"""
+
+
 @pytest.fixture
 def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
@@ -98,6 +105,16 @@ def test_one_step_has_nothing_to_vary_from(script: Path, capsys: pytest.CaptureF
     said = capsys.readouterr().err
     assert "the profiler adds" in said
     assert "steps vary by" not in said
+
+
+def test_a_step_unlike_the_others_is_no_part_of_one(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The step that was profiled ran the model fifty times more than those after it."""
+    text = script.read_text(encoding="utf-8").replace("    optimizer.step()\n", UNLIKE + "    optimizer.step()\n")
+    script.write_text("first = True\n" + text, encoding="utf-8")
+    assert run(["capture", "-o", "a.json", "--skip", "0", "--warmup", "0", "--steps", "2", str(script)]) == 0
+    said = capsys.readouterr().err
+    assert "the steps are not alike" in said
+    assert "% of that" not in said
 
 
 def test_without_an_output_the_trace_is_named_after_the_script(script: Path) -> None:
@@ -251,6 +268,13 @@ def test_an_operator_without_a_known_shape_is_named_with_the_script_s_line(
     assert not (tmp_path / "t.json").exists()
 
 
+def test_nested_tensors_are_said_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    line = "torch.nested.nested_tensor([data, data[:1]], layout=torch.jagged)"
+    assert captured(tmp_path, line, "optimizer.step()", "--fake") == 2
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert "train.py: line 10: nested tensors are not captured without a GPU; pad them, or capture on a GPU" in said
+
+
 @pytest.mark.parametrize("fake", [[], ["--fake"]])
 def test_ctrl_c_leaves_no_file(tmp_path: Path, capsys: pytest.CaptureFixture[str], fake: list[str]) -> None:
     path = tmp_path / "stopped.py"
@@ -269,10 +293,11 @@ def test_a_full_disk_is_said(script: Path, capsys: pytest.CaptureFixture[str]) -
     )
 
 
-def test_where_files_may_not_grow_nothing_is_left_behind(script: Path) -> None:
+@pytest.mark.parametrize("options", [["--fake", "train.py", "--device", "cuda"], ["--steps", "0", "train.py"]])
+def test_where_files_may_not_grow_nothing_is_left_behind(script: Path, options: list[str]) -> None:
     """In a process of its own, whose files the system keeps small, as a quota does."""
     resource = pytest.importorskip("resource")
-    command = [sys.executable, "-m", "triosim", "capture", "--fake", "-o", "t.json", "train.py", "--device", "cuda"]
+    command = [sys.executable, "-m", "triosim", "capture", "-o", "t.json", *options]
     ran = subprocess.run(
         command,
         cwd=script.parent,
@@ -283,7 +308,10 @@ def test_where_files_may_not_grow_nothing_is_left_behind(script: Path) -> None:
         check=False,
     )
     assert ran.returncode == 2, ran.stderr
-    assert ran.stderr.splitlines()[-1] == "triosim: error: t.json: could not be written: File too large"
+    if "--fake" in options:
+        assert ran.stderr.splitlines()[-1] == "triosim: error: t.json: could not be written: File too large"
+    else:
+        assert "profiler.json: the profiler could not write it" in ran.stderr.splitlines()[-1]
     assert [one.name for one in script.parent.iterdir()] == ["train.py"]
 
 

@@ -94,6 +94,16 @@ def test_ddp_reduces_each_gradient_once_and_waits_for_each_bucket(options: dict[
     assert max(issued) < first_wait <= last + 1
 
 
+@pytest.mark.parametrize("skip", [1, 2])
+def test_ddp_with_a_static_graph_says_that_its_second_step_is_not_like_the_later_ones(skip: int) -> None:
+    with fake_capture("H100-SXM", world=2, skip=skip) as capture:
+        dist.init_process_group("nccl")
+        step = steps(DistributedDataParallel(network(), static_graph=True))
+        for _ in range(3):
+            step()
+    assert ["--skip 2" in note for note in capture.notes] == ([True] if skip == 1 else [])
+
+
 def test_ddp_copies_a_bucket_when_it_was_reduced_and_not_before_a_later_one_was() -> None:
     trace, _ = captured(lambda: steps(DistributedDataParallel(network(), bucket_cap_mb=0.01)))
     positions = [mark.position for mark in trace.marks if mark.kind == "wait_work"]
@@ -176,6 +186,15 @@ def test_fsdp2_gathers_every_parameter_twice_and_scatters_each_gradient_once() -
     streams = {one.communication.kind: one.stream for one in trace.operators if one.communication is not None}
     assert streams == {"all_gather": "all_gather", "reduce_scatter": "reduce_scatter"}
     assert {mark.stream for mark in trace.marks} >= {"compute", "all_gather", "all_gather_copy_in", "reduce_scatter"}
+
+
+def test_what_fsdp2_gathers_is_communication_and_not_an_activation() -> None:
+    """Packed for the collective, and unpacked into whole parameters: a layer's bytes each; activations are smaller."""
+    trace, _ = captured(sharded())
+    whole = [one for one in trace.storages if one.category == "communication" and one.nbytes >= 4 * WIDTH * HIDDEN]
+    assert whole
+    held = max(one.nbytes for one in trace.storages if one.category == "activation")
+    assert held <= BATCH * HIDDEN * BYTES
 
 
 def test_fsdp2_that_keeps_its_parameters_gathers_them_once() -> None:
@@ -394,6 +413,27 @@ def test_collectives_of_a_script_are_what_nccl_tests_would_call_their_size() -> 
     assert found[-1][0] == "barrier"
     reduction = communications(trace, "reduce")[0]
     assert waits(trace)[reduction.work] == 1
+
+
+def test_gradients_that_the_script_reduces_by_itself_are_communication_of_the_backward_pass() -> None:
+    def train() -> Step:
+        model = network()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def step() -> None:
+            optimizer.zero_grad()
+            model(torch.randn(BATCH, WIDTH, device="cuda")).sum().backward()
+            for parameter in model.parameters():
+                dist.all_reduce(parameter.grad)
+            norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            dist.all_reduce(norm)
+            optimizer.step()
+
+        return step
+
+    trace, _ = captured(train)
+    found = [(one.phase, one.layer) for one in trace.operators if one.communication is not None]
+    assert found == [("backward", "communication")] * 4 * LAYERS + [("optimizer", "optimizer")]
 
 
 def test_an_all_to_all_says_what_it_sends_to_each_rank_where_the_parts_differ() -> None:

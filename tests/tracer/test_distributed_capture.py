@@ -131,6 +131,15 @@ def test_a_rank_that_fails_says_so_with_its_traceback(tmp_path: Path, capfd: pyt
     assert "ValueError: rank one is odd" in capfd.readouterr().err
 
 
+@pytest.mark.parametrize("axes", [("--tensor-parallel", "4"), ("--tensor-parallel", "2")])
+def test_the_example_of_tensor_parallelism_is_captured_whose_optimizer_runs_lists(axes: tuple[str, str]) -> None:
+    """On a GPU an optimizer takes all parameters at once, and DTensor refuses lists of divided and plain ones."""
+    script = Path(__file__).resolve().parents[2] / "examples" / "train" / "tensor_parallel.py"
+    found = capture_ranks(script, ["--model", "tiny", "--sequence", "16", "--steps", "2", *axes], world=4, ranks=[0])
+    names = [one.name for one in found.streams.traces[0].operators if one.phase == "optimizer"]
+    assert "aten::_foreach_addcdiv_" in names
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [

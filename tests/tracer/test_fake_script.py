@@ -23,7 +23,7 @@ from triosim.tracer.recorder import CaptureWarning  # noqa: E402
 PATCHED = (
     *(torch, torch._C, torch.cuda, torch.cuda.memory, torch.cuda.random, torch.cuda.nvtx, torch.cuda.streams),
     *(torch.accelerator, torch.accelerator.memory, torch.Tensor, torch.UntypedStorage, torch.nn.Module, torch.utils),
-    *(torch.version, torch.backends.cuda, DataLoader, FakeTensor, FakeTensorMode),
+    *(torch.version, torch.backends.cuda, torch.backends.cudnn, DataLoader, FakeTensor, FakeTensorMode),
     importlib.import_module("torch.nn.attention.flex_attention"),
 )
 LISTS = tuple(importlib.import_module(name) for name in ("torch.optim.optimizer", "torch.utils._foreach_utils"))

@@ -201,3 +201,32 @@ def test_a_wrapped_model_is_found_inside() -> None:
     model: Any = torch.nn.Linear(2, 2)
     assert unwrapped(torch.nn.DataParallel(model)) is model
     assert unwrapped(model) is model
+
+
+TWO = """
+import torch
+first, second = (torch.nn.Linear(4, 4) for _ in range(2))
+optimizers = [torch.optim.AdamW(one.parameters()) for one in (first, second)]
+for step in range({steps}):
+    for one, optimizer in zip((first, second), optimizers):
+        one(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+"""
+
+
+def test_a_step_in_which_another_optimizer_makes_its_states_is_skipped_too(tmp_path: Path) -> None:
+    """The first ends steps: with one skipped, the second would be called for the first time in the step that counts."""
+    states: list[int] = []
+
+    class Counting(Told):
+        def step_begins(self, number: int, seen: Seen) -> None:
+            super().step_begins(number, seen)
+            states.append(len(seen.optimizers))
+
+    told = Counting()
+    run_script(script(tmp_path, TWO.format(steps=4)), [], told, skip=1, steps=2)
+    assert told.calls == [("begins", 0), ("begins", 0), ("ends", 0), ("begins", 1), ("ends", 1)]
+    assert states == [1, 2, 2]
+    with pytest.raises(CaptureError, match="ended after 2 of 3 steps"):
+        run_script(script(tmp_path, TWO.format(steps=2)), [], Told(), skip=1)
+    run_script(script(tmp_path, TWO.format(steps=2)), [], Told())  # the very first step is what was asked for

@@ -126,12 +126,28 @@ def recurrent_flops(operator: Operator) -> float | None:
         return None
     data, hidden = inputs[0], inputs[1]
     weights = [tensor for tensor in inputs[1:] if len(tensor.shape) == 2 and tensor.category == "parameter"]
+    if not weights and "cudnn_rnn" in operator.name:  # of which states have three dimensions; autocast copies weights
+        weights = [tensor for tensor in inputs[1:] if len(tensor.shape) == 2]
     if not weights:  # they, and the biases, have a row for each feature of each gate
         wide = [tensor.shape[0] for tensor in inputs[2:] if len(tensor.shape) == 1]
         rows = wide[0] if wide else _gates(operator.name) * (hidden.shape[-1] if hidden.shape else 0)
         weights = [tensor for tensor in inputs[1:] if len(tensor.shape) == 2 and tensor.shape[0] == rows]
     steps = data.numel / data.shape[-1] if data.shape[-1] else 0.0
     return 2.0 * steps * sum(tensor.numel for tensor in weights) if weights else None
+
+
+def recurrent_steps(operator: Operator) -> float:
+    """Return how many products of a recurrent layer follow upon each other: those of each step and layer, on average.
+
+    Directions run side by side. Of a cell, whose state has two dimensions, there is one.
+    """
+    data = operator.inputs[0] if operator.inputs else None
+    hidden = next((tensor for tensor in operator.inputs[1:] if len(tensor.shape) == 3), None)
+    if data is None or hidden is None or not operator.outputs or not (data.numel and hidden.numel):
+        return 1.0
+    stacked, samples, features = hidden.shape
+    directions = max(operator.outputs[0].shape[-1] // features, 1) if operator.outputs[0].shape else 1
+    return max(data.numel / data.shape[-1] / samples * stacked / directions, 1.0)
 
 
 def _gates(name: str) -> int:

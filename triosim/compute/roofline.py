@@ -6,7 +6,7 @@ Williams, Waterman and Patterson, "Roofline" (CACM 2009). The efficiencies e_c a
 defaults are coarse, rounded fits to the measured tables that docs/compute-models.md names, over all of their GPUs; ``fit``
 replaces those of the classes that a trace has enough operators of. Float32 convolutions run in TF32 where the GPU has it,
 as PyTorch's default is, and products do not: these compute at what the board's power allows, where that is less than their
-part of the peak.
+part of the peak. The products of a recurrent layer's steps wait for each other: it has a launch for each.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from triosim import gpus
-from triosim.compute import doubt, features, rates
+from triosim.compute import doubt, features, products, rates
 from triosim.compute.base import CLASS_EDGES, ComputeModel, Estimates, checked, ratio
 from triosim.compute.operator_kinds import kind_of
 from triosim.compute.operators import Operators, each_once
@@ -106,7 +106,7 @@ class Roofline(ComputeModel):
         used = [self.efficiencies.get(key) or default(key) for key in found.classes]
         compute = np.array([one.compute for one in used])
         memory = np.array([one.memory for one in used])
-        launch = np.array([one.launch for one in used])
+        launch = np.array([one.launch for one in used]) * found.launches
         seconds = np.fmax(found.arithmetic / compute, found.traffic / memory) + launch
         errors = np.array([one.errors for one in used]).reshape(len(used), 3)
         if gpu not in ("", self.gpu):
@@ -159,18 +159,21 @@ def arithmetic_dtype(operator: Operator, gpu: gpus.Gpu, kind: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Ceilings:
-    """Each operator's class, the seconds of its arithmetic and of its bytes at the GPU's peaks, and a factor of its error."""
+    """Each operator's class, the seconds of its arithmetic and of its bytes at the GPU's peaks, a factor of its error, and how
+    many launches follow upon each other in it.
+    """
 
     classes: list[Key]
     arithmetic: Array
     traffic: Array
     factor: Array
+    launches: Array
 
 
 def _ceilings(operators: Sequence[Operator], gpu: gpus.Gpu) -> _Ceilings:
     seen = Operators.of(operators)
     classes: list[Key] = []
-    arithmetic, factor = np.zeros(len(seen)), np.ones(len(seen))
+    arithmetic, factor, launches = np.zeros(len(seen)), np.ones(len(seen)), np.ones(len(seen))
     flops = seen.drivers[:, 0]
     for row, (operator, forward) in enumerate(zip(seen, seen.forwards, strict=True)):
         kind = class_of(operator, forward)
@@ -179,7 +182,9 @@ def _ceilings(operators: Sequence[Operator], gpu: gpus.Gpu) -> _Ceilings:
         if dtype:
             arithmetic[row] = flops[row] * _computed(operator, forward, kind) / _rate(gpu, dtype, kind)
             factor[row] = doubt.of_limited(gpu, dtype) if kind == "product" else 1.0
-    return _Ceilings(classes, arithmetic, seen.drivers[:, 1:].sum(axis=1) / gpu.bandwidth, factor)
+        if features.kind(operator) == "recurrent":
+            launches[row] = products.recurrent_steps(forward or operator)
+    return _Ceilings(classes, arithmetic, seen.drivers[:, 1:].sum(axis=1) / gpu.bandwidth, factor, launches)
 
 
 def _computed(operator: Operator, forward: Operator | None, kind: str) -> float:

@@ -152,7 +152,8 @@ class Step:
     def _phases(self) -> list[Phase]:
         """Return the phase of each call.
 
-        What comes after the last backward node (clipping, say) is the optimizer's, unless a module calls it.
+        What comes after the last backward node (clipping, say) is the optimizer's, unless a module calls it. An optimizer may
+        call the model and its backward pass in its step (LBFGS).
         """
         backward = [
             call.node.name.startswith(ENGINE_PREFIX) or call.node.scope == BACKWARD_SCOPE for call in self.calls
@@ -161,13 +162,13 @@ class Step:
         phases: list[Phase] = []
         for index, call in enumerate(self.calls):
             seeds = call.node.name == "aten::ones_like" and backward[index + 1 : index + 2] == [True]
-            if any(name.startswith(_OPTIMIZER) for name in call.annotations):
-                phases.append("optimizer")
-            elif backward[index] or seeds:
+            optimizes = any(name.startswith(_OPTIMIZER) for name in call.annotations)
+            if call.node.name.startswith(ENGINE_PREFIX) or (not optimizes and (backward[index] or seeds)):
                 phases.append("backward")
+            elif any(name.startswith(LAYER_PREFIX) for name in call.annotations):
+                phases.append("forward")
             else:
-                inside = any(name.startswith(LAYER_PREFIX) for name in call.annotations)
-                phases.append("optimizer" if index > last and not inside else "forward")
+                phases.append("optimizer" if optimizes or index > last else "forward")
         return phases
 
     def _layer(self, call: _Call) -> str:

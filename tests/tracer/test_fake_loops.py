@@ -1,0 +1,67 @@
+"""A loop that waits for a value that is never computed ends, with its line; one that only reads many values goes on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from triosim.errors import CaptureError  # noqa: E402
+from triosim.tracer import recorder_reads  # noqa: E402
+from triosim.tracer.fake_device import FakeDevice  # noqa: E402
+from triosim.tracer.script import run_script  # noqa: E402
+
+SCRIPT = """
+import torch
+layer = torch.nn.Linear(4, 4).cuda()
+optimizer = torch.optim.{optimizer}(layer.parameters(), lr=0.1)
+def closure():
+    loss = layer(torch.ones(2, 4, device="cuda")).square().sum()
+    loss.backward()
+    return loss
+for step in range(2):
+    loss = layer(torch.ones(2, 4, device="cuda")).square().sum()
+    {loop}
+        {body}
+    loss.backward()
+    optimizer.step(closure)
+"""
+A_PASS = "[(loss := loss + layer(torch.ones(2, 4, device='cuda')).square().sum()) for _ in range(8)]"
+
+
+def run(folder: Path, loop: str, body: str, optimizer: str = "SGD") -> list[str]:
+    path = folder / "loop.py"
+    path.write_text(SCRIPT.format(loop=loop, body=body, optimizer=optimizer), encoding="utf-8")
+    with FakeDevice("H100") as device:
+        run_script(path, [], device, skip=1)
+        return device.notes
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recorder_reads, "MOST_READS", 300)
+    monkeypatch.setattr(recorder_reads, "MOST_PASSES", 30)
+
+
+@pytest.mark.filterwarnings("ignore::triosim.tracer.recorder.CaptureWarning")
+@pytest.mark.parametrize(("body", "count"), [("pass", 300), ("loss = loss * 0.5", 300), (A_PASS, 30)])
+def test_a_loop_that_waits_for_a_value_ends_with_its_line(tmp_path: Path, body: str, count: int) -> None:
+    with pytest.raises(CaptureError) as raised:
+        run(tmp_path, "while loss.item() > 0:", body)
+    assert str(raised.value).startswith(f"loop.py:11: a loop does not end: it read a tensor's value {count} times")
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.filterwarnings("ignore::triosim.tracer.recorder.CaptureWarning")
+def test_one_that_reads_a_value_of_each_of_many_tensors_goes_on(tmp_path: Path) -> None:
+    """Of 200 in each of two steps, with an operator between any two."""
+    notes = run(tmp_path, "for _ in range(200):", "(loss + 1).item()")
+    assert [note.partition(": ")[0] for note in notes] == ["loop.py:12"]
+
+
+@pytest.mark.filterwarnings("ignore::triosim.tracer.recorder.CaptureWarning")
+def test_an_optimizer_ends_its_own_loops(tmp_path: Path) -> None:
+    """LBFGS reads losses and directions in each of its iterations."""
+    assert run(tmp_path, "if True:", "pass", "LBFGS")

@@ -1,0 +1,72 @@
+"""What is as long as its contents say has a length without a GPU where something says it."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from collections.abc import Callable, Iterator  # noqa: E402
+from typing import Any  # noqa: E402
+
+from torch import nn  # noqa: E402
+
+from triosim.tracer.fake_device import FakeDevice  # noqa: E402
+
+
+@pytest.fixture
+def device() -> Iterator[FakeDevice]:
+    with FakeDevice("H100-SXM") as entered:
+        yield entered
+
+
+@pytest.mark.filterwarnings("ignore::triosim.tracer.recorder.CaptureWarning")
+@pytest.mark.parametrize(
+    ("call", "shapes"),
+    [
+        (lambda data, numbers: torch.bincount(numbers, minlength=10), [(10,)]),
+        (lambda data, numbers: data.repeat_interleave(numbers, 0, output_size=20), [(20, 4)]),
+        (lambda data, numbers: data.repeat_interleave(torch.full((8,), 3, device="cuda"), 0), [(24, 4)]),
+        (lambda data, numbers: data.repeat_interleave(numbers, 0), [(8, 4)]),
+        (lambda data, numbers: torch.unique_consecutive(numbers, return_counts=True), [(8,), (8,)]),
+        (lambda data, numbers: torch.unique(data, dim=1, return_inverse=True), [(8, 4), (4,)]),
+    ],
+)
+def test_a_result_is_as_long_as_is_said(
+    device: FakeDevice, call: Callable[..., Any], shapes: list[tuple[int, ...]]
+) -> None:
+    data, numbers = torch.randn(8, 4, device="cuda"), torch.randint(0, 8, (8,), device="cuda")
+    found = call(data, numbers)
+    assert [tuple(one.shape) for one in (found if isinstance(found, tuple) else (found,))] == shapes
+
+
+def test_what_is_taken_for_granted_is_said_and_what_is_known_is_not(device: FakeDevice) -> None:
+    data, numbers = torch.randn(8, 4, device="cuda"), torch.randint(0, 8, (8,), device="cuda")
+    data.repeat_interleave(torch.full((8,), 3, device="cuda"), 0)
+    assert device.notes == []
+    with pytest.warns(UserWarning, match="as if it were none of 10 or more"):
+        torch.bincount(numbers, minlength=10)
+    with pytest.warns(UserWarning, match="as if it were True"):
+        assert torch.allclose(data, data + 1)
+    assert len(device.notes) == 2
+
+
+def test_nothing_says_how_many_bins_there_are(device: FakeDevice) -> None:
+    with pytest.raises(RuntimeError, match="bincount"):
+        torch.bincount(torch.randint(0, 8, (8,), device="cuda"))
+
+
+@pytest.mark.parametrize("joined", [False, True])
+def test_the_loss_of_sequences_has_shapes(device: FakeDevice, joined: bool) -> None:
+    """Of 2 samples with 7 steps, 5 labels and targets of 3 and 2: 2 x 7 x (2 * 3 + 1) sums."""
+    layer = nn.Linear(4, 5).cuda()
+    targets = torch.ones(5 if joined else (2, 3), dtype=torch.int64, device="cuda")
+    probabilities = layer(torch.randn(7, 2, 4, device="cuda")).log_softmax(-1)
+    lengths = torch.tensor([7, 7]), torch.tensor([3, 2])
+    nn.functional.ctc_loss(probabilities, targets, *lengths).backward()
+    assert layer.weight.grad is not None
+    assert device.recorder is not None
+    made = {one.name: one.outputs for one in device.recorder.step.operators}
+    _, sums = made["aten::_ctc_loss"]
+    assert device.recorder.step.tensors[sums].shape == (2, 7, 7)
+    assert "aten::_ctc_loss_backward" in made
