@@ -80,11 +80,13 @@ def test_a_language_model_learns_a_step(
     ("script", "arguments"),
     [
         ("fsdp2.py", [*LLAMA, "--checkpoint"]),
+        ("fsdp2.py", [*LLAMA, "--checkpoint", "selective", "--keep", "last", "--foreach"]),
         ("tensor_parallel.py", [*LLAMA, "--sequence-parallel"]),
+        ("tensor_parallel.py", [*LLAMA, "--sequence-parallel", "--loss-parallel"]),
         ("pipeline.py", [*LLAMA, "--dtype", "float32"]),
         ("pipeline.py", [*LLAMA, "--dtype", "float32", "--schedule", "Interleaved1F1B"]),
     ],
-    ids=["fsdp2", "tensor parallel", "pipeline", "interleaved pipeline"],
+    ids=["fsdp2", "fsdp2, selective", "tensor parallel", "loss parallel", "pipeline", "interleaved pipeline"],
 )
 def test_two_ranks_learn_a_step_together(script: str, arguments: list[str]) -> None:
     first, second = run_on_ranks(2, script, *arguments)

@@ -79,7 +79,7 @@ def prepared(model: str, *, checkpoint: bool, length: int) -> tuple[Any, Any, Ca
     dist.init_process_group("nccl")
     mesh = init_device_mesh("cuda", (WORLD,))
     with torch.device("meta"):
-        built = transformer.Transformer(transformer.MODELS[model], recompute=checkpoint)
+        built = transformer.Transformer(transformer.MODELS[model], recompute="full" if checkpoint else None)
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     for module in (*built.layers.values(), built):
         fully_shard(module, mesh=mesh, mp_policy=policy)

@@ -13,15 +13,13 @@ import torch
 import torch.distributed as dist
 import transformer
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     transformer.add_arguments(parser)
     parser.add_argument("--replicas", type=int, default=1, help="shard within as many parts of the ranks (HSDP)")
-    parser.add_argument("--keep", action="store_true", help="keep parameters gathered between forward and backward")
-    parser.add_argument("--float32", action="store_true", help="compute in float32 instead of bfloat16")
+    transformer.add_shard_arguments(parser)
     args = parser.parse_args()
 
     kind = "cuda" if torch.cuda.is_available() else "cpu"
@@ -37,15 +35,11 @@ def main() -> None:
 
     with torch.device("meta"):
         model = transformer.Transformer(transformer.config(args), recompute=args.checkpoint)
-    computed = torch.float32 if args.float32 else torch.bfloat16
-    policy = MixedPrecisionPolicy(param_dtype=computed, reduce_dtype=torch.float32)
-    for layer in model.layers.values():
-        fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=not args.keep)
-    fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=not args.keep)
+    transformer.shard(model, mesh, args)
     model.to_empty(device=kind)
     model.reset_parameters()
 
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=not args.foreach)
     for step in range(args.steps):
         shape = (args.batch_size, args.sequence + 1)
         tokens = torch.randint(0, model.config.vocabulary, shape, device=kind)

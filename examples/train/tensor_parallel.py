@@ -7,6 +7,7 @@ torchrun --nproc-per-node 8 tensor_parallel.py --model 8b --tensor-parallel 2 --
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 
 import torch
@@ -14,23 +15,28 @@ import torch.distributed as dist
 import transformer
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     PrepareModuleInput,
     RowwiseParallel,
     SequenceParallel,
+    loss_parallel,
     parallelize_module,
 )
 
 
-def divide(model: transformer.Transformer, mesh: DeviceMesh, *, sequence: bool) -> None:
-    """Divide heads and hidden widths; with ``sequence``, what is between the layers is divided along the sequence."""
+def divide(model: transformer.Transformer, mesh: DeviceMesh, *, sequence: bool, loss: bool) -> None:
+    """Divide heads and hidden widths; with ``sequence``, what is between the layers is divided along the sequence.
+
+    With ``loss``, each rank has the predictions of its part of the vocabulary, as ``loss_parallel`` wants them.
+    """
     between = Shard(1) if sequence else Replicate()
     whole: dict[str, nn.Module] = {
         "embedding": RowwiseParallel(input_layouts=Replicate(), output_layouts=between),
-        "output": ColwiseParallel(input_layouts=between, output_layouts=Replicate()),
+        "output": ColwiseParallel(
+            input_layouts=between, output_layouts=Shard(-1) if loss else Replicate(), use_local_output=not loss
+        ),
     }
     layer: dict[str, nn.Module] = {
         **{f"attention.{name}": ColwiseParallel() for name in ("query", "key", "value")},
@@ -65,7 +71,8 @@ def main() -> None:
     parser.add_argument(
         "--sequence-parallel", action="store_true", help="divide norms and additions along the sequence"
     )
-    parser.add_argument("--float32", action="store_true", help="compute in float32 instead of bfloat16")
+    parser.add_argument("--loss-parallel", action="store_true", help="leave the predictions divided by vocabulary")
+    transformer.add_shard_arguments(parser)
     args = parser.parse_args()
 
     kind = "cuda" if torch.cuda.is_available() else "cpu"
@@ -75,28 +82,25 @@ def main() -> None:
     tensor = args.tensor_parallel or dist.get_world_size()
     data = dist.get_world_size() // tensor
     mesh = init_device_mesh(kind, (data, tensor), mesh_dim_names=("data", "tensor"))
-    computed = torch.float32 if args.float32 else torch.bfloat16
 
     with torch.device("meta"):
         model = transformer.Transformer(transformer.config(args), recompute=args.checkpoint)
-    divide(model, mesh["tensor"], sequence=args.sequence_parallel)
+    divide(model, mesh["tensor"], sequence=args.sequence_parallel, loss=args.loss_parallel)
     if data > 1:
-        policy = MixedPrecisionPolicy(param_dtype=computed, reduce_dtype=torch.float32)
-        for layer in model.layers.values():
-            fully_shard(layer, mesh=mesh["data"], mp_policy=policy)
-        fully_shard(model, mesh=mesh["data"], mp_policy=policy)
-    else:
-        model.to(computed)
+        transformer.shard(model, mesh["data"], args)
+    elif not args.float32:
+        model.to(torch.bfloat16)
     model.to_empty(device=kind)
     model.reset_parameters()
 
-    optimizer = torch.optim.AdamW(by_mesh(model), lr=1e-4)
+    optimizer = torch.optim.AdamW(by_mesh(model), lr=1e-4, fused=not args.foreach)
     for step in range(args.steps):
         torch.manual_seed(step * data + mesh["data"].get_local_rank())  # ranks of one tensor group read the same tokens
         shape = (args.batch_size, args.sequence + 1)
         tokens = torch.randint(0, model.config.vocabulary, shape, device=kind)
-        loss = transformer.next_token_loss(model(tokens[:, :-1]), tokens[:, 1:])
-        loss.backward()
+        with loss_parallel() if args.loss_parallel else contextlib.nullcontext():
+            loss = transformer.next_token_loss(model(tokens[:, :-1]), tokens[:, 1:])
+            loss.backward()
         optimizer.step()
         optimizer.zero_grad()
         if dist.get_rank() == 0:

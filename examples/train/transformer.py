@@ -6,13 +6,16 @@ RMS norms, rotary positions, grouped queries and gated feed-forward layers, as i
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn import functional
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 
 @dataclass(frozen=True)
@@ -41,7 +44,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--layers", type=int, help="another number of layers")
     parser.add_argument("--batch-size", type=int, default=1, help="samples of each data-parallel rank")
     parser.add_argument("--sequence", type=int, default=8192, help="tokens in a sample")
-    parser.add_argument("--checkpoint", action="store_true", help="compute the layers' activations again")
+    parser.add_argument(
+        "--checkpoint",
+        nargs="?",
+        const="full",
+        choices=("full", "selective"),
+        help="compute the layers' activations again; selective: but attention and every second product",
+    )
     parser.add_argument("--steps", type=int, default=5)
 
 
@@ -115,10 +124,56 @@ class Layer(nn.Module):
         return x + self.feed_forward(self.feed_forward_norm(x))
 
 
+def add_shard_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of what is sharded over ranks."""
+    parser.add_argument(
+        "--keep",
+        nargs="?",
+        const="all",
+        choices=("all", "last"),
+        help="keep parameters gathered between forward and backward, all or the last ones, which are needed at once again",
+    )
+    parser.add_argument("--float32", action="store_true", help="compute in float32 instead of bfloat16")
+    parser.add_argument("--foreach", action="store_true", help="an optimizer of several kernels instead of a fused one")
+
+
+def shard(model: Transformer, mesh: DeviceMesh, args: argparse.Namespace) -> None:
+    """Shard each layer's parameters over the ranks of a mesh, and what is beside the layers together.
+
+    The last ones that are kept are those of the last layer and of what is beside the layers.
+    """
+    computed = torch.float32 if args.float32 else torch.bfloat16
+    policy = MixedPrecisionPolicy(param_dtype=computed, reduce_dtype=torch.float32)
+    last = max(model.layers, key=int)
+    for name, layer in model.layers.items():
+        keep = args.keep == "all" or (args.keep == "last" and name == last)
+        fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=not keep)
+    fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=args.keep is None)
+
+
+def selected() -> Any:
+    """Return contexts of a checkpoint that keeps what attention and every second matrix product made."""
+    kept = {
+        torch.ops.aten._scaled_dot_product_flash_attention.default,
+        torch.ops.aten._scaled_dot_product_efficient_attention.default,
+        torch.ops._c10d_functional.reduce_scatter_tensor.default,
+    }
+    products = {True: 0, False: 0}  # in the forward pass, and when they are computed again
+
+    def policy(context: Any, operator: Any, *_: Any, **__: Any) -> CheckpointPolicy:
+        keep = operator in kept
+        if operator == torch.ops.aten.mm.default:
+            products[context.is_recompute] += 1
+            keep = products[context.is_recompute] % 2 == 1
+        return CheckpointPolicy.MUST_SAVE if keep else CheckpointPolicy.PREFER_RECOMPUTE
+
+    return create_selective_checkpoint_contexts(policy)
+
+
 class Transformer(nn.Module):
     """A Llama, or the part of one that some ``layers`` are; the first part embeds tokens, the last one predicts them."""
 
-    def __init__(self, config: Config, layers: Sequence[int] | None = None, *, recompute: bool = False) -> None:
+    def __init__(self, config: Config, layers: Sequence[int] | None = None, *, recompute: str | None = None) -> None:
         super().__init__()
         layers = range(config.layers) if layers is None else layers
         self.config = config
@@ -133,8 +188,9 @@ class Transformer(nn.Module):
         turn = rotation(self.config, x.shape[1], x.device)
         if self.embedding is not None:
             x = self.embedding(x)
+        again: dict[str, Callable[[], Any]] = {"context_fn": selected} if self.recompute == "selective" else {}
         for layer in self.layers.values():
-            x = checkpoint(layer, x, turn, use_reentrant=False) if self.recompute else layer(x, turn)
+            x = checkpoint(layer, x, turn, use_reentrant=False, **again) if self.recompute else layer(x, turn)
         return x if self.norm is None or self.output is None else self.output(self.norm(x))
 
     def reset_parameters(self) -> None:
