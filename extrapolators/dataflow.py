@@ -54,6 +54,7 @@ class Dataflow:
         self.writes: dict[int, list[tuple[Datum, Tensor]]] = {}
         self.readers: dict[Datum, list[Operator]] = {}  # views are no readers: who uses the view reads the datum
         self.trained: set[Datum] = set()  # what depends on a parameter, and so has a gradient
+        self.tables: set[Datum] = set()  # what depends on no input and no parameter: angles of positions, masks
         self.backward: dict[int, list[Operator]] = {}  # by forward operator, in order
         last: dict[int, Datum] = {}
         for operator in self.forward:
@@ -67,10 +68,16 @@ class Dataflow:
             trained = any(d in self.trained for d, _ in reads) or any(
                 t.category == "parameter" for t in operator.inputs
             )
+            is_table = all(datum in self.tables for datum, _ in reads) and all(
+                tensor.storage in last or tensor.category == "buffer" for tensor in operator.inputs
+            )
+            is_table = is_table and not any(tensor.category == "input" for tensor in operator.outputs)
             for tensor in () if view else operator.outputs:
                 datum = last[tensor.storage] = Datum(operator.id, tensor.storage)
                 self.readers.setdefault(datum, [])
                 self.writes[operator.id].append((datum, tensor))
+                if is_table:
+                    self.tables.add(datum)
                 if trained and tensor.dtype.startswith(("float", "bfloat", "complex")):
                     self.trained.add(datum)
         for operator in everything:

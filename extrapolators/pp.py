@@ -138,7 +138,7 @@ class Pipeline:
         )
 
     def _crossings(self) -> list[Crossing]:
-        """The tensors that cross, in the order in which they are made."""
+        """The tensors that cross, in the order in which they are made. What depends on no data every stage makes for itself."""
         sizes: dict[Datum, float] = {}
         used: dict[tuple[Datum, int], dict[int, Tensor]] = {}
         users: dict[tuple[Datum, int], set[int]] = {}
@@ -147,7 +147,7 @@ class Pipeline:
             for datum, tensor in (*self._flow.writes[operator.id], *self._flow.reads[operator.id]):
                 sizes[datum] = max(sizes.get(datum, 0.0), tensor.nbytes)
             for datum, tensor in self._flow.reads[operator.id]:
-                if self._stage_of[datum.maker] != stage:
+                if self._stage_of[datum.maker] != stage and datum not in self._flow.tables:
                     used.setdefault((datum, stage), {})[tensor.id] = tensor
                     users.setdefault((datum, stage), set()).add(operator.id)
         order = {operator.id: index for index, operator in enumerate(self._flow.forward)}

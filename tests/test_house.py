@@ -53,7 +53,7 @@ FLOORS = (
         *(f"triosim.networks.calibration.{name}" for name in ("judging", "run")),
     ),
     (
-        *("triosim.extrapolators", "triosim.memory"),
+        *("triosim.extrapolators", "triosim.memory", "triosim.models"),
         *(f"triosim.tracer.{name}" for name in ("measure", "benchmark_cases")),
     ),
     (
@@ -71,6 +71,7 @@ FLOORS = (
         *(
             "triosim.cli_calibrate",
             "triosim.cli_capture",
+            "triosim.cli_describe",
             "triosim.cli_memory",
             "triosim.cli_schedule",
             "triosim.__main__",

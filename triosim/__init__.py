@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from triosim.errors import TriosimError as TriosimError
+    from triosim.models.describing import describe as describe
     from triosim.networks.topology import Topology as Topology
     from triosim.result import Result as Result
     from triosim.simulation import simulate as simulate
@@ -30,6 +31,7 @@ __all__ = [
     "Topology",
     "Trace",
     "TriosimError",
+    "describe",
     "load_trace",
     "save_trace",
     "simulate",
@@ -43,6 +45,7 @@ _PLACES = {
     "Topology": ("triosim.networks.topology", "Topology"),
     "Trace": ("triosim.trace", "Trace"),
     "TriosimError": ("triosim.errors", "TriosimError"),
+    "describe": ("triosim.models.describing", "describe"),
     "load_trace": ("triosim.trace_formats", "read"),
     "save_trace": ("triosim.trace_formats", "write"),
     "simulate": ("triosim.simulation", "simulate"),

@@ -10,14 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from triosim import gpus
-from triosim.compute.auto import Auto
-from triosim.compute.base import ComputeModel, checked
-from triosim.compute.features import is_free
-from triosim.compute.pricing import predicted as taken_from
-from triosim.trace import Operator, Trace
-
-#: The GPU that is assumed where nobody names one.
-DEFAULT_GPU = "H100-SXM"
+from triosim.compute.base import ComputeModel
+from triosim.compute.prediction import DEFAULT_GPU, predicted
+from triosim.trace import Trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,25 +47,3 @@ def capture_fake(
     return Captured(
         predicted(replace(trace, batch_size=batch_size or seen.batch_size or trace.batch_size), model), notes
     )
-
-
-def predicted(trace: Trace, model: ComputeModel | None = None) -> Trace:
-    """Return a trace without times with those that a compute model expects on its GPU; by default the best of ours.
-
-    What only makes a view takes none, and what communicates takes what the network says. Raises ``OptionError`` for a GPU
-    that is not in the catalogue.
-    """
-    target = gpus.find(trace.gpu)
-    model = model or Auto()
-    working = [operator for operator in trace.operators if _works(operator)]
-    found = checked(model.estimate(working, target.name), working, model)
-    priced = {
-        operator.id: taken_from(replace(operator, seconds=float(found.seconds[row])), found, row)
-        for row, operator in enumerate(working)
-    }
-    operators = tuple(priced.get(operator.id) or replace(operator, seconds=0.0) for operator in trace.operators)
-    return replace(trace, operators=operators, times="predicted", step_seconds=None)
-
-
-def _works(operator: Operator) -> bool:
-    return operator.communication is None and not is_free(operator)

@@ -16,9 +16,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from triosim import gpus
-from triosim.capturing import DEFAULT_GPU, predicted
 from triosim.capturing_processes import Finding, Fleet, Job
 from triosim.compute.base import ComputeModel
+from triosim.compute.prediction import DEFAULT_GPU, predicted
 from triosim.errors import CaptureError, OptionError
 from triosim.task_streams import TaskStreams
 

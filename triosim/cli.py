@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from triosim import __version__, cli_calibrate, cli_capture, cli_memory, cli_schedule
+from triosim import __version__, cli_calibrate, cli_capture, cli_describe, cli_memory, cli_schedule
 from triosim import cli_conditions as c
 from triosim import cli_options as o
 from triosim.cli_command import QuickCommand, QuickGroup
@@ -37,6 +37,7 @@ app = typer.Typer(
 app.add_typer(cli_calibrate.app, name="calibrate")
 app.command(cls=QuickCommand)(cli_memory.memory)
 app.command(cls=QuickCommand)(cli_schedule.schedule)
+app.command(cls=QuickCommand)(cli_describe.describe)
 app.command(cls=cli_capture.CaptureCommand)(cli_capture.capture)
 
 

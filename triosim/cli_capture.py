@@ -144,12 +144,12 @@ def capture(
     A distributed script, as 64 ranks would run it:
     [cyan]triosim capture --fake --world 64 -o streams.json.gz train.py[/]
     """
-    from triosim.output import check_outputs
+    from triosim.output import check_outputs, check_trace_name
     from triosim.trace_formats import write
 
     target = output or f"{Path(script).stem}.trace.json.gz"
     check_outputs(target, reading=(script,))
-    _check_name(target)
+    check_trace_name(target)
     _check(fake=fake, gpu=gpu, device=device, world=world, ranks=ranks)
     _check_counts(world=world, skip=skip, warmup=warmup, steps=steps, batch_size=batch_size)
     trace: Trace | TaskStreams
@@ -166,12 +166,6 @@ def capture(
     if not quiet:
         for line in (*_summary(trace), *assumed, f"written to {target}"):
             print(f"triosim: {line}", file=sys.stderr)
-
-
-def _check_name(target: str) -> None:
-    """Refuse a name under which nobody would look for JSON; a device or a pipe may have any."""
-    if not target.endswith((".json", ".json.gz")) and (Path(target).is_file() or not Path(target).exists()):
-        raise OptionError("is no name of a trace", where=f"--output {target}", fix="end it in .json or .json.gz")
 
 
 def _check(*, fake: bool, gpu: str | None, device: str, world: int | None, ranks: str | None) -> None:
@@ -200,11 +194,12 @@ def _check_counts(**counts: int | None) -> None:
 
 def _fake(script: str, arguments: Sequence[str], gpu: str | None, skip: int | None, batch_size: int | None) -> Trace:
     from triosim import capturing
+    from triosim.compute.prediction import DEFAULT_GPU
 
     found = capturing.capture_fake(
         script,
         arguments,
-        gpu=gpu or capturing.DEFAULT_GPU,
+        gpu=gpu or DEFAULT_GPU,
         skip=1 if skip is None else skip,
         batch_size=batch_size,
     )
@@ -220,14 +215,15 @@ def _ranks(
     skip: int | None,
     batch_size: int | None,
 ) -> CapturedStreams:
-    from triosim import capturing, capturing_ranks
+    from triosim import capturing_ranks
+    from triosim.compute.prediction import DEFAULT_GPU
 
     return capturing_ranks.capture_ranks(
         script,
         arguments,
         world=world,
         ranks=ranks or "auto",
-        gpu=gpu or capturing.DEFAULT_GPU,
+        gpu=gpu or DEFAULT_GPU,
         skip=1 if skip is None else skip,
         batch_size=batch_size,
     )

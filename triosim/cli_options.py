@@ -22,10 +22,10 @@ def one_of(option: str, words: Iterable[str]) -> dict[str, Any]:
             raise OptionError(f"'{value}' is not known", where=option, fix=nearest(value, known))
         return value
 
-    return {"callback": check, "autocompletion": _completing(lambda: known)}
+    return {"callback": check, "autocompletion": completing(lambda: known)}
 
 
-def _completing(words: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
+def completing(words: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
     """Return a shell completion over words that are found when they are needed."""
 
     def complete(incomplete: str) -> list[str]:
@@ -40,7 +40,7 @@ def _plugins(group: str) -> Callable[[str], list[str]]:
 
         return plugins.names(cast(plugins.Group, group))
 
-    return _completing(names)
+    return completing(names)
 
 
 def _topologies() -> list[str]:
@@ -54,7 +54,8 @@ def _topologies() -> list[str]:
     ]
 
 
-def _gpu_names() -> list[str]:
+def gpu_names() -> list[str]:
+    """Return the GPUs of the catalogue, and the files here that may be one."""
     from triosim import gpus
 
     return [*(gpu.name for gpu in gpus.catalogue()), *(str(path) for path in sorted(Path().glob("*.yaml")))]
@@ -123,7 +124,7 @@ Gpu = Annotated[
     typer.Option(
         "--gpu",
         metavar="NAME",
-        autocompletion=_completing(_gpu_names),
+        autocompletion=completing(gpu_names),
         rich_help_panel=TIMES,
         show_default=False,
         help="Predict for another GPU than the trace's: a name that 'triosim gpus' lists, or a YAML file.",
@@ -260,7 +261,7 @@ TopologyName = Annotated[
         "--topology",
         "-t",
         metavar="NAME",
-        autocompletion=_completing(_topologies),
+        autocompletion=completing(_topologies),
         rich_help_panel=SYSTEM,
         show_default=False,
         help="dgx-h100, 'ring(8, bandwidth=50 GB/s)' or a YAML file. By default what the trace's GPU usually comes in.",

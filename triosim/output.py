@@ -57,6 +57,12 @@ def check_outputs(*paths: PathLike | None, reading: Iterable[PathLike | None] = 
         seen.add(real)
 
 
+def check_trace_name(target: str) -> None:
+    """Refuse a name under which nobody would look for JSON; a device or a pipe may have any. Raises ``OutputError``."""
+    if not target.endswith((".json", ".json.gz")) and (Path(target).is_file() or not Path(target).exists()):
+        raise OutputError("is no name of a trace", where=f"--output {target}", fix="end it in .json or .json.gz")
+
+
 @contextmanager
 def writing_bytes(path: PathLike) -> Iterator[BinaryIO]:
     """Open ``path`` for bytes; it appears under its name when the block is left without an exception."""

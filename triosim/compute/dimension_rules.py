@@ -344,6 +344,14 @@ def _index(operator: Operator, given: Sequence[Dims]) -> list[Dims] | None:
     return [whole] if tuple(map(size, whole)) == _shape(operator) else None
 
 
+def _put(operator: Operator, given: Sequence[Dims]) -> list[Dims] | None:
+    """Advanced indexing in place: there are as many values as indices."""
+    if len(given) > 2:
+        for one, other in zip(given[1], given[-1], strict=False):
+            join_if(one, other)
+    return _first(operator, given)
+
+
 def _gather(operator: Operator, given: Sequence[Dims]) -> list[Dims] | None:
     return [given[1]] if len(given) > 1 and tuple(map(size, given[1])) == _shape(operator) else None
 
@@ -396,7 +404,8 @@ _FAMILIES: Mapping[Rule, str] = {
     " logsumexp all any count_nonzero nansum median",
     _index: "index",
     _gather: "gather take_along_dim",
-    _first: "index_put index_add index_copy scatter scatter_add masked_fill copy fill zero dropout native_dropout"
+    _put: "index_put index_put_impl",
+    _first: "index_add index_copy scatter scatter_add copy fill zero dropout native_dropout"
     " fused_dropout softmax safe_softmax log_softmax argsort sort roll flip tril triu cumsum cumprod",
     _made: "arange zeros ones full empty rand randn randint new_zeros new_ones new_full new_empty empty_strided"
     " new_empty_strided zeros_like ones_like full_like empty_like rand_like randn_like eye linspace tensor scalar_tensor"

@@ -1,0 +1,126 @@
+"""How values lie in memory, as PyTorch says; and that what cannot be described says why."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+import triosim
+from triosim.cli import run
+from triosim.errors import OptionError, TriosimError
+from triosim.models.layout import contiguous, dense_like, viewed
+
+
+def test_views_have_the_strides_that_pytorch_gives_them() -> None:
+    torch = pytest.importorskip("torch")
+    chance = random.Random(7)
+    views = copies = 0
+    for _ in range(2000):
+        shape = [chance.choice((1, 2, 3, 4)) for _ in range(chance.randint(1, 4))]
+        order = chance.sample(range(len(shape)), len(shape))
+        tensor = torch.empty(shape).permute(order)
+        sizes = [*tensor.shape, chance.choice((1, 1, 2))]
+        tensor = tensor.unsqueeze(-1).expand(sizes) if chance.random() < 0.3 else tensor
+        new = list(tensor.shape)
+        for _ in range(chance.randint(1, 3)):  # two lengths joined, or one put elsewhere
+            if len(new) > 1 and chance.random() < 0.7:
+                place = chance.randrange(len(new) - 1)
+                new[place : place + 2] = [new[place] * new[place + 1]]
+            else:
+                new.insert(chance.randrange(len(new) + 1), 1)
+        found = viewed(tuple(tensor.shape), tuple(tensor.stride()), tuple(new))
+        try:
+            strides = tensor.view(new).stride()
+            views += 1
+        except RuntimeError:
+            assert found is None
+            copies += 1
+            continue
+        assert found is not None
+        assert [one for one, length in zip(found, new, strict=True) if length > 1] == [
+            one for one, length in zip(strides, new, strict=True) if length > 1
+        ]
+    assert min(views, copies) > 100
+
+
+def test_results_lie_as_pytorch_lays_them() -> None:
+    torch = pytest.importorskip("torch")
+    for order in ((0, 1, 2, 3), (0, 2, 1, 3), (3, 1, 0, 2)):
+        tensor = torch.empty(2, 3, 4, 5).permute(order)
+        part = tensor[..., : tensor.shape[-1] - 1]
+        for one in (tensor, part):
+            assert dense_like(tuple(one.shape), tuple(one.stride())) == (one + one).stride()
+    assert contiguous((2, 3, 4)) == (12, 4, 1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["lama3-8b"], "unknown model 'lama3-8b'; did you mean 'llama3-8b'?"),
+        (["gpt2", "--dtype", "fp17"], "unknown dtype 'fp17'; known: bfloat16, float16, float32"),
+        (["gpt2", "--optimizer", "adam"], "unknown optimizer 'adam'; did you mean 'adamw'?"),
+        (["gpt2", "--batch", "0"], "0 for batch; give at least 1"),
+        (["gpt2", "--seq", "2048"], "a sequence of 2048 tokens is longer than the 1024 positions of gpt2"),
+        (["resnet50", "--layers", "2"], "layers: the layers of resnet50 are not alike; leave their number out"),
+        (["resnet50", "--seq", "2"], "sequence: resnet50 reads images; leave it out"),
+        (["gpt2", "--dropout", "2"], "--dropout: '2' is no probability; give 0 or more, and less than 1"),
+        (["gpt2", "--gpu", "H10"], "H10"),
+        (["gpt2", "-o", "trace.txt"], "is no name of a trace; end it in .json or .json.gz"),
+    ],
+)
+def test_what_cannot_be_described_is_said_in_one_line(
+    arguments: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run(["describe", *arguments]) == 2
+    assert said in " ".join(capsys.readouterr().err.split())
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("{", "is not JSON"),
+        ("[]", "is no config"),
+        ("{}", "the key 'model_type' is missing"),
+        ('{"model_type": "lama"}', "model_type 'lama' is not known; did you mean 'llama'?"),
+        ('{"model_type": "gpt2", "n_layer": 2}', "the key 'n_embd' is missing"),
+        ('{"model_type": "gpt2", "n_layer": "two"}', "n_layer: 'two' is no size"),
+    ],
+)
+def test_a_config_that_says_too_little_is_named(content: str, said: str, tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(content)
+    with pytest.raises(TriosimError, match=r"config\.json: ") as error:
+        triosim.describe(path)
+    assert said in str(error.value)
+
+
+def test_heads_must_divide_the_features(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"model_type": "gpt2", "n_layer": 1, "n_embd": 100, "n_head": 3}))
+    with pytest.raises(OptionError, match="100 features do not divide by 3 heads"):
+        triosim.describe(path)
+
+
+def test_the_command_writes_a_trace_that_can_be_simulated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "gpt.json.gz"
+    assert run(["describe", "gpt2", "--layers", "1", "--batch", "4", "--seq", "64", "-o", str(path)]) == 0
+    count = (50257 + 1024) * 768 + 12 * 768**2 + 13 * 768 + 2 * 768  # embeddings, a layer, the last norm
+    assert f"{count:,} parameters" in capsys.readouterr().err
+    trace = triosim.load_trace(path)
+    assert (trace.model, trace.batch_size, trace.gpu, trace.times) == ("gpt2", 4, "H100-SXM", "predicted")
+    assert all(one.predicted_by for one in trace.operators if one.seconds)
+    assert run(["simulate", str(path), "-p", "ddp", "-n", "2", "--quiet"]) == 0
+
+
+def test_models_differ_by_what_is_chosen() -> None:
+    flash, math = (triosim.describe("gpt3-125m", layers=1, sequence=256, attention=one) for one in ("flash", "math"))
+    names = [{operator.name for operator in trace.operators} for trace in (flash, math)]
+    assert "aten::_scaled_dot_product_flash_attention" in names[0] - names[1]
+    assert {"aten::baddbmm", "aten::_softmax", "aten::bmm", "aten::native_dropout"} <= names[1]
+    kept = triosim.describe("gpt3-125m", layers=1, sequence=256, dropout=0)
+    assert "aten::native_dropout" not in {operator.name for operator in kept.operators}

@@ -1,0 +1,151 @@
+"""What other parts of triosim need of a described step: batch and length that can be changed, layers that pair, gradients."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from sameness import flops
+from traces import collectives_of, draw, groups_of, planned
+
+import triosim
+from triosim.compute.features import unknown
+from triosim.compute.reshape import rescaled, with_sequence_length
+from triosim.memory import analyse
+from triosim.models import GPT, Llama
+from triosim.models.named import MODELS
+from triosim.tasks import Send
+from triosim.trace import Operator, Trace
+
+NAMES = (
+    "gpt2",
+    "gpt3-1.3b",
+    "llama3-8b",
+    "mixtral-8x7b",
+    "deepseek-v3",
+    "bert-base",
+    "t5-small",
+    "vit_b_16",
+    "resnet18",
+)
+SMALL = GPT(layers=2, hidden=128, heads=4, vocab=512, sequence=64)
+LLAMA = Llama(layers=2, hidden=128, heads=8, kv_heads=4, feed_forward=256, vocab=512)
+
+
+def described(name: str, *, batch: int = 6, sequence: int = 128, **more: object) -> Trace:
+    model = MODELS[name]
+    if hasattr(model, "layers"):
+        more["layers"] = 4 if name.startswith("deepseek") else 2
+    return triosim.describe(name, batch=batch, sequence=sequence if model.sequence else None, **more)  # type: ignore[arg-type]
+
+
+def shapes(operators: list[Operator] | tuple[Operator, ...]) -> list[object]:
+    return [(one.name, [t.shape for t in (*one.inputs, *one.outputs)]) for one in operators]
+
+
+@pytest.mark.parametrize(("attention", "kernels"), [("flash", "fused"), ("math", "eager")])
+@pytest.mark.parametrize("name", NAMES)
+def test_another_batch_size_is_what_would_be_described(name: str, attention: str, kernels: str) -> None:
+    trace, other = (described(name, batch=size, attention=attention, kernels=kernels) for size in (6, 3))
+    found = rescaled(trace.operators, 6, 3)
+    assert found.notes == ()
+    assert shapes(found.operators) == shapes(other.operators)
+
+
+@pytest.mark.parametrize(("attention", "kernels"), [("flash", "fused"), ("math", "eager")])
+@pytest.mark.parametrize("name", [name for name in NAMES if MODELS[name].sequence])
+def test_another_sequence_length_is_what_would_be_described(name: str, attention: str, kernels: str) -> None:
+    trace, other = (described(name, sequence=one, attention=attention, kernels=kernels) for one in (128, 96))
+    assert shapes(with_sequence_length(trace.operators, 6, 128, 96).operators) == shapes(other.operators)
+
+
+@pytest.mark.parametrize("precision", ["plain", "mixed"])
+@pytest.mark.parametrize("name", NAMES)
+def test_every_parameter_has_one_gradient_of_its_shape(name: str, precision: str) -> None:
+    trace = described(name, precision=precision, optimizer="fused-adamw")
+    update = next(one for one in trace.operators if one.name == "aten::_fused_adamw_")
+    count = len(trace.parameters)
+    owned, gradients = update.inputs[:count], update.inputs[count : 2 * count]
+    assert {one.id for one in owned} == set(trace.parameters)
+    assert [one.shape for one in gradients] == [one.shape for one in owned]
+    assert [one.parameter for one in gradients] == [one.id for one in owned]
+    assert {one.dtype for one in owned} == {"float32" if precision == "mixed" else "bfloat16"}
+
+
+@pytest.mark.parametrize("kernels", ["eager", "fused"])
+@pytest.mark.parametrize("attention", ["flash", "math"])
+@pytest.mark.parametrize("model", [SMALL, LLAMA], ids=["gpt", "llama"])
+def test_megatron_reduces_twice_a_layer_and_pass(model: GPT | Llama, attention: str, kernels: str) -> None:
+    """Shoeybi et al. 2019, figure 4; the rest is after the embedding, before the words, in the loss."""
+    trace = triosim.describe(model, batch=4, sequence=64, attention=attention, kernels=kernels)  # type: ignore[arg-type]
+    plan = planned(trace, "tp", 2, tp_style="megatron")
+    activation = 4 * 64 * 128 * 2
+    assert Counter(collectives_of(draw(plan.tasks(0)))) == {
+        ("all_reduce", activation): 1 + 4 * model.layers + 1,
+        ("all_reduce", 4 * 64 * 4): 2,
+    }
+    assert not [note for note in plan.notes if "pair with no other layer" in note]
+
+
+def test_three_dimensions_of_parallelism_run_on_a_described_step() -> None:
+    trace = triosim.describe(SMALL, batch=8, sequence=64, dtype="fp16", attention="math")
+    plan = planned(trace, "dp=2,pp=2,tp=4", tp_style="megatron", micro_batches=2, stages=["transformer.layers.1"])
+    assert plan.world == 16
+    tasks = draw(plan.tasks(0))
+    assert set(groups_of(tasks)) == {"dp", "tp"}
+    sent = [task for task in tasks if isinstance(task, Send)]
+    tied = 512 * 128 * 2 / 4  # a rank's share of the gradient of the words' table, which both stages use
+    assert [task.nbytes for task in sent] == [4 * 64 * 128 * 2, 4 * 64 * 128 * 2, tied]  # two micro-batches of four
+    result = triosim.simulate(
+        trace, "dp=2,pp=2,tp=4", gpus=16, tp_style="megatron", topology="switch(16, bandwidth=100 GB/s)"
+    )
+    assert result.step_time_s > 0
+
+
+def test_stages_make_their_own_angles_of_positions() -> None:
+    """Cosines and sines are the same for every batch: between two layers nothing crosses but the activation."""
+    trace = triosim.describe(LLAMA, batch=4, sequence=64)
+    plan = planned(trace, "pp", 2, micro_batches=2, stages=["model.layers.1"])
+    for rank in range(2):
+        sent = [task.nbytes for task in draw(plan.tasks(rank), rank) if isinstance(task, Send)]
+        assert sent == [2 * 64 * 128 * 2] * 2
+
+
+def test_memory_holds_parameters_gradients_and_two_states() -> None:
+    trace = triosim.describe(SMALL, batch=4, sequence=64)
+    count = sum(one.numel for one in trace.parameters.values())
+    report = analyse(trace, "H100")
+    kept = {one.category: 0 for one in report.usage.lifetimes.items}
+    for one in report.usage.lifetimes.items:
+        kept[one.category] += one.nbytes
+    assert kept["parameter"] == 2 * count
+    assert kept["optimizer_state"] == 4 * count
+
+
+def test_a_gpt_has_the_flops_of_its_formula() -> None:
+    """Narayanan et al. 2021, appendix: 24 B s l h^2 (1 + s / (6 h) + V / (12 l h)) forward, twice that backward."""
+    layers, hidden, words, batch, length = 2, 128, 512, 4, 64
+    trace = triosim.describe(SMALL, batch=batch, sequence=length, attention="math")
+    forward = 24 * batch * length * layers * hidden**2 * (1 + length / (6 * hidden) + words / (12 * layers * hidden))
+    assert flops(trace) == pytest.approx(3 * forward, rel=1e-9)
+
+
+@pytest.mark.parametrize("model", [SMALL, LLAMA], ids=["gpt", "llama"])
+def test_fused_kernels_multiply_the_same_and_move_less(model: GPT | Llama) -> None:
+    eager, fused = (triosim.describe(model, batch=4, sequence=64, kernels=one) for one in ("eager", "fused"))  # type: ignore[arg-type]
+    assert flops(eager) == flops(fused)
+    shapes = [sorted(one.shape for one in either.parameters.values()) for either in (eager, fused)]
+    assert shapes[0] == shapes[1]
+    assert fused.seconds < eager.seconds
+    assert unknown(fused.operators) == []
+
+
+def test_master_copies_take_twelve_bytes_a_parameter() -> None:
+    """Micikevicius et al. 2018: a copy of the parameter and two states, all fp32."""
+    trace = triosim.describe(SMALL, batch=4, sequence=64, dtype="fp16", optimizer="master-adamw")
+    count = sum(one.numel for one in trace.parameters.values())
+    states = {one.storage: one for one in trace.tensors.values() if one.category == "optimizer_state"}
+    assert sum(one.nbytes for one in states.values()) == 12 * count
+    plan = planned(trace, "tp", 2, tp_style="megatron")
+    update = next(one for one in plan.program.operators if one.name == "aten::_fused_adamw_")
+    assert sum(one.numel for one in update.inputs) < 0.6 * 4 * count

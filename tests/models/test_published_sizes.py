@@ -1,0 +1,61 @@
+"""The numbers of parameters that are published of the models with names."""
+
+from __future__ import annotations
+
+import pytest
+
+import triosim
+
+PUBLISHED = {
+    "gpt2": 124_439_808,
+    "gpt2-xl": 1_557_611_200,
+    "llama2-7b": 6_738_415_616,
+    "llama2-70b": 68_976_648_192,
+    "llama3-8b": 8_030_261_248,
+    "llama3-70b": 70_553_706_496,
+    "llama3-405b": 405_853_388_800,
+    "llama3.2-1b": 1_235_814_400,
+    "mistral-7b": 7_241_732_096,
+    "mixtral-8x7b": 46_702_792_704,
+    "mixtral-8x22b": 140_620_634_112,
+    "qwen2-7b": 7_615_616_512,
+    "qwen3-8b": 8_190_735_360,
+    "bert-base": 109_514_298,
+    "bert-large": 335_174_458,
+    "t5-small": 60_506_624,
+    "t5-base": 222_903_552,
+    "t5-v1.1-base": 247_577_856,
+    "vit_b_16": 86_567_656,
+    "vit_h_14": 632_045_800,
+    "resnet18": 11_689_512,
+    "resnet50": 25_557_032,
+    "resnet152": 60_192_808,
+    "resnext50_32x4d": 25_028_904,
+    "wide_resnet50_2": 68_883_240,
+    "vgg11": 132_863_336,
+    "vgg13": 133_047_848,
+    "vgg16_bn": 138_365_992,
+    "densenet121": 7_978_856,
+    "densenet161": 28_681_000,
+}
+
+
+@pytest.mark.parametrize(("name", "count"), PUBLISHED.items())
+def test_a_named_model_has_the_parameters_of_the_published_one(name: str, count: int) -> None:
+    length = None if name[:3] in ("vit", "res", "wid", "vgg", "den") else 8
+    trace = triosim.describe(name, sequence=length, optimizer="none")
+    assert sum(one.numel for one in trace.parameters.values()) == count
+
+
+@pytest.mark.parametrize(
+    ("name", "billions"), [("gpt3-175b", 174.6), ("gpt-18.4b", 18.4), ("gpt-145.6b", 145.6), ("gpt-1008b", 1008.0)]
+)
+def test_gpts_are_as_large_as_their_papers_say(name: str, billions: float) -> None:
+    """Narayanan et al. 2021, table 1; of 175 billion, with 51,200 words and 2,048 positions, equation 2 gives 174.6."""
+    trace = triosim.describe(name, sequence=8, optimizer="none")
+    assert sum(one.numel for one in trace.parameters.values()) / 1e9 == pytest.approx(billions, abs=0.05)
+
+
+def test_deepseek_has_671_billion_parameters() -> None:
+    trace = triosim.describe("deepseek-v3", sequence=8, optimizer="none")
+    assert sum(one.numel for one in trace.parameters.values()) / 1e9 == pytest.approx(671.0, abs=0.05)

@@ -1,0 +1,40 @@
+"""Train a model of transformers that a config.json describes: what tests/models/test_described_captures.py captures.
+
+python train_config.py config.json [autocast dtype]
+"""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+import transformers
+from transformers import AutoConfig
+
+CLASSES = {
+    "bert": transformers.AutoModelForMaskedLM,
+    "t5": transformers.AutoModelForSeq2SeqLM,
+    "vit": transformers.AutoModelForImageClassification,
+}
+
+config = AutoConfig.from_pretrained(sys.argv[1])
+amp = sys.argv[2] if len(sys.argv) > 2 else None
+dtype = torch.bfloat16 if config.model_type in ("mixtral", "deepseek_v3") else torch.float32
+device = torch.device("cuda")
+with device:
+    model = CLASSES.get(config.model_type, transformers.AutoModelForCausalLM).from_config(config).to(dtype).train()
+optimizer = torch.optim.AdamW(model.parameters())
+for _ in range(2):
+    if config.model_type == "vit":
+        batch = {
+            "pixel_values": torch.randn(4, 3, 64, 64, device=device),
+            "labels": torch.randint(0, 10, (4,), device=device),
+        }
+    else:
+        words = torch.randint(0, 512, (4, 48), device=device)
+        batch = {"input_ids": words, "labels": words}
+    with torch.autocast("cuda", getattr(torch, amp or "bfloat16"), enabled=amp is not None):
+        loss = model(**batch).loss
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()

@@ -1,0 +1,198 @@
+"""Models from a ``config.json`` of Hugging Face transformers: its ``model_type`` says which of ours it is.
+
+What a config leaves out and transformers has a default for, ours has too; sizes that tell models apart must be there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from triosim.errors import TriosimError, nearest
+from triosim.models.bert import Bert
+from triosim.models.deepseek import DeepSeek
+from triosim.models.gpt import GPT
+from triosim.models.llama import Llama
+from triosim.models.model import Model
+from triosim.models.t5 import T5
+from triosim.models.vit import ViT
+
+
+class Config:
+    """The keys of a config, and the file that they stand in."""
+
+    def __init__(self, content: Mapping[str, Any], path: str) -> None:
+        self._content = content
+        self.path = path
+
+    def whole(self, key: str, default: int | None = None) -> int:
+        """Return a positive whole number. Raises ``TriosimError`` where it is missing or something else."""
+        value = self._content.get(key)
+        if value is None:
+            if default is None:
+                raise TriosimError(
+                    f"the key '{key}' is missing", where=self.path, fix="it must say a size of the model"
+                )
+            return default
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise TriosimError(
+                f"{key}: {value!r:.40} is no size", where=self.path, fix="give a whole number of 1 or more"
+            )
+        return value
+
+    def optional(self, key: str) -> int | None:
+        """Return a positive whole number, or None where the config has none."""
+        return None if self._content.get(key) is None else self.whole(key)
+
+    def number(self, key: str, default: float) -> float:
+        """Return a number."""
+        value = self._content.get(key, default)
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise TriosimError(f"{key}: {value!r:.40} is no number", where=self.path)
+        return float(value)
+
+    def flag(self, key: str, default: bool) -> bool:
+        """Return whether something is so."""
+        return bool(self._content.get(key, default))
+
+    def labels(self) -> int:
+        """Return how many classes a classifier tells apart: two, where the config names none."""
+        named = self._content.get("id2label")
+        return len(named) if isinstance(named, Mapping) and named else self.whole("num_labels", 2)
+
+    def text(self, key: str, default: str) -> str:
+        """Return a word."""
+        return str(self._content.get(key, default))
+
+
+def read(path: str | os.PathLike[str]) -> Model:
+    """Return the model that a config describes. Raises ``TriosimError`` that names the file and the key."""
+    where = str(path)
+    try:
+        content = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise TriosimError(f"cannot be read: {getattr(error, 'strerror', None) or error}", where=where) from error
+    except ValueError as error:
+        raise TriosimError(f"is not JSON: {error}", where=where) from error
+    if not isinstance(content, dict):
+        raise TriosimError("is no config", where=where, fix="it must be a mapping of keys to sizes")
+    kind = content.get("model_type")
+    if kind is None:
+        raise TriosimError("the key 'model_type' is missing", where=where, fix=f"known: {', '.join(_MAKERS)}")
+    if kind not in _MAKERS:
+        raise TriosimError(f"model_type '{kind}' is not known", where=where, fix=nearest(str(kind), _MAKERS))
+    return _MAKERS[kind](Config(content, where))
+
+
+def _gpt2(config: Config) -> Model:
+    return GPT(
+        layers=config.whole("n_layer"),
+        hidden=config.whole("n_embd"),
+        heads=config.whole("n_head"),
+        vocab=config.whole("vocab_size", 50257),
+        sequence=config.whole("n_positions", 1024),
+        feed_forward=config.optional("n_inner"),
+        dropout=config.number("resid_pdrop", 0.1),
+        style="huggingface",
+        name="gpt2",
+    )
+
+
+def _llama(config: Config) -> Model:
+    kind = config.text("model_type", "llama")
+    heads = config.whole("num_attention_heads")
+    return Llama(
+        layers=config.whole("num_hidden_layers"),
+        hidden=config.whole("hidden_size"),
+        heads=heads,
+        kv_heads=config.whole("num_key_value_heads", heads),
+        feed_forward=config.whole("intermediate_size"),
+        vocab=config.whole("vocab_size"),
+        sequence=config.whole("max_position_embeddings", 4096),
+        head_width=config.optional("head_dim"),
+        tied=config.flag("tie_word_embeddings", False),
+        biased=kind == "qwen2",
+        normed=kind == "qwen3",
+        experts=config.whole("num_local_experts", 8) if kind == "mixtral" else 0,
+        chosen=config.whole("num_experts_per_tok", 2),
+        name=kind,
+    )
+
+
+def _deepseek(config: Config) -> Model:
+    return DeepSeek(
+        layers=config.whole("num_hidden_layers"),
+        hidden=config.whole("hidden_size"),
+        heads=config.whole("num_attention_heads"),
+        feed_forward=config.whole("intermediate_size"),
+        expert_width=config.whole("moe_intermediate_size"),
+        experts=config.whole("n_routed_experts"),
+        chosen=config.whole("num_experts_per_tok"),
+        groups=config.whole("n_group", 1),
+        kept_groups=config.whole("topk_group", 1),
+        shared=config.whole("n_shared_experts", 1),
+        dense=int(config.number("first_k_dense_replace", 0)),
+        query_rank=config.optional("q_lora_rank"),
+        kv_rank=config.whole("kv_lora_rank"),
+        plain=config.whole("qk_nope_head_dim"),
+        turned=config.whole("qk_rope_head_dim"),
+        value=config.whole("v_head_dim"),
+        vocab=config.whole("vocab_size"),
+        sequence=4096,
+    )
+
+
+def _bert(config: Config) -> Model:
+    positions = config.whole("max_position_embeddings", 512)
+    return Bert(
+        layers=config.whole("num_hidden_layers"),
+        hidden=config.whole("hidden_size"),
+        heads=config.whole("num_attention_heads"),
+        feed_forward=config.whole("intermediate_size"),
+        vocab=config.whole("vocab_size", 30522),
+        positions=positions,
+        kinds=config.whole("type_vocab_size", 2),
+        sequence=min(positions, 512),
+        dropout=config.number("hidden_dropout_prob", 0.1),
+    )
+
+
+def _t5(config: Config) -> Model:
+    return T5(
+        layers=config.whole("num_layers"),
+        hidden=config.whole("d_model"),
+        heads=config.whole("num_heads"),
+        head_width=config.whole("d_kv"),
+        feed_forward=config.whole("d_ff"),
+        vocab=config.whole("vocab_size", 32128),
+        buckets=config.whole("relative_attention_num_buckets", 32),
+        gated=config.text("feed_forward_proj", "relu").startswith("gated"),
+        tied=config.flag("tie_word_embeddings", True),
+        dropout=config.number("dropout_rate", 0.1),
+    )
+
+
+def _vit(config: Config) -> Model:
+    return ViT(
+        layers=config.whole("num_hidden_layers"),
+        hidden=config.whole("hidden_size"),
+        heads=config.whole("num_attention_heads"),
+        feed_forward=config.whole("intermediate_size"),
+        patch=config.whole("patch_size", 16),
+        image=config.whole("image_size", 224),
+        classes=config.labels(),
+        dropout=config.number("hidden_dropout_prob", 0.0),
+    )
+
+
+_MAKERS: Mapping[str, Callable[[Config], Model]] = {
+    "gpt2": _gpt2,
+    **dict.fromkeys(("llama", "mistral", "mixtral", "qwen2", "qwen3"), _llama),
+    "deepseek_v3": _deepseek,
+    "bert": _bert,
+    "t5": _t5,
+    "vit": _vit,
+}

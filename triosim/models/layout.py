@@ -1,0 +1,87 @@
+"""How a tensor lies in memory: strides of views and of results, by PyTorch's rules.
+
+A view of a tensor is possible where its strides allow it (``at::detail::computeStride``); what they do not allow is copied
+first. The result of an element-wise operator lies as its first operand of full size does (``TensorIterator``). Strides are
+in elements.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+
+Shape = tuple[int, ...]
+Strides = tuple[int, ...]
+
+
+@lru_cache(maxsize=8192)
+def contiguous(shape: Shape) -> Strides:
+    """Return the strides of a tensor whose last dimension is the densest."""
+    found: list[int] = []
+    step = 1
+    for length in reversed(shape):
+        found.append(step)
+        step *= max(length, 1)
+    return tuple(reversed(found))
+
+
+@lru_cache(maxsize=8192)
+def dense_like(shape: Shape, strides: Strides) -> Strides:
+    """Return strides without gaps in which the dimensions are ordered as in ``strides``."""
+    found = list(strides)
+    step = 1
+    order = sorted(range(len(shape)), key=lambda place: (strides[place], -place))
+    for place in order:
+        found[place] = step
+        step *= max(shape[place], 1)
+    return tuple(found)
+
+
+@lru_cache(maxsize=8192)
+def is_contiguous(shape: Shape, strides: Strides) -> bool:
+    """Whether a tensor lies as ``contiguous`` says; the stride of a dimension of one says nothing."""
+    return all(
+        length == 1 or own == plain for length, own, plain in zip(shape, strides, contiguous(shape), strict=True)
+    )
+
+
+@lru_cache(maxsize=8192)
+def viewed(shape: Shape, strides: Strides, new: Shape) -> Strides | None:
+    """Return the strides of a view in shape ``new``, or None where only a copy could have it."""
+    if shape == new:
+        return strides
+    if not math.prod(shape):
+        return contiguous(new)
+    found: list[int] = [0] * len(new)
+    place = len(new) - 1
+    chunk = 1  # elements of the dimensions so far that lie one after the other
+    viewed_so_far = 1
+    step = strides[-1] if strides else 1
+    for dim in range(len(shape) - 1, -1, -1):
+        chunk *= shape[dim]
+        ends = dim == 0 or (shape[dim - 1] != 1 and strides[dim - 1] != chunk * step)
+        if not ends:
+            continue
+        while place >= 0 and (viewed_so_far < chunk or new[place] == 1):
+            found[place] = viewed_so_far * step
+            viewed_so_far *= new[place]
+            place -= 1
+        if viewed_so_far != chunk:
+            return None
+        if dim > 0:
+            step = strides[dim - 1]
+            chunk = viewed_so_far = 1
+    return tuple(found) if place < 0 else None
+
+
+@lru_cache(maxsize=8192)
+def broadcast(*shapes: Shape) -> Shape:
+    """Return the shape that shapes broadcast to. Raises ``ValueError`` where they do not."""
+    count = max(map(len, shapes))
+    found = []
+    for place in range(-count, 0):
+        lengths = {shape[place] for shape in shapes if len(shape) >= -place} - {1}
+        if len(lengths) > 1:
+            raise ValueError(f"{shapes} do not broadcast")
+        found.append(lengths.pop() if lengths else 1)
+    return tuple(found)

@@ -1,0 +1,63 @@
+"""What a described model is: sizes, and a function that writes its forward pass down; and what may be chosen about a step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from triosim.errors import OptionError
+from triosim.models.tape import Tape, Value
+
+AttentionKind = Literal["flash", "math"]
+KernelKind = Literal["eager", "fused"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choices:
+    """How a step is run. ``kernels`` and ``dropout`` of None are what the model says."""
+
+    attention: AttentionKind = "flash"
+    kernels: KernelKind | None = None
+    dropout: float | None = None
+
+    def fused(self, own: bool = False) -> bool:
+        """Return whether what can be one kernel is, where the model says ``own``."""
+        return own if self.kernels is None else self.kernels == "fused"
+
+    def probability(self, own: float) -> float:
+        """Return with what probability numbers are dropped, where the model says ``own``."""
+        return own if self.dropout is None else self.dropout
+
+
+class Model(Protocol):
+    """A model that can be described. ``sequence`` is the usual length of a sample in tokens; 0 of what reads images."""
+
+    @property
+    def name(self) -> str:
+        """What it is called."""
+
+    @property
+    def sequence(self) -> int:
+        """How long a sample is, where nobody says."""
+
+    def loss(self, tape: Tape, batch: int, sequence: int, choices: Choices) -> Value:
+        """Write the forward pass of one batch down, and return its loss."""
+
+
+def check_heads(features: int, heads: int) -> None:
+    """Raise ``OptionError`` where heads do not share features evenly."""
+    if features % heads:
+        raise OptionError(f"{features} features do not divide by {heads} heads", fix="change one of them")
+
+
+def check_length(sequence: int, positions: int, name: str) -> None:
+    """Raise ``OptionError`` for a sample that is longer than a model can tell positions apart."""
+    if sequence > positions:
+        raise OptionError(
+            f"a sequence of {sequence} tokens is longer than the {positions} positions of {name}", fix="give fewer"
+        )
+
+
+def tokens(tape: Tape, batch: int, sequence: int) -> Value:
+    """Return numbers of words that a network is fed."""
+    return tape.new((batch, sequence), "int64", category="input")
