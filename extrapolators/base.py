@@ -91,7 +91,8 @@ class Extrapolator:
     no size, whatever the number of GPUs; None takes what the other axes leave. ``sums_gradients`` says that the ranks along it
     have the same parameters and see other data, so that what reduces gradients does it along this axis too;
     ``shards_optimizer``, that each of them keeps the optimizer's states of a share of the parameters.
-    ``extra_options`` are the names that it reads from ``options.extra``.
+    ``alike`` says whether ranks along it do the same, False that they differ along it alone; None, that nobody knows, in which
+    case every rank is simulated. ``extra_options`` are the names that it reads from ``options.extra``.
     """
 
     axis: str = ""
@@ -100,6 +101,7 @@ class Extrapolator:
     default_size: ClassVar[int | None] = None
     sums_gradients: ClassVar[bool] = False
     shards_optimizer: ClassVar[bool] = False
+    alike: ClassVar[bool | None] = None
     extra_options: ClassVar[tuple[str, ...]] = ()
 
     #: Set before ``tasks`` is called: the program of one replica, the mesh of this axis alone, and loops over the program.

@@ -25,6 +25,7 @@ class DistributedDataParallel(Extrapolator):
 
     axis = "ddp"
     place = "react"
+    alike = True
     order = DATA_ORDER
     sums_gradients = True
 

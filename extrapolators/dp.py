@@ -37,6 +37,11 @@ class DataParallel(Extrapolator):
     order = DATA_ORDER
     sums_gradients = True
 
+    @property
+    def alike(self) -> bool:  # type: ignore[override]  # it depends on the style
+        """Not where the first rank does for all what the others do not."""
+        return self.options.dp_style != "replicate"
+
     def transform(self, program: Program, mesh: Mesh) -> Program:
         """Return the program that reduces its gradients after the backward pass."""
         require_gradients(program)

@@ -28,6 +28,7 @@ class FullySharded(Extrapolator):
 
     axis = "fsdp"
     place = "react"
+    alike = True
     order = DATA_ORDER - 1  # next to the tensor axis, inside of the replicas
     sums_gradients = True
     shards_optimizer = True

@@ -20,6 +20,7 @@ from triosim.extrapolators.mesh import Mesh, layout
 from triosim.extrapolators.program import Program, single_stage
 from triosim.extrapolators.recompute import recomputed
 from triosim.extrapolators.schedule import accumulate
+from triosim.extrapolators.symmetry import Symmetry
 from triosim.tasks import TaskStream
 from triosim.trace import Trace
 
@@ -41,6 +42,7 @@ class Plan:
     notes: tuple[str, ...]
     known_options: tuple[str, ...]
     work: tuple[tuple[Trace, float], ...]
+    symmetry: Symmetry | None  # of ranks that do the same
     _lowering: Lowering
     _writer: Extrapolator | None = None  # one that writes the tasks itself
 
@@ -106,6 +108,7 @@ def plan(trace: Trace, parallel: Parallel, *, gpus: int | None, options: Paralle
         notes=program.notes,
         known_options=tuple(name for part in parts for name in part.extra_options),
         work=((trace, batch_size * replicas / trace.batch_size),),
+        symmetry=_symmetry(parts, mesh),
         _lowering=lowering,
         _writer=writer,
     )
@@ -132,6 +135,12 @@ def _acting(place: Place, parts: list[Extrapolator], options: ParallelOptions) -
     summing = [part for part in parts if part.sums_gradients]
     if place == "react" and options.training and summing and all(part.place == "shard" for part in summing):
         yield DistributedDataParallel(1, options)
+
+
+def _symmetry(parts: list[Extrapolator], mesh: Mesh) -> Symmetry | None:
+    """The ranks that do the same, where there are any and all parallelisms know."""
+    axes = [part.axis for part in parts if part.alike and part.size > 1]
+    return Symmetry(mesh, axes) if axes and all(part.alike is not None for part in parts) else None
 
 
 def _transformed(part: Extrapolator, program: Program, mesh: Mesh) -> Program:

@@ -43,6 +43,7 @@ class PipelineParallel(Extrapolator):
 
     axis = "pp"
     place = "schedule"
+    alike = False
     order = PIPELINE_ORDER
 
     @property

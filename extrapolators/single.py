@@ -12,6 +12,7 @@ class Single(Extrapolator):
     """Changes nothing."""
 
     axis = "single"
+    alike = True
     default_size = 1
 
     def __init__(self, size: int, options: ParallelOptions) -> None:

@@ -48,6 +48,7 @@ class TensorParallel(Extrapolator):
 
     axis = "tp"
     place = "shard"
+    alike = True
     order = TENSOR_ORDER
 
     def transform(self, program: Program, mesh: Mesh) -> Program:

@@ -27,6 +27,7 @@ class Zero1(Extrapolator):
 
     axis = "zero1"
     place = "react"
+    alike = True
     order = DATA_ORDER - 1
     sums_gradients = True
     shards_optimizer = True

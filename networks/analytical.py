@@ -30,6 +30,8 @@ class AnalyticalNetwork(Network):
     take what was measured. There is one form of collectives, the pipelined one.
     """
 
+    contention = False
+
     def __init__(
         self, env: simpy.Environment, topology: Topology, *, algorithm: str | CollectiveAlgorithm | None = None
     ) -> None:

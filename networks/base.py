@@ -7,9 +7,9 @@ algorithm.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
 import simpy
 from simpy.events import EventPriority
@@ -55,6 +55,9 @@ class Network(ABC):
     ``pipelined`` (the steady state of a chunked algorithm: all its edges at once, after the fill latency). With
     ``record``, a network that can tell fills ``flows`` and ``rates``, for the timeline and for what each link carried when.
     """
+
+    #: Whether what is sent at once slows each other down.
+    contention: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -140,6 +143,15 @@ class Network(ABC):
             self._laid_out[key] = found
             self._kept += found[1]
         return found[0], nbytes if proportional else 1.0
+
+    def edges(
+        self, kind: CollectiveKind, ranks: tuple[int, ...], nbytes: float, *, root: int | None = None
+    ) -> Iterable[tuple[Place, Place]] | None:
+        """Return from where to where a collective sends, in an order that depends on the ranks' places alone.
+
+        It is asked where ranks that do the same are to be simulated once. None: they cannot be, on this network.
+        """
+        return None
 
     def bytes_by_link(self) -> dict[str, float]:
         """Return how many bytes each link has carried; empty for a network that does not count them."""

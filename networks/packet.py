@@ -21,7 +21,7 @@ from triosim.errors import OptionError, nearest
 from triosim.networks import calibrated
 from triosim.networks import kernel as compiled_kernel
 from triosim.networks.base import FlowRecord, Form, LinkRate, Network
-from triosim.networks.collectives.base import CollectiveAlgorithm, Edge, Place, check, check_size
+from triosim.networks.collectives.base import CollectiveAlgorithm, Edge, Pipeline, Place, check, check_size
 from triosim.networks.collectives.schedule import run_pipeline
 from triosim.networks.folding import Fold, Folding
 from triosim.networks.sharing import Sharing
@@ -150,6 +150,20 @@ class PacketNetwork(Network):
             if folded is not None:
                 return folded
         return super().collective(kind, ranks, nbytes, root=root, shares=shares)
+
+    def edges(
+        self, kind: CollectiveKind, ranks: tuple[int, ...], nbytes: float, *, root: int | None = None
+    ) -> Iterable[tuple[Place, Place]]:
+        """Return from where to where a collective sends; see ``Network.edges``."""
+        at = check(kind, ranks, nbytes, self.topology, root=root, shares=None)
+        if self._calibrated is not None:
+            calibrated_plan = self._calibrated.plan(kind, ranks, nbytes, at, None)
+            if calibrated_plan is not None:
+                return [(source, destination) for source, destination, _ in calibrated_plan.pipeline.edges]
+        plan, _ = self._plan(kind, ranks, nbytes, at, None)
+        if isinstance(plan, Pipeline):
+            return [(source, destination) for source, destination, _ in plan.edges]
+        return plan.ends
 
     @property
     def _alone(self) -> bool:

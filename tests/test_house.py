@@ -58,7 +58,7 @@ FLOORS = (
     ),
     (
         *("triosim.engine", "triosim.compute_units", "triosim.pace", "triosim.events", "triosim.unequal"),
-        *("triosim.rank", "triosim.rendezvous", "triosim.recording", "triosim.deadlock"),
+        *("triosim.rank", "triosim.rendezvous", "triosim.recording", "triosim.deadlock", "triosim.folding"),
     ),
     (
         *("triosim.simulation", "triosim.captured_run", "triosim.capturing", "triosim.comparison"),

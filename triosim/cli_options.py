@@ -68,7 +68,7 @@ def _schedules() -> list[str]:
 
 
 #: Completes the names of pipeline schedules, and files.
-schedules = _completing(_schedules)
+schedules = completing(_schedules)
 
 
 def key_values(pairs: Iterable[str]) -> Mapping[str, str]:
@@ -332,6 +332,15 @@ ComputeModel = Annotated[
         autocompletion=_plugins("compute_models"),
         rich_help_panel=TIMES,
         help="What estimates operators of other shapes: auto, linear, roofline, module:Class or file.py:Class.",
+    ),
+]
+Fold = Annotated[
+    bool | None,
+    typer.Option(
+        "--fold/--no-fold",
+        rich_help_panel=SYSTEM,
+        show_default=False,
+        help="Simulate ranks that do the same once: the same results, sooner. By default where there are many.",
     ),
 ]
 PluginOptions = Annotated[

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import simpy
@@ -63,7 +63,8 @@ class Engine:
 
     ``host_overhead`` is the host's cost of a launch, ``timeline`` keeps every task's handle in the recording,
     ``conditions`` say how much computation and communication on one GPU hamper each other, and what happens when; that
-    GPUs are unequal from the start is in their streams.
+    GPUs are unequal from the start is in their streams. ``copies`` says for how many transfers one stands, where not all ranks
+    are simulated.
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class Engine:
         timeline: bool = False,
         progress: Progress | None = None,
         conditions: Conditions | None = None,
+        copies: Callable[[Sequence[int]], int] | None = None,
     ) -> None:
         self.env = env
         self.network = network
@@ -82,7 +84,7 @@ class Engine:
         self.progress = progress
         self.ranks: dict[int, Rank] = {}
         self.recording = Recording(ranks=[], handles=[] if timeline else None)
-        self.rendezvous = Rendezvous(network, self.ranks, self.recording, self._communicated, self._watch)
+        self.rendezvous = Rendezvous(network, self.ranks, self.recording, self._communicated, self._watch, copies)
         self.conditions = conditions or Conditions()
         self.paces: Paces | None = None  # where GPUs do not always compute at the same speed
         self._finished_tasks = 0

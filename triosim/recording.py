@@ -7,8 +7,8 @@ is the time until the last partner arrived; it is exposed where the rank compute
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from triosim.tasks import Compute, Handle, Layers
@@ -173,16 +173,26 @@ TransferKey = tuple[str, str, int, float]
 
 @dataclass(slots=True)
 class Recording:
-    """What a run left behind. ``handles`` holds every task of every rank, in order of issue, when a timeline was asked for."""
+    """What a run left behind. ``handles`` holds every task of every rank, in order of issue, when a timeline was asked for.
+
+    ``computed`` counts runs by the ranks that were simulated, each of which ``stands_for`` those that did the same.
+    """
 
     ranks: list[RankRecord]
     end: float = 0.0
     computed: dict[int, tuple[Compute, dict[int, int]]] = field(default_factory=dict)  # id(task): task, runs by rank
     transfers: dict[TransferKey, TransferCount] = field(default_factory=dict)
     handles: list[Handle] | None = None
+    stands_for: Mapping[int, Sequence[int]] | None = None
 
-    def count(self, key: TransferKey, seconds: float) -> None:
-        """Count one transfer or collective that is over."""
+    def count(self, key: TransferKey, seconds: float, times: int = 1) -> None:
+        """Count one transfer or collective that is over, and stands for so many."""
         counted = self.transfers.setdefault(key, TransferCount())
-        counted.count += 1
-        counted.seconds += seconds
+        counted.count += times
+        counted.seconds += seconds * times
+
+    def unfold(self, stands_for: Mapping[int, Sequence[int]]) -> None:
+        """Let each rank that was simulated stand for several, itself among them."""
+        ranks = [replace(record, rank=rank) for record in self.ranks for rank in stands_for[record.rank]]
+        self.ranks = sorted(ranks, key=lambda record: record.rank)
+        self.stands_for = stands_for

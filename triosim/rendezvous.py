@@ -6,14 +6,14 @@ order. What has met goes to the network, and is through when the network says so
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import simpy
 
 from triosim.errors import SimulationError
 from triosim.rank import Channel, Rank, Side, follow
-from triosim.recording import Recording
+from triosim.recording import Recording, TransferKey
 from triosim.tasks import Batch, Collective, Communicator, Handle, Recv, Send, Task
 
 if TYPE_CHECKING:
@@ -45,7 +45,8 @@ def enlist(rank: Rank, handle: Handle, task: Task) -> None:
 class Rendezvous:
     """Begins collectives, sends and receives; ``finish`` is called for each rank that is through with one.
 
-    ``watch`` is told of each that begins, and calls back when it is through.
+    ``watch`` is told of each that begins, and calls back when it is through. Where only some ranks are simulated, ``copies``
+    says for how many transfers one between some of them stands, and a collective begins with those that are there.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class Rendezvous:
         recording: Recording,
         finish: Callable[[Rank, Handle], None],
         watch: Watch,
+        copies: Callable[[Sequence[int]], int] | None = None,
     ) -> None:
         self.gathering: dict[tuple[Communicator, int], list[Handle]] = {}  # collectives that wait for their last member
         self.posted: dict[tuple[Channel, int], Side] = {}  # sends and receives that wait for the other side
@@ -64,6 +66,8 @@ class Rendezvous:
         self._recording = recording
         self._finish = finish
         self._watch = watch
+        self._copies = copies
+        self._members: dict[Communicator, int] = {}  # how many of a group are simulated
 
     def collective(self, rank: Rank, handle: Handle, task: Collective) -> None:
         """A rank has arrived at a collective; the last of its group starts it."""
@@ -72,7 +76,7 @@ class Rendezvous:
         key = (group, handle.place[0])
         members = self.gathering.setdefault(key, [])
         members.append(handle)
-        if len(members) < len(group.ranks):
+        if len(members) < (len(group.ranks) if self._copies is None else self._simulated(group)):
             return
         del self.gathering[key]
         now = self._env.now
@@ -82,12 +86,21 @@ class Rendezvous:
 
         def done(_: simpy.Event) -> None:
             key = (task.kind, task.label or group.name, len(group.ranks), task.nbytes)
-            self._recording.count(key, self._env.now - now)
+            self._count(key, group.ranks, self._env.now - now)
             for member in members:
                 self._finish(self._ranks[member.rank], member)
 
         event = self._network.collective(task.kind, group.ranks, task.nbytes, root=task.root, shares=task.shares)
         self._watch(task.kind, group.ranks, event, done)
+
+    def _simulated(self, group: Communicator) -> int:
+        """How many members of a group are there to come."""
+        if group not in self._members:
+            self._members[group] = sum(rank in self._ranks for rank in group.ranks)
+        return self._members[group]
+
+    def _count(self, key: TransferKey, ranks: Sequence[int], seconds: float) -> None:
+        self._recording.count(key, seconds, 1 if self._copies is None else self._copies(ranks))
 
     def transfer(self, rank: Rank, handle: Handle, task: Send | Recv) -> None:
         """A rank has arrived at a send or a receive."""
@@ -129,7 +142,9 @@ class Rendezvous:
         other.handle.layers = side.handle.layers = send.layers  # the receiver does not know whose tensors come
 
         def done(_: simpy.Event) -> None:
-            self._recording.count(("send", send.label, 2, send.nbytes), self._env.now - now)
+            self._count(
+                ("send", send.label, 2, send.nbytes), (channel.source, channel.destination), self._env.now - now
+            )
             other.finish(other.rank, other.handle)
             side.finish(side.rank, side.handle)
 

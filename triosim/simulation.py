@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import simpy
 
-from triosim import captured_run, plugins
+from triosim import captured_run, folding, plugins
 from triosim import gpus as catalogue
 from triosim.compute import operator_times as times_from_elsewhere
 from triosim.compute.pricing import on_gpu
 from triosim.compute_units import HostOverhead
+from triosim.conditions import Conditions
 from triosim.conditions import read as read_conditions
 from triosim.engine import Engine, Progress
 from triosim.errors import OptionError, PluginError, TriosimError
@@ -94,6 +95,7 @@ def simulate(
     options: Mapping[str, str] | None = None,
     tokens_per_sample: float | str | None = None,
     price: float | str | None = None,
+    fold: bool | None = None,
     timeline: bool = False,
     links: bool = False,
     progress: Progress | None = None,
@@ -128,6 +130,7 @@ def simulate(
     options: what plug-ins ask for by name: a constructor's keywords, as text.
     tokens_per_sample: for tokens per second; by default what the trace feeds into a table of embeddings.
     price: of a GPU for an hour, for what a step costs; by default the catalogue's, if it has one.
+    fold: whether ranks that do the same are simulated once; by default where there are many. Results are the same.
     timeline: keep every task, for ``Result.save_timeline`` and the Gantt chart.
     links: record what each link carries when, for ``Result.links``, ``link_loads`` and ``plot_links``.
     progress: called now and then with the simulated time and the number of finished tasks.
@@ -178,14 +181,19 @@ def simulate(
     algorithm = None
     if collective is not None:
         algorithm = plugins.make(_found("collective_algorithms", collective), options=chosen)
-    env = simpy.Environment()
-    the_network = plugins.make(
-        _found("networks", network),
-        *(env, system),
-        options=chosen,
-        settings={"algorithm": algorithm, "form": collective_form, "record": timeline or links},
-    )
-    _check_network(the_network)
+
+    def new_network() -> Network:
+        made = plugins.make(
+            _found("networks", network),
+            *(simpy.Environment(), system),
+            options=chosen,
+            settings={"algorithm": algorithm, "form": collective_form, "record": timeline or links},
+        )
+        _check_network(made)
+        found: Network = made
+        return found
+
+    the_network = new_network()
     check_conditions(circumstances, the_network)
     the_plan: Plan | Captured
     with plugins.blamed():
@@ -237,20 +245,40 @@ def simulate(
 
     if host_overhead == "trace" and not any(operator.host_seconds for operator in the_trace.operators):
         notes.append("the trace has no host times, so that a launch costs nothing")
-    engine = Engine(
-        env,
-        the_network,
-        host_overhead=_host_overhead(host_overhead),
-        timeline=timeline,
-        progress=progress,
-        conditions=circumstances,
-    )
+
+    def engine_on(on: Network, copies: folding.CopiesOf | None = None) -> Engine:
+        return Engine(
+            on.env,
+            on,
+            host_overhead=_host_overhead(host_overhead),
+            timeline=timeline,
+            progress=progress,
+            conditions=circumstances,
+            copies=copies,
+        )
+
     with plugins.blamed():
-        streams = {rank: the_plan.tasks(rank) for rank in range(the_plan.world)}
-        if circumstances.uneven:
-            streams = {rank: unequal.stream(rank, stream) for rank, stream in streams.items()}
         notes.extend(unequal_notes(circumstances, the_plan.world))
-        recording = engine.run(streams)
+        recording = None
+        alike = the_plan.symmetry if isinstance(the_plan, Plan) else None
+        if (
+            alike is not None
+            and not timeline
+            and not links
+            and circumstances == Conditions()
+            and folding.repays(fold, the_plan.world)
+        ):
+            try:
+                recording, the_network = folding.run(alike, the_plan.tasks, the_network, engine_on)
+            except folding.NotAlike as found:
+                the_network = new_network()
+                if fold:
+                    notes.append(f"every rank is simulated: {found}")
+        if recording is None:
+            streams = {rank: the_plan.tasks(rank) for rank in range(the_plan.world)}
+            if circumstances.uneven:
+                streams = {rank: unequal.stream(rank, stream) for rank, stream in streams.items()}
+            recording = engine_on(the_network).run(streams)
     notes.extend(without_effect(circumstances, the_network, recording))
 
     from triosim.result import Result

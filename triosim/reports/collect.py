@@ -117,11 +117,10 @@ def collect(
         )
     step = recording.end / steps
     classes = rank_classes(recording)
-    ranks = tuple(_rank_times(record, recording.end, steps) for record in recording.ranks)
+    ranks, launch_wait = _all_ranks(recording, steps)
     exposed = tuple(exposed_shares(recording.ranks, steps))
     collectives = tuple(_collectives(recording, steps))
     found = metrics(step, ranks, classes, steps, exposed, trace, plan, options or MetricOptions())
-    launch_wait = math.fsum(record.launch_wait() for record in recording.ranks) / len(ranks) / steps
     return ResultData(
         step_time_s=step,
         throughput_samples_per_s=plan.global_batch_size / step,
@@ -151,6 +150,20 @@ def _iteration_ends(recording: Recording) -> list[float]:
     marks = [record.iterations for record in recording.ranks]
     count = min((len(times) for times in marks), default=0)
     return [max(times[index] for times in marks) for index in range(count)] or [recording.end]
+
+
+def _all_ranks(recording: Recording, steps: int) -> tuple[tuple[RankTimes, ...], float]:
+    """Return every rank's times, and for how long they wait for launches on average; records that are shared are read once."""
+    found: dict[int, tuple[RankTimes, float]] = {}
+    ranks, waits = [], []
+    for record in recording.ranks:
+        key = id(record.compute)
+        if key not in found:
+            found[key] = _rank_times(record, recording.end, steps), record.launch_wait()
+        times, wait = found[key]
+        ranks.append(replace(times, rank=record.rank))
+        waits.append(wait)
+    return tuple(ranks), math.fsum(waits) / len(ranks) / steps
 
 
 def _rank_times(record: RankRecord, end: float, steps: int) -> RankTimes:
@@ -183,8 +196,11 @@ def rank_classes(recording: Recording) -> list[RankClass]:
             ran.setdefault(rank, []).append((key, count))
     classes: dict[tuple[tuple[int, int], ...], list[int]] = {}
     for rank in sorted(ran):
-        classes.setdefault(tuple(ran[rank]), []).append(rank)
-    return [(ranks, [(tasks[key][0], count) for key, count in ran_by_all]) for ran_by_all, ranks in classes.items()]
+        stands_for = (rank,) if recording.stands_for is None else recording.stands_for[rank]
+        classes.setdefault(tuple(ran[rank]), []).extend(stands_for)
+    return [
+        (sorted(ranks), [(tasks[key][0], count) for key, count in ran_by_all]) for ran_by_all, ranks in classes.items()
+    ]
 
 
 def _layers(classes: list[RankClass], steps: int) -> Iterable[LayerTimes]:

@@ -25,14 +25,18 @@ Seconds = list[float]
 def exposed_shares(records: Iterable[RankRecord], steps: int) -> list[ExposedShare]:
     """Return the exposed communication of a step by axis and layer, the mean over the ranks, the largest first."""
     known: dict[tuple[tuple[Interval, ...], tuple[Span, ...]], Mapping[Cause, Seconds]] = {}
+    seen: dict[int, Mapping[Cause, Seconds]] = {}  # by what ranks that were simulated once share
     by_cause: dict[Cause, list[Seconds]] = {}
     ranks = 0
     for record in records:
         ranks += 1
-        key = tuple(record.compute.merged()), tuple(record.communication.spans)
-        if key not in known:  # equal ranks are looked at once
-            known[key] = causes(record)
-        for cause, seconds in known[key].items():
+        mine = seen.get(id(record.compute))
+        if mine is None:
+            key = tuple(record.compute.merged()), tuple(record.communication.spans)
+            if key not in known:  # equal ranks are looked at once
+                known[key] = causes(record)
+            mine = seen[id(record.compute)] = known[key]
+        for cause, seconds in mine.items():
             by_cause.setdefault(cause, []).append(seconds)
     sums: dict[tuple[str, str], Seconds] = {}
     for (axis, layers), found in by_cause.items():
