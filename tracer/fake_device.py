@@ -110,7 +110,7 @@ class FakeDevice:
         fake_cuda.install(patches, _fake_gpu(self.gpu), devices, recorder)
         patches.on_leaving(lambda: torch._C._accelerator_setDeviceIndex(0))  # the script may have chosen another
         shapes = shape_mode()
-        self.mode = DeviceMode(recorder)
+        self.mode = DeviceMode(recorder, shapes)
         fake_attention.install(patches, self.mode)
         fake_recurrent.install(patches, self.mode)
         fake_sizes.install(patches, self.mode)

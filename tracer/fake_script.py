@@ -99,6 +99,8 @@ def _patches(recorder: Recorder, shapes: FakeTensorMode) -> Iterator[Patch]:
     yield Patch(torch.utils, "swap_tensors", _swap(shapes))
     yield Patch(FakeTensorMode, "avoid_device_init", property(lambda mode: True))
     yield Patch(fake_tensor, "init_gpu_context", lambda device: None, missing="leave")  # asks the driver, in 2.11
+    # PyTorch's own parts look at addresses, of which there are none, and its warning is about each of them.
+    yield Patch(torch._C, "_set_warn_deprecated_on_mutable_data_ptr", lambda tensor: None, missing="leave")
     yield Patch(tensor, "pin_memory", lambda self, device=None: self)
     yield Patch(tensor, "is_pinned", lambda self, device=None: False)
     yield Patch(tensor, "record_stream", lambda self, stream: None)

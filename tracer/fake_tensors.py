@@ -9,7 +9,7 @@ that do not exist, every element is taken to count.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from triosim.trace_formats.execution_trace import ATTRIBUTES
 from triosim.tracer import fake_dtypes, fake_values
+from triosim.tracer.fake_shapes import Shapes
 from triosim.tracer.recorder import Recorder, on_device
 
 #: Tensors that a script makes on the host are real up to this many elements ...
@@ -28,6 +29,7 @@ MOST_MADE = 2**18
 MOST_COMPUTED = 2**24
 
 aten = torch.ops.aten
+_DEVICE = torch.ops.prim.device.default
 _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, FakeTensor))
 #: What changes its arguments in place, returns nothing, and has no shape to compute.
 _IN_PLACE_ONLY = frozenset(("aten::_fused_sgd_", "aten::_fused_adagrad_", "aten::_fused_adam_", "aten::_fused_adamw_"))
@@ -81,6 +83,18 @@ def plain(value: Any) -> Any:
     return value if isinstance(value, (bool, int, float, str)) else int(value)
 
 
+def _add_tensors(found: list[torch.Tensor], values: Iterable[Any]) -> None:
+    """Add the tensors among arguments to a list, in order."""
+    for value in values:
+        kind = type(value)
+        if kind is FakeTensor or isinstance(value, torch.Tensor):
+            found.append(value)
+        elif kind is list or kind is tuple:
+            _add_tensors(found, value)
+        elif isinstance(value, (list, tuple, dict)):
+            found += flat(value)
+
+
 def flat(value: Any) -> Iterator[torch.Tensor]:
     """Yield the tensors of an argument or a result."""
     if isinstance(value, torch.Tensor):
@@ -98,9 +112,15 @@ class DeviceMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     supports_higher_order_operators = True
 
-    def __init__(self, recorder: Recorder) -> None:
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Keep PyTorch from wrapping each call of this mode against its compiler, which a capture leaves out anyway."""
+        return False
+
+    def __init__(self, recorder: Recorder, shapes: FakeTensorMode) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.recorder = recorder
+        self._shapes = Shapes(shapes)
         self._muted = 0
         #: Operators that are run, and recorded, by a function of their own: ``run(operator, arguments, named ones)``.
         self.run_by: dict[Any, Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]] = {}
@@ -135,9 +155,9 @@ class DeviceMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._muted -= 1
 
     def __torch_dispatch__(self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if function is torch.ops.prim.device.default and isinstance(args[0], FakeTensor):
+        if function is _DEVICE and isinstance(args[0], FakeTensor):  # more than half of all calls
             return args[0].fake_device
+        kwargs = kwargs or {}
         if not isinstance(function, OpOverload):
             return self._higher_order(function, args, kwargs)
         for kind in types:
@@ -149,7 +169,10 @@ class DeviceMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         known = self._known.get(function)
         if known is None:
             self._known[function] = known = Known(function)
-        given = [*flat(args), *flat(kwargs)]
+        given: list[torch.Tensor] = []
+        _add_tensors(given, args)
+        if kwargs:
+            _add_tensors(given, kwargs.values())
         fake = any(hasattr(tensor, "fake_device") for tensor in given)
         if not fake and _is_real(given, args, kwargs):
             with torch._C._DisableTorchDispatch():
@@ -169,12 +192,11 @@ class DeviceMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             result = None
         else:
             stand_ins = _stand_ins(given)
-            if stand_ins:
-                args_, kwargs_ = _replaced(args, stand_ins), _replaced(kwargs, stand_ins)
-            else:
-                args_, kwargs_ = args, kwargs
             try:
-                result = function(*args_, **kwargs_)
+                if stand_ins:
+                    result = function(*_replaced(args, stand_ins), **_replaced(kwargs, stand_ins))
+                else:
+                    result = self._shapes.run(function, given, args, kwargs)
             except NotImplementedError as error:  # without a rule for the shape, PyTorch tries the kernel itself
                 raise UnsupportedOperatorException(function) from error
         if isinstance(result, torch.Tensor):
@@ -316,5 +338,7 @@ def _replaced(value: Any, by: Mapping[int, torch.Tensor]) -> Any:
 
 
 def shape_mode() -> FakeTensorMode:
-    """Return PyTorch's mode that computes shapes alone."""
-    return FakeTensorMode(allow_non_fake_inputs=True)
+    """Return PyTorch's mode that computes shapes alone. Its memory forgets which device is the current one; ours is enough."""
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    mode.cache_enabled = False
+    return mode

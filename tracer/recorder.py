@@ -248,12 +248,12 @@ class Recorder:
 
     def _tensor(self, tensor: Any) -> int:
         block = self.blocks.of(tensor)
-        shape, dtype = tuple(tensor.shape), tensor.dtype
+        shape, dtype = tensor.shape, tensor.dtype
         key = (block.number, shape, tensor.stride(), tensor.storage_offset(), dtype)
         number = self._numbers.get(key)
         if number is None:
             self._numbers[key] = number = len(self.step.tensors)
-            self.step.tensors.append(RawTensor(block, shape, str(dtype).removeprefix("torch.")))
+            self.step.tensors.append(RawTensor(block, tuple(shape), str(dtype).removeprefix("torch.")))
         return number
 
     def stream(self) -> str:

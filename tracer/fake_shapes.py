@@ -1,0 +1,204 @@
+"""What operators return on tensors without contents, remembered: PyTorch's rules for shapes run once for each kind of call.
+
+A training step calls the same operators on the same shapes for each layer and in each step. ``FakeTensorMode`` remembers
+results too, but a hit costs it hundreds of microseconds, for it allows for symbolic shapes, sparse and quantised tensors. Here
+a call is told by its operator, its numbers, and what there is to know of its tensors: sizes, strides, offset, dtype, device,
+dispatch keys, and the bytes of the storage. What it returned is remembered as a recipe: a new tensor, a view of an argument,
+or an argument itself. Calls that a recipe does not tell all of (those that change an argument's shape or its storage,
+that hold a number which PyTorch knows, or return anything else) run by PyTorch's rules each time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+#: Arguments that are told by their type and value.
+_NUMBERS = frozenset(
+    (int, float, bool, complex, str, type(None), torch.dtype, torch.layout, torch.memory_format, torch.Size)
+)
+#: Whose results follow from what the tensors hold, or from how often they were called before.
+_TAGS = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.inplace_view)
+_META = torch.device("meta")
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """A tensor that a call returned: new, or, with ``of``, a view of that of its tensors."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+    dtype: torch.dtype
+    device: torch.device
+    of: int | None
+
+
+#: An argument, by its place among the call's tensors; a tensor; or nothing.
+_Part = int | _Made | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Recipe:
+    """What a call returns: one part, or a tuple or list of parts."""
+
+    parts: tuple[_Part, ...]
+    kind: Callable[[Iterable[Any]], Any] | None
+
+
+class Shapes:
+    """Runs operators on tensors of ``mode``, by its rules for the first of each kind of call."""
+
+    def __init__(self, mode: FakeTensorMode) -> None:
+        self._mode = mode
+        self._recipes: dict[tuple[Any, ...], _Recipe | None] = {}  # None: cannot be told
+        self._follow: dict[Any, bool] = {}  # whether results of an operator follow from what a key says
+        self._attributes: dict[torch.device, dict[str, Any]] = {}  # of a new tensor, as PyTorch sets them
+
+    def run(
+        self, function: Any, given: Sequence[torch.Tensor], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Any:
+        """Return what an operator returns; ``given`` are all tensors among its arguments, in order."""
+        key = self._key(function, args, kwargs)
+        if key is None:
+            return function(*args, **kwargs)
+        recipe = self._recipes.get(key, _NEW)
+        if recipe is None:
+            return function(*args, **kwargs)
+        if recipe is not _NEW:
+            return self._result(recipe, given)
+        before = [(*_state(tensor), tensor.untyped_storage()._cdata) for tensor in given]
+        result = function(*args, **kwargs)
+        same = before == [(*_state(tensor), tensor.untyped_storage()._cdata) for tensor in given]
+        self._recipes[key] = self._recipe(given, result) if same else None
+        return result
+
+    def _key(self, function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...] | None:
+        """Return what tells a call; None where that does not tell what it returns."""
+        follows = self._follow.get(function)
+        if follows is None:
+            self._follow[function] = follows = not any(tag in function.tags for tag in _TAGS)
+        if not follows:
+            return None
+        key: list[Any] = [function, torch.get_default_dtype(), torch.is_inference_mode_enabled()]
+        if not self._describe(args, key):
+            return None
+        if kwargs:
+            key.append(tuple(kwargs))
+            if not self._describe(kwargs.values(), key):
+                return None
+        return tuple(key)
+
+    def _describe(self, values: Iterable[Any], key: list[Any]) -> bool:
+        """Add to a key what tells these arguments; say whether that could be done."""
+        for value in values:
+            kind = type(value)
+            if kind is FakeTensor:
+                if value.constant is not None or value.layout is not torch.strided or value.fake_mode is not self._mode:
+                    return False
+                key += _state(value)
+                key.append(value.dtype)
+                key.append(value.fake_device)
+                key.append(torch._C._dispatch_keys(value).raw_repr())
+            elif kind in _NUMBERS:
+                key.append(kind)
+                key.append(value)
+            elif kind is list or kind is tuple:
+                key.append(len(value))
+                if not self._describe(value, key):
+                    return False
+            elif kind is torch.device:
+                key.append(value)
+                if value.index is None and value.type == "cuda":
+                    key.append(torch.cuda.current_device())
+            else:
+                return False
+        return True
+
+    def _recipe(self, given: Sequence[torch.Tensor], result: Any) -> _Recipe | None:
+        """Return what a result is made of; None where that cannot be told."""
+        kind = type(result) if isinstance(result, (list, tuple)) else None
+        whole = [result] if kind is None else list(result)
+        parts = [self._part(given, one) for one in whole]
+        storages = [one.untyped_storage()._cdata for one, part in zip(whole, parts, strict=True) if _is_new(part)]
+        if any(part is _NEW for part in parts) or len(set(storages)) != len(storages):
+            return None
+        found = _Recipe(tuple(parts), kind)
+        made = self._result(found, given)
+        for one, again in zip(whole, [made] if kind is None else made, strict=True):
+            if one is not None and torch._C._dispatch_keys(one) != torch._C._dispatch_keys(again):
+                return None
+        return found
+
+    def _part(self, given: Sequence[torch.Tensor], tensor: Any) -> Any:
+        if tensor is None:
+            return None
+        if type(tensor) is not FakeTensor or tensor.constant is not None or tensor.layout is not torch.strided:
+            return _NEW
+        places = [place for place, one in enumerate(given) if one is tensor]
+        if places:
+            return places[0] if len(places) == 1 else _NEW
+        if tensor.requires_grad or tensor.fake_mode is not self._mode:
+            return _NEW
+        shape, stride, offset, storage, nbytes = *_state(tensor)[:3], tensor.untyped_storage()._cdata, 0
+        owners = [place for place, one in enumerate(given) if one.untyped_storage()._cdata == storage]
+        made = _Made(shape, stride, offset, tensor.dtype, tensor.fake_device, owners[0] if owners else None)
+        if not owners:
+            with torch._C._DisableTorchDispatch():
+                nbytes = _empty(made).untyped_storage().nbytes()
+            if offset or nbytes != tensor.untyped_storage().nbytes():
+                return _NEW
+        return made if len(owners) < 2 else _NEW
+
+    def _result(self, recipe: _Recipe, given: Sequence[torch.Tensor]) -> Any:
+        """Return what a recipe tells, of the tensors of another call of the same kind."""
+        if recipe.kind is None:
+            return self._one(recipe.parts[0], given)
+        return recipe.kind([self._one(part, given) for part in recipe.parts])
+
+    def _one(self, part: _Part, given: Sequence[torch.Tensor]) -> Any:
+        if part is None:
+            return None
+        if type(part) is int:
+            return given[part]
+        assert isinstance(part, _Made)
+        with torch._C._DisableTorchDispatch():
+            if part.of is None:
+                element = _empty(part)
+            else:
+                element = torch.empty((0,), dtype=part.dtype, device=_META)
+                element.set_(given[part.of].untyped_storage(), part.offset, part.shape, part.stride)
+        return self._tensor(element, part.device)
+
+    def _tensor(self, element: torch.Tensor, device: torch.device) -> FakeTensor:
+        """Return ``FakeTensor(mode, element, device)``, whose attributes are those of any other one."""
+        known = self._attributes.get(device)
+        if known is None:
+            first = FakeTensor(self._mode, element, device)
+            self._attributes[device] = dict(vars(first))
+            return first
+        made: FakeTensor = torch.Tensor._make_subclass(
+            FakeTensor, element, False, dispatch_device=True, device_for_backend_keys=device
+        )
+        vars(made).update(known)
+        return made
+
+
+_NEW: Any = object()
+
+
+def _is_new(part: Any) -> bool:
+    return isinstance(part, _Made) and part.of is None
+
+
+def _state(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Return what a call may change in a tensor beside its contents."""
+    return tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.untyped_storage().nbytes()
+
+
+def _empty(made: _Made) -> torch.Tensor:
+    return torch.empty_strided(made.shape, made.stride, dtype=made.dtype, device=_META)
