@@ -97,7 +97,15 @@ class FakeDevice:
         import torch._inductor.utils  # both ask for CUDA when they are imported
         import torch.distributed
 
-        from triosim.tracer import fake_attention, fake_cuda, fake_driver, fake_recurrent, fake_script, fake_sizes
+        from triosim.tracer import (
+            fake_attention,
+            fake_cuda,
+            fake_driver,
+            fake_kernels,
+            fake_recurrent,
+            fake_script,
+            fake_sizes,
+        )
         from triosim.tracer.fake_tensors import DeviceMode, shape_mode
         from triosim.tracer.recorder import Recorder
 
@@ -114,6 +122,7 @@ class FakeDevice:
         fake_attention.install(patches, self.mode)
         fake_recurrent.install(patches, self.mode)
         fake_sizes.install(patches, self.mode)
+        fake_kernels.install(patches)
         fake_script.install(patches, recorder, shapes)
         recorder.install(patches)
         if self.world is not None:

@@ -8,6 +8,7 @@ output is shown for the first rank alone; that of another one when it fails.
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import importlib
 import json
@@ -92,8 +93,7 @@ class Fleet:
             self._method = "forkserver"
             multiprocessing.get_context("forkserver").set_forkserver_preload([*_SLOW, __name__])
         else:
-            for name in _SLOW:
-                importlib.import_module(name)
+            _import_slow()
         return self
 
     def __exit__(
@@ -173,6 +173,19 @@ class Fleet:
             what, where, fix = said["error"]
             raise CaptureError(f"rank {rank}: {what}", where=where, fix=fix)
         return said
+
+
+def _import_slow() -> None:
+    """Import what takes long; what it makes stays, so that nobody looks for garbage in it, here or in the forked processes."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        for name in _SLOW:
+            importlib.import_module(name)
+    finally:
+        if collects:
+            gc.enable()
+    gc.freeze()
 
 
 def _capture(job: Job, rank: int, connection: Connection, folder: Path, shown: bool) -> None:

@@ -1,8 +1,7 @@
 """Train a Llama by a script of ``examples/train``, but with the operators that torchtitan's Llama had in October 2024.
 
 Norms are made of single operators, keys and values are repeated for each of the heads that share them, and positions turn
-complex numbers. What is kept for the backward pass depends on it. The gradient of SiLU is one kernel on a GPU; a PyTorch
-without CUDA takes it apart on a GPU that is not there, unless it is told that there is a kernel.
+complex numbers. What is kept for the backward pass depends on it.
 
 torchrun --nproc-per-node 4 torchtitan_llama.py fsdp2.py --model 70b --sequence 8192 --checkpoint
 """
@@ -64,15 +63,6 @@ def rotated(x: Tensor, turn: Tensor) -> Tensor:
     turned = torch.view_as_complex(x.float().unflatten(-1, (-1, 2))) * turn[None, :, None]
     return torch.view_as_real(turned).flatten(-2).type_as(x)
 
-
-def no_kernel(*_: object) -> None:
-    """Stand for a kernel that is never run: a capture without a GPU answers with a shape before."""
-    raise NotImplementedError("there is no GPU")
-
-
-if not torch._C._dispatch_has_kernel_for_dispatch_key("aten::silu_backward", "CUDA"):
-    kernels = torch.library.Library("aten", "IMPL")
-    kernels.impl("silu_backward", no_kernel, "CUDA")
 
 angles = transformer.rotation
 transformer.Attention, transformer.rotation = Attention, rotation
