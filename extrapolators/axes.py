@@ -71,18 +71,21 @@ class HeadsDoNotDivideError(Exception):
 
 
 class Axes:
-    """Carries marks through the operators of a step. ``backward`` are those that differentiate each forward operator."""
+    """Carries marks through the operators of a step. ``backward`` are those that differentiate each forward operator.
+
+    ``step`` are the dimensions of the whole step.
+    """
 
     def __init__(
         self, operators: Sequence[Operator], batch_size: int, backward: Mapping[int, Sequence[Operator]], ranks: int
     ) -> None:
-        self._step = Propagation(operators, batch_size)
+        self.step = Propagation(operators, batch_size)
         self._backward = backward
         self._ranks = ranks
 
     def is_fed(self, tensor: Tensor) -> bool:
         """Whether a tensor is one that the network is fed: an input that has a place for each sample, where that is known."""
-        return tensor.category == "input" and (not self._step.is_fed or bool(self._step.follows(tensor, "batch")))
+        return tensor.category == "input" and (not self.step.is_fed or bool(self.step.follows(tensor, "batch")))
 
     def spread(self, operator: Operator, marks: Marks, *, by_heads: bool = False) -> Spread | None:
         """Return what is divided of an operator's tensors if ``marks`` are, of its inputs.
@@ -95,7 +98,7 @@ class Axes:
         divided: list[Axis] = []
         for tensor in operator.inputs:
             if tensor.id not in given:
-                given[tensor.id], axis = self._copied(self._step[tensor], marks.get(tensor.id))
+                given[tensor.id], axis = self._copied(self.step[tensor], marks.get(tensor.id))
                 divided += [axis] if axis is not None else []
         labels = Propagation((operator, *backward), given=given)
         parts = [leaves((axis,)) for axis in divided]
@@ -116,7 +119,7 @@ class Axes:
 
     def seen_as(self, shown: Tensor, mark: Mark, tensor: Tensor, *, by_heads: bool) -> Mark | None:
         """Return the mark of a view that no operator of the trace made, of a tensor that has one."""
-        dims, axis = self._copied(self._step[shown], mark)
+        dims, axis = self._copied(self.step[shown], mark)
         found = viewed(dims, tensor.shape)
         if found is None or axis is None:
             return None
@@ -135,7 +138,7 @@ class Axes:
             return None
         for run in runs if by_heads else ():
             outer = 1
-            axes = expanded(self._step[tensor][run.dim])
+            axes = expanded(self.step[tensor][run.dim])
             for place, axis in enumerate(axes):
                 if axis.heads and run.covers(outer, axis.size):
                     heads = math.prod(one.size for one in takewhile(lambda one: one.heads, axes[place:]))

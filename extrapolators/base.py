@@ -6,9 +6,10 @@ order shard, react, schedule, whatever order the user wrote them in: ``dp=2,pp=4
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar
 
 from triosim.errors import OptionError, nearest
 from triosim.extrapolators.mesh import Mesh
@@ -21,10 +22,11 @@ if TYPE_CHECKING:
     from triosim.extrapolators.lowering import Lowering
 
 Place = Literal["shard", "react", "schedule"]
+Word = TypeVar("Word", bound=str)
 PLACES: tuple[Place, ...] = ("shard", "react", "schedule")
 
 #: Where axes stand in the mesh, fastest first. A plug-in may stand between.
-TENSOR_ORDER, DATA_ORDER, PIPELINE_ORDER = 0, 20, 30
+TENSOR_ORDER, EXPERT_ORDER, CONTEXT_ORDER, DATA_ORDER, PIPELINE_ORDER = 0, 5, 10, 20, 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +37,8 @@ class ParallelOptions:
     replica has the trace's. ``micro_batches`` divide a replica's batch (default: as many as the pipeline has ranks, or as
     its schedule needs). ``stages`` are the layers at which a new pipeline stage starts; ``schedule`` is a pipeline schedule's
     name or file, ``virtual_stages`` how many stages a rank has in an interleaved one. ``gradient_dtype`` is what gradients
-    are reduced in (default: the parameter's). ``recompute`` is the policy by which the backward pass computes activations
+    are reduced in (default: the parameter's). ``sequence_parallel`` divides the sequence, in tensor parallelism of the style
+    "megatron", where features are whole. ``recompute`` is the policy by which the backward pass computes activations
     again. ``dp_style`` "replicate" is ``torch.nn.DataParallel``. ``factor`` says by how many times longer an operator takes
     on a rank, where pipeline stages are to be balanced over unequal GPUs. ``extra`` is for plug-ins.
     """
@@ -49,6 +52,7 @@ class ParallelOptions:
     first_bucket_bytes: float = 1 * 2.0**20
     dp_style: Literal["all-reduce", "replicate"] = "all-reduce"
     tp_style: Literal["gather", "megatron"] = "gather"
+    sequence_parallel: bool = False
     micro_batches: int | None = None
     stages: tuple[str, ...] | None = None
     schedule: str = "gpipe"
@@ -92,13 +96,16 @@ class Extrapolator:
     have the same parameters and see other data, so that what reduces gradients does it along this axis too;
     ``shards_optimizer``, that each of them keeps the optimizer's states of a share of the parameters.
     ``alike`` says whether ranks along it do the same, False that they differ along it alone; None, that nobody knows, in which
-    case every rank is simulated. ``extra_options`` are the names that it reads from ``options.extra``.
+    case every rank is simulated. ``extra_options`` are the names that it reads from ``options.extra``. What has no
+    ``adds_ranks`` stands along no axis of its own: its ranks are parts of those that see other data. What ``draws`` by chance
+    is transformed for each ``iteration`` anew.
     """
 
     axis: str = ""
     place: ClassVar[Place] = "react"
     order: ClassVar[int] = DATA_ORDER
     default_size: ClassVar[int | None] = None
+    adds_ranks: ClassVar[bool] = True
     sums_gradients: ClassVar[bool] = False
     shards_optimizer: ClassVar[bool] = False
     alike: ClassVar[bool | None] = None
@@ -112,6 +119,7 @@ class Extrapolator:
     def __init__(self, size: int, options: ParallelOptions) -> None:
         self.size = size
         self.options = options
+        self.iteration = 0
 
     def loop(self, rank: int) -> Loop:
         """Return the training loop of one rank, whose parts (``forward``, ``backward``, ``optimizer``) ``tasks`` can use."""
@@ -135,12 +143,31 @@ class Extrapolator:
             )
         return int(text)
 
-    def choice(self, name: str, known: Sequence[str]) -> str:
+    def positive(self, name: str, default: float | None) -> float | None:
+        """Return an option of ``extra`` that is a number above 0. Raises ``OptionError`` where it is none."""
+        text = self.options.extra.get(name)
+        if text is None:
+            return default
+        try:
+            number = float(text)
+        except ValueError:
+            number = math.nan
+        if not 0 < number < math.inf:
+            raise OptionError(f"'{text}' is no such number", where=f"--option {name}", fix="give a number above 0")
+        return number
+
+    def choice(self, name: str, known: Sequence[Word]) -> Word:
         """Return an option of ``extra`` that is one of some words; the first is the default. Raises ``OptionError``."""
         text = self.options.extra.get(name, known[0])
-        if text not in known:
-            raise OptionError(f"unknown '{text}'", where=f"--option {name}", fix=nearest(text, known))
-        return text
+        for word in known:
+            if word == text:
+                return word
+        raise OptionError(f"unknown '{text}'", where=f"--option {name}", fix=nearest(text, known))
+
+    @property
+    def draws(self) -> bool:
+        """Whether each iteration is another, since something in it is drawn by chance."""
+        return False
 
     @property
     def micro_batches(self) -> int:

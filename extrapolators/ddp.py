@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from triosim.extrapolators.base import DATA_ORDER, Extrapolator
 from triosim.extrapolators.mesh import Mesh
 from triosim.extrapolators.program import Gradient, Program, Stage
-from triosim.extrapolators.reaction import Reaction, layers_of, reacting, require_gradients
+from triosim.extrapolators.reaction import Reaction, layers_of, reducing, require_gradients
 from triosim.tasks import AllReduce, Communicator, Layers, TaskStream
 
 Bucket = tuple[Gradient, ...]
@@ -34,7 +34,7 @@ class DistributedDataParallel(Extrapolator):
         require_gradients(program)
         if program.sharded_axes:
             return program  # what shards the optimizer reduces its shares along this axis
-        return reacting(program, program.data_axes, self._reaction)
+        return reducing(program, self._reaction)
 
     def _reaction(self, stage: Stage, gradients: tuple[Gradient, ...]) -> Callable[[Communicator, int], Reaction]:
         filled = buckets(gradients, self.options.first_bucket_bytes, self.options.bucket_bytes)

@@ -14,7 +14,7 @@ from triosim.extrapolators.base import DATA_ORDER, Extrapolator
 from triosim.extrapolators.dataflow import output_bytes
 from triosim.extrapolators.mesh import Mesh
 from triosim.extrapolators.program import Gradient, Program, Stage
-from triosim.extrapolators.reaction import Reaction, layers_of, reacting, require_gradients
+from triosim.extrapolators.reaction import Reaction, layers_of, reducing, require_gradients
 from triosim.tasks import (
     AllReduce,
     Broadcast,
@@ -48,7 +48,7 @@ class DataParallel(Extrapolator):
         if program.sharded_axes:
             return program  # what shards the optimizer reduces its shares along this axis
         make = partial(replicate, program.micro_batches) if self.options.dp_style == "replicate" else all_reduce
-        return reacting(program, program.data_axes, make)
+        return reducing(program, make)
 
 
 def all_reduce(stage: Stage, gradients: tuple[Gradient, ...]) -> Callable[[Communicator, int], Reaction]:

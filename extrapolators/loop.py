@@ -12,6 +12,8 @@ from triosim.extrapolators.schedule import ActionPhase
 from triosim.tasks import (
     COLLECTIVES,
     COMPUTE_STREAM,
+    Batch,
+    Communicator,
     Compute,
     Copy,
     Handle,
@@ -201,7 +203,12 @@ class Loop:
                 return
             # A stream for each axis, as PyTorch has for each process group: gradients on their way do not hold it up.
             stream = f"{step.axis} communication"
-            handle = yield COLLECTIVES[step.kind](step.nbytes, group, stream=stream, layers=step.layers)
+            if step.kind == "rotate":
+                handle = yield self._rotate(step, group, stream)
+            else:
+                handle = yield COLLECTIVES[step.kind](
+                    step.nbytes, group, stream=stream, layers=step.layers, shares=step.shares
+                )
             if step.key is None:
                 yield Wait((handle,))
             else:
@@ -218,6 +225,13 @@ class Loop:
             peer = sent.destination
             self._arriving[step.key, micro_batch] = yield Recv(peer, stream=f"receive from {peer}", label=sent.label)
             yield sent
+
+    def _rotate(self, step: Communicate, group: Communicator, stream: str) -> Batch:
+        """Send to the next rank of a group, and receive from the one before."""
+        place = group.ranks.index(self._rank)
+        after, before = group.ranks[(place + 1) % len(group.ranks)], group.ranks[place - 1]
+        sent = SendTask(after, step.nbytes, stream=stream, label=step.axis, layers=step.layers)
+        return Batch((sent, Recv(before, stream=stream, label=step.axis)), stream=stream, label=step.axis)
 
     def _send(self, place: int, step: Send | Exchange) -> SendTask:
         axis = self._lowering.program.stage_axis

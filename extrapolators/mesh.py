@@ -1,7 +1,7 @@
 """The mesh: how ranks are laid out along the axes of the parallelisms, and the communicators along them.
 
 Ranks count up along the first axis first. Axes stand in Megatron's order (Narayanan et al. 2021): tensor fastest, so that
-its groups sit in one node, then data, then pipeline slowest; a parallelism's ``order`` says where its axis goes.
+its groups sit in one node, then context, then data, then pipeline slowest; a parallelism's ``order`` says where its axis goes.
 """
 
 from __future__ import annotations
@@ -23,10 +23,23 @@ class Axis:
 
 
 @dataclass(frozen=True, slots=True)
+class Parts:
+    """An axis that adds no ranks: parts of ``size`` neighbours along some axes taken as one.
+
+    The ranks that have the same place in their parts go by the name with " replicas" after it.
+    """
+
+    name: str
+    axes: tuple[str, ...]
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
 class Mesh:
     """Ranks 0 to ``world`` - 1 on a grid. The first axis is the fastest."""
 
     axes: tuple[Axis, ...]
+    parts: tuple[Parts, ...] = ()
     _groups: dict[tuple[tuple[str, ...], int, int], Communicator] = field(
         default_factory=dict, compare=False, repr=False
     )
@@ -66,6 +79,9 @@ class Mesh:
 
         Parts are of neighbours along the axes, each as large: of 0 to 7 in two parts, 0 to 3 and 4 to 7.
         """
+        for view in self.parts:
+            if axes in (view.name, f"{view.name} replicas"):
+                return self._part(view, str(axes), rank)
         names = self._ordered(axes)
         size = math.prod(self._stride(name)[1] for name in names)
         if size % parts:
@@ -78,6 +94,15 @@ class Mesh:
             ranks = (origin + self._offset(names, place) for place in range(first, first + each))
             found = self._groups[key] = Communicator(tuple(ranks), "+".join(names))
         return found
+
+    def _part(self, view: Parts, name: str, rank: int) -> Communicator:
+        """The neighbours of a rank's part, or the ranks of its place in all parts."""
+        whole, place = self.group(view.axes, rank).ranks, self.place(view.axes, rank)
+        first = place // view.size * view.size
+        inside = name == view.name
+        ranks = whole[first : first + view.size] if inside else whole[place % view.size :: view.size]
+        key = ((name,), ranks[0], 0)
+        return self._groups.setdefault(key, Communicator(ranks, name))
 
     def place(self, axes: str | tuple[str, ...], rank: int) -> int:
         """Return a rank's place along several axes taken as one, of which the mesh's fastest is the fastest."""

@@ -148,6 +148,10 @@ class Pairing:
             datum in self._live for datum, _ in self._flow.reads[operator.id]
         )
 
+    def is_of_samples(self, datum: Datum) -> bool:
+        """Whether data depend on a parameter and on what the network is fed: no mask, no table."""
+        return datum in self._live and datum in self._flow.trained
+
     def is_router(self, layer: Weighted) -> bool:
         """Whether a layer says which experts a token goes to: its output is ranked, after a softmax or sigmoid perhaps."""
         data = [datum for datum, _ in self._flow.writes[layer.operator.id]]
@@ -193,7 +197,7 @@ class Pairing:
         members = self._to_loss(layer) if layer.data is not None else None
         if members is None:
             return None
-        carried = _Carried(self._flow, self._axes)
+        carried = Carried(self._flow, self._axes)
         spreads: dict[int, Spread] = {}
         for operator in self._ordered(members):
             marks: Marks = layer.by_rows() if operator is layer.operator else carried.read(operator)
@@ -284,7 +288,7 @@ class Pairing:
         self, first: Mapping[int, Weighted], between: set[int], second: Weighted, single: Sequence[Weighted]
     ) -> dict[int, Spread] | Undivided | None:
         """What is divided of each operator, in the order of the forward pass; nothing of what makes a ``single`` head."""
-        carried = _Carried(self._flow, self._axes)
+        carried = Carried(self._flow, self._axes)
         found: dict[int, Spread] = {}
         attention = ""
         whole = {layer.operator.id for layer in single}
@@ -363,7 +367,7 @@ class Pairing:
         return found
 
 
-class _Carried:
+class Carried:
     """The marks of data on their way through the forward pass, by tensor; what was shown last of each storage."""
 
     def __init__(self, flow: Dataflow, axes: Axes) -> None:

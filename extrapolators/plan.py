@@ -16,7 +16,7 @@ from triosim.extrapolators.base import PLACES, Extrapolator, ParallelOptions, Pl
 from triosim.extrapolators.ddp import DistributedDataParallel
 from triosim.extrapolators.loop import Loop
 from triosim.extrapolators.lowering import Lowering
-from triosim.extrapolators.mesh import Mesh, layout
+from triosim.extrapolators.mesh import Mesh, Parts, layout
 from triosim.extrapolators.program import Program, single_stage
 from triosim.extrapolators.recompute import recomputed
 from triosim.extrapolators.schedule import accumulate
@@ -43,7 +43,7 @@ class Plan:
     known_options: tuple[str, ...]
     work: tuple[tuple[Trace, float], ...]
     symmetry: Symmetry | None  # of ranks that do the same
-    _lowering: Lowering
+    _lowerings: tuple[Lowering, ...]  # one, or one for each iteration
     _writer: Extrapolator | None = None  # one that writes the tasks itself
 
     @property
@@ -65,7 +65,11 @@ class Plan:
         """Return the task stream of one rank."""
         if self._writer is not None:
             return self._writer.tasks(rank)
-        return Loop(self._lowering, rank).tasks()
+        return self._in_turn(rank)
+
+    def _in_turn(self, rank: int) -> TaskStream:
+        for lowering in self._lowerings:
+            yield from Loop(lowering, rank).tasks()
 
 
 def plan(trace: Trace, parallel: Parallel, *, gpus: int | None, options: ParallelOptions, model: ComputeModel) -> Plan:
@@ -76,31 +80,35 @@ def plan(trace: Trace, parallel: Parallel, *, gpus: int | None, options: Paralle
     hold what a parallelism needs, ``PluginError`` for a name that is none.
     """
     wanted = [(name, _load(name), size) for name, size in _parse(parallel)]
+    reusing = [entry for entry in wanted if not entry[1].adds_ranks]
+    wanted = [entry for entry in wanted if entry[1].adds_ranks]
+    if not wanted:
+        raise _adds_none(_name(reusing[0][0]))
     sizes = _sizes(wanted, gpus)
     parts = [cls(size, options) for (_, cls, _), size in zip(wanted, sizes, strict=True)]
     for part, (name, cls, _) in zip(parts, wanted, strict=True):
         part.axis = part.axis or (name if isinstance(name, str) else cls.__name__)
-    names = [part.axis for part in parts]
-    mesh = layout([(part.order, name, part.size) for part, name in zip(parts, names, strict=True)])
+    mesh = layout([(part.order, part.axis, part.size) for part in parts])
     replicas = math.prod(part.replicas for part in parts)
     batch_size = _replica_batch(trace, options, replicas)
     program = _program(trace, batch_size, _micro_batches(parts, batch_size, options), options, model)
     data_axes, sharded_axes = _data_axes(parts)
     program = replace(program, data_axes=data_axes, sharded_axes=sharded_axes)
+    for name, cls, size in reusing:
+        mesh = _with_parts(mesh, cls.axis or _name(name), size, data_axes)
+        parts.append(cls(mesh.parts[-1].size, options))
 
     writer = _writer(parts)
-    for place in PLACES:
-        if place == "react":
-            program = recomputed(program, options.recompute)
-        for part in _acting(place, parts, options):
-            program = _transformed(part, program, mesh)
-    lowering = Lowering(program, mesh, iterations=options.iterations, copy_input=options.copy_input)
+    draws = options.iterations if any(part.draws for part in parts) else 1
+    programs = [_composed(program, parts, mesh, options, iteration) for iteration in range(draws)]
+    lowerings = tuple(
+        Lowering(one, mesh, iterations=options.iterations // draws, copy_input=options.copy_input) for one in programs
+    )
+    program = programs[0]
     if writer is not None:
-        writer.program, writer.mesh, writer.lowering = program, mesh, lowering
+        writer.program, writer.mesh, writer.lowering = program, mesh, lowerings[0]
     return Plan(
-        parallel=",".join(
-            f"{name}={part.size}" if part.size > 1 else name for name, part in zip(names, parts, strict=True)
-        ),
+        parallel=",".join(f"{part.axis}={part.size}" if part.size > 1 else part.axis for part in parts),
         mesh=mesh,
         program=program,
         batch_size=batch_size,
@@ -109,8 +117,39 @@ def plan(trace: Trace, parallel: Parallel, *, gpus: int | None, options: Paralle
         known_options=tuple(name for part in parts for name in part.extra_options),
         work=((trace, batch_size * replicas / trace.batch_size),),
         symmetry=_symmetry(parts, mesh),
-        _lowering=lowering,
+        _lowerings=lowerings,
         _writer=writer,
+    )
+
+
+def _composed(
+    program: Program, parts: list[Extrapolator], mesh: Mesh, options: ParallelOptions, iteration: int
+) -> Program:
+    """One iteration's program as it is with all parallelisms."""
+    for place in PLACES:
+        if place == "react":
+            program = recomputed(program, options.recompute)
+        for part in _acting(place, parts, options):
+            part.iteration = iteration
+            program = _transformed(part, program, mesh)
+    return program
+
+
+def _with_parts(mesh: Mesh, name: str, size: int | None, data_axes: tuple[str, ...]) -> Mesh:
+    """The mesh with an axis that adds no ranks: parts of those that see other data, by default all of them."""
+    sizes = {axis.name: axis.size for axis in mesh.axes}
+    shown = " x ".join(f"{axis}={sizes[axis]}" for axis in data_axes)
+    ranks = math.prod(sizes[axis] for axis in data_axes)
+    if not data_axes:
+        raise _adds_none(name)
+    if size is not None and ranks % size:
+        raise OptionError(f"{name}={size} does not divide the {ranks} GPUs of {shown}", where="parallel")
+    return replace(mesh, parts=(*mesh.parts, Parts(name, data_axes, ranks if size is None else size)))
+
+
+def _adds_none(name: str) -> OptionError:
+    return OptionError(
+        f"{name} adds no GPUs: it needs some that see other data", where="parallel", fix=f"write dp=8,{name}=8"
     )
 
 
@@ -131,7 +170,10 @@ def _data_axes(parts: list[Extrapolator]) -> tuple[tuple[str, ...], tuple[str, .
 
 def _acting(place: Place, parts: list[Extrapolator], options: ParallelOptions) -> Iterator[Extrapolator]:
     """Yield what acts at a place. Where nothing else reduces the gradients of what divides samples, ``ddp`` does."""
-    yield from (part for part in parts if part.place == place)
+    acting = [part for part in parts if part.place == place]
+    if place == "shard":  # the outermost first: what is divided by samples or tokens is then divided by features
+        acting.sort(key=lambda part: -part.order)
+    yield from acting
     summing = [part for part in parts if part.sums_gradients]
     if place == "react" and options.training and summing and all(part.place == "shard" for part in summing):
         yield DistributedDataParallel(1, options)
@@ -154,7 +196,8 @@ def _transformed(part: Extrapolator, program: Program, mesh: Mesh) -> Program:
 
 def gpus_named_by(parallel: Parallel) -> int | None:
     """Return how many GPUs the sizes in ``parallel`` come to; None where one is left open."""
-    sizes = [size if size is not None else _load(name).default_size for name, size in _parse(parallel)]
+    named = [(_load(name), size) for name, size in _parse(parallel)]
+    sizes = [size if size is not None else cls.default_size for cls, size in named if cls.adds_ranks]
     return None if None in sizes else math.prod(size for size in sizes if size is not None)
 
 

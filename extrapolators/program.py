@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, groupby
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from triosim import gpus
 from triosim.compute.base import ComputeModel
@@ -31,16 +31,32 @@ class Communicate:
 
     Of several ``parts``, it is among the neighbours of each part of the axis alone. ``of_weights`` says that what it is about
     is a parameter's gradient, which no other operator of the backward pass waits for. ``layers`` are those of its block,
-    unless it says others.
+    unless it says others. ``operator`` names the one that it is communicated for, where that is not the one ahead of it: where
+    this one runs again, so does the collective. Of ``tensors`` of that operator it has a part of the bytes: where they are
+    divided, so is it. To "rotate" is to send to the next rank along the axis and to receive from the one before. ``shares``
+    are unequal shares in bytes, in the order of the ranks.
     """
 
-    kind: CollectiveKind
+    kind: CollectiveKind | Literal["rotate"]
     nbytes: float
     axis: str
     key: str | None = None
     parts: int = 1
     of_weights: bool = False
     layers: Layers | None = None
+    operator: int | None = None
+    tensors: tuple[int, ...] = ()
+    shares: tuple[float, ...] | None = None
+
+    def divided(self, before: Mapping[int, Operator], after: Mapping[int, Operator]) -> Communicate:
+        """Return it with the bytes that it has when operators, by id, are in other shapes."""
+        if not self.tensors or self.operator is None:
+            return self
+        old, new = (
+            sum(t.nbytes for t in operators[self.operator].inputs if t.id in self.tensors)
+            for operators in (before, after)
+        )
+        return self if new == old else replace(self, nbytes=self.nbytes * new / old)
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +214,7 @@ class Program:
     apart. ``reactions`` are pairs of an axis (or several, taken as one) and what makes each rank's reaction along it.
     ``batch_size`` is that of a micro-batch. The ranks along ``data_axes`` have the same parameters and see other data, so
     that gradients are summed over all of these axes together; ``sharded_axes`` are those over which the optimizer is sharded.
+    ``experts`` are the storages of parameters that only some of these ranks have: the ones along ``expert_axis``.
     """
 
     stages: tuple[Stage, ...]
@@ -209,6 +226,8 @@ class Program:
     reactions: tuple[tuple[str | tuple[str, ...], ReactionMaker], ...] = ()
     data_axes: tuple[str, ...] = ()
     sharded_axes: tuple[str, ...] = ()
+    experts: frozenset[int] = frozenset()
+    expert_axis: str = ""
     gradient_dtype: str | None = None
     training: bool = True
     notes: tuple[str, ...] = ()
@@ -272,7 +291,14 @@ class Program:
         if after == before:
             return self
         priced = {new.id: new for new in reprice(before, after, self.model, self.gpu)}
-        rewritten = self.rewritten(lambda block: [priced[i.id] if isinstance(i, Operator) else i for i in block.items])
+        old = {operator.id: operator for operator in before}
+
+        def reshaped(item: Item) -> Item:
+            if isinstance(item, Operator):
+                return priced[item.id]
+            return item.divided(old, priced) if isinstance(item, Communicate) else item
+
+        rewritten = self.rewritten(lambda block: map(reshaped, block.items))
         return rewritten.noted(note, *_stand_in(self.gpu, priced.values()))
 
     def rewritten(self, items: Callable[[Block], Iterable[Item]]) -> Program:

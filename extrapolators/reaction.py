@@ -7,11 +7,11 @@ is not overridden costs nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from triosim.errors import TraceError
-from triosim.extrapolators.program import Block, Gradient, Program, ReactionMaker
+from triosim.extrapolators.program import Block, Gradient, Program, ReactionMaker, Stage
 from triosim.tasks import Communicator, Handle, Layers, TaskStream, Wait
 
 
@@ -76,6 +76,20 @@ def layers_of(gradients: Iterable[Gradient]) -> Layers:
 def reacting(program: Program, axes: str | tuple[str, ...], make: ReactionMaker) -> Program:
     """Return the program with one more reaction, along an axis or several taken as one."""
     return replace(program, reactions=(*program.reactions, (axes, make)))
+
+
+def reducing(program: Program, make: ReactionMaker) -> Program:
+    """Return the program whose gradients are reduced along the data axes; those of experts among the ranks that have them."""
+    if not program.experts:
+        return reacting(program, program.data_axes, make)
+
+    def of(experts: bool) -> ReactionMaker:
+        def some(stage: Stage, gradients: tuple[Gradient, ...]) -> Callable[[Communicator, int], Reaction]:
+            return make(stage, tuple(g for g in gradients if (g.parameter.storage in program.experts) == experts))
+
+        return some
+
+    return reacting(reacting(program, program.data_axes, of(False)), program.expert_axis, of(True))
 
 
 def require_gradients(program: Program) -> None:

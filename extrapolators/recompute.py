@@ -104,7 +104,8 @@ def _with_collectives(items: Sequence[Item], chosen: set[int]) -> Iterable[Item]
     for item in items:
         if isinstance(item, Operator):
             current = item.id
-        if current in chosen:
+        wanted = item.operator if isinstance(item, Communicate) and item.operator is not None else current
+        if wanted in chosen:
             yield item
 
 

@@ -9,6 +9,11 @@ with an all-reduce of the second's output in the forward pass and of the gradien
 pass, beside the product that gives the weight's gradient. The embedding is divided by vocabulary (an all-reduce of its
 output), and so is the projection to the vocabulary before the loss (the loss all-reduces maxima and sums, one number a
 token). What does not pair up is done in the style "gather".
+
+With sequence parallelism (Korthikanti et al. 2022, section 4.2.2) a rank has a share of the sequence between the pairs: each
+all-reduce becomes a reduce-scatter, and an all-gather ahead of the next pair. The backward pass gathers the gradient of a
+pair's output, and once more the pair's input for the gradients of weights, beside the product that gives the data's. What
+does not pair up works on a share of the sequence.
 """
 
 from __future__ import annotations
@@ -18,13 +23,15 @@ from dataclasses import replace
 from itertools import groupby
 
 from triosim.compute.features import base_name, is_autograd_node, is_free
-from triosim.errors import TraceError
+from triosim.errors import OptionError, TraceError
 from triosim.extrapolators.axes import Axes, Mark, Spread
 from triosim.extrapolators.base import TENSOR_ORDER, Extrapolator
 from triosim.extrapolators.dataflow import Dataflow, Datum, is_loss, is_view, owners, parameter_storages
 from triosim.extrapolators.mesh import Mesh
 from triosim.extrapolators.pairs import Pair, Pairing, Undivided
 from triosim.extrapolators.program import Await, Block, Communicate, Item, Program
+from triosim.extrapolators.reaction import reacting
+from triosim.extrapolators.sequence import Region, summing
 from triosim.extrapolators.sharding import (
     Divided,
     Weighted,
@@ -53,20 +60,31 @@ class TensorParallel(Extrapolator):
 
     def transform(self, program: Program, mesh: Mesh) -> Program:
         """Return the program of one rank's shares, with the collectives around them."""
+        by_sequence = self.options.sequence_parallel
+        if by_sequence and self.options.tp_style != "megatron":
+            raise OptionError(
+                f"tp of the style '{self.options.tp_style}' gathers features between all layers",
+                where="sequence parallel",
+                fix="use --tp-style megatron",
+            )
         if self.size == 1:
             return program
-        division = Division(program, self.axis, self.size)
+        division = Division(program, self.axis, self.size, by_sequence=by_sequence)
         if self.options.tp_style == "megatron":
             division.pair_up()
-        division.gather_the_rest()
+        if by_sequence:
+            division.divide_the_sequence()
+        else:
+            division.gather_the_rest()
         return division.program()
 
 
 class Division:
     """Decides what is divided, layer by layer, and then rewrites the program once."""
 
-    def __init__(self, program: Program, axis: str, ranks: int) -> None:
+    def __init__(self, program: Program, axis: str, ranks: int, *, by_sequence: bool = False) -> None:
         self._before = program
+        self._by_sequence = by_sequence
         self._axis = axis
         self._ranks = ranks
         self._copies = copies_of_parameters(program.operators)
@@ -82,6 +100,11 @@ class Division:
         self._after: dict[int, list[Item]] = {}  # what comes after an operator
         self._ahead: dict[int, list[Item]] = {}  # what comes before one
         self._halves: set[int] = set()  # backward operators that are split: the collective goes between
+        self._amid: dict[int, list[Item]] = {}  # what else comes between the halves
+        self._joints: list[list[Weighted]] = []  # layers with the same input, which all ranks need whole
+        self._region: Region | None = None  # what works on a share of the sequence
+        self._whole_gradients: set[int] = set()  # what backward operators add up before it is scattered
+        self._summed: set[int] = set()  # storages of parameters whose gradients are added up when the step ends
         self._made: dict[int, Mark] = {}  # of the gradients that the backward pass has made so far
         self._partial: set[int] = set()  # storages of whole parameters whose gradients are reduced
         self._projections: list[Weighted] = []  # to the vocabulary
@@ -110,9 +133,12 @@ class Division:
         for layer in self._layers.values():
             if layer.data is None or self._pairing.is_router(layer):
                 self._spreads.setdefault(layer.operator.id, None)  # positions, who goes to which expert: on every rank
+        if self._by_sequence:
+            self._require_heads(undivided)
         apart = [layer.operator.layer for number, layer in self._layers.items() if number not in self._spreads]
         if apart:
-            self._notes.append(f"tp: {_listed(apart)} pair with no other layer; what they make is gathered")
+            done = "they are whole on every GPU" if self._by_sequence else "what they make is gathered"
+            self._notes.append(f"tp: {_listed(apart)} pair with no other layer; {done}")
         for heads, names in self._shared.items():
             self._notes.append(
                 f"tp: the {heads} heads of keys and values of {_listed(names)} are on {self._ranks // heads} GPUs each"
@@ -123,9 +149,36 @@ class Division:
                 "gathered instead of paired"
             )
 
+    def divide_the_sequence(self) -> None:
+        """What is not divided yet, by sequence, and the gathers between: after all pairs are known."""
+        divided = {number for number, spread in self._spreads.items() if spread is not None}
+        pairing = self._pairing
+        region = Region(self._flow, divided, self._axes.step, self._ranks, pairing.is_of_samples)
+        self._region = region
+        for layers in self._joints:
+            if region.is_divided(self._input_datum(layers[0])):
+                self._gather_input(layers)
+        for number, tensors in region.mixing.items():
+            for tensor in tensors:
+                gather = Communicate("all_gather", float(tensor.nbytes), self._axis)
+                self._ahead.setdefault(number, []).append(gather)
+        if region.mixing:
+            mixing = [self._flow.by_id[number].layer for number in region.mixing]
+            self._notes.append(f"tp: {_listed(mixing)} need all tokens, which are gathered")
+        self._summed |= region.parameters()
+        self._note_uneven(self._uneven_projections())
+
+    def _require_heads(self, undivided: dict[int, list[str]]) -> None:
+        for heads, names in undivided.items():
+            raise OptionError(
+                f"the {heads} heads of {_listed(names)} do not divide by {self._ranks}",
+                where="sequence parallel",
+                fix=f"use a number of GPUs that divides {heads}, or leave it out",
+            )
+
     def gather_the_rest(self) -> None:
         """The other layers by output features. Where these do not divide, every rank is charged the largest share."""
-        uneven = [layer.operator.layer for layer in self._projections if layer.weight.shape[layer.rows] % self._ranks]
+        uneven = self._uneven_projections()
         tied = {self._stored(layer.weight) for layer in self._layers.values() if layer.data is not None}
         for layer in self._layers.values():
             if layer.operator.id in self._spreads:
@@ -142,9 +195,15 @@ class Division:
                 last = self._backward([layer])
                 if last:
                     self._communicate(last[-1], "all_reduce", layer.data.nbytes)
-        if uneven:
+        self._note_uneven(uneven)
+
+    def _uneven_projections(self) -> list[str]:
+        return [layer.operator.layer for layer in self._projections if layer.weight.shape[layer.rows] % self._ranks]
+
+    def _note_uneven(self, layers: Sequence[str]) -> None:
+        if layers:
             self._notes.append(
-                f"tp: the output features of {_listed(uneven)} do not divide by {self._ranks}; "
+                f"tp: the output features of {_listed(layers)} do not divide by {self._ranks}; "
                 "every GPU is charged the largest share"
             )
 
@@ -155,7 +214,7 @@ class Division:
     def _divide_embedding(self, layer: Weighted) -> None:
         """By vocabulary: a rank knows the words of its share, and zeros for the others."""
         self._divide(layer.operator, layer.by_columns())
-        self._communicate(layer.operator, "all_reduce", layer.output.nbytes)
+        self._add_up(layer)
 
     def _divide_projection(self, layer: Weighted, spreads: dict[int, Spread]) -> None:
         self._projections.append(layer)
@@ -169,7 +228,7 @@ class Division:
 
     def _divide_pair(self, pair: Pair) -> None:
         self._spreads.update(pair.spreads)
-        self._communicate(pair.second.operator, "all_reduce", pair.second.output.nbytes)
+        self._add_up(pair.second)
 
         def datum(layer: Weighted) -> str:
             assert layer.data is not None
@@ -203,6 +262,41 @@ class Division:
         collective = Communicate(kind, float(nbytes), self._axis, key, parts, of_weights)
         self._after.setdefault(operator.id, []).append(collective)
 
+    def _add_up(self, layer: Weighted) -> None:
+        """The sum of what the ranks have of a layer's output: whole, or of a share of the sequence each."""
+        nbytes = layer.output.nbytes
+        if not self._by_sequence:
+            self._communicate(layer.operator, "all_reduce", nbytes)
+            return
+        self._communicate(layer.operator, "reduce_scatter", nbytes)
+        backward = self._backward([layer])
+        if backward and self._before.training:
+            gather = Communicate("all_gather", float(nbytes), self._axis)
+            self._ahead.setdefault(backward[0].id, []).append(gather)
+        marks = self._spreads[layer.operator.id]
+        whole = (t for t in layer.operator.inputs if t.category == "parameter" and marks and t.id not in marks.marks)
+        self._summed |= {tensor.storage for tensor in whole}  # a bias, which is added to a rank's own tokens
+
+    def _gather_input(self, layers: Sequence[Weighted]) -> None:
+        """All tokens of what some layers read: in the forward pass, and again for the gradients of their weights."""
+        data = layers[0].data
+        assert data is not None
+        first = min((layer.operator for layer in layers), key=self._flow.forward.index)
+        gather = Communicate("all_gather", float(data.nbytes), self._axis, operator=first.id)
+        self._ahead.setdefault(first.id, []).append(gather)
+        computing = [operator for operator in self._backward(layers) if not is_free(operator)]
+        users = [op for op in computing if self._weight_gradients(op) or is_autograd_node(base_name(op.name))]
+        if not users or not self._before.training:
+            return
+        key = f"input of {layers[0].operator.layer} again ({first.id})"
+        begin, user = computing[0], users[0]
+        self._ahead.setdefault(begin.id, []).append(replace(gather, key=key, operator=None))
+        if user.id in self._halves or self._data_gradients(user):
+            self._halves.add(user.id)
+            self._amid.setdefault(user.id, []).append(Await(key))
+        else:
+            self._ahead.setdefault(user.id, []).append(Await(key))
+
     def _input_datum(self, layer: Weighted) -> Datum | None:
         return self._flow.datum(layer.operator, layer.data) if layer.data is not None else None
 
@@ -217,6 +311,7 @@ class Division:
 
     def _reduce_input_gradient(self, layers: Sequence[Weighted]) -> None:
         """One all-reduce for layers with the same input, beside the product that gives the last one's weight gradient."""
+        self._joints.append(list(layers))
         data = layers[0].data
         backward = self._backward(layers)
         if data is None or not self._has_gradient(layers[0]) or not backward:
@@ -227,7 +322,9 @@ class Division:
         key = f"gradient of the input of {layers[-1].operator.layer} ({last.id})"
         if self._weight_gradients(last) or is_autograd_node(base_name(last.name)):
             self._halves.add(last.id)
-        self._communicate(last, "all_reduce", data.nbytes, key)
+        self._communicate(last, "reduce_scatter" if self._by_sequence else "all_reduce", data.nbytes, key)
+        early = backward[: backward.index(last)]
+        self._whole_gradients |= {t.storage for op in early for t in op.outputs if t.parameter is None}
         consumer = self._consumer(last, backward, self._input_datum(layers[0]))
         if consumer is None:
             self._after.setdefault(backward[-1].id, []).append(Await(key))
@@ -287,8 +384,16 @@ class Division:
                 spread = self._spread_of(operator)
                 if spread is not None:
                     shapes[operator.id] = share(operator, spread.marks, self._ranks)
+                elif self._region is not None and not self._adds_up_whole(operator):
+                    shapes[operator.id] = self._region.share(operator)
         note = f"operator times are predicted for each GPU's share of a layer ({self._axis} on {self._ranks} GPUs)"
-        return self._before.reshaped(shapes, note=note).rewritten(self._items).noted(*self._notes)
+        after = self._before.reshaped(shapes, note=note).rewritten(self._items).noted(*self._notes)
+        summed = self._summed - parameters.parameters.keys()
+        return reacting(after, self._axis, summing(summed)) if summed and after.training else after
+
+    def _adds_up_whole(self, operator: Operator) -> bool:
+        """Whether it adds up gradients of the input of several layers, ahead of the sum over the ranks."""
+        return operator.forward is None and any(t.storage in self._whole_gradients for t in operator.inputs)
 
     def _spread_of(self, operator: Operator) -> Spread | None:
         """What is divided of an operator: as of the one that it differentiates, or as of what it reads (a sum of gradients)."""
@@ -364,10 +469,12 @@ class Division:
                 for_data, for_weight = halves(item, self._weight_gradients(item), self._fresh)
                 self._fresh += 1
                 yield for_data
-                first = [one for one in self._after[item.id] if isinstance(one, Communicate)]
+                after = self._after.get(item.id, ())
+                first = [one for one in after if isinstance(one, Communicate) and one.key is not None]
                 yield from first
+                yield from self._amid.get(item.id, ())
                 yield for_weight
-                yield from (one for one in self._after[item.id] if one not in first)
+                yield from (one for one in after if one not in first)
             else:
                 yield item
                 yield from self._after.get(item.id, ())

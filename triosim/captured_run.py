@@ -16,7 +16,7 @@ from triosim.trace import Trace
 #: What would change the step itself, which only capturing it again can.
 _OPTIONS = (
     *("parallel", "batch_size", "global_batch_size", "training", "micro_batches", "stages", "tp_style", "dp_style"),
-    *("bucket_size", "first_bucket_size", "gradient_dtype", "recompute", "copy_input"),
+    *("sequence_parallel", "bucket_size", "first_bucket_size", "gradient_dtype", "recompute", "copy_input"),
 )
 
 

@@ -104,8 +104,8 @@ Parallel = Annotated[
         "-p",
         autocompletion=_plugins("extrapolators"),
         rich_help_panel=PARALLELISM,
-        help="single, dp, ddp, fsdp, zero1, zero2, tp, pp, local-sgd, with sizes and combined (dp=2,tp=4), parameter-server, "
-        "hop, or a plug-in (file.py:Class).",
+        help="single, dp, ddp, fsdp, zero1, zero2, tp, cp, ep, pp, local-sgd, with sizes and combined (dp=2,tp=4), "
+        "parameter-server, hop, or a plug-in (file.py:Class).",
     ),
 ]
 Gpus = Annotated[
@@ -207,6 +207,14 @@ TpStyle = Annotated[
         metavar="STYLE",
         rich_help_panel=PARALLELISM,
         help="tp: gather (each layer's output) or megatron (layers in pairs, one all-reduce for two).",
+    ),
+]
+SequenceParallel = Annotated[
+    bool,
+    typer.Option(
+        "--sequence-parallel",
+        rich_help_panel=PARALLELISM,
+        help="tp, style megatron: norms and residuals on a share of the sequence; reduce-scatters and all-gathers.",
     ),
 ]
 DpStyle = Annotated[

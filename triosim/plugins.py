@@ -35,6 +35,8 @@ BUILT_IN: dict[Group, dict[str, str]] = {
         "fsdp": "triosim.extrapolators.fsdp:FullySharded",
         "zero1": "triosim.extrapolators.zero:Zero1",
         "zero2": "triosim.extrapolators.zero:Zero2",
+        "cp": "triosim.extrapolators.cp:ContextParallel",
+        "ep": "triosim.extrapolators.ep:ExpertParallel",
         "tp": "triosim.extrapolators.tp:TensorParallel",
         "pp": "triosim.extrapolators.pp:PipelineParallel",
         "local-sgd": "triosim.extrapolators.local_sgd:LocalSGD",

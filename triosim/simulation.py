@@ -82,6 +82,7 @@ def simulate(
     schedule: str = "gpipe",
     virtual_stages: int | None = None,
     tp_style: Literal["gather", "megatron"] = "gather",
+    sequence_parallel: bool = False,
     dp_style: Literal["all-reduce", "replicate"] = "all-reduce",
     bucket_size: Quantity = "25 MiB",
     first_bucket_size: Quantity = "1 MiB",
@@ -118,6 +119,7 @@ def simulate(
     schedule: of a pipeline: "gpipe", "1f1b", "interleaved" (with ``virtual_stages`` a rank, 2 by default), "zero-bubble",
         "dualpipe", or a CSV file (rank, slot, action).
     balance_stages: whether that is the time on the GPUs of each stage, so that slower ones get fewer layers.
+    tp_style: of ``tp``; ``sequence_parallel``, of the style "megatron": norms and residuals on a share of the sequence.
     bucket_size, first_bucket_size: of ``ddp``; PyTorch's by default.
     gradient_dtype: what gradients are reduced in, "float32" say; by default each parameter's own.
     recompute: which activations the backward pass computes again: "none", "selective", "full", "checkpoint", or
@@ -216,6 +218,7 @@ def simulate(
                     first_bucket_bytes=_parsed(parse_bytes, first_bucket_size, "--first-bucket-size"),
                     dp_style=dp_style,
                     tp_style=tp_style,
+                    sequence_parallel=sequence_parallel,
                     micro_batches=micro_batches,
                     stages=tuple(stages) if stages is not None else None,
                     schedule=schedule,
@@ -361,6 +364,7 @@ _BELONGS_TO = {
     "schedule": ("pp",),
     "virtual_stages": ("pp",),
     "tp_style": ("tp",),
+    "sequence_parallel": ("tp",),
     "dp_style": ("dp",),
     "bucket_size": ("ddp", "zero1", "zero2"),
     "first_bucket_size": ("ddp", "zero1", "zero2"),

@@ -109,6 +109,14 @@ class Propagation:
 
         return tuple(resized(dim, new_size) for dim in self._of(tensor))
 
+    def divided(self, tensor: Tensor, kind: Kind, ranks: int) -> tuple[int, ...]:
+        """Return the shape of a rank's share of a tensor, where every batch (or sequence) is divided among ``ranks``."""
+
+        def new_size(axis: Axis) -> int:
+            return axis.size // ranks if axis.kind == kind else axis.size
+
+        return tuple(resized(dim, new_size) for dim in self._of(tensor))
+
     # ---- what the step begins with ------------------------------------------------------------------------------
 
     def _inputs(self) -> Iterator[Tensor]:

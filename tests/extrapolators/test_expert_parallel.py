@@ -1,0 +1,257 @@
+"""ep: whose experts are where, how many tokens travel to them, what is exchanged, and whose gradients are added up."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import traces
+from traces import collectives_of, draw, groups_of, operators_of, planned
+
+from triosim import simulate
+from triosim.errors import OptionError, TraceError
+from triosim.extrapolators.plan import Plan
+from triosim.extrapolators.routing import Load, Routing
+from triosim.tasks import AllToAll, Compute, Task
+from triosim.trace import Operator
+from triosim.trace_formats import json_format
+
+#: Mixtral, captured: 16 tokens of 16 features, each with two of four experts, whose inner features are 16.
+MIXTRAL = json_format.read(Path(__file__).parent / "data" / "parts" / "mixtral.json.gz")
+ROWS, HIDDEN, EXPERTS = 16 * 2, 16, 4
+STACKED = EXPERTS * (32 * 16 + 16 * 16) * 4  # bytes of the experts' weights
+ALL_PARAMETERS = sum(tensor.nbytes for tensor in MIXTRAL.parameters.values())
+SENT = ROWS * HIDDEN * 4.0  # bytes that a rank sends
+
+
+def experts(parallel: str, *, load: str = "balanced", **options: Any) -> Plan:
+    extra = {"load": load, **options.pop("extra", {})}
+    return planned(MIXTRAL, parallel, extra=extra, tp_style="megatron", **options)
+
+
+def grouped_of(tasks: list[Task], phase: str = "forward") -> list[Operator]:
+    return [o for o in operators_of(tasks) if "grouped" in o.name.lower() and o.phase == phase]
+
+
+def test_each_rank_has_some_of_the_experts_and_the_tokens_that_come_to_them() -> None:
+    first, second = grouped_of(draw(experts("dp=2,ep=2").tasks(0)))
+    assert [tensor.shape for tensor in first.inputs[:2]] == [(ROWS, HIDDEN), (2, HIDDEN, 32)]
+    assert [tensor.shape for tensor in second.inputs[:2]] == [(ROWS, 16), (2, 16, HIDDEN)]
+    weights = [t.shape for o in grouped_of(draw(experts("dp=2,ep=2").tasks(0)), "backward") for t in o.outputs[:1]]
+    assert weights == [(2, 16, HIDDEN), (2, HIDDEN, 32)]
+
+
+def test_tokens_are_dispatched_and_combined_forward_and_backward() -> None:
+    tasks = draw(experts("dp=4,ep=4").tasks(0))
+    assert [(t.nbytes, t.shares) for t in tasks if isinstance(t, AllToAll)] == [(SENT, None)] * 4
+    places = [place for place, task in enumerate(tasks) if isinstance(task, AllToAll)]
+    between = [
+        [o.name for t in tasks[a:b] if isinstance(t, Compute) for o in t.operators if "grouped" in o.name.lower()]
+        for a, b in pairwise(places)
+    ]
+    assert between == [["aten::_grouped_mm"] * 2, [], ["GroupedMmBackward0"] * 2]
+
+
+def test_inference_exchanges_twice() -> None:
+    tasks = draw(experts("dp=4,ep=4", training=False).tasks(0))
+    assert [type(task) for task in tasks if isinstance(task, AllToAll)] == [AllToAll] * 2
+
+
+def test_it_reuses_the_ranks_that_see_other_data_and_reduces_experts_among_those_that_have_the_same() -> None:
+    plan = experts("dp=8,ep=2")
+    assert plan.world == 8
+    assert plan.parallel == "dp=8,ep=2"
+    tasks = draw(plan.tasks(3), 3)
+    groups = {name: group.ranks for name, group in groups_of(tasks).items()}
+    assert groups == {"dp": tuple(range(8)), "ep": (2, 3), "ep replicas": (1, 3, 5, 7)}
+    assert collectives_of(tasks, "dp") == [("all_reduce", ALL_PARAMETERS - STACKED)]
+    assert collectives_of(tasks, "ep replicas") == [("all_reduce", STACKED / 2)]
+
+
+def test_where_every_rank_has_experts_of_its_own_their_gradients_stay() -> None:
+    tasks = draw(experts("ddp=4,ep").tasks(0))
+    assert set(groups_of(tasks)) == {"ddp", "ep"}
+    reduced = sum(nbytes for kind, nbytes in collectives_of(tasks) if kind == "all_reduce")
+    assert reduced == ALL_PARAMETERS - STACKED
+
+
+def test_the_optimizer_updates_a_ranks_experts_alone() -> None:
+    def updated(parallel: str) -> int:
+        operators = operators_of(draw(experts(parallel).tasks(0)))
+        return max(sum(t.nbytes for t in o.outputs) for o in operators if o.phase == "optimizer")
+
+    assert updated("dp=4") - updated("dp=4,ep=4") == STACKED * 3 / 4
+
+
+def test_context_ranks_are_reused_with_the_data_ranks() -> None:
+    tasks = draw(experts("cp=2,dp=2,ep=4").tasks(0))
+    assert groups_of(tasks)["ep"].ranks == (0, 1, 2, 3)
+    assert [task.nbytes for task in tasks if isinstance(task, AllToAll)] == [SENT / 2] * 4  # of half the tokens
+
+
+def test_tensor_parallelism_divides_the_inner_features_of_a_ranks_experts() -> None:
+    tasks = draw(experts("dp=2,ep=2,tp=2").tasks(0))
+    first, second = grouped_of(tasks)
+    assert [tensor.shape for tensor in first.inputs[:2]] == [(ROWS, HIDDEN), (2, HIDDEN, 16)]
+    assert [tensor.shape for tensor in second.inputs[:2]] == [(ROWS, 8), (2, 8, HIDDEN)]
+    assert groups_of(tasks)["ep"].ranks == (0, 2)
+    assert ("all_reduce", SENT) in collectives_of(tasks, "tp")
+    assert collectives_of(tasks, "ep") == [("all_to_all", SENT)] * 4
+
+
+def test_recomputed_experts_exchange_tokens_again() -> None:
+    plain, again = (
+        collectives_of(draw(experts("dp=4,ep=4", recompute=policy).tasks(0)), "ep") for policy in ("none", "full")
+    )
+    assert len(again) == len(plain) + 2
+
+
+def test_the_busiest_rank_sets_the_rows_and_each_gets_its_own_share_of_the_exchange() -> None:
+    plan = experts("dp=4,ep=4", load="zipf", extra={"skew": "1.5", "seed": "7"})
+    loads, dropped = Routing("zipf", 1.5, 7).tokens(4, EXPERTS, ROWS, layer=0, iteration=0)
+    tasks = draw(plan.tasks(0))
+    (dispatch, *_) = [task for task in tasks if isinstance(task, AllToAll)]
+    assert dispatch.shares == tuple(load / 4 * HIDDEN * 4 for load in loads)
+    assert dispatch.nbytes == pytest.approx(SENT)
+    assert grouped_of(tasks)[0].inputs[0].shape == (max(loads), HIDDEN)
+    assert dropped == 0
+    assert any("zipf, skew 1.5, seed 7" in note for note in plan.notes)
+
+
+def test_dropped_tokens_are_noted() -> None:
+    plan = experts("dp=4,ep=4", load="zipf", extra={"skew": "3", "capacity": "1"})
+    first, _ = grouped_of(draw(plan.tasks(0)))
+    assert first.inputs[0].shape[0] == ROWS  # the mean: no expert takes more
+    assert any("% of the tokens are dropped" in note for note in plan.notes)
+
+
+def kernels() -> traces.Trace:
+    """24 rows for 4 experts, 8 features by 16, whose gradients are made kernel by kernel: turned, then multiplied."""
+    b = traces.Builder(4)
+    data, out = b.tensor(24, 8, category="input"), b.tensor(24, 8)
+    up, down, ends = b.parameter(4, 8, 16), b.parameter(4, 16, 8), b.tensor(4, dtype="int32")
+    taken, inner, active = b.tensor(24, 8), b.tensor(24, 16), b.tensor(24, 16)
+    mixed = b.tensor(24, 8)
+    b.run("aten::index", [data], [taken], layer="mlp")
+    first = b.run("aten::_grouped_mm", [taken, up, ends], [inner], layer="mlp")
+    silu = b.run("aten::silu", [inner], [active], layer="mlp")
+    second = b.run("aten::_grouped_mm", [active, down, ends], [mixed], layer="mlp")
+    home = b.run("aten::mul", [mixed, mixed], [out], layer="mlp")
+    gradient = b.tensor(24, 8, category="gradient")
+    b.run(
+        "aten::mul",
+        [b.tensor(24, 8, category="gradient"), mixed],
+        [gradient],
+        layer="mlp",
+        phase="backward",
+        forward=home,
+    )
+    for product, weight, read in ((second, down, active), (first, up, taken)):
+        turned = b.view(read, *read.shape[::-1])
+        shown = b.view(weight, 4, weight.shape[2], weight.shape[1])
+        b.run("aten::transpose", [read], [turned], layer="mlp", phase="backward", forward=product, seconds=0.0)
+        made = [b.tensor(*weight.shape, category="gradient", of=weight)]
+        b.run("aten::_grouped_mm", [turned, gradient, ends], made, layer="mlp", phase="backward", forward=product)
+        b.run("aten::transpose", [weight], [shown], layer="mlp", phase="backward", forward=product, seconds=0.0)
+        into = b.tensor(*read.shape, category="gradient")
+        b.run("aten::_grouped_mm", [gradient, shown, ends], [into], layer="mlp", phase="backward", forward=product)
+        if product is second:
+            gradient = b.tensor(24, 16, category="gradient")
+            b.run("aten::silu_backward", [into, inner], [gradient], layer="mlp", phase="backward", forward=silu)
+    b.adam([up, down])
+    return b.trace()
+
+
+def test_gradients_that_are_made_kernel_by_kernel_travel_once() -> None:
+    """Though the gradient that comes is read by two products, and what comes forward is turned for one."""
+    tasks = draw(planned(kernels(), "dp=2,ep=2", extra={"load": "balanced"}).tasks(0))
+    assert collectives_of(tasks) == [("all_to_all", 24 * 8 * 4)] * 4
+    made = [o.outputs[0].shape for o in grouped_of(tasks, "backward")]
+    assert made == [(2, 16, 8), (24, 16), (2, 8, 16), (24, 8)]
+    (turned, *_) = [o for o in operators_of(tasks) if o.name == "aten::transpose"]
+    assert turned.outputs[0].shape == (16, 24)
+    updated = {t.shape for o in operators_of(tasks) if o.phase == "optimizer" for t in o.outputs}
+    assert updated == {(2, 8, 16), (2, 16, 8)}
+
+
+# ---- how tokens are drawn -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("load", ["uniform", "zipf", "power-law", "balanced"])
+def test_no_token_is_lost_without_a_capacity(load: Load) -> None:
+    loads, dropped = Routing(load).tokens(8, 16, 1000, layer=2, iteration=3)
+    assert loads.sum() == pytest.approx(8 * 1000)
+    assert len(loads) == 8
+    assert dropped == 0
+
+
+def test_zipf_gives_the_first_expert_twice_what_the_second_gets() -> None:
+    loads, _ = Routing("zipf").tokens(8, 8, 1_000_000, layer=0, iteration=0)
+    harmonic = sum(1 / place for place in range(1, 9))
+    expected = [8e6 / harmonic / place for place in range(1, 9)]
+    assert np.sort(loads)[::-1] == pytest.approx(expected, rel=0.01)
+
+
+def test_an_expert_takes_its_capacity_from_each_rank_and_no_more() -> None:
+    """Of 100 rows to 4 experts with a factor of 1.2, 30 a rank and expert: 60 of two ranks."""
+    loads, dropped = Routing("zipf", 4.0, capacity=1.2).tokens(2, 4, 100, layer=0, iteration=0)
+    assert loads.max() <= 2 * 2 * 30
+    assert dropped == 200 - loads.sum()
+    assert dropped > 100  # the first of them is asked for more than 90 times by each
+
+
+def test_the_same_seed_draws_the_same_and_layers_and_iterations_draw_apart() -> None:
+    def loads(seed: int, layer: int, iteration: int) -> list[float]:
+        return list(Routing("uniform", seed=seed).tokens(4, 8, 500, layer=layer, iteration=iteration)[0])
+
+    assert loads(1, 0, 0) == loads(1, 0, 0)
+    assert len({tuple(loads(*key)) for key in ((1, 0, 0), (2, 0, 0), (1, 1, 0), (1, 0, 1))}) == 4
+
+
+def test_iterations_are_drawn_one_by_one_and_give_a_distribution_of_step_times() -> None:
+    def times(load: str) -> list[float]:
+        options = {"load": load, "skew": "1.2"} if load != "balanced" else {"load": load}
+        result = simulate(MIXTRAL, "dp=4,ep=4", iterations=4, options=options, topology="dgx-a100", gpus=4)
+        return [round(after - before, 12) for before, after in pairwise((0.0, *result.data.iterations))]
+
+    assert len(set(times("zipf"))) > 1
+    assert times("zipf") == times("zipf")
+    assert len(set(times("balanced"))) == 1
+
+
+# ---- what cannot be -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("parallel", "options", "said"),
+    [
+        ("dp=6,ep=4", {}, "ep=4 does not divide the 6 GPUs of dp=6"),
+        ("cp=2,dp=3,ep=4", {}, "ep=4 does not divide the 6 GPUs of cp=2 x dp=3"),
+        ("dp=8,ep=8", {}, "the 4 experts of model.layers.0.mlp.experts do not divide by 8"),
+        ("ep=4", {}, "ep adds no GPUs: it needs some that see other data; write dp=8,ep=8"),
+        ("tp=2,ep=2", {}, "ep adds no GPUs"),
+        ("fsdp=2,ep=2", {}, "experts cannot be divided beside what shards or replicates parameters"),
+        ("dp=2,ep=2", {"extra": {"load": "ziph"}}, "unknown 'ziph'; did you mean 'zipf'?"),
+        ("dp=2,ep=2", {"extra": {"capacity": "-1"}}, "'-1' is no such number; give a number above 0"),
+    ],
+)
+def test_what_cannot_be_is_said_in_numbers(parallel: str, options: dict[str, Any], said: str) -> None:
+    with pytest.raises(OptionError) as caught:
+        experts(parallel, **options)
+    assert said in str(caught.value)
+
+
+def test_a_model_without_experts_is_refused() -> None:
+    with pytest.raises(TraceError, match="the trace has no experts"):
+        planned(traces.mlp(), "dp=2,ep=2")
+
+
+def test_one_rank_keeps_all_experts() -> None:
+    assert math.isclose(
+        sum(o.seconds for o in operators_of(draw(experts("dp=1,ep=1").tasks(0)))),
+        sum(o.seconds for o in MIXTRAL.operators),
+    )
