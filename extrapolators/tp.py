@@ -28,6 +28,7 @@ from triosim.extrapolators.axes import Axes, Mark, Spread
 from triosim.extrapolators.base import TENSOR_ORDER, Extrapolator
 from triosim.extrapolators.dataflow import Dataflow, Datum, is_loss, is_view, owners, parameter_storages
 from triosim.extrapolators.mesh import Mesh
+from triosim.extrapolators.overlap import overlapped
 from triosim.extrapolators.pairs import Pair, Pairing, Undivided
 from triosim.extrapolators.program import Await, Block, Communicate, Item, Program
 from triosim.extrapolators.reaction import reacting
@@ -55,12 +56,20 @@ class TensorParallel(Extrapolator):
 
     axis = "tp"
     place = "shard"
-    alike = True
     order = TENSOR_ORDER
+    extra_options = ("overlap",)
+
+    @property
+    def alike(self) -> bool:  # type: ignore[override]  # it depends on the options
+        """Not where each rank sends to the next one."""
+        return self.options.extra.get("overlap") != "ring"
 
     def transform(self, program: Program, mesh: Mesh) -> Program:
         """Return the program of one rank's shares, with the collectives around them."""
         by_sequence = self.options.sequence_parallel
+        rings = self.choice("overlap", ("no", "ring")) == "ring"
+        if rings and not by_sequence:
+            raise OptionError("rings need --sequence-parallel", where="--option overlap")
         if by_sequence and self.options.tp_style != "megatron":
             raise OptionError(
                 f"tp of the style '{self.options.tp_style}' gathers features between all layers",
@@ -76,7 +85,8 @@ class TensorParallel(Extrapolator):
             division.divide_the_sequence()
         else:
             division.gather_the_rest()
-        return division.program()
+        after = division.program()
+        return overlapped(after, self.axis, self.size, division.axes.step) if rings else after
 
 
 class Division:
@@ -94,8 +104,8 @@ class Division:
         self._order = {operator.id: place for place, operator in enumerate(self._gradients)}
         found = [weighted(operator) for operator in self._flow.forward]
         self._layers = {layer.operator.id: layer for layer in found if layer is not None}
-        self._axes = Axes(operators, program.batch_size, self._flow.backward, ranks)
-        self._pairing = Pairing(self._flow, self._layers, self._axes, ranks)
+        self.axes = Axes(operators, program.batch_size, self._flow.backward, ranks)
+        self._pairing = Pairing(self._flow, self._layers, self.axes, ranks)
         self._spreads: dict[int, Spread | None] = {}  # by forward operator: what is divided; None where it stays whole
         self._after: dict[int, list[Item]] = {}  # what comes after an operator
         self._ahead: dict[int, list[Item]] = {}  # what comes before one
@@ -153,7 +163,7 @@ class Division:
         """What is not divided yet, by sequence, and the gathers between: after all pairs are known."""
         divided = {number for number, spread in self._spreads.items() if spread is not None}
         pairing = self._pairing
-        region = Region(self._flow, divided, self._axes.step, self._ranks, pairing.is_of_samples)
+        region = Region(self._flow, divided, self.axes.step, self._ranks, pairing.is_of_samples)
         self._region = region
         for layers in self._joints:
             if region.is_divided(self._input_datum(layers[0])):
@@ -244,7 +254,7 @@ class Division:
             self._reduce_partial_gradient(parameter, operator, nbytes, parts=heads)
 
     def _divide(self, operator: Operator, marks: dict[int, Mark]) -> None:
-        self._spreads[operator.id] = self._axes.spread(operator, marks)
+        self._spreads[operator.id] = self.axes.spread(operator, marks)
 
     # ---- what is communicated -----------------------------------------------------------------------------------
 
@@ -269,10 +279,11 @@ class Division:
             self._communicate(layer.operator, "all_reduce", nbytes)
             return
         self._communicate(layer.operator, "reduce_scatter", nbytes)
-        backward = self._backward([layer])
-        if backward and self._before.training:
+        backward = self._backward([layer]) if self._before.training else []
+        if backward:
+            user = next((operator for operator in backward if not is_free(operator)), backward[0])
             gather = Communicate("all_gather", float(nbytes), self._axis)
-            self._ahead.setdefault(backward[0].id, []).append(gather)
+            self._ahead.setdefault(user.id, []).append(gather)
         marks = self._spreads[layer.operator.id]
         whole = (t for t in layer.operator.inputs if t.category == "parameter" and marks and t.id not in marks.marks)
         self._summed |= {tensor.storage for tensor in whole}  # a bias, which is added to a rank's own tokens
@@ -403,7 +414,7 @@ class Division:
             spread = self._spreads.get(operator.forward)
         else:
             marks = {t.id: self._made[t.id] for t in operator.inputs if t.id in self._made}
-            spread = self._axes.spread(operator, marks) if marks else None
+            spread = self.axes.spread(operator, marks) if marks else None
         for tensor in operator.outputs:
             self._made.pop(tensor.id, None)
             if spread is not None and tensor.id in spread.marks:
@@ -426,7 +437,7 @@ class Division:
             for place, length in enumerate(operator.inputs[0].shape):
                 if mark is None or length % (mark.size * mark.outer):
                     continue
-                spread = self._axes.spread(operator, {operator.inputs[0].id: replace(mark, dim=place)})
+                spread = self.axes.spread(operator, {operator.inputs[0].id: replace(mark, dim=place)})
                 if spread is not None and [spread.marks.get(t.id) for t in operator.outputs] == wanted:
                     self._spreads[operator.id] = spread
                     marked |= {t.id: spread.marks[t.id] for t in operator.inputs if t.id in spread.marks}

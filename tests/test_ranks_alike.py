@@ -14,7 +14,7 @@ from triosim.extrapolators.mesh import Mesh
 from triosim.extrapolators.symmetry import Symmetry
 from triosim.result import ResultData
 
-GPT = traces.transformer(batch=4, blocks=4, heads=8, width=32)
+GPT = traces.transformer(batch=4, tokens=16, blocks=4, heads=8, width=32)
 SYSTEMS = (
     "dgx-a100(gpus={})",
     "dgx-h100(gpus={}, calibration=none)",
@@ -107,6 +107,15 @@ def test_unequal_ranks_are_all_simulated(conditions: dict[str, Any]) -> None:
     )
     times = {rank.compute_s for rank in run(True, "ddp=16", system, conditions={"slow_gpus": {3: 2.0}}).ranks}
     assert len(times) == 2
+
+
+@pytest.mark.parametrize(
+    ("parallel", "options"),
+    [("cp=4,tp=2,dp=2", {}), ("tp=4,dp=4", {"options": {"overlap": "ring"}, "sequence_parallel": True})],
+)
+def test_what_goes_round_a_ring_comes_from_ranks_that_are_simulated(parallel: str, options: dict[str, Any]) -> None:
+    system = "dgx-a100(gpus=16)"
+    same(run(False, parallel, system, **options), run(True, parallel, system, **options))
 
 
 def test_a_slow_link_makes_ranks_differ() -> None:

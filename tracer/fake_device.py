@@ -18,7 +18,7 @@ from triosim.errors import CaptureError, OptionError
 from triosim.gpus import Gpu, find
 from triosim.trace import Trace
 from triosim.tracer.patches import Patches, check_version
-from triosim.tracer.steps import Seen, module_calls, optimizer_steps
+from triosim.tracer.steps import Seen, class_name, module_calls, optimizer_steps, unwrapped
 
 if TYPE_CHECKING:
     import torch
@@ -246,9 +246,6 @@ def _software() -> dict[str, str]:
 
 
 def _name(model: torch.nn.Module) -> str:
-    from triosim.tracer.recorder_layers import class_name
-    from triosim.tracer.steps import unwrapped
-
     return class_name(unwrapped(model))
 
 

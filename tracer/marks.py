@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from triosim.trace_formats.pytorch_step import LAYER_PREFIX, ROLE_PREFIX
 from triosim.tracer.patches import Patch, Patches
-from triosim.tracer.steps import module_hooks, unwrapped
+from triosim.tracer.steps import class_name, module_hooks, unwrapped
 
 if TYPE_CHECKING:
     import torch
@@ -144,7 +144,7 @@ def _add_paths(module: torch.nn.Module, paths: dict[Any, str]) -> None:
     if inner in paths:
         return
     for path, part in inner.named_modules():
-        paths.setdefault(part, path or type(inner).__name__)
+        paths.setdefault(part, path or class_name(inner))
 
 
 def _mark_inputs(arguments: Any) -> None:
@@ -159,9 +159,23 @@ def _mark_inputs(arguments: Any) -> None:
 def _mark(tensor: Any, category: str, name: str) -> None:
     import torch
 
-    if not isinstance(tensor, torch.Tensor) or tensor.layout != torch.strided:
-        return
-    storage = tensor.untyped_storage()
-    said = f"{ROLE_PREFIX}{category} {storage.data_ptr()} {storage.nbytes()} {name}"
-    with _annotation(said), torch.no_grad():
-        tensor.detach()
+    for one in _with_memory(tensor):
+        storage = one.untyped_storage()
+        said = f"{ROLE_PREFIX}{category} {storage.data_ptr()} {storage.nbytes()} {name}"
+        with _annotation(said), torch.no_grad():
+            one.detach()
+
+
+def _with_memory(tensor: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors that have the memory of one: itself, or those inside of it, such as a distributed tensor's local part.
+
+    What stands on the meta device has no memory, whatever its size.
+    """
+    import torch
+    from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+    if is_traceable_wrapper_subclass(tensor):
+        for attribute in tensor.__tensor_flatten__()[0]:
+            yield from _with_memory(getattr(tensor, attribute))
+    elif isinstance(tensor, torch.Tensor) and tensor.layout == torch.strided and tensor.device.type != "meta":
+        yield tensor

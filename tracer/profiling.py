@@ -8,8 +8,6 @@ long a step takes. They come in turns, because a machine's speed drifts.
 from __future__ import annotations
 
 import dataclasses
-import os
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -20,8 +18,9 @@ from typing import Any, Literal
 from triosim.errors import CaptureError, OutputError
 from triosim.trace import Trace
 from triosim.trace_formats import pytorch
+from triosim.tracer.full_profile import FullProfile, quiet
 from triosim.tracer.marks import mark_roles, marked_layers, marked_optimizers, only_our_marks
-from triosim.tracer.steps import Seen, unwrapped
+from triosim.tracer.steps import Seen, class_name, unwrapped
 
 PROFILER_FILE = "profiler.json"
 EXECUTION_TRACE_FILE = "execution_trace.json"
@@ -101,7 +100,7 @@ class StepProfiler:
         if kind == "full":
             self._stop_full(seen)
         elif kind in ("light", "warm"):
-            with _quiet():
+            with quiet():
                 self._running.close()
             if kind == "light":
                 self._light.append(self._folder / f"{pytorch.LIGHT_PREFIX}{len(self._light)}.json")
@@ -110,7 +109,7 @@ class StepProfiler:
 
     def close(self) -> None:
         """Stop whatever runs: the step that it belongs to never ended."""
-        with _quiet():
+        with quiet():
             self._running.close()
         self._profiler = None
 
@@ -147,7 +146,7 @@ class StepProfiler:
             lightly=self._light,
             batch_size=batch_size or seen.batch_size,
         )
-        name = model or (type(unwrapped(seen.model)).__name__ if seen.model is not None else trace.model)
+        name = model or (class_name(unwrapped(seen.model)) if seen.model is not None else trace.model)
         software = {**trace.software, "torch": torch.__version__, "profiler": self._said(separate)}
         return dataclasses.replace(trace, model=name, step_seconds=self.cost.plain, software=software, source="")
 
@@ -178,26 +177,20 @@ class StepProfiler:
         return self._kinds[number] if number < len(self._kinds) else "idle"
 
     def _start_full(self, seen: Seen) -> None:
-        from torch.profiler import ExecutionTraceObserver, profile
-
         self._running.enter_context(only_our_marks())
-        with _quiet():
-            observer = ExecutionTraceObserver().register_callback(str(self._folder / EXECUTION_TRACE_FILE))
-            self._running.callback(observer.unregister_callback)
-            self._profiler = self._running.enter_context(
-                profile(
-                    activities=_activities(), record_shapes=True, profile_memory=True, execution_trace_observer=observer
-                )
-            )
+        self._profiler = FullProfile(
+            _activities(), self._folder / EXECUTION_TRACE_FILE, lambda: mark_roles(seen.model, seen.optimizers)
+        )
+        self._running.enter_context(self._profiler)
         self._running.enter_context(marked_layers())
         self._marks = self._running.enter_context(marked_optimizers())
-        mark_roles(seen.model, seen.optimizers)
 
     def _stop_full(self, seen: Seen) -> None:
         while self._marks:
             self._marks.pop()[1].__exit__(None, None, None)
+        self._profiler.begin()
         mark_roles(seen.model, seen.optimizers)
-        with _quiet():
+        with quiet():
             self._running.close()
         self._profiler.export_chrome_trace(str(self._folder / PROFILER_FILE))
 
@@ -205,7 +198,7 @@ class StepProfiler:
         from torch.profiler import profile
 
         self._running.enter_context(only_our_marks())
-        with _quiet():
+        with quiet():
             self._profiler = self._running.enter_context(profile(activities=_activities()))
 
 
@@ -230,22 +223,3 @@ def _synchronize() -> None:
     cuda: Any = torch.cuda
     if cuda.is_available() and cuda.is_initialized():
         cuda.synchronize()
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Drop what PyTorch's C++ says on standard error when a profiler starts and stops: that it does."""
-    sys.stderr.flush()
-    try:
-        kept = os.dup(2)
-    except OSError:  # there is no standard error
-        yield
-        return
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    try:
-        os.dup2(nowhere, 2)
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(nowhere)
-        os.close(kept)

@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn.modules import module as nn_module
 
 from triosim.tracer.patches import Patches, missing_api
+from triosim.tracer.steps import class_name
 
 _WRAPPERS = re.compile(r"(^|\.)(_checkpoint_wrapped_module|_fsdp_wrapped_module|_orig_mod)(?=\.|$)")
 _DATA_PARALLEL = frozenset(("DistributedDataParallel", "DataParallel"))
@@ -70,12 +71,3 @@ class Layers:
             if prefix and path == "module":
                 path = type(module).__name__
             self._paths[module] = path or name
-
-
-def class_name(module: nn.Module) -> str:
-    """Return the class of a module; not what FSDP makes of it, which wraps it, or derives a class ``FSDP...`` from its own."""
-    while type(module).__name__ == "FullyShardedDataParallel":
-        module = module.module  # type: ignore[assignment]
-    name = type(module).__name__
-    derived = any(base.__name__ == "FSDPModule" for base in type(module).__mro__)
-    return name.removeprefix("FSDP") if derived else name

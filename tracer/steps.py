@@ -70,6 +70,15 @@ def unwrapped(model: torch.nn.Module) -> torch.nn.Module:
     return model
 
 
+def class_name(module: torch.nn.Module) -> str:
+    """Return the class of a module; not what FSDP makes of it, which wraps it, or derives a class ``FSDP...`` from its own."""
+    while type(module).__name__ == "FullyShardedDataParallel":
+        module = module.module  # type: ignore[assignment]
+    name = type(module).__name__
+    derived = any(base.__name__ == "FSDPModule" for base in type(module).__mro__)
+    return name.removeprefix("FSDP") if derived else name
+
+
 @contextmanager
 def optimizer_steps(over: Callable[[torch.optim.Optimizer], None], seen: Seen) -> Iterator[None]:
     """Call ``over(optimizer)`` each time that the first-seen optimizer returns from ``step()``.

@@ -11,7 +11,7 @@ same speed, and is left out; the others are sent too. It is exact, and where it 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -325,18 +325,20 @@ def communications(streams: Mapping[int, TaskStream]) -> dict[Kind, float]:
                 break
             answer = Handle(rank, task)
             for part in task.parts if isinstance(task, Batch) else (task,):
-                _note(found, part, rank)
+                _note(found, part, rank, streams)
         stream.close()
     return found
 
 
-def _note(found: dict[Kind, float], task: Any, rank: int) -> None:
+def _note(found: dict[Kind, float], task: Any, rank: int, simulated: Container[int]) -> None:
     if isinstance(task, Collective):
         if task.shares is not None:
             raise NotAlike("shares are unequal")
         if len(task.group.ranks) > 1:
             found.setdefault(Kind(task.kind, task.group.ranks, task.root), task.nbytes)
     elif isinstance(task, Send):
+        if task.destination not in simulated:
+            raise NotAlike(f"rank {rank} sends to one of those that it stands for")
         found.setdefault(Kind(None, (rank, task.destination)), task.nbytes)
     elif not isinstance(task, (Compute, Recv, Record, Wait)):
         raise NotAlike(f"a {type(task).__name__} may be another on each rank")

@@ -12,7 +12,7 @@ from traces import collectives_of, draw, operators_of, planned
 from triosim import simulate
 from triosim.errors import OptionError, TraceError
 from triosim.extrapolators.plan import Plan
-from triosim.tasks import AllGather, AllReduce, Compute, ReduceScatter, Send, Task, Wait
+from triosim.tasks import AllGather, AllReduce, Batch, Compute, ReduceScatter, Send, Task, Wait
 
 STREAM = 2 * 8 * 16 * 4  # bytes of the residual stream
 NORM = 16 * 4
@@ -121,6 +121,46 @@ def test_recomputing_a_block_gathers_and_scatters_again(policy: str, more: int) 
     plain = Counter(collectives_of(draw(by_sequence(trace).tasks(0))))
     again = Counter(collectives_of(draw(by_sequence(trace, recompute=policy).tasks(0))))
     assert sum((again - plain).values()) == more * 3
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_a_gather_and_a_product_can_go_round_in_chunks(ranks: int) -> None:
+    """Each product of one chunk of tokens beside the hop of a chunk; the bytes are those of the collectives."""
+    plain = draw(by_sequence(traces.transformer(), gpus=ranks, training=False).tasks(0))
+    tasks = draw(by_sequence(traces.transformer(), gpus=ranks, training=False, extra={"overlap": "ring"}).tasks(0))
+    layers = [o for o in operators_of(tasks) if o.layer == "h.0.mlp.fc"]
+    assert [(o.inputs[0].shape, o.outputs[0].shape) for o in layers] == [
+        ((2, 8 // ranks, 16), (2, 8 // ranks, 64 // ranks))
+    ] * ranks
+    hops = [task for task in tasks if isinstance(task, Batch)]
+    assert len(hops) == (ranks - 1) * 5  # of two pairs and the projection; the embedding's scatter follows no product
+    assert all(part.nbytes == STREAM / ranks for task in hops for part in task.parts if isinstance(part, Send))
+    assert collectives_of(tasks) == [SCATTER, *[entry for entry in collectives_of(plain) if entry[0] == "all_reduce"]]
+    first = tasks.index(hops[0])
+    product, wait = tasks[first + 1 : first + 3]
+    assert isinstance(product, Compute)
+    assert [o.layer for o in product.operators] == ["h.0.attn.q"]
+    assert isinstance(wait, Wait)
+    assert wait.handles[0].task is hops[0]
+
+
+def test_what_goes_round_after_a_product_are_its_sums() -> None:
+    tasks = draw(by_sequence(traces.transformer(), gpus=4, training=False, extra={"overlap": "ring"}).tasks(0))
+    names = [o.name for o in operators_of(tasks) if o.layer == "h.0.mlp.proj"]
+    assert names == ["aten::linear", *["aten::linear", "aten::add_"] * 3]
+
+
+def test_rings_run_in_training_too_and_need_a_divided_sequence() -> None:
+    trace = traces.transformer(blocks=2)
+    tasks = draw(by_sequence(trace, extra={"overlap": "ring"}).tasks(0))
+    gathers = [entry for entry in collectives_of(tasks) if entry[0] == "all_gather"]
+    assert gathers == [GATHER] * (2 * 2 + 1 + 1)  # the inputs again, which overlap already, and that of the embedding
+    result = simulate(
+        trace, "tp=4", tp_style="megatron", sequence_parallel=True, options={"overlap": "ring"}, topology="dgx-a100"
+    )
+    assert result.step_time_s > 0
+    with pytest.raises(OptionError, match="rings need --sequence-parallel"):
+        planned(trace, "tp", 2, tp_style="megatron", extra={"overlap": "ring"})
 
 
 def test_inference_gathers_and_scatters_forward_alone() -> None:

@@ -15,6 +15,7 @@ torch = pytest.importorskip("torch")
 from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: E402
 
 from triosim.capturing import capture_fake  # noqa: E402
+from triosim.capturing_ranks import capture_ranks  # noqa: E402
 from triosim.trace import Trace  # noqa: E402
 from triosim.tracer import capture_script  # noqa: E402
 from triosim.tracer.fake_device import FakeDevice  # noqa: E402
@@ -106,6 +107,22 @@ def test_a_rank_of_ddp_has_the_same_products_too(model: str, only_rank: None, tm
     with sdpa_kernel(SDPBackend.MATH):
         fake = without_a_gpu_alone(SCRIPTS / "ddp.py", arguments)
         real = on_the_cpu(SCRIPTS / "ddp.py", arguments, tmp_path)
+    assert len(real) > 20
+    assert fake == real
+
+
+@pytest.mark.parametrize(
+    ("script", "arguments"), [("fsdp2.py", []), ("tensor_parallel.py", []), ("tensor_parallel.py", ["--loss-parallel"])]
+)
+def test_a_rank_of_distributed_tensors_has_the_same_products_too(
+    script: str, arguments: list[str], only_rank: None, tmp_path: Path
+) -> None:
+    """Without a GPU it is a process of its own: DTensor keeps what it made for a kind of device. Its attention is of
+    products as it is, for in single precision heads that share keys have no other kernel.
+    """
+    with sdpa_kernel(SDPBackend.MATH):
+        real = on_the_cpu(SCRIPTS / script, [*LLAMA, *arguments], tmp_path)
+    fake = products(capture_ranks(SCRIPTS / script, [*LLAMA, *arguments], world=1).streams.traces[0])
     assert len(real) > 20
     assert fake == real
 

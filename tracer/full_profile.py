@@ -1,0 +1,121 @@
+"""PyTorch's profiler in full (shapes, memory, the execution trace), which lets the parameters of a model be swapped.
+
+While it records shapes it has weak references to tensors, and PyTorch swaps no tensor that has one
+(``torch.utils.swap_tensors``). It swaps the parameters of a model of distributed tensors that is cast, moved or given memory
+(seen with 2.13). A script that does so still builds its model.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from triosim.tracer.patches import Patch, Patches
+from triosim.tracer.steps import module_hooks
+
+
+class FullProfile:
+    """A block that is profiled in full; ``execution_trace`` is a file that is there afterwards.
+
+    When tensors are swapped outside of all modules, what was recorded is dropped. Recording begins anew at the next call of a
+    module, or where the block ends. ``begins`` is called each time that it begins.
+    """
+
+    def __init__(self, activities: list[Any], execution_trace: Path, begins: Callable[[], None]) -> None:
+        self._profiler: Any = None
+        self._activities, self._execution_trace, self._begins = activities, execution_trace, begins
+        self._recording = ExitStack()
+        self._around = ExitStack()
+        self._depth = 0
+
+    def __enter__(self) -> FullProfile:
+        """Begin to record."""
+        import torch
+
+        self._around.enter_context(Patches()).make([Patch(torch.utils, "swap_tensors", self._swapping())])
+        self._around.enter_context(module_hooks(self._enters, self._leaves))
+        self.begin()
+        return self
+
+    def begin(self) -> None:
+        """Record, unless that is being done."""
+        if self._profiler is not None:
+            return
+        from torch.profiler import ExecutionTraceObserver, profile
+
+        with quiet():
+            observer = ExecutionTraceObserver().register_callback(str(self._execution_trace))
+            self._recording.callback(observer.unregister_callback)
+            self._profiler = self._recording.enter_context(
+                profile(
+                    activities=self._activities,
+                    record_shapes=True,
+                    profile_memory=True,
+                    execution_trace_observer=observer,
+                )
+            )
+        self._begins()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        """Stop."""
+        with self._around:
+            self._recording.close()
+
+    def export_chrome_trace(self, path: str) -> None:
+        """Write what was recorded to a file, and drop it."""
+        self._profiler.export_chrome_trace(path)
+        self._drop()
+
+    def _drop(self) -> None:
+        if self._profiler is None:
+            return
+        with quiet():
+            self._recording.close()
+        self._profiler = None
+        gc.collect()  # PyTorch's profiler and its results refer to each other
+
+    def _swapping(self) -> Callable[[Any, Any], None]:
+        import torch
+
+        swap: Callable[[Any, Any], None] = torch.utils.swap_tensors
+
+        def swapping(first: Any, second: Any) -> None:
+            if self._depth == 0:  # inside of a module an annotation is open, with which no profiler may stop
+                self._drop()
+            swap(first, second)
+
+        return swapping
+
+    def _enters(self, *_: Any) -> None:
+        self._depth += 1
+        self.begin()
+
+    def _leaves(self, *_: Any) -> None:
+        self._depth -= 1
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Drop what PyTorch's C++ says on standard error when a profiler starts and stops: that it does."""
+    sys.stderr.flush()
+    try:
+        kept = os.dup(2)
+    except OSError:  # there is no standard error
+        yield
+        return
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(nowhere)
+        os.close(kept)
