@@ -54,6 +54,11 @@ class FullySharded(Extrapolator):
 
         if program.training:
             program = with_sharded_optimizer(program, mesh, self.axis)
+        layers = {block.layer for stage in program.stages for block in stage.forward}
+        if choices.unit == "block" and not any(map(unit_of, layers)):
+            program = program.noted(
+                "fsdp: no module is numbered (layers.0), so that all parameters are one unit; --option unit=layer divides them"
+            )
         return reacting(program, program.sharded_axes, make)
 
     def _said(self, option: str, usual: str, in_pipeline: str, mesh: Mesh) -> bool:

@@ -82,7 +82,7 @@ def named_starts(blocks: Sequence[Block], names: Sequence[str], stages: int) -> 
         place = next((i for i, block in enumerate(blocks) if f"{block.layer}.".startswith(f"{name}.")), None)
         if place is None:
             known = {block.layer for block in blocks}
-            raise OptionError(f"the trace has no layer '{name}'", where="stages", fix=nearest(name, known))
+            raise OptionError(f"the trace has no layer '{name}'", where="stages", fix=nearest(name, known, most=10))
         if place <= starts[-1]:
             raise OptionError(
                 f"a stage cannot start at layer '{name}'",

@@ -126,6 +126,23 @@ def test_an_option_without_effect_is_noted(run: Run, trace: Path) -> None:
     assert "--bucket-size" not in out
 
 
+def test_what_only_a_backward_pass_reads_is_noted_in_inference(run: Run, trace: Path) -> None:
+    options = ("-p", "ddp", "-n", 2, "--bucket-size", "1 MB", "--format", "json")
+    _, out, _ = run("simulate", trace, *options, "--recompute", "full", "--inference")
+    noted = [note for note in json.loads(out)["notes"] if "has no effect" in note]
+    assert sorted(noted) == ["--bucket-size has no effect in inference", "--recompute has no effect in inference"]
+    _, out, _ = run("simulate", trace, *options)
+    assert "has no effect" not in out
+
+
+def test_gradients_are_reduced_in_a_dtype_as_people_write_it(run: Run, trace: Path) -> None:
+    sent = []
+    for dtype in ("bf16", "bfloat16", "fp32"):
+        _, out, _ = run("simulate", trace, "-p", "ddp", "-n", 2, "--gradient-dtype", dtype, "--format", "json")
+        sent.append(sum(one["bytes"] * one["count"] for one in json.loads(out)["collectives"]))
+    assert 2 * sent[0] == 2 * sent[1] == sent[2] > 0
+
+
 def test_one_gpu_copies_its_input_from_the_host_of_the_usual_topology(run: Run, trace: Path) -> None:
     status, out, _ = run("simulate", trace, "--copy-input", "--format", "json")
     assert status == 0
@@ -156,7 +173,7 @@ def test_every_output_is_written_and_nothing_else(run: Run, trace: Path, tmp_pat
 def test_compare_shows_the_strategies_with_what_cannot_run(run: Run, trace: Path) -> None:
     status, out, err = run("compare", trace, "--gpus", 4, "--topology", "dgx-h100")
     assert (status, err) == (0, "")
-    for word in ("single", "ddp", "tp gather", "samples/s", "speed-up"):
+    for word in ("single", "ddp", "fsdp", "zero1", "tp gather", "samples/s", "speed-up"):
         assert word in out
     assert max(map(len, out.splitlines())) <= 80
     assert "cannot run" in out, "two layers do not make four stages"
@@ -237,10 +254,12 @@ def test_without_a_command_the_help_is_shown(run: Run) -> None:
 
 
 def test_shell_completion_knows_parallelisms_and_topologies() -> None:
-    from triosim.cli_options import _plugins, _topologies
+    from triosim.cli_options import _plugins, _recomputing, _topologies
 
     assert _plugins("extrapolators")("d") == ["dp", "ddp"]
+    assert _plugins("extrapolators")("z") == ["zero1", "zero2"]
     assert {"dgx-h100", "ring"} <= set(_topologies())
+    assert {"selective", "checkpoint"} <= set(_recomputing())
 
 
 # ---- what is wrong ---------------------------------------------------------------------------------------------------

@@ -105,6 +105,10 @@ def test_unequal_ranks_are_all_simulated(conditions: dict[str, Any]) -> None:
         run(False, "ddp=16", system, conditions=conditions),
         run(True, "ddp=16", system, conditions=conditions),
     )
+    assert any(
+        note.startswith("every rank is simulated: GPUs or links")
+        for note in run(True, "ddp=16", system, conditions=conditions).notes
+    )
     times = {rank.compute_s for rank in run(True, "ddp=16", system, conditions={"slow_gpus": {3: 2.0}}).ranks}
     assert len(times) == 2
 
@@ -116,6 +120,20 @@ def test_unequal_ranks_are_all_simulated(conditions: dict[str, Any]) -> None:
 def test_what_goes_round_a_ring_comes_from_ranks_that_are_simulated(parallel: str, options: dict[str, Any]) -> None:
     system = "dgx-a100(gpus=16)"
     same(run(False, parallel, system, **options), run(True, parallel, system, **options))
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"timeline": True}, "each is on the timeline"),
+        ({"links": True}, "the links of each are recorded"),
+        ({"parallel": "hop"}, "nobody knows which ranks of these tasks do the same"),
+    ],
+)
+def test_whoever_asked_to_fold_hears_what_prevents_it(options: dict[str, Any], why: str) -> None:
+    found = {"parallel": "ddp=16", "system": "switch(16, bandwidth=5 GB/s, latency=1 us)", **options}
+    assert f"every rank is simulated: {why}" in run(True, **found).notes
+    assert not any(note.startswith("every rank") for note in run(None, **found).notes)
 
 
 def test_a_slow_link_makes_ranks_differ() -> None:

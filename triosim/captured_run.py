@@ -15,8 +15,9 @@ from triosim.trace import Trace
 
 #: What would change the step itself, which only capturing it again can.
 _OPTIONS = (
-    *("parallel", "batch_size", "global_batch_size", "training", "micro_batches", "stages", "tp_style", "dp_style"),
-    *("sequence_parallel", "bucket_size", "first_bucket_size", "gradient_dtype", "recompute", "copy_input"),
+    *("parallel", "batch_size", "global_batch_size", "training", "micro_batches", "stages"),
+    *("balance_stages", "schedule", "virtual_stages", "tp_style", "sequence_parallel", "dp_style"),
+    *("bucket_size", "first_bucket_size", "gradient_dtype", "recompute", "copy_input"),
 )
 
 

@@ -67,6 +67,12 @@ def _schedules() -> list[str]:
     return [*NAMES, *(str(path) for path in sorted(Path().glob("*.csv")))]
 
 
+def _recomputing() -> list[str]:
+    from triosim.extrapolators.recompute import POLICIES
+
+    return [*POLICIES, "save="]
+
+
 #: Completes the names of pipeline schedules, and files.
 schedules = completing(_schedules)
 
@@ -158,7 +164,8 @@ MicroBatches = Annotated[
         metavar="M",
         rich_help_panel=PARALLELISM,
         show_default=False,
-        help="Into how many the batch is divided: by default as many as pp has GPUs. Without pp, gradients accumulate.",
+        help="Into how many the batch is divided: by default as many as pp has GPUs, or as its schedule needs. "
+        "Without pp, gradients accumulate.",
     ),
 ]
 Stages = Annotated[
@@ -229,12 +236,20 @@ DpStyle = Annotated[
 ]
 BucketSize = Annotated[
     str,
-    typer.Option("--bucket-size", metavar="SIZE", rich_help_panel=PARALLELISM, help="ddp: bytes of a gradient bucket."),
+    typer.Option(
+        "--bucket-size",
+        metavar="SIZE",
+        rich_help_panel=PARALLELISM,
+        help="ddp, zero1, zero2: bytes of a gradient bucket.",
+    ),
 ]
 FirstBucketSize = Annotated[
     str,
     typer.Option(
-        "--first-bucket-size", metavar="SIZE", rich_help_panel=PARALLELISM, help="ddp: bytes of the first one."
+        "--first-bucket-size",
+        metavar="SIZE",
+        rich_help_panel=PARALLELISM,
+        help="ddp, zero1, zero2: bytes of the first one.",
     ),
 ]
 GradientDtype = Annotated[
@@ -244,7 +259,7 @@ GradientDtype = Annotated[
         metavar="DTYPE",
         rich_help_panel=PARALLELISM,
         show_default=False,
-        help="What gradients are reduced in: float32, bfloat16, ... (default: each parameter's own).",
+        help="What gradients are reduced in: fp32, bf16, ... (default: each parameter's own).",
     ),
 ]
 Recompute = Annotated[
@@ -252,6 +267,7 @@ Recompute = Annotated[
     typer.Option(
         "--recompute",
         metavar="POLICY",
+        autocompletion=completing(_recomputing),
         rich_help_panel=PARALLELISM,
         help="Which activations the backward pass computes again: none, selective (attention), full, checkpoint (as "
         "torch.utils.checkpoint), or save=mm,attention for all but these.",
@@ -348,7 +364,7 @@ Fold = Annotated[
         "--fold/--no-fold",
         rich_help_panel=SYSTEM,
         show_default=False,
-        help="Simulate ranks that do the same once: the same results, sooner. By default where there are many.",
+        help="Simulate ranks that do the same once: the same results, sooner. By default from 16 GPUs on.",
     ),
 ]
 PluginOptions = Annotated[
@@ -358,7 +374,7 @@ PluginOptions = Annotated[
         metavar="KEY=VALUE",
         rich_help_panel=SYSTEM,
         show_default=False,
-        help="An option of a plug-in. Repeatable.",
+        help="An option of a parallelism (fsdp: prefetch=2), network, collective or plug-in. Repeatable.",
     ),
 ]
 Format = Annotated[

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from triosim import cli_options as o
-from triosim.errors import OptionError
+from triosim.errors import OptionError, OutputError
 
 if TYPE_CHECKING:
     from triosim.scheduling import Times
@@ -64,6 +65,8 @@ def schedule(
     from triosim.output import check_outputs
 
     check_outputs(output, plot, reading=(name,))
+    if output is not None and not output.endswith(".csv") and (Path(output).is_file() or not Path(output).exists()):
+        raise OutputError("is no name of a table", where=f"--output {output}", fix="end it in .csv")
     if plot is not None:
         from triosim.reports.plot import check_plot
 

@@ -85,7 +85,8 @@ def strategies(gpus: int) -> Iterator[Strategy]:
     if gpus == 1:
         return
     yield Strategy("dp", f"dp={gpus}")
-    yield Strategy("ddp", f"ddp={gpus}")
+    for name in ("ddp", "fsdp", "zero1"):
+        yield Strategy(name, f"{name}={gpus}")
     for style in ("gather", "megatron"):
         yield Strategy(f"tp {style}", f"tp={gpus}", {"tp_style": style})
     for micro_batches in (1, gpus, 4 * gpus):

@@ -62,11 +62,13 @@ class DeadlockError(SimulationError):
     """Streams that can never go on: each stuck rank, the task it waits in, and whom it waits for."""
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
-    """Return "did you mean 'x'?" for the nearest of ``known``, or the list of them when none is near."""
+def nearest(word: str, known: Iterable[str], most: int | None = None) -> str:
+    """Return "did you mean 'x'?" for the nearest of ``known``, or the list of them when none is near, ``most`` of it."""
     names = sorted(known)
     by_case = {name.casefold(): name for name in names}
     close = difflib.get_close_matches(word.casefold(), by_case, n=1, cutoff=0.6)
     if close:
         return f"did you mean '{by_case[close[0]]}'?"
+    if most is not None and len(names) > most:
+        return f"known: {', '.join(names[:most])} and {len(names) - most} more"
     return f"known: {', '.join(names)}" if names else "none is known"

@@ -29,7 +29,7 @@ from triosim.networks import calibrated
 from triosim.networks.base import Network
 from triosim.networks.topology import Topology
 from triosim.task_streams import TaskStreams
-from triosim.trace import Trace
+from triosim.trace import Trace, dtype_name
 from triosim.trace_formats import read
 from triosim.unequal import Unequal, with_slow_links, without_effect
 from triosim.unequal import check as check_conditions
@@ -121,7 +121,7 @@ def simulate(
     balance_stages: whether that is the time on the GPUs of each stage, so that slower ones get fewer layers.
     tp_style: of ``tp``; ``sequence_parallel``, of the style "megatron": norms and residuals on a share of the sequence.
     bucket_size, first_bucket_size: of ``ddp``; PyTorch's by default.
-    gradient_dtype: what gradients are reduced in, "float32" say; by default each parameter's own.
+    gradient_dtype: what gradients are reduced in, "float32" or "fp32" say; by default each parameter's own.
     recompute: which activations the backward pass computes again: "none", "selective", "full", "checkpoint", or
         "save=mm,attention" for all but these; see docs/extrapolators.md.
     copy_input: whether each rank copies its input from host memory.
@@ -223,7 +223,7 @@ def simulate(
                     stages=tuple(stages) if stages is not None else None,
                     schedule=schedule,
                     virtual_stages=virtual_stages,
-                    gradient_dtype=gradient_dtype,
+                    gradient_dtype=None if gradient_dtype is None else dtype_name(gradient_dtype),
                     recompute=recompute,
                     factor=unequal.factor if balance_stages else None,
                     extra=chosen.left,
@@ -264,19 +264,15 @@ def simulate(
         notes.extend(unequal_notes(circumstances, the_plan.world))
         recording = None
         alike = the_plan.symmetry if isinstance(the_plan, Plan) else None
-        if (
-            alike is not None
-            and not timeline
-            and not links
-            and circumstances == Conditions()
-            and folding.repays(fold, the_plan.world)
-        ):
+        unlike = _unlike(alike is not None, timeline, links, circumstances)
+        if alike is not None and not unlike and folding.repays(fold, the_plan.world):
             try:
                 recording, the_network = folding.run(alike, the_plan.tasks, the_network, engine_on)
             except folding.NotAlike as found:
                 the_network = new_network()
-                if fold:
-                    notes.append(f"every rank is simulated: {found}")
+                unlike = str(found)
+        if fold and unlike and the_plan.world > 1:
+            notes.append(f"every rank is simulated: {unlike}")
         if recording is None:
             streams = {rank: the_plan.tasks(rank) for rank in range(the_plan.world)}
             if circumstances.uneven:
@@ -297,6 +293,15 @@ def simulate(
         notes=notes,
         options=MetricOptions(tokens, hourly, circumstances.kinds),
     )
+
+
+def _unlike(known: bool, timeline: bool, links: bool, circumstances: Conditions) -> str:
+    """Return why no rank can stand for another one; empty where one may."""
+    if not known:
+        return "nobody knows which ranks of these tasks do the same"
+    if timeline or links:
+        return "the links of each are recorded" if links else "each is on the timeline"
+    return "" if circumstances == Conditions() else "GPUs or links are not alike, or do not stay so"
 
 
 def _positive(name: str, value: float | str | None) -> float | None:
@@ -368,18 +373,27 @@ _BELONGS_TO = {
     "dp_style": ("dp",),
     "bucket_size": ("ddp", "zero1", "zero2"),
     "first_bucket_size": ("ddp", "zero1", "zero2"),
+    "gradient_dtype": ("dp", "ddp", "fsdp", "zero1", "zero2", "tp", "pp", "parameter-server"),
 }
+#: The options that nothing reads where there is no backward pass.
+_OF_TRAINING = ("bucket_size", "first_bucket_size", "gradient_dtype", "recompute")
 
 
 def _without_effect(given: Mapping[str, Any], parallel: str) -> Iterator[str]:
     """Yield a note for each option that was given and that nobody in this run reads."""
-    names = {part.partition("=")[0] for part in parallel.split(",")}
-    if not names <= set(plugins.BUILT_IN["extrapolators"]):
-        return  # a plug-in may read any of them
     defaults = inspect.signature(simulate).parameters
-    for option, owners in _BELONGS_TO.items():
-        if names.isdisjoint(owners) and given[option] != defaults[option].default:
-            yield f"--{option.replace('_', '-')} has no effect without {' or '.join(owners)}"
+    said = {option for option, parameter in defaults.items() if option in given and given[option] != parameter.default}
+    useless: dict[str, str] = {} if given["training"] else dict.fromkeys(_OF_TRAINING, "in inference")
+    names = {part.partition("=")[0] for part in parallel.split(",")}
+    if names <= set(plugins.BUILT_IN["extrapolators"]):  # a plug-in may read any of them
+        useless |= {option: f"without {_or(of)}" for option, of in _BELONGS_TO.items() if names.isdisjoint(of)}
+    for option, why in useless.items():
+        if option in said:
+            yield f"--{option.replace('_', '-')} has no effect {why}"
+
+
+def _or(words: Sequence[str]) -> str:
+    return " or ".join((", ".join(words[:-1]), words[-1]) if len(words) > 1 else words)
 
 
 def no_condition(path: tuple[str | int, ...], what: str, fix: str | None) -> OptionError:

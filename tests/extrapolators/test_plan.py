@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -202,3 +203,9 @@ def test_a_plug_in_from_a_file_writes_its_own_tasks(tmp_path: Path) -> None:
 def test_every_error_is_a_users_error() -> None:
     with pytest.raises(TriosimError):
         planned(MLP, "no_such_file.py:Class", 2)
+
+
+def test_of_many_layers_some_are_named() -> None:
+    with pytest.raises(OptionError) as caught:
+        planned(traces.transformer(blocks=12), "pp", 2, stages=("nowhere_at_all",))
+    assert re.search(r"known: (\S+, ){9}\S+ and \d+ more$", str(caught.value))

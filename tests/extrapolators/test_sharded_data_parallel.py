@@ -64,6 +64,13 @@ def test_units_can_be_layers_or_the_whole_model() -> None:
     assert (GATHER, 4 * 16 * 16) in layers
 
 
+def test_a_model_without_numbered_modules_is_one_unit_and_says_so() -> None:
+    plan = planned(traces.mlp(), "fsdp", 4)
+    assert [kind for kind, _ in collectives_of(draw(plan.tasks(0)))] == [GATHER, SCATTER]
+    assert any("all parameters are one unit" in note for note in plan.notes)
+    assert not any("one unit" in note for note in planned(GPT, "fsdp", 4).notes)
+
+
 def test_parameters_and_gradients_have_a_dtype_each() -> None:
     plan = planned(GPT, "fsdp", 4, gradient_dtype="float32", **options(parameter_dtype="bf16", reshard="no"))
     found = collectives_of(draw(plan.tasks(0)))

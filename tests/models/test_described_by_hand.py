@@ -66,6 +66,13 @@ def test_results_lie_as_pytorch_lays_them() -> None:
         (["gpt2", "--seq", "2048"], "a sequence of 2048 tokens is longer than the 1024 positions of gpt2"),
         (["resnet50", "--layers", "2"], "layers: the layers of resnet50 are not alike; leave their number out"),
         (["resnet50", "--seq", "2"], "sequence: resnet50 reads images; leave it out"),
+        (["resnet50", "--attention", "math"], "attention: resnet50 has no attention; leave it out"),
+        (
+            ["bert-base", "--layers", "1", "--kernels", "fused"],
+            "kernels: bert-base has nothing that is known to be fused",
+        ),
+        (["llama3-8b", "--layers", "1", "--dropout", "0.1"], "dropout: llama3-8b has no dropout; leave it out"),
+        (["gpt2", "--dtype", "fp32", "--precision", "mixed"], "dtype: mixed precision does not compute in float32"),
         (["gpt2", "--dropout", "2"], "--dropout: '2' is no probability; give 0 or more, and less than 1"),
         (["gpt2", "--gpu", "H10"], "H10"),
         (["gpt2", "-o", "trace.txt"], "is no name of a trace; end it in .json or .json.gz"),

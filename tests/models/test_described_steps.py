@@ -36,6 +36,10 @@ def described(name: str, *, batch: int = 6, sequence: int = 128, **more: object)
     model = MODELS[name]
     if hasattr(model, "layers"):
         more["layers"] = 4 if name.startswith("deepseek") else 2
+    if more.get("kernels") == "fused" and name.startswith(("bert", "t5", "vit", "resnet")):
+        del more["kernels"]
+    if not model.sequence and not hasattr(model, "heads"):
+        more.pop("attention", None)
     return triosim.describe(name, batch=batch, sequence=sequence if model.sequence else None, **more)  # type: ignore[arg-type]
 
 

@@ -79,7 +79,7 @@ class Bert:
                 with tape.at(name):
                     part = linear(x, self.hidden)
                 parts.append(heads_of(part, self.heads))
-            found = many_headed(*parts, kernel=choices.attention, probability=dropped)
+            found = many_headed(*parts, kernel=choices.attention_kernel(), probability=dropped)
         with tape.at("attention.output"):
             x = self._added(found, x, dropped)
         with tape.at("intermediate"):

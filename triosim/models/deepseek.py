@@ -117,7 +117,7 @@ class DeepSeek:
         both = transpose(view(both, (batch, length, self.heads, self.plain + self.value)), 1, 2)
         key, value = split(both, [self.plain, self.value], -1)
         key = cat((key, expand(shared, (batch, self.heads, length, self.turned))), -1)
-        found = many_headed(query, key, value, kernel=choices.attention, probability=0.0, causal=True)
+        found = many_headed(query, key, value, kernel=choices.attention_kernel(), probability=0.0, causal=True)
         with tape.at("o_proj"):
             return linear(found, self.hidden, bias=False)
 

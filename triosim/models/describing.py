@@ -57,6 +57,8 @@ def describe(
     if optimizer not in OPTIMIZERS:
         raise OptionError(f"unknown optimizer '{optimizer}'", fix=nearest(optimizer, OPTIMIZERS))
     mixed = precision == "mixed"
+    if mixed and name == "float32":
+        raise OptionError("mixed precision does not compute in float32", where="dtype", fix="give bfloat16 or float16")
     tape = Tape("float32" if mixed else name, name if mixed else None)
     sizes = _positive(batch, "batch"), _length(model, sequence)
     choices = Choices(attention=attention, kernels=kernels, dropout=dropout)
@@ -65,7 +67,9 @@ def describe(
     collecting = gc.isenabled()
     gc.disable()  # hundreds of thousands of objects that live until the end: looking for garbage takes as long as the rest
     try:
-        tape.backward(model.loss(tape, *sizes, choices), add, fit)
+        loss = model.loss(tape, *sizes, choices)
+        choices.check_read(model.name)
+        tape.backward(loss, add, fit)
         OPTIMIZERS[optimizer](tape)
         trace = tape.trace(batch_size=batch, model=model.name, gpu=target, software={"described": said})
         return predicted(trace, compute_model)

@@ -58,7 +58,7 @@ class _Step:
         self.tape = tape
         self.batch = batch
         self.sequence = sequence
-        self.kernel = choices.attention
+        self.kernel = choices.attention_kernel()
         self.dropped = choices.probability(model.dropout)
         self.fused = choices.fused(model.style == "megatron")
 

@@ -95,7 +95,7 @@ class Llama:
         value = self._projected(x, "v", self.kv_heads, None)
         turned = unsqueeze(angles[0], 1), unsqueeze(angles[1], 1)
         query, key = turn(query, turned), turn(key, turned)
-        found = many_headed(query, key, value, kernel=choices.attention, probability=0.0, causal=True)
+        found = many_headed(query, key, value, kernel=choices.attention_kernel(), probability=0.0, causal=True)
         with tape.at("o_proj"):
             return linear(found, self.hidden, bias=False)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from triosim.errors import OptionError
@@ -10,23 +10,44 @@ from triosim.models.tape import Tape, Value
 
 AttentionKind = Literal["flash", "math"]
 KernelKind = Literal["eager", "fused"]
+#: What a model does not have that does not read a choice.
+_LACKING = {"attention": "no attention", "kernels": "nothing that is known to be fused", "dropout": "no dropout"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choices:
-    """How a step is run. ``kernels`` and ``dropout`` of None are what the model says."""
+    """How a step is run. ``kernels`` and ``dropout`` of None are what the model says; ``read`` are those that it asked for."""
 
     attention: AttentionKind = "flash"
     kernels: KernelKind | None = None
     dropout: float | None = None
+    read: set[str] = field(default_factory=set, compare=False, repr=False)
+
+    def attention_kernel(self) -> AttentionKind:
+        """Return as what attention runs."""
+        self.read.add("attention")
+        return self.attention
 
     def fused(self, own: bool = False) -> bool:
         """Return whether what can be one kernel is, where the model says ``own``."""
+        self.read.add("kernels")
         return own if self.kernels is None else self.kernels == "fused"
 
     def probability(self, own: float) -> float:
         """Return with what probability numbers are dropped, where the model says ``own``."""
+        self.read.add("dropout")
         return own if self.dropout is None else self.dropout
+
+    def check_read(self, name: str) -> None:
+        """Raise ``OptionError`` where a model, as it was written down, left something of this unread."""
+        said = {
+            "attention": self.attention == "math",
+            "kernels": self.kernels == "fused",
+            "dropout": bool(self.dropout),
+        }
+        for option, given in said.items():
+            if given and option not in self.read:
+                raise OptionError(f"{name} has {_LACKING[option]}", where=option, fix="leave it out")
 
 
 class Model(Protocol):

@@ -51,7 +51,7 @@ class _Step:
     def __init__(self, model: T5, tape: Tape, choices: Choices) -> None:
         self.model = model
         self.tape = tape
-        self.kernel = choices.attention
+        self.kernel = choices.attention_kernel()
         self.dropped = choices.probability(model.dropout)
 
     def table(self) -> Value:

@@ -87,7 +87,7 @@ class ViT:
             with x.tape.at(name):
                 part = linear(x, self.hidden)
             parts.append(heads_of(part, self.heads))
-        found = many_headed(*parts, kernel=choices.attention, probability=0.0)
+        found = many_headed(*parts, kernel=choices.attention_kernel(), probability=0.0)
         with x.tape.at("o_proj"):
             return linear(found, self.hidden)
 
@@ -102,7 +102,7 @@ class ViT:
         for part in [select(mixed, 0, number) for number in range(3)]:
             turned = transpose(view(part, (length, batch * self.heads, width)), 0, 1)
             parts.append(view(turned, (batch, self.heads, length, width)))
-        found = many_headed(*parts, kernel=choices.attention, probability=0.0)
+        found = many_headed(*parts, kernel=choices.attention_kernel(), probability=0.0)
         found = reshape(transpose(found, 0, 1), (length * batch, hidden))
         with x.tape.at("out_proj"):
             found = linear(found, hidden)
