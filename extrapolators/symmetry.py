@@ -34,7 +34,6 @@ class Symmetry:
                 self._sizes.append(axis.size)
             stride *= axis.size
         self.world = mesh.world
-        self.copies_of_a_rank = math.prod(self._sizes)
 
     @property
     def representatives(self) -> tuple[int, ...]:

@@ -207,17 +207,16 @@ class FoldedNetwork(Network):
         original = _Copy(one.kind, tuple(0 for _ in one.move))
         image: dict[int, int] = {}
         origin: dict[int, int] = {}
-        moved = 0
-        for copy in components[links.root(ways[original][0])]:
+        simulated = components[links.root(ways[original][0])]
+        if len(simulated) != len(components[links.root(ways[one][0])]):
+            raise NotAlike(f"other flows share the links of a copy of {one.kind.ranks}")
+        for copy in simulated:
             to = _Copy(copy.kind, self._symmetry.then(copy.move, one.move, self._traffic[copy.kind].copies))
             if len(ways[copy]) != len(ways[to]):
                 raise NotAlike(f"the routes of copies of {copy.kind.ranks} differ")
             for first, second in zip(ways[copy], ways[to], strict=True):
                 if image.setdefault(first, second) != second or origin.setdefault(second, first) != first:
                     raise NotAlike(f"copies of {copy.kind.ranks} share other links")
-            moved += 1
-        if moved != len(components[links.root(ways[one][0])]):
-            raise NotAlike(f"other flows share the links of a copy of {one.kind.ranks}")
         self._images.append({links.names[link]: links.names[to] for link, to in image.items()})
 
     def _check_route(self, kind: Kind, move: tuple[int, ...], ways: Mapping[_Copy, list[int]], links: _Links) -> None:

@@ -39,7 +39,7 @@ def main() -> None:
     model.to_empty(device=kind)
     model.reset_parameters()
 
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=not args.foreach)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=not args.foreach, foreach=args.foreach)
     for step in range(args.steps):
         shape = (args.batch_size, args.sequence + 1)
         tokens = torch.randint(0, model.config.vocabulary, shape, device=kind)

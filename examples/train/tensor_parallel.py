@@ -93,7 +93,7 @@ def main() -> None:
     model.to_empty(device=kind)
     model.reset_parameters()
 
-    optimizer = torch.optim.AdamW(by_mesh(model), lr=1e-4, fused=not args.foreach)
+    optimizer = torch.optim.AdamW(by_mesh(model), lr=1e-4, fused=not args.foreach, foreach=args.foreach)
     for step in range(args.steps):
         torch.manual_seed(step * data + mesh["data"].get_local_rank())  # ranks of one tensor group read the same tokens
         shape = (args.batch_size, args.sequence + 1)
