@@ -3,7 +3,7 @@
     python benchmarks/large_models.py [--most GPUS] [--unfolded GPUS]
 
 Tensor parallelism over 8, a 1F1B pipeline over 8 with 64 micro-batches of one sample, data parallelism over the rest, on a
-``dgx-a100``: the parallelism of the largest study of Maya (7.4, "stack runtime when scaling to 16K GPUs"), which took about 25 minutes.
+``dgx-a100``: the parallelism of the largest study of Maya (7.4), of up to 16,384 GPUs, which took about 25 minutes.
 Each row is a process of its own, from the description of the model to the result.
 """
 
