@@ -16,6 +16,7 @@ def stored(
     gpu: bool = False,
     zeroed: float | None = None,
     known: dict[str, list[int]] | None = None,
+    name: str = "aten::mm",
 ) -> list[Storage]:
     """The storages of a step of four calls: events are a moment, bytes and an address; ``zeroed`` is a ``zero_grad``'s."""
     annotations = [(moment, f"role: {text}") for moment, text in said]
@@ -27,13 +28,13 @@ def stored(
         work=[Work("kernel", 0.0, 1.0)] if gpu else [],
     )
     moments = [(Span(layer, "main", start, start + 5), place) for place, (start, _, layer) in enumerate(CALLS)]
-    return list(storages(profile, moments, [operator(place) for place in range(len(CALLS))], known))
+    return list(storages(profile, moments, [operator(place, name) for place in range(len(CALLS))], known))
 
 
-def operator(place: int) -> Operator:
+def operator(place: int, name: str) -> Operator:
     _, phase, layer = CALLS[place]
     wanted: dict[str, Phase] = {"forward": "forward", "backward": "backward", "optimizer": "optimizer"}
-    return Operator(place + 1, "aten::mm", wanted[phase], layer, (Tensor(1, (2,)),), (), 1.0)
+    return Operator(place + 1, name, wanted[phase], layer, (Tensor(1, (2,)),), (), 1.0)
 
 
 def test_what_the_step_takes_is_named_by_when_it_lives() -> None:
@@ -65,6 +66,16 @@ def test_what_is_said_to_be_there_was_there_before() -> None:
         (12, "input", "", 1, -1),
         (40, "gradient", "fc", 2, 2),
     ]
+
+
+def test_what_the_backward_pass_leaves_beside_named_gradients_belongs_to_collectives() -> None:
+    events = [(31, 40, 9), (32, 64, 8), (33, 16, 7), (34, -16, 7)]
+    said = [(1.0, "parameter 100 40 fc.weight"), (51.0, "gradient 9 40 fc.weight")]
+    left = {
+        name: [one.category for one in stored(events, said, name=name)] for name in ("aten::mm", "c10d::allreduce_")
+    }
+    assert left["c10d::allreduce_"] == ["parameter", "gradient", "communication", "temporary"]
+    assert left["aten::mm"] == ["parameter", "gradient", "gradient", "temporary"]
 
 
 def test_an_old_gradient_that_nobody_saw_freed_was_freed_first() -> None:

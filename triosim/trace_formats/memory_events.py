@@ -66,7 +66,8 @@ def storages(
     for number, block in enumerate(before):
         block.born = number - len(before)
     blocks.sort(key=lambda block: block.born)
-    return tuple(map(_storage, _numbers(blocks, operators), blocks, repeat(operators)))
+    kept = _kept(blocks, operators)
+    return tuple(map(_storage, _numbers(blocks, operators), blocks, repeat(operators), repeat(kept)))
 
 
 def _blocks(
@@ -143,7 +144,17 @@ def _say(annotation: str, number: int | None, clock: int, blocks: list[_Block], 
     block.said = clock
 
 
-def _storage(number: int, block: _Block, operators: Sequence[Operator]) -> Storage:
+def _kept(blocks: Sequence[_Block], operators: Sequence[Operator]) -> Category:
+    """Return what a storage of the backward pass is that nobody named and no free was seen of.
+
+    Where gradients are named and collectives run, it is theirs: on a host the last to let go of what a collective was given can
+    be the thread of the process group, and the profiler sees no free there.
+    """
+    named = any(block.category == "gradient" for block in blocks)
+    return "communication" if named and any(one.name.startswith("c10d::") for one in operators) else "gradient"
+
+
+def _storage(number: int, block: _Block, operators: Sequence[Operator], kept: Category) -> Storage:
     maker = operators[block.operator] if block.operator >= 0 else None
     category = block.category
     if category is None:
@@ -151,8 +162,10 @@ def _storage(number: int, block: _Block, operators: Sequence[Operator]) -> Stora
             category = "buffer" if block.born < 0 else "input"
         elif block.last_operator == block.operator or maker.phase == "optimizer":
             category = "temporary"
+        elif maker.phase == "backward":
+            category = kept if block.died is None else "gradient"
         else:
-            category = "gradient" if maker.phase == "backward" else "activation"
+            category = "activation"
     layer = block.layer or (maker.layer if maker is not None else "")
     return Storage(number, block.nbytes, category, layer, block.born, block.died, block.operator, block.last_operator)
 
