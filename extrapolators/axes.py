@@ -9,7 +9,7 @@ Batch, sequence and heads are told from the whole step.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
@@ -51,15 +51,25 @@ Marks = Mapping[int, Mark]
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """What is divided of an operator and of those that differentiate it, by tensor, and the dimensions that say so."""
+    """What is divided of an operator and of those that differentiate it, by tensor; ``dims`` are a tensor's dimensions."""
 
     marks: Marks
-    labels: Propagation
+    dims: Callable[[Tensor], Dims]
 
     def are_alike(self, first: Tensor, second: Tensor) -> bool:
         """Whether two tensors have the same dimensions, in whatever order."""
-        one, two = (sorted((id(a), a.size) for dim in self.labels[t] for a in leaves(dim)) for t in (first, second))
+        one, two = (sorted((id(a), a.size) for dim in self.dims(t) for a in leaves(dim)) for t in (first, second))
         return bool(one) and one == two
+
+    def of(self, other: Mapping[int, Tensor], tensors: Mapping[int, Tensor]) -> Spread:
+        """Return what is divided of operators that look the same, whose tensors have other ids.
+
+        ``other`` are theirs, and ``tensors`` one's own, by number.
+        """
+        numbers = {tensor.id: number for number, tensor in tensors.items()}
+        marks = {other[numbers[number]].id: mark for number, mark in self.marks.items()}
+        own = {tensor.id: tensors[number] for number, tensor in other.items()}
+        return Spread(marks, lambda tensor: self.dims(own.get(tensor.id, tensor)))
 
 
 class HeadsDoNotDivideError(Exception):
@@ -82,6 +92,8 @@ class Axes:
         self.step = Propagation(operators, batch_size)
         self._backward = backward
         self._ranks = ranks
+        self._known: dict[Hashable, tuple[Spread | None, dict[int, Tensor]]] = {}
+        self._structures: dict[int, Hashable] = {}
 
     def is_fed(self, tensor: Tensor) -> bool:
         """Whether a tensor is one that the network is fed: an input that has a place for each sample, where that is known."""
@@ -93,14 +105,60 @@ class Axes:
         The first output has no mark where the operator adds up over what is divided; None where its inputs are divided in ways
         that do not go together. ``by_heads`` divides heads whole, and raises ``HeadsDoNotDivideError`` where that cannot be.
         """
-        backward = self._backward.get(operator.id, ())
+        operators = (operator, *self._backward.get(operator.id, ()))
+        tensors, looks = self._looks(operators)
+        key = (looks, tuple([marks.get(tensor.id) for tensor in operator.inputs]), by_heads)
+        known = self._known.get(key)
+        if known is not None:  # a network repeats its layers
+            return None if known[0] is None else known[0].of(tensors, known[1])
+        found = self._spread(operators, marks, by_heads=by_heads)
+        self._known[key] = found, tensors
+        return found
+
+    def _looks(self, operators: Sequence[Operator]) -> tuple[dict[int, Tensor], Hashable]:
+        """Return the tensors of some operators by number, and all that their dimensions depend on but for the tensors' ids."""
+        every = [tensor for one in operators for tensor in (*one.inputs, *one.outputs)]
+        tensors: dict[int, Tensor] = {}
+        for tensor in every:
+            tensors.setdefault(tensor.id, tensor)
+        numbers = {number: place for place, number in enumerate(tensors)}
+        places = {one.id: place for place, one in enumerate(operators)}
+        storages: dict[int, int] = {}
+        calls = [
+            (
+                *(one.name, one.phase, repr(one.attributes) if one.attributes else ""),
+                None if one.forward is None else places.get(one.forward),
+            )
+            for one in operators
+        ]
+        counts = [(len(one.inputs), len(one.outputs)) for one in operators]
+        shown = [
+            (
+                *(numbers[t.id], storages.setdefault(t.storage, len(storages)), t.shape, t.dtype, t.category),
+                *(-1 if t.parameter is None else numbers.get(t.parameter, -2), self._structure(t)),
+            )
+            for t in every
+        ]
+        return dict(enumerate(tensors.values())), (tuple(calls), tuple(counts), tuple(shown))
+
+    def _structure(self, tensor: Tensor) -> Hashable:
+        """What the step knows of a tensor's dimensions: the sizes and kinds of their axes."""
+        found = self._structures.get(tensor.id)
+        if found is None:
+            found = self._structures[tensor.id] = tuple(
+                tuple([(axis.size, _kind(axis), axis.heads) for axis in expanded(dim)]) for dim in self.step[tensor]
+            )
+        return found
+
+    def _spread(self, operators: Sequence[Operator], marks: Marks, *, by_heads: bool) -> Spread | None:
+        operator = operators[0]
         given: dict[int, Dims] = {}
         divided: list[Axis] = []
         for tensor in operator.inputs:
             if tensor.id not in given:
                 given[tensor.id], axis = self._copied(self.step[tensor], marks.get(tensor.id))
                 divided += [axis] if axis is not None else []
-        labels = Propagation((operator, *backward), given=given)
+        labels = Propagation(operators, given=given)
         parts = [leaves((axis,)) for axis in divided]
         wanted = set().union(*parts)
         if operator.outputs:
@@ -110,12 +168,12 @@ class Axes:
                 if not all(part & wanted for part in parts):
                     return None
         found: dict[int, Mark] = {}
-        for one in (operator, *backward):
+        for one in operators:
             for tensor in (*one.inputs, *one.outputs):
                 mark = self._mark(labels, tensor, wanted, by_heads)
                 if mark is not None:
                     found[tensor.id] = mark
-        return Spread(found, labels)
+        return Spread(found, labels.__getitem__)
 
     def seen_as(self, shown: Tensor, mark: Mark, tensor: Tensor, *, by_heads: bool) -> Mark | None:
         """Return the mark of a view that no operator of the trace made, of a tensor that has one."""
@@ -165,7 +223,11 @@ class Axes:
 
 
 def _copy(axis: Axis) -> Axis:
-    return Axis(axis.size, next((kind for kind in _KINDS if follows((axis,), kind)), None))
+    return Axis(axis.size, _kind(axis))
+
+
+def _kind(axis: Axis) -> Kind | None:
+    return next((kind for kind in _KINDS if follows((axis,), kind)), None)
 
 
 def _around(axes: Iterable[Axis], mark: Mark) -> tuple[Dim, Dim]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from triosim import plugins
+from triosim.collecting import without_collecting
 from triosim.compute.base import ComputeModel
 from triosim.compute.features import unknown
 from triosim.compute.reshape import rescaled
@@ -72,6 +73,7 @@ class Plan:
             yield from Loop(lowering, rank).tasks()
 
 
+@without_collecting()
 def plan(trace: Trace, parallel: Parallel, *, gpus: int | None, options: ParallelOptions, model: ComputeModel) -> Plan:
     """Return the plan for a trace.
 

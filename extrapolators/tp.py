@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from itertools import groupby
+from itertools import groupby, islice
 
 from triosim.compute.features import base_name, is_autograd_node, is_free
 from triosim.errors import OptionError, TraceError
@@ -359,12 +359,14 @@ class Division:
         """The next backward operator that needs the gradient of the layers' input."""
         made = {tensor.storage for op in backward for tensor in op.outputs if tensor.parameter is None}
         numbers = {op.id for op in backward}
-        later = [op for op in self._gradients[self._order[last.id] + 1 :] if op.id not in numbers]
+        later = (op for op in islice(self._gradients, self._order[last.id] + 1, None) if op.id not in numbers)
+        first = None
         for operator in later:
+            first = first or operator
             differentiates_maker = datum is not None and operator.forward == datum.maker
             if differentiates_maker or any(tensor.storage in made for tensor in operator.inputs):
                 return operator
-        return later[0] if later else None
+        return first
 
     def _data_gradients(self, operator: Operator) -> list[Tensor]:
         layer = self._layers[operator.forward or 0]

@@ -18,6 +18,7 @@ from triosim import plugins
 from triosim.errors import OptionError, PluginError, nearest
 from triosim.networks.collectives.base import CollectiveAlgorithm, Pipeline, Place, check, checked, latency_of
 from triosim.networks.collectives.schedule import Chart, Run, run_pipeline
+from triosim.networks.quotient import NotAlike, Quotient
 from triosim.networks.topology import Topology
 from triosim.tasks import CollectiveKind, Communicator
 
@@ -79,6 +80,7 @@ class Network(ABC):
         self.record = record
         self.flows: list[FlowRecord] = []
         self.rates: list[LinkRate] = []
+        self.quotient: Quotient | None = None  # of links, where what is sent stands for its copies
         self._laid_out: dict[tuple[Any, ...], tuple[Pipeline | Chart, int]] = {}
         self._kept = 0  # transfers in all that is laid out
 
@@ -109,10 +111,22 @@ class Network(ABC):
         event = self.env.event()
         plan, factor = self._plan(kind, ranks, nbytes, root, None if shares is None else tuple(shares))
         if isinstance(plan, Pipeline):
-            run_pipeline(self._send, plan, factor, event)
+            run_pipeline(self._send, self._once(plan, ranks), factor, event)
         else:
+            self._check_whole(ranks)
             Run(self._send, plan, factor, event).start()
         return event
+
+    def _once(self, pipeline: Pipeline, ranks: tuple[int, ...]) -> Pipeline:
+        """The edges of a collective that are simulated: one of those that stand for each other."""
+        if self.quotient is None:
+            return pipeline
+        return pipeline._replace(edges=self.quotient.edges(pipeline.edges, ranks))
+
+    def _check_whole(self, ranks: tuple[int, ...]) -> None:
+        """Raise ``NotAlike`` where the steps of a collective, of which each is sent, stand for each other."""
+        if self.quotient is not None and self.quotient.spans(ranks):
+            raise NotAlike(f"the steps of {ranks} are sent one by one")
 
     def _plan(
         self,
@@ -149,9 +163,14 @@ class Network(ABC):
     ) -> Iterable[tuple[Place, Place]] | None:
         """Return from where to where a collective sends, in an order that depends on the ranks' places alone.
 
-        It is asked where ranks that do the same are to be simulated once. None: they cannot be, on this network.
+        It is asked where ranks that do the same are to be simulated once. What shares no links with it must not change what
+        a collective takes. None: they cannot be simulated once, on this network.
         """
         return None
+
+    def fold(self, quotient: Quotient | None) -> bool:
+        """Take a link for all that a quotient says it stands for, from the start; return False where a network cannot."""
+        return False
 
     def bytes_by_link(self) -> dict[str, float]:
         """Return how many bytes each link has carried; empty for a network that does not count them."""

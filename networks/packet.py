@@ -24,8 +24,9 @@ from triosim.networks.base import FlowRecord, Form, LinkRate, Network
 from triosim.networks.collectives.base import CollectiveAlgorithm, Edge, Pipeline, Place, check, check_size
 from triosim.networks.collectives.schedule import run_pipeline
 from triosim.networks.folding import Fold, Folding
+from triosim.networks.quotient import Quotient
 from triosim.networks.sharing import Sharing
-from triosim.networks.topology import Topology
+from triosim.networks.topology import Link, Topology
 from triosim.tasks import CollectiveKind, Communicator
 
 Kernel = Literal["auto", "python", "numba"]
@@ -39,8 +40,7 @@ class _Path:
 
     __slots__ = ("carried", "destination", "latency", "limits", "links", "source")
 
-    def __init__(self, topology: Topology, source: str, destination: str, numbers: dict[str, int]) -> None:
-        route = topology.route(source, destination)
+    def __init__(self, route: Sequence[Link], source: str, destination: str, numbers: dict[str, int]) -> None:
         self.source = source
         self.destination = destination
         self.latency = math.fsum(link.latency for link in route)
@@ -142,7 +142,8 @@ class PacketNetwork(Network):
             plan = self._calibrated.plan(kind, ranks, nbytes, at, None if shares is None else tuple(shares))
             if plan is not None:
                 event = self.env.event()
-                run_pipeline(partial(self._send, stretch=plan.stretch), plan.pipeline, plan.factor, event)
+                pipeline = self._once(plan.pipeline, ranks)
+                run_pipeline(partial(self._send, stretch=plan.stretch), pipeline, plan.factor, event)
                 return event
         if len(ranks) >= self._folding.least and shares is None and self._alone:
             check(kind, ranks, nbytes, self.topology, root=root)
@@ -159,11 +160,19 @@ class PacketNetwork(Network):
         if self._calibrated is not None:
             calibrated_plan = self._calibrated.plan(kind, ranks, nbytes, at, None)
             if calibrated_plan is not None:
-                return [(source, destination) for source, destination, _ in calibrated_plan.pipeline.edges]
+                return [edge[:2] for edge in self._once(calibrated_plan.pipeline, ranks).edges]
         plan, _ = self._plan(kind, ranks, nbytes, at, None)
         if isinstance(plan, Pipeline):
-            return [(source, destination) for source, destination, _ in plan.edges]
+            return [edge[:2] for edge in self._once(plan, ranks).edges]
+        self._check_whole(ranks)
         return plan.ends
+
+    def fold(self, quotient: Quotient | None) -> bool:
+        """Take a link for all that it stands for; see ``Network.fold``."""
+        self._folding.stop()  # a collective is no longer alone
+        self._paths.clear()
+        self.quotient = quotient
+        return True
 
     @property
     def _alone(self) -> bool:
@@ -237,7 +246,8 @@ class PacketNetwork(Network):
     def _path(self, source: Place, destination: Place) -> _Path:
         names = self.topology.node(source), self.topology.node(destination)
         if names not in self._paths:
-            self._paths[names] = _Path(self.topology, *names, self._link_numbers)
+            route = (self.topology.route if self.quotient is None else self.quotient.way)(*names)
+            self._paths[names] = _Path(route, *names, self._link_numbers)
         path = self._paths[source, destination] = self._paths[names]
         return path
 

@@ -34,6 +34,7 @@ FLOORS = (
     (
         "triosim",  # its version: everything else that it names, it imports when it is asked for
         *("triosim.errors", "triosim.units", "triosim.conditions", "triosim.slowdowns", "triosim.output"),
+        "triosim.collecting",
         *("triosim.plugins", "triosim.gpus", "triosim.gpu_file"),
         *("triosim.trace", "triosim.trace_formats", "triosim.trace_summary", "triosim.tracer"),
         "triosim.task_streams",
@@ -59,6 +60,7 @@ FLOORS = (
     (
         *("triosim.engine", "triosim.compute_units", "triosim.pace", "triosim.events", "triosim.unequal"),
         *("triosim.rank", "triosim.rendezvous", "triosim.recording", "triosim.deadlock", "triosim.folding"),
+        *("triosim.foreseen", "triosim.lone", "triosim.shared_links"),
     ),
     (
         *("triosim.simulation", "triosim.captured_run", "triosim.capturing", "triosim.comparison"),

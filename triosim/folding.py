@@ -1,8 +1,10 @@
 """Ranks that do the same are simulated once: their streams run for one of them, and the network carries what shares its links.
 
 Which ranks do the same is said by the plan (``triosim.extrapolators.symmetry``). What the simulated ranks send stands for
-its copies. A copy whose links, directly or through others, are not those of the simulated ranks goes its own way at the
-same speed, and is left out; the others are sent too. It is exact, and where it would not be, ``NotAlike`` says so:
+its copies. Of copies that a rotation of the ranks turns into each other, links and all, one is simulated
+(``triosim.networks.quotient``). Of the others, one whose links, directly or through others, are not those of the simulated
+ranks goes its own way at the same speed, and is left out; the rest are sent too. What one communicator has for itself is
+simulated once for all times that it comes (``triosim.lone``). All this is exact; where it would not be, ``NotAlike`` says so:
 
 - before the run, where the links of what is left out do not correspond one to one to those of what is simulated;
 - during the run, where a copy is through at another time than what it is a copy of.
@@ -10,52 +12,29 @@ same speed, and is left out; the others are sent too. It is exact, and where it 
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import simpy
 
 from triosim.engine import Engine
 from triosim.extrapolators.symmetry import Copies, Symmetry
+from triosim.foreseen import Foreseen, Kind, communications
+from triosim.lone import Lone
 from triosim.networks.base import Network
 from triosim.networks.collectives.base import Place
-from triosim.networks.topology import Topology
+from triosim.networks.quotient import NotAlike, Quotient, Rotation, Turning
 from triosim.recording import Recording
-from triosim.tasks import (
-    Batch,
-    Collective,
-    CollectiveKind,
-    Communicator,
-    Compute,
-    Handle,
-    Iteration,
-    Record,
-    Recv,
-    Send,
-    TaskStream,
-    Wait,
-)
+from triosim.shared_links import SharedLinks
+from triosim.tasks import CollectiveKind, Communicator, TaskStream
 
 #: For how many transfers or collectives one between some ranks stands.
 CopiesOf = Callable[[Sequence[int]], int]
 
 WORTH_IT = 16  # ranks; what fewer do is quickly simulated
 _SAME = 1e-9  # by what part of a transfer's time copies may differ
-
-
-class NotAlike(Exception):
-    """Ranks that were taken to do the same do not."""
-
-
-@dataclass(frozen=True, slots=True)
-class Kind:
-    """What is sent: a collective of some ranks, or from one rank to another where ``collective`` is None."""
-
-    collective: CollectiveKind | None
-    ranks: tuple[int, ...]
-    root: int | None = None
 
 
 @dataclass(slots=True)
@@ -75,15 +54,15 @@ def repays(asked: bool | None, world: int) -> bool:
 def run(
     symmetry: Symmetry,
     tasks: Callable[[int], TaskStream],
-    network: Network,
+    new_network: Callable[[], Network],
     engine_on: Callable[[Network, CopiesOf], Engine],
 ) -> tuple[Recording, Network]:
     """Run the streams of the ranks that stand for others; return the recording of all, and the network as they left it.
 
-    Raises ``NotAlike``, after which the network is of no more use.
+    Raises ``NotAlike``.
     """
     ranks = symmetry.representatives
-    folded = FoldedNetwork(network, symmetry, communications({rank: tasks(rank) for rank in ranks}))
+    folded = FoldedNetwork(new_network, symmetry, communications({rank: tasks(rank) for rank in ranks}))
     recording = engine_on(folded, folded.copies).run({rank: tasks(rank) for rank in ranks})
     stands_for: dict[int, list[int]] = {}
     for rank in range(symmetry.world):
@@ -102,13 +81,25 @@ class _Copy(NamedTuple):
 class FoldedNetwork(Network):
     """A network on which what the simulated ranks send is joined by those of its copies that share its links."""
 
-    def __init__(self, network: Network, symmetry: Symmetry, kinds: Mapping[Kind, float]) -> None:
+    def __init__(self, new_network: Callable[[], Network], symmetry: Symmetry, kinds: Mapping[Kind, Foreseen]) -> None:
+        network = new_network()
         super().__init__(network.env, network.topology, algorithm=network.algorithm, form=network.form)
         self._network = network
         self._symmetry = symmetry
         self._images: list[dict[str, str]] = []  # links of what is simulated, and those of copies that are left out
-        self._traffic = {kind: self._traffic_of(kind, nbytes) for kind, nbytes in kinds.items()}
-        self._choose()
+        self._still: list[Rotation] = []  # axes along which nothing has copies, because a quotient stands for them
+        self._copies = {kind: self._copies_of(kind) for kind in kinds}
+        if network.contention:
+            self.quotient = self._quotient(kinds)
+            network.fold(self.quotient)
+        self._traffic = {kind: self._traffic_of(kind, foreseen.nbytes) for kind, foreseen in kinds.items()}
+        links = SharedLinks(network.topology, self.quotient)
+        alone = self._choose(links, kinds)
+        idle = new_network() if alone else network
+        if alone and self.quotient is not None:
+            idle.fold(self.quotient)
+        self._lone = Lone(network.env, idle, alone)
+        self._alone = frozenset(alone)
 
     def copies(self, ranks: Sequence[int]) -> int:
         """Return for how many transfers or collectives one of some ranks stands."""
@@ -120,7 +111,7 @@ class FoldedNetwork(Network):
         assert isinstance(source, int)
         assert isinstance(destination, int)
         kind = Kind(None, (source, destination))
-        return self._all(kind, nbytes, lambda by: self._network.transfer(source + by, destination + by, nbytes))
+        return self._all(kind, lambda by: self._network.transfer(source + by, destination + by, nbytes))
 
     def collective(
         self,
@@ -134,15 +125,16 @@ class FoldedNetwork(Network):
         """Run a collective of a group, and of its copies."""
         ranks = group.ranks if isinstance(group, Communicator) else tuple(group)
 
-        def start(by: int) -> simpy.Event:
-            moved = tuple(rank + by for rank in ranks)
-            return self._network.collective(
-                kind, moved, nbytes, root=None if root is None else root + by, shares=shares
-            )
+        def start(by: int, network: Network = self._network) -> simpy.Event:
+            moved = tuple(rank + by for rank in ranks) if by else ranks
+            return network.collective(kind, moved, nbytes, root=None if root is None else root + by, shares=shares)
 
-        return self._all(Kind(kind, ranks, root), nbytes, start)
+        what = Kind(kind, ranks, root)
+        if what in self._alone:
+            return self._lone.run(what, nbytes, lambda idle: start(0, idle))
+        return self._all(what, start)
 
-    def _all(self, kind: Kind, nbytes: float, start: Callable[[int], simpy.Event]) -> simpy.Event:
+    def _all(self, kind: Kind, start: Callable[[int], simpy.Event]) -> simpy.Event:
         traffic = self._traffic.get(kind)
         if traffic is None:
             raise NotAlike(f"{kind} was not foreseen")
@@ -153,28 +145,71 @@ class FoldedNetwork(Network):
 
     # ---- which copies are simulated -----------------------------------------------------------------------------
 
-    def _traffic_of(self, kind: Kind, nbytes: float) -> _Traffic:
+    def _copies_of(self, kind: Kind) -> Copies:
         copies = self._symmetry.copies(kind.ranks)
         if copies is None:
             raise NotAlike(f"{kind.ranks} are no block of the mesh")
-        if not self._network.contention:
-            return _Traffic(copies, ())
+        return copies
+
+    def _quotient(self, kinds: Mapping[Kind, Foreseen]) -> Quotient | None:
+        """By what rotations of the ranks what is sent stays the same, links and all; along axes by themselves, or by digits.
+
+        The axes with most ranks come first.
+        """
+        turning = Turning(self._network.topology, self._symmetry.world)
+        found: Quotient | None = None
+        for axis in sorted(self._symmetry.rotations, key=lambda one: -one.size):
+            for rotations in ((axis,), tuple(axis.digits())):
+                turned = {rotation: turning.links(rotation) for rotation in rotations}
+                known = {rotation: links for rotation, links in turned.items() if links is not None}
+                if len(known) < len(turned):
+                    continue
+                tried = Quotient(self._network.topology, (found.turned if found else {}) | known)
+                if not self._network.fold(tried):
+                    return None
+                if self._stays(tried, kinds):
+                    found = tried
+                    self._still.append(axis)
+                    break
+        return found
+
+    def _stays(self, tried: Quotient, kinds: Mapping[Kind, Foreseen]) -> bool:
+        """Whether what is sent is turned into itself."""
+        with suppress(NotAlike):
+            for kind, foreseen in kinds.items():
+                if kind.collective is None and tried.spans(kind.ranks):
+                    return False
+                for edge in self._edges(kind, foreseen.nbytes):
+                    tried.way(*edge)
+            return True
+        return False
+
+    def _edges(self, kind: Kind, nbytes: float) -> tuple[tuple[Place, Place], ...]:
+        """From where to where a kind is sent; where a quotient stands for all, of some of them."""
         if kind.collective is None:
-            return _Traffic(copies, ((kind.ranks[0], kind.ranks[1]),))
+            return ((kind.ranks[0], kind.ranks[1]),)
         edges = self._network.edges(kind.collective, kind.ranks, nbytes, root=kind.root)
         if edges is None:
             raise NotAlike(
                 f"the network {type(self._network).__name__} does not say over which links a collective goes"
             )
-        return _Traffic(copies, tuple(edges))
+        return tuple(edges)
 
-    def _choose(self) -> None:
-        """Find the copies that share links with what is simulated; the others must be images of it."""
-        links, symmetry = _Links(self._network.topology), self._symmetry
+    def _traffic_of(self, kind: Kind, nbytes: float) -> _Traffic:
+        return _Traffic(self._copies[kind], self._edges(kind, nbytes) if self._network.contention else ())
+
+    def _moves(self, kind: Kind) -> Iterator[tuple[int, ...]]:
+        return self._symmetry.moves(self._copies[kind], self._still)
+
+    def _choose(self, links: SharedLinks, kinds: Mapping[Kind, Foreseen]) -> dict[Kind, list[str]]:
+        """Find the copies that share links with what is simulated; the others must be images of it.
+
+        Return the kinds that one communicator has all of their links for itself, with these links.
+        """
         ways = {
-            _Copy(kind, move): links.of(traffic.edges, symmetry.by(move))
+            _Copy(kind, move): links.of(traffic.edges, self._symmetry.by(move))
             for kind, traffic in self._traffic.items()
-            for move in symmetry.moves(traffic.copies)
+            for move in self._moves(kind)
         }
         for way in ways.values():
             links.join(way)
@@ -193,15 +228,21 @@ class FoldedNetwork(Network):
             traffic.sent.sort()
             if not traffic.sent:  # what shares no link goes its own way
                 traffic.sent.append(tuple(0 for _ in traffic.copies.steps))
-            for move in symmetry.moves(traffic.copies):
+            for move in self._moves(kind):
                 self._check_route(kind, move, ways, links)
+        return {
+            copy.kind: [links.names[link] for link in ways[copy]]
+            for root in simulated
+            if _has_for_itself(components[root], kinds)
+            for copy in components[root]
+        }
 
     def _check_image(
         self,
         one: _Copy,
         components: Mapping[int, Sequence[_Copy]],
         ways: Mapping[_Copy, list[int]],
-        links: _Links,
+        links: SharedLinks,
     ) -> None:
         """What is left out must be what is simulated, moved: link by link, with the same flows on it."""
         original = _Copy(one.kind, tuple(0 for _ in one.move))
@@ -219,7 +260,9 @@ class FoldedNetwork(Network):
                     raise NotAlike(f"copies of {copy.kind.ranks} share other links")
         self._images.append({links.names[link]: links.names[to] for link, to in image.items()})
 
-    def _check_route(self, kind: Kind, move: tuple[int, ...], ways: Mapping[_Copy, list[int]], links: _Links) -> None:
+    def _check_route(
+        self, kind: Kind, move: tuple[int, ...], ways: Mapping[_Copy, list[int]], links: SharedLinks
+    ) -> None:
         """Each link of a copy's has the bandwidth and latency of the one that it stands for."""
         start = ways[_Copy(kind, tuple(0 for _ in move))]
         way = ways[_Copy(kind, move)]
@@ -230,13 +273,21 @@ class FoldedNetwork(Network):
         """Return the bytes that each link carried; on those of copies that were left out, what their originals' did."""
         carried = self._network.bytes_by_link()
         if carried:
+            carried.update(self._lone.bytes_by_link())
             for image in self._images:
                 carried.update({to: carried[link] for link, to in image.items()})
-        return carried
+        return carried if self.quotient is None else self.quotient.unfolded(carried)
 
     def figures(self) -> Mapping[str, float]:
         """Return what the network has counted."""
         return self._network.figures()
+
+
+def _has_for_itself(copies: Sequence[_Copy], kinds: Mapping[Kind, Foreseen]) -> bool:
+    """Whether one communicator, which does one thing after the other, does all that is sent over some links."""
+    by = set().union(*(kinds[copy.kind].by for copy in copies))
+    alone = not any(any(copy.move) or copy.kind.collective is None for copy in copies)
+    return alone and len(by) == 1
 
 
 class _Together:
@@ -254,90 +305,3 @@ class _Together:
         self._ends.append(now)
         if now - self._ends[0] > _SAME * (now - self._began):
             raise NotAlike("copies take different times")
-
-
-class _Links:
-    """The links of a topology by number, and which of them flows join."""
-
-    def __init__(self, topology: Topology) -> None:
-        self._topology = topology
-        self.names: list[str] = []
-        self._numbers: dict[str, int] = {}
-        self._kinds: list[tuple[float, float]] = []
-        self._parents: list[int] = []
-
-    def of(self, edges: Iterable[tuple[Place, Place]], by: int) -> list[int]:
-        """Return the links that flows take one after the other, moved by so many ranks."""
-        return [number for one, other in edges for number in self._route(_moved(one, by), _moved(other, by))]
-
-    def _route(self, source: Place, destination: Place) -> Iterator[int]:
-        for link in self._topology.route(self._topology.node(source), self._topology.node(destination)):
-            if link.bandwidth == math.inf:
-                raise NotAlike(f"{link.name} carries everything at once")
-            number = self._numbers.setdefault(link.name, len(self._numbers))
-            if number == len(self._parents):
-                self._parents.append(number)
-                self._kinds.append((link.bandwidth, link.latency))
-                self.names.append(link.name)
-            yield number
-
-    def join(self, links: Sequence[int]) -> None:
-        """Note that some flows share what shares any of these links."""
-        for link in links[1:]:
-            self._parents[self.root(link)] = self.root(links[0])
-
-    def root(self, link: int) -> int:
-        """Return the link that stands for all that are joined with one."""
-        parents = self._parents
-        while parents[link] != link:
-            parents[link] = parents[parents[link]]
-            link = parents[link]
-        return link
-
-    def alike(self, first: int, second: int) -> bool:
-        """Whether two links have the same bandwidth and latency."""
-        return self._kinds[first] == self._kinds[second]
-
-
-def _moved(place: Place, by: int) -> Place:
-    if not by:
-        return place
-    if isinstance(place, int):
-        return place + by
-    raise NotAlike(f"{place} is no rank")
-
-
-def communications(streams: Mapping[int, TaskStream]) -> dict[Kind, float]:
-    """Return what some ranks send in their first iteration, with the bytes of one; their streams are used up.
-
-    Raises ``NotAlike`` for streams that look at the clock or at others, whose tasks nobody can foresee.
-    """
-    found: dict[Kind, float] = {}
-    for rank, stream in streams.items():
-        answer: Handle | None = None
-        while True:
-            try:
-                task = stream.send(answer)
-            except StopIteration:
-                break
-            if isinstance(task, Iteration):
-                break
-            answer = Handle(rank, task)
-            for part in task.parts if isinstance(task, Batch) else (task,):
-                _note(found, part, rank, streams)
-        stream.close()
-    return found
-
-
-def _note(found: dict[Kind, float], task: Any, rank: int, simulated: Container[int]) -> None:
-    if isinstance(task, Collective):
-        if task.shares is not None:
-            raise NotAlike("shares are unequal")
-        if len(task.group.ranks) > 1:
-            found.setdefault(Kind(task.kind, task.group.ranks, task.root), task.nbytes)
-    elif isinstance(task, Send):
-        if task.destination not in simulated:
-            raise NotAlike(f"rank {rank} sends to one of those that it stands for")
-        found.setdefault(Kind(None, (rank, task.destination)), task.nbytes)
-    elif not isinstance(task, (Compute, Recv, Record, Wait)):
-        raise NotAlike(f"a {type(task).__name__} may be another on each rank")

@@ -27,6 +27,7 @@ from triosim.extrapolators.plan import Plan, gpus_named_by, plan
 from triosim.metrics import MetricOptions
 from triosim.networks import calibrated
 from triosim.networks.base import Network
+from triosim.networks.quotient import NotAlike
 from triosim.networks.topology import Topology
 from triosim.task_streams import TaskStreams
 from triosim.trace import Trace, dtype_name
@@ -267,9 +268,8 @@ def simulate(
         unlike = _unlike(alike is not None, timeline, links, circumstances)
         if alike is not None and not unlike and folding.repays(fold, the_plan.world):
             try:
-                recording, the_network = folding.run(alike, the_plan.tasks, the_network, engine_on)
-            except folding.NotAlike as found:
-                the_network = new_network()
+                recording, the_network = folding.run(alike, the_plan.tasks, new_network, engine_on)
+            except NotAlike as found:
                 unlike = str(found)
         if fold and unlike and the_plan.world > 1:
             notes.append(f"every rank is simulated: {unlike}")

@@ -147,9 +147,12 @@ def fit_line(drivers: Array, seconds: Array) -> Line:
 def _left_out(relative: Array) -> float:
     """The mean absolute residual of each point on the line through the others: r / (1 - h), h of the hat matrix."""
     scaled = relative / relative.max(axis=0)
-    hat = scaled @ np.linalg.pinv(scaled)
-    residual = 1.0 - hat.sum(axis=1)
-    return float(np.mean(np.abs(residual) / np.maximum(1.0 - np.diag(hat), 1e-3)))
+    inverse = np.linalg.pinv(
+        scaled
+    )  # of the hat matrix, one row and column a point, its diagonal and row sums are enough
+    residual = 1.0 - scaled @ inverse.sum(axis=1)
+    leverage = np.einsum("ij,ji->i", scaled, inverse)
+    return float(np.mean(np.abs(residual) / np.maximum(1.0 - leverage, 1e-3)))
 
 
 def _solve(relative: Array) -> tuple[Array, float] | None:

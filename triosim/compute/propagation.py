@@ -213,7 +213,7 @@ class Propagation:
         name = base_name(operator.name)
         around = [self._of(t) for t in (*forward.outputs, *forward.inputs)] if forward is not None else []
         late = self._added_to(operator, forward) if forward is not None else set()
-        read = [t for t in operator.inputs if t.category != "parameter" and t.id not in self._made | late]
+        read = [t for t in operator.inputs if t.category != "parameter" and t.id not in self._made and t.id not in late]
         if forward is not None and name.startswith(_PRODUCTS):
             self._find_rest([t for t in read if t is operator.inputs[0]], around)
             self._saved_factors(operator, forward)

@@ -95,9 +95,12 @@ class Roofline(ComputeModel):
         self.efficiencies = {}
         found = _ceilings(trace.operators, _gpu(trace.gpu))
         seconds = np.array([operator.seconds for operator in trace.operators])
-        for key in dict.fromkeys(found.classes):
-            rows = np.array([one == key for one in found.classes]) & (seconds > 0.0)
-            self.efficiencies[key] = _fit(found.arithmetic[rows], found.traffic[rows], seconds[rows], default(key))
+        members: dict[Key, list[int]] = {}
+        for row, key in enumerate(found.classes):
+            members.setdefault(key, []).append(row)
+        for key, rows in members.items():
+            timed = np.array(rows)[seconds[rows] > 0.0]
+            self.efficiencies[key] = _fit(found.arithmetic[timed], found.traffic[timed], seconds[timed], default(key))
 
     @each_once
     def estimate(self, operators: Sequence[Operator], gpu: str = "") -> Estimates:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import gc
 import os
 from pathlib import Path
 from typing import Literal
 
 from triosim import gpus
+from triosim.collecting import without_collecting
 from triosim.compute.base import ComputeModel
 from triosim.compute.prediction import DEFAULT_GPU, predicted
 from triosim.errors import OptionError, nearest
@@ -64,18 +64,13 @@ def describe(
     choices = Choices(attention=attention, kernels=kernels, dropout=dropout)
     target = gpus.find(gpu).name
     said = f"{name}, {precision}, attention {attention}, kernels {kernels or 'as usual'}, optimizer {optimizer}"
-    collecting = gc.isenabled()
-    gc.disable()  # hundreds of thousands of objects that live until the end: looking for garbage takes as long as the rest
-    try:
+    with without_collecting():
         loss = model.loss(tape, *sizes, choices)
         choices.check_read(model.name)
         tape.backward(loss, add, fit)
         OPTIMIZERS[optimizer](tape)
         trace = tape.trace(batch_size=batch, model=model.name, gpu=target, software={"described": said})
         return predicted(trace, compute_model)
-    finally:
-        if collecting:
-            gc.enable()
 
 
 def _found(model: str | os.PathLike[str]) -> Model:
