@@ -97,8 +97,8 @@ class Extrapolator:
     ``shards_optimizer``, that each of them keeps the optimizer's states of a share of the parameters.
     ``alike`` says whether ranks along it do the same, False that they differ along it alone; None, that nobody knows, in which
     case every rank is simulated. ``extra_options`` are the names that it reads from ``options.extra``. What has no
-    ``adds_ranks`` stands along no axis of its own: its ranks are parts of those that see other data. What ``draws`` by chance
-    is transformed for each ``iteration`` anew.
+    ``adds_ranks`` stands along no axis of its own: its ranks are parts of those that see other data. What ``draws`` by chance,
+    from the option ``seed``, is transformed for each ``iteration`` anew.
     """
 
     axis: str = ""

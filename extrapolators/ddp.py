@@ -34,7 +34,7 @@ class DistributedDataParallel(Extrapolator):
         require_gradients(program)
         if program.sharded_axes:
             return program  # what shards the optimizer reduces its shares along this axis
-        return reducing(program, self._reaction)
+        return reducing(program, program.data_axes, lambda _: self._reaction)
 
     def _reaction(self, stage: Stage, gradients: tuple[Gradient, ...]) -> Callable[[Communicator, int], Reaction]:
         filled = buckets(gradients, self.options.first_bucket_bytes, self.options.bucket_bytes)

@@ -48,7 +48,7 @@ class DataParallel(Extrapolator):
         if program.sharded_axes:
             return program  # what shards the optimizer reduces its shares along this axis
         make = partial(replicate, program.micro_batches) if self.options.dp_style == "replicate" else all_reduce
-        return reducing(program, make)
+        return reducing(program, program.data_axes, lambda _: make)
 
 
 def all_reduce(stage: Stage, gradients: tuple[Gradient, ...]) -> Callable[[Communicator, int], Reaction]:

@@ -48,10 +48,9 @@ class ExpertParallel(Extrapolator):
     def transform(self, program: Program, mesh: Mesh) -> Program:
         """Return the program of a rank with its share of the experts."""
         routing = self._routing()
-        if self.options.sequence_parallel or self.options.dp_style == "replicate" or program.sharded_axes:
-            other = "sequence parallelism" if self.options.sequence_parallel else "what shards or replicates parameters"
+        if self.options.dp_style == "replicate":
             raise OptionError(
-                f"experts cannot be divided beside {other}", where=self.axis, fix="use dp, ddp, cp, tp or pp"
+                "experts cannot be divided where each step copies all parameters", where=self.axis, fix="use ddp"
             )
         if self.size == 1:
             return program
@@ -116,7 +115,7 @@ class _Division:
         shapes |= self._weights_shared(shapes)
         note = f"operator times are predicted for each GPU's experts ({self._axis} on {self._ranks} GPUs)"
         program = self._program.reshaped(shapes, note=note).rewritten(self._items).noted(*self._notes(sent, dropped))
-        return replace(program, experts=frozenset(self._weights), expert_axis=f"{self._axis} replicas")
+        return replace(program, experts=frozenset(self._weights), expert_parts=self._axis)
 
     def _notes(self, sent: float, dropped: float) -> Iterable[str]:
         routing = self._routing
@@ -260,11 +259,14 @@ class _Division:
         row = here.nbytes / here.shape[0]
         shares = tuple(load / self._ranks * row for load in loads)
         equal = len(set(shares)) == 1
-        exchange = Communicate(
-            "all_to_all", sum(shares), self._axis, operator=operator.id, shares=None if equal else shares
-        )
         given, taken = (here, there) if first else (there, here)
         copied = Operator(next(self._operators), "aten::index", operator.phase, operator.layer, (given,), (taken,), 0.0)
+        exchange = Communicate(
+            *("all_to_all", sum(shares), self._axis),
+            operator=copied.id,
+            tensors=(given.id,),
+            shares=None if equal else shares,
+        )
         return [exchange, *estimated([copied], self._program.model, self._program.gpu)]
 
     def _weights_shared(self, shapes: Mapping[int, Operator]) -> dict[int, Operator]:

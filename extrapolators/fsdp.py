@@ -17,10 +17,10 @@ from triosim.extrapolators.base import DATA_ORDER, Extrapolator
 from triosim.extrapolators.mesh import Mesh
 from triosim.extrapolators.program import Block, Gradient, Program, Stage
 from triosim.extrapolators.reaction import Reaction, layers_of, reacting, require_gradients
-from triosim.extrapolators.sharded_state import Copies, Replicas, scatter, with_sharded_optimizer
+from triosim.extrapolators.sharded_state import Copies, Sharing, scatter, with_sharded_optimizer
 from triosim.extrapolators.units import ROOT, in_order, unit_of
 from triosim.tasks import AllGather, Communicator, Handle, Layers, TaskStream, Wait
-from triosim.trace import DTYPE_BYTES, Phase, dtype_name
+from triosim.trace import DTYPE_BYTES, Phase, Tensor, dtype_name
 
 
 class FullySharded(Extrapolator):
@@ -45,12 +45,14 @@ class FullySharded(Extrapolator):
             each_micro_batch=self._said("reduce", "each", "last", mesh),
             dtype=self._parameter_dtype(),
         )
-        replicas, copies = Replicas(program, mesh), Copies(program)
+        kinds = {False: Sharing(program, mesh)}
+        if program.experts:
+            kinds[True] = Sharing(program, mesh, experts=True)
+        copies = Copies(program)
 
         def make(stage: Stage, gradients: tuple[Gradient, ...]) -> Callable[[Communicator, int], Reaction]:
-            units = Units.of(stage, gradients, choices)
-            shared = Shared(choices, units, copies)
-            return lambda group, rank: ShardUnits(group, rank, shared, replicas.of(rank))
+            shared = Shared(choices, Units.of(stage, gradients, choices, program.experts, kinds), copies, kinds)
+            return lambda group, rank: ShardUnits(group, rank, shared)
 
         if program.training:
             program = with_sharded_optimizer(program, mesh, self.axis)
@@ -96,130 +98,167 @@ class Choices:
 
 @dataclass(frozen=True, slots=True)
 class Units:
-    """A stage's units: parameters and gradients by layer, the order of their use, and whose gradient is a unit's last."""
+    """A stage's units: parameters and gradients by layer, the order of their use, and whose gradient is a unit's last.
+
+    Experts that have a group of their own are a unit inside of the one that their layer is in, and gathered when it is used.
+    """
 
     parameters: Mapping[str, Layers]
     gradients: Mapping[str, Layers]
+    paths: Mapping[str, tuple[str, ...]]  # by layer: the units that it is in, the root first
     orders: Mapping[Phase, tuple[str, ...]]
     last: Mapping[int, tuple[str, ...]]  # by parameter: the units that its gradient completes
+    experts: frozenset[str]
 
     @classmethod
-    def of(cls, stage: Stage, gradients: tuple[Gradient, ...], choices: Choices) -> Units:
-        """Return the units of a stage. A parameter belongs to the unit that uses it first."""
+    def of(
+        cls,
+        stage: Stage,
+        gradients: tuple[Gradient, ...],
+        choices: Choices,
+        experts: frozenset[int],
+        kinds: Mapping[bool, Sharing],
+    ) -> Units:
+        """Return the units of a stage. A parameter belongs to the unit that uses it first.
+
+        ``experts`` are storages, ``kinds`` who shares dense parameters (False) and experts (True). What nobody shares is not
+        gathered, and without replicas it is not reduced either.
+        """
         home: dict[int, str] = {}
+        inner: dict[str, str] = {}  # by layer: its unit of experts
         for block in stage.forward:
-            for operator in block.operators:
-                for tensor in operator.inputs:
-                    if tensor.category == "parameter":
-                        home.setdefault(tensor.storage, block.layer)
+            for tensor in (t for operator in block.operators for t in operator.inputs if t.category == "parameter"):
+                layer = home.setdefault(tensor.storage, block.layer)
+                if tensor.storage in experts:
+                    inner[block.layer] = f"{choices.unit_of(layer)} experts".strip()
+
+        def unit(tensor: Tensor) -> str:
+            layer = home[tensor.storage]
+            return inner[layer] if tensor.storage in experts else choices.unit_of(layer)
+
         parameters: dict[str, dict[str, float]] = {}
         for tensor in stage.parameters:
-            layer = home[tensor.storage]
-            layers = parameters.setdefault(choices.unit_of(layer), {})
-            nbytes = float(tensor.numel * DTYPE_BYTES[choices.dtype or tensor.dtype])
-            layers[layer] = layers.get(layer, 0.0) + nbytes
+            if kinds[tensor.storage in experts].ranks > 1:
+                layers = parameters.setdefault(unit(tensor), {})
+                nbytes = float(tensor.numel * DTYPE_BYTES[choices.dtype or tensor.dtype])
+                layers[home[tensor.storage]] = layers.get(home[tensor.storage], 0.0) + nbytes
         reduced: dict[str, list[Gradient]] = {}
         completes: dict[str, int] = {}
         for gradient in gradients:
-            unit = choices.unit_of(home[gradient.parameter.storage])
-            reduced.setdefault(unit, []).append(gradient)
-            completes[unit] = gradient.parameter.id
+            sharing = kinds[gradient.parameter.storage in experts]
+            if sharing.ranks > 1 or sharing.replicas(0) is not None:
+                reduced.setdefault(unit(gradient.parameter), []).append(gradient)
+                completes[unit(gradient.parameter)] = gradient.parameter.id
         last: dict[int, tuple[str, ...]] = {}
-        for unit, parameter in completes.items():
-            last[parameter] = (*last.get(parameter, ()), unit)
+        for name, parameter in completes.items():
+            last[parameter] = (*last.get(parameter, ()), name)
+        paths = {
+            block.layer: in_order(
+                name
+                for name in (ROOT, choices.unit_of(block.layer), inner.get(block.layer, ROOT))
+                if name in parameters
+            )
+            for block in stage.blocks
+        }
 
         def order(blocks: tuple[Block, ...]) -> tuple[str, ...]:
-            units = (choices.unit_of(block.layer) for block in blocks)
-            return in_order(unit for unit in units if unit in parameters and unit != ROOT)
+            return in_order(name for block in blocks for name in paths[block.layer] if name != ROOT)
 
         return cls(
-            {unit: Layers(layers) for unit, layers in parameters.items()},
-            {unit: layers_of(some) for unit, some in reduced.items()},
+            {name: Layers(layers) for name, layers in parameters.items()},
+            {name: layers_of(some) for name, some in reduced.items()},
+            paths,
             {"forward": order(stage.forward), "backward": order(stage.backward)},
             last,
+            frozenset(inner.values()),
         )
 
 
 class Shared:
     """What the ranks of a stage share."""
 
-    def __init__(self, choices: Choices, units: Units, copies: Copies) -> None:
+    def __init__(self, choices: Choices, units: Units, copies: Copies, kinds: Mapping[bool, Sharing]) -> None:
         self.choices = choices
         self.units = units
         self.places = {phase: {unit: i for i, unit in enumerate(order)} for phase, order in units.orders.items()}
+        used_last = units.orders["forward"][-1:]
+        self.kept = frozenset(  # of which the backward pass begins at once
+            unit for path in units.paths.values() if set(used_last) & set(path) for unit in (ROOT, *path)
+        )
         self.acts_on = frozenset(units.last)
         self.copies = copies
+        self.kinds = kinds
 
 
 class ShardUnits(Reaction):
     """Gathers and scatters one rank's units."""
 
-    def __init__(self, group: Communicator, rank: int, shared: Shared, replicas: Communicator | None) -> None:
+    def __init__(self, group: Communicator, rank: int, shared: Shared) -> None:
         super().__init__(group, rank)
         self._shared = shared
         self._units = shared.units
-        self._replicas = replicas
+        self._groups = {kind: sharing.group(rank) for kind, sharing in shared.kinds.items()}
+        self._replicas = {kind: sharing.replicas(rank) for kind, sharing in shared.kinds.items()}
         self._gathered: dict[str, Handle | None] = {}  # units that are whole here; None where they have been waited for
-        self._current: tuple[Phase, str] | None = None
+        self._phase: Phase | None = None
+        self._inside: tuple[str, ...] = ()  # units, the outer ones first
         self.each_micro_batch = shared.choices.each_micro_batch
-        self.acts_on = shared.acts_on if not self.alone or replicas is not None else frozenset()
+        self.acts_on = shared.acts_on
 
     def parameters_needed(self, block: Block) -> TaskStream | None:
-        """Gather the unit that begins, and the next ones ahead of their use."""
-        unit = self._shared.choices.unit_of(block.layer)
-        if self.alone or unit not in self._units.parameters or self._is_in(block.phase, unit):
-            return None
-        return self._enter(block.phase, unit)
+        """Gather the units that begin, and the next ones ahead of their use.
 
-    def _is_in(self, phase: Phase, unit: str) -> bool:
-        """Whether a rank is in a unit, or in the root, which is around all others and which it leaves at a phase's end."""
-        return self._current == (phase, unit) or (
-            unit == ROOT and self._current is not None and self._current[0] == phase
-        )
+        A unit is left where one begins that is not in it; the root, which is around all others, at a phase's end.
+        """
+        path = self._units.paths[block.layer]
+        begins = path if block.phase != self._phase else tuple(unit for unit in path if unit not in self._inside)
+        return self._enter(block.phase, path, begins) if begins else None
 
-    def _enter(self, phase: Phase, unit: str) -> TaskStream:
-        before, self._current = self._current, (phase, unit)
-        self._give_back(before)
-        yield from self._gather(unit)
-        handle = self._gathered[unit]
-        if handle is not None:
-            self._gathered[unit] = None
-            yield Wait((handle,))
-            yield self._shared.copies.task(
-                "aten::split_with_sizes_copy", phase, unit, self._units.parameters[unit].total
-            )
-        following = self._shared.places[phase].get(unit, -1) + 1
-        for other in self._units.orders[phase][following : following + self._shared.choices.prefetch]:
-            yield from self._gather(other)
+    def _enter(self, phase: Phase, path: tuple[str, ...], begins: tuple[str, ...]) -> TaskStream:
+        self._give_back(phase, path)
+        self._phase, self._inside = phase, path
+        for unit in begins:
+            yield from self._gather(unit)
+            handle = self._gathered[unit]
+            if handle is not None:
+                self._gathered[unit] = None
+                yield Wait((handle,))
+                nbytes = self._units.parameters[unit].total
+                yield self._shared.copies.task("aten::split_with_sizes_copy", phase, unit, nbytes)
+            following = self._shared.places[phase].get(unit, -1) + 1
+            for other in self._units.orders[phase][following : following + self._shared.choices.prefetch]:
+                yield from self._gather(other)
 
-    def _give_back(self, before: tuple[Phase, str] | None) -> None:
-        """Drop what is not kept of the unit before; or of all, where another micro-batch begins."""
-        assert self._current is not None
-        if before is None or self._current[0] == "backward":
+    def _give_back(self, phase: Phase, path: tuple[str, ...]) -> None:
+        """Drop what is not kept of the units that are left; or of all, where another micro-batch begins."""
+        if phase == "backward" or self._phase is None:
             return  # in the backward pass a unit goes with its gradients
-        if before[0] == "backward":
+        if self._phase == "backward":
             if self._shared.choices.each_micro_batch or self._shared.choices.reshards:
                 self._gathered.clear()
-        elif self._shared.choices.reshards and before[1] not in (ROOT, self._units.orders["forward"][-1]):
-            self._gathered.pop(before[1], None)
+        elif self._shared.choices.reshards:
+            for unit in self._inside:
+                if unit not in path and unit not in self._shared.kept:
+                    self._gathered.pop(unit, None)
 
     def _gather(self, unit: str) -> TaskStream:
         if unit not in self._gathered:
-            layers = self._units.parameters[unit]
-            gather = AllGather(layers.total, self.group, stream="fsdp all-gather", layers=layers)
+            layers, group = self._units.parameters[unit], self._groups[unit in self._units.experts]
+            gather = AllGather(layers.total, group, stream="fsdp all-gather", layers=layers)
             self._gathered[unit] = yield gather
 
     def gradient_ready(self, gradient: Gradient) -> TaskStream:
         """Scatter the gradients of the units that are complete, and give back their parameters."""
         for unit in self._units.last[gradient.parameter.id]:
-            layers = self._units.gradients[unit]
+            layers, kind = self._units.gradients[unit], unit in self._units.experts
             yield self._shared.copies.task("aten::chunk_cat", "backward", unit, layers.total)
-            self.pending.append((yield from scatter(layers, self.group, self._replicas, "fsdp reduce-scatter")))
+            scattered = scatter(layers, self._groups[kind], self._replicas[kind], "fsdp reduce-scatter")
+            self.pending.append((yield from scattered))
             if unit != ROOT:
                 self._gathered.pop(unit, None)
 
     def after_optimizer(self) -> TaskStream | None:
         """The parameters have changed: what was gathered is no longer true."""
         self._gathered.clear()
-        self._current = None
+        self._phase, self._inside = None, ()
         return None

@@ -24,14 +24,23 @@ class Axis:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """An axis that adds no ranks: parts of ``size`` neighbours along some axes taken as one.
-
-    The ranks that have the same place in their parts go by the name with " replicas" after it.
-    """
+    """An axis that adds no ranks: parts of ``size`` neighbours along some axes taken as one."""
 
     name: str
     axes: tuple[str, ...]
     size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """Of the ranks along some axes, those that have the same place in their ``parts``: the ones with the same experts."""
+
+    axes: tuple[str, ...]
+    parts: str
+
+
+#: Along what ranks form a group: an axis, several taken as one, or some of these ranks.
+Along = str | tuple[str, ...] | Beside
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +49,7 @@ class Mesh:
 
     axes: tuple[Axis, ...]
     parts: tuple[Parts, ...] = ()
-    _groups: dict[tuple[tuple[str, ...], int, int], Communicator] = field(
-        default_factory=dict, compare=False, repr=False
-    )
+    _groups: dict[tuple[object, ...], Communicator] = field(default_factory=dict, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         names = [axis.name for axis in self.axes]
@@ -74,15 +81,17 @@ class Mesh:
             raise IndexError(f"axis '{axis}' has {size} places, not one of number {place}")
         return rank + (place - rank // stride % size) * stride
 
-    def group(self, axes: str | tuple[str, ...], rank: int, parts: int = 1) -> Communicator:
+    def group(self, along: Along, rank: int, parts: int = 1) -> Communicator:
         """Return the communicator of the ranks that differ from ``rank`` along these axes alone; of ``parts``, its own.
 
         Parts are of neighbours along the axes, each as large: of 0 to 7 in two parts, 0 to 3 and 4 to 7.
         """
+        if isinstance(along, Beside):
+            return self._beside(along, rank)
         for view in self.parts:
-            if axes in (view.name, f"{view.name} replicas"):
-                return self._part(view, str(axes), rank)
-        names = self._ordered(axes)
+            if along == view.name:
+                return self._part(view, rank)
+        names = self._ordered(along)
         size = math.prod(self._stride(name)[1] for name in names)
         if size % parts:
             raise IndexError(f"{'+'.join(names)} has {size} places, which are no {parts} parts of one size")
@@ -95,14 +104,24 @@ class Mesh:
             found = self._groups[key] = Communicator(tuple(ranks), "+".join(names))
         return found
 
-    def _part(self, view: Parts, name: str, rank: int) -> Communicator:
-        """The neighbours of a rank's part, or the ranks of its place in all parts."""
+    def _part(self, view: Parts, rank: int) -> Communicator:
+        """The neighbours of a rank's part."""
         whole, place = self.group(view.axes, rank).ranks, self.place(view.axes, rank)
         first = place // view.size * view.size
-        inside = name == view.name
-        ranks = whole[first : first + view.size] if inside else whole[place % view.size :: view.size]
-        key = ((name,), ranks[0], 0)
-        return self._groups.setdefault(key, Communicator(ranks, name))
+        ranks = whole[first : first + view.size]
+        return self._groups.setdefault((view.name, ranks[0]), Communicator(ranks, view.name))
+
+    def _beside(self, along: Beside, rank: int) -> Communicator:
+        """The ranks of some axes that are at a rank's place of their parts."""
+        found = self._groups.get((along, rank))
+        if found is None:
+            (view,) = (view for view in self.parts if view.name == along.parts)
+            place = self.place(view.axes, rank) % view.size
+            whole = self.group(along.axes, rank)
+            ranks = tuple(one for one in whole.ranks if self.place(view.axes, one) % view.size == place)
+            found = Communicator(ranks, f"{whole.name} beside {view.name}")
+            self._groups.update(((along, one), found) for one in ranks)
+        return found
 
     def place(self, axes: str | tuple[str, ...], rank: int) -> int:
         """Return a rank's place along several axes taken as one, of which the mesh's fastest is the fastest."""

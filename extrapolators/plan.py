@@ -32,7 +32,8 @@ Parallel = str | Mapping[Any, int | None]
 class Plan:
     """What runs on how many GPUs. ``batch_size`` is a replica's, ``known_options`` what its parallelisms read of ``extra``.
 
-    ``work`` is the trace and how many times its operators, in a step of all replicas, are run.
+    ``work`` is the trace and how many times its operators, in a step of all replicas, are run. ``draws`` says whether something
+    in it was drawn by chance, from the option ``seed``.
     """
 
     parallel: str
@@ -44,6 +45,7 @@ class Plan:
     known_options: tuple[str, ...]
     work: tuple[tuple[Trace, float], ...]
     symmetry: Symmetry | None  # of ranks that do the same
+    draws: bool
     _lowerings: tuple[Lowering, ...]  # one, or one for each iteration
     _writer: Extrapolator | None = None  # one that writes the tasks itself
 
@@ -97,14 +99,16 @@ def plan(trace: Trace, parallel: Parallel, *, gpus: int | None, options: Paralle
     data_axes, sharded_axes = _data_axes(parts)
     program = replace(program, data_axes=data_axes, sharded_axes=sharded_axes)
     for name, cls, size in reusing:
-        mesh = _with_parts(mesh, cls.axis or _name(name), size, data_axes)
+        mesh = _with_parts(mesh, cls.axis or _name(name), size, data_axes, sharded_axes)
         parts.append(cls(mesh.parts[-1].size, options))
 
     writer = _writer(parts)
-    draws = options.iterations if any(part.draws for part in parts) else 1
-    programs = [_composed(program, parts, mesh, options, iteration) for iteration in range(draws)]
+    draws = any(part.draws for part in parts)
+    different = options.iterations if draws else 1
+    programs = [_composed(program, parts, mesh, options, iteration) for iteration in range(different)]
     lowerings = tuple(
-        Lowering(one, mesh, iterations=options.iterations // draws, copy_input=options.copy_input) for one in programs
+        Lowering(one, mesh, iterations=options.iterations // different, copy_input=options.copy_input)
+        for one in programs
     )
     program = programs[0]
     if writer is not None:
@@ -119,6 +123,7 @@ def plan(trace: Trace, parallel: Parallel, *, gpus: int | None, options: Paralle
         known_options=tuple(name for part in parts for name in part.extra_options),
         work=((trace, batch_size * replicas / trace.batch_size),),
         symmetry=_symmetry(parts, mesh),
+        draws=draws,
         _lowerings=lowerings,
         _writer=writer,
     )
@@ -137,15 +142,29 @@ def _composed(
     return program
 
 
-def _with_parts(mesh: Mesh, name: str, size: int | None, data_axes: tuple[str, ...]) -> Mesh:
-    """The mesh with an axis that adds no ranks: parts of those that see other data, by default all of them."""
+def _with_parts(
+    mesh: Mesh, name: str, size: int | None, data_axes: tuple[str, ...], sharded_axes: tuple[str, ...]
+) -> Mesh:
+    """The mesh with an axis that adds no ranks: parts of those that see other data, by default all of them.
+
+    A part is within a group that shards the optimizer, or is made of whole ones.
+    """
     sizes = {axis.name: axis.size for axis in mesh.axes}
-    shown = " x ".join(f"{axis}={sizes[axis]}" for axis in data_axes)
-    ranks = math.prod(sizes[axis] for axis in data_axes)
+
+    def counted(axes: tuple[str, ...]) -> tuple[int, str]:
+        shown = " x ".join(f"{axis}={sizes[axis]}" for axis in axes)
+        return math.prod(sizes[axis] for axis in axes), shown
+
+    ranks, shown = counted(data_axes)
     if not data_axes:
         raise _adds_none(name)
     if size is not None and ranks % size:
         raise OptionError(f"{name}={size} does not divide the {ranks} GPUs of {shown}", where="parallel")
+    shards, shown = counted(sharded_axes)
+    if size is not None and shards % size and size % shards:
+        raise OptionError(
+            f"{name}={size} neither divides the {shards} GPUs of {shown} nor is a multiple of them", where="parallel"
+        )
     return replace(mesh, parts=(*mesh.parts, Parts(name, data_axes, ranks if size is None else size)))
 
 

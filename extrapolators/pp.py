@@ -32,7 +32,14 @@ from triosim.extrapolators.program import (
 )
 from triosim.extrapolators.schedule import Schedule
 from triosim.extrapolators.schedules import Wanted
-from triosim.extrapolators.stages import backward_places, balanced_starts, block_seconds, named_starts
+from triosim.extrapolators.stages import (
+    backward_places,
+    balanced_starts,
+    block_seconds,
+    equal_starts,
+    named_starts,
+    whole_units,
+)
 from triosim.trace import Operator, Tensor
 
 T = TypeVar("T")
@@ -45,6 +52,7 @@ class PipelineParallel(Extrapolator):
     place = "schedule"
     alike = False
     order = PIPELINE_ORDER
+    extra_options = ("stages",)
 
     @property
     def micro_batches(self) -> int:
@@ -62,13 +70,7 @@ class PipelineParallel(Extrapolator):
         schedule = self._wanted.schedule(program.micro_batches, training=program.training)
         if schedule.splits:
             program = split_backward(program)
-        blocks = program.stages[0].forward
-        if self.options.stages is not None:
-            starts = named_starts(blocks, self.options.stages, schedule.stages)
-        else:
-            by_stage = self._by_stage(program, schedule, mesh)
-            starts = balanced_starts(block_seconds(program.stages[0]), schedule.stages, by_stage)
-        pipeline = Pipeline(program, starts, schedule)
+        pipeline = Pipeline(program, self._starts(program, schedule, mesh), schedule)
         return replace(
             program,
             stages=pipeline.stages(),
@@ -76,6 +78,26 @@ class PipelineParallel(Extrapolator):
             stage_axis=self.axis,
             schedule=schedule,
         )
+
+    def _starts(self, program: Program, schedule: Schedule, mesh: Mesh) -> list[int]:
+        """Return the first block of each stage."""
+        way = self.choice("stages", ("balanced", "whole", "equal"))
+        whole = program.stages[0]
+        if self.options.stages is not None:
+            if way != "balanced":
+                raise OptionError(f"the first layers of stages are given, and stages={way}", where="stages")
+            return named_starts(whole.forward, self.options.stages, schedule.stages)
+        if way == "equal":
+            if self.options.factor is not None:
+                raise OptionError("stages of as many layers are not balanced", where="--balance-stages")
+            return equal_starts(whole.forward, schedule.stages)
+        by_stage = self._by_stage(program, schedule, mesh)
+        seconds = block_seconds(whole)
+        if way == "balanced":
+            return balanced_starts(seconds, schedule.stages, by_stage)
+        first = whole_units(whole.forward)
+        rows = None if by_stage is None else [_added_up(row, first) for row in by_stage]
+        return [first[place] for place in balanced_starts(_added_up(seconds, first), schedule.stages, rows)]
 
     def _by_stage(self, program: Program, schedule: Schedule, mesh: Mesh) -> list[list[float]] | None:
         """Return the blocks' times on the slowest GPU of each stage, where unequal GPUs are to be taken into account."""
@@ -89,6 +111,11 @@ class PipelineParallel(Extrapolator):
             for stage in schedule.held(mesh.coordinate(self.axis, rank)):
                 found[stage] = max(found[stage], seconds, key=math.fsum)
         return found
+
+
+def _added_up(seconds: Sequence[float], starts: Sequence[int]) -> list[float]:
+    """Times of blocks as those of runs of them."""
+    return [math.fsum(seconds[start:end]) for start, end in zip(starts, (*starts[1:], len(seconds)), strict=True)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from triosim import gpus
 from triosim.compute.base import ComputeModel
 from triosim.compute.pricing import reprice
 from triosim.compute.roofline import STAND_IN
+from triosim.extrapolators.mesh import Along, Beside
 from triosim.extrapolators.schedule import ActionPhase, Schedule
 from triosim.tasks import CollectiveKind, Layers
 from triosim.trace import DTYPE_BYTES, Operator, Phase, Tensor
@@ -56,7 +57,10 @@ class Communicate:
             sum(t.nbytes for t in operators[self.operator].inputs if t.id in self.tensors)
             for operators in (before, after)
         )
-        return self if new == old else replace(self, nbytes=self.nbytes * new / old)
+        if new == old:
+            return self
+        shares = None if self.shares is None else tuple(share * new / old for share in self.shares)
+        return replace(self, nbytes=self.nbytes * new / old, shares=shares)
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +218,7 @@ class Program:
     apart. ``reactions`` are pairs of an axis (or several, taken as one) and what makes each rank's reaction along it.
     ``batch_size`` is that of a micro-batch. The ranks along ``data_axes`` have the same parameters and see other data, so
     that gradients are summed over all of these axes together; ``sharded_axes`` are those over which the optimizer is sharded.
-    ``experts`` are the storages of parameters that only some of these ranks have: the ones along ``expert_axis``.
+    ``experts`` are the storages of parameters that only some of these ranks have: those at the same place of ``expert_parts``.
     """
 
     stages: tuple[Stage, ...]
@@ -223,11 +227,11 @@ class Program:
     stage_axis: str | None = None
     optimizers: tuple[tuple[Block, ...], ...] = ()
     weight_part: frozenset[int] = frozenset()
-    reactions: tuple[tuple[str | tuple[str, ...], ReactionMaker], ...] = ()
+    reactions: tuple[tuple[Along, ReactionMaker], ...] = ()
     data_axes: tuple[str, ...] = ()
     sharded_axes: tuple[str, ...] = ()
     experts: frozenset[int] = frozenset()
-    expert_axis: str = ""
+    expert_parts: str = ""
     gradient_dtype: str | None = None
     training: bool = True
     notes: tuple[str, ...] = ()
@@ -240,6 +244,10 @@ class Program:
         phases = ("forward", "backward", "optimizer")
         blocks = [block for phase in phases for stage in self.stages for block in getattr(stage, phase)]
         return tuple(op for block in chain(blocks, *self.optimizers) for op in block.operators)
+
+    def with_same(self, axes: tuple[str, ...], *, experts: bool) -> Along:
+        """Return the ranks along some data axes that have the same parameters: dense ones, or experts."""
+        return Beside(axes, self.expert_parts) if experts else axes
 
     @property
     def micro_batches(self) -> int:

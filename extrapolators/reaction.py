@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from triosim.errors import TraceError
+from triosim.extrapolators.mesh import Along
 from triosim.extrapolators.program import Block, Gradient, Program, ReactionMaker, Stage
 from triosim.tasks import Communicator, Handle, Layers, TaskStream, Wait
 
@@ -73,23 +74,28 @@ def layers_of(gradients: Iterable[Gradient]) -> Layers:
     return Layers(nbytes)
 
 
-def reacting(program: Program, axes: str | tuple[str, ...], make: ReactionMaker) -> Program:
+def reacting(program: Program, along: Along, make: ReactionMaker) -> Program:
     """Return the program with one more reaction, along an axis or several taken as one."""
-    return replace(program, reactions=(*program.reactions, (axes, make)))
+    return replace(program, reactions=(*program.reactions, (along, make)))
 
 
-def reducing(program: Program, make: ReactionMaker) -> Program:
-    """Return the program whose gradients are reduced along the data axes; those of experts among the ranks that have them."""
-    if not program.experts:
-        return reacting(program, program.data_axes, make)
+def reducing(program: Program, axes: tuple[str, ...], make: Callable[[bool], ReactionMaker]) -> Program:
+    """Return the program that reacts to gradients along data axes; to those of experts among the ranks that have the same.
+
+    ``make`` is asked for the reaction to the one and to the other kind: whether they are experts'.
+    """
 
     def of(experts: bool) -> ReactionMaker:
+        made = make(experts)
+
         def some(stage: Stage, gradients: tuple[Gradient, ...]) -> Callable[[Communicator, int], Reaction]:
-            return make(stage, tuple(g for g in gradients if (g.parameter.storage in program.experts) == experts))
+            return made(stage, tuple(g for g in gradients if (g.parameter.storage in program.experts) == experts))
 
         return some
 
-    return reacting(reacting(program, program.data_axes, of(False)), program.expert_axis, of(True))
+    for experts in (False, True) if program.experts else (False,):
+        program = reacting(program, program.with_same(axes, experts=experts), of(experts))
+    return program
 
 
 def require_gradients(program: Program) -> None:

@@ -12,32 +12,66 @@ from typing import Any
 
 from triosim.compute.pricing import estimated
 from triosim.errors import OptionError
+from triosim.extrapolators.dataflow import owners, parameter_storages
 from triosim.extrapolators.mesh import Mesh
 from triosim.extrapolators.program import Program
 from triosim.tasks import AllReduce, Communicator, Compute, Handle, Layers, ReduceScatter, Task
 from triosim.trace import Operator, Phase, Tensor
 
 
+class Sharing:
+    """Who shares the dense parameters, or the experts: ``axes`` are those of the ranks among which they are sharded."""
+
+    def __init__(self, program: Program, mesh: Mesh, *, experts: bool = False) -> None:
+        self._mesh = mesh
+        self.axes = program.with_same(program.sharded_axes, experts=experts)
+        outside = tuple(axis for axis in program.data_axes if axis not in program.sharded_axes)
+        self._outside = program.with_same(outside, experts=experts)
+        self.ranks = len(self.group(0).ranks)
+
+    def group(self, rank: int) -> Communicator:
+        """Return the communicator of the ranks among which a rank's parameters are sharded."""
+        return self._mesh.group(self.axes, rank)
+
+    def replicas(self, rank: int) -> Communicator | None:
+        """Return the communicator of the ranks that have the same share as a rank; None where it is alone."""
+        group = self._mesh.group(self._outside, rank)
+        return group if len(group.ranks) > 1 else None
+
+
 def with_sharded_optimizer(program: Program, mesh: Mesh, name: str) -> Program:
     """Return the program whose optimizer works on a rank's share of each parameter, its gradient and its states.
 
-    A share is one of equal parts of the first dimension, the largest where it does not divide, as FSDP has it.
+    A share is one of equal parts of the first dimension, the largest where it does not divide, as FSDP has it; of fewer
+    stacked experts than ranks, of the second.
     """
-    ranks = len(mesh.group(program.sharded_axes, 0).ranks)
-    known = {tensor.shape for stage in program.stages for tensor in stage.parameters}
+    parameters = [tensor for stage in program.stages for tensor in stage.parameters]
+    known = {tensor.shape for tensor in parameters}
+    stacked = {t.shape for t in parameters if t.storage in program.experts}
+    stacked -= {t.shape for t in parameters if t.storage not in program.experts}
+    updating = [operator for operator in program.operators if operator.phase == "optimizer"]
+    about = owners(updating, parameter_storages(program.operators))
+    dense = Sharing(program, mesh).ranks
+    experts = Sharing(program, mesh, experts=True).ranks if program.experts else 1
+
+    def is_expert(tensor: Tensor) -> bool:
+        return about[tensor.id] in program.experts if tensor.id in about else tensor.shape in stacked
 
     def share(tensor: Tensor) -> Tensor:
-        about = tensor.category in ("parameter", "gradient", "optimizer_state") or tensor.shape in known
-        if not about or not tensor.shape or tensor.numel == 1:
+        has_a_share = tensor.category in ("parameter", "gradient", "optimizer_state") or tensor.shape in known
+        if not has_a_share or not tensor.shape or tensor.numel == 1:
             return tensor
-        return replace(tensor, shape=(-(-tensor.shape[0] // ranks), *tensor.shape[1:]))
+        ranks = experts if is_expert(tensor) else dense
+        shape = list(tensor.shape)
+        place = 1 if len(shape) == 3 and ranks > shape[0] and is_expert(tensor) else 0
+        shape[place] = -(-shape[place] // ranks)
+        return replace(tensor, shape=tuple(shape))
 
     shapes = {
         operator.id: replace(
             operator, inputs=tuple(map(share, operator.inputs)), outputs=tuple(map(share, operator.outputs))
         )
-        for operator in program.operators
-        if operator.phase == "optimizer"
+        for operator in updating
     }
     return program.reshaped(shapes, note=f"{name}: the optimizer's times are predicted for a share of the parameters")
 
@@ -48,27 +82,20 @@ def require_training(program: Program, name: str) -> None:
         raise OptionError("inference has no optimizer to shard", where=name, fix="leave out --inference, or use dp")
 
 
-class Replicas:
-    """The ranks that have the same share: of the axes along which gradients are summed, those that are not sharded over."""
-
-    def __init__(self, program: Program, mesh: Mesh) -> None:
-        self._mesh = mesh
-        self._axes = tuple(axis for axis in program.data_axes if axis not in program.sharded_axes)
-
-    def of(self, rank: int) -> Communicator | None:
-        """Return the communicator of the ranks that have a rank's share; None where it is alone."""
-        group = self._mesh.group(self._axes, rank) if self._axes else None
-        return group if group is not None and len(group.ranks) > 1 else None
-
-
 def scatter(
     layers: Layers, group: Communicator, replicas: Communicator | None, stream: str
 ) -> Generator[Task, Any, Handle]:
-    """Reduce some layers' gradients so that each rank of ``group`` has its share, then the shares among the replicas."""
-    handle: Handle = yield ReduceScatter(layers.total, group, stream=stream, layers=layers)
-    if replicas is not None:
-        share = layers.total / len(group.ranks)
-        handle = yield AllReduce(share, replicas, after=(handle,), stream=f"{stream} of replicas", layers=layers)
+    """Reduce some layers' gradients so that each rank of ``group`` has its share, then the shares among the replicas.
+
+    One of the two has several ranks.
+    """
+    scattered: tuple[Handle, ...] = ()
+    if len(group.ranks) > 1:
+        scattered = ((yield ReduceScatter(layers.total, group, stream=stream, layers=layers)),)
+    if replicas is None:
+        return scattered[0]
+    share = layers.total / len(group.ranks)
+    handle: Handle = yield AllReduce(share, replicas, after=scattered, stream=f"{stream} of replicas", layers=layers)
     return handle
 
 

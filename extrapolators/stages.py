@@ -1,6 +1,8 @@
-"""Where pipeline stages start: balanced by the time of the layers, or where the user says.
+"""Where pipeline stages start: balanced by the time of the layers, with as many units each, or where the user says.
 
-Stages are contiguous runs of the forward pass' blocks; a block's backward operators go with it.
+Stages are contiguous runs of the forward pass' blocks; a block's backward operators go with it. Units are what repeats (a
+transformer's layers, see ``triosim.extrapolators.units``): Megatron-LM gives each stage as many, the first what is ahead of
+them and the last what comes behind (Narayanan et al. 2021).
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import numpy as np
 
 from triosim.errors import OptionError, TraceError, nearest
 from triosim.extrapolators.program import Block, Stage
+from triosim.extrapolators.units import ROOT, unit_of
 from triosim.trace import Operator
 
 
@@ -68,6 +71,41 @@ def balanced_starts(
         end = int(choice[end])
         starts.append(end)
     return [0, *reversed(starts)]
+
+
+def whole_units(blocks: Sequence[Block]) -> list[int]:
+    """Return the first block of each unit, of what stands ahead of the first and of what comes behind the last.
+
+    Raises ``OptionError`` where there are no units.
+    """
+    units = _unit_starts(blocks)
+    last = max(place for place, block in enumerate(blocks) if unit_of(block.layer) != ROOT)
+    behind = [last + 1] if last + 1 < len(blocks) else []
+    return [*([0] if units[0] else []), *units, *behind]
+
+
+def equal_starts(blocks: Sequence[Block], stages: int) -> list[int]:
+    """Return the first block of each stage, of which each has as many units. Raises ``OptionError`` where that cannot be."""
+    units = _unit_starts(blocks)
+    if len(units) % stages:
+        raise OptionError(
+            f"{len(units)} layers do not divide among {stages} stages",
+            where="--option stages",
+            fix="use a number of stages that divides them, or stages=whole",
+        )
+    return [0, *units[len(units) // stages :: len(units) // stages]]
+
+
+def _unit_starts(blocks: Sequence[Block]) -> list[int]:
+    starts: dict[str, int] = {}
+    for place, block in enumerate(blocks):
+        starts.setdefault(unit_of(block.layer), place)
+    starts.pop(ROOT, None)
+    if not starts:
+        raise OptionError(
+            "no module is numbered (layers.0)", where="--option stages", fix="leave it out, or give --stages"
+        )
+    return list(starts.values())
 
 
 def named_starts(blocks: Sequence[Block], names: Sequence[str], stages: int) -> list[int]:

@@ -9,17 +9,17 @@ move 1.5 times the bytes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from triosim.extrapolators.base import DATA_ORDER, Extrapolator
 from triosim.extrapolators.ddp import buckets, completed
 from triosim.extrapolators.mesh import Mesh
-from triosim.extrapolators.program import Gradient, Program, Stage
-from triosim.extrapolators.reaction import Reaction, layers_of, reacting, require_gradients
-from triosim.extrapolators.sharded_state import Replicas, require_training, scatter, with_sharded_optimizer
-from triosim.tasks import AllGather, AllReduce, Communicator, Layers, TaskStream
+from triosim.extrapolators.program import Gradient, Program, ReactionMaker, Stage
+from triosim.extrapolators.reaction import Reaction, layers_of, reducing, require_gradients
+from triosim.extrapolators.sharded_state import Sharing, require_training, scatter, with_sharded_optimizer
+from triosim.tasks import AllGather, AllReduce, Communicator, Handle, Layers, Task, TaskStream
 
 
 class Zero1(Extrapolator):
@@ -38,8 +38,13 @@ class Zero1(Extrapolator):
         """Return the program that reduces gradients in buckets and gathers the updated parameters."""
         require_training(program, self.axis)
         require_gradients(program)
+        sharded = with_sharded_optimizer(program, mesh, self.axis)
+        return reducing(
+            sharded, program.sharded_axes, lambda experts: self._reaction(Sharing(program, mesh, experts=experts))
+        )
+
+    def _reaction(self, sharing: Sharing) -> ReactionMaker:
         whole = self._reduces_whole()
-        replicas = Replicas(program, mesh)
 
         def make(stage: Stage, gradients: tuple[Gradient, ...]) -> Callable[[Communicator, int], Reaction]:
             due = completed(gradients, buckets(gradients, self.options.first_bucket_bytes, self.options.bucket_bytes))
@@ -47,12 +52,12 @@ class Zero1(Extrapolator):
             acts_on = frozenset(due)
 
             def of_rank(group: Communicator, rank: int) -> Reaction:
-                return ShardState(group, rank, due, acts_on, updated, replicas.of(rank), whole, self.each_micro_batch)
+                replicas = sharing.replicas(rank)
+                return ShardState(group, rank, due, acts_on, updated, replicas, whole, self.each_micro_batch)
 
             return of_rank
 
-        sharded = with_sharded_optimizer(program, mesh, self.axis)
-        return reacting(sharded, program.sharded_axes, make)
+        return make
 
     def _reduces_whole(self) -> bool:
         return self.choice("reduce", ("scatter", "all-reduce")) == "all-reduce"
@@ -95,19 +100,25 @@ class ShardState(Reaction):
         """Reduce what is complete."""
         for layers in self._due[gradient.parameter.id]:
             if self._whole:
-                handle = yield AllReduce(layers.total, self.group, layers=layers)
-                if self._replicas is not None:
-                    stream = "communication of replicas"
-                    handle = yield AllReduce(
-                        layers.total, self._replicas, after=(handle,), stream=stream, layers=layers
-                    )
+                self.pending.append((yield from self._reduce(layers)))
             else:
-                handle = yield from scatter(layers, self.group, self._replicas, "communication")
-            self.pending.append(handle)
+                self.pending.append((yield from scatter(layers, self.group, self._replicas, "communication")))
+
+    def _reduce(self, layers: Layers) -> Generator[Task, Any, Handle]:
+        """Reduce whole gradients, among those that share the optimizer and then among their replicas."""
+        reduced: tuple[Handle, ...] = ()
+        if not self.alone:
+            reduced = ((yield AllReduce(layers.total, self.group, layers=layers)),)
+        if self._replicas is None:
+            return reduced[0]
+        handle: Handle = yield AllReduce(
+            layers.total, self._replicas, after=reduced, stream="communication of replicas", layers=layers
+        )
+        return handle
 
     def after_optimizer(self) -> TaskStream | None:
         """Gather the parameters that the others have updated; the next step waits for them."""
-        return None if self.alone else self._gather()
+        return None if self.alone or not self._updated.total else self._gather()
 
     def _gather(self) -> TaskStream:
         self.pending.append((yield AllGather(self._updated.total, self.group, layers=self._updated)))

@@ -129,10 +129,21 @@ def of(topology: Topology) -> CalibratedCollectives | None:
 
 
 def notes(network: object, world: int) -> Iterator[str]:
-    """Yield what a reader should know of a network's calibrated collectives: whether any of them was assumed."""
+    """Yield what a reader should know of a network's collectives: that they are not calibrated, or what was assumed."""
+    topology = getattr(network, "topology", None)
     found = getattr(network, "_calibrated", None)
-    if not isinstance(found, CalibratedCollectives) or world <= found.calibration.gpus_per_node:
+    if isinstance(topology, Topology) and topology.uncalibrated and hasattr(network, "_calibrated") and world > 1:
+        yield f"{topology.name}: {topology.uncalibrated}, so that collectives take what their links need"
+    if not isinstance(found, CalibratedCollectives):
         return
+    per_node, node = found.calibration.gpus_per_node, _node(found.topology)
+    if node is not None and node != per_node and world > min(node, per_node):
+        yield f"{found.topology.name}: the calibration is of nodes of {per_node} GPUs, and these have {node}"
     kinds = [kind for kind, tier in found.calibration.between.items() if tier.assumed]
-    if kinds:
+    if kinds and world > per_node:
         yield f"{found.topology.name}: what collectives take between nodes is assumed, not measured"
+
+
+def _node(topology: Topology) -> int | None:
+    """How many GPUs a node has, where there are several nodes; None where nobody can say."""
+    return topology.dimensions[0].size if len(topology.dimensions) == 2 and not topology.by_dimension else None

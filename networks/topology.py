@@ -93,6 +93,7 @@ class Topology:
     conditions = Conditions()  # under which it runs, such as slow GPUs
     photonic: Optics | None = None  # what its file says of ports and circuits, for the photonic network
     calibrate: Callable[[Topology], Calibration | None] | None = None  # reads ``calibration`` when somebody asks
+    uncalibrated: str = ""  # why it is not, though it is made from a machine that was measured
     measured_on: Topology | None = None  # the machine that ``calibration`` is of, where links differ from its own
 
     def __init__(

@@ -64,7 +64,7 @@ FLOORS = (
     ),
     (
         *("triosim.simulation", "triosim.captured_run", "triosim.capturing", "triosim.comparison"),
-        *("triosim.what_if", "triosim.metrics", "triosim.scheduling"),
+        *("triosim.what_if", "triosim.draws", "triosim.metrics", "triosim.scheduling"),
         *("triosim.capturing_ranks", "triosim.capturing_processes"),
         *("triosim.result", "triosim.reports"),
     ),
@@ -72,6 +72,7 @@ FLOORS = (
         *("triosim.cli", "triosim.cli_options", "triosim.cli_conditions", "triosim.cli_command"),
         *(
             "triosim.cli_calibrate",
+            "triosim.cli_compare",
             "triosim.cli_capture",
             "triosim.cli_describe",
             "triosim.cli_memory",

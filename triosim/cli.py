@@ -7,23 +7,19 @@ imports the parts that it needs when it runs, so that each starts quickly.
 from __future__ import annotations
 
 import errno
-import io
 import os
 import sys
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from triosim import __version__, cli_calibrate, cli_capture, cli_describe, cli_memory, cli_schedule
+from triosim import __version__, cli_calibrate, cli_capture, cli_compare, cli_describe, cli_memory, cli_schedule
 from triosim import cli_conditions as c
 from triosim import cli_options as o
-from triosim.cli_command import QuickCommand, QuickGroup
+from triosim.cli_command import QuickCommand, QuickGroup, check_plot, show_on_terminal
 from triosim.errors import TriosimError
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
 
 app = typer.Typer(
     name="triosim",
@@ -35,6 +31,7 @@ app = typer.Typer(
 
 
 app.add_typer(cli_calibrate.app, name="calibrate")
+app.command(cls=QuickCommand)(cli_compare.compare)
 app.command(cls=QuickCommand)(cli_memory.memory)
 app.command(cls=QuickCommand)(cli_schedule.schedule)
 app.command(cls=QuickCommand)(cli_describe.describe)
@@ -101,6 +98,7 @@ def simulate(
     stragglers: c.Stragglers = None,
     slow_links: c.SlowLinks = None,
     events: c.Events = None,
+    draws: c.Draws = 1,
     option: o.PluginOptions = None,
     fold: o.Fold = None,
     gpu: o.Gpu = None,
@@ -168,7 +166,7 @@ def simulate(
     from triosim.output import check_outputs
 
     check_outputs(output, csv, timeline, plot, link_plot, reading=(trace, topology, operator_times, schedule))
-    _check_plot(plot)
+    check_plot(plot)
     if link_plot is not None:
         from triosim.reports.link_plot import check_link_plot
 
@@ -225,6 +223,7 @@ def simulate(
             options=o.key_values(option or ()),
             tokens_per_sample=tokens_per_sample,
             price=price,
+            draws=draws,
             fold=fold,
             timeline=timeline is not None or plot is not None,
             links=links or link_plot is not None,
@@ -244,77 +243,7 @@ def simulate(
     elif not quiet:
         from triosim.reports.terminal import render
 
-        _print(render(result.data, result.title, by_layer=by_layer))
-
-
-@app.command(cls=QuickCommand)
-def compare(
-    trace: o.TracePath,
-    gpus: Annotated[int, typer.Option("--gpus", "-n", metavar="N", help="How many GPUs.", show_default=False)],
-    trace_format: o.TraceFormat = None,
-    batch_size: o.BatchSize = None,
-    global_batch_size: o.GlobalBatchSize = None,
-    inference: o.Inference = False,
-    topology: o.TopologyName = None,
-    network: o.NetworkName = "packet",
-    collective: o.CollectiveName = None,
-    collective_form: o.CollectiveForm = "pipelined",
-    gpu: o.Gpu = None,
-    copy_input: o.CopyInput = False,
-    host_overhead: o.HostOverhead = None,
-    option: o.PluginOptions = None,
-    operator_times: o.OperatorTimes = None,
-    compute_model: o.ComputeModel = "auto",
-    plot: o.Plot = None,
-    format: o.Format = "table",
-    quiet: o.Quiet = False,
-) -> None:
-    """Compare all strategies on one number of GPUs, the fastest first.
-
-    Speed-up and efficiency are those of the samples per second against one GPU: data parallelism gives each GPU the
-    trace's batch, the others divide the work of one batch. Give --global-batch-size to hold the batch fixed.
-
-    [bold]Examples[/]
-
-    [cyan]triosim compare trace.json --gpus 8 --topology dgx-h100 --plot strategies.png[/]
-    [cyan]triosim compare trace.json --gpus 8 --global-batch-size 1024 --format json[/]
-    """
-    from triosim.output import check_outputs
-
-    check_outputs(plot, reading=(trace, topology, operator_times))
-    _check_plot(plot)
-    from triosim.comparison import compare as run_comparison
-    from triosim.reports.progress import Progress
-
-    with Progress(shown=not quiet) as progress:
-        comparison = run_comparison(
-            trace,
-            gpus,
-            gpu=gpu,
-            trace_format=trace_format,
-            topology=topology,
-            started=lambda strategy: progress.labelled(strategy.label),
-            network=network,
-            collective=collective,
-            collective_form=collective_form,
-            batch_size=batch_size,
-            global_batch_size=global_batch_size,
-            training=not inference,
-            copy_input=copy_input,
-            host_overhead=host_overhead,
-            options=o.key_values(option or ()),
-            operator_times=operator_times,
-            compute_model=compute_model,
-            progress=progress,
-        )
-    if plot is not None:
-        comparison.plot(plot)
-    if format == "json":
-        sys.stdout.write(comparison.to_json())
-    elif not quiet:
-        from triosim.reports.comparison_table import render
-
-        _print(render(comparison))
+        show_on_terminal(render(result.data, result.title, by_layer=by_layer))
 
 
 @app.command(cls=QuickCommand)
@@ -355,7 +284,7 @@ def show(trace: o.TracePath, trace_format: o.TraceFormat = None) -> None:
     from triosim.trace_formats import read
 
     found = read(trace, trace_format)
-    _print(trace_table.render(found) if isinstance(found, Trace) else streams_table.render(found))
+    show_on_terminal(trace_table.render(found) if isinstance(found, Trace) else streams_table.render(found))
 
 
 @app.command(cls=QuickCommand)
@@ -381,7 +310,7 @@ def topology(
     from triosim.output import check_outputs
 
     check_outputs(output, reading=(name,))
-    _check_plot(output)
+    check_plot(output)
     from triosim.networks.topology import Topology
     from triosim.reports.topology_table import render
 
@@ -390,7 +319,7 @@ def topology(
         from triosim.networks.picture import draw
 
         draw(system, output)
-    _print(render(system))
+    show_on_terminal(render(system))
 
 
 @app.command(cls=QuickCommand)
@@ -416,7 +345,7 @@ def gpus(
     if format == "json":
         sys.stdout.write(gpu_table.as_json(found or catalogue.catalogue()))
     else:
-        _print(gpu_table.render(catalogue.catalogue()) if found is None else gpu_table.render_one(found))
+        show_on_terminal(gpu_table.render(catalogue.catalogue()) if found is None else gpu_table.render_one(found))
 
 
 @app.command(cls=QuickCommand)
@@ -432,22 +361,7 @@ def plugins() -> None:
     for group in found.GROUPS:
         made.add_row(group.replace("_", " "), ", ".join(found.names(group)))
     made.columns[1].justify = "left"
-    _print(made)
-
-
-def _check_plot(path: str | None) -> None:
-    if path is not None:
-        from triosim.reports.plot import check_plot
-
-        check_plot(path)
-
-
-def _print(what: RenderableType) -> None:
-    from rich.console import Console
-
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a terminal that knows no "…" still shows the rest
-    Console(highlight=False).print(what)
+    show_on_terminal(made)
 
 
 def run(arguments: Sequence[str] | None = None) -> int:

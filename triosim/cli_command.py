@@ -1,17 +1,22 @@
-"""Commands that read text and whole numbers by themselves, so that a start does not pay for pydantic.
+"""What commands have in common: what they print, and that they read text and whole numbers by themselves.
 
-Newer versions of typer convert every parameter by a pydantic adapter, whose import and building cost 0.12 s. Our
-parameters are text, whole numbers and flags. Where typer does not have the place at which the conversion is put in, it
-converts as it always does.
+So a start does not pay for pydantic: newer versions of typer convert every parameter by an adapter of it, whose import and
+building cost 0.12 s. Our parameters are text, whole numbers and flags. Where typer does not have the place at which the
+conversion is put in, it converts as it always does.
 """
 
 from __future__ import annotations
 
+import io
+import sys
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 
 class _Plain:
@@ -61,3 +66,20 @@ class QuickGroup(TyperGroup):
         """Convert the parameters plainly."""
         _convert_plainly(self.get_params(ctx))
         return super().parse_args(ctx, args)
+
+
+def show_on_terminal(what: RenderableType) -> None:
+    """Print what rich can show."""
+    from rich.console import Console
+
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal that knows no "…" still shows the rest
+    Console(highlight=False).print(what)
+
+
+def check_plot(path: str | None) -> None:
+    """Refuse a picture that could not be drawn."""
+    if path is not None:
+        from triosim.reports import plot
+
+        plot.check_plot(path)

@@ -63,6 +63,15 @@ Events = Annotated[
         "What happens at a time: at=0.5s,gpu=3,slowdown=2 or at=1s,from=gpu0,to=gpu1,bandwidth=1GB/s. Repeatable.",
     ),
 ]
+Draws = Annotated[
+    int,
+    typer.Option(
+        "--draws",
+        metavar="N",
+        rich_help_panel=CONDITIONS,
+        help="Draw what is left to chance (stragglers, slow links, tokens of ep) so many times; show how steps are spread.",
+    ),
+]
 
 
 def given(**options: Any) -> Mapping[str, Any]:

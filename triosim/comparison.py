@@ -12,10 +12,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from triosim import plugins
 from triosim.errors import TriosimError
 from triosim.output import PathLike
 from triosim.result import Result
-from triosim.simulation import TopologyLike, TraceLike, simulate
+from triosim.simulation import BELONGS_TO, TopologyLike, TraceLike, simulate
 from triosim.task_streams import TaskStreams
 from triosim.trace import Trace
 from triosim.trace_formats import read_trace
@@ -78,6 +79,11 @@ class Comparison:
 
         return as_text(self)
 
+    def _repr_html_(self) -> str:
+        from triosim.reports.comparison_table import as_html
+
+        return as_html(self)
+
 
 def strategies(gpus: int) -> Iterator[Strategy]:
     """Yield what can be tried on a number of GPUs; M is the number of micro-batches."""
@@ -107,7 +113,7 @@ def compare(
     started: Callable[[Strategy], None] | None = None,
     **options: Any,
 ) -> Comparison:
-    """Simulate every strategy on ``gpus`` GPUs; ``options`` are those of ``simulate``.
+    """Simulate every strategy on ``gpus`` GPUs; ``options`` are those of ``simulate``, each for the strategies that read it.
 
     ``started`` is told of each strategy before it runs. Raises ``TriosimError`` where none can run, and for whatever is
     wrong with the trace or the topology.
@@ -132,11 +138,32 @@ def compare(
 
 def _run(strategy: Strategy, trace: Trace, gpus: int, topology: TopologyLike | None, options: Mapping[str, Any]) -> Run:
     world = 1 if strategy.parallel == "single" else gpus
+    given = {**_read_by(strategy, gpus, options), **strategy.options}
     try:
-        result = simulate(trace, strategy.parallel, gpus=world, topology=topology, **{**options, **strategy.options})
+        result = simulate(trace, strategy.parallel, gpus=world, topology=topology, **given)
     except TriosimError as error:
         return Run(strategy, None, str(error))
     return Run(strategy, result)
+
+
+def _read_by(strategy: Strategy, gpus: int, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options without those that other strategies read, and this one does not."""
+    names = _names(strategy)
+    found = {name: value for name, value in options.items() if names & {*BELONGS_TO.get(name, names)}}
+    mine = _extra_options(names)
+    others = _extra_options(set().union(*map(_names, strategies(gpus)))) - mine
+    if options.get("options"):
+        found["options"] = {name: value for name, value in options["options"].items() if name not in others}
+    return found
+
+
+def _names(strategy: Strategy) -> set[str]:
+    return {part.partition("=")[0] for part in strategy.parallel.split(",")}
+
+
+def _extra_options(names: set[str]) -> set[str]:
+    """The options that parallelisms read by name."""
+    return {option for name in names for option in plugins.load("extrapolators", name).extra_options}
 
 
 def _measured(runs: list[Run], gpus: int) -> Iterator[Run]:
@@ -166,6 +193,7 @@ def _row(run: Run) -> dict[str, Any]:
         "exposed_communication_s": sum(rank.exposed_communication_s for rank in data.ranks) / count,
         "idle_s": sum(rank.idle_s for rank in data.ranks) / count,
         "mfu": None if data.metrics is None else data.metrics.mfu,
+        "cost": None if data.metrics is None else data.metrics.cost,
         "speed_up": run.speed_up,
         "efficiency": run.efficiency,
         "notes": list(data.notes),

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from triosim.draws import Draws
 from triosim.errors import OptionError, TriosimError
 from triosim.metrics import AxisTraffic, MetricOptions, Metrics
 from triosim.output import PathLike, writing_text
@@ -169,6 +170,7 @@ class ResultData:
     host to launch, the mean over the ranks. ``network_figures`` is what the network has counted in the whole run, by
     name; None where it counts nothing but bytes. ``exposed_communication`` adds up to the ranks' mean, the largest first.
     ``what_if`` are the steps of faster systems, where they were asked for. ``axes`` are those along which anything is sent.
+    ``draws`` is how step times are spread, where several were asked for; all else is then of the first.
     """
 
     step_time_s: float
@@ -190,6 +192,7 @@ class ResultData:
     what_if: tuple[WhatIf, ...] = ()
     metrics: Metrics | None = None
     axes: tuple[AxisTraffic, ...] = ()
+    draws: Draws | None = None
     schema: str = SCHEMA
 
 
@@ -466,7 +469,7 @@ def _plain(value: Any) -> Any:
         return value
     if isinstance(value, float):
         return value if math.isfinite(value) else str(value)  # an option may be infinite, a figure never is
-    if type(value) in (Metrics, *ROWS.values()):  # what is not known of a row is left out
+    if type(value) in (Metrics, Draws, *ROWS.values()):  # what is not known of a row is left out
         return {name: _plain(item) for name in _columns(type(value)) if (item := getattr(value, name)) is not None}
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import simpy
 
 from triosim import captured_run, folding, plugins
+from triosim import draws as drawing
 from triosim import gpus as catalogue
 from triosim.compute import operator_times as times_from_elsewhere
 from triosim.compute.pricing import on_gpu
@@ -97,6 +98,7 @@ def simulate(
     options: Mapping[str, str] | None = None,
     tokens_per_sample: float | str | None = None,
     price: float | str | None = None,
+    draws: int = 1,
     fold: bool | None = None,
     timeline: bool = False,
     links: bool = False,
@@ -133,6 +135,8 @@ def simulate(
     options: what plug-ins ask for by name: a constructor's keywords, as text.
     tokens_per_sample: for tokens per second; by default what the trace feeds into a table of embeddings.
     price: of a GPU for an hour, for what a step costs; by default the catalogue's, if it has one.
+    draws: how many times what is left to chance is drawn, each time from seeds that are one higher. The result is that of the
+        first; ``Result.data.draws`` holds how the step times of all are spread.
     fold: whether ranks that do the same are simulated once; by default where there are many. Results are the same.
     timeline: keep every task, for ``Result.save_timeline`` and the Gantt chart.
     links: record what each link carries when, for ``Result.links``, ``link_loads`` and ``plot_links``.
@@ -142,6 +146,7 @@ def simulate(
     """
     given = {name: value for name, value in locals().items() if name not in ("trace", "topology", "progress")}
     tokens, hourly = _positive("tokens_per_sample", tokens_per_sample), _positive("price", price)
+    again = {**given, "operator_times": None, "gpu": None, "timeline": False, "links": False, "draws": 1}
     files: dict[str, str] = {}
     if isinstance(trace, (Trace, TaskStreams)):
         subject = trace
@@ -179,6 +184,7 @@ def simulate(
     if topology is None and system.links:
         notes.append(f"no topology given: {assumed_topology(the_trace.gpu, gpus)} is assumed")
     circumstances = read_conditions(conditions or {}, no_condition, system.conditions)
+    unslowed = system
     if circumstances.slow_links is not None:
         system = with_slow_links(system, circumstances.slow_links)
     algorithm = None
@@ -233,9 +239,12 @@ def simulate(
             )
     chosen.take(the_plan.known_options)
     chosen.refuse_left()
+    tokens_are_drawn = isinstance(the_plan, Plan) and the_plan.draws
+    drawing.check(draws, circumstances, tokens=tokens_are_drawn)
     if isinstance(the_plan, Plan):
         notes.extend(_without_effect(given, the_plan.parallel))
-    notes.extend(calibrated.notes(the_network, the_plan.world))
+    if collective is None and collective_form == "pipelined":
+        notes.extend(calibrated.notes(the_network, the_plan.world))
     if links:
         notes.extend(_unrecorded(the_network))
     if collective_form == "steps" and "form" not in inspect.signature(type(the_network)).parameters:
@@ -283,7 +292,7 @@ def simulate(
     from triosim.result import Result
 
     given["topology"] = str(topology) if isinstance(topology, (str, PathLike)) else system.name
-    return Result.from_recording(
+    result = Result.from_recording(
         recording,
         trace=the_trace,
         plan=the_plan,
@@ -293,6 +302,13 @@ def simulate(
         notes=notes,
         options=MetricOptions(tokens, hourly, circumstances.kinds),
     )
+    if draws == 1:
+        return result
+    step_times = [result.step_time_s]
+    for number in range(1, draws):
+        arguments = drawing.reseeded(again, circumstances, number, tokens=tokens_are_drawn)
+        step_times.append(simulate(subject, topology=unslowed, progress=progress, **arguments).step_time_s)
+    return replace(result, data=replace(result.data, draws=drawing.Draws.of(step_times)))
 
 
 def _unlike(known: bool, timeline: bool, links: bool, circumstances: Conditions) -> str:
@@ -363,7 +379,7 @@ def _with_gpus(system: Topology) -> Topology:
 
 
 #: The options that some parallelisms read, and no other that ships with triosim.
-_BELONGS_TO = {
+BELONGS_TO = {
     "stages": ("pp",),
     "balance_stages": ("pp",),
     "schedule": ("pp",),
@@ -386,7 +402,7 @@ def _without_effect(given: Mapping[str, Any], parallel: str) -> Iterator[str]:
     useless: dict[str, str] = {} if given["training"] else dict.fromkeys(_OF_TRAINING, "in inference")
     names = {part.partition("=")[0] for part in parallel.split(",")}
     if names <= set(plugins.BUILT_IN["extrapolators"]):  # a plug-in may read any of them
-        useless |= {option: f"without {_or(of)}" for option, of in _BELONGS_TO.items() if names.isdisjoint(of)}
+        useless |= {option: f"without {_or(of)}" for option, of in BELONGS_TO.items() if names.isdisjoint(of)}
     for option, why in useless.items():
         if option in said:
             yield f"--{option.replace('_', '-')} has no effect {why}"

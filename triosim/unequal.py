@@ -121,6 +121,7 @@ def with_bandwidths(topology: Topology, bandwidth: Callable[[Link], float]) -> T
         *(topology.by_dimension, topology.photonic),
         topology.conditions,
     )
+    changed.uncalibrated = topology.uncalibrated
     changed.calibrate, changed.measured_on = topology.calibrate, topology.measured_on or topology
     return changed
 

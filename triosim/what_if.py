@@ -47,6 +47,7 @@ def what_if(
     conditions: Mapping[str, Any] | None = None,
     links: bool = False,
     timeline: bool = False,
+    draws: int = 1,
     started: Callable[[str], None] | None = None,
     **options: Any,
 ) -> Result:
@@ -61,7 +62,14 @@ def what_if(
     tell = started or (lambda _: None)
     tell("as it is")
     base = simulate(
-        trace, parallel, topology=topology, conditions=conditions, links=links, timeline=timeline, **options
+        trace,
+        parallel,
+        topology=topology,
+        conditions=conditions,
+        links=links,
+        timeline=timeline,
+        draws=draws,
+        **options,
     )
     gpus = subject.world if isinstance(subject, TaskStreams) else gpus_for(parallel, options.get("gpus"))
     copies = bool(options.get("copy_input", False))

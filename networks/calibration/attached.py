@@ -22,13 +22,19 @@ OTHER_MACHINE = frozenset(
 
 def attach_shipped(topology: Topology, preset: str, changed: Collection[str]) -> Topology:
     """Have a preset take the times that ship for it, unless what is changed makes another machine of it."""
-    if stored.ships(preset) and not OTHER_MACHINE.intersection(changed):
+    other = sorted(OTHER_MACHINE.intersection(changed))
+    if stored.ships(preset) and not other:
         topology.calibrate = partial(_shipped, preset)
+    elif stored.ships(preset):
+        topology.uncalibrated = (
+            f"with another {' and '.join(other)} it is another machine than the {preset} that was measured"
+        )
     return topology
 
 
 def attach(topology: Topology, said: Any, where: stored.Where) -> None:
     """Give a topology the calibration of its file: a mapping, the name of a preset, or ``none``."""
+    topology.uncalibrated = ""
     if said is None or said == "none":
         topology.calibrate = None
     elif isinstance(said, str):

@@ -67,9 +67,9 @@ def test_it_reuses_the_ranks_that_see_other_data_and_reduces_experts_among_those
     assert plan.parallel == "dp=8,ep=2"
     tasks = draw(plan.tasks(3), 3)
     groups = {name: group.ranks for name, group in groups_of(tasks).items()}
-    assert groups == {"dp": tuple(range(8)), "ep": (2, 3), "ep replicas": (1, 3, 5, 7)}
+    assert groups == {"dp": tuple(range(8)), "ep": (2, 3), "dp beside ep": (1, 3, 5, 7)}
     assert collectives_of(tasks, "dp") == [("all_reduce", ALL_PARAMETERS - STACKED)]
-    assert collectives_of(tasks, "ep replicas") == [("all_reduce", STACKED / 2)]
+    assert collectives_of(tasks, "dp beside ep") == [("all_reduce", STACKED / 2)]
 
 
 def test_where_every_rank_has_experts_of_its_own_their_gradients_stay() -> None:
@@ -234,7 +234,7 @@ def test_iterations_are_drawn_one_by_one_and_give_a_distribution_of_step_times()
         ("dp=8,ep=8", {}, "the 4 experts of model.layers.0.mlp.experts do not divide by 8"),
         ("ep=4", {}, "ep adds no GPUs: it needs some that see other data; write dp=8,ep=8"),
         ("tp=2,ep=2", {}, "ep adds no GPUs"),
-        ("fsdp=2,ep=2", {}, "experts cannot be divided beside what shards or replicates parameters"),
+        ("dp=2,ep=2", {"dp_style": "replicate"}, "experts cannot be divided where each step copies all parameters"),
         ("dp=2,ep=2", {"extra": {"load": "ziph"}}, "unknown 'ziph'; did you mean 'zipf'?"),
         ("dp=2,ep=2", {"extra": {"capacity": "-1"}}, "'-1' is no such number; give a number above 0"),
     ],

@@ -77,6 +77,41 @@ def test_a_module_stands_for_its_layers() -> None:
     assert layers(drawn(plan)[1], "forward")[0] == "h.1.ln_1"
 
 
+def test_stages_can_have_as_many_transformer_layers_each_as_megatrons() -> None:
+    """The first stage has the words, and the last the projection, beside their two layers: whatever these take."""
+    plan = planned(traces.transformer(blocks=4), "pp", 2, micro_batches=1, extra={"stages": "equal"})
+    first, second = (layers(tasks, "forward") for tasks in drawn(plan))
+    assert (first[0], first[1], second[0]) == ("wte", "h.0.ln_1", "h.2.ln_1")
+    assert second[-1] == "loss"
+
+
+def test_balanced_stages_can_keep_transformer_layers_whole() -> None:
+    trace = traces.transformer(blocks=4)
+
+    def units(**extra: str) -> list[set[str]]:
+        plan = planned(trace, "pp", 3, micro_batches=1, extra=extra)
+        return [{one[:3] for one in layers(tasks, "forward") if one.startswith("h.")} for tasks in drawn(plan)]
+
+    divided, whole = units(), units(stages="whole")
+    assert sum(map(len, divided)) > 4  # some layer is in two stages
+    assert sum(map(len, whole)) == len(set().union(*whole)) == 4
+
+
+@pytest.mark.parametrize(
+    ("trace", "gpus", "options", "said"),
+    [
+        (traces.transformer(blocks=4), 3, {"extra": {"stages": "equal"}}, "4 layers do not divide among 3 stages"),
+        (MLP, 2, {"extra": {"stages": "whole"}}, "no module is numbered"),
+        (MLP, 2, {"extra": {"stages": "equal"}, "stages": ("fc1",)}, "the first layers of stages are given"),
+        (MLP, 2, {"extra": {"stages": "thirds"}}, "unknown 'thirds'"),
+        (MLP, 2, {"extra": {"stages": "equal"}, "factor": lambda rank, operator: 1.0}, "--balance-stages"),
+    ],
+)
+def test_stages_that_cannot_be(trace: Trace, gpus: int, options: dict[str, object], said: str) -> None:
+    with pytest.raises(OptionError, match=said):
+        planned(trace, "pp", gpus, micro_batches=1, **options)
+
+
 @pytest.mark.parametrize("stages", [2, 3, 4])
 @pytest.mark.parametrize("trace", [MLP, CONVNET, traces.transformer(blocks=2)])
 def test_the_stages_together_are_the_whole(trace: Trace, stages: int) -> None:

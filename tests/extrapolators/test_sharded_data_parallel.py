@@ -56,6 +56,12 @@ def test_what_is_not_given_back_is_gathered_once() -> None:
     assert [entry for entry in collectives_of(tasks) if entry[0] == GATHER] == [(GATHER, ROOT), *[(GATHER, BLOCK)] * 3]
 
 
+def test_what_is_in_no_unit_is_gathered_first_though_it_is_used_last() -> None:
+    """The last norm and the projection to the vocabulary, at the end of the last stage of a pipeline."""
+    tasks = draw(planned(GPT, "fsdp=2,pp=2").tasks(2), 2)
+    assert collectives_of(tasks, "fsdp")[0] == (GATHER, ROOT - 4 * 64 * 16)
+
+
 def test_units_can_be_layers_or_the_whole_model() -> None:
     whole = collectives_of(draw(planned(GPT, "fsdp", 4, **options(unit="model")).tasks(0)))
     assert whole == [(GATHER, ALL), (SCATTER, ALL)]

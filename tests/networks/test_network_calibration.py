@@ -12,7 +12,7 @@ import simpy
 
 from triosim import Topology, cli
 from triosim.errors import TopologyError
-from triosim.networks import AnalyticalNetwork, PacketNetwork
+from triosim.networks import AnalyticalNetwork, PacketNetwork, calibrated
 from triosim.networks.calibration import fitting, judging, stored
 from triosim.networks.calibration.fitting import Row
 from triosim.networks.calibration.model import Calibration
@@ -182,6 +182,26 @@ def test_a_preset_is_found_in_any_case() -> None:
 @pytest.mark.parametrize("change", ["bandwidth=200 GB/s", "latency=5 us", "gpus_per_node=4"])
 def test_another_machine_is_not_calibrated_by_the_preset(change: str) -> None:
     assert Topology.load(f"dgx-h100({change})").calibration is None
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        (
+            "dgx-h100(gpus_per_node=4)",
+            "with another gpus_per_node it is another machine than the dgx-h100 that was measured",
+        ),
+        ("dgx-h100(gpus_per_node=4, calibration=dgx-h100)", "the calibration is of nodes of 8 GPUs, and these have 4"),
+        ("dgx-h100(gpus_per_node=4, calibration=none)", None),
+        ("dgx-h100(gpus=8)", None),
+    ],
+)
+def test_nodes_of_another_size_than_those_measured_are_noted(name: str, said: str | None, run: Run) -> None:
+    network = PacketNetwork(simpy.Environment(), Topology.load(name, gpus=8))
+    notes = list(calibrated.notes(network, 8))
+    assert any(said in note for note in notes) if said else not notes
+    if said and "measured" in said:
+        assert said in " ".join(run("topology", name, "-n", 8)[1].split())
 
 
 def test_between_nodes_the_card_that_is_there_is_assumed() -> None:

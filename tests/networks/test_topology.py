@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from triosim import cli
 from triosim.errors import TopologyError
 from triosim.networks.presets import PRESETS
 from triosim.networks.summary import summary
@@ -250,3 +251,14 @@ def test_importing_topologies_and_loading_a_preset_needs_no_heavy_package() -> N
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
+
+
+def test_the_table_says_what_the_photonic_network_finds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "wafer.yaml"
+    file.write_text(
+        "topology: mesh\nshape: [2, 2]\nbandwidth: 50 GB/s\nlatency: 1 us\n"
+        "photonic: {ports: 4, ports_per_circuit: 2, setup: 3 ms}\n"
+    )
+    assert cli.run(["topology", str(file)]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "4 ports a GPU of 60.5 GB/s, 2 to a circuit, circuits set up in 3.00 ms with a latency of 500 ns" in shown

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 from hand_made_run import recording, result
 
+from triosim.draws import Draws
 from triosim.errors import OptionError, TriosimError
 from triosim.result import Result
 
@@ -19,7 +21,11 @@ from triosim.result import Result
 def violations(value: Any, schema: dict[str, Any], place: str = "result") -> list[str]:
     """Return where a value is not as the schema says; knows the words of JSON Schema that our schema uses."""
     kinds: dict[str, Any] = {"object": dict, "array": list, "string": str, "number": (int, float), "integer": int}
+    kinds["null"] = type(None)
     found = []
+    choices = [violations(value, one, place) for one in schema.get("anyOf", ())]
+    if choices and all(choices):
+        found += choices[-1]
     if "const" in schema and value != schema["const"]:
         found.append(f"{place} is not {schema['const']}")
     if "enum" in schema and value not in schema["enum"]:
@@ -57,6 +63,12 @@ def published_schema() -> dict[str, Any]:
 
 def test_result_json_is_as_its_schema_says() -> None:
     assert violations(json.loads(result().to_json()), published_schema()) == []
+
+
+def test_the_spread_of_several_draws_is_as_its_schema_says() -> None:
+    drawn = json.loads(replace(result(), data=replace(result().data, draws=Draws.of([1.0, 2.0]))).to_json())
+    assert violations(drawn, published_schema()) == []
+    assert violations({**drawn, "draws": {"mean_s": 1.0}}, published_schema())
 
 
 def test_the_schema_refuses_what_is_no_result() -> None:

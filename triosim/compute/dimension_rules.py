@@ -24,6 +24,7 @@ from triosim.compute.dimensions import (
     joined,
     name_heads,
     regrouped,
+    scaled,
     size,
 )
 from triosim.compute.features import base_name, is_attention
@@ -334,9 +335,13 @@ def heads_stand_last(operator: Operator) -> bool:
 
 
 def _index(operator: Operator, given: Sequence[Dims]) -> list[Dims] | None:
-    """Advanced indexing: the indices' dimensions, broadcast, in place of the first ones of the data."""
+    """Advanced indexing: the indices' dimensions, broadcast, in place of the first ones of the data.
+
+    Without indices it puts in order the rows that came in an exchange for those of the data, in proportion to them.
+    """
     if len(given) < 2:
-        return None
+        shape = _shape(operator)
+        return [(scaled(given[0][0], shape[0]), *given[0][1:])] if given and given[0] and shape else None
     found: Dims = ()
     for dims in given[1:]:
         found = joined(found, dims)

@@ -208,6 +208,18 @@ def grown(dim: Dim, length: int) -> Dim:
     return dim if length == size(dim) else _shifted(dim, length - size(dim))
 
 
+def scaled(dim: Dim, length: int) -> Dim:
+    """Return what counts a number that is in proportion to a dimension: of what is exchanged, what comes of what goes."""
+    whole = size(dim)
+    if length == whole:
+        return dim
+    common = math.gcd(length, whole)
+    several, part = Axis(length // common * whole), Axis(length)
+    several.factors = (Axis(length // common), *dim)
+    part.share = (several, whole // common)
+    return (part,)
+
+
 def _shifted(dim: Dim, by: int) -> Dim:
     parts = expanded(dim)
     if len(parts) == 1 and parts[0].terms:  # a slice of a padded one: back to the same axis where it can be

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from html import escape
 
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from triosim.comparison import Comparison
+from triosim.reports.html import html_table
 from triosim.reports.plot import mean
 from triosim.reports.ranges import format_rate
-from triosim.reports.terminal import percent, table
+from triosim.reports.terminal import per_million, percent, table
 from triosim.units import format_time
 
 _NUMBER = re.compile(r"(\d+)")
@@ -20,17 +22,50 @@ _NUMBER = re.compile(r"(\d+)")
 
 def render(comparison: Comparison) -> RenderableType:
     """Return a comparison as something that rich can show."""
-    made = table(
-        comparison.title, "strategy", "batch", "step", "compute", "exposed", "idle", "samples/s", "speed-up", "eff."
-    )
+    made = table(comparison.title, *_columns(comparison))
     made.columns[0].no_wrap = True
-    notes: dict[str, None] = {}
+    for row in _rows(comparison):
+        made.add_row(*row)
+    parts: list[RenderableType] = [made]
+    parts.extend(Text(reason, style="dim") for reason in _reasons(comparison))
+    parts.append(Text(_legend(comparison), style="dim"))
+    parts.extend(Text(f"note: {note}", style="yellow") for note in _notes(comparison))
+    return Group(*parts)
+
+
+def as_html(comparison: Comparison) -> str:
+    """Return a comparison as HTML without scripts or outside references."""
+    return "".join(
+        (
+            f"<h4>{escape(comparison.title)}</h4>",
+            html_table(_columns(comparison), _rows(comparison), 0),
+            *(f"<p>{escape(reason)}</p>" for reason in _reasons(comparison)),
+            f"<p>{escape(_legend(comparison))}</p>",
+            *(f"<p>note: {escape(note)}</p>" for note in _notes(comparison)),
+        )
+    )
+
+
+def _columns(comparison: Comparison) -> list[str]:
+    found = ["strategy", "batch", "step", "compute", "exposed", "idle", "samples/s", "speed-up"]
+    return [*found, "cost" if _is_priced(comparison) else "eff."]
+
+
+def _is_priced(comparison: Comparison) -> bool:
+    """Whether somebody said what a GPU costs."""
+    return any(run.result is not None and run.result.inputs["options"]["price"] for run in comparison.runs)
+
+
+def _rows(comparison: Comparison) -> Iterator[list[str]]:
+    """Yield a row for each strategy that runs."""
+    priced = _is_priced(comparison)
     for run in comparison.runs:
         if run.result is None:
             continue
         data = run.result.data
         average = mean(data.ranks, 0)
-        made.add_row(
+        cost = data.metrics.cost if data.metrics is not None else None
+        found = [
             run.label,
             f"{data.global_batch_size:,}",
             format_time(data.step_time_s),
@@ -39,19 +74,31 @@ def render(comparison: Comparison) -> RenderableType:
             percent(average.idle_s, data.step_time_s),
             format_rate(data.throughput_samples_per_s),
             "" if run.speed_up is None else f"{run.speed_up:.2f}x",
-            "" if run.efficiency is None else percent(run.efficiency, 1.0),
-        )
-        notes.update(dict.fromkeys(data.notes))
-    parts: list[RenderableType] = [made]
-    for run in comparison.runs:
-        if run.result is None:
-            parts.append(Text(f"{run.label} cannot run: {run.reason}", style="dim"))
+        ]
+        if priced:  # which leaves no room for the efficiency
+            found.append("" if cost is None else per_million(data, cost))
+        else:
+            found.append("" if run.efficiency is None else percent(run.efficiency, 1.0))
+        yield found
+
+
+def _reasons(comparison: Comparison) -> Iterator[str]:
+    """Say why strategies cannot run."""
+    return (f"{run.label} cannot run: {run.reason}" for run in comparison.runs if run.result is None)
+
+
+def _legend(comparison: Comparison) -> str:
     legend = "compute, exposed communication, idle: of the step, mean over the GPUs"
+    if _is_priced(comparison):
+        legend += "; cost: of a million tokens, or samples"
     if any("M=" in run.label for run in comparison.runs):
         legend += "; M: micro-batches"
-    parts.append(Text(legend, style="dim"))
-    parts.extend(Text(f"note: {note}", style="yellow") for note in merged(notes))
-    return Group(*parts)
+    return legend
+
+
+def _notes(comparison: Comparison) -> list[str]:
+    """The notes of all strategies, each once."""
+    return merged(dict.fromkeys(note for run in comparison.runs if run.result for note in run.result.notes))
 
 
 def merged(notes: Iterable[str]) -> list[str]:

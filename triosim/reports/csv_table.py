@@ -47,9 +47,13 @@ def rows(data: ResultData) -> Iterator[Row]:
     if data.step_time_interval_s is not None:
         for name, bound in zip(("low", "high"), data.step_time_interval_s, strict=True):
             yield "step", "", f"step_time_{name}", bound, "s"
+    if data.draws is not None:
+        for number, seconds in enumerate(data.draws.step_times_s):
+            yield "draw", str(number), "step_time", seconds, "s"
+        for name in ("mean", "deviation", "min", "p5", "p50", "p95", "max"):
+            yield "draws", "", name, getattr(data.draws, f"{name}_s"), "s"
     for name, value in (data.network_figures or {}).items():
-        seconds = name.endswith("_s")
-        yield "network", "", name.removesuffix("_s"), value, "s" if seconds else ""
+        yield "network", "", name.removesuffix("_s"), value, "s" if name.endswith("_s") else ""
     if data.metrics is not None:
         for metric, (name, unit) in _METRICS.items():
             value = getattr(data.metrics, metric)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 
 from triosim.reports.ranges import format_rate
+from triosim.reports.terminal import spread
 from triosim.result import ResultData
 from triosim.units import format_bytes, format_time
 
@@ -18,7 +19,8 @@ def as_html(data: ResultData, title: str) -> str:
         f"<h4>{escape(title)}</h4>",
         f"<p><b>{format_time(data.step_time_s)}</b> a step{_interval(data)}, "
         f"{format_rate(data.throughput_samples_per_s)} samples/s{_mfu(data)}</p>",
-        _table(
+        *([] if data.draws is None else [f"<p>{len(data.draws.step_times_s)} draws: {spread(data.draws)}</p>"]),
+        html_table(
             ["rank", "compute", "communication", "exposed", "waiting", "idle"],
             (
                 [
@@ -38,7 +40,7 @@ def as_html(data: ResultData, title: str) -> str:
             ),
             len(data.ranks) - _ROWS,
         ),
-        _table(
+        html_table(
             ["slowest layers", "forward", "backward", "optimizer", "total"],
             (
                 [layer.layer, *map(format_time, (layer.forward_s, layer.backward_s, layer.optimizer_s, layer.total_s))]
@@ -46,7 +48,7 @@ def as_html(data: ResultData, title: str) -> str:
             ),
             len(data.layers) - _ROWS,
         ),
-        _table(
+        html_table(
             ["transfer", "ranks", "count", "bytes", "time"],
             (
                 [
@@ -77,7 +79,8 @@ def _interval(data: ResultData) -> str:
     return f" ({format_time(low)} to {format_time(high)} nine times in ten, predicted by {escape(models)})"
 
 
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]], more: int) -> str:
+def html_table(head: Sequence[str], rows: Iterable[Sequence[str]], more: int) -> str:
+    """Return a table, whose last row says how many ``more`` there are; nothing for one without rows."""
     body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
     if not body:
         return ""

@@ -19,9 +19,13 @@ from triosim.units import format_time
 
 if TYPE_CHECKING:
     from triosim.comparison import Comparison
+    from triosim.draws import Draws
     from triosim.result import RankTimes, Result
 
 MAX_RANKS = 16
+
+#: How high the histogram of several draws is, in inches.
+_HISTOGRAM = 1.6
 
 #: Gaps and intervals shorter than this part of the run would not be seen, and cost time to draw.
 _FINEST = 1 / 2000
@@ -54,12 +58,17 @@ def check_plot(path: PathLike) -> None:
 def write_plot(result: Result, path: PathLike) -> None:
     """Draw a result. A result that was loaded from a file has no Gantt chart: it does not know when what happened."""
     ranks = select(result.data.ranks)
-    figure = new_figure(path, height=1.9 + 0.42 * max(2, len(ranks)))
+    height = 1.9 + 0.42 * max(2, len(ranks))
+    figure = new_figure(path, height=height + (_HISTOGRAM if result.data.draws is not None else 0.0))
+    upper = figure
+    if result.data.draws is not None:
+        upper, lower = figure.subfigures(2, 1, height_ratios=[height, _HISTOGRAM])
+        _histogram(lower.subplots(), result.data.draws)
     if result.recording is not None:
-        gantt, bars = figure.subplots(1, 2, sharey=True, width_ratios=[2.6, 1])
+        gantt, bars = upper.subplots(1, 2, sharey=True, width_ratios=[2.6, 1])
         _gantt(gantt, result.recording, ranks)
     else:
-        bars = figure.subplots()
+        bars = upper.subplots()
     _bars(bars, ranks)
     bars.set_yticks(range(len(ranks)), [f"GPU {rank.rank}" for rank in ranks])
     bars.set_ylim(len(ranks) - 0.4, -0.6)
@@ -70,6 +79,20 @@ def write_plot(result: Result, path: PathLike) -> None:
         fontsize=11,
     )
     save_figure(figure, path)
+
+
+def _histogram(axes: Any, draws: Draws) -> None:
+    """Draw how often a step took how long, over the draws."""
+    unit, scale = unit_of(draws.max_s)
+    axes.hist([seconds * scale for seconds in draws.step_times_s], bins="auto", color="#CCBB44", edgecolor="white")
+    for name, seconds in (("p5", draws.p5_s), ("p50", draws.p50_s), ("p95", draws.p95_s)):
+        axes.axvline(seconds * scale, color="#888888", linewidth=0.8, linestyle=":")
+        axes.annotate(
+            name, (seconds * scale, 1), xycoords=("data", "axes fraction"), fontsize=8, ha="center", va="bottom"
+        )
+    axes.yaxis.get_major_locator().set_params(integer=True)
+    axes.set_xlabel(f"step time of {len(draws.step_times_s)} draws ({unit})")
+    bare(axes)
 
 
 def write_comparison(comparison: Comparison, path: PathLike) -> None:

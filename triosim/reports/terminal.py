@@ -10,6 +10,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from triosim.draws import Draws
 from triosim.reports.ranges import format_ranks, format_rate, parse_ranks
 from triosim.result import CollectiveTimes, LayerShare, LinkLoad, RankTimes, ResultData
 from triosim.units import format_bytes, format_time
@@ -111,6 +112,8 @@ def _summary(data: ResultData, title: str) -> RenderableType:
             + (f"   (mean of {many} iterations)" if many > 1 else ""),
         ),
     )
+    if data.draws is not None:
+        grid.add_row(f"{len(data.draws.step_times_s)} draws", Text(spread(data.draws)))
     for name, value in _compared(data):
         grid.add_row(name, Text(value))
     grid.add_row("operators", Text(_origin(data)))
@@ -120,6 +123,19 @@ def _summary(data: ResultData, title: str) -> RenderableType:
     if data.network_figures:
         grid.add_row("network", Text(_counted(data.network_figures)))
     return Panel(grid, title=Text(title), title_align="left", expand=False)
+
+
+def spread(draws: Draws) -> str:
+    """Say how the step times of several draws are spread."""
+    unit, scale = next((one for one in (("s", 1.0), ("ms", 1e3)) if draws.mean_s * one[1] >= 1), ("us", 1e6))
+    mean, low, middle, high, least, most = (  # so many digits that one draw can be told from another
+        f"{seconds * scale:.5g}"
+        for seconds in (draws.mean_s, draws.p5_s, draws.p50_s, draws.p95_s, draws.min_s, draws.max_s)
+    )
+    return (
+        f"mean {mean} ± {draws.deviation_s * scale:.2g} {unit}; p5 {low}, p50 {middle}, p95 {high}; {least} to {most} {unit} "
+        "(all else is of the first)"
+    )
 
 
 def _compared(data: ResultData) -> Iterator[tuple[str, str]]:
@@ -141,7 +157,8 @@ def _compared(data: ResultData) -> Iterator[tuple[str, str]]:
     if found.energy_j is not None:
         yield "energy", f"{_energy(found.energy_j)} a step at TDP (an estimate)"
     if found.cost is not None:
-        yield "cost", f"{found.cost:.3g} a step, {_per_million(data, found.cost)}"
+        unit = "tokens" if found.tokens_per_sample else "samples"
+        yield "cost", f"{found.cost:.3g} a step, {per_million(data, found.cost)} a million {unit}"
 
 
 def _energy(joules: float) -> str:
@@ -149,9 +166,10 @@ def _energy(joules: float) -> str:
     return f"{joules / scale:.3g} {unit}"
 
 
-def _per_million(data: ResultData, cost: float) -> str:
+def per_million(data: ResultData, cost: float) -> str:
+    """Return what a million tokens cost, or samples where the tokens of one are not known; ``cost`` is a step's."""
     tokens = data.metrics.tokens_per_sample if data.metrics else None
-    return f"{1e6 * cost / data.global_batch_size / (tokens or 1):.3g} a million {'tokens' if tokens else 'samples'}"
+    return f"{1e6 * cost / data.global_batch_size / (tokens or 1):.3g}"
 
 
 def _exposed_axes(data: ResultData) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable
 
@@ -9,10 +10,11 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from triosim.networks.optics import Optics
 from triosim.networks.summary import summary
 from triosim.networks.topology import Link, Topology
 from triosim.reports.terminal import shorten, spaced, table
-from triosim.units import format_bandwidth, format_time
+from triosim.units import format_bandwidth, format_bytes, format_time
 
 #: More links than this are shown by kind alone.
 MAX_LINKS = 64
@@ -35,6 +37,10 @@ def render(topology: Topology) -> RenderableType:
         assumed = "; between nodes assumed" if any(one.assumed for one in calibration.between.values()) else ""
         said = f"{', '.join(calibration.kinds)}: {calibration.note or 'no note'}{assumed}"
         parts.append(Text(f"collectives are calibrated ({said})"))
+    if topology.uncalibrated:
+        parts.append(Text(f"collectives are not calibrated: {topology.uncalibrated}"))
+    if topology.photonic is not None:
+        parts.append(Text(f"the network photonic finds {_optics(topology.photonic)}"))
     if not total:
         return Group(*parts)
     links = pairs(topology.links.values())
@@ -56,6 +62,16 @@ def render(topology: Topology) -> RenderableType:
             )
         parts.append(made)
     return Group(*spaced(parts))
+
+
+def _optics(optics: Optics) -> str:
+    """Say what GPUs reach each other by, where circuits take the place of links."""
+    each = "" if optics.ports_per_circuit == 1 else f", {optics.ports_per_circuit} to a circuit"
+    buffer = "" if math.isinf(optics.buffer) else f", a buffer of {format_bytes(optics.buffer)}"
+    return (
+        f"{optics.ports} {_plural('port', optics.ports)} a GPU of {format_bandwidth(optics.bandwidth)}{each}, "
+        f"circuits set up in {format_time(optics.setup)} with a latency of {format_time(optics.latency)}{buffer}"
+    )
 
 
 _ARROW = {False: "→", True: "↔"}
