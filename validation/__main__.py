@@ -23,7 +23,9 @@ def main() -> int:
     scripts = [
         module.name
         for module in pkgutil.iter_modules(validation.__path__)
-        if module.name not in ("__main__", "report") and (not options.names or module.name in options.names)
+        if not module.ispkg
+        and module.name not in ("__main__", "report")
+        and (not options.names or module.name in options.names)
     ]
     rows: list[tuple[str, Row]] = []
     for script in scripts:

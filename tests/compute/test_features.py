@@ -273,3 +273,12 @@ def test_the_loss_of_classes_reads_one_logarithm_a_sample() -> None:
     assert input_bytes(operator("aten::nll_loss_forward", [logs, target], [tensor(3)])) == 16 * 8 + 16 * 4
     backward = operator("NllLossBackward0", [tensor(4), logs, target], [tensor(5, 16, 1000)])
     assert (input_bytes(backward), output_bytes(backward)) == (16 * 8 + 4, 64_000)
+
+
+def test_filling_out_of_place_copies_before_it_fills() -> None:
+    """PyTorch runs ``masked_fill`` as ``clone`` and ``masked_fill_``: everything is read and written twice."""
+    data, mask, result = tensor(1, 100), Tensor(2, (100,), "bool"), tensor(3, 100)
+    apart = operator("aten::masked_fill", [data, mask], [result])
+    within = operator("aten::masked_fill_", [data, mask], [data])
+    assert (input_bytes(within), output_bytes(within)) == (400 + 100, 400)
+    assert (input_bytes(apart), output_bytes(apart)) == (2 * 400 + 100, 2 * 400)

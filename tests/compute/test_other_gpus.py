@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,11 +11,12 @@ import traces
 
 import triosim
 from triosim import gpus
+from triosim.compute.forest import Forest
 from triosim.compute.linear import Linear
 from triosim.compute.pricing import on_gpu, reprice
 from triosim.compute.reshape import with_batch_size
 from triosim.compute.roofline import Roofline
-from triosim.trace import Trace
+from triosim.trace import Operator, Tensor, Trace
 from triosim.trace_formats import json_format
 
 
@@ -109,3 +111,18 @@ def test_predictions_are_kept_in_the_trace_file(tmp_path: Path) -> None:
     moved = on_gpu(trace_of("A100"), gpus.find("H100"), Roofline())
     json_format.write(moved, tmp_path / "trace.json")
     assert json_format.read(tmp_path / "trace.json").operators == moved.operators
+
+
+def test_a_chip_on_a_board_of_more_power_is_no_slower_than_it_was_measured_to_be() -> None:
+    """The A100 of 400 W was not measured in float32; that of 300 W was, and has the same chip and less bandwidth of memory."""
+    products = [
+        Operator(1, "aten::mm", "forward", "", (Tensor(1, (m, k)), Tensor(2, (k, n))), (Tensor(3, (m, n)),), 0.0)
+        for m, n, k in itertools.product((1024, 4096), (1280, 5120), (1280, 5120))
+    ]
+    found = {name: Forest().estimate(products, name) for name in ("A100-SXM-80GB", "A100-PCIe-80GB", "A100-PCIe-40GB")}
+    sxm, measured, slower = (one.seconds for one in found.values())
+    assert (sxm <= 1.01 * measured).all()
+    assert (sxm >= 0.85 * measured).all()
+    assert measured.sum() < slower.sum()
+    assert (found["A100-SXM-80GB"].relative_error > found["A100-PCIe-80GB"].relative_error).all()
+    assert all("a GPU not measured" in name for name in found["A100-SXM-80GB"].model)

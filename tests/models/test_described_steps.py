@@ -21,11 +21,14 @@ NAMES = (
     "gpt2",
     "gpt3-1.3b",
     "llama3-8b",
+    "gemma2-2b",
     "mixtral-8x7b",
     "deepseek-v3",
     "bert-base",
     "t5-small",
     "vit_b_16",
+    "clip-vit-b-32",
+    "convnextv2-atto",
     "resnet18",
 )
 SMALL = GPT(layers=2, hidden=128, heads=4, vocab=512, sequence=64)
@@ -36,11 +39,17 @@ def described(name: str, *, batch: int = 6, sequence: int = 128, **more: object)
     model = MODELS[name]
     if hasattr(model, "layers"):
         more["layers"] = 4 if name.startswith("deepseek") else 2
-    if more.get("kernels") == "fused" and name.startswith(("bert", "t5", "vit", "resnet")):
+    if more.get("kernels") == "fused" and name.startswith(("bert", "t5", "vit", "clip", "convnext", "resnet")):
         del more["kernels"]
     if not model.sequence and not hasattr(model, "heads"):
         more.pop("attention", None)
-    return triosim.describe(name, batch=batch, sequence=sequence if model.sequence else None, **more)  # type: ignore[arg-type]
+    return triosim.describe(name, batch=batch, sequence=length(name, sequence), **more)  # type: ignore[arg-type]
+
+
+def length(name: str, sequence: int) -> int | None:
+    """What is asked for, as a share of 128 of the most that a model can tell apart; None of what reads images alone."""
+    most = MODELS[name].sequence
+    return sequence if most >= 128 else most * sequence // 128 or None
 
 
 def shapes(operators: list[Operator] | tuple[Operator, ...]) -> list[object]:
@@ -60,7 +69,10 @@ def test_another_batch_size_is_what_would_be_described(name: str, attention: str
 @pytest.mark.parametrize("name", [name for name in NAMES if MODELS[name].sequence])
 def test_another_sequence_length_is_what_would_be_described(name: str, attention: str, kernels: str) -> None:
     trace, other = (described(name, sequence=one, attention=attention, kernels=kernels) for one in (128, 96))
-    assert shapes(with_sequence_length(trace.operators, 6, 128, 96).operators) == shapes(other.operators)
+    lengths = length(name, 128), length(name, 96)
+    assert lengths[0] is not None
+    assert lengths[1] is not None
+    assert shapes(with_sequence_length(trace.operators, 6, *lengths).operators) == shapes(other.operators)
 
 
 @pytest.mark.parametrize("precision", ["plain", "mixed"])
@@ -153,3 +165,11 @@ def test_master_copies_take_twelve_bytes_a_parameter() -> None:
     plan = planned(trace, "tp", 2, tp_style="megatron")
     update = next(one for one in plan.program.operators if one.name == "aten::_fused_adamw_")
     assert sum(one.numel for one in update.inputs) < 0.6 * 4 * count
+
+
+@pytest.mark.parametrize(("dtype", "filled"), [("fp16", 0), ("fp32", 2)])
+def test_only_half_precision_has_a_softmax_that_masks_by_itself(dtype: str, filled: int) -> None:
+    """Megatron-LM's ``FusedScaleMaskSoftmax`` serves 16 bits; else each layer fills in what a word may not look at."""
+    trace = triosim.describe(SMALL, batch=4, sequence=64, dtype=dtype, attention="math")
+    names = Counter(one.name for one in trace.operators)
+    assert names["aten::masked_fill_"] == names["aten::masked_fill"] == filled

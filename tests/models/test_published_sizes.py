@@ -15,6 +15,11 @@ PUBLISHED = {
     "llama3-70b": 70_553_706_496,
     "llama3-405b": 405_853_388_800,
     "llama3.2-1b": 1_235_814_400,
+    "gemma-2b": 2_506_172_416,
+    "gemma-7b": 8_537_680_896,
+    "gemma2-2b": 2_614_341_888,
+    "gemma2-9b": 9_241_705_984,
+    "gemma2-27b": 27_227_128_320,
     "mistral-7b": 7_241_732_096,
     "mixtral-8x7b": 46_702_792_704,
     "mixtral-8x22b": 140_620_634_112,
@@ -27,6 +32,17 @@ PUBLISHED = {
     "t5-v1.1-base": 247_577_856,
     "vit_b_16": 86_567_656,
     "vit_h_14": 632_045_800,
+    "clip-vit-b-32": 151_277_313,
+    "clip-vit-b-16": 149_620_737,
+    "clip-vit-l-14": 427_616_513,
+    "clip-vit-l-14-336": 427_944_193,
+    "convnext-tiny": 28_589_128,
+    "convnext-small": 50_223_688,
+    "convnext-base": 88_591_464,
+    "convnext-large": 197_767_336,
+    "convnextv2-tiny": 28_635_496,
+    "convnextv2-base": 88_717_800,
+    "convnextv2-huge": 660_289_640,
     "resnet18": 11_689_512,
     "resnet50": 25_557_032,
     "resnet152": 60_192_808,
@@ -42,7 +58,7 @@ PUBLISHED = {
 
 @pytest.mark.parametrize(("name", "count"), PUBLISHED.items())
 def test_a_named_model_has_the_parameters_of_the_published_one(name: str, count: int) -> None:
-    length = None if name[:3] in ("vit", "res", "wid", "vgg", "den") else 8
+    length = None if name[:3] in ("vit", "res", "wid", "vgg", "den", "con") else 8
     trace = triosim.describe(name, sequence=length, optimizer="none")
     assert sum(one.numel for one in trace.parameters.values()) == count
 

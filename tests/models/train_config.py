@@ -14,7 +14,8 @@ from transformers import AutoConfig
 CLASSES = {
     "bert": transformers.AutoModelForMaskedLM,
     "t5": transformers.AutoModelForSeq2SeqLM,
-    "vit": transformers.AutoModelForImageClassification,
+    **dict.fromkeys(("vit", "convnext", "convnextv2"), transformers.AutoModelForImageClassification),
+    "clip": transformers.AutoModel,
 }
 
 config = AutoConfig.from_pretrained(sys.argv[1])
@@ -25,9 +26,13 @@ with device:
     model = CLASSES.get(config.model_type, transformers.AutoModelForCausalLM).from_config(config).to(dtype).train()
 optimizer = torch.optim.AdamW(model.parameters())
 for _ in range(2):
-    if config.model_type == "vit":
+    images = torch.randn(4, 3, 64, 64, device=device)
+    if config.model_type == "clip":
+        words = torch.randint(0, 512, (4, 48), device=device)
+        batch = {"input_ids": words, "pixel_values": images, "return_loss": True}
+    elif config.model_type in ("vit", "convnext", "convnextv2"):
         batch = {
-            "pixel_values": torch.randn(4, 3, 64, 64, device=device),
+            "pixel_values": images,
             "labels": torch.randint(0, 10, (4,), device=device),
         }
     else:

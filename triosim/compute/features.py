@@ -6,8 +6,8 @@ its two products, two and a half times in backward, which recomputes the scores 
 not. Normalisation and other reductions count a few an element, what only moves data none.
 
 Bytes are those of the tensors, each once, but: a view moves nothing; a table of embeddings is read where it is looked up; what
-is overwritten is not read; statistics over samples need a pass of their own, forward and backward; an optimizer leaves the
-gradients as they are.
+is overwritten is not read; statistics over samples need a pass of their own, forward and backward; ``masked_fill`` copies and
+then fills the copy; an optimizer leaves the gradients as they are.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def input_bytes(operator: Operator, forward: Operator | None = None) -> float:
         picked = 0 if "backward" in whole else table.nbytes * samples // max(table.numel, 1)
         return float(sum(tensor.nbytes for tensor in read if tensor is not table) + picked)
     total = float(sum(tensor.nbytes for tensor in read))
-    if name in _TWO_PASSES and read:
+    if (name in _TWO_PASSES or _fills_a_copy(operator)) and read:
         total += read[0].nbytes
     elif "backward" in whole and any(norm in whole for norm in ("batchnorm", "instancenorm")):
         total += sum(
@@ -160,7 +160,12 @@ def output_bytes(operator: Operator, forward: Operator | None = None) -> float:
     written = outputs or inputs
     if kind_of(base_name(operator.name)) == "optimizer":  # which leaves the gradients as they are
         written = [tensor for tensor in written if tensor.category != "gradient"]
-    return float(sum(tensor.nbytes for tensor in written))
+    return float((2 if _fills_a_copy(operator) else 1) * sum(tensor.nbytes for tensor in written))
+
+
+def _fills_a_copy(operator: Operator) -> bool:
+    """Whether an operator is ``masked_fill`` out of place, which PyTorch runs as two kernels: ``clone``, ``masked_fill_``."""
+    return base_name(operator.name) == "masked_fill" and not operator.name.endswith("_")
 
 
 def tensors(operator: Operator, forward: Operator | None = None) -> tuple[Sequence[Tensor], Sequence[Tensor]]:

@@ -1,7 +1,9 @@
 """A fitted model of one family of operators in one dtype: trees on top of the roofline, and how far it was off.
 
-A GPU with many measurements has trees of its own; GPUs with some share trees that are told the GPU's specifications; any
-other GPU is predicted by trees that see ratios alone, fitted on all GPUs together, and by a law of what rate it reaches.
+A GPU with many measurements has trees of its own; GPUs with some share trees that are told the GPU's specifications. A GPU
+with the chip of a known one, on a board that allows as much power or more, is predicted as that one is, at that share of its
+peak or more. Any other GPU is predicted by trees that see ratios alone, fitted on all GPUs together, and by a law of what rate it
+reaches.
 Each estimate carries the error that cross-validation found for such a GPU and such a time: with rows held out at random
 where the sizes are among those measured, with whole slices of sizes held out where they are not.
 """
@@ -15,6 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from triosim import gpus
 from triosim.compute import doubt
 from triosim.compute.base import CLASS_EDGES as CLASS_EDGES
 from triosim.compute.ensemble import Ensemble
@@ -54,20 +57,36 @@ class Learned:
         """Whether rows of this GPU were fitted."""
         return gpu.name in self.rates
 
+    def twin(self, gpu: Gpu) -> Gpu | None:
+        """Return the known GPU with the same chip that has the most power, of those whose boards allow it no more; or None."""
+        if not gpu.sms or not gpu.tdp_watts:
+            return None
+        found = None
+        for name in self.rates:
+            other = gpus.get(name)
+            if other is None or (name not in self.own and self.pooled is None) or not other.tdp_watts:
+                continue
+            alike = (other.architecture, other.sms) == (gpu.architecture, gpu.sms)
+            if alike and other.tdp_watts <= gpu.tdp_watts and (found is None or other.tdp_watts > found.tdp_watts):
+                found = other
+        return found
+
     def seconds(self, shapes: Shapes, gpu: Gpu) -> Array:
         """Return the time of each call on a GPU; NaN where the model cannot say."""
-        rate = self.rates.get(gpu.name) or self.law.rate(gpu, self.dtype)
+        like = gpu if self.knows(gpu) else self.twin(gpu)
+        rate = self.law.rate(gpu, self.dtype)
+        if like is gpu:
+            rate = self.rates[gpu.name]
+        elif like is not None:  # more power may let the same chip be faster
+            rate = max(rate, self.rates[like.name] * gpu.rate(self.dtype) / like.rate(self.dtype))
         described = describe(shapes, gpu, rate)
         features = described.features
-        if gpu.name in self.own:
-            trees: Ensemble | None = self.own[gpu.name]
-        elif self.knows(gpu) and self.pooled is not None:
-            trees = self.pooled
-            features = np.hstack([features, np.tile(specifications(gpu, rate), (len(features), 1))])
-        else:
-            trees = self.other
+        trees = self.other if like is None else self.own.get(like.name, self.pooled)
         if trees is None:
             return np.full(len(shapes), np.nan)
+        if like is not None and trees is self.pooled:
+            told = specifications(like, self.rates[like.name])
+            features = np.hstack([features, np.tile(told, (len(features), 1))])
         found: Array = described.seconds * np.exp(trees.predict(features))
         return found
 

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from triosim.errors import TriosimError, nearest
 from triosim.models.bert import Bert
+from triosim.models.clip import Clip, Tower
+from triosim.models.convnext import ConvNext
 from triosim.models.deepseek import DeepSeek
+from triosim.models.gemma import Gemma
 from triosim.models.gpt import GPT
 from triosim.models.llama import Llama
 from triosim.models.model import Model
@@ -62,6 +65,27 @@ class Config:
         """Return how many classes a classifier tells apart: two, where the config names none."""
         named = self._content.get("id2label")
         return len(named) if isinstance(named, Mapping) and named else self.whole("num_labels", 2)
+
+    def wholes(self, key: str, default: Sequence[int]) -> tuple[int, ...]:
+        """Return positive whole numbers, one after the other."""
+        value = self._content.get(key)
+        if value is None:
+            return tuple(default)
+        if not isinstance(value, list) or not value:
+            raise TriosimError(
+                f"{key}: {value!r:.40} are no sizes", where=self.path, fix="give a list of whole numbers"
+            )
+        parts = Config({str(place): one for place, one in enumerate(value)}, f"{self.path}: {key}")
+        return tuple(parts.whole(str(place)) for place in range(len(value)))
+
+    def part(self, key: str) -> Config:
+        """Return the config of a part of the model; where there is none, all its sizes are those of transformers."""
+        value = self._content.get(key) or {}
+        if not isinstance(value, Mapping):
+            raise TriosimError(
+                f"{key}: {value!r:.40} is no config", where=self.path, fix="give a mapping of keys to sizes"
+            )
+        return Config(value, f"{self.path}: {key}")
 
     def text(self, key: str, default: str) -> str:
         """Return a word."""
@@ -118,6 +142,62 @@ def _llama(config: Config) -> Model:
         normed=kind == "qwen3",
         experts=config.whole("num_local_experts", 8) if kind == "mixtral" else 0,
         chosen=config.whole("num_experts_per_tok", 2),
+        name=kind,
+    )
+
+
+def _gemma(config: Config) -> Model:
+    kind = config.text("model_type", "gemma")
+    heads = config.whole("num_attention_heads")
+    return Gemma(
+        layers=config.whole("num_hidden_layers"),
+        hidden=config.whole("hidden_size"),
+        heads=heads,
+        kv_heads=config.whole("num_key_value_heads", heads),
+        feed_forward=config.whole("intermediate_size"),
+        head_width=config.whole("head_dim", 256),
+        vocab=config.whole("vocab_size", 256000),
+        sequence=config.whole("max_position_embeddings", 8192),
+        capped=kind == "gemma2",
+        tied=config.flag("tie_word_embeddings", True),
+        name=kind,
+    )
+
+
+def _clip(config: Config) -> Model:
+    vision, text = config.part("vision_config"), config.part("text_config")
+    positions = text.whole("max_position_embeddings", 77)
+    return Clip(
+        vision=_tower(vision, (12, 768, 12, 3072)),
+        text=_tower(text, (12, 512, 8, 2048)),
+        patch=vision.whole("patch_size", 32),
+        image=vision.whole("image_size", 224),
+        vocab=text.whole("vocab_size", 49408),
+        positions=positions,
+        shared=config.whole("projection_dim", 512),
+        sequence=positions,
+    )
+
+
+def _tower(config: Config, sizes: tuple[int, int, int, int]) -> Tower:
+    layers, hidden, heads, feed_forward = sizes
+    return Tower(
+        layers=config.whole("num_hidden_layers", layers),
+        hidden=config.whole("hidden_size", hidden),
+        heads=config.whole("num_attention_heads", heads),
+        feed_forward=config.whole("intermediate_size", feed_forward),
+    )
+
+
+def _convnext(config: Config) -> Model:
+    kind = config.text("model_type", "convnext")
+    return ConvNext(
+        blocks=config.wholes("depths", (3, 3, 9, 3)),
+        widths=config.wholes("hidden_sizes", (96, 192, 384, 768)),
+        version=2 if kind == "convnextv2" else 1,
+        patch=config.whole("patch_size", 4),
+        image=config.whole("image_size", 224),
+        classes=config.labels(),
         name=kind,
     )
 
@@ -191,6 +271,9 @@ def _vit(config: Config) -> Model:
 _MAKERS: Mapping[str, Callable[[Config], Model]] = {
     "gpt2": _gpt2,
     **dict.fromkeys(("llama", "mistral", "mixtral", "qwen2", "qwen3"), _llama),
+    **dict.fromkeys(("gemma", "gemma2"), _gemma),
+    "clip": _clip,
+    **dict.fromkeys(("convnext", "convnextv2"), _convnext),
     "deepseek_v3": _deepseek,
     "bert": _bert,
     "t5": _t5,

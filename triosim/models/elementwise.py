@@ -152,6 +152,13 @@ def div(a: Value, b: Value) -> Value:
     return out
 
 
+def div_number(x: Value) -> Value:
+    """Over a number."""
+    out = elementwise("div", x)
+    x.tape.differentiate((out,), (x,), lambda g: (elementwise("div", g),))
+    return out
+
+
 def power(x: Value, exponent: float) -> Value:
     """``x ** exponent``; autocast computes it in fp32."""
     x = full(x)
@@ -222,6 +229,11 @@ def gelu_of_parts(x: Value) -> Value:
     return mul(half, add_number(tanh(inner)))
 
 
+def quick_gelu(x: Value) -> Value:
+    """The approximation by a sigmoid, an operator at a time (``QuickGELUActivation`` of transformers)."""
+    return mul(x, sigmoid(mul_number(x)))
+
+
 def relu(x: Value) -> Value:
     """``relu``."""
     out = elementwise("relu", x)
@@ -262,6 +274,14 @@ def dropout(x: Value, probability: float) -> Value:
 def masked_fill(x: Value, mask: Value) -> Value:
     """A number where ``mask`` is true."""
     out = elementwise("masked_fill", x, mask, dtype=x.dtype)
+    x.tape.differentiate((out,), (x,), lambda g: (elementwise("masked_fill", g, mask, dtype=g.dtype),))
+    return out
+
+
+def masked_fill_in_place(x: Value, mask: Value) -> Value:
+    """``masked_fill_``: what was there is overwritten."""
+    out = Value(x.tape, x.shape, x.dtype, x.storage, x.strides, x.offset)
+    x.tape.record("masked_fill_", (x, mask), (out,))
     x.tape.differentiate((out,), (x,), lambda g: (elementwise("masked_fill", g, mask, dtype=g.dtype),))
     return out
 

@@ -11,6 +11,9 @@ from triosim.models.layout import dense_like
 from triosim.models.shaping import view
 from triosim.models.tape import Value
 
+#: What a gate by an activation is called.
+_UNITS = {"silu": "swiglu", "gelu": "geglu"}
+
 
 def rms_norm(x: Value) -> Value:
     """``nn.RMSNorm`` of the open module: one kernel, which keeps the reciprocal of the root."""
@@ -28,17 +31,24 @@ def rms_norm(x: Value) -> Value:
     return out
 
 
-def swiglu(gate: Value, up: Value) -> Value:
-    """``silu(gate) * up``."""
-    tape = gate.tape
-    out = elementwise("fused::swiglu", gate, up)
+def gated_unit(gate: Value, up: Value, activation: str) -> Value:
+    """``activation(gate) * up``: of ``silu`` a SwiGLU, of ``gelu`` a GeGLU (Shazeer 2020)."""
+    tape, name = gate.tape, _UNITS[activation]
+    out = elementwise(f"fused::{name}", gate, up)
 
     def backward(g: Value) -> list[Value]:
         made = [tape.new(one.shape, one.dtype) for one in (gate, up)]
-        tape.record("fused::swiglu_backward", (g, gate, up), made)
+        tape.record(f"fused::{name}_backward", (g, gate, up), made)
         return made
 
     tape.differentiate((out,), (gate, up), backward)
+    return out
+
+
+def soft_capped(x: Value) -> Value:
+    """``cap * tanh(x / cap)``."""
+    out = elementwise("fused::softcap", x)
+    x.tape.differentiate((out,), (x,), lambda g: (elementwise("fused::softcap_backward", g, out),))
     return out
 
 

@@ -1,8 +1,9 @@
 """GPT: the decoder of Radford et al. (2019) and Brown et al. (2020), as transformers or as Megatron-LM writes it.
 
 Megatron-LM (Narayanan et al. 2021) keeps activations as (sequence, batch, features); with ``attention="math"`` the scores
-of attention are in memory, as before FlashAttention, and its softmax leaves out what a word may not look at by itself. It
-fuses biases with what follows them, unless ``kernels="eager"`` says otherwise.
+of attention are in memory, as before FlashAttention. In half precision its softmax leaves out what a word may not look at
+by itself; in fp32 that is filled in before, since its fused kernel does not serve fp32. It fuses biases with what follows
+them, unless ``kernels="eager"`` says otherwise.
 """
 
 from __future__ import annotations
@@ -12,7 +13,16 @@ from typing import Literal
 
 from triosim.models import fused
 from triosim.models.elementwise import add, dropout, gelu, gelu_of_parts
-from triosim.models.layers import attention, embedding, heads_of, layer_norm, many_headed, next_word, unfused_attention
+from triosim.models.layers import (
+    attention,
+    causal_mask,
+    embedding,
+    heads_of,
+    layer_norm,
+    many_headed,
+    next_word,
+    unfused_attention,
+)
 from triosim.models.model import Choices, check_heads, check_length, tokens
 from triosim.models.products import linear, turned_linear
 from triosim.models.shaping import (
@@ -61,6 +71,7 @@ class _Step:
         self.kernel = choices.attention_kernel()
         self.dropped = choices.probability(model.dropout)
         self.fused = choices.fused(model.style == "megatron")
+        self.mask: Value | None = None
 
     def _embedded(self, words: Value, names: tuple[str, str]) -> Value:
         model, tape = self.model, self.tape
@@ -85,6 +96,8 @@ class _Step:
             found = self._embedded(words, ("word_embeddings", "position_embeddings"))
             found = dropout(contiguous_of(transpose(found, 0, 1)), self.dropped)
         with tape.at("transformer"):
+            if self.kernel == "math" and (tape.autocast or tape.dtype) == "float32":
+                self.mask = causal_mask(tape, self.sequence)
             for number in range(model.layers):
                 with tape.at(f"layers.{number}"):
                     found = self._megatron_layer(found)
@@ -135,7 +148,7 @@ class _Step:
         else:
             rows = (self.sequence, self.batch * model.heads, width)
             query, key, value = (transpose(reshape(part, rows), 0, 1) for part in parts)
-            found = unfused_attention(query, key, value, heads=model.heads, mask=None, probability=self.dropped)
+            found = unfused_attention(query, key, value, heads=model.heads, mask=self.mask, probability=self.dropped)
             found = view(found, (self.batch, model.heads, self.sequence, width))
             found = permute(found, (2, 0, 1, 3))
         return reshape(found, (self.sequence, self.batch, model.hidden))

@@ -9,6 +9,7 @@ from triosim.models.elementwise import (
     elementwise,
     full,
     masked_fill,
+    masked_fill_in_place,
     mean,
     mul,
     mul_number,
@@ -256,6 +257,6 @@ def unfused_attention(
     if bias is not None:
         scores = add(scores, bias)
     if mask is not None:
-        scores = masked_fill(scores, mask)
+        scores = masked_fill_in_place(scores, mask)
     found = dropout(softmax(scores), probability)
     return bmm(reshape(low(found), rows), value)

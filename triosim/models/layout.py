@@ -46,6 +46,13 @@ def is_contiguous(shape: Shape, strides: Strides) -> bool:
 
 
 @lru_cache(maxsize=8192)
+def channels_last(shape: Shape, strides: Strides) -> bool:
+    """Whether images (samples, channels, height, width) lie with their channels as the densest dimension, and only so."""
+    turned, order = (shape[0], *shape[2:], shape[1]), (strides[0], *strides[2:], strides[1])
+    return is_contiguous(turned, order) and not is_contiguous(shape, strides)
+
+
+@lru_cache(maxsize=8192)
 def viewed(shape: Shape, strides: Strides, new: Shape) -> Strides | None:
     """Return the strides of a view in shape ``new``, or None where only a copy could have it."""
     if shape == new:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from triosim.models import fused
 from triosim.models.elementwise import add, cos, mul, mul_number, neg, silu, sin, to
-from triosim.models.fused import swiglu
+from triosim.models.fused import gated_unit
 from triosim.models.layers import embedding, many_headed, next_word, rms_norm
 from triosim.models.model import Choices, check_heads, tokens
 from triosim.models.moe import mixture, softmax_router
@@ -131,16 +131,16 @@ def rotated(x: Value, angles: tuple[Value, Value]) -> Value:
     return add(scaled, mul(cat((neg(second), first), -1), angles[1]))
 
 
-def gated(x: Value, feed_forward: int, *, fused: bool = False) -> Value:
-    """The gated feed-forward network (Shazeer 2020): ``down(silu(gate(x)) * up(x))``."""
+def gated(x: Value, feed_forward: int, activation: Callable[[Value], Value] = silu, *, fused: bool = False) -> Value:
+    """The gated feed-forward network (Shazeer 2020): ``down(activation(gate(x)) * up(x))``."""
     tape, hidden = x.tape, x.shape[-1]
     with tape.at("gate_proj"):
         gate = linear(x, feed_forward, bias=False)
     if not fused:
         with tape.at("act_fn"):
-            gate = silu(gate)
+            gate = activation(gate)
     with tape.at("up_proj"):
         found = linear(x, feed_forward, bias=False)
-    found = swiglu(gate, found) if fused else mul(gate, found)
+    found = gated_unit(gate, found, activation.__name__) if fused else mul(gate, found)
     with tape.at("down_proj"):
         return linear(found, hidden, bias=False)

@@ -8,8 +8,11 @@ from typing import Any
 
 from triosim.errors import OptionError
 from triosim.models.bert import Bert
+from triosim.models.clip import Clip, Tower
 from triosim.models.convnets import VGG, DenseNet, ResNet
+from triosim.models.convnext import ConvNext
 from triosim.models.deepseek import DeepSeek
+from triosim.models.gemma import Gemma
 from triosim.models.gpt import GPT
 from triosim.models.llama import Llama
 from triosim.models.model import Model
@@ -70,6 +73,14 @@ _LIKE_LLAMA: Mapping[str, Sizes] = {
     "qwen2": {"vocab": 152064, "biased": True, "sequence": 4096},
     "qwen3": {"vocab": 151936, "normed": True, "head_width": 128, "sequence": 4096},
 }
+#: The same, and the features of a head.
+_GEMMA = {
+    "gemma-2b": (18, 2048, 8, 1, 16384, 256),
+    "gemma-7b": (28, 3072, 16, 16, 24576, 256),
+    "gemma2-2b": (26, 2304, 8, 4, 9216, 256),
+    "gemma2-9b": (42, 3584, 16, 8, 14336, 256),
+    "gemma2-27b": (46, 4608, 32, 16, 36864, 128),
+}
 _DEEPSEEK = DeepSeek(
     layers=61,
     hidden=7168,
@@ -105,6 +116,25 @@ _VIT = {
     "vit_l_32": (24, 1024, 16, 4096, 32),
     "vit_h_14": (32, 1280, 16, 5120, 14),
 }
+#: Layers, hidden size and heads of the tower of images and of that of words, side of a patch, side of an image.
+_CLIP = {
+    "clip-vit-b-32": ((12, 768, 12), (12, 512, 8), 32, 224),
+    "clip-vit-b-16": ((12, 768, 12), (12, 512, 8), 16, 224),
+    "clip-vit-l-14": ((24, 1024, 16), (12, 768, 12), 14, 224),
+    "clip-vit-l-14-336": ((24, 1024, 16), (12, 768, 12), 14, 336),
+}
+#: Blocks of the third stage (of the others: three; of the small ones two), width of the first.
+_CONVNEXT = {"tiny": (9, 96), "small": (27, 96), "base": (27, 128), "large": (27, 192), "xlarge": (27, 256)}
+_CONVNEXTV2 = {
+    "atto": (6, 40),
+    "femto": (6, 48),
+    "pico": (6, 64),
+    "nano": (8, 80),
+    "tiny": (9, 96),
+    "base": (27, 128),
+    "large": (27, 192),
+    "huge": (27, 352),
+}
 _RESNET: Mapping[str, Sizes] = {
     "resnet18": {"blocks": (2, 2, 2, 2), "bottleneck": False},
     "resnet34": {"blocks": (3, 4, 6, 3), "bottleneck": False},
@@ -126,6 +156,10 @@ _DENSENET: Mapping[str, Sizes] = {
 }
 
 
+def _tower(layers: int, hidden: int, heads: int) -> Tower:
+    return Tower(layers=layers, hidden=hidden, heads=heads, feed_forward=4 * hidden)
+
+
 def _models() -> dict[str, Model]:
     found: dict[str, Model] = {}
     for name, (layers, hidden, heads) in _GPT2.items():
@@ -137,6 +171,9 @@ def _models() -> dict[str, Model]:
         sizes = dict(zip(("layers", "hidden", "heads", "kv_heads", "feed_forward"), row, strict=True))
         like = [more for start, more in _LIKE_LLAMA.items() if name.startswith(start)]
         found[name] = Llama(**sizes, **(like[0] if like else {}), name=name)
+    for name, six in _GEMMA.items():
+        sizes = dict(zip(("layers", "hidden", "heads", "kv_heads", "feed_forward", "head_width"), six, strict=True))
+        found[name] = Gemma(**sizes, capped=name.startswith("gemma2"), name=name)
     found[_DEEPSEEK.name] = _DEEPSEEK
     for name, numbers in _BERT.items():
         found[name] = Bert(**dict(zip(("layers", "hidden", "heads", "feed_forward"), numbers, strict=True)), name=name)
@@ -147,6 +184,20 @@ def _models() -> dict[str, Model]:
     for name, row in _VIT.items():
         sizes = dict(zip(("layers", "hidden", "heads", "feed_forward", "patch"), row, strict=True))
         found[name] = ViT(**sizes, style="torchvision", name=name)
+    for name, (vision, text, patch, image) in _CLIP.items():
+        found[name] = Clip(
+            vision=_tower(*vision), text=_tower(*text), patch=patch, image=image, shared=text[1], name=name
+        )
+    for version, family in enumerate((_CONVNEXT, _CONVNEXTV2), 1):
+        for size, (blocks, width) in family.items():
+            few = 2 if blocks < 9 else 3
+            name = f"convnext{'v2' if version == 2 else ''}-{size}"
+            found[name] = ConvNext(
+                blocks=(few, few, blocks, few),
+                widths=tuple(width << stage for stage in range(4)),
+                version=version,
+                name=name,
+            )
     for name, sizes in _RESNET.items():
         found[name] = ResNet(**sizes, name=name)
     for name, counts in _VGG.items():

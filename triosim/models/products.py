@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from triosim.models.elementwise import add, elementwise, to, total
-from triosim.models.layout import contiguous, is_contiguous
+from triosim.models.layout import channels_last, contiguous, dense_like, is_contiguous
 from triosim.models.shaping import reshape, t, transpose, unsafe_view, view
 from triosim.models.tape import Value
 
@@ -163,7 +163,10 @@ def convolution(
     added = low(tape.parameter("bias", (outputs,))) if bias else None
     x = low(x)
     spatial = tuple([(length + 2 * padding - kernel) // stride + 1 for length in x.shape[2:]])
-    out = tape.new((x.shape[0], outputs, *spatial), x.dtype, contiguous((x.shape[0], outputs, *spatial)))
+    shape = (x.shape[0], outputs, *spatial)
+    out = tape.new(
+        shape, x.dtype, dense_like(shape, x.strides) if channels_last(x.shape, x.strides) else contiguous(shape)
+    )
     given = (x, weight) if added is None else (x, weight, added)
     attributes = {
         "stride": [stride, stride],
@@ -177,6 +180,8 @@ def convolution(
 
     def backward(g: Value) -> list[Value | None]:
         made = [tape.new(value.shape, g.dtype) if value.node else None for value in given]
+        if made[0] is not None:
+            made[0].strides = dense_like(x.shape, x.strides)
         tape.record("convolution_backward", (g, x, weight), [one for one in made if one is not None], **attributes)
         return made
 

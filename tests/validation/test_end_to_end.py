@@ -1,0 +1,124 @@
+"""Measured steps: tables are known by their header, a broken row is named, and errors are what they say."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from triosim.errors import TraceError
+from validation import end_to_end
+from validation.steps import constants, formats
+from validation.steps.errors import Predicted, spaced, summaries
+from validation.steps.rows import Row
+
+ROOT = Path(__file__).resolve().parents[2]
+ONE_NODE = (
+    "# GPUs,global batch,micro batch,hidden size,attention heads,# layers,sequence length,tensor parallelism,"
+    "data parallelism,pipeline parallelism,iteration time (ms)"
+)
+
+
+@pytest.fixture
+def table(tmp_path: Path):
+    """A table with a header and lines."""
+
+    def write(*lines: str, header: str = ONE_NODE, name: str = "t.csv") -> Path:
+        path = tmp_path / name
+        text = "\n".join((header, *lines)) + "\n"
+        path.write_bytes(gzip.compress(text.encode()) if name.endswith(".gz") else text.encode())
+        return path
+
+    return write
+
+
+def test_a_table_is_known_by_its_header(table):
+    small = "2,2,1,256,4,2,128,2,1,1,10.0"
+    assert formats.read(table(small))[0].name == "megatron-one-node"
+    assert formats.read(table(small, name="t.csv.gz"))[0].name == "megatron-one-node"
+    many = formats.read(table(f"0.1,{small}", header=f"Parameters (billion),{ONE_NODE}"))
+    assert many[0].name == "megatron-nodes"
+    assert many[1][0].measured == 10.0
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("2,2,1,256,4,2,128,2,1,1", "t.csv:2: 10 columns"),
+        ("2,2,1,256,4,2,128,2,1,1,fast", "'iteration time (ms)' is 'fast'"),
+        ("2,2,1,256,4,2,128,2,1,1,-4", "'iteration time (ms)' is '-4'"),
+        ("2,2.5,1,256,4,2,128,2,1,1,10", "'global batch' is '2.5'"),
+        ("4,2,1,256,4,2,128,2,1,1,10", "4 GPUs"),
+        ("2,3,2,256,4,2,128,2,1,1,10", "global batch 3"),
+        ("2,2,1,256,3,2,128,2,1,1,10", "3 heads"),
+        (",2,1,256,4,2,128,2,1,1,10", "no '# GPUs'"),
+    ],
+)
+def test_a_broken_row_is_named(table, line, said, capsys):
+    assert end_to_end.main(["--table", str(table(line))]) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
+
+
+def test_an_unknown_header_and_an_unreadable_file_are_named(table, tmp_path, capsys):
+    assert end_to_end.main(["--table", str(table("1,2", header="speed,colour"))]) == 2
+    assert "header 'speed,colour'" in capsys.readouterr().err
+    assert end_to_end.main(["--table", str(tmp_path / "none.csv")]) == 2
+    assert "none.csv" in capsys.readouterr().err
+    assert end_to_end.main(["--table", str(table())]) == 2
+    assert "no rows" in capsys.readouterr().err
+
+
+def test_it_runs_as_a_script_and_prints_json(table):
+    path = table("2,2,1,256,4,2,128,2,1,1,10.0", "1,2,1,256,4,2,128,1,1,1,10.0")
+    ran = subprocess.run(
+        [sys.executable, "validation/end_to_end.py", "--table", str(path), "--format", "json"],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        check=True,
+    )
+    found = json.loads(ran.stdout)
+    assert [one["measured"] for one in found["rows"]] == [10.0, 10.0]
+    assert all(one["predicted"] > 0 for one in found["rows"])
+    assert found["summaries"][0]["rows"] == 2
+
+
+def test_the_figures_of_a_table_are_those_of_its_errors():
+    rows = [Row("a", "m", measured, "ms", None) for measured in (100.0, 100.0, 100.0)]
+    found = [
+        Predicted("megatron-one-node", "t", row, value) for row, value in zip(rows, (110.0, 70.0, 102.0), strict=True)
+    ]
+    (one,) = summaries(found)
+    assert (one.mean, one.median, one.worst, one.bias) == pytest.approx((0.14, 0.10, -0.30, -0.06))
+
+
+def test_a_sample_is_evenly_spaced():
+    assert spaced(list(range(10)), 5) == [0, 2, 4, 6, 8]
+    assert spaced([1, 2], 5) == [1, 2]
+
+
+def test_constants_are_few_and_within_their_bounds():
+    known = constants.load()
+    assert len(known) <= 10
+    for one in known.values():
+        assert one.low <= one.value <= one.high, one.name
+        assert one.unit
+        assert one.meaning
+        assert one.fitted_on
+
+
+def test_formats_name_constants_that_there_are():
+    known = constants.load()
+    for one in formats.formats():
+        assert set(one.constants) <= set(known), one.name
+
+
+def test_a_missing_column_is_named(table):
+    with pytest.raises(TraceError, match="iteration time"):
+        formats.read(table("1", header=ONE_NODE.rpartition(",")[0]))

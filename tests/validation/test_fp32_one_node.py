@@ -1,0 +1,67 @@
+"""Steps of one node in fp32: how their table is read, and that the measured ones are predicted within what is asked for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from triosim.errors import TriosimError
+from validation.report import DataAbsent, data
+from validation.steps import accelerate, formats
+from validation.steps.errors import Predicted, summaries
+
+HEADER = "model,precision,gpu,gpus,global_batch,sequence_length,strategy,micro_batches,timed,measured_ms"
+ROW = ("gpt2", "fp32", "A100-SXM4-40GB", "4", "8", "1024", "dp=4", "1", "forward+backward", "100")
+
+
+def table(folder: Path, **changed: str) -> Path:
+    path = folder / "t.csv"
+    row = dict(zip(HEADER.split(","), ROW, strict=True)) | changed
+    path.write_text(HEADER + "\n" + ",".join(f'"{cell}"' for cell in row.values()) + "\n")
+    return path
+
+
+def test_a_strategy_names_axes_and_sizes(tmp_path: Path) -> None:
+    form, rows = formats.read(table(tmp_path, strategy="dp=2, tp=2", micro_batches="2"))
+    assert form.name == "fp32-one-node"
+    assert rows[0].case.axes == (("dp", 2), ("tp", 2))
+    assert rows[0].case.sizes.vocab == 50432  # 50,257 words, padded to a multiple of 128 for each of two ranks
+    assert rows[0].label == "gpt2 on 4 A100-SXM4-40GB dp=2, tp=2 batch=8/2 s=1024"
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"model": "gpt9"}, "'model' is 'gpt9'"),
+        ({"gpu": "A99"}, "A99"),
+        ({"strategy": "zz=4"}, "'strategy' is 'zz=4'"),
+        ({"strategy": "dp=2"}, "4 GPUs"),
+        ({"strategy": "pp=4", "micro_batches": "3"}, "global batch 8"),
+        ({"strategy": "tp=8", "gpus": "8"}, "tp=8"),
+        ({"sequence_length": "2048"}, "sequence 2048"),
+        ({"timed": "all"}, "'timed' is 'all'"),
+    ],
+)
+def test_a_broken_row_is_named(tmp_path: Path, changed: dict[str, str], said: str) -> None:
+    with pytest.raises(TriosimError, match=r"t\.csv:2") as caught:
+        formats.read(table(tmp_path, **changed))
+    assert said in str(caught.value)
+
+
+def test_a_pipeline_of_one_micro_batch_is_no_faster_than_one_gpu(tmp_path: Path) -> None:
+    alone, piped = (
+        accelerate.step_seconds(formats.read(table(tmp_path, strategy=strategy, gpus=gpus))[1][0].case)
+        for strategy, gpus in (("dp=1", "1"), ("pp=4", "4"))
+    )
+    assert alone < piped < 1.05 * alone
+
+
+def test_the_measured_steps_are_within_what_is_asked_for() -> None:
+    try:
+        form, rows = formats.read(data("end_to_end/gpt_fp32_4gpu.csv"))
+    except DataAbsent as absent:
+        pytest.skip(str(absent))
+    found = [Predicted(form.name, "t", row, form.predict(row, {})) for row in rows]
+    (summary,) = summaries(found)
+    assert summary.mean < form.asked["step time"]

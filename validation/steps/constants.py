@@ -1,0 +1,41 @@
+"""The fitted constants: at most ten over all tables, each with a unit, a meaning, physical bounds and what it was fitted on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+FILE = Path(__file__).with_suffix(".json")
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """A constant: ``value`` lies between ``low`` and ``high``, outside of which it would mean something else."""
+
+    name: str
+    value: float
+    unit: str
+    meaning: str
+    low: float
+    high: float
+    fitted_on: str
+
+
+def load() -> dict[str, Constant]:
+    """Return the constants by name."""
+    return {name: Constant(name=name, **entry) for name, entry in json.loads(FILE.read_text("utf-8")).items()}
+
+
+def values(constants: Mapping[str, Constant] | None = None) -> dict[str, float]:
+    """Return the values alone."""
+    return {name: one.value for name, one in (load() if constants is None else constants).items()}
+
+
+def save(fitted: Mapping[str, float]) -> None:
+    """Write other values into the file."""
+    entries = json.loads(FILE.read_text("utf-8"))
+    for name, value in fitted.items():
+        entries[name]["value"] = float(f"{value:.4g}")
+    FILE.write_text(json.dumps(entries, indent=2) + "\n", "utf-8")

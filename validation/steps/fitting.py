@@ -1,0 +1,88 @@
+"""The fit of the constants: Gauss-Newton steps on the logarithms of predictions, with derivatives by differences.
+
+Errors of a model size that was left out come from the same derivatives: the constants that the other rows give, one step from
+the fitted ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+from scipy.optimize import least_squares
+
+from triosim.errors import OptionError
+from validation.steps import constants
+from validation.steps.errors import Predicted
+from validation.steps.rows import Format, Row
+
+Table = tuple[Format, str, list[Row]]
+Predict = Callable[[Sequence[Table], Mapping[str, float], int], Iterator[Predicted]]
+Numbers = npt.NDArray[np.float64]
+
+STEPS = 3
+#: A constant is changed by this much for its derivative.
+CHANGE = 0.05
+#: Errors beyond this count linearly, so that no single row rules the fit.
+OUTLIER = 0.05
+
+
+def fit(tables: Sequence[Table], jobs: int, predict: Predict) -> None:
+    """Fit, print each step, the constants, and the errors of each model size in the fit and left out; write the constants."""
+    known = constants.load()
+    names = sorted({name for kind, _, _ in tables for name in kind.constants})
+    if not names:
+        raise OptionError("no fitted constant is in these tables", where="--fit", fix="give tables that have some")
+    low, high = (np.log([getattr(known[name], end) for name in names]) for end in ("low", "high"))
+    at = np.log([known[name].value for name in names])
+    everything = constants.values(known)
+
+    def logarithms(point: Numbers) -> Numbers:
+        values = everything | dict(zip(names, np.exp(point).tolist(), strict=True))
+        return np.log([one.value / one.row.measured for one in predict(tables, values, jobs)])
+
+    rows = [row for _, _, found in tables for row in found]
+    for step in range(STEPS + 1):
+        base = logarithms(at)
+        print(f"step {step}: mean error {100 * np.mean(np.abs(np.expm1(base))):.2f}%", flush=True)
+        columns = []
+        for place in range(len(names)):
+            change = np.zeros(len(names))
+            change[place] = CHANGE if at[place] + CHANGE <= high[place] else -CHANGE
+            columns.append((logarithms(at + change) - base) / change[place])
+        slopes = np.stack(columns, axis=1)
+        if step == STEPS:
+            break
+        at = at + moved(base, slopes, low - at, high - at)
+    found = dict(zip(names, np.exp(at).tolist(), strict=True))
+    constants.save(found)
+    for name, value in found.items():
+        print(f"{name}: {value:.4g} {known[name].unit} ({known[name].low:g} to {known[name].high:g})")
+    _print_left_out(rows, base, slopes, low - at, high - at)
+
+
+def moved(base: Numbers, slopes: Numbers, low: Numbers, high: Numbers) -> Numbers:
+    """Return the step to the least robust error of what is linear around here, within bounds."""
+    inside = np.clip(np.zeros(len(low)), low + 1e-9, high - 1e-9)
+    found = least_squares(
+        lambda step: base + slopes @ step, inside, bounds=(low, high), loss="soft_l1", f_scale=OUTLIER
+    )
+    return np.asarray(found.x)
+
+
+def _print_left_out(rows: Sequence[Row], base: Numbers, slopes: Numbers, low: Numbers, high: Numbers) -> None:
+    """Print, by model size, the mean error in the fit, and where the size was left out."""
+    sizes = list(dict.fromkeys(row.model for row in rows))
+    fitted, left_out = [], []
+    for size in sizes:
+        own = np.array([row.model == size for row in rows])
+        errors = [float(np.mean(np.abs(np.expm1(base[own]))))]
+        if not own.all():
+            step = moved(base[~own], slopes[~own], low, high)
+            errors.append(float(np.mean(np.abs(np.expm1(base[own] + slopes[own] @ step)))))
+        said = [f"{100 * error:.2f}%" for error in errors] + ["none"]
+        print(f"{size}: {own.sum()} rows, fitted {said[0]}, left out {said[1]}")
+        fitted.append(errors[0] * own.sum())
+        left_out.append(errors[-1] * own.sum())
+    print(f"all: fitted {100 * sum(fitted) / len(rows):.2f}%, left out {100 * sum(left_out) / len(rows):.2f}%")

@@ -1,0 +1,80 @@
+"""The known formats, and the reading of a table: which format a file has is said by its header."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import importlib
+import pkgutil
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import validation.steps
+from triosim.errors import TraceError
+from validation.report import DataAbsent, data
+from validation.steps.rows import Format, Record, Row
+
+
+@cache
+def formats() -> tuple[Format, ...]:
+    """Every format of the modules here, by module and in the order in which it names them."""
+    names = [module.name for module in pkgutil.iter_modules(validation.steps.__path__)]
+    modules = [importlib.import_module(f"validation.steps.{name}") for name in sorted(names)]
+    return tuple(one for module in modules for one in getattr(module, "FORMATS", ()))
+
+
+def named(name: str) -> Format:
+    """Return a format by its name."""
+    return next(one for one in formats() if one.name == name)
+
+
+def read(path: str | Path) -> tuple[Format, list[Row]]:
+    """Return the rows of a file (csv, csv.gz). Raises ``TraceError`` for an unknown header, or a broken row."""
+    lines = csv.reader(_text(Path(path)).splitlines())
+    header = [name.strip() for name in next(lines, [])]
+    known = [one for one in formats() if one.columns and set(one.columns) <= set(header)]
+    if not known:
+        said = ",".join(header)
+        raise TraceError(f"no known table has the header '{said[:200]}'", where=str(path), fix=_nearest(header))
+    found = max(known, key=lambda one: len(one.columns))
+    records = []
+    for line in lines:
+        where = f"{path}:{lines.line_num}"
+        if len(line) not in (0, len(header)):
+            raise TraceError(f"{len(line)} columns", where=where, fix=f"give the {len(header)} of the header")
+        if line:
+            records.append(Record(dict(zip(header, line, strict=True)), where))
+    if not records:
+        raise TraceError("no rows", where=str(path), fix="give one or more below the header")
+    return found, found.read(records)
+
+
+def shared(only: str | None = None) -> Iterator[tuple[Format, str, list[Row]]]:
+    """Yield the format, the name and the rows of each table that is there; of one format alone, or all."""
+    for one in formats():
+        if only not in (None, one.name):
+            continue
+        for name in one.tables:
+            try:
+                path = data(name)
+            except DataAbsent:
+                continue
+            yield one, Path(name).name.partition(".")[0], read(path)[1]
+        if rows := one.built_in():
+            yield one, one.name, rows
+
+
+def _text(path: Path) -> str:
+    try:
+        raw = path.read_bytes()
+        return (gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw).decode("utf-8-sig")
+    except (OSError, EOFError, UnicodeDecodeError) as error:
+        raise TraceError(f"cannot be read: {error}", where=str(path), fix="give a csv or csv.gz file") from None
+
+
+def _nearest(header: list[str]) -> str:
+    """Say which columns the format that comes nearest has and this header does not."""
+    near = max((one for one in formats() if one.columns), key=lambda one: len(set(one.columns) & set(header)))
+    missing = [name for name in near.columns if name not in header]
+    return f"of {near.name} these are missing: {', '.join(missing)}"

@@ -1,0 +1,102 @@
+"""A measured row, the format of a table of them, and the records of a file, whose errors name the file and the line."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from triosim.errors import TraceError
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One measured figure.
+
+    ``label`` is the row's columns in short; ``model`` says which rows are of one model size; ``measured`` is in ``unit``.
+    ``case`` is what the format's ``predict`` needs; ``published`` is what another simulator said, in the same unit.
+    """
+
+    label: str
+    model: str
+    measured: float
+    unit: str
+    case: Any
+    quantity: str = "step time"
+    published: float | None = None
+
+
+class Format(ABC):
+    """One format of table.
+
+    ``columns`` identify its files (a file may have more); ``tables`` are the names of measured data that have it, under
+    ``TRIOSIM_DATA``. ``asked`` is the mean absolute error that is asked for, by quantity; ``published`` says what the best
+    published one is. ``constants`` are the names of the fitted constants (``validation.steps.constants``) that it reads.
+    """
+
+    name: ClassVar[str]
+    columns: ClassVar[tuple[str, ...]]
+    tables: ClassVar[tuple[str, ...]] = ()
+    asked: ClassVar[Mapping[str, float]] = {}
+    published: ClassVar[str] = ""
+    constants: ClassVar[tuple[str, ...]] = ()
+
+    @abstractmethod
+    def read(self, records: Sequence[Record]) -> list[Row]:
+        """Return the rows of a table, one or more a record. Raises ``TriosimError`` for what is wrong in one."""
+
+    @abstractmethod
+    def predict(self, row: Row, constants: Mapping[str, float]) -> float:
+        """Return what the simulator says, in the row's unit."""
+
+    def built_in(self) -> list[Row]:
+        """Rows that are published in a text and stand in the module itself, where there is no file of them."""
+        return []
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One line of a table: text by column; ``where`` is the file and the line."""
+
+    values: Mapping[str, str]
+    where: str
+
+    def text(self, column: str) -> str:
+        """Return what the column has."""
+        found = (self.values.get(column) or "").strip()
+        if not found:
+            raise TraceError(f"no '{column}'", where=self.where, fix="give every column of the header")
+        return found
+
+    def number(self, column: str) -> float:
+        """Return a positive number."""
+        text = self.text(column)
+        try:
+            found = float(text)
+        except ValueError:
+            found = 0.0
+        if not 0 < found < float("inf"):
+            raise TraceError(f"'{column}' is '{text}'", where=self.where, fix="give a number above 0")
+        return found
+
+    def whole(self, column: str) -> int:
+        """Return a positive whole number."""
+        found = self.number(column)
+        if found != int(found):
+            raise TraceError(
+                f"'{column}' is '{self.text(column)}'", where=self.where, fix="give a whole number above 0"
+            )
+        return int(found)
+
+    def one_of(self, column: str, known: Sequence[str]) -> str:
+        """Return one of some words."""
+        found = self.text(column)
+        if found not in known:
+            raise TraceError(f"'{column}' is '{found}'", where=self.where, fix=f"known: {', '.join(known)}")
+        return found
+
+    def check(self, holds: bool, what: str, fix: str) -> None:
+        """Refuse a row that contradicts itself."""
+        if not holds:
+            raise TraceError(what, where=self.where, fix=fix)
