@@ -98,3 +98,45 @@ def test_the_raw_vgg_trace_is_bound_by_its_gpu_at_512_and_by_its_host_at_8(data_
     assert large.data.launch_wait_s < 0.01 * large.step_time_s
     assert small.step_time_s == pytest.approx(smaller.step_time_s, rel=0.01)
     assert small.step_time_s > 0.95 * host
+
+
+def in_a_row(*seconds: float) -> Trace:
+    """Operators of some lengths, each of which costs the host a second."""
+    operators = [
+        Operator(number, "aten::op", "forward", "l", (), (), time, host_seconds=1.0)
+        for number, time in enumerate(seconds)
+    ]
+    return replace(traces.mlp(), operators=tuple(operators))
+
+
+@pytest.mark.parametrize(("ahead", "end"), [(None, 9.0), (1024, 9.0), (2, 9.0), (1, 12.0)])
+def test_a_host_that_waits_for_its_gpu_cannot_hide_launches_behind_a_long_operator(
+    ahead: int | None, end: float
+) -> None:
+    """The first runs from 1 to 6, and the next three a second each; one ahead, each is launched when the last is through."""
+    trace = in_a_row(5.0, 1.0, 1.0, 1.0)
+    result = triosim.simulate(trace, gpus=1, training=False, host_overhead="trace", run_ahead=ahead)
+    assert result.step_time_s == pytest.approx(end)
+
+
+def test_views_are_no_launches_that_the_host_is_ahead_by() -> None:
+    """One ahead: launch and run 1 s each, four times, and the views are launched meanwhile."""
+    trace = in_a_row(1.0, 0.0, 1.0, 0.0, 1.0, 1.0)
+    free = tuple(replace(one, host_seconds=1.0 if one.seconds else 0.0) for one in trace.operators)
+    result = triosim.simulate(
+        replace(trace, operators=free), gpus=1, training=False, host_overhead="trace", run_ahead=1
+    )
+    assert result.step_time_s == pytest.approx(8.0)
+
+
+def test_calls_that_communicate_cost_the_host_as_much_as_operators() -> None:
+    trace = launched(per_flop=1e-18)
+    one = triosim.simulate(trace, gpus=1, host_overhead="trace").step_time_s
+    sliced = triosim.simulate(trace, "tp=2", topology="switch(2, bandwidth=100 TB/s)", host_overhead="trace")
+    calls = sum(collective.count for collective in sliced.data.collectives)
+    assert sliced.step_time_s == pytest.approx(one + calls * HOST, rel=0.02)
+
+
+def test_a_host_is_at_least_one_operator_ahead() -> None:
+    with pytest.raises(triosim.errors.OptionError, match="run-ahead"):
+        triosim.simulate(launched(), gpus=1, host_overhead="trace", run_ahead=0)

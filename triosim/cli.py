@@ -91,6 +91,7 @@ def simulate(
     collective_form: o.CollectiveForm = "pipelined",
     copy_input: o.CopyInput = False,
     host_overhead: o.HostOverhead = None,
+    run_ahead: o.RunAhead = None,
     compute_slowdown: c.ComputeSlowdown = None,
     collective_slowdown: c.CollectiveSlowdown = None,
     slow_gpus: c.SlowGpus = None,
@@ -211,6 +212,7 @@ def simulate(
             operator_times=operator_times,
             compute_model=compute_model,
             host_overhead=host_overhead,
+            run_ahead=run_ahead,
             conditions=c.given(
                 compute_slowdown=compute_slowdown,
                 collective_slowdown=collective_slowdown,

@@ -78,10 +78,10 @@ def describe(
         str | None,
         typer.Option(
             "--kernels",
-            metavar="eager|fused",
+            metavar="eager|fused|compiled",
             show_default=False,
-            **o.one_of("--kernels", ("eager", "fused")),
-            help="One an operator, or one for what compilers fuse: norms, rotations, gates, biases, the loss.",
+            **o.one_of("--kernels", ("eager", "fused", "compiled")),
+            help="One an operator; one for what libraries fuse (norms, rotations, gates, the loss); or as a compiler fuses.",
         ),
     ] = None,
     dropout: Annotated[

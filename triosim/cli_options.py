@@ -338,6 +338,16 @@ HostOverhead = Annotated[
         help="What a launch costs the host: '5 us', trace for each operator's own, or none. By default none.",
     ),
 ]
+RunAhead = Annotated[
+    int | None,
+    typer.Option(
+        "--run-ahead",
+        metavar="N",
+        rich_help_panel=SYSTEM,
+        show_default=False,
+        help="How many operators the host is ahead of its GPU at most. By default as many as CUDA's launch queue holds.",
+    ),
+]
 OperatorTimes = Annotated[
     str | None,
     typer.Option(

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import simpy
@@ -48,6 +49,7 @@ from triosim.tasks import (
 
 if TYPE_CHECKING:
     from triosim.networks.base import Network
+    from triosim.trace import Operator
 
 #: How many launched tasks the host may be ahead of the device (CUDA's launch queue).
 RUN_AHEAD = 1024
@@ -61,10 +63,11 @@ _PROGRESS_EVERY = 2048
 class Engine:
     """Runs task streams on a network. One engine runs once.
 
-    ``host_overhead`` is the host's cost of a launch, ``timeline`` keeps every task's handle in the recording,
-    ``conditions`` say how much computation and communication on one GPU hamper each other, and what happens when; that
-    GPUs are unequal from the start is in their streams. ``copies`` says for how many transfers one stands, where not all ranks
-    are simulated.
+    ``host_overhead`` is the host's cost of a launch, ``call_overhead`` (seconds) that of a transfer, a collective or a copy,
+    where each operator has its own. ``run_ahead`` is how many operators the host is ahead of the device at most, where that is
+    less than the launch queue holds. ``timeline`` keeps every task's handle in the recording, ``conditions`` say how much
+    computation and communication on one GPU hamper each other, and what happens when; that GPUs are unequal from the start
+    is in their streams. ``copies`` says for how many transfers one stands, where not all ranks are simulated.
     """
 
     def __init__(
@@ -73,6 +76,8 @@ class Engine:
         network: Network,
         *,
         host_overhead: HostOverhead = None,
+        call_overhead: float = 0.0,
+        run_ahead: int | None = None,
         timeline: bool = False,
         progress: Progress | None = None,
         conditions: Conditions | None = None,
@@ -81,6 +86,11 @@ class Engine:
         self.env = env
         self.network = network
         self.host_overhead = host_overhead
+        self.call_overhead = call_overhead
+        self.run_ahead = run_ahead
+        self._pieces: dict[
+            int, tuple[Compute, tuple[Compute, ...]]
+        ] = {}  # of tasks, whose operators are launched one by one
         self.progress = progress
         self.ranks: dict[int, Rank] = {}
         self.recording = Recording(ranks=[], handles=[] if timeline else None)
@@ -153,7 +163,9 @@ class Engine:
             except StopIteration:
                 break
             kind = type(task)
-            if kind in self._begin:
+            if kind is Compute and self.run_ahead is not None:
+                answer = yield from self._one_by_one(rank, task)
+            elif kind in self._begin:
                 overhead = self._launch_seconds(task) if self.host_overhead is not None else 0.0
                 if overhead and kind is not Compute:  # whose operators start one by one, as each is launched
                     yield self.env.timeout(overhead)
@@ -187,6 +199,24 @@ class Engine:
         rank.record.finished = max(rank.record.finished, self.env.now)
         self._unfinished -= 1
 
+    def _one_by_one(self, rank: Rank, task: Compute) -> Generator[simpy.Event, Any, Handle]:
+        """Launch each operator of a task by itself, and wait where the device is too far behind."""
+        assert self.run_ahead is not None
+        known = self._pieces.get(id(task.operators))
+        if known is None or (known[0].stream, known[0].share) != (task.stream, task.share):
+            known = self._pieces[id(task.operators)] = task, _by_kernel(task)
+        first, *others = known[1]
+        for piece in (replace(first, after=task.after) if task.after else first, *others):
+            handle = self._issue(rank, piece)
+            rank.ahead += piece.seconds > 0
+            overhead = self._launch_seconds(piece) if self.host_overhead is not None else 0.0
+            if overhead:
+                yield self.env.timeout(overhead)
+            if rank.ahead >= self.run_ahead or rank.launched >= RUN_AHEAD:
+                rank.wakeup = self.env.event()
+                yield rank.wakeup
+        return handle
+
     def _host_waits(self, handles: Iterable[Handle], count: int) -> Generator[simpy.Event, Any, None]:
         """Wait until ``count`` of the handles are done."""
         missing = count
@@ -212,13 +242,14 @@ class Engine:
 
     def _launch_seconds(self, task: Task) -> float:
         """Return what launching a task costs the host."""
-        if self.host_overhead == "trace":
-            operators = task.operators if isinstance(task, Compute) else ()
-            return sum(operator.host_seconds or 0.0 for operator in operators)
-        assert not isinstance(self.host_overhead, str)
-        assert self.host_overhead is not None
         if isinstance(task, (Record, Wait, Iteration)):
             return 0.0
+        if self.host_overhead == "trace":
+            if isinstance(task, Compute):
+                return sum(operator.host_seconds or 0.0 for operator in task.operators)
+            return self.call_overhead * _launches(task)
+        assert not isinstance(self.host_overhead, str)
+        assert self.host_overhead is not None
         return self.host_overhead * _launches(task)
 
     # ---- issuing ------------------------------------------------------------------------------------------------
@@ -283,7 +314,9 @@ class Engine:
         del rank.open[handle]
         self._unfinished -= 1
         rank.launched -= _launches(handle.task)
-        if rank.wakeup is not None and rank.launched < RUN_AHEAD:
+        if self.run_ahead is not None and type(handle.task) is Compute:
+            rank.ahead -= handle.task.seconds > 0
+        if rank.wakeup is not None and rank.launched < RUN_AHEAD and rank.ahead < (self.run_ahead or RUN_AHEAD):
             rank.wakeup.succeed()
             rank.wakeup = None
         dependents, handle.dependents = handle.dependents, None
@@ -369,6 +402,20 @@ def _launches(task: Task) -> int:
     if type(task) is Recv and task.ahead:
         return 0
     return len(task.operators) if isinstance(task, Compute) else 1
+
+
+def _by_kernel(task: Compute) -> tuple[Compute, ...]:
+    """Return a task in pieces of one operator that takes time, each with the views behind the one before."""
+    pieces: list[Compute] = []
+    begun: list[Operator] = []
+    for operator in task.operators:
+        begun.append(operator)
+        if operator.seconds:
+            pieces.append(Compute(tuple(begun), task.stream, task.share))
+            begun = []
+    if begun or not pieces:
+        pieces.append(Compute(tuple(begun), task.stream, task.share))
+    return tuple(pieces)
 
 
 def _check_seconds(seconds: float, what: str, rank: int) -> None:

@@ -56,6 +56,12 @@ def _power(value: Any) -> float:
     return _not_negative(_scaled(value, "W", "700 W"), value)
 
 
+def _energy(value: Any) -> float:
+    if isinstance(value, str) and value.strip().endswith("pJ"):
+        return 1e-12 * _energy(value.strip().removesuffix("pJ"))
+    return _not_negative(_scaled(value, "J", "0.9 pJ"), value)
+
+
 def _price(value: Any) -> float:
     return _not_negative(_scaled(value, "", "2.5"), value)
 
@@ -127,6 +133,7 @@ class GpuModel(BaseModel):
     nvlink_bandwidth: Annotated[float, BeforeValidator(_bandwidth)] | None = None
     pcie_bandwidth: Annotated[float, BeforeValidator(_bandwidth)] | None = None
     tdp_watts: Annotated[float, BeforeValidator(_power)] | None = None
+    joules_per_flop: Annotated[float, BeforeValidator(_energy)] | None = None
     price_per_hour: Annotated[float, BeforeValidator(_price)] | None = None
     source: str | None = None
 

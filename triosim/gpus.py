@@ -8,8 +8,9 @@ keys, in which rates and sizes may have units; with ``like`` it says only in wha
 from __future__ import annotations
 
 import json
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from os import PathLike, fspath
@@ -38,7 +39,8 @@ class Gpu:
     """One GPU: ``flops`` in FLOP/s by dtype, bandwidths in bytes per second and one direction, sizes in bytes.
 
     ``nvlink_bandwidth`` is that of all links to other GPUs together (NVLink, Infinity Fabric), 0 without any; ``sms`` is how
-    many multiprocessors (compute units, cores) it has; 0 stands for what is not known.
+    many multiprocessors (compute units, cores) it has; ``joules_per_flop`` what a FLOP of a long half-precision product costs
+    on tensor cores, with all that the board draws beside it; 0 stands for what is not known.
     """
 
     name: str
@@ -53,6 +55,7 @@ class Gpu:
     nvlink_bandwidth: float = 0.0
     pcie_bandwidth: float = 0.0
     tdp_watts: float = 0.0
+    joules_per_flop: float = 0.0
     price_per_hour: float | None = None
     source: str = ""
 
@@ -61,6 +64,17 @@ class Gpu:
         while dtype not in self.flops:
             dtype = _INSTEAD.get(dtype, "float32")
         return self.flops[dtype]
+
+
+def same_chip(gpu: Gpu, names: Iterable[str]) -> Gpu | None:
+    """Return the GPU among names that has the chip of another one, with the nearest power, then bandwidth; or None."""
+
+    def apart(other: Gpu) -> tuple[float, float]:
+        power = math.log(other.tdp_watts / gpu.tdp_watts) if other.tdp_watts and gpu.tdp_watts else 0.0
+        return abs(power), abs(math.log(other.bandwidth / gpu.bandwidth))
+
+    found = [other for other in map(get, names) if other is not None and _chip(other) == _chip(gpu)]
+    return min(found, key=apart, default=None)
 
 
 def find(name: str | PathLike[str]) -> Gpu:
@@ -100,6 +114,10 @@ def load_user(path: str | PathLike[str]) -> Gpu:
             raise OptionError(f"'{name}' is a GPU of the catalogue", where=fspath(path), fix=fix)
     _read.update((_key(name), gpu) for name in (gpu.name, *gpu.aliases))
     return gpu
+
+
+def _chip(gpu: Gpu) -> tuple[str, int, dict[str, float]]:
+    return gpu.architecture, gpu.sms, dict(gpu.flops)
 
 
 @cache

@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from os import PathLike
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any, Literal
 
 import simpy
@@ -94,6 +95,7 @@ def simulate(
     operator_times: str | PathLike[str] | None = None,
     compute_model: str | type = "auto",
     host_overhead: Quantity | None = None,
+    run_ahead: int | None = None,
     conditions: Mapping[str, Any] | None = None,
     options: Mapping[str, str] | None = None,
     tokens_per_sample: float | str | None = None,
@@ -130,6 +132,7 @@ def simulate(
     copy_input: whether each rank copies its input from host memory.
     operator_times: a file with times that replace the trace's, by operator or layer.
     host_overhead: what a launch costs the host: seconds or "5 us"; "trace" takes each operator's own.
+    run_ahead: how many operators the host is ahead of its GPU at most; by default as many as CUDA's launch queue holds.
     conditions: what is uneven or slow, beside what the topology's file says: {"slow_gpus": {3: 1.5}, "compute_slowdown": 1.2};
         see docs/conditions.md.
     options: what plug-ins ask for by name: a constructor's keywords, as text.
@@ -256,6 +259,8 @@ def simulate(
             fix="ask for fewer, or give a larger topology",
         )
 
+    if run_ahead is not None and run_ahead < 1:
+        raise OptionError(f"{run_ahead} operators", where="--run-ahead", fix="give 1 or more")
     if host_overhead == "trace" and not any(operator.host_seconds for operator in the_trace.operators):
         notes.append("the trace has no host times, so that a launch costs nothing")
 
@@ -264,6 +269,8 @@ def simulate(
             on.env,
             on,
             host_overhead=_host_overhead(host_overhead),
+            call_overhead=_call_overhead(the_trace),
+            run_ahead=run_ahead,
             timeline=timeline,
             progress=progress,
             conditions=circumstances,
@@ -462,6 +469,12 @@ def _host_overhead(value: Quantity | None) -> HostOverhead:
             f"{value} is no cost", where="--host-overhead", fix="give 'trace', 'none' or a time like '5 us'"
         )
     return seconds
+
+
+def _call_overhead(trace: Trace) -> float:
+    """Return what a call that communicates costs the host, which no trace of one GPU says: as much as a usual operator's."""
+    costs = [operator.host_seconds for operator in trace.operators if operator.host_seconds and operator.seconds]
+    return median(costs) if costs else 0.0
 
 
 def _plain(value: Any) -> Any:

@@ -61,7 +61,8 @@ def hops(kind: str, nodes: int) -> int:
 class Calibration:
     """Fitted times of collectives: ``kinds`` inside a node of ``gpus_per_node``, ``between`` nodes, ``stragglers``.
 
-    ``note`` says what it was fitted to.
+    ``note`` says what it was fitted to. ``wait`` is how many seconds every collective takes longer than in the measurements,
+    whatever its size: in a training step its ranks do not arrive at one moment, whereas those of a benchmark do.
     """
 
     gpus_per_node: int
@@ -69,6 +70,7 @@ class Calibration:
     between: Mapping[str, Between] = field(default_factory=dict)
     stragglers: Mapping[str, Straggler] = field(default_factory=dict)
     note: str = ""
+    wait: float = 0.0
 
     def parts(self, kind: str, gpus: int, nbytes: float, nodes: int = 1) -> Parts | None:
         """Return the time of a collective of ``gpus`` over so many nodes; None for what was neither measured nor assumed."""
@@ -87,7 +89,7 @@ class Calibration:
         for part in (near, wide):
             if part is not None:
                 latency, moving = latency + part.latency, max(moving, part.moving)
-        return Parts(latency * ratio, moving * ratio)
+        return Parts(latency * ratio + self.wait, moving * ratio)
 
     def _inside(self, kind: str, gpus: int, nbytes: float) -> Parts | None:
         curves = self.kinds.get(kind)

@@ -1,14 +1,14 @@
 """For each operator the model that is expected to err least, among those that are calibrated for the GPU.
 
 Asked are the models that are fitted to measured tables (one's own, and those that ship with triosim: ``forest``,
-``elementwise``, ``reduction``), where their data cover the operator; ``linear`` within the trace, for the trace's own GPU;
-and ``roofline``, which knows every operator. Each says its error from cross-validation or from the residuals of its fit;
-one that cannot say is taken to err by ``ASSUMED_ERROR``. What was fitted within a trace saw few operators of one size, and may
-state a small error by chance: it goes before a table's model where it states less than half of that one's error. Laws of
-rows of one's own (``calibrated``) go before what they were compared with on these rows: what ships, and the roofline; but one
-that is off by more than the time itself has learned nothing, and stands back behind what states less. A ratio
-takes both its estimates from one model; for another GPU, a law of that GPU may also take the place of the time so far. Of
-equal errors, the one named first above is taken.
+``elementwise``, ``reduction``) or to published rates (``attention kernels``), where their data cover the operator;
+``linear`` within the trace, for the trace's own GPU; and ``roofline``, which knows every operator. Each says its error
+from cross-validation or from the residuals of its fit; one that cannot say is taken to err by ``ASSUMED_ERROR``. What
+was fitted within a trace saw few operators of one size, and may state a small error by chance: it goes before a table's
+model where it states less than half of that one's error. Laws of rows of one's own (``calibrated``) go before what they
+were compared with on these rows: what ships, and the roofline; but one that is off by more than the time itself has
+learned nothing, and stands back behind what states less. A ratio takes both its estimates from one model; for another
+GPU, a law of that GPU may also take the place of the time so far. Of equal errors, the one named first above is taken.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ WITHIN_A_TRACE = 2.0
 STORED = (
     "triosim.compute.calibrated:Calibrated",
     "triosim.compute.forest:Forest",
+    "triosim.compute.attention_kernels:AttentionKernels",
     "triosim.compute.elementwise:Elementwise",
     "triosim.compute.reduction:Reduction",
 )
@@ -44,7 +45,7 @@ STORED = (
 #: A law that states more has not learned what its rows take: it keeps nobody from answering.
 NOTHING_LEARNED = 1.0
 #: What laws of one's own rows were compared with.
-_TRIED = ("forest", "elementwise", "reduction", "roofline")
+_TRIED = ("forest", "attention kernels", "elementwise", "reduction", "roofline")
 
 
 class Auto(ComputeModel):

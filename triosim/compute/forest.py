@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from triosim import gpus
-from triosim.compute import doubt, shapes, stored
+from triosim.compute import attention_kernels, doubt, shapes, stored
 from triosim.compute.base import ComputeModel, Estimates
 from triosim.compute.operators import Operators, each_once
 from triosim.compute.shape_features import ATTENTION_SECONDS
@@ -58,6 +58,8 @@ class Forest(ComputeModel):
                 seconds[places], errors[places], name = found
                 for place in places:
                     names[place] = name
+                    if not name.startswith(stored.OWN_LABEL) and attention_kernels.knows(seen[place], target):
+                        seconds[place] = np.nan  # another kernel than that of the tables
         for places, group in seen.gradients if "product" in self.families else ():
             found = self.ask(group, target)
             if found is not None:

@@ -1,9 +1,9 @@
 """A fitted model of one family of operators in one dtype: trees on top of the roofline, and how far it was off.
 
 A GPU with many measurements has trees of its own; GPUs with some share trees that are told the GPU's specifications. A GPU
-with the chip of a known one, on a board that allows as much power or more, is predicted as that one is, at that share of its
-peak or more. Any other GPU is predicted by trees that see ratios alone, fitted on all GPUs together, and by a law of what rate it
-reaches.
+with the chip of a known one, on another board, is predicted as that one is, at that share of its peak or more, and no faster
+than its power allows. Any other GPU is predicted by trees that see ratios alone, fitted on all GPUs together, and by a law of
+what rate it reaches.
 Each estimate carries the error that cross-validation found for such a GPU and such a time: with rows held out at random
 where the sizes are among those measured, with whole slices of sizes held out where they are not.
 """
@@ -32,6 +32,8 @@ CLASSES = ("<20us", "20-200us", ">200us")
 #: What an estimate is taken to err by where cross-validation had no such rows.
 UNKNOWN_ERROR = 0.25
 _MOST_DOUBLINGS = 3.0
+#: By how much more estimates are taken to be off for the same chip with other memory or another power limit.
+_OTHER_BOARD = 2.0
 
 
 @dataclass(frozen=True)
@@ -57,28 +59,22 @@ class Learned:
         """Whether rows of this GPU were fitted."""
         return gpu.name in self.rates
 
-    def twin(self, gpu: Gpu) -> Gpu | None:
-        """Return the known GPU with the same chip that has the most power, of those whose boards allow it no more; or None."""
-        if not gpu.sms or not gpu.tdp_watts:
-            return None
-        found = None
-        for name in self.rates:
-            other = gpus.get(name)
-            if other is None or (name not in self.own and self.pooled is None) or not other.tdp_watts:
-                continue
-            alike = (other.architecture, other.sms) == (gpu.architecture, gpu.sms)
-            if alike and other.tdp_watts <= gpu.tdp_watts and (found is None or other.tdp_watts > found.tdp_watts):
-                found = other
-        return found
+    def _measured(self, gpu: Gpu) -> Gpu | None:
+        """Return the GPU whose rows say how this one computes: itself, or one with the same chip."""
+        if self.knows(gpu):
+            return gpu
+        return gpus.same_chip(gpu, self.rates if self.pooled is not None else self.own)
 
     def seconds(self, shapes: Shapes, gpu: Gpu) -> Array:
         """Return the time of each call on a GPU; NaN where the model cannot say."""
-        like = gpu if self.knows(gpu) else self.twin(gpu)
-        rate = self.law.rate(gpu, self.dtype)
-        if like is gpu:
+        like = self._measured(gpu)
+        if like is None:
+            rate = self.law.rate(gpu, self.dtype)
+        elif like.name == gpu.name:
             rate = self.rates[gpu.name]
-        elif like is not None:  # more power may let the same chip be faster
-            rate = max(rate, self.rates[like.name] * gpu.rate(self.dtype) / like.rate(self.dtype))
+        else:  # more power may let the same chip be faster
+            share = self.rates[like.name] / like.rate(self.dtype)
+            rate = max(self.law.rate(gpu, self.dtype), share * gpu.rate(self.dtype))
         described = describe(shapes, gpu, rate)
         features = described.features
         trees = self.other if like is None else self.own.get(like.name, self.pooled)
@@ -88,21 +84,31 @@ class Learned:
             told = specifications(like, self.rates[like.name])
             features = np.hstack([features, np.tile(told, (len(features), 1))])
         found: Array = described.seconds * np.exp(trees.predict(features))
-        return found
+        return found if self.knows(gpu) else np.fmax(found, self._at_power(shapes, gpu))
+
+    def _at_power(self, shapes: Shapes, gpu: Gpu) -> Array:
+        """Return the least time of calls that the power of a board allows of which no rows were fitted."""
+        if self.family != "product":
+            return np.zeros(len(shapes))
+        flops = 2.0 * shapes["b"] * shapes["m"] * shapes["n"] * shapes["k"]
+        least: Array = flops / self.law.power_limit(gpu, self.dtype)
+        return least
 
     def relative_error(self, shapes: Shapes, gpu: Gpu, seconds: Array) -> Array:
         """Return the error that cross-validation found for such calls."""
         where = np.searchsorted(CLASS_EDGES, seconds, side="right")
-        if not self.knows(gpu):
+        like = self._measured(gpu)
+        if like is None:
             factor = doubt.of_few(len(self.rates))
             if self.family == "product":
                 factor *= doubt.of_limited(gpu, self.dtype, self.law)
             return self._errors("left out", "all")[where] * factor * self._outside(shapes)
-        random, slices = self._errors("random", gpu.name)[where], self._errors("slices", gpu.name)[where]
+        random, slices = self._errors("random", like.name)[where], self._errors("slices", like.name)[where]
         measured = np.ones(len(shapes), dtype=bool)
         for name, values in self.sizes.items():
             measured &= np.isin(shapes[name], values)
-        return np.where(measured, random, np.fmax(slices, random)) * self._outside(shapes)
+        other_board = 1.0 if self.knows(gpu) else _OTHER_BOARD
+        return np.where(measured, random, np.fmax(slices, random)) * self._outside(shapes) * other_board
 
     def _outside(self, shapes: Shapes) -> Array:
         """Return by how much more calls are off that are larger, or smaller, than all that was measured: 1 for others.

@@ -2,7 +2,8 @@
 
 A product of large float32 matrices reaches a share of the peak, unless that takes more than the board's power: inference cards
 (T4, L4, P4) hold 30% to 50% of the peak that their data sheet gives. The energy of a FLOP, everything on the board
-counted, is fitted for two generations of chips, before and from Ada and Hopper.
+counted, is fitted for two generations of chips, before and from Ada and Hopper. On tensor cores it is what a GPU's file says
+(``joules_per_flop``): a board with a lower limit than that of the measured one computes the more slowly the less it may draw.
 """
 
 from __future__ import annotations
@@ -15,7 +16,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from triosim.gpus import Gpu
+from triosim.trace import DTYPE_BYTES
 
+#: Bytes of a factor that tensors do not have.
+_WIDTHS = {"tf32": 4}
 _NEW = ("ada", "hopper", "blackwell", "cdna")
 
 
@@ -28,12 +32,18 @@ class RateLaw:
     new: float
 
     def rate(self, gpu: Gpu, dtype: str) -> float:
-        """Return FLOP/s. The power limit is that of float32 products; tensor cores take far less a FLOP."""
+        """Return FLOP/s at best."""
         return min(self.share * gpu.rate(dtype), self.power_limit(gpu, dtype))
 
     def power_limit(self, gpu: Gpu, dtype: str) -> float:
-        """Return the FLOP/s that a board's power allows; infinity where nothing is known of it."""
-        if dtype != "float32" or not gpu.tdp_watts:
+        """Return the FLOP/s that a board's power allows; infinity where nothing is known of it.
+
+        A FLOP of tensor cores takes the more energy the wider its factors are: in fp8 half of what it takes in half precision.
+        """
+        if dtype != "float32":
+            joules = gpu.joules_per_flop * _WIDTHS.get(dtype, DTYPE_BYTES.get(dtype, 2)) / 2.0
+            return gpu.tdp_watts / joules if joules and gpu.tdp_watts else math.inf
+        if not gpu.tdp_watts:
             return math.inf
         return gpu.tdp_watts / (self.new if gpu.architecture.lower().startswith(_NEW) else self.old)
 

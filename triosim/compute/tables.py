@@ -136,7 +136,7 @@ def operators(table: Table) -> list[Operator]:
                 inputs=tensors,
                 outputs=(Tensor(4 * row + 3, output, shapes.dtype),),
                 seconds=float(table.seconds[row]),
-                attributes={"is_causal": True} if shapes.family == "attention" else {},
+                attributes={"is_causal": True, "kernel": "measured"} if shapes.family == "attention" else {},
             )
         )
     return made

@@ -11,6 +11,7 @@ from triosim.collecting import without_collecting
 from triosim.compute.base import ComputeModel
 from triosim.compute.prediction import DEFAULT_GPU, predicted
 from triosim.errors import OptionError, nearest
+from triosim.models import fusion
 from triosim.models.config import read
 from triosim.models.elementwise import add, fit
 from triosim.models.model import AttentionKind, Choices, KernelKind, Model
@@ -43,7 +44,8 @@ def describe(
     ``model`` is a name, the path of a ``config.json`` (or its folder), or sizes (``GPT(...)``, ``Llama(...)``). ``batch``
     counts samples, ``sequence`` the tokens of one, by default the model's own length. ``precision`` is plain where parameters
     are kept in ``dtype``, mixed where they are fp32 and autocast computes in ``dtype``. ``kernels`` are those of PyTorch's
-    operators one by one (eager), or one for what compilers and Megatron-LM fuse; by default what the model is known with.
+    operators one by one (eager), one for what libraries fuse by hand (fused), or what a compiler makes of the eager ones
+    (compiled); by default what the model is known with.
     ``layers`` is another number of layers. Raises ``OptionError`` for what is not known or cannot be, ``TriosimError`` for a
     config that lacks a size.
     """
@@ -70,7 +72,7 @@ def describe(
         tape.backward(loss, add, fit)
         OPTIMIZERS[optimizer](tape)
         trace = tape.trace(batch_size=batch, model=model.name, gpu=target, software={"described": said})
-        return predicted(trace, compute_model)
+        return predicted(fusion.compiled(trace) if kernels == "compiled" else trace, compute_model)
 
 
 def _found(model: str | os.PathLike[str]) -> Model:

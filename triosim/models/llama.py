@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 from triosim.models import fused
 from triosim.models.elementwise import add, cos, mul, mul_number, neg, silu, sin, to
 from triosim.models.fused import gated_unit
-from triosim.models.layers import embedding, many_headed, next_word, rms_norm
+from triosim.models.layers import embedding, many_headed, next_word, repeated, rms_norm
 from triosim.models.model import Choices, check_heads, tokens
 from triosim.models.moe import mixture, softmax_router
 from triosim.models.products import linear
@@ -24,7 +25,8 @@ from triosim.models.tape import Tape, Value
 class Llama:
     """Sizes of a Llama. ``sequence`` is the usual length of a sample; ``kv_heads`` are shared by groups of heads.
 
-    With ``experts``, each token goes to ``chosen`` of so many feed-forward networks.
+    With ``experts``, each token goes to ``chosen`` of so many feed-forward networks. In the style of torchtitan (Liang et al.
+    2024), positions turn pairs of numbers in single precision, and keys and values are repeated for the heads that share them.
     """
 
     layers: int
@@ -40,6 +42,7 @@ class Llama:
     normed: bool = False
     experts: int = 0
     chosen: int = 2
+    style: Literal["transformers", "torchtitan"] = "transformers"
     name: str = "llama"
 
     def loss(self, tape: Tape, batch: int, sequence: int, choices: Choices) -> Value:
@@ -52,7 +55,7 @@ class Llama:
         with tape.at("model"):
             with tape.at("embed_tokens"):
                 found = embedding(words, self.vocab, self.hidden)
-            angles = rotations(tape, sequence, self.width, found.dtype)
+            angles = rotations(tape, sequence, self.width, "float32" if self._is_titan else found.dtype)
             for number in range(self.layers):
                 with tape.at(f"layers.{number}"):
                     found = self._layer(found, angles, choices)
@@ -67,6 +70,10 @@ class Llama:
     def width(self) -> int:
         """Features of a head."""
         return self.head_width or self.hidden // self.heads
+
+    @property
+    def _is_titan(self) -> bool:
+        return self.style == "torchtitan"
 
     def _layer(self, x: Value, angles: tuple[Value, Value], choices: Choices) -> Value:
         tape = x.tape
@@ -90,11 +97,15 @@ class Llama:
         """Causal attention in which groups of heads share keys and values (Ainslie et al. 2023)."""
         tape = x.tape
         norm, turn = (fused.rms_norm, fused.rotated) if choices.fused() else (rms_norm, rotated)
+        if self._is_titan and not choices.fused():
+            turn = turned_pairs
         query = self._projected(x, "q", self.heads, norm)
         key = self._projected(x, "k", self.kv_heads, norm)
         value = self._projected(x, "v", self.kv_heads, None)
         turned = unsqueeze(angles[0], 1), unsqueeze(angles[1], 1)
         query, key = turn(query, turned), turn(key, turned)
+        if self._is_titan:
+            key, value = (repeated(one, self.heads // self.kv_heads) for one in (key, value))
         found = many_headed(query, key, value, kernel=choices.attention_kernel(), probability=0.0, causal=True)
         with tape.at("o_proj"):
             return linear(found, self.hidden, bias=False)
@@ -129,6 +140,11 @@ def rotated(x: Value, angles: tuple[Value, Value]) -> Value:
     scaled = mul(x, angles[0])
     first, second = slice_of(x, 3, 0, half), slice_of(x, 3, half, 2 * half)
     return add(scaled, mul(cat((neg(second), first), -1), angles[1]))
+
+
+def turned_pairs(x: Value, angles: tuple[Value, Value]) -> Value:
+    """The same by products of complex numbers, in single precision: a number of ours is half of one."""
+    return to(mul(to(x, "float32"), angles[0]), x.dtype)
 
 
 def gated(x: Value, feed_forward: int, activation: Callable[[Value], Value] = silu, *, fused: bool = False) -> Value:

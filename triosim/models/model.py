@@ -9,7 +9,7 @@ from triosim.errors import OptionError
 from triosim.models.tape import Tape, Value
 
 AttentionKind = Literal["flash", "math"]
-KernelKind = Literal["eager", "fused"]
+KernelKind = Literal["eager", "fused", "compiled"]
 #: What a model does not have that does not read a choice.
 _LACKING = {"attention": "no attention", "kernels": "nothing that is known to be fused", "dropout": "no dropout"}
 

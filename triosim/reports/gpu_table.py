@@ -48,6 +48,7 @@ def render_one(gpu: Gpu) -> RenderableType:
         ("NVLink", f"{format_bandwidth(gpu.nvlink_bandwidth)} in one direction" if gpu.nvlink_bandwidth else ""),
         ("PCIe", f"{format_bandwidth(gpu.pcie_bandwidth)} in one direction" if gpu.pcie_bandwidth else ""),
         ("power", f"{gpu.tdp_watts:g} W" if gpu.tdp_watts else ""),
+        ("energy", f"{1e12 * gpu.joules_per_flop:g} pJ a half-precision FLOP" if gpu.joules_per_flop else ""),
         ("price", f"{gpu.price_per_hour:g} an hour" if gpu.price_per_hour is not None else ""),
         ("source", gpu.source),
     ]

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import triosim
+from triosim.compute.features import base_name
+from triosim.compute.operator_kinds import kind_of
 from triosim.models import GPT
-from triosim.trace import Trace
+from triosim.networks.calibration.model import Calibration
+from triosim.networks.topology import Topology
+from triosim.trace import Operator, Trace
 from validation.steps.rows import Record
 
-CONSTANTS = ("launch",)
+CONSTANTS = ("launch", "softmax", "products", "vocabulary", "wait", "ahead")
 
 #: Nodes by their network: vTrain's have four cards, each for two GPUs; Korthikanti's (Selene) have one for each GPU.
 _NODES: dict[str, dict[str, Any]] = {
@@ -38,7 +42,7 @@ class Step:
     nodes: str
     vocab: int = 51200
     interleave: int = 1
-    recompute: str = "full"
+    recompute: str
     sequence_parallel: bool = False
 
     @property
@@ -64,6 +68,11 @@ class Step:
             f"batch={self.global_batch}/{self.micro_batch}"
         )
 
+    @property
+    def fused_softmax(self) -> bool:
+        """Whether Megatron's fused softmax takes the shape: it works on multiples of four samples' heads."""
+        return not (self.heads // self.tp * self.micro_batch) % 4
+
     def check(self, record: Record, gpus: int) -> None:
         """Refuse a step that cannot be."""
         record.check(gpus == self.gpus, f"{gpus} GPUs", f"tensor, data and pipeline parallelism make {self.gpus}")
@@ -82,9 +91,9 @@ def step_seconds(step: Step, constants: Mapping[str, float]) -> float:
     stages = step.pp * step.interleave
     axes = {"tp": step.tp, "dp": step.dp, "pp": step.pp}
     result = triosim.simulate(
-        _described(step.layers, step.hidden, step.heads, step.sequence, step.vocab, step.micro_batch),
+        _trace(step, tuple(sorted(constants.items()))),
         {name: size for name, size in axes.items() if size > 1} or "single",
-        topology=None if step.gpus == 1 else {"preset": "dgx-a100", "gpus": max(8, step.gpus), **_NODES[step.nodes]},
+        topology=None if step.gpus == 1 else _nodes(step, constants["wait"]),
         gpus=step.gpus,
         batch_size=step.micro_batch * step.micro_batches,
         micro_batches=step.micro_batches,
@@ -94,14 +103,51 @@ def step_seconds(step: Step, constants: Mapping[str, float]) -> float:
         tp_style="megatron",
         sequence_parallel=step.sequence_parallel,
         recompute=step.recompute,
-        host_overhead=constants["launch"],
+        host_overhead="trace",
+        run_ahead=round(constants["ahead"]),
+        fold=True,
     )
     return result.step_time_s
 
 
-@lru_cache(maxsize=8)
+def _nodes(step: Step, wait: float) -> Topology:
+    """Return the system, whose collectives take as long as alone and what their ranks wait for each other."""
+    system = Topology.from_dict({"preset": "dgx-a100", "gpus": max(8, step.gpus), **_NODES[step.nodes]})
+    measured = system.calibrate
+    assert measured is not None, "the preset is calibrated"
+
+    def waiting(topology: Topology) -> Calibration | None:
+        found = measured(topology)
+        return None if found is None else replace(found, wait=wait)
+
+    system.calibrate = waiting
+    return system
+
+
+@cache
 def _described(layers: int, hidden: int, heads: int, sequence: int, vocab: int, micro_batch: int) -> Trace:
     sizes = GPT(layers=layers, hidden=hidden, heads=heads, vocab=vocab, sequence=sequence)
     return triosim.describe(
         sizes, batch=micro_batch, dtype="fp16", attention="math", optimizer="master-adamw", gpu="A100-SXM-80GB"
     )
+
+
+def _trace(step: Step, constants: tuple[tuple[str, float], ...]) -> Trace:
+    """Return the step's operators, with the times and the host times that the constants give them."""
+    trace = _described(step.layers, step.hidden, step.heads, step.sequence, step.vocab, step.micro_batch)
+    known = dict(constants)
+    return replace(trace, operators=tuple(_timed(one, step, known) for one in trace.operators))
+
+
+def _timed(operator: Operator, step: Step, constants: Mapping[str, float]) -> Operator:
+    if not operator.seconds:
+        return operator  # a view
+    name = base_name(operator.name)
+    seconds, host = operator.seconds, constants["launch"]
+    if kind_of(name) == "product":
+        seconds *= constants["products"]
+        if operator.layer == "output_layer" and step.tp == 1:
+            seconds *= constants["vocabulary"]
+    elif name in ("_softmax", "_softmax_backward_data") and not step.fused_softmax:
+        host += constants["softmax"]
+    return replace(operator, seconds=seconds, host_seconds=host)
