@@ -94,6 +94,7 @@ class Axes:
         self._ranks = ranks
         self._known: dict[Hashable, tuple[Spread | None, dict[int, Tensor]]] = {}
         self._structures: dict[int, Hashable] = {}
+        self._kinds: dict[Axis, Kind | None] = {}
 
     def is_fed(self, tensor: Tensor) -> bool:
         """Whether a tensor is one that the network is fed: an input that has a place for each sample, where that is known."""
@@ -146,9 +147,15 @@ class Axes:
         found = self._structures.get(tensor.id)
         if found is None:
             found = self._structures[tensor.id] = tuple(
-                tuple([(axis.size, _kind(axis), axis.heads) for axis in expanded(dim)]) for dim in self.step[tensor]
+                tuple([(axis.size, self._kind(axis), axis.heads) for axis in expanded(dim)])
+                for dim in self.step[tensor]
             )
         return found
+
+    def _kind(self, axis: Axis) -> Kind | None:
+        if axis not in self._kinds:
+            self._kinds[axis] = _kind(axis)
+        return self._kinds[axis]
 
     def _spread(self, operators: Sequence[Operator], marks: Marks, *, by_heads: bool) -> Spread | None:
         operator = operators[0]
@@ -167,6 +174,11 @@ class Axes:
                 wanted &= _leaves_at(labels[operator.outputs[0]], main)
                 if not all(part & wanted for part in parts):
                     return None
+        return self._reached(operators, labels, wanted, by_heads=by_heads)
+
+    def _reached(
+        self, operators: Iterable[Operator], labels: Propagation, wanted: set[Axis], *, by_heads: bool
+    ) -> Spread:
         found: dict[int, Mark] = {}
         for one in operators:
             for tensor in (*one.inputs, *one.outputs):
@@ -175,10 +187,23 @@ class Axes:
                     found[tensor.id] = mark
         return Spread(found, labels.__getitem__)
 
+    def shown(self, operator: Operator, tensor: Tensor, mark: Mark) -> Spread:
+        """Return what is divided of an operator that shows its input several times, if ``mark`` is, of what it shows."""
+        backward = self._backward.get(operator.id, ())
+        given = {one.id: self._copied(self.step[one], None)[0] for one in operator.inputs}
+        labels = Propagation((operator, *backward), given=given)
+        return self._reached((operator, *backward), labels, _leaves_at(labels[tensor], mark), by_heads=False)
+
+    def heads(self, tensor: Tensor) -> int:
+        """Return how many heads of attention a tensor is known to have: 1 where it has no such dimension."""
+        axes = (axis for dim in self.step[tensor] for axis in expanded(dim) if axis.heads)
+        return math.prod(axis.size for axis in axes)
+
     def seen_as(self, shown: Tensor, mark: Mark, tensor: Tensor, *, by_heads: bool) -> Mark | None:
         """Return the mark of a view that no operator of the trace made, of a tensor that has one."""
         dims, axis = self._copied(self.step[shown], mark)
-        found = viewed(dims, tensor.shape)
+        wanted = _kinds_of(self.step[tensor])
+        found = viewed(dims, tensor.shape, lambda new: _kinds_of(new) == wanted)
         if found is None or axis is None:
             return None
         runs = _runs(found, leaves((axis,)))
@@ -220,6 +245,11 @@ class Axes:
             divided.followed = True
             found.append((*before, divided, *after))
         return tuple(found), divided
+
+
+def _kinds_of(dims: Dims) -> list[list[bool]]:
+    """Which dimensions follow the batch, and which the sequence."""
+    return [[follows(dim, kind) for kind in _KINDS] for dim in dims]
 
 
 def _copy(axis: Axis) -> Axis:

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from itertools import pairwise
 from typing import cast
 
 from triosim.errors import OptionError, TraceError
 from triosim.extrapolators.captured_script import Await, Exchange, Meet, Step, script
+from triosim.extrapolators.mesh import Mesh
+from triosim.extrapolators.symmetry import Symmetry
 from triosim.task_streams import TaskStreams
 from triosim.tasks import (
     COLLECTIVES,
@@ -57,6 +60,7 @@ class Captured:
         self.iterations = iterations
         self.world = streams.world
         self.notes = tuple(_notes(streams))
+        self.symmetry = _symmetry(streams)  # of ranks that do the same
         self.global_batch_size = streams.global_batch_size or _sum_of_batches(streams)
         self.work = tuple((trace, float(streams.like.count(rank))) for rank, trace in streams.traces.items())
         self._groups = _communicators(streams)
@@ -177,6 +181,39 @@ def _communicators(streams: TaskStreams) -> list[dict[str, Communicator]]:
             for rank in ranks:
                 found[rank][family] = communicator
     return found
+
+
+def _symmetry(streams: TaskStreams) -> Symmetry | None:
+    """The ranks that do the same, where the groups of each family stand as on a mesh: of equal size, as far apart."""
+    bounds = {1, streams.world}
+    for groups in streams.groups.values():
+        found = {_stride(ranks) for ranks in groups if len(ranks) > 1}
+        if not found:
+            continue
+        stride, size = found.pop() or (0, 0)
+        if found or not stride or size * len(groups) != streams.world or any(r[0] // stride % size for r in groups):
+            return None
+        bounds |= {stride, stride * size}
+    ordered = sorted(bounds)
+    if any(outer % inner for inner, outer in pairwise(ordered)):
+        return None
+    sizes = {f"of {inner}": outer // inner for inner, outer in pairwise(ordered)}
+    if not sizes:
+        return None
+    mesh = Mesh.of(**sizes)
+    alike = [
+        axis
+        for axis in sizes
+        if all(model == streams.like[mesh.neighbour(axis, rank, 0)] for rank, model in enumerate(streams.like))
+    ]
+    return Symmetry(mesh, alike) if alike else None
+
+
+def _stride(ranks: tuple[int, ...]) -> tuple[int, int] | None:
+    """How far apart the ranks of a group are, and how many they are; None where they are not equally far apart."""
+    stride = ranks[1] - ranks[0]
+    regular = stride > 0 and ranks == tuple(range(ranks[0], ranks[-1] + 1, stride))
+    return (stride, len(ranks)) if regular else None
 
 
 def _places(steps: tuple[Step, ...]) -> Mapping[int, int]:

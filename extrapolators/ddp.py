@@ -10,6 +10,7 @@ in which they close, the ones that never do at the end.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 
 from triosim.extrapolators.base import DATA_ORDER, Extrapolator
 from triosim.extrapolators.mesh import Mesh
@@ -82,6 +83,18 @@ class ReduceBuckets(Reaction):
         super().__init__(group, rank)
         self._due = due  # by parameter: the buckets that its gradient completes
         self.acts_on = acts_on if not self.alone else frozenset()
+
+    def accumulates(self, gradient: Gradient) -> float:
+        """Return the bytes of a gradient as it is computed: what is reduced is a copy."""
+        return float(gradient.parameter.nbytes)
+
+    def step_begins(self) -> None:
+        """The buckets are there all the time, beside the gradients (``gradient_as_bucket_view=False``, as it is by default)."""
+        if not self.alone:
+            for number, layers in enumerate(chain.from_iterable(self._due.values())):
+                self.ledger.hold(
+                    ("bucket", self, number), layers.total, "communication", min(layers.nbytes, default="")
+                )
 
     def gradient_ready(self, gradient: Gradient) -> TaskStream:
         """Reduce what is complete."""

@@ -21,9 +21,9 @@ from triosim.compute.pricing import estimated
 from triosim.errors import OptionError, TraceError
 from triosim.extrapolators.axes import Axes, Mark
 from triosim.extrapolators.base import EXPERT_ORDER, Extrapolator
+from triosim.extrapolators.carried import Carried
 from triosim.extrapolators.dataflow import Dataflow, owners, parameter_storages
 from triosim.extrapolators.mesh import Mesh
-from triosim.extrapolators.pairs import Carried
 from triosim.extrapolators.program import Block, Communicate, Item, Program
 from triosim.extrapolators.routing import LOADS, Routing
 from triosim.trace import Operator, Tensor

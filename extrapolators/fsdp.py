@@ -9,6 +9,7 @@ of which the backward pass begins at once.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -17,7 +18,7 @@ from triosim.extrapolators.base import DATA_ORDER, Extrapolator
 from triosim.extrapolators.mesh import Mesh
 from triosim.extrapolators.program import Block, Gradient, Program, Stage
 from triosim.extrapolators.reaction import Reaction, layers_of, reacting, require_gradients
-from triosim.extrapolators.sharded_state import Copies, Sharing, scatter, with_sharded_optimizer
+from triosim.extrapolators.sharded_state import Copies, Sharing, scatter, sharings, with_sharded_optimizer
 from triosim.extrapolators.units import ROOT, in_order, unit_of
 from triosim.tasks import AllGather, Communicator, Handle, Layers, TaskStream, Wait
 from triosim.trace import DTYPE_BYTES, Phase, Tensor, dtype_name
@@ -32,7 +33,7 @@ class FullySharded(Extrapolator):
     order = DATA_ORDER - 1  # next to the tensor axis, inside of the replicas
     sums_gradients = True
     shards_optimizer = True
-    extra_options = ("unit", "prefetch", "reshard", "reduce", "parameter_dtype")
+    extra_options = ("unit", "prefetch", "reshard", "reduce", "parameter_dtype", "shard_dtype")
 
     def transform(self, program: Program, mesh: Mesh) -> Program:
         """Return the program that gathers parameters and scatters gradients, unit by unit."""
@@ -43,19 +44,17 @@ class FullySharded(Extrapolator):
             prefetch=self.number("prefetch", 1),
             reshards=self._said("reshard", "yes", "no", mesh),
             each_micro_batch=self._said("reduce", "each", "last", mesh),
-            dtype=self._parameter_dtype(),
+            dtype=self._dtype("parameter_dtype"),
+            shard_dtype=self._dtype("shard_dtype"),
         )
-        kinds = {False: Sharing(program, mesh)}
-        if program.experts:
-            kinds[True] = Sharing(program, mesh, experts=True)
-        copies = Copies(program)
+        copies, kinds, experts = Copies(program), sharings(program, mesh), program.experts
 
         def make(stage: Stage, gradients: tuple[Gradient, ...]) -> Callable[[Communicator, int], Reaction]:
-            shared = Shared(choices, Units.of(stage, gradients, choices, program.experts, kinds), copies, kinds)
+            shared = Shared(choices, Units.of(stage, gradients, choices, experts, kinds), copies, experts, kinds)
             return lambda group, rank: ShardUnits(group, rank, shared)
 
         if program.training:
-            program = with_sharded_optimizer(program, mesh, self.axis)
+            program = with_sharded_optimizer(program, mesh, self.axis, choices.shard_dtype)
         layers = {block.layer for stage in program.stages for block in stage.forward}
         if choices.unit == "block" and not any(map(unit_of, layers)):
             program = program.noted(
@@ -70,26 +69,28 @@ class FullySharded(Extrapolator):
         said = self.choice(option, ("auto", usual, in_pipeline))
         return said == usual or (said == "auto" and not any(axis.name == "pp" and axis.size > 1 for axis in mesh.axes))
 
-    def _parameter_dtype(self) -> str | None:
-        text = self.options.extra.get("parameter_dtype")
+    def _dtype(self, option: str) -> str | None:
+        text = self.options.extra.get(option)
         if text is None:
             return None
         if dtype_name(text) not in DTYPE_BYTES:
-            raise OptionError(
-                f"unknown dtype '{text}'", where="--option parameter_dtype", fix=nearest(text, DTYPE_BYTES)
-            )
+            raise OptionError(f"unknown dtype '{text}'", where=f"--option {option}", fix=nearest(text, DTYPE_BYTES))
         return dtype_name(text)
 
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """What a user says of it. ``dtype`` is what parameters are gathered in, None for their own."""
+    """What a user says of it.
+
+    ``dtype`` is what parameters are gathered in, ``shard_dtype`` what shares are kept and updated in; None is their own.
+    """
 
     unit: str
     prefetch: int
     reshards: bool
     each_micro_batch: bool
     dtype: str | None
+    shard_dtype: str | None
 
     def unit_of(self, layer: str) -> str:
         """Return the unit that a layer is in."""
@@ -105,6 +106,7 @@ class Units:
 
     parameters: Mapping[str, Layers]
     gradients: Mapping[str, Layers]
+    parts: Mapping[str, tuple[Gradient, ...]]  # the gradients one by one
     paths: Mapping[str, tuple[str, ...]]  # by layer: the units that it is in, the root first
     orders: Mapping[Phase, tuple[str, ...]]
     last: Mapping[int, tuple[str, ...]]  # by parameter: the units that its gradient completes
@@ -167,6 +169,7 @@ class Units:
         return cls(
             {name: Layers(layers) for name, layers in parameters.items()},
             {name: layers_of(some) for name, some in reduced.items()},
+            {name: tuple(some) for name, some in reduced.items()},
             paths,
             {"forward": order(stage.forward), "backward": order(stage.backward)},
             last,
@@ -177,7 +180,14 @@ class Units:
 class Shared:
     """What the ranks of a stage share."""
 
-    def __init__(self, choices: Choices, units: Units, copies: Copies, kinds: Mapping[bool, Sharing]) -> None:
+    def __init__(
+        self,
+        choices: Choices,
+        units: Units,
+        copies: Copies,
+        experts: frozenset[int],
+        kinds: Mapping[bool, Sharing],
+    ) -> None:
         self.choices = choices
         self.units = units
         self.places = {phase: {unit: i for i, unit in enumerate(order)} for phase, order in units.orders.items()}
@@ -187,6 +197,7 @@ class Shared:
         )
         self.acts_on = frozenset(units.last)
         self.copies = copies
+        self.experts = experts  # their storages
         self.kinds = kinds
 
 
@@ -202,8 +213,20 @@ class ShardUnits(Reaction):
         self._gathered: dict[str, Handle | None] = {}  # units that are whole here; None where they have been waited for
         self._phase: Phase | None = None
         self._inside: tuple[str, ...] = ()  # units, the outer ones first
+        self._drained: str | None = None  # the unit whose buffer is read by a copy that nobody waits for
         self.each_micro_batch = shared.choices.each_micro_batch
         self.acts_on = shared.acts_on
+
+    def keeps(self, parameter: Tensor) -> float:
+        """Return the bytes of a rank's share."""
+        sharing = self._shared.kinds[parameter.storage in self._shared.experts]
+        dtype = self._shared.choices.shard_dtype or parameter.dtype
+        return float(math.prod(sharing.share(parameter.shape)) * DTYPE_BYTES[dtype])
+
+    def accumulates(self, gradient: Gradient) -> float:
+        """Return the bytes of a gradient in the dtype that the backward pass computes it in."""
+        parameter = gradient.parameter
+        return float(parameter.numel * DTYPE_BYTES[self._shared.choices.dtype or parameter.dtype])
 
     def parameters_needed(self, block: Block) -> TaskStream | None:
         """Gather the units that begin, and the next ones ahead of their use.
@@ -223,11 +246,21 @@ class ShardUnits(Reaction):
             if handle is not None:
                 self._gathered[unit] = None
                 yield Wait((handle,))
-                nbytes = self._units.parameters[unit].total
-                yield self._shared.copies.task("aten::split_with_sizes_copy", phase, unit, nbytes)
+                yield from self._copy_out(phase, unit)
             following = self._shared.places[phase].get(unit, -1) + 1
             for other in self._units.orders[phase][following : following + self._shared.choices.prefetch]:
                 yield from self._gather(other)
+
+    def _copy_out(self, phase: Phase, unit: str) -> TaskStream:
+        """Copy what was gathered of a unit to where its parameters are whole."""
+        nbytes = self._units.parameters[unit].total
+        self.ledger.release(("gathered", self._drained))
+        self.ledger.hold(("whole", unit), nbytes, "communication", unit)
+        yield self._shared.copies.task("aten::split_with_sizes_copy", phase, unit, nbytes)
+        if phase == "forward":
+            self._drained = unit
+        else:
+            self.ledger.release(("gathered", unit))
 
     def _give_back(self, phase: Phase, path: tuple[str, ...]) -> None:
         """Drop what is not kept of the units that are left; or of all, where another micro-batch begins."""
@@ -235,27 +268,54 @@ class ShardUnits(Reaction):
             return  # in the backward pass a unit goes with its gradients
         if self._phase == "backward":
             if self._shared.choices.each_micro_batch or self._shared.choices.reshards:
-                self._gathered.clear()
+                self._drop(*self._gathered)
         elif self._shared.choices.reshards:
-            for unit in self._inside:
-                if unit not in path and unit not in self._shared.kept:
-                    self._gathered.pop(unit, None)
+            self._drop(*(unit for unit in self._inside if unit not in path and unit not in self._shared.kept))
+
+    def _drop(self, *units: str) -> None:
+        """Give whole units back."""
+        for unit in units:
+            if unit in self._gathered:
+                del self._gathered[unit]
+                self.ledger.release(("whole", unit))
 
     def _gather(self, unit: str) -> TaskStream:
         if unit not in self._gathered:
             layers, group = self._units.parameters[unit], self._groups[unit in self._units.experts]
             gather = AllGather(layers.total, group, stream="fsdp all-gather", layers=layers)
+            self.ledger.hold(("gathered", unit), layers.total, "communication", unit, stream=gather.stream or "")
             self._gathered[unit] = yield gather
+
+    def forward_ends(self) -> None:
+        """The root waits for its last copy."""
+        self.ledger.release(("gathered", self._drained))
 
     def gradient_ready(self, gradient: Gradient) -> TaskStream:
         """Scatter the gradients of the units that are complete, and give back their parameters."""
         for unit in self._units.last[gradient.parameter.id]:
             layers, kind = self._units.gradients[unit], unit in self._units.experts
+            self.ledger.release("scattered")  # the buffer of the unit before this one
+            self._drop(unit)
+            self.ledger.hold("scattered", layers.total, "communication", unit)
             yield self._shared.copies.task("aten::chunk_cat", "backward", unit, layers.total)
+            for part in self._units.parts[unit]:
+                self.ledger.release(("gradient", part.parameter.storage))
+            self.ledger.hold(("share", unit), self._share(unit), "gradient", unit, stream="fsdp reduce-scatter")
             scattered = scatter(layers, self._groups[kind], self._replicas[kind], "fsdp reduce-scatter")
             self.pending.append((yield from scattered))
-            if unit != ROOT:
-                self._gathered.pop(unit, None)
+
+    def _share(self, unit: str) -> float:
+        """The bytes of a rank's share of a unit's gradients."""
+        dtype = self._shared.choices.shard_dtype
+        parts = self._units.parts[unit]
+        whole = sum(p.nbytes if dtype is None else p.parameter.numel * DTYPE_BYTES[dtype] for p in parts)
+        return whole / len(self._groups[unit in self._units.experts].ranks)
+
+    def before_optimizer(self) -> TaskStream | None:
+        """What was scattered is no longer needed, and neither is any unit whole."""
+        self.ledger.release("scattered")
+        self._drop(*self._gathered)
+        return super().before_optimizer()
 
     def after_optimizer(self) -> TaskStream | None:
         """The parameters have changed: what was gathered is no longer true."""

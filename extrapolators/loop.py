@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from triosim.extrapolators.ledger import Ledger
 from triosim.extrapolators.lowering import Act, Heard, Lowering, Ready, Run, Script, Step
 from triosim.extrapolators.program import Await, Block, Communicate, Exchange, Send
 from triosim.extrapolators.reaction import Reaction
@@ -31,9 +32,12 @@ _OPTIMIZER = -1  # the micro-batch of what comes once
 
 
 class Loop:
-    """The training loop of one rank. A loop is used once; ``tasks`` is all of it."""
+    """The training loop of one rank. A loop is used once; ``tasks`` is all of it.
 
-    def __init__(self, lowering: Lowering, rank: int) -> None:
+    With a ``ledger``, it is told which operators run, and they are no tasks.
+    """
+
+    def __init__(self, lowering: Lowering, rank: int, ledger: Ledger | None = None) -> None:
         self._lowering = lowering
         self._mesh = lowering.mesh
         self._rank = rank
@@ -41,6 +45,10 @@ class Loop:
         self._reactions = [
             make(lowering.mesh.group(axis, rank), rank) for axis, make in lowering.reactions[self._place]
         ]
+        self._ledger = ledger
+        if ledger is not None:
+            for reaction in self._reactions:
+                reaction.ledger = ledger
         self._hears_blocks = any(type(r).parameters_needed is not Reaction.parameters_needed for r in self._reactions)
         self._each_time = [reaction for reaction in self._reactions if reaction.each_micro_batch]
         self._heard, self._heard_each_time = _heard(self._reactions), _heard(self._each_time)
@@ -62,6 +70,8 @@ class Loop:
                 assert axis is not None, "only a pipeline sends between places"
                 peer = self._mesh.neighbour(axis, self._rank, posted.place)
                 handle = yield Recv(peer, stream=f"receive from {peer}", label=axis)
+                if self._ledger is not None:
+                    self._ledger.posted(posted)
                 self._arriving[posted.key, posted.micro_batch] = handle
             if len(turn.acts) == 1:
                 yield from self._act(turn.acts[0])
@@ -87,6 +97,11 @@ class Loop:
         for reaction in self._reactions:
             yield from _all(reaction.after_optimizer())
 
+    @property
+    def reactions(self) -> Sequence[Reaction]:
+        """The rank's reactions."""
+        return self._reactions
+
     def _only(self, phase: ActionPhase, *, last: bool) -> Act:
         """The last action of a phase, or what another one would be."""
         acts = [act for turn in self._lowering.turns[self._place] for act in turn.acts if act.action.phase == phase]
@@ -95,6 +110,8 @@ class Loop:
     def _act(self, act: Act) -> TaskStream:
         """What one action of the schedule comes to."""
         action = act.action
+        if self._ledger is not None:
+            self._ledger.begins(act)
         if action.phase == "forward":
             nbytes = self._lowering.input_bytes[action.stage]
             if self._lowering.copy_input and nbytes:
@@ -161,12 +178,19 @@ class Loop:
             nonlocal start
             if start < end:
                 first, start = start, end
-                yield self._lowering.compute(script, first, end)
+                if self._ledger is not None:
+                    self._ledger.ran(script, first, end, micro_batch)
+                else:
+                    yield self._lowering.compute(script, first, end)
 
         for step in script.steps:
             if isinstance(step, Run):
                 end = step.end
                 continue
+            if self._ledger is not None:
+                if not isinstance(step, (Ready, Block)):
+                    continue  # what is sent takes no memory but its own
+                yield from computed()  # what a reaction takes, it takes after them
             for tasks in self._does(step, micro_batch):
                 # Drawn by hand, so that the operators so far run before its first task, and only if it has one.
                 answer = None

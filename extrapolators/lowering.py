@@ -101,12 +101,12 @@ class Lowering:
         self.iterations = iterations
         self.copy_input = copy_input
         self.input_bytes = [float(sum(tensor.nbytes for tensor in stage.inputs)) for stage in program.stages]
-        self._held = [program.held(place) for place in range(len(program.schedule.rows))]
-        self._gradients = [stage.gradients(program.gradient_dtype) for stage in self._held]
+        self.held = [program.held(place) for place in range(len(program.schedule.rows))]
+        self.gradients = [stage.gradients(program.gradient_dtype) for stage in self.held]
         # One entry a place: pairs of an axis and what makes a rank's reaction.
         self.reactions = [
             [(axis, make(stage, gradients)) for axis, make in program.reactions]
-            for stage, gradients in zip(self._held, self._gradients, strict=True)
+            for stage, gradients in zip(self.held, self.gradients, strict=True)
         ]
         self._stage_of = {  # of each backward operator
             op.id: n for n, stage in enumerate(program.stages) for block in stage.backward for op in block.operators
@@ -162,7 +162,7 @@ class Lowering:
         key = ("optimizer", place)
         script = self._scripts.get(key)
         if script is None:
-            script = self._scripts[key] = _script(key, self._held[place].optimizer, False, {})
+            script = self._scripts[key] = _script(key, self.held[place].optimizer, False, {})
         return script
 
     def _turns(self, place: int) -> list[Turn]:
@@ -177,7 +177,7 @@ class Lowering:
             if key not in self._added:
                 self._added[key] = tuple(
                     gradient
-                    for gradient in self._gradients[place]
+                    for gradient in self.gradients[place]
                     if self._stage_of[gradient.ready] == action.stage
                     and ("weight" if gradient.ready in self.program.weight_part else "input") == half
                 )

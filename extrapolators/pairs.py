@@ -14,80 +14,13 @@ from dataclasses import dataclass
 
 from triosim.compute.dimension_rules import heads_stand_last
 from triosim.compute.features import base_name, is_attention
-from triosim.compute.products import PRODUCTS
 from triosim.extrapolators.axes import Axes, HeadsDoNotDivideError, Mark, Marks, Spread
+from triosim.extrapolators.carried import Carried
 from triosim.extrapolators.dataflow import Dataflow, Datum, is_loss, is_view
+from triosim.extrapolators.latent import Latents, Repeated
+from triosim.extrapolators.separable import heads_of, is_local, is_scale, mixes
 from triosim.extrapolators.sharding import Weighted, is_grouped
 from triosim.trace import Operator, Tensor
-
-_POOLINGS = frozenset(
-    f"{kind}_pool{n}d{end}"
-    for kind in ("max", "avg", "adaptive_avg", "adaptive_max")
-    for n in (1, 2, 3)
-    for end in ("", "_with_indices")
-)
-_CHANNEL_NORMS = frozenset(
-    (
-        "batch_norm",
-        "native_batch_norm",
-        "cudnn_batch_norm",
-        "miopen_batch_norm",
-        "batch_norm_impl_index",
-        "instance_norm",
-    )
-)
-_LAST_NORMS = frozenset(("layer_norm", "native_layer_norm", "rms_norm", "fused_rms_norm"))
-_ALONG = frozenset(("softmax", "safe_softmax", "log_softmax", "cumsum", "cumprod", "sort", "argsort", "flip", "roll"))
-
-#: Operators that treat what is divided separately, or do so in all dimensions but some, which ``_mixes`` looks at.
-_LOCAL = (
-    _POOLINGS
-    | _CHANNEL_NORMS
-    | _LAST_NORMS
-    | _ALONG
-    | frozenset(
-        (
-            *(
-                "add",
-                "sub",
-                "rsub",
-                "mul",
-                "div",
-                "neg",
-                "pow",
-                "exp",
-                "abs",
-                "clamp",
-                "threshold",
-                "maximum",
-                "minimum",
-            ),
-            *("relu", "relu6", "leaky_relu", "prelu", "elu", "gelu", "silu", "mish", "tanh", "sigmoid", "softplus"),
-            *("hardtanh", "hardswish", "hardsigmoid", "dropout", "native_dropout", "fused_dropout", "feature_dropout"),
-            *(
-                "sqrt",
-                "rsqrt",
-                "square",
-                "reciprocal",
-                "erf",
-                "log",
-                "sin",
-                "cos",
-                "mean",
-                "sum",
-                "amax",
-                "amin",
-                "var",
-            ),
-            *("swiglu", "rotary_embedding", "bias_gelu", "bias_dropout_add", "chain"),
-            *("masked_fill", "where", "tril", "triu", "addcmul", "addcdiv", "lerp"),
-            *("clone", "contiguous", "to", "to_copy", "copy", "reshape", "flatten", "view", "unsafe_view", "alias"),
-            *("cat", "stack", "repeat_interleave", "expand", "repeat", "select", "unbind", "slice", "narrow", "split"),
-            *("split_with_sizes", "chunk", "tensor_split", "unsafe_split", "unsafe_chunk", "pad", "constant_pad_nd"),
-            *("upsample_nearest2d", "upsample_bilinear2d"),
-        )
-    )
-)
 
 #: How many operators may stand between a router and the ranking of its experts: a cast, a softmax, a bias.
 _STEPS_TO_RANKING = 4
@@ -100,6 +33,7 @@ class Pair:
     ``spreads`` say what is divided of these and of every operator between them, views included. ``partial`` are parameters
     that a rank has whole but uses for its own features only, with the operators that read them: ranks add up the gradients.
     ``shared`` are those of keys' and values' heads that are fewer than the ranks, with their number: several ranks have each.
+    ``latent`` are the layers that make what all heads are made of, ``repeated`` what they make that is shown to all heads.
     """
 
     first: tuple[Weighted, ...]
@@ -107,6 +41,8 @@ class Pair:
     spreads: Mapping[int, Spread]
     partial: tuple[tuple[Tensor, Operator], ...]
     shared: tuple[tuple[Tensor, Operator, int], ...] = ()
+    latent: tuple[Weighted, ...] = ()
+    repeated: tuple[Repeated, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +76,7 @@ class Pairing:
                 self._live.update(datum for datum, _ in flow.writes[operator.id])
             for datum, _ in flow.reads[operator.id] if is_view(operator) else ():
                 self._shown.setdefault(datum, []).append(operator.id)
+        self._latents = Latents(flow, layers, axes, self._live, self._shown)
 
     def is_fed(self, embedding: Weighted) -> bool:
         """Whether an embedding looks up what the network is fed, or what is made of it (and not positions)."""
@@ -159,7 +96,7 @@ class Pairing:
             readers = [reader for datum in data for reader in self._flow.readers[datum]]
             if any(base_name(reader.name) == "topk" for reader in readers):
                 return True
-            data = [datum for one in readers if _is_local(one) for datum, _ in self._flow.writes[one.id]]
+            data = [datum for one in readers if is_local(one) for datum, _ in self._flow.writes[one.id]]
         return False
 
     def find(self, second: Weighted, taken: Container[int]) -> Pair | Undivided | None:
@@ -170,7 +107,7 @@ class Pairing:
         found = self._between(start, taken) if start is not None else None
         if found is None:
             return None
-        first, between = found
+        first, between, repeated = found
         data = frozenset(datum for number in (*first, *between) for datum, _ in self._flow.writes[number])
         inner = {second.operator.id, *between}
         others = [reader for datum in data for reader in self._flow.readers[datum] if reader.id not in inner]
@@ -179,7 +116,7 @@ class Pairing:
         views = {number for datum in data for number in self._shown.get(datum, ())}
         between |= views | {reader.id for reader in others}
         single = self._single_heads(first, between)
-        spreads = self._spreads(first, between, second, single)
+        spreads = self._spreads(first, between, second, single, repeated)
         if spreads is None or isinstance(spreads, Undivided):
             return spreads
         partial = [*self._partial(between, spreads), *self._weights(single)]
@@ -190,7 +127,12 @@ class Pairing:
             if tensor.category == "parameter" and (mark := spreads[layer.operator.id].marks.get(tensor.id)) is not None
             if mark.size % self._ranks
         ]
-        return Pair(tuple(first.values()), second, spreads, tuple(partial), tuple(shared))
+        latent = (
+            self._latents.behind(first, repeated, taken) if any(heads_of(self._flow.by_id[n]) for n in between) else ()
+        )
+        if latent is None:
+            return None
+        return Pair(tuple(first.values()), second, spreads, tuple(partial), tuple(shared), latent, repeated)
 
     def to_loss(self, layer: Weighted) -> dict[int, Spread] | None:
         """Return what is divided from a layer to the loss, if its output goes there alone: the last of a language model."""
@@ -205,7 +147,7 @@ class Pairing:
                 continue
             spread = self._axes.spread(operator, marks)
             is_end = operator is layer.operator or is_loss(operator)
-            if spread is None or (not is_end and _mixes(operator, spread.marks)):
+            if spread is None or (not is_end and mixes(operator, spread.marks)):
                 return None
             spreads[operator.id] = spread
             carried.write(operator, spread)
@@ -219,7 +161,7 @@ class Pairing:
             datum = todo.popleft()
             found.update(self._shown.get(datum, ()))
             for reader in self._flow.readers[datum]:
-                if not is_loss(reader) and (reader.id in self._layers or not _is_local(reader)):
+                if not is_loss(reader) and (reader.id in self._layers or not is_local(reader)):
                     return None
                 if reader.id not in found:
                     found.add(reader.id)
@@ -230,10 +172,16 @@ class Pairing:
         """Operators in the order of the forward pass."""
         return [self._flow.forward[place] for place in sorted(self._order[number] for number in numbers)]
 
-    def _between(self, start: Datum, taken: Container[int]) -> tuple[dict[int, Weighted], set[int]] | None:
-        """The layers in which every path back from some data ends, and the operators on the way."""
+    def _between(
+        self, start: Datum, taken: Container[int]
+    ) -> tuple[dict[int, Weighted], set[int], tuple[Repeated, ...]] | None:
+        """The layers in which every path back from some data ends, and the operators on the way.
+
+        A path also ends where what has no heads is shown to all of them.
+        """
         first: dict[int, Weighted] = {}
         between: set[int] = set()
+        repeated: dict[Datum, Repeated] = {}
         todo, seen = deque((start,)), {start}
         while todo:
             maker = self._flow.by_id[todo.popleft().maker]
@@ -244,14 +192,18 @@ class Pairing:
                     return None
                 first[maker.id] = layer
                 continue
-            if not _is_local(maker):
+            if not is_local(maker):
                 return None
             between.add(maker.id)
-            for read, _ in self._flow.reads[maker.id]:
+            for read, tensor in self._flow.reads[maker.id]:
                 if read in self._live and read not in seen:
                     seen.add(read)
-                    todo.append(read)
-        return first, between
+                    shown = self._latents.repeated(read, tensor, maker)
+                    if shown is None:
+                        todo.append(read)
+                    else:
+                        repeated[read] = shown
+        return first, between, tuple(repeated.values())
 
     def _single_heads(self, first: Mapping[int, Weighted], between: set[int]) -> list[Weighted]:
         """The layers that make the one head of keys, or of values, that all heads of queries share: every rank has it whole."""
@@ -285,7 +237,12 @@ class Pairing:
         return [(t, one.operator) for one in layers for t in one.operator.inputs if t.category == "parameter"]
 
     def _spreads(
-        self, first: Mapping[int, Weighted], between: set[int], second: Weighted, single: Sequence[Weighted]
+        self,
+        first: Mapping[int, Weighted],
+        between: set[int],
+        second: Weighted,
+        single: Sequence[Weighted],
+        repeated: Sequence[Repeated],
     ) -> dict[int, Spread] | Undivided | None:
         """What is divided of each operator, in the order of the forward pass; nothing of what makes a ``single`` head."""
         carried = Carried(self._flow, self._axes)
@@ -317,11 +274,20 @@ class Pairing:
             if whole and not marks:  # of the single head
                 found[operator.id] = spread
                 continue
-            heads = _heads(operator)
+            if is_scale(operator):
+                found[operator.id] = spread
+                continue
+            heads = heads_of(operator)
             attention = operator.layer if heads else attention
-            if _mixes(operator, spread.marks):
+            if mixes(operator, spread.marks):
                 return Undivided(operator.layer, heads) if heads % self._ranks else None
             found[operator.id] = spread
+            for one in repeated:
+                if one.reader == operator.id:
+                    mark = spread.marks.get(one.shown.id)
+                    if mark is None:
+                        return None
+                    found[one.view.id] = self._axes.shown(one.view, one.shown, mark)
             carried.write(operator, spread)
         return None
 
@@ -365,82 +331,3 @@ class Pairing:
             seen |= more
             todo += more
         return found
-
-
-class Carried:
-    """The marks of data on their way through the forward pass, by tensor; what was shown last of each storage."""
-
-    def __init__(self, flow: Dataflow, axes: Axes) -> None:
-        self._flow = flow
-        self._axes = axes
-        self._data: set[Datum] = set()
-        self._marks: dict[int, Mark] = {}
-        self._shown: dict[int, Tensor] = {}
-
-    def read(self, operator: Operator, *, by_heads: bool = False) -> dict[int, Mark]:
-        """Return the marks of what an operator reads."""
-        found: dict[int, Mark] = {}
-        for datum, tensor in self._flow.reads[operator.id]:
-            if datum not in self._data:
-                continue
-            mark = self._marks.get(tensor.id)
-            if mark is None:  # a view that no operator made
-                shown = self._shown[tensor.storage]
-                mark = self._axes.seen_as(shown, self._marks[shown.id], tensor, by_heads=by_heads)
-            if mark is not None:
-                found[tensor.id] = mark
-        return found
-
-    def write(self, operator: Operator, spread: Spread) -> None:
-        """Keep the marks of what an operator has made."""
-        self._data.update(datum for datum, tensor in self._flow.writes[operator.id] if tensor.id in spread.marks)
-        for tensor in operator.outputs:
-            if tensor.id in spread.marks:
-                self._marks[tensor.id] = spread.marks[tensor.id]
-                self._shown[tensor.storage] = tensor
-
-
-def _is_local(operator: Operator) -> bool:
-    """Whether an operator may treat what is divided separately."""
-    name = base_name(operator.name)
-    if name in PRODUCTS:
-        return not any(tensor.category == "parameter" for tensor in operator.inputs)
-    return is_view(operator) or is_attention(name) or name in _LOCAL
-
-
-def _mixes(operator: Operator, marks: Marks) -> bool:
-    """Whether an operator adds up, or normalises, over what is divided."""
-    if not any(tensor.numel for tensor in operator.outputs):
-        return False
-    if operator.outputs[0].id not in marks:
-        return True
-    name = base_name(operator.name)
-    data = operator.inputs[0]
-    count, mark = len(data.shape), marks.get(data.id)
-    if is_attention(name):
-        apart = (0, count - 2) if heads_stand_last(operator) else range(count - 2)
-        place = apart[1] if isinstance(apart, tuple) else count - 3
-        single = [len(t.shape) > 3 and t.shape[place] == 1 and t.id not in marks for t in operator.inputs[:3]]
-        found = [marks.get(tensor.id) for tensor, alone in zip(operator.inputs[:3], single, strict=True) if not alone]
-        return any(one is None or one.dim not in apart for one in found)
-    if mark is None:
-        return False
-    if name in _POOLINGS:
-        return mark.dim > 1
-    if name in _CHANNEL_NORMS:
-        return mark.dim != 1
-    if name in _LAST_NORMS:
-        sizes = operator.attributes.get("normalized_shape")
-        weights = [len(t.shape) for t in operator.inputs if t.category == "parameter"]
-        return mark.dim >= count - (len(sizes) if isinstance(sizes, list) else max(weights, default=1))
-    if name in _ALONG:
-        dim = operator.attributes.get("dim", operator.attributes.get("dims", -1))
-        return mark.dim in [one % count for one in (dim if isinstance(dim, list) else [dim])]
-    return False
-
-
-def _heads(operator: Operator) -> int:
-    """The heads of what attention multiplies; 0 of any other operator."""
-    name = base_name(operator.name)
-    tensors = operator.inputs[:3] if is_attention(name) else operator.outputs[:1] if name in PRODUCTS else ()
-    return min((tensor.shape[-3] if len(tensor.shape) >= 3 else 1 for tensor in tensors), default=0)

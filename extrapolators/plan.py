@@ -46,7 +46,7 @@ class Plan:
     work: tuple[tuple[Trace, float], ...]
     symmetry: Symmetry | None  # of ranks that do the same
     draws: bool
-    _lowerings: tuple[Lowering, ...]  # one, or one for each iteration
+    lowerings: tuple[Lowering, ...]  # one, or one for each iteration
     _writer: Extrapolator | None = None  # one that writes the tasks itself
 
     @property
@@ -71,7 +71,7 @@ class Plan:
         return self._in_turn(rank)
 
     def _in_turn(self, rank: int) -> TaskStream:
-        for lowering in self._lowerings:
+        for lowering in self.lowerings:
             yield from Loop(lowering, rank).tasks()
 
 
@@ -124,7 +124,7 @@ def plan(trace: Trace, parallel: Parallel, *, gpus: int | None, options: Paralle
         work=((trace, batch_size * replicas / trace.batch_size),),
         symmetry=_symmetry(parts, mesh),
         draws=draws,
-        _lowerings=lowerings,
+        lowerings=lowerings,
         _writer=writer,
     )
 

@@ -8,7 +8,7 @@ optimizer, and a block has items: operators, symbolic collectives on an axis of 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain, groupby
 from typing import TYPE_CHECKING, Literal
 
@@ -219,6 +219,7 @@ class Program:
     ``batch_size`` is that of a micro-batch. The ranks along ``data_axes`` have the same parameters and see other data, so
     that gradients are summed over all of these axes together; ``sharded_axes`` are those over which the optimizer is sharded.
     ``experts`` are the storages of parameters that only some of these ranks have: those at the same place of ``expert_parts``.
+    ``kept`` are storages that are kept, read or not, until an operator of the backward pass runs, by this operator.
     """
 
     stages: tuple[Stage, ...]
@@ -232,6 +233,7 @@ class Program:
     sharded_axes: tuple[str, ...] = ()
     experts: frozenset[int] = frozenset()
     expert_parts: str = ""
+    kept: Mapping[int, frozenset[int]] = field(default_factory=dict)
     gradient_dtype: str | None = None
     training: bool = True
     notes: tuple[str, ...] = ()

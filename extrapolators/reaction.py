@@ -11,16 +11,18 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from triosim.errors import TraceError
+from triosim.extrapolators.ledger import NOTHING, Ledger
 from triosim.extrapolators.mesh import Along
 from triosim.extrapolators.program import Block, Gradient, Program, ReactionMaker, Stage
 from triosim.tasks import Communicator, Handle, Layers, TaskStream, Wait
+from triosim.trace import Tensor
 
 
 class Reaction:
     """Does nothing; override what a strategy reacts to.
 
     ``group`` are the ranks that have the same parameters, ``rank`` is this one; ``pending`` are the handles that the
-    optimizer waits for.
+    optimizer waits for. ``ledger`` is told what memory the reaction takes and gives back.
     """
 
     #: Whether this rank updates its parameters itself.
@@ -35,11 +37,20 @@ class Reaction:
         self.group = group
         self.rank = rank
         self.pending: list[Handle] = []
+        self.ledger: Ledger = NOTHING
 
     @property
     def alone(self) -> bool:
         """Whether there is nobody to communicate with."""
         return len(self.group.ranks) == 1
+
+    def keeps(self, parameter: Tensor) -> float:
+        """Return how many bytes of a parameter the rank has all the time: by default the whole."""
+        return float(parameter.nbytes)
+
+    def accumulates(self, gradient: Gradient) -> float:
+        """Return the bytes in which a gradient is added up: by default as it is reduced."""
+        return gradient.nbytes
 
     def step_begins(self) -> TaskStream | None:
         """Before the first micro-batch."""

@@ -24,6 +24,7 @@ class Sharing:
 
     def __init__(self, program: Program, mesh: Mesh, *, experts: bool = False) -> None:
         self._mesh = mesh
+        self._experts = experts
         self.axes = program.with_same(program.sharded_axes, experts=experts)
         outside = tuple(axis for axis in program.data_axes if axis not in program.sharded_axes)
         self._outside = program.with_same(outside, experts=experts)
@@ -38,12 +39,28 @@ class Sharing:
         group = self._mesh.group(self._outside, rank)
         return group if len(group.ranks) > 1 else None
 
+    def share(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the shape of a rank's share of a parameter.
 
-def with_sharded_optimizer(program: Program, mesh: Mesh, name: str) -> Program:
+        It is one of equal parts of the first dimension, the largest where it does not divide, as FSDP has it; of fewer
+        stacked experts than ranks, of the second.
+        """
+        if not shape:
+            return shape
+        place = 1 if self._experts and len(shape) == 3 and self.ranks > shape[0] else 0
+        return (*shape[:place], -(-shape[place] // self.ranks), *shape[place + 1 :])
+
+
+def sharings(program: Program, mesh: Mesh) -> dict[bool, Sharing]:
+    """Return who shares dense parameters (False) and, where a program has some, experts (True)."""
+    kinds = (False, True) if program.experts else (False,)
+    return {experts: Sharing(program, mesh, experts=experts) for experts in kinds}
+
+
+def with_sharded_optimizer(program: Program, mesh: Mesh, name: str, dtype: str | None = None) -> Program:
     """Return the program whose optimizer works on a rank's share of each parameter, its gradient and its states.
 
-    A share is one of equal parts of the first dimension, the largest where it does not divide, as FSDP has it; of fewer
-    stacked experts than ranks, of the second.
+    Shares are kept in ``dtype``, where that is another than the trace's.
     """
     parameters = [tensor for stage in program.stages for tensor in stage.parameters]
     known = {tensor.shape for tensor in parameters}
@@ -51,8 +68,7 @@ def with_sharded_optimizer(program: Program, mesh: Mesh, name: str) -> Program:
     stacked -= {t.shape for t in parameters if t.storage not in program.experts}
     updating = [operator for operator in program.operators if operator.phase == "optimizer"]
     about = owners(updating, parameter_storages(program.operators))
-    dense = Sharing(program, mesh).ranks
-    experts = Sharing(program, mesh, experts=True).ranks if program.experts else 1
+    kinds = sharings(program, mesh)
 
     def is_expert(tensor: Tensor) -> bool:
         return about[tensor.id] in program.experts if tensor.id in about else tensor.shape in stacked
@@ -61,11 +77,8 @@ def with_sharded_optimizer(program: Program, mesh: Mesh, name: str) -> Program:
         has_a_share = tensor.category in ("parameter", "gradient", "optimizer_state") or tensor.shape in known
         if not has_a_share or not tensor.shape or tensor.numel == 1:
             return tensor
-        ranks = experts if is_expert(tensor) else dense
-        shape = list(tensor.shape)
-        place = 1 if len(shape) == 3 and ranks > shape[0] and is_expert(tensor) else 0
-        shape[place] = -(-shape[place] // ranks)
-        return replace(tensor, shape=tuple(shape))
+        shape = kinds[is_expert(tensor)].share(tensor.shape)
+        return replace(tensor, shape=shape, dtype=tensor.dtype if dtype is None else dtype)
 
     shapes = {
         operator.id: replace(

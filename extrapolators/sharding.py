@@ -13,7 +13,8 @@ from triosim.compute import products
 from triosim.compute.features import base_name, factors
 from triosim.compute.operator_kinds import kind_of
 from triosim.extrapolators.axes import Mark, Marks
-from triosim.trace import Operator, Tensor
+from triosim.extrapolators.program import Program
+from triosim.trace import DTYPE_BYTES, Operator, Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,12 @@ class Weighted:
     def output(self) -> Tensor:
         """What the operator makes."""
         return self.operator.outputs[0]
+
+    @property
+    def gradient_bytes(self) -> int:
+        """The bytes of the gradient of what it multiplies, which is as wide as its output (in eight bits the data are not)."""
+        assert self.data is not None
+        return self.data.numel * DTYPE_BYTES[self.output.dtype]
 
     def by_rows(self) -> dict[int, Mark]:
         """Divide the output features of the weight."""
@@ -164,6 +171,20 @@ def share_of_optimizer(operator: Operator, owners: Mapping[int, int], parameters
         return _seen_from(tensor, *found) if found is not None else None
 
     return _replaced(operator, mark, ranks)
+
+
+def with_whole_tables(before: Program, after: Program, axis: str) -> Program:
+    """Return a divided program that computes the gradients of tables of embeddings whole, and keeps a rank's share of each.
+
+    So PyTorch's ``DTensor`` does it for a table that is divided by rows.
+    """
+    known = {operator.id: operator for operator in before.operators}
+    whole = {
+        one.id: replace(one, outputs=known[one.id].outputs)
+        for one in after.operators
+        if base_name(one.name) == "embedding_dense_backward" and one.id in known
+    }
+    return after.reshaped(whole, note=f"{axis}: the gradients of embeddings are computed whole, as DTensor does")
 
 
 def _seen_from(tensor: Tensor, other: Tensor, mark: Mark | None) -> Mark | None:

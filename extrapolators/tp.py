@@ -27,8 +27,10 @@ from triosim.errors import OptionError, TraceError
 from triosim.extrapolators.axes import Axes, Mark, Spread
 from triosim.extrapolators.base import TENSOR_ORDER, Extrapolator
 from triosim.extrapolators.dataflow import Dataflow, Datum, is_loss, is_view, owners, parameter_storages
+from triosim.extrapolators.latent import Repeated
 from triosim.extrapolators.mesh import Mesh
 from triosim.extrapolators.overlap import overlapped
+from triosim.extrapolators.pair_notes import listed, paired
 from triosim.extrapolators.pairs import Pair, Pairing, Undivided
 from triosim.extrapolators.program import Await, Block, Communicate, Item, Program
 from triosim.extrapolators.reaction import reacting
@@ -44,6 +46,7 @@ from triosim.extrapolators.sharding import (
     share_of_optimizer,
     weighted,
     with_copies_as_parameters,
+    with_whole_tables,
 )
 from triosim.tasks import CollectiveKind
 from triosim.trace import Operator, Tensor
@@ -57,7 +60,7 @@ class TensorParallel(Extrapolator):
     axis = "tp"
     place = "shard"
     order = TENSOR_ORDER
-    extra_options = ("overlap",)
+    extra_options = ("overlap", "embedding_gradient")
 
     @property
     def alike(self) -> bool:  # type: ignore[override]  # it depends on the options
@@ -86,6 +89,8 @@ class TensorParallel(Extrapolator):
         else:
             division.gather_the_rest()
         after = division.program()
+        if self.choice("embedding_gradient", ("share", "whole")) == "whole":
+            after = with_whole_tables(program, after, self.axis)
         return overlapped(after, self.axis, self.size, division.axes.step) if rings else after
 
 
@@ -119,6 +124,7 @@ class Division:
         self._partial: set[int] = set()  # storages of whole parameters whose gradients are reduced
         self._projections: list[Weighted] = []  # to the vocabulary
         self._shared: dict[int, list[str]] = {}  # the layers of heads of keys and values that several ranks have
+        self._latent: list[str] = []  # the layers that make what all heads are made of
         self._notes: list[str] = []
         self._fresh = max(self._flow.by_id) + 1  # an id that no operator has
 
@@ -146,24 +152,12 @@ class Division:
         if self._by_sequence:
             self._require_heads(undivided)
         apart = [layer.operator.layer for number, layer in self._layers.items() if number not in self._spreads]
-        if apart:
-            done = "they are whole on every GPU" if self._by_sequence else "what they make is gathered"
-            self._notes.append(f"tp: {_listed(apart)} pair with no other layer; {done}")
-        for heads, names in self._shared.items():
-            self._notes.append(
-                f"tp: the {heads} heads of keys and values of {_listed(names)} are on {self._ranks // heads} GPUs each"
-            )
-        for heads, names in undivided.items():
-            self._notes.append(
-                f"tp: the {heads} heads of {_listed(names)} do not divide by {self._ranks}; the layers around them are "
-                "gathered instead of paired"
-            )
+        self._notes += paired(apart, self._latent, self._shared, undivided, self._ranks, by_sequence=self._by_sequence)
 
     def divide_the_sequence(self) -> None:
         """What is not divided yet, by sequence, and the gathers between: after all pairs are known."""
         divided = {number for number, spread in self._spreads.items() if spread is not None}
-        pairing = self._pairing
-        region = Region(self._flow, divided, self.axes.step, self._ranks, pairing.is_of_samples)
+        region = Region(self._flow, divided, self.axes.step, self._ranks, self._pairing.is_of_samples)
         self._region = region
         for layers in self._joints:
             if region.is_divided(self._input_datum(layers[0])):
@@ -174,14 +168,14 @@ class Division:
                 self._ahead.setdefault(number, []).append(gather)
         if region.mixing:
             mixing = [self._flow.by_id[number].layer for number in region.mixing]
-            self._notes.append(f"tp: {_listed(mixing)} need all tokens, which are gathered")
+            self._notes.append(f"tp: {listed(mixing)} need all tokens, which are gathered")
         self._summed |= region.parameters()
         self._note_uneven(self._uneven_projections())
 
     def _require_heads(self, undivided: dict[int, list[str]]) -> None:
         for heads, names in undivided.items():
             raise OptionError(
-                f"the {heads} heads of {_listed(names)} do not divide by {self._ranks}",
+                f"the {heads} heads of {listed(names)} do not divide by {self._ranks}",
                 where="sequence parallel",
                 fix=f"use a number of GPUs that divides {heads}, or leave it out",
             )
@@ -201,10 +195,9 @@ class Division:
             self._divide(layer.operator, layer.by_rows())
             self._communicate(layer.operator, "all_gather", layer.output.nbytes)
             if self._has_gradient(layer):
-                assert layer.data is not None
                 last = self._backward([layer])
                 if last:
-                    self._communicate(last[-1], "all_reduce", layer.data.nbytes)
+                    self._communicate(last[-1], "all_reduce", layer.gradient_bytes)
         self._note_uneven(uneven)
 
     def _uneven_projections(self) -> list[str]:
@@ -213,7 +206,7 @@ class Division:
     def _note_uneven(self, layers: Sequence[str]) -> None:
         if layers:
             self._notes.append(
-                f"tp: the output features of {_listed(layers)} do not divide by {self._ranks}; "
+                f"tp: the output features of {listed(layers)} do not divide by {self._ranks}; "
                 "every GPU is charged the largest share"
             )
 
@@ -246,6 +239,11 @@ class Division:
 
         for _, together in groupby(sorted(pair.first, key=datum), key=datum):
             self._reduce_input_gradient(list(together))
+        for latent in pair.latent:
+            self._spreads.setdefault(latent.operator.id, None)
+            self._latent.append(latent.operator.layer)
+        for repeated in pair.repeated:
+            self._share_among_heads(repeated)
         for parameter, operator in pair.partial:
             self._reduce_partial_gradient(parameter, operator)
         for parameter, operator, heads in pair.shared:
@@ -323,9 +321,8 @@ class Division:
     def _reduce_input_gradient(self, layers: Sequence[Weighted]) -> None:
         """One all-reduce for layers with the same input, beside the product that gives the last one's weight gradient."""
         self._joints.append(list(layers))
-        data = layers[0].data
         backward = self._backward(layers)
-        if data is None or not self._has_gradient(layers[0]) or not backward:
+        if layers[0].data is None or not self._has_gradient(layers[0]) or not backward:
             return
         computing = [op for op in backward if self._data_gradients(op)]
         products = [op for op in computing if not is_free(op)]
@@ -333,7 +330,7 @@ class Division:
         key = f"gradient of the input of {layers[-1].operator.layer} ({last.id})"
         if self._weight_gradients(last) or is_autograd_node(base_name(last.name)):
             self._halves.add(last.id)
-        self._communicate(last, "reduce_scatter" if self._by_sequence else "all_reduce", data.nbytes, key)
+        self._communicate(last, "reduce_scatter" if self._by_sequence else "all_reduce", layers[0].gradient_bytes, key)
         early = backward[: backward.index(last)]
         self._whole_gradients |= {t.storage for op in early for t in op.outputs if t.parameter is None}
         consumer = self._consumer(last, backward, self._input_datum(layers[0]))
@@ -354,6 +351,16 @@ class Division:
             self._partial.add(parameter.storage)
             size = parameter.nbytes if nbytes is None else nbytes
             self._communicate(backward[-1], "all_reduce", size, parts=parts, of_weights=True)
+
+    def _share_among_heads(self, repeated: Repeated) -> None:
+        """What is shown to all heads: a rank knows its gradient from its own heads alone; by sequence, it needs all tokens."""
+        nbytes = repeated.whole.nbytes
+        if self._by_sequence:
+            gather = Communicate("all_gather", float(nbytes), self._axis, operator=repeated.reader)
+            self._ahead.setdefault(repeated.view.id, []).append(gather)
+        backward = self._flow.backward.get(repeated.view.id)
+        if backward and self._before.training:
+            self._communicate(backward[-1], "reduce_scatter" if self._by_sequence else "all_reduce", nbytes)
 
     def _consumer(self, last: Operator, backward: Sequence[Operator], datum: Datum | None) -> Operator | None:
         """The next backward operator that needs the gradient of the layers' input."""
@@ -491,9 +498,3 @@ class Division:
             else:
                 yield item
                 yield from self._after.get(item.id, ())
-
-
-def _listed(layers: Sequence[str]) -> str:
-    names = list(dict.fromkeys(layers))
-    shown = ", ".join(names[:3])
-    return f"{shown} and {len(names) - 3} more layers" if len(names) > 3 else shown

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any, ClassVar
 
 from triosim.extrapolators.base import DATA_ORDER, Extrapolator
-from triosim.extrapolators.ddp import buckets, completed
+from triosim.extrapolators.ddp import Bucket, buckets, completed
 from triosim.extrapolators.mesh import Mesh
 from triosim.extrapolators.program import Gradient, Program, ReactionMaker, Stage
 from triosim.extrapolators.reaction import Reaction, layers_of, reducing, require_gradients
@@ -47,13 +48,16 @@ class Zero1(Extrapolator):
         whole = self._reduces_whole()
 
         def make(stage: Stage, gradients: tuple[Gradient, ...]) -> Callable[[Communicator, int], Reaction]:
-            due = completed(gradients, buckets(gradients, self.options.first_bucket_bytes, self.options.bucket_bytes))
+            filled = buckets(gradients, self.options.first_bucket_bytes, self.options.bucket_bytes)
+            due = completed(gradients, filled)
+            # What lies in a bucket, by its layers, the object that says what is communicated.
+            parts = dict(zip(chain.from_iterable(due.values()), filled, strict=True))
             updated = layers_of(replace(one, nbytes=float(one.parameter.nbytes)) for one in gradients)
             acts_on = frozenset(due)
 
             def of_rank(group: Communicator, rank: int) -> Reaction:
                 replicas = sharing.replicas(rank)
-                return ShardState(group, rank, due, acts_on, updated, replicas, whole, self.each_micro_batch)
+                return ShardState(group, rank, due, parts, acts_on, updated, replicas, whole, self.each_micro_batch)
 
             return of_rank
 
@@ -82,6 +86,7 @@ class ShardState(Reaction):
         group: Communicator,
         rank: int,
         due: Mapping[int, Sequence[Layers]],
+        parts: Mapping[Layers, Bucket],
         acts_on: frozenset[int],
         updated: Layers,
         replicas: Communicator | None,
@@ -90,6 +95,7 @@ class ShardState(Reaction):
     ) -> None:
         super().__init__(group, rank)
         self._due = due  # by parameter: the buckets that its gradient completes
+        self._parts = parts
         self._updated = updated  # the parameters, by layer
         self._replicas = replicas
         self._whole = whole
@@ -99,6 +105,10 @@ class ShardState(Reaction):
     def gradient_ready(self, gradient: Gradient) -> TaskStream:
         """Reduce what is complete."""
         for layers in self._due[gradient.parameter.id]:
+            self.ledger.release(("bucket", self))  # the one before; what is communicated lies in one piece
+            self.ledger.hold(("bucket", self), layers.total, "communication", next(iter(layers.nbytes), ""))
+            if self.each_micro_batch:
+                self._keep_shares(self._parts[layers])
             if self._whole:
                 self.pending.append((yield from self._reduce(layers)))
             else:
@@ -115,6 +125,18 @@ class ShardState(Reaction):
             layers.total, self._replicas, after=reduced, stream="communication of replicas", layers=layers
         )
         return handle
+
+    def _keep_shares(self, bucket: Bucket) -> None:
+        """Give the whole gradients of a bucket back; from the first micro-batch on there are shares of them."""
+        ranks = len(self.group.ranks)
+        for part in bucket:
+            self.ledger.release(("gradient", part.parameter.storage))
+            self.ledger.hold(("share", part.parameter.storage), part.nbytes / ranks, "gradient", part.layer)
+
+    def before_optimizer(self) -> TaskStream | None:
+        """The last bucket is no longer needed."""
+        self.ledger.release(("bucket", self))
+        return super().before_optimizer()
 
     def after_optimizer(self) -> TaskStream | None:
         """Gather the parameters that the others have updated; the next step waits for them."""

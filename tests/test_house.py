@@ -64,7 +64,7 @@ FLOORS = (
     ),
     (
         *("triosim.simulation", "triosim.captured_run", "triosim.capturing", "triosim.comparison"),
-        *("triosim.what_if", "triosim.draws", "triosim.metrics", "triosim.scheduling"),
+        *("triosim.what_if", "triosim.draws", "triosim.metrics", "triosim.scheduling", "triosim.memory_run"),
         *("triosim.capturing_ranks", "triosim.capturing_processes"),
         *("triosim.result", "triosim.reports"),
     ),

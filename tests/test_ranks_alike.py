@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Any
+from contextlib import suppress
+from typing import Any, ClassVar
 
 import pytest
+import simpy
 import traces
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from streams import Script
 
 from triosim import simulate
 from triosim.extrapolators.mesh import Mesh
 from triosim.extrapolators.symmetry import Symmetry
+from triosim.foreseen import Kind, foresee
+from triosim.lone import Lone
+from triosim.networks import PacketNetwork
+from triosim.networks.base import Network
+from triosim.networks.quotient import NotAlike
+from triosim.networks.topology import Topology
 from triosim.result import ResultData
+from triosim.task_streams import TaskStreams
+from triosim.tasks import AllReduce, Communicator, Compute, Handle, Iteration, Record, TaskStream, Wait
 
 GPT = traces.transformer(batch=4, tokens=16, blocks=4, heads=8, width=32)
 SYSTEMS = (
@@ -162,3 +173,112 @@ def test_who_stands_for_whom() -> None:
     assert [symmetry.by(move) for move in symmetry.moves(group)] == [0, 2, 4]
     assert symmetry.then((0, 2), (1, 2), group) == (0, 1)
     assert symmetry.copies((0, 4)) is None  # the first and the last of three
+
+
+class Counting(PacketNetwork):
+    """A network that counts what is asked of it."""
+
+    asked: ClassVar[list[str]] = []
+
+    def transfer(self, *args: Any, **options: Any) -> simpy.Event:
+        self.asked.append("transfer")
+        return super().transfer(*args, **options)
+
+    def collective(self, kind: Any, *args: Any, **options: Any) -> simpy.Event:
+        self.asked.append(kind)
+        return super().collective(kind, *args, **options)
+
+
+def counted(parallel: str, gpus: int) -> list[str]:
+    Counting.asked = []
+    run(True, parallel, f"dgx-a100(gpus={gpus})", network=Counting, micro_batches=4)
+    return sorted(Counting.asked)
+
+
+def test_what_is_sent_does_not_grow_with_the_ranks_that_do_the_same() -> None:
+    few, many = counted("tp=8,dp=4,pp=2", 64), counted("tp=8,dp=64,pp=2", 1024)
+    assert few == many
+    sends = run(False, "tp=8,dp=4,pp=2", "dgx-a100(gpus=64)", micro_batches=4).collectives
+    assert sum(c.count for c in sends if c.axis == "pp") == 8 * 4 * few.count("transfer") > 0
+
+
+def test_a_collective_with_links_of_its_own_is_simulated_once_however_often_it_comes() -> None:
+    asked = counted("tp=8,dp=2", 16)
+    collectives = run(True, "tp=8,dp=2", "dgx-a100(gpus=16)", micro_batches=4).collectives
+    assert sum(c.count for c in collectives if c.axis == "tp") / 2 > 10 * asked.count("all_reduce") > 0  # of two groups
+
+
+def test_a_collective_that_overlaps_with_one_on_its_links_is_not_alone() -> None:
+    topology = Topology.load("switch(4, bandwidth=1 GB/s, latency=0 s)")
+    env, kind = simpy.Environment(), Kind("all_reduce", (0, 1, 2, 3))
+    lone = Lone(env, PacketNetwork(simpy.Environment(), topology), {kind: list(topology.links)})
+
+    def start(network: Network) -> simpy.Event:
+        return network.collective("all_reduce", kind.ranks, 1e9)
+
+    for _ in range(2):
+        env.run(until=lone.run(kind, 1e9, start))
+    assert env.now == pytest.approx(2 * 1.5)  # each rank sends 2 (n - 1) / n of the bytes
+    assert sum(lone.bytes_by_link().values()) == pytest.approx(2 * 4 * 2 * 1.5e9)  # into the switch, and out of it
+    lone.run(kind, 1e9, start)
+    with pytest.raises(NotAlike, match="overlap"):
+        lone.run(kind, 1e9, start)
+
+
+def test_tasks_that_were_drawn_to_see_what_ranks_send_run_again_with_new_handles() -> None:
+    group = Communicator((0, 1), "dp")
+
+    def stream() -> TaskStream:
+        first = yield Compute(())
+        summed = yield AllReduce(64.0, group, after=(first,))
+        yield Record()
+        yield Wait((summed,))
+        yield Iteration()
+
+    foresight = foresee({0: stream()})
+    assert list(foresight.kinds) == [Kind("all_reduce", (0, 1))]
+    again = foresight.tapes[0].stream()
+    handles: list[Handle] = []
+    with suppress(StopIteration):
+        task = next(again)
+        while True:
+            handles.append(Handle(0, task))
+            task = again.send(handles[-1])
+    assert [type(handle.task) for handle in handles] == [Compute, AllReduce, Record, Wait, Iteration]
+    assert handles[1].task.after == (handles[0],)
+    assert handles[3].task.handles == (handles[1],)  # type: ignore[attr-defined]
+
+
+TP, FSDP = tuple(tuple(range(4 * n, 4 * n + 4)) for n in range(4)), tuple(tuple(range(n, 16, 4)) for n in range(4))
+STEP = (
+    Script()
+    .run(1e-3, 2e-3)
+    .ask("all_gather", "fsdp", 4e6, stream="gather", work=0)
+    .ask("all_reduce", "tp", 2e6)
+    .run(3e-3)
+    .mark("synchronize", "gather")
+    .ask("reduce_scatter", "fsdp", 8e6)
+    .ask("all_reduce", "world", 64.0)
+)
+
+
+def streams(like: tuple[int, ...], **groups: tuple[tuple[int, ...], ...]) -> TaskStreams:
+    return TaskStreams({rank: STEP.trace() for rank in set(like)}, like, {"world": (tuple(range(16)),), **groups})
+
+
+@pytest.mark.parametrize(
+    "system", ["dgx-h100(gpus=16, calibration=none)", "switch(16, bandwidth=25 GB/s, latency=1 us)"]
+)
+@pytest.mark.parametrize("like", [(0,) * 16, (0, 0, 0, 0) * 2 + (8, 8, 8, 8) * 2, (0,) * 15 + (15,)])
+def test_captured_ranks_that_do_the_same_are_simulated_once(system: str, like: tuple[int, ...]) -> None:
+    asked = streams(like, tp=TP, fsdp=FSDP)
+    every, folded = (simulate(asked, topology=system, iterations=2, fold=fold).data for fold in (False, True))
+    same(every, folded)
+    assert any("nobody knows" in note for note in folded.notes) == (15 in like)  # which differs along both axes
+
+
+def test_captured_groups_that_are_no_mesh_are_all_simulated() -> None:
+    crossed = tuple(tuple(n + place for place in places) for n in (0, 8) for places in ((0, 1, 2, 4), (3, 5, 6, 7)))
+    asked = streams((0,) * 16, tp=crossed, fsdp=FSDP)
+    notes = simulate(asked, topology="dgx-h100(gpus=16)", fold=True).data.notes
+    assert any(note.startswith("every rank is simulated") for note in notes)

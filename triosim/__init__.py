@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from triosim.errors import TriosimError as TriosimError
+    from triosim.memory_run import rank_memory as rank_memory
     from triosim.models.describing import describe as describe
     from triosim.networks.topology import Topology as Topology
     from triosim.result import Result as Result
@@ -33,6 +34,7 @@ __all__ = [
     "TriosimError",
     "describe",
     "load_trace",
+    "rank_memory",
     "save_trace",
     "simulate",
 ]
@@ -48,6 +50,7 @@ _PLACES = {
     "describe": ("triosim.models.describing", "describe"),
     "load_trace": ("triosim.trace_formats", "read"),
     "save_trace": ("triosim.trace_formats", "write"),
+    "rank_memory": ("triosim.memory_run", "rank_memory"),
     "simulate": ("triosim.simulation", "simulate"),
 }
 

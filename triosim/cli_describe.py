@@ -84,6 +84,15 @@ def describe(
             help="One an operator; one for what libraries fuse (norms, rotations, gates, the loss); or as a compiler fuses.",
         ),
     ] = None,
+    products: Annotated[
+        str,
+        typer.Option(
+            "--products",
+            metavar="plain|fp8",
+            **o.one_of("--products", ("plain", "fp8")),
+            help="Those of linear layers in --dtype, or in eight bits with a scale a tensor.",
+        ),
+    ] = "plain",
     dropout: Annotated[
         str | None,
         typer.Option(
@@ -133,6 +142,7 @@ def describe(
         kernels=kernels,  # type: ignore[arg-type]
         dropout=None if dropout is None else _probability(dropout),
         layers=layers,
+        products=products,  # type: ignore[arg-type]
         gpu=gpu or DEFAULT_GPU,
     )
     write(trace, target)

@@ -1,9 +1,10 @@
-"""The command ``triosim memory``: what a captured step's memory consists of, and whether a GPU has it."""
+"""The command ``triosim memory``: what the memory of a step consists of, on one GPU or on each of many, and whether it fits."""
 
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -11,6 +12,8 @@ from triosim import cli_options as o
 from triosim.errors import OptionError
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from triosim.memory import MemoryReport
     from triosim.task_streams import TaskStreams
     from triosim.trace import Trace
@@ -22,6 +25,23 @@ DOES_NOT_FIT = 3
 def memory(
     trace: o.TracePath,
     trace_format: o.TraceFormat = None,
+    parallel: o.Parallel = "single",
+    gpus: o.Gpus = None,
+    batch_size: o.BatchSize = None,
+    global_batch_size: o.GlobalBatchSize = None,
+    inference: o.Inference = False,
+    micro_batches: o.MicroBatches = None,
+    stages: o.Stages = None,
+    schedule: o.Schedule = "gpipe",
+    virtual_stages: o.VirtualStages = None,
+    tp_style: o.TpStyle = "gather",
+    sequence_parallel: o.SequenceParallel = False,
+    dp_style: o.DpStyle = "all-reduce",
+    bucket_size: o.BucketSize = "25 MiB",
+    first_bucket_size: o.FirstBucketSize = "1 MiB",
+    gradient_dtype: o.GradientDtype = None,
+    recompute: o.Recompute = "none",
+    option: o.PluginOptions = None,
     gpu: Annotated[
         str | None,
         typer.Option(
@@ -79,10 +99,13 @@ def memory(
 ) -> None:
     """Show the memory of a step: the peak, by category and module, what the allocator reserves, and whether it fits.
 
+    With [cyan]--parallel[/] and the options beside it, of every rank of that step on many GPUs.
+
     [bold]Examples[/]
 
     [cyan]triosim memory trace.json --gpu H100 --plot memory.png[/]
     [cyan]triosim memory trace.json --capacity 24GiB --allocator expandable_segments:True[/]
+    [cyan]triosim memory trace.json -p fsdp=8,pp=4 --schedule 1f1b --recompute full --gpu H100[/]
     [cyan]triosim memory streams.json.gz --rank 8 --snapshot memory.pickle[/]
     """
     from triosim.output import check_outputs
@@ -101,6 +124,49 @@ def memory(
 
     settings = parse(allocator)
     sizes = _bytes(capacity, "--capacity"), _bytes(context, "--context")
+    choices: dict[str, Any] = {
+        "batch_size": batch_size,
+        "global_batch_size": global_batch_size,
+        "training": not inference,
+        "micro_batches": micro_batches,
+        "stages": None if stages is None else tuple(name.strip() for name in stages.split(",")),
+        "schedule": schedule,
+        "virtual_stages": virtual_stages,
+        "tp_style": tp_style,
+        "sequence_parallel": sequence_parallel,
+        "dp_style": dp_style,
+        "bucket_bytes": _bytes(bucket_size, "--bucket-size"),
+        "first_bucket_bytes": _bytes(first_bucket_size, "--first-bucket-size"),
+        "gradient_dtype": gradient_dtype,
+        "recompute": recompute,
+    }
+    world = None
+    if parallel != "single" or gpus is not None or option or _chosen(choices):
+        from triosim.memory_run import rank_memory
+
+        world = rank_memory(
+            trace,
+            parallel,
+            gpus=gpus,
+            gpu=gpu,
+            trace_format=trace_format,
+            options=o.key_values(option or ()),
+            **choices,
+        )
+        worst = world.checked(rank)
+        report = world.report(worst, capacity=sizes[0], context=sizes[1], settings=settings, workspace=workspace)
+        _write(report, plot, snapshot, worst)
+        if format == "json":
+            from triosim.reports.memory_json import world_as_json
+
+            sys.stdout.write(world_as_json(world, report, worst))
+        elif not quiet:
+            from triosim.reports.memory_table import render_world
+
+            _show([render_world(world, report)], report, worst, depth)
+        if fail_on_oom and not (report.fits and world.fits_in(report.capacity - report.context)):
+            raise typer.Exit(DOES_NOT_FIT)
+        return
     found: Trace | TaskStreams = read(trace, trace_format)
     traces, like = _ranks(found, rank)
     reports = {
@@ -110,20 +176,15 @@ def memory(
     worst = max(reports, key=lambda number: (reports[number].peak_reserved, -number))
     report = reports[worst]
     shown = worst if isinstance(found, TaskStreams) else None
-    if plot is not None:
-        from triosim.reports.memory_plot import write_memory_plot
-
-        write_memory_plot(report, plot, shown)
-    if snapshot is not None:
-        from triosim.memory.snapshot import write_snapshot
-
-        write_snapshot(report.usage.lifetimes, report.attempt, snapshot)
+    _write(report, plot, snapshot, shown)
     if format == "json":
         from triosim.reports.memory_json import as_json
 
         sys.stdout.write(as_json(reports, like))
     elif not quiet:
-        _show(reports, like, shown, report, depth)
+        from triosim.reports.memory_table import render_ranks
+
+        _show([render_ranks(reports, like)] if len(reports) > 1 else [], report, shown, depth)
     if fail_on_oom and not all(one.fits for one in reports.values()):
         raise typer.Exit(DOES_NOT_FIT)
 
@@ -154,19 +215,34 @@ def _bytes(text: str | None, option: str) -> float | None:
     return number
 
 
-def _show(
-    reports: dict[int, MemoryReport], like: tuple[int, ...], rank: int | None, report: MemoryReport, depth: int | None
-) -> None:
+def _chosen(choices: Mapping[str, object]) -> bool:
+    """Whether a user says anything of how a step is parallelised or divided."""
+    from dataclasses import fields
+
+    from triosim.extrapolators.base import ParallelOptions
+
+    return any(field.name in choices and choices[field.name] != field.default for field in fields(ParallelOptions))
+
+
+def _write(report: MemoryReport, plot: str | None, snapshot: str | None, rank: int | None) -> None:
+    if plot is not None:
+        from triosim.reports.memory_plot import write_memory_plot
+
+        write_memory_plot(report, plot, rank)
+    if snapshot is not None:
+        from triosim.memory.snapshot import write_snapshot
+
+        write_snapshot(report.usage.lifetimes, report.attempt, snapshot)
+
+
+def _show(ranks: list[RenderableType], report: MemoryReport, rank: int | None, depth: int | None) -> None:
     import io
 
     from rich.console import Console, Group
 
-    from triosim.reports.memory_table import render, render_ranks
+    from triosim.reports.memory_table import render
     from triosim.reports.terminal import spaced
 
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal that knows no "…" still shows the rest
-    parts = [render(report, rank, depth)]
-    if len(reports) > 1:
-        parts.append(render_ranks(reports, like))
-    Console(highlight=False).print(Group(*spaced(parts)))
+    Console(highlight=False).print(Group(*spaced([render(report, rank, depth), *ranks])))

@@ -270,7 +270,7 @@ Recompute = Annotated[
         autocompletion=completing(_recomputing),
         rich_help_panel=PARALLELISM,
         help="Which activations the backward pass computes again: none, selective (attention), full, checkpoint (as "
-        "torch.utils.checkpoint), or save=mm,attention for all but these.",
+        "torch.utils.checkpoint), save=mm,attention for all but these, or modules=mlp for what these modules need.",
     ),
 ]
 Inference = Annotated[
@@ -367,6 +367,10 @@ ComputeModel = Annotated[
         rich_help_panel=TIMES,
         help="What estimates operators of other shapes: auto, linear, roofline, module:Class or file.py:Class.",
     ),
+]
+FailOnOom = Annotated[
+    bool,
+    typer.Option("--fail-on-oom", rich_help_panel=SYSTEM, help="Stop with status 3 where a rank does not fit its GPU."),
 ]
 Fold = Annotated[
     bool | None,

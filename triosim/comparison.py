@@ -192,6 +192,7 @@ def _row(run: Run) -> dict[str, Any]:
         "compute_s": sum(rank.compute_s for rank in data.ranks) / count,
         "exposed_communication_s": sum(rank.exposed_communication_s for rank in data.ranks) / count,
         "idle_s": sum(rank.idle_s for rank in data.ranks) / count,
+        "peak_memory_bytes": max((row.peak_bytes for row in data.memory), default=None),
         "mfu": None if data.metrics is None else data.metrics.mfu,
         "cost": None if data.metrics is None else data.metrics.cost,
         "speed_up": run.speed_up,

@@ -60,7 +60,8 @@ class Turn:
 class ComputeUnits:
     """Runs the Compute tasks of all ranks; ``finish`` is called for each that is through.
 
-    ``paces`` are the GPUs' speeds, where these change while they run.
+    ``run_ahead`` is how many operators a host is ahead of its GPU at most, None for any number. ``paces`` are the GPUs'
+    speeds, where these change while they run; the host is then not held back.
     """
 
     def __init__(
@@ -68,11 +69,13 @@ class ComputeUnits:
         env: simpy.Environment,
         recording: Recording,
         host_overhead: HostOverhead,
+        run_ahead: int | None,
         finish: Callable[[Rank, Handle], None],
     ) -> None:
         self._env = env
         self._recording = recording
         self._host_overhead = host_overhead
+        self._run_ahead = run_ahead
         self._finish = finish
         self.paces: Paces | None = None
 
@@ -127,6 +130,8 @@ class ComputeUnits:
         if turn.launched is not None:
             costs = (self._launch_seconds(operator) for operator in operators)
             launches = list(accumulate(costs, initial=turn.launched))[1:]
+            if self._run_ahead is not None:
+                self._launched(turn, launches[-1])
 
         def finish(spans: list[Span]) -> None:
             turn.last = turn.done + len(spans) - 1
@@ -146,12 +151,26 @@ class ComputeUnits:
         now, launched = turn.began, turn.launched
         assert launched is not None
         del turn.starts[turn.done :]
+        most, ended = self._run_ahead, turn.rank.ended
         for operator in turn.task.operators[turn.done :]:
+            if most is not None and operator.seconds and len(ended) >= most:
+                launched = max(launched, ended.popleft())
             launched += self._launch_seconds(operator)
             now = max(now, launched)
             turn.starts.append(now)
             now += operator.seconds
+            if most is not None and operator.seconds:
+                ended.append(now)
+        if most is not None:
+            self._launched(turn, launched)
         return now
+
+    def _launched(self, turn: Turn, when: float) -> None:
+        """Tell the host when it is through with a task's launches."""
+        turn.handle.launched_by = when
+        if turn.rank.wakeup is not None:
+            turn.rank.wakeup.succeed()
+            turn.rank.wakeup = None
 
     def _launch_seconds(self, operator: Operator) -> float:
         cost = operator.host_seconds if self._host_overhead == "trace" else self._host_overhead

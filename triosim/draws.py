@@ -10,11 +10,14 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from triosim.conditions import Conditions, Stragglers
 from triosim.errors import OptionError
+
+if TYPE_CHECKING:
+    from triosim.result import Result, ResultData
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +54,28 @@ class Draws:
             p95_s=quantile(0.95),
             max_s=ordered[-1],
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """What is kept of one run: its step time in seconds, and whether some rank does not fit its GPU."""
+
+    step_time_s: float
+    too_small: bool
+
+    @classmethod
+    def of(cls, result: Result) -> Draw:
+        """Return what is kept of a result."""
+        return cls(result.step_time_s, result.memory is not None and not result.memory.fits)
+
+
+def spread(first: ResultData, drawn: Sequence[Draw]) -> ResultData:
+    """Return the figures of the first draw with how all of them are spread, and a note where only some fit their GPUs."""
+    notes = list(first.notes)
+    many = sum(draw.too_small for draw in drawn)
+    if 0 < many < len(drawn):
+        notes.append(f"in {many} of {len(drawn)} draws a rank does not fit its GPU")
+    return replace(first, draws=Draws.of([draw.step_time_s for draw in drawn]), notes=tuple(notes))
 
 
 def check(draws: int, conditions: Conditions, *, tokens: bool) -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import simpy
@@ -49,7 +48,6 @@ from triosim.tasks import (
 
 if TYPE_CHECKING:
     from triosim.networks.base import Network
-    from triosim.trace import Operator
 
 #: How many launched tasks the host may be ahead of the device (CUDA's launch queue).
 RUN_AHEAD = 1024
@@ -87,10 +85,7 @@ class Engine:
         self.network = network
         self.host_overhead = host_overhead
         self.call_overhead = call_overhead
-        self.run_ahead = run_ahead
-        self._pieces: dict[
-            int, tuple[Compute, tuple[Compute, ...]]
-        ] = {}  # of tasks, whose operators are launched one by one
+        self.run_ahead = None if host_overhead is None else run_ahead
         self.progress = progress
         self.ranks: dict[int, Rank] = {}
         self.recording = Recording(ranks=[], handles=[] if timeline else None)
@@ -101,7 +96,7 @@ class Engine:
         self._unfinished = 0  # hosts that still draw tasks, and tasks that are issued and not done
         self._ready: deque[Handle] = deque()
         self._draining = False
-        self.units = ComputeUnits(env, self.recording, host_overhead, self._finish)
+        self.units = ComputeUnits(env, self.recording, host_overhead, run_ahead, self._finish)
         self._begin: dict[type[Task], Callable[[Rank, Handle, Any], None]] = {
             Compute: self.units.begin,
             Copy: self._begin_copy,
@@ -163,8 +158,8 @@ class Engine:
             except StopIteration:
                 break
             kind = type(task)
-            if kind is Compute and self.run_ahead is not None:
-                answer = yield from self._one_by_one(rank, task)
+            if self.run_ahead is not None and isinstance(task, Compute):
+                answer = yield from self._behind(rank, task)
             elif kind in self._begin:
                 overhead = self._launch_seconds(task) if self.host_overhead is not None else 0.0
                 if overhead and kind is not Compute:  # whose operators start one by one, as each is launched
@@ -172,7 +167,7 @@ class Engine:
                 answer = self._issue(rank, task)
                 if overhead and kind is Compute:
                     yield self.env.timeout(overhead)
-                if rank.launched >= RUN_AHEAD:
+                while rank.launched >= RUN_AHEAD:
                     rank.wakeup = self.env.event()
                     yield rank.wakeup
             elif isinstance(task, Synchronize):
@@ -199,22 +194,14 @@ class Engine:
         rank.record.finished = max(rank.record.finished, self.env.now)
         self._unfinished -= 1
 
-    def _one_by_one(self, rank: Rank, task: Compute) -> Generator[simpy.Event, Any, Handle]:
-        """Launch each operator of a task by itself, and wait where the device is too far behind."""
-        assert self.run_ahead is not None
-        known = self._pieces.get(id(task.operators))
-        if known is None or (known[0].stream, known[0].share) != (task.stream, task.share):
-            known = self._pieces[id(task.operators)] = task, _by_kernel(task)
-        first, *others = known[1]
-        for piece in (replace(first, after=task.after) if task.after else first, *others):
-            handle = self._issue(rank, piece)
-            rank.ahead += piece.seconds > 0
-            overhead = self._launch_seconds(piece) if self.host_overhead is not None else 0.0
-            if overhead:
-                yield self.env.timeout(overhead)
-            if rank.ahead >= self.run_ahead or rank.launched >= RUN_AHEAD:
-                rank.wakeup = self.env.event()
-                yield rank.wakeup
+    def _behind(self, rank: Rank, task: Compute) -> Generator[simpy.Event, Any, Handle]:
+        """Launch the operators of a task, each when the device is no further behind than the host may be ahead."""
+        handle = self._issue(rank, task)
+        while handle.launched_by is None and not handle.done:  # it waits for others, and the host for its operators
+            rank.wakeup = self.env.event()
+            yield rank.wakeup
+        if handle.launched_by is not None and handle.launched_by > self.env.now:
+            yield self.env.timeout(handle.launched_by - self.env.now)
         return handle
 
     def _host_waits(self, handles: Iterable[Handle], count: int) -> Generator[simpy.Event, Any, None]:
@@ -314,9 +301,7 @@ class Engine:
         del rank.open[handle]
         self._unfinished -= 1
         rank.launched -= _launches(handle.task)
-        if self.run_ahead is not None and type(handle.task) is Compute:
-            rank.ahead -= handle.task.seconds > 0
-        if rank.wakeup is not None and rank.launched < RUN_AHEAD and rank.ahead < (self.run_ahead or RUN_AHEAD):
+        if rank.wakeup is not None and rank.launched < RUN_AHEAD:
             rank.wakeup.succeed()
             rank.wakeup = None
         dependents, handle.dependents = handle.dependents, None
@@ -402,20 +387,6 @@ def _launches(task: Task) -> int:
     if type(task) is Recv and task.ahead:
         return 0
     return len(task.operators) if isinstance(task, Compute) else 1
-
-
-def _by_kernel(task: Compute) -> tuple[Compute, ...]:
-    """Return a task in pieces of one operator that takes time, each with the views behind the one before."""
-    pieces: list[Compute] = []
-    begun: list[Operator] = []
-    for operator in task.operators:
-        begun.append(operator)
-        if operator.seconds:
-            pieces.append(Compute(tuple(begun), task.stream, task.share))
-            begun = []
-    if begun or not pieces:
-        pieces.append(Compute(tuple(begun), task.stream, task.share))
-    return tuple(pieces)
 
 
 def _check_seconds(seconds: float, what: str, rank: int) -> None:

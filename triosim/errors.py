@@ -62,6 +62,12 @@ class DeadlockError(SimulationError):
     """Streams that can never go on: each stuck rank, the task it waits in, and whom it waits for."""
 
 
+class DoesNotFitError(TriosimError):
+    """A step that needs more memory than a GPU has, where the user asked to stop for it."""
+
+    exit_status = 3
+
+
 def nearest(word: str, known: Iterable[str], most: int | None = None) -> str:
     """Return "did you mean 'x'?" for the nearest of ``known``, or the list of them when none is near, ``most`` of it."""
     names = sorted(known)

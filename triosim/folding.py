@@ -21,7 +21,7 @@ import simpy
 
 from triosim.engine import Engine
 from triosim.extrapolators.symmetry import Copies, Symmetry
-from triosim.foreseen import Foreseen, Kind, communications
+from triosim.foreseen import Foreseen, Kind, foresee
 from triosim.lone import Lone
 from triosim.networks.base import Network
 from triosim.networks.collectives.base import Place
@@ -62,8 +62,11 @@ def run(
     Raises ``NotAlike``.
     """
     ranks = symmetry.representatives
-    folded = FoldedNetwork(new_network, symmetry, communications({rank: tasks(rank) for rank in ranks}))
-    recording = engine_on(folded, folded.copies).run({rank: tasks(rank) for rank in ranks})
+    foresight = foresee({rank: tasks(rank) for rank in ranks})
+    folded = FoldedNetwork(new_network, symmetry, foresight.kinds)
+    tapes = foresight.tapes
+    streams = {rank: tapes[rank].stream() if rank in tapes else tasks(rank) for rank in ranks}
+    recording = engine_on(folded, folded.copies).run(streams)
     stands_for: dict[int, list[int]] = {}
     for rank in range(symmetry.world):
         stands_for.setdefault(symmetry.representative(rank), []).append(rank)

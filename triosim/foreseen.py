@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Container, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from triosim.collecting import without_collecting
 from triosim.networks.quotient import NotAlike
 from triosim.tasks import (
     Batch,
@@ -18,6 +20,8 @@ from triosim.tasks import (
     Record,
     Recv,
     Send,
+    Synchronize,
+    Task,
     TaskStream,
     Wait,
 )
@@ -40,26 +44,87 @@ class Foreseen:
     by: set[Communicator] = field(default_factory=set)
 
 
-def communications(streams: Mapping[int, TaskStream]) -> dict[Kind, Foreseen]:
+@dataclass(frozen=True, slots=True)
+class Foresight:
+    """What ranks send in their first iteration, by kind, and their tasks if that is all that they do."""
+
+    kinds: Mapping[Kind, Foreseen]
+    tapes: Mapping[int, Tape]
+
+
+class Tape:
+    """The tasks of a stream that looks at nothing, which can be run again."""
+
+    def __init__(self) -> None:
+        self._tasks: list[Task] = []
+        self._named: dict[int, dict[str, tuple[int, ...]]] = {}  # by place, the places of the tasks that one names
+        self._kept: set[int] = set()
+
+    def add(self, rank: int, task: Task) -> Any:
+        """Note one more task, and return what is answered to it: a handle that knows its place, or nothing to see."""
+        place = len(self._tasks)
+        if task.after:
+            self._note(place, "after", task.after)
+        if isinstance(task, (Wait, Synchronize)):
+            self._note(place, "handles", task.handles)
+        elif isinstance(task, Iteration) and task.of:
+            self._note(place, "of", task.of)
+        self._tasks.append(task)
+        if isinstance(task, Synchronize):
+            return _Unseen()
+        handle = Handle(rank, task)
+        handle.place = (place,)
+        return handle
+
+    def _note(self, place: int, name: str, handles: Sequence[Handle]) -> None:
+        places = tuple([handle.place[0] for handle in handles])
+        self._named.setdefault(place, {})[name] = places
+        self._kept.update(places)
+
+    def stream(self) -> TaskStream:
+        """Yield the tasks again."""
+        handles: dict[int, Any] = {}
+        for place, task in enumerate(self._tasks):
+            named = self._named.get(place)
+            if named is not None:
+                again = {name: tuple([handles[other] for other in places]) for name, places in named.items()}
+                task = replace(task, **again)
+            answer = yield task
+            if place in self._kept:
+                handles[place] = answer
+
+
+class _Unseen:
+    """What a host finds when it has waited, which nobody can foresee."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise NotAlike(f"what a rank does depends on '{name}' of what it finds")
+
+
+@without_collecting()
+def foresee(streams: Mapping[int, TaskStream]) -> Foresight:
     """Return what some ranks send in their first iteration; their streams are used up.
 
     Raises ``NotAlike`` for streams that look at the clock or at others, whose tasks nobody can foresee.
     """
     found: dict[Kind, Foreseen] = {}
+    tapes: dict[int, Tape] = {}
     for rank, stream in streams.items():
-        answer: Handle | None = None
-        while True:
-            try:
+        tape = Tape()
+        answer: Any = None
+        with suppress(StopIteration):
+            while True:
                 task = stream.send(answer)
-            except StopIteration:
-                break
-            if isinstance(task, Iteration):
-                break
-            answer = Handle(rank, task)
-            for part in task.parts if isinstance(task, Batch) else (task,):
-                _note(found, part, rank, streams)
-        stream.close()
-    return found
+                answer = tape.add(rank, task)
+                if isinstance(task, Iteration):
+                    break
+                for part in task.parts if isinstance(task, Batch) else (task,):
+                    _note(found, part, rank, streams)
+            stream.send(answer)
+            stream.close()
+            continue
+        tapes[rank] = tape
+    return Foresight(found, tapes)
 
 
 def _note(found: dict[Kind, Foreseen], task: Any, rank: int, simulated: Container[int]) -> None:
@@ -73,5 +138,5 @@ def _note(found: dict[Kind, Foreseen], task: Any, rank: int, simulated: Containe
         if task.destination not in simulated:
             raise NotAlike(f"rank {rank} sends to one of those that it stands for")
         found.setdefault(Kind(None, (rank, task.destination)), Foreseen(task.nbytes))
-    elif not isinstance(task, (Compute, Recv, Record, Wait)):
+    elif not isinstance(task, (Compute, Recv, Record, Synchronize, Wait)):
         raise NotAlike(f"a {type(task).__name__} may be another on each rank")

@@ -67,14 +67,14 @@ class Gpu:
 
 
 def same_chip(gpu: Gpu, names: Iterable[str]) -> Gpu | None:
-    """Return the GPU among names that has the chip of another one, with the nearest power, then bandwidth; or None."""
+    """Return the GPU among names that has the chip of another one; or None.
 
-    def apart(other: Gpu) -> tuple[float, float]:
-        power = math.log(other.tdp_watts / gpu.tdp_watts) if other.tdp_watts and gpu.tdp_watts else 0.0
-        return abs(power), abs(math.log(other.bandwidth / gpu.bandwidth))
-
+    Of several, that whose board allows the most power, but no more than the other's; then that with the nearest memory.
+    """
     found = [other for other in map(get, names) if other is not None and _chip(other) == _chip(gpu)]
-    return min(found, key=apart, default=None)
+    frugal = [other.tdp_watts for other in found if other.tdp_watts <= gpu.tdp_watts]
+    found = [other for other in found if not frugal or other.tdp_watts == max(frugal)]
+    return min(found, key=lambda other: abs(math.log(other.bandwidth / gpu.bandwidth)), default=None)
 
 
 def find(name: str | PathLike[str]) -> Gpu:
@@ -112,6 +112,11 @@ def load_user(path: str | PathLike[str]) -> Gpu:
         if _key(name) in _by_key():
             fix = "give it a name of its own, or write 'like: H100-SXM' for what it has in common"
             raise OptionError(f"'{name}' is a GPU of the catalogue", where=fspath(path), fix=fix)
+    return known(gpu)
+
+
+def known(gpu: Gpu) -> Gpu:
+    """Let a GPU of one's own be found by its names from now on, and return it."""
     _read.update((_key(name), gpu) for name in (gpu.name, *gpu.aliases))
     return gpu
 

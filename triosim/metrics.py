@@ -61,3 +61,41 @@ class MetricOptions:
     tokens_per_sample: float | None = None
     price_per_gpu_hour: float | None = None
     kinds: Mapping[int, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class PlaceMemory:
+    """The most bytes of live tensors on each of ``ranks``, which all have as many, in blocks of 512 bytes.
+
+    The others are at that moment: in ``action`` of the schedule ("0F3": stage 0, forward, micro-batch 3), in ``layer``.
+    ``other_bytes`` are buffers, inputs, outputs and cuBLAS's workspaces. ``capacity_bytes`` is what a process can have of the
+    GPU's memory beside the CUDA context, None where the GPU is not known.
+    """
+
+    ranks: str
+    peak_bytes: int
+    parameter_bytes: int
+    gradient_bytes: int
+    optimizer_state_bytes: int
+    activation_bytes: int
+    temporary_bytes: int
+    communication_bytes: int
+    other_bytes: int
+    action: str
+    layer: str
+    capacity_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """What one model predicted: the mean over the ranks.
+
+    ``operators`` is how many ran, ``names`` which, those of the most time first, ``seconds`` their times together, and
+    ``relative_error`` the mean absolute error that the model states for them (0.05 is 5%).
+    """
+
+    model: str
+    operators: float
+    names: tuple[str, ...]
+    seconds: float
+    relative_error: float

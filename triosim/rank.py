@@ -28,9 +28,9 @@ class Rank:
     """The state of one GPU and its host."""
 
     __slots__ = (
-        "ahead",
         "communicators",
         "copying",
+        "ended",
         "free",
         "index",
         "issued",
@@ -51,7 +51,7 @@ class Rank:
         self.issued: dict[Communicator | Channel, int] = {}  # how many collectives or transfers, by whom they join
         self.open: dict[Handle, None] = {}  # issued and not done, in order of issue
         self.launched = 0  # operators and other tasks among them
-        self.ahead = 0  # operators among them, where the host's lead is limited
+        self.ended: deque[float] = deque()  # when the last operators end, where the host may only be so many ahead
         self.wakeup: simpy.Event | None = None  # the host waits for this
         self.free = 1.0  # the part of the compute units that is free
         self.wanting: deque[Turn] = deque()  # computations that are ready and wait for compute units

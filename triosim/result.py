@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 from triosim.draws import Draws
 from triosim.errors import OptionError, TriosimError
-from triosim.metrics import AxisTraffic, MetricOptions, Metrics
+from triosim.metrics import AxisTraffic, MetricOptions, Metrics, PlaceMemory, Prediction
 from triosim.output import PathLike, writing_text
 
 if TYPE_CHECKING:
     import pandas as pd
 
+    from triosim.memory.extrapolated import WorldMemory
     from triosim.networks.base import Network
     from triosim.networks.topology import Topology
     from triosim.recording import Recording
@@ -147,21 +148,6 @@ class WhatIf:
 
 
 @dataclass(frozen=True, slots=True)
-class Prediction:
-    """What one model predicted: the mean over the ranks.
-
-    ``operators`` is how many ran, ``names`` which, those of the most time first, ``seconds`` their times together, and
-    ``relative_error`` the mean absolute error that the model states for them (0.05 is 5%).
-    """
-
-    model: str
-    operators: float
-    names: tuple[str, ...]
-    seconds: float
-    relative_error: float
-
-
-@dataclass(frozen=True, slots=True)
 class ResultData:
     """The plain values of a result, as they stand in ``result.json``. ``iterations`` are the times at which each ended.
 
@@ -169,8 +155,9 @@ class ResultData:
     operators; None where all times are the trace's. ``launch_wait_s`` is the part of the step in which a GPU waits for the
     host to launch, the mean over the ranks. ``network_figures`` is what the network has counted in the whole run, by
     name; None where it counts nothing but bytes. ``exposed_communication`` adds up to the ranks' mean, the largest first.
-    ``what_if`` are the steps of faster systems, where they were asked for. ``axes`` are those along which anything is sent.
-    ``draws`` is how step times are spread, where several were asked for; all else is then of the first.
+    ``what_if`` are the steps of faster systems, where they were asked for. ``axes`` are those along which anything is sent;
+    ``memory`` has a row for each place of the pipeline. ``draws`` is how step times are spread, where several were asked for;
+    all else is then of the first.
     """
 
     step_time_s: float
@@ -192,6 +179,7 @@ class ResultData:
     what_if: tuple[WhatIf, ...] = ()
     metrics: Metrics | None = None
     axes: tuple[AxisTraffic, ...] = ()
+    memory: tuple[PlaceMemory, ...] = ()
     draws: Draws | None = None
     schema: str = SCHEMA
 
@@ -208,6 +196,7 @@ ROWS: Mapping[str, type] = {
     "exposed_communication": ExposedShare,
     "what_if": WhatIf,
     "axes": AxisTraffic,
+    "memory": PlaceMemory,
 }
 
 
@@ -223,6 +212,7 @@ class Result:
     recording: Recording | None = field(default=None, repr=False, compare=False)
     topology: Topology | None = field(default=None, repr=False, compare=False)
     network: Network | None = field(default=None, repr=False, compare=False)
+    memory: WorldMemory | None = field(default=None, repr=False, compare=False)  # None where it comes from a file
 
     @classmethod
     def from_recording(
@@ -236,6 +226,7 @@ class Result:
         inputs: Inputs,
         notes: Sequence[str] = (),
         options: MetricOptions | None = None,
+        memory: WorldMemory | None = None,
     ) -> Result:
         """Return what a run left behind as a result.
 
@@ -253,8 +244,9 @@ class Result:
             inputs=inputs,
             notes=notes,
             options=options,
+            memory=memory,
         )
-        return cls(data, recording, topology, network)
+        return cls(data, recording, topology, network, memory)
 
     # ---- the main figures ---------------------------------------------------------------------------------------
 

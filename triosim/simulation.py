@@ -26,6 +26,7 @@ from triosim.errors import OptionError, PluginError, TriosimError
 from triosim.extrapolators.base import ParallelOptions
 from triosim.extrapolators.captured import Captured
 from triosim.extrapolators.plan import Plan, gpus_named_by, plan
+from triosim.memory.extrapolated import memory_of_run
 from triosim.metrics import MetricOptions
 from triosim.networks import calibrated
 from triosim.networks.base import Network
@@ -101,6 +102,7 @@ def simulate(
     tokens_per_sample: float | str | None = None,
     price: float | str | None = None,
     draws: int = 1,
+    fail_on_oom: bool = False,
     fold: bool | None = None,
     timeline: bool = False,
     links: bool = False,
@@ -127,8 +129,8 @@ def simulate(
     tp_style: of ``tp``; ``sequence_parallel``, of the style "megatron": norms and residuals on a share of the sequence.
     bucket_size, first_bucket_size: of ``ddp``; PyTorch's by default.
     gradient_dtype: what gradients are reduced in, "float32" or "fp32" say; by default each parameter's own.
-    recompute: which activations the backward pass computes again: "none", "selective", "full", "checkpoint", or
-        "save=mm,attention" for all but these; see docs/extrapolators.md.
+    recompute: which activations the backward pass computes again: "none", "selective", "full", "checkpoint",
+        "save=mm,attention" for all but these, or "modules=mlp" for what these modules need; see docs/extrapolators.md.
     copy_input: whether each rank copies its input from host memory.
     operator_times: a file with times that replace the trace's, by operator or layer.
     host_overhead: what a launch costs the host: seconds or "5 us"; "trace" takes each operator's own.
@@ -140,6 +142,7 @@ def simulate(
     price: of a GPU for an hour, for what a step costs; by default the catalogue's, if it has one.
     draws: how many times what is left to chance is drawn, each time from seeds that are one higher. The result is that of the
         first; ``Result.data.draws`` holds how the step times of all are spread.
+    fail_on_oom: raise ``DoesNotFitError`` where a rank needs more memory than its GPU has; otherwise a note says so.
     fold: whether ranks that do the same are simulated once; by default where there are many. Results are the same.
     timeline: keep every task, for ``Result.save_timeline`` and the Gantt chart.
     links: record what each link carries when, for ``Result.links``, ``link_loads`` and ``plot_links``.
@@ -246,6 +249,10 @@ def simulate(
     drawing.check(draws, circumstances, tokens=tokens_are_drawn)
     if isinstance(the_plan, Plan):
         notes.extend(_without_effect(given, the_plan.parallel))
+    with plugins.blamed():
+        memory = memory_of_run(the_plan, the_trace, fail_on_oom=fail_on_oom)
+    if memory is not None and memory.warning is not None:
+        notes.append(memory.warning)
     if collective is None and collective_form == "pipelined":
         notes.extend(calibrated.notes(the_network, the_plan.world))
     if links:
@@ -280,7 +287,7 @@ def simulate(
     with plugins.blamed():
         notes.extend(unequal_notes(circumstances, the_plan.world))
         recording = None
-        alike = the_plan.symmetry if isinstance(the_plan, Plan) else None
+        alike = the_plan.symmetry
         unlike = _unlike(alike is not None, timeline, links, circumstances)
         if alike is not None and not unlike and folding.repays(fold, the_plan.world):
             try:
@@ -308,14 +315,15 @@ def simulate(
         inputs=Inputs({name: _plain(value) for name, value in given.items()}, files),
         notes=notes,
         options=MetricOptions(tokens, hourly, circumstances.kinds),
+        memory=memory,
     )
     if draws == 1:
         return result
-    step_times = [result.step_time_s]
+    drawn = [drawing.Draw.of(result)]
     for number in range(1, draws):
         arguments = drawing.reseeded(again, circumstances, number, tokens=tokens_are_drawn)
-        step_times.append(simulate(subject, topology=unslowed, progress=progress, **arguments).step_time_s)
-    return replace(result, data=replace(result.data, draws=drawing.Draws.of(step_times)))
+        drawn.append(drawing.Draw.of(simulate(subject, topology=unslowed, progress=progress, **arguments)))
+    return replace(result, data=drawing.spread(result.data, drawn))
 
 
 def _unlike(known: bool, timeline: bool, links: bool, circumstances: Conditions) -> str:

@@ -35,6 +35,7 @@ class Handle:
         "dependents",
         "finished",
         "launched",
+        "launched_by",
         "layers",
         "operator_ends",
         "operator_starts",
@@ -53,6 +54,7 @@ class Handle:
         self.started: float | None = None
         self.finished: float | None = None
         self.launched: float | None = None  # when its launch began, where launching costs the host time
+        self.launched_by: float | None = None  # when its launches are over, where the host may only be so far ahead
         self.operator_starts: tuple[float, ...] | None = None  # of a Compute with such launches, or of changing speed
         self.operator_ends: tuple[float, ...] | None = None  # if they are not the starts and the operators' seconds
         self.layers: Layers | None = None  # of a transfer between two: what the sender says

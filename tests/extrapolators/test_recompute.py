@@ -54,6 +54,14 @@ def test_selective_runs_the_core_of_attention_again() -> None:
     assert [operator.name for operator in again("selective")] == ["aten::scaled_dot_product_attention"] * 2
 
 
+def test_modules_that_are_checkpointed_run_again_as_far_as_their_own_backward_pass_reads() -> None:
+    """The last product of the feed-forward network, and what a norm returns, are kept by who reads them."""
+    found = layers(again("modules=mlp,ln_2"))
+    assert found == ["h.1.mlp.fc", "h.1.mlp.act", "h.0.mlp.fc", "h.0.mlp.act"]
+    whole = layers(again("modules=0,1"))
+    assert whole == layers(again("checkpoint"))
+
+
 def test_what_is_saved_does_not_run_again() -> None:
     names = {operator.name for operator in again("save=linear,attention")}
     assert "aten::native_layer_norm" in names
@@ -108,6 +116,8 @@ def _later_optimizer() -> float:
         ("save=", "unknown policy"),
         ("save=linaer", "has no operator 'linaer'; did you mean 'linear'"),
         ("save=linear/0", "names no operators"),
+        ("modules=", "unknown policy"),
+        ("modules=ln_3", "no module is called 'ln_3'; did you mean 'ln_2'"),
     ],
 )
 def test_policies_that_are_none(policy: str, message: str) -> None:

@@ -65,6 +65,23 @@ def test_norms_and_residuals_work_on_a_share_of_the_sequence_and_pairs_on_all_of
     assert backward["h.0.mlp.act"] == (2, 8, 16)
 
 
+@pytest.mark.parametrize(("batch", "tokens", "heads"), [(2, 4, 4), (4, 4, 4), (2, 8, 8), (4, 8, 4), (2, 2, 2)])
+def test_as_many_tokens_as_heads_or_samples_are_not_mixed_up_where_nobody_recorded_views(
+    batch: int, tokens: int, heads: int
+) -> None:
+    """Attention says which dimension counts tokens: of 4 x 4 x 4 numbers too."""
+    trace = traces.transformer(batch=batch, tokens=tokens, heads=heads)
+    tasks = draw(by_sequence(trace).tasks(0))
+    kinds = Counter(kind for kind, _ in collectives_of(tasks))
+    assert (kinds["all_gather"], kinds["reduce_scatter"]) == (6 + 3, 4 + 2)
+    shapes = {
+        o.layer: {t.shape for t in o.inputs if len(t.shape) > 2} for o in operators_of(tasks) if o.phase == "forward"
+    }
+    assert shapes["h.0.attn"] == {(batch, heads // 2, tokens, 16 // heads)}
+    assert shapes["h.0.attn.proj"] == {(batch, tokens, 8)}
+    assert shapes["h.0.ln_2"] == {(batch, tokens // 2, 16)}
+
+
 def test_a_share_of_a_norm_takes_less_time() -> None:
     trace = traces.transformer()
     whole = next(o.seconds for o in trace.operators if o.layer == "ln_f")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from sameness import flops
@@ -173,3 +174,18 @@ def test_only_half_precision_has_a_softmax_that_masks_by_itself(dtype: str, fill
     trace = triosim.describe(SMALL, batch=4, sequence=64, dtype=dtype, attention="math")
     names = Counter(one.name for one in trace.operators)
     assert names["aten::masked_fill_"] == names["aten::masked_fill"] == filled
+
+
+@pytest.mark.parametrize("name", ["llama3.2-1b", "gemma-2b"])
+def test_transformers_of_2024_repeated_keys_so_that_a_kernel_served_fp32(name: str) -> None:
+    """The memory-efficient kernel takes as many heads of keys as of queries; the loss copied logits that have a next word."""
+    now = replace(MODELS[name], layers=1)  # type: ignore[type-var]
+    then = replace(now, style="transformers-2024")  # type: ignore[call-arg]
+    traces = [triosim.describe(one, batch=2, sequence=64, dtype="fp32", optimizer="none") for one in (now, then)]
+    names = [{operator.name for operator in trace.operators} for trace in traces]
+    assert "aten::_scaled_dot_product_efficient_attention" in names[1] - names[0]
+    assert "aten::_softmax" in names[0] - names[1]
+    losses = [
+        [t.shape for o in trace.operators if o.name == "aten::_log_softmax" for t in o.outputs] for trace in traces
+    ]
+    assert losses == [[(128, now.vocab)], [(126, now.vocab)]]

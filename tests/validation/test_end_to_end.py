@@ -12,7 +12,7 @@ import pytest
 
 from triosim.errors import TraceError
 from validation import end_to_end
-from validation.steps import constants, formats
+from validation.steps import constants, fitting, formats
 from validation.steps.errors import Predicted, spaced, summaries
 from validation.steps.rows import Row
 
@@ -122,3 +122,47 @@ def test_formats_name_constants_that_there_are():
 def test_a_missing_column_is_named(table):
     with pytest.raises(TraceError, match="iteration time"):
         formats.read(table("1", header=ONE_NODE.rpartition(",")[0]))
+
+
+def test_megatron_fuses_the_softmax_of_multiples_of_four_heads_and_samples(table):
+    """16 heads on 8 GPUs: two of one sample are too few, of two samples they are four."""
+    found = formats.read(table("8,8,1,1024,16,12,1024,8,1,1,10", "8,8,2,1024,16,12,1024,8,1,1,10"))[1]
+    assert [row.case.fused_softmax for row in found] == [False, True]
+
+
+def test_an_unfused_softmax_costs_the_host_time(table):
+    kind, (row,) = formats.read(table("2,2,1,256,4,2,128,2,1,1,10"))
+    cheap, dear = ({**constants.values(), "softmax": seconds} for seconds in (0.0, 1e-3))
+    more = kind.predict(row, dear) - kind.predict(row, cheap)
+    assert more == pytest.approx(2 * 2 * 2 * 1.0, rel=0.1)  # ms: layers, micro-batches, forward and backward
+
+
+def test_selective_recomputation_and_sequence_parallelism_are_read(table):
+    header = (
+        "model,layers,hidden,heads,sequence_length,vocab,gpus,tp,pp,interleave,dp,global_batch,micro_batch,recompute,"
+        "sequence_parallel,iteration_time_s,source"
+    )
+    line = "tiny,4,256,4,128,512,4,2,2,2,1,4,1,{},{},1.5,nobody"
+    kind, rows = formats.read(table(line.format("full", "no"), line.format("selective", "yes"), header=header))
+    assert kind.name == "megatron-selective"
+    full, selective = (kind.predict(row, constants.values()) for row in rows)
+    assert 0 < selective < full
+    with pytest.raises(TraceError, match="known: none, selective, full"):
+        formats.read(table(line.format("some", "no"), header=header))
+
+
+def test_the_fit_finds_a_constant_again(table, tmp_path, monkeypatch, capsys):
+    """Rows that were predicted with one launch cost are fitted from another."""
+    monkeypatch.setattr(constants, "FILE", tmp_path / "constants.json")
+    entry = {"value": 5e-5, "unit": "s", "meaning": "m", "low": 1e-6, "high": 1e-3, "fitted_on": "t"}
+    constants.FILE.write_text(json.dumps({"launch": entry}))
+    rows = [Row(f"r{size}", f"m{size}", 3.0 * size * 7e-5, "s", size) for size in (1, 2, 3)]
+
+    def predict(tables, values, jobs):
+        for kind, name, found in tables:
+            for row in found:
+                yield Predicted(kind.name, name, row, 3.0 * row.case * values["launch"])
+
+    fitting.fit([(formats.named("megatron-one-node"), "t", rows)], 1, predict)
+    assert constants.load()["launch"].value == pytest.approx(7e-5, rel=0.02)
+    assert "left out" in capsys.readouterr().out

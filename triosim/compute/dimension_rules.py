@@ -97,6 +97,13 @@ def _first(operator: Operator, given: Sequence[Dims]) -> list[Dims] | None:
     return [given[0]] * len(operator.outputs) if given else None
 
 
+def _copy(operator: Operator, given: Sequence[Dims]) -> list[Dims] | None:
+    """Into the first input, which has the dimensions of what is copied."""
+    if len(given) > 1 and _broadcasts(tuple(map(size, given[1])), tuple(map(size, given[0]))):
+        joined(given[0], given[1])
+    return _first(operator, given)
+
+
 def _view(operator: Operator, given: Sequence[Dims]) -> list[Dims] | None:
     found = regrouped(given[0], _shape(operator)) if given else None
     return None if found is None else [found]
@@ -410,7 +417,8 @@ _FAMILIES: Mapping[Rule, str] = {
     _index: "index",
     _gather: "gather take_along_dim",
     _put: "index_put index_put_impl",
-    _first: "index_add index_copy scatter scatter_add copy fill zero dropout native_dropout"
+    _copy: "copy",
+    _first: "index_add index_copy scatter scatter_add fill zero dropout native_dropout"
     " fused_dropout softmax safe_softmax log_softmax argsort sort roll flip tril triu cumsum cumprod",
     _made: "arange zeros ones full empty rand randn randint new_zeros new_ones new_full new_empty empty_strided"
     " new_empty_strided zeros_like ones_like full_like empty_like rand_like randn_like eye linspace tensor scalar_tensor"

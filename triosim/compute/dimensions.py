@@ -9,7 +9,7 @@ into one are ``(batch, sequence)``, a dimension of size 1 is ``()``.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Literal, TypeVar
 
 T = TypeVar("T")
@@ -288,22 +288,32 @@ def resized(dim: Dim, new_size: Callable[[Axis], int]) -> int:
     return math.prod(map(of, dim))
 
 
-def viewed(dims: Dims, shape: Sequence[int]) -> Dims | None:
+def viewed(dims: Dims, shape: Sequence[int], fits: Callable[[Dims], bool] | None = None) -> Dims | None:
     """Return the dimensions of a view that nobody recorded: of the same elements, folded, unfolded, two of them swapped.
 
-    Of several ways the one that divides the fewest axes, and not the batch if it can be helped.
+    Of several ways the one that divides the fewest axes, and not the batch if it can be helped; where it is known what they
+    should be (equal sizes leave it open), the first that ``fits``, if any does.
     """
+    first: Dims | None = None
+    for way in _views(dims, shape):
+        if fits is None or fits(way):
+            return way
+        first = way if first is None else first
+    return first
+
+
+def _views(dims: Dims, shape: Sequence[int]) -> Iterator[Dims]:
+    """Yield the ways to see a tensor in another shape, the likeliest first."""
     ways: tuple[Literal["none", "features", "any"], ...] = ("none", "features", "any")
     for divide in ways:
         for one, two in _swaps(len(shape)):  # unfolded, then swapped
             found = regrouped(dims, _swapped(shape, one, two), divide)
             if found is not None:
-                return _swapped(found, one, two)
+                yield _swapped(found, one, two)
         for one, two in _swaps(len(dims))[1:]:  # swapped, then folded
             found = regrouped(_swapped(dims, one, two), shape, divide)
             if found is not None:
-                return found
-    return None
+                yield found
 
 
 def _swaps(count: int) -> list[tuple[int, int]]:

@@ -1,9 +1,9 @@
 """A fitted model of one family of operators in one dtype: trees on top of the roofline, and how far it was off.
 
 A GPU with many measurements has trees of its own; GPUs with some share trees that are told the GPU's specifications. A GPU
-with the chip of a known one, on another board, is predicted as that one is, at that share of its peak or more, and no faster
-than its power allows. Any other GPU is predicted by trees that see ratios alone, fitted on all GPUs together, and by a law of
-what rate it reaches.
+with the chip of a measured one is predicted as that one, at its rate or, where its board allows more power, that of the law if
+that is higher. Any other GPU is predicted by trees that see ratios alone, fitted on all GPUs together, and by a law of what
+rate it reaches.
 Each estimate carries the error that cross-validation found for such a GPU and such a time: with rows held out at random
 where the sizes are among those measured, with whole slices of sizes held out where they are not.
 """
@@ -56,35 +56,41 @@ class Learned:
     provenance: Mapping[str, Any] = field(default_factory=dict)
 
     def knows(self, gpu: Gpu) -> bool:
-        """Whether rows of this GPU were fitted."""
-        return gpu.name in self.rates
+        """Whether rows of this GPU were fitted, or of one with the same chip."""
+        return self._measured(gpu) is not None
 
-    def _measured(self, gpu: Gpu) -> Gpu | None:
-        """Return the GPU whose rows say how this one computes: itself, or one with the same chip."""
-        if self.knows(gpu):
-            return gpu
-        return gpus.same_chip(gpu, self.rates if self.pooled is not None else self.own)
+    def _measured(self, gpu: Gpu) -> str | None:
+        """Return the name of the GPU whose rows say how this one computes."""
+        if gpu.name in self.rates:
+            return gpu.name
+        found = gpus.same_chip(gpu, self.rates)
+        return None if found is None else found.name
 
     def seconds(self, shapes: Shapes, gpu: Gpu) -> Array:
         """Return the time of each call on a GPU; NaN where the model cannot say."""
-        like = self._measured(gpu)
-        if like is None:
-            rate = self.law.rate(gpu, self.dtype)
-        elif like.name == gpu.name:
-            rate = self.rates[gpu.name]
-        else:  # more power may let the same chip be faster
-            share = self.rates[like.name] / like.rate(self.dtype)
-            rate = max(self.law.rate(gpu, self.dtype), share * gpu.rate(self.dtype))
+        name = self._measured(gpu)
+        rate = self._rate(gpu, name)
         described = describe(shapes, gpu, rate)
         features = described.features
-        trees = self.other if like is None else self.own.get(like.name, self.pooled)
+        if name is not None and name in self.own:
+            trees: Ensemble | None = self.own[name]
+        elif name is not None and self.pooled is not None:
+            trees = self.pooled
+            told = specifications(gpus.find(name), self.rates[name])
+            features = np.hstack([features, np.tile(told, (len(features), 1))])
+        else:
+            trees = self.other
         if trees is None:
             return np.full(len(shapes), np.nan)
-        if like is not None and trees is self.pooled:
-            told = specifications(like, self.rates[like.name])
-            features = np.hstack([features, np.tile(told, (len(features), 1))])
         found: Array = described.seconds * np.exp(trees.predict(features))
-        return found if self.knows(gpu) else np.fmax(found, self._at_power(shapes, gpu))
+        return found if gpu.name in self.rates else np.fmax(found, self._at_power(shapes, gpu))
+
+    def _rate(self, gpu: Gpu, name: str | None) -> float:
+        """Return the FLOP/s that large calls reach on a GPU, of which the rows of the GPU ``name`` tell."""
+        law = self.law.rate(gpu, self.dtype)
+        if name is None:
+            return law
+        return self.rates[name] if name == gpu.name else max(self.rates[name], law)
 
     def _at_power(self, shapes: Shapes, gpu: Gpu) -> Array:
         """Return the least time of calls that the power of a board allows of which no rows were fitted."""
@@ -97,17 +103,17 @@ class Learned:
     def relative_error(self, shapes: Shapes, gpu: Gpu, seconds: Array) -> Array:
         """Return the error that cross-validation found for such calls."""
         where = np.searchsorted(CLASS_EDGES, seconds, side="right")
-        like = self._measured(gpu)
-        if like is None:
+        name = self._measured(gpu)
+        if name is None:
             factor = doubt.of_few(len(self.rates))
             if self.family == "product":
                 factor *= doubt.of_limited(gpu, self.dtype, self.law)
             return self._errors("left out", "all")[where] * factor * self._outside(shapes)
-        random, slices = self._errors("random", like.name)[where], self._errors("slices", like.name)[where]
+        random, slices = self._errors("random", name)[where], self._errors("slices", name)[where]
         measured = np.ones(len(shapes), dtype=bool)
         for name, values in self.sizes.items():
             measured &= np.isin(shapes[name], values)
-        other_board = 1.0 if self.knows(gpu) else _OTHER_BOARD
+        other_board = 1.0 if gpu.name in self.rates else _OTHER_BOARD
         return np.where(measured, random, np.fmax(slices, random)) * self._outside(shapes) * other_board
 
     def _outside(self, shapes: Shapes) -> Array:

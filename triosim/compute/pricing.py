@@ -34,14 +34,15 @@ def reprice(
     changed |= {new.id for new in after if new.forward in changed and new.forward in old_forward}
     if not changed:
         return list(after)
-    found, _ = _ratios(model, before, after, gpu, gpu)
-    priced = []
-    for row, (old, new) in enumerate(zip(before, after, strict=True)):
-        if new.id not in changed:
-            priced.append(new)
-            continue
-        priced.append(predicted(scaled(new, float(found.seconds[row]), old), found, row, old))
-    return priced
+    asked = changed | {new.forward for new in after if new.id in changed}
+    pairs = [pair for pair in zip(before, after, strict=True) if pair[1].id in asked]
+    found, _ = _ratios(model, [old for old, _ in pairs], [new for _, new in pairs], gpu, gpu)
+    priced = {
+        new.id: predicted(scaled(new, float(found.seconds[row]), old), found, row, old)
+        for row, (old, new) in enumerate(pairs)
+        if new.id in changed
+    }
+    return [priced.get(new.id, new) for new in after]
 
 
 def on_gpu(trace: Trace, target: gpus.Gpu, model: ComputeModel) -> Trace:

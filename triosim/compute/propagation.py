@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 
-from triosim.compute.dimension_rules import dims_of, transposed
-from triosim.compute.dimensions import Axis, Dim, Dims, Kind, follows, fresh, regrouped, resized, size, viewed
-from triosim.compute.features import base_name, is_autograd_node
+from triosim.compute.dimension_rules import dims_of, heads_stand_last, transposed
+from triosim.compute.dimensions import Axis, Dim, Dims, Kind, expanded, follows, fresh, regrouped, resized, size, viewed
+from triosim.compute.features import base_name, is_attention, is_autograd_node
 from triosim.compute.products import PRODUCTS
 from triosim.trace import Operator, Tensor
 from triosim.trace_formats.autograd import forward_names
@@ -183,7 +183,7 @@ class Propagation:
         """What was there before the step, or came from nowhere: a parameter's axes are its own, those of others unknown."""
         if tensor.category != "parameter":
             known = self._latest.get(tensor.storage)
-            return (viewed(known, tensor.shape) if known is not None else None) or fresh(*tensor.shape)
+            return (viewed(known, tensor.shape, _is_unmixed) if known is not None else None) or fresh(*tensor.shape)
         known = self._storages.get(tensor.storage)
         if known is None:
             known = tuple(
@@ -202,11 +202,23 @@ class Propagation:
     # ---- the operators ------------------------------------------------------------------------------------------
 
     def _forward(self, operator: Operator) -> None:
+        if is_attention(base_name(operator.name)):
+            self._see_heads(operator)
         given = [self._of(tensor) for tensor in operator.inputs]
         for tensor, dims in zip(operator.outputs, dims_of(operator, given), strict=False):
             self._set(tensor, dims)
         scores = [(*one[:-1], two[-2]) for one in given[:1] for two in given[1:2] if len(one) == len(two) > 2]
         self._find_rest(operator.outputs, [*given, *scores])
+
+    def _see_heads(self, operator: Operator) -> None:
+        """Where no operator made the views of queries, keys and values: fused attention says which dimension counts tokens."""
+        place = -3 if heads_stand_last(operator) else -2
+        for tensor in operator.inputs[:3]:
+            known = self._latest.get(tensor.storage)
+            if self._is_unknown(tensor) and known is not None and len(tensor.shape) > 3:
+                found = viewed(known, tensor.shape, lambda dims: follows(dims[place], "sequence"))
+                if found is not None:
+                    self._dims[tensor.id] = found
 
     def _backward(self, operator: Operator) -> None:
         forward = self._by_id.get(operator.forward) if operator.forward is not None else None
@@ -318,6 +330,16 @@ class Propagation:
                 found = _by_size([dim for dims in known for dim in dims], tensor.shape)
             if found is not None:
                 self._set(tensor, found)
+
+
+def _is_unmixed(dims: Dims) -> bool:
+    """Whether no dimension counts tokens and features together, nor the last one samples and features: as none does."""
+    for dim in dims:
+        axes = expanded(dim)
+        has_features = any(not follows((axis,), "batch") and not follows((axis,), "sequence") for axis in axes)
+        if has_features and (follows(axes, "sequence") or (dim is dims[-1] and follows(axes, "batch"))):
+            return False
+    return True
 
 
 def _is_weight(tensor: Tensor) -> bool:

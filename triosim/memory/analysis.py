@@ -14,7 +14,7 @@ from triosim.errors import OptionError
 from triosim.gpus import Gpu
 from triosim.memory.gpu_memory import context as gpu_context
 from triosim.memory.gpu_memory import visible
-from triosim.memory.lifetimes import lifetimes
+from triosim.memory.lifetimes import Lifetimes, lifetimes, with_workspaces
 from triosim.memory.replay import MOST_STEPS, OutOfMemory, Replay, replay
 from triosim.memory.settings import AllocatorSettings
 from triosim.memory.usage import Usage, usage
@@ -107,21 +107,45 @@ def analyse(
     default what PyTorch sees of that GPU's, and ``context`` what the CUDA context takes of it. ``workspace`` counts cuBLAS's
     workspaces. Raises ``OptionError``.
     """
-    found = gpus.get(trace.gpu) if gpu is None else gpu if isinstance(gpu, Gpu) else gpus.find(gpu)
+    return report(
+        trace,
+        lifetimes(trace),
+        gpu,
+        capacity=capacity,
+        context=context,
+        settings=settings,
+        workspace=workspace,
+        steps=steps,
+    )
+
+
+def report(
+    trace: Trace,
+    found: Lifetimes,
+    gpu: str | Gpu | None = None,
+    *,
+    capacity: float | None = None,
+    context: float | None = None,
+    settings: AllocatorSettings | None = None,
+    workspace: bool = True,
+    steps: int = MOST_STEPS,
+) -> MemoryReport:
+    """Return the memory of the step that has these lifetimes, and of which ``trace`` has the operators; see ``analyse``."""
+    target = gpus.get(trace.gpu) if gpu is None else gpu if isinstance(gpu, Gpu) else gpus.find(gpu)
     whole = capacity
     if whole is None:
-        whole = math.inf if found is None else visible(found)
+        whole = math.inf if target is None else visible(target)
     if context is None:
-        context = gpu_context(found)
+        context = gpu_context(target)
     if whole <= context:
         raise OptionError(
             f"a capacity of {whole:,.0f} bytes leaves nothing beside the CUDA context's {context:,.0f}",
             where="--capacity",
             fix="give more, or --context 0",
         )
-    step = lifetimes(trace, found if workspace else None)
+    step = with_workspaces(found, target) if workspace and target is not None else found
     chosen = AllocatorSettings() if settings is None else settings
     attempt = replay(step, whole - context, chosen, steps)
     needed = attempt if attempt.out_of_memory is None else replay(step, math.inf, chosen, steps)
-    name = trace.gpu if found is None else found.name
+    name = trace.gpu if target is None else target.name
     return MemoryReport(trace, name, whole, context, chosen, usage(step), needed, attempt)

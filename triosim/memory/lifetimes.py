@@ -94,14 +94,17 @@ def lifetimes(trace: Trace, gpu: Gpu | None = None) -> Lifetimes:
     """Return what memory a trace's step uses; with a GPU, also the workspaces that cuBLAS takes on it."""
     items = tuple(_captured(trace)) if trace.storages else tuple(_estimated(trace))
     step = Lifetimes(items, trace.operators, not trace.storages)
-    if gpu is None:
-        return step
+    return step if gpu is None else with_workspaces(step, gpu)
+
+
+def with_workspaces(step: Lifetimes, gpu: Gpu) -> Lifetimes:
+    """Return a step with the workspaces that cuBLAS takes on a GPU."""
     extra = []
     events = step.events
-    for size, operator in workspaces(trace.operators, gpu):
+    for size, operator in workspaces(step.operators, gpu):
         clock = next((event.clock for event in events if event.operator >= operator), None)
         extra.append(Lifetime(size, WORKSPACE, "cuBLAS", None, None, operator, None, first_born=clock))
-    return Lifetimes((*items, *extra), trace.operators, step.estimated)
+    return Lifetimes((*step.items, *extra), step.operators, step.estimated)
 
 
 def _captured(trace: Trace) -> Iterator[Lifetime]:

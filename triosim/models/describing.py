@@ -21,6 +21,7 @@ from triosim.models.tape import Tape
 from triosim.trace import Trace, dtype_name
 
 Precision = Literal["plain", "mixed"]
+ProductKind = Literal["plain", "fp8"]
 _DTYPES = ("float32", "bfloat16", "float16")
 
 
@@ -36,6 +37,7 @@ def describe(
     kernels: KernelKind | None = None,
     dropout: float | None = None,
     layers: int | None = None,
+    products: ProductKind = "plain",
     gpu: str = DEFAULT_GPU,
     compute_model: ComputeModel | None = None,
 ) -> Trace:
@@ -46,8 +48,9 @@ def describe(
     are kept in ``dtype``, mixed where they are fp32 and autocast computes in ``dtype``. ``kernels`` are those of PyTorch's
     operators one by one (eager), one for what libraries fuse by hand (fused), or what a compiler makes of the eager ones
     (compiled); by default what the model is known with.
-    ``layers`` is another number of layers. Raises ``OptionError`` for what is not known or cannot be, ``TriosimError`` for a
-    config that lacks a size.
+    ``products`` of "fp8" are those of linear layers in eight bits, but for the one that makes a Llama's logits.
+    ``layers`` is another number of layers. Raises ``OptionError`` for what is not known or cannot be, ``TriosimError``
+    for a config that lacks a size.
     """
     if isinstance(model, (str, os.PathLike)):
         model = _found(model)
@@ -61,14 +64,19 @@ def describe(
     mixed = precision == "mixed"
     if mixed and name == "float32":
         raise OptionError("mixed precision does not compute in float32", where="dtype", fix="give bfloat16 or float16")
-    tape = Tape("float32" if mixed else name, name if mixed else None)
+    if products == "fp8" and name == "float32":
+        raise OptionError("products in eight bits are of half-precision numbers", where="products", fix="give bfloat16")
+    tape = Tape("float32" if mixed else name, name if mixed else None, eight=products == "fp8")
     sizes = _positive(batch, "batch"), _length(model, sequence)
     choices = Choices(attention=attention, kernels=kernels, dropout=dropout)
     target = gpus.find(gpu).name
     said = f"{name}, {precision}, attention {attention}, kernels {kernels or 'as usual'}, optimizer {optimizer}"
+    said += ", products fp8" if products == "fp8" else ""
     with without_collecting():
         loss = model.loss(tape, *sizes, choices)
         choices.check_read(model.name)
+        if products == "fp8" and not tape.narrow:
+            raise OptionError(f"{model.name} has no linear layer in eight bits", where="products", fix="leave it out")
         tape.backward(loss, add, fit)
         OPTIMIZERS[optimizer](tape)
         trace = tape.trace(batch_size=batch, model=model.name, gpu=target, software={"described": said})

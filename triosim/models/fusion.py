@@ -51,6 +51,7 @@ class _Kernel:
     numel: int = 0
     at: int = 0
     closed: bool = False
+    read: set[int] = field(default_factory=set)  # storages
 
 
 class _Compilation:
@@ -96,6 +97,7 @@ class _Compilation:
             self._maker[tensor.storage] = operator
         for tensor in operator.inputs:
             self._readers[tensor.storage] = into
+            into.read.add(tensor.storage)
 
     def _joined(self, operator: Operator, made: list[_Kernel]) -> _Kernel | None:
         """Return the kernel that an operator becomes part of, if any; several that are not closed become one."""
@@ -120,6 +122,9 @@ class _Compilation:
         if max(sizes) % min(sizes):
             return False
         others = [tensor for tensor in operator.inputs if tensor.storage not in kernel.made]
+        makers = (self._made_by(tensor) for tensor in others)
+        if any(of is not None and not of.read.isdisjoint(kernel.made) for of in makers):
+            return False  # what it reads comes from this kernel by way of another
         return not kernel.closed or all(self._is_ready(tensor, kernel.at) for tensor in others)
 
     def _is_ready(self, tensor: Tensor, at: int) -> bool:
@@ -133,6 +138,7 @@ class _Compilation:
     def _merge(self, into: _Kernel, other: _Kernel) -> None:
         into.members += other.members
         into.made |= other.made
+        into.read |= other.read
         into.numel, into.at = max(into.numel, other.numel), max(into.at, other.at)
         for member in other.members:
             self._kernel[member.id] = into
@@ -172,6 +178,8 @@ class _Compilation:
                     waiting.setdefault(of.at, []).append(linked)
                 else:
                     yield linked
+            else:
+                ends[operator.id] = of.at  # a view that only the kernel had
 
     def _read(self, kernel: _Kernel) -> list[Tensor]:
         """Return what a kernel reads from memory, a tensor a storage: where several views are read, the whole."""

@@ -8,6 +8,7 @@ are described with attention to the whole sequence; every second one looks back 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from triosim.models import fused
 from triosim.models.elementwise import (
@@ -34,7 +35,11 @@ from triosim.models.tape import Tape, Value
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gemma:
-    """Sizes of a Gemma; ``kv_heads`` are shared by groups of heads, ``capped`` is what Gemma 2 has more."""
+    """Sizes of a Gemma; ``kv_heads`` are shared by groups of heads, ``capped`` is what Gemma 2 has more.
+
+    In the style of transformers of 2024, keys and values are repeated for the heads that share them, and the loss copies the
+    logits that have a next word.
+    """
 
     layers: int
     hidden: int
@@ -46,6 +51,7 @@ class Gemma:
     sequence: int = 8192
     capped: bool = False
     tied: bool = True
+    style: Literal["transformers", "transformers-2024"] = "transformers"
     name: str = "gemma"
 
     def loss(self, tape: Tape, batch: int, sequence: int, choices: Choices) -> Value:
@@ -65,7 +71,7 @@ class Gemma:
             logits = linear(found, self.vocab, bias=False, weight=table)
         if self.capped:
             logits = _capped(logits, choices)
-        return next_word(logits, labels, fused=choices.fused())
+        return next_word(logits, labels, fused=choices.fused(), shifted=self.style == "transformers-2024")
 
     def _layer(self, x: Value, angles: tuple[Value, Value], choices: Choices) -> Value:
         tape = x.tape
@@ -92,6 +98,8 @@ class Gemma:
             parts.append(transpose(view(part, (batch, length, heads, self.head_width)), 1, 2))
         turned = unsqueeze(angles[0], 1), unsqueeze(angles[1], 1)
         query, key, value = turn(parts[0], turned), turn(parts[1], turned), parts[2]
+        if self.style == "transformers-2024":
+            key, value = (repeated(one, self.heads // self.kv_heads) for one in (key, value))
         kernel = choices.attention_kernel()
         if self.capped and kernel == "math":
             found = self._capped_attention(query, key, value, choices)
@@ -103,7 +111,7 @@ class Gemma:
     def _capped_attention(self, query: Value, key: Value, value: Value, choices: Choices) -> Value:
         """Attention by its two products, with capped scores (``eager_attention_forward`` of transformers)."""
         batch, _, length, _ = query.shape
-        times = self.heads // self.kv_heads
+        times = self.heads // key.shape[1]
         key, value = repeated(key, times), repeated(value, times)
         scores = _capped(mul_number(matmul(query, transpose(key, 2, 3))), choices)
         scores = masked_fill(scores, causal_mask(query.tape, length))

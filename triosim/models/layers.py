@@ -20,7 +20,7 @@ from triosim.models.elementwise import (
 from triosim.models.fused import cross_entropy as fused_cross_entropy
 from triosim.models.model import AttentionKind
 from triosim.models.products import bmm, low, matmul, scaled_bmm
-from triosim.models.shaping import contiguous_of, expand, reshape, transpose, unsqueeze, view
+from triosim.models.shaping import contiguous_of, expand, reshape, slice_of, transpose, unsqueeze, view
 from triosim.models.tape import Tape, Value
 
 #: The widest head that FlashAttention takes.
@@ -106,13 +106,20 @@ def cross_entropy(logits: Value, labels: Value) -> Value:
     return loss
 
 
-def next_word(logits: Value, labels: Value, *, fused: bool) -> Value:
-    """Return the loss of (..., words) in fp32; ``fused`` keeps the logits as they are."""
+def next_word(logits: Value, labels: Value, *, fused: bool, shifted: bool = False) -> Value:
+    """Return the loss of (batch, words, vocabulary) in fp32; ``fused`` keeps the logits as they are.
+
+    ``shifted``: the last word's logits, of which nothing follows, are left out by a copy of the others.
+    """
     with logits.tape.at("loss"):
-        labels = reshape(labels, (-1,))
-        if fused:
-            return fused_cross_entropy(view(logits, (-1, logits.shape[-1])), labels)
-        return cross_entropy(view(to(logits, "float32"), (-1, logits.shape[-1])), labels)
+        if not fused:
+            logits = to(logits, "float32")
+        if shifted:
+            last = logits.shape[1] - 1
+            logits = contiguous_of(slice_of(logits, 1, 0, last))
+            labels = contiguous_of(slice_of(labels, 1, 1, last + 1))
+        rows, labels = view(logits, (-1, logits.shape[-1])), reshape(labels, (-1,))
+        return fused_cross_entropy(rows, labels) if fused else cross_entropy(rows, labels)
 
 
 def heads_of(x: Value, heads: int) -> Value:

@@ -26,7 +26,8 @@ class Llama:
     """Sizes of a Llama. ``sequence`` is the usual length of a sample; ``kv_heads`` are shared by groups of heads.
 
     With ``experts``, each token goes to ``chosen`` of so many feed-forward networks. In the style of torchtitan (Liang et al.
-    2024), positions turn pairs of numbers in single precision, and keys and values are repeated for the heads that share them.
+    2024), positions turn pairs of numbers in single precision, and keys and values are repeated for the heads that share them;
+    that of transformers of 2024 repeats them too, and its loss copies the logits that have a next word.
     """
 
     layers: int
@@ -42,7 +43,7 @@ class Llama:
     normed: bool = False
     experts: int = 0
     chosen: int = 2
-    style: Literal["transformers", "torchtitan"] = "transformers"
+    style: Literal["transformers", "transformers-2024", "torchtitan"] = "transformers"
     name: str = "llama"
 
     def loss(self, tape: Tape, batch: int, sequence: int, choices: Choices) -> Value:
@@ -63,8 +64,8 @@ class Llama:
                 found = norm(found)
         with tape.at("lm_head"):
             table = tape.parameters["model.embed_tokens.weight"] if self.tied else None
-            logits = linear(found, self.vocab, bias=False, weight=table)
-        return next_word(logits, labels, fused=choices.fused())
+            logits = linear(found, self.vocab, bias=False, weight=table, whole=True)
+        return next_word(logits, labels, fused=choices.fused(), shifted=self.style == "transformers-2024")
 
     @property
     def width(self) -> int:
@@ -104,7 +105,7 @@ class Llama:
         value = self._projected(x, "v", self.kv_heads, None)
         turned = unsqueeze(angles[0], 1), unsqueeze(angles[1], 1)
         query, key = turn(query, turned), turn(key, turned)
-        if self._is_titan:
+        if self.style != "transformers":
             key, value = (repeated(one, self.heads // self.kv_heads) for one in (key, value))
         found = many_headed(query, key, value, kernel=choices.attention_kernel(), probability=0.0, causal=True)
         with tape.at("o_proj"):

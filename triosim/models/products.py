@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 
+from triosim.models import eight_bits
 from triosim.models.elementwise import add, elementwise, to, total
 from triosim.models.layout import channels_last, contiguous, dense_like, is_contiguous
-from triosim.models.shaping import reshape, t, transpose, unsafe_view, view
+from triosim.models.shaping import contiguous_of, reshape, t, transpose, unsafe_view, view
 from triosim.models.tape import Value
 
 _NAMES = ("weight", "bias")
@@ -75,17 +76,26 @@ def addmm(bias: Value, a: Value, b: Value) -> Value:
 
 
 def linear(
-    x: Value, outputs: int, *, bias: bool = True, weight: Value | None = None, names: tuple[str, str] = _NAMES
+    x: Value,
+    outputs: int,
+    *,
+    bias: bool = True,
+    weight: Value | None = None,
+    names: tuple[str, str] = _NAMES,
+    whole: bool = False,
 ) -> Value:
     """``nn.Linear`` of the open module: a weight of (outputs, inputs), turned; ``weight`` where it is another's.
 
-    The bias is added within the product where the data lie one after the other.
+    The bias is added within the product where the data lie one after the other. ``whole``: never in eight bits.
     """
     tape, inputs = x.tape, x.shape[-1]
     if weight is None:
         weight = tape.parameter(names[0], (outputs, inputs))
     added = low(tape.parameter(names[1], (outputs,))) if bias else None
     x, weight = low(x), low(weight)
+    if tape.eight and not whole and eight_bits.fits(x, weight):
+        found = view(eight_bits.product(contiguous_of(x), weight), (*x.shape[:-1], outputs))
+        return found if added is None else add(found, added)
     if added is not None and (len(x.shape) == 2 or is_contiguous(x.shape, x.strides)):
         rows = reshape(x, (-1, inputs))
         found = addmm(added, rows, t(weight))

@@ -73,15 +73,18 @@ class _Raw:
 @dataclass(slots=True)
 class Tape:
     """The operators so far. ``dtype`` is that of parameters, ``autocast`` the one that products compute in, where another.
+    ``eight`` says that linear layers multiply numbers of eight bits.
 
     ``kinds`` and ``owners`` say, by storage, what it is for and whose gradient or state it is.
     """
 
     dtype: str = "float32"
     autocast: str | None = None
+    eight: bool = False
     operators: list[_Raw] = field(default_factory=list)
     parameters: dict[str, Value] = field(default_factory=dict)
     copies: dict[int, Value] = field(default_factory=dict)
+    narrow: dict[tuple[int, Shape], tuple[Value, Value]] = field(default_factory=dict)  # in eight bits, and their scale
     kinds: dict[int, Category] = field(default_factory=dict)
     owners: dict[int, int] = field(default_factory=dict)
     phase: Phase = "forward"

@@ -22,6 +22,7 @@ from triosim.metrics import MetricOptions
 from triosim.recording import RankRecord, Recording, length, overlap
 from triosim.reports.exposure import exposed_shares
 from triosim.reports.link_loads import busiest_slot, loads
+from triosim.reports.memory_rows import rows as memory_rows
 from triosim.reports.metrics import axis_traffic, doubts, metrics
 from triosim.reports.ranges import format_ranks
 from triosim.reports.uncertainty import interval, predictions
@@ -38,6 +39,7 @@ from triosim.trace import PHASES, Operator
 from triosim.units import format_time
 
 if TYPE_CHECKING:
+    from triosim.memory.extrapolated import WorldMemory
     from triosim.networks.base import Network
     from triosim.networks.topology import Topology
     from triosim.trace import Trace
@@ -99,6 +101,7 @@ def collect(
     inputs: Inputs,
     notes: Sequence[str] = (),
     options: MetricOptions | None = None,
+    memory: WorldMemory | None = None,
 ) -> ResultData:
     """Return the figures of a run. Raises ``SimulationError`` where nothing was computed, or where they contradict."""
     ends = _iteration_ends(recording)
@@ -142,6 +145,7 @@ def collect(
         exposed_communication=exposed,
         metrics=found,
         axes=tuple(axis_traffic(collectives, exposed)),
+        memory=() if memory is None else memory_rows(memory),
     )
 
 

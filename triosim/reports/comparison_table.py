@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from triosim.comparison import Comparison
+from triosim.metrics import PlaceMemory
 from triosim.reports.html import html_table
 from triosim.reports.plot import mean
 from triosim.reports.ranges import format_rate
@@ -47,7 +48,7 @@ def as_html(comparison: Comparison) -> str:
 
 
 def _columns(comparison: Comparison) -> list[str]:
-    found = ["strategy", "batch", "step", "compute", "exposed", "idle", "samples/s", "speed-up"]
+    found = ["strategy", "batch", "step", "comp.", "exp.", "idle", "GiB", "samples/s", "gain"]
     return [*found, "cost" if _is_priced(comparison) else "eff."]
 
 
@@ -72,6 +73,7 @@ def _rows(comparison: Comparison) -> Iterator[list[str]]:
             percent(average.compute_s, data.step_time_s),
             percent(average.exposed_communication_s, data.step_time_s),
             percent(average.idle_s, data.step_time_s),
+            _fullest(data.memory),
             format_rate(data.throughput_samples_per_s),
             "" if run.speed_up is None else f"{run.speed_up:.2f}x",
         ]
@@ -89,6 +91,7 @@ def _reasons(comparison: Comparison) -> Iterator[str]:
 
 def _legend(comparison: Comparison) -> str:
     legend = "compute, exposed communication, idle: of the step, mean over the GPUs"
+    legend += "; GiB: of tensors, on the fullest; gain: the speed-up"
     if _is_priced(comparison):
         legend += "; cost: of a million tokens, or samples"
     if any("M=" in run.label for run in comparison.runs):
@@ -99,6 +102,15 @@ def _legend(comparison: Comparison) -> str:
 def _notes(comparison: Comparison) -> list[str]:
     """The notes of all strategies, each once."""
     return merged(dict.fromkeys(note for run in comparison.runs if run.result for note in run.result.notes))
+
+
+def _fullest(memory: Sequence[PlaceMemory]) -> str:
+    """The most that a rank has; with an exclamation mark where its GPU has less."""
+    if not memory:
+        return ""
+    row = max(memory, key=lambda one: one.peak_bytes)
+    fits = row.capacity_bytes is None or row.peak_bytes <= row.capacity_bytes
+    return f"{row.peak_bytes / 2**30:.3g}" + ("" if fits else "!")
 
 
 def merged(notes: Iterable[str]) -> list[str]:

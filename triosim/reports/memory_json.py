@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from triosim.memory import MemoryReport, OutOfMemory, by_module
+from triosim.memory.extrapolated import WorldMemory
+from triosim.reports.memory_rows import rows
 
 SCHEMA = "triosim-memory/1"
 
@@ -16,6 +19,17 @@ def as_json(reports: Mapping[int, MemoryReport], like: Sequence[int]) -> str:
     """Return the memory of the captured ranks as JSON; ``like[rank]`` is the captured rank that does as ``rank`` does."""
     ranks = [as_dict(report) | {"rank": rank, "ranks_alike": like.count(rank)} for rank, report in reports.items()]
     return json.dumps({"schema": SCHEMA, "world": len(like), "like": list(like), "ranks": ranks}, indent=2) + "\n"
+
+
+def world_as_json(memory: WorldMemory, report: MemoryReport, rank: int) -> str:
+    """Return the memory of every rank of an extrapolated run, of which ``rank`` is reported in full, as JSON.
+
+    ``places`` has a row for each place of the pipeline, as ``result.json`` has them.
+    """
+    places = [asdict(row) for row in rows(memory)]
+    shown = as_dict(report) | {"rank": rank, "ranks_alike": len(memory.ranks_at(memory.place(rank)))}
+    found = {"schema": SCHEMA, "world": memory.world, "parallel": memory.parallel, "places": places, "ranks": [shown]}
+    return json.dumps(found, indent=2) + "\n"
 
 
 def as_dict(report: MemoryReport) -> dict[str, Any]:

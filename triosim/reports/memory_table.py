@@ -11,12 +11,24 @@ from rich.table import Table
 from rich.text import Text
 
 from triosim.memory import MemoryReport, ModuleBytes, OutOfMemory, by_module
+from triosim.memory.extrapolated import WorldMemory
+from triosim.reports.memory_rows import rows
 from triosim.reports.ranges import format_ranks
 from triosim.reports.terminal import percent, shorten, spaced, table
 
 #: How many rows of a table a person reads.
 MAX_MODULES = 18
 MAX_TENSORS = 6
+
+#: The columns of the table of an extrapolated run's ranks; the last has communication too.
+_OF_RANKS: Mapping[str, str] = {
+    "param.": "parameter",
+    "optim.": "optimizer_state",
+    "grad.": "gradient",
+    "activ.": "activation",
+    "temp.": "temporary",
+    "other": "other",
+}
 
 #: The columns of the table by module, and the categories in them.
 _COLUMNS: Mapping[str, tuple[str, ...]] = {
@@ -46,6 +58,24 @@ def render_ranks(reports: Mapping[int, MemoryReport], like: Sequence[int]) -> Re
         fits = "?" if math.isinf(report.capacity) else "yes" if report.fits else "no"
         sizes = (report.peak_live, report.peak_allocated, report.peak_reserved)
         made.add_row(shorten(alike, 24), *map(size, sizes), fits)
+    return made
+
+
+def render_world(memory: WorldMemory, report: MemoryReport) -> RenderableType:
+    """Return a table of the ranks of an extrapolated run, those at one place of the pipeline in a row.
+
+    ``report`` is of one of them, and says what there is to have.
+    """
+    title = f"Live tensors at each rank's peak, in GiB ({memory.parallel} on {memory.world} GPUs)"
+    made = table(title, "ranks", *_OF_RANKS, "all", "at", "fits")
+    room = report.capacity - report.context
+    for row in rows(memory):
+        other = row.other_bytes + row.communication_bytes
+        sizes = [getattr(row, f"{name}_bytes") for name in _OF_RANKS.values()]
+        sizes[-1] = other
+        fits = "?" if math.isinf(room) else "yes" if row.peak_bytes <= room else "no"
+        cells = (f"{one / 2**30:.2f}" if one else "-" for one in (*sizes, row.peak_bytes))
+        made.add_row(shorten(row.ranks, 14), *cells, "optim." if row.action == "optimizer" else row.action, fits)
     return made
 
 

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from triosim.draws import Draws
+from triosim.reports.memory_rows import fullest
 from triosim.reports.ranges import format_ranks, format_rate, parse_ranks
 from triosim.result import CollectiveTimes, LayerShare, LinkLoad, RankTimes, ResultData
 from triosim.units import format_bytes, format_time
@@ -116,6 +117,8 @@ def _summary(data: ResultData, title: str) -> RenderableType:
         grid.add_row(f"{len(data.draws.step_times_s)} draws", Text(spread(data.draws)))
     for name, value in _compared(data):
         grid.add_row(name, Text(value))
+    if data.memory:
+        grid.add_row("memory", Text(fullest(data.memory)))
     grid.add_row("operators", Text(_origin(data)))
     if data.launch_wait_s > 0.0:
         share = percent(data.launch_wait_s, data.step_time_s)

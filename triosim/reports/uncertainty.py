@@ -12,7 +12,8 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from triosim.compute.features import base_name
-from triosim.result import Prediction, RankTimes
+from triosim.metrics import Prediction
+from triosim.result import RankTimes
 from triosim.trace import Operator
 
 #: The error of an operator whose model cannot say it.

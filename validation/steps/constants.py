@@ -12,7 +12,10 @@ FILE = Path(__file__).with_suffix(".json")
 
 @dataclass(frozen=True, slots=True)
 class Constant:
-    """A constant: ``value`` lies between ``low`` and ``high``, outside of which it would mean something else."""
+    """A constant: ``value`` lies between ``low`` and ``high``, outside of which it would mean something else.
+
+    ``fitted_on`` is the table that it was fitted on; a ``whole`` number was chosen by trying.
+    """
 
     name: str
     value: float
@@ -21,6 +24,7 @@ class Constant:
     low: float
     high: float
     fitted_on: str
+    whole: bool = False
 
 
 def load() -> dict[str, Constant]:

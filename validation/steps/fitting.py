@@ -21,7 +21,8 @@ Table = tuple[Format, str, list[Row]]
 Predict = Callable[[Sequence[Table], Mapping[str, float], int], Iterator[Predicted]]
 Numbers = npt.NDArray[np.float64]
 
-STEPS = 3
+#: Each takes the time of all rows once more for each constant; run it again until nothing moves.
+STEPS = 1
 #: A constant is changed by this much for its derivative.
 CHANGE = 0.05
 #: Errors beyond this count linearly, so that no single row rules the fit.
@@ -31,9 +32,13 @@ OUTLIER = 0.05
 def fit(tables: Sequence[Table], jobs: int, predict: Predict) -> None:
     """Fit, print each step, the constants, and the errors of each model size in the fit and left out; write the constants."""
     known = constants.load()
-    names = sorted({name for kind, _, _ in tables for name in kind.constants})
+    given = {name for _, name, _ in tables}
+    names = sorted(
+        name for name, one in known.items() if given.intersection(one.fitted_on.split(", ")) and not one.whole
+    )
     if not names:
-        raise OptionError("no fitted constant is in these tables", where="--fit", fix="give tables that have some")
+        said = ", ".join(sorted({one.fitted_on for one in known.values()}))
+        raise OptionError("no constant is fitted on these tables", where="--fit", fix=f"give one of {said}")
     low, high = (np.log([getattr(known[name], end) for name in names]) for end in ("low", "high"))
     at = np.log([known[name].value for name in names])
     everything = constants.values(known)

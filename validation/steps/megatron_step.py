@@ -148,6 +148,6 @@ def _timed(operator: Operator, step: Step, constants: Mapping[str, float]) -> Op
         seconds *= constants["products"]
         if operator.layer == "output_layer" and step.tp == 1:
             seconds *= constants["vocabulary"]
-    elif name in ("_softmax", "_softmax_backward_data") and not step.fused_softmax:
+    elif name in ("softmax", "softmax_backward_data") and not step.fused_softmax:
         host += constants["softmax"]
     return replace(operator, seconds=seconds, host_seconds=host)

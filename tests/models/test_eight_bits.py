@@ -1,0 +1,141 @@
+"""Steps whose linear layers multiply numbers of eight bits."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+import triosim
+from triosim.compute.features import base_name, flops
+from triosim.errors import OptionError
+from triosim.models import Llama
+from triosim.models.describing import describe
+from triosim.trace import Operator, Trace
+
+LAYERS = 2
+SIZES = Llama(layers=LAYERS, hidden=256, heads=4, kv_heads=2, feed_forward=768, vocab=4096)
+
+
+def step(products: str = "fp8", kernels: str = "eager", sizes: Llama = SIZES) -> Trace:
+    return describe(sizes, batch=2, sequence=512, products=products, kernels=kernels, optimizer="fused-adamw")  # type: ignore[arg-type]
+
+
+def products_of(trace: Trace) -> list[Operator]:
+    return [one for one in trace.operators if base_name(one.name) in ("mm", "scaled_mm")]
+
+
+def test_each_linear_layer_has_three_products_in_eight_bits_and_the_logits_none() -> None:
+    counts = Counter((base_name(one.name), one.phase) for one in products_of(step()))
+    layers = 7 * LAYERS
+    assert counts == {
+        ("scaled_mm", "forward"): layers,
+        ("scaled_mm", "backward"): 2 * layers,
+        ("mm", "forward"): 1,
+        ("mm", "backward"): 2,
+    }
+    for one in products_of(step()):
+        if one.name == "aten::_scaled_mm":
+            dtypes = [tensor.dtype for tensor in one.inputs]
+            first = "float8_e4m3fn" if one.phase == "forward" else "float8_e5m2"
+            assert dtypes == [first, "float8_e4m3fn", "float32", "float32"]
+            assert one.outputs[0].dtype == "bfloat16"
+
+
+def test_the_products_are_those_of_the_plain_step() -> None:
+    narrow, plain = step(), step("plain")
+    assert sum(map(flops, products_of(narrow))) == sum(map(flops, products_of(plain)))
+    assert [one.shape for one in narrow.parameters.values()] == [one.shape for one in plain.parameters.values()]
+
+
+def test_what_several_layers_read_is_cast_once() -> None:
+    """Queries, keys and values read one input; gate and up another: 4 casts of activations a block, and 7 of weights."""
+    casts = [
+        one
+        for one in step().operators
+        if one.outputs and one.outputs[0].dtype == "float8_e4m3fn" and one.name == "aten::_to_copy"
+    ]
+    assert len(casts) == (4 + 7) * LAYERS
+    gradients = [
+        one
+        for one in step().operators
+        if one.outputs and one.outputs[0].dtype == "float8_e5m2" and one.name == "aten::_to_copy"
+    ]
+    assert len(gradients) == 7 * LAYERS
+
+
+def test_a_compiled_step_makes_everything_before_it_is_read() -> None:
+    """A scale is the largest of all numbers, so that no kernel can both make them and scale them."""
+    trace = step(kernels="compiled")
+    made = {
+        t.storage
+        for one in trace.operators
+        for t in one.inputs
+        if t.category in ("input", "buffer", "parameter", "optimizer_state")
+    }
+    for one in trace.operators:
+        assert {t.storage for t in one.inputs} <= made, one
+        made |= {t.storage for t in one.outputs}
+    assert trace.seconds < step().seconds
+
+
+def test_large_layers_gain_and_the_casts_cost() -> None:
+    wide = replace(SIZES, layers=1, hidden=4096, heads=32, kv_heads=8, feed_forward=14336, vocab=512)
+    sized = [
+        describe(wide, batch=8, sequence=2048, kernels="compiled", products=one, optimizer="none")
+        for one in ("fp8", "plain")
+    ]  # type: ignore[arg-type]
+    times = [sum(one.seconds for one in products_of(trace)) for trace in sized]
+    assert 0.4 < times[0] / times[1] < 0.7
+    assert sized[1].seconds > sized[0].seconds > times[0] + sized[1].seconds - times[1]
+
+
+def test_sharded_parameters_may_travel_in_eight_bits() -> None:
+    trace = step(kernels="compiled")
+    wide, narrow = (
+        triosim.simulate(trace, "fsdp=4", recompute="save=scaled_mm/2,attention", options=options).collectives
+        for options in ({}, {"parameter_dtype": "fp8"})
+    )
+    gathered = [table[table["kind"] == "all_gather"]["bytes"].sum() for table in (wide, narrow)]
+    assert gathered[0] == 2 * gathered[1]
+
+
+def moved(products: str, kernels: str, sequence_parallel: bool) -> Counter[tuple[str, float]]:
+    """How many collectives of which kind and size two ranks have."""
+    trace = step(products, kernels)
+    result = triosim.simulate(trace, "tp=2", tp_style="megatron", sequence_parallel=sequence_parallel)
+    table = result.collectives
+    return Counter(
+        {(kind, size): count for kind, size, count in zip(table["kind"], table["bytes"], table["count"], strict=True)}
+    )
+
+
+@pytest.mark.parametrize("kernels", ["eager", "compiled"])
+def test_tensor_parallelism_adds_up_what_it_does_of_plain_layers(kernels: str) -> None:
+    """Outputs and gradients are in half precision. Scales are of each rank's own numbers, so that none travels."""
+    assert moved("fp8", kernels, False) == moved("plain", kernels, False)
+
+
+@pytest.mark.parametrize("kernels", ["eager", "compiled"])
+def test_a_sequence_s_shares_are_gathered_in_eight_bits_for_the_products_and_scattered_in_sixteen(kernels: str) -> None:
+    narrow, plain = (moved(products, kernels, True) for products in ("fp8", "plain"))
+    states = 2 * 512 * 256  # numbers
+    assert narrow["reduce_scatter", 2 * states] == plain["reduce_scatter", 2 * states]
+    assert (
+        narrow["all_gather", states] == 4 * LAYERS
+    )  # inputs of two pairs a block, forward and for the weights' gradients
+    assert narrow["all_gather", 2 * states] + narrow["all_gather", states] == plain["all_gather", 2 * states]
+
+
+@pytest.mark.parametrize(
+    ("model", "dtype", "said"),
+    [
+        ("resnet18", "bf16", "products: resnet18 has no linear layer in eight bits; leave it out"),
+        ("gpt2", "fp32", "products: products in eight bits are of half-precision numbers; give bfloat16"),
+    ],
+)
+def test_what_has_none_is_refused(model: str, dtype: str, said: str) -> None:
+    with pytest.raises(OptionError) as caught:
+        triosim.describe(model, dtype=dtype, products="fp8")
+    assert str(caught.value) == said

@@ -1,0 +1,91 @@
+"""Networks on which ranks that do the same are one: what rotations turn into what, and that one flow takes as long as all."""
+
+from __future__ import annotations
+
+import pytest
+import simpy
+
+from triosim.networks.packet import PacketNetwork
+from triosim.networks.quotient import NotAlike, Quotient, Rotation, Turning
+from triosim.networks.topology import Topology
+from triosim.tasks import CollectiveKind
+
+NODES = Rotation(stride=8, size=4)
+GPUS = Rotation(stride=1, size=8)
+
+
+def quotient(topology: Topology, *rotations: Rotation) -> Quotient:
+    turning = Turning(topology, len(topology.gpus))
+    turned = {rotation: turning.links(rotation) for rotation in rotations}
+    known = {rotation: links for rotation, links in turned.items() if links is not None}
+    assert len(known) == len(rotations)
+    return Quotient(topology, known)
+
+
+def test_a_rotation_moves_ranks_along_one_axis_and_the_last_to_the_first() -> None:
+    assert [NODES.by(rank, 1) for rank in (0, 5, 24, 31)] == [8, 13, 0, 7]
+    assert list(Rotation(stride=2, size=12).digits()) == [Rotation(2, 2), Rotation(4, 2), Rotation(8, 3)]
+
+
+def test_what_is_sent_between_nodes_stands_for_the_same_between_all_others() -> None:
+    topology = Topology.load("dgx-a100(gpus=32)")
+    one = quotient(topology, NODES, GPUS)
+    assert one.way("gpu0", "gpu8") == one.way("gpu19", "gpu27")
+    assert one.way("gpu0", "gpu1") != one.way("gpu0", "gpu8")
+    first = topology.route(0, 8)[0].name
+    carried = one.unfolded({first: 5.0})
+    assert sum(carried.values()) == 5.0 * 32
+
+
+def test_a_link_of_another_speed_is_not_turned_into_the_others() -> None:
+    slow = {
+        **{"topology": "switch", "gpus": 4, "bandwidth": "5 GB/s", "latency": "1 us"},
+        "overrides": [{"from": "gpu1", "to": "switch0", "bandwidth": "1 GB/s"}],
+    }
+    assert Turning(Topology.from_dict(slow), 4).links(Rotation(1, 4)) is None
+    assert Turning(Topology.load("switch(4, bandwidth=5 GB/s, latency=1 us)"), 4).links(Rotation(1, 4)) is not None
+    assert Turning(Topology.load("mesh(4x1, bandwidth=5 GB/s, latency=1 us)"), 4).links(Rotation(1, 4)) is None
+
+
+def test_links_that_carry_several_of_those_that_do_the_same_stand_for_none() -> None:
+    """On a ring, what goes two links far crosses each link twice, for two ranks; half around there are two ways."""
+    topology = Topology.load("ring(6, bandwidth=5 GB/s, latency=1 us)")
+    ring = quotient(topology, Rotation(1, 6))
+    assert len(ring.way("gpu0", "gpu1")) == 1
+    with pytest.raises(NotAlike, match="comes back to links"):
+        ring.way("gpu0", "gpu2")
+    with pytest.raises(NotAlike):
+        quotient(topology, Rotation(3, 2)).way("gpu0", "gpu3")
+
+
+@pytest.mark.parametrize("system", ["ring(8, bandwidth=25 GB/s, latency=1 us)", "dgx-a100(gpus=8, calibration=none)"])
+@pytest.mark.parametrize("kind", ["all_reduce", "all_gather", "all_to_all"])
+def test_one_flow_takes_as_long_as_all_that_it_stands_for(system: str, kind: CollectiveKind) -> None:
+    topology = Topology.load(system)
+
+    def ran(folded: bool) -> tuple[float, dict[str, float]]:
+        network = PacketNetwork(simpy.Environment(), topology)
+        one = quotient(topology, Rotation(1, 8))
+        if folded:
+            network.fold(one)
+        event = network.collective(kind, range(8), 1e8)
+        network.env.run(until=event)
+        carried = network.bytes_by_link()
+        return network.env.now, one.unfolded(carried) if folded else carried
+
+    seconds, carried = ran(False)
+    try:
+        folded_seconds, folded_carried = ran(True)
+    except NotAlike:
+        assert system.startswith("ring")
+        assert kind == "all_to_all"  # which crosses links of others
+        return
+    assert folded_seconds == pytest.approx(seconds, rel=1e-12)
+    assert folded_carried == pytest.approx(carried, rel=1e-9)
+
+
+def test_a_chain_is_not_the_same_seen_from_every_rank() -> None:
+    network = PacketNetwork(simpy.Environment(), Topology.load("switch(8, bandwidth=25 GB/s, latency=1 us)"))
+    network.fold(quotient(network.topology, Rotation(1, 8)))
+    with pytest.raises(NotAlike, match="some send more than others"):
+        network.collective("broadcast", range(8), 1e6)

@@ -1,0 +1,48 @@
+"""The memory of the ranks of a run as rows of its result, and in a line for a person."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from triosim.memory.extrapolated import WorldMemory
+from triosim.metrics import PlaceMemory
+from triosim.reports.ranges import format_ranks
+
+#: The categories that have a column; the others are taken together.
+COLUMNS: Mapping[str, str] = {
+    "parameter": "parameter_bytes",
+    "gradient": "gradient_bytes",
+    "optimizer_state": "optimizer_state_bytes",
+    "activation": "activation_bytes",
+    "temporary": "temporary_bytes",
+    "communication": "communication_bytes",
+}
+_MOST = 3
+
+
+def rows(memory: WorldMemory) -> tuple[PlaceMemory, ...]:
+    """Return a row for each place of the pipeline."""
+    return tuple(
+        PlaceMemory(
+            ranks=format_ranks(memory.ranks_at(one.place)),
+            peak_bytes=one.peak_bytes,
+            other_bytes=sum(size for name, size in one.by_category.items() if name not in COLUMNS),
+            action=one.action,
+            layer=one.layer,
+            capacity_bytes=None if math.isinf(memory.capacity) else int(memory.capacity),
+            **{column: one.by_category.get(name, 0) for name, column in COLUMNS.items()},
+        )
+        for one in memory.ranks
+    )
+
+
+def fullest(found: Sequence[PlaceMemory]) -> str:
+    """Say how much the fullest rank has, and of what."""
+    row = max(found, key=lambda one: one.peak_bytes)
+    parts = sorted(((getattr(row, column), name) for name, column in COLUMNS.items()), reverse=True)
+    shown = ", ".join(f"{name.replace('_', ' ')} {size / 2**30:.3g}" for size, name in parts[:_MOST] if size)
+    room = "" if row.capacity_bytes is None else f" of {row.capacity_bytes / 2**30:.3g}"
+    where = f" on rank {row.ranks}" if row.ranks.isdigit() else f" on ranks {row.ranks}"
+    every = "" if len(found) == 1 and row.ranks == "0" else where
+    return f"{row.peak_bytes / 2**30:.3g}{room} GiB{every} ({shown})"
