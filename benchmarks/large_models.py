@@ -1,10 +1,11 @@
-"""How long a large model on thousands of GPUs takes to simulate: GPT-3 of 145.6 billion parameters, with and without folding.
+"""How long a large model on thousands of GPUs takes to simulate: GPT-3 of 145.6 billion parameters, and Llama 3 405B.
 
     python benchmarks/large_models.py [--most GPUS] [--unfolded GPUS]
 
-Tensor parallelism over 8, a 1F1B pipeline over 8 with 64 micro-batches of one sample, data parallelism over the rest, on a
-``dgx-a100``: the parallelism of the largest study of Maya (7.4), of up to 16,384 GPUs, which took about 25 minutes.
-Each row is a process of its own, from the description of the model to the result.
+GPT-3: tensor parallelism over 8, a 1F1B pipeline over 8 with 64 micro-batches of one sample, data parallelism over the rest, on
+a ``dgx-a100``: the parallelism of the largest study of Maya (7.4), which took about 25 minutes; with and without folding.
+Llama 3 405B: 512 GPUs of a ``dgx-h100``, fsdp over 8, tensor parallelism over 8, a pipeline over 8 with 32 micro-batches of a
+sample of 8,192 tokens, 1F1B and interleaved. Each row is a process of its own, from the description of the model to the result.
 """
 
 from __future__ import annotations
@@ -14,34 +15,57 @@ import resource
 import subprocess
 import sys
 import time
+from typing import Any
 
-HEADER = "| GPUs | folded | processor s | whole s | peak MB | step s |\n|--:|---|--:|--:|--:|--:|"
+HEADER = "| model | GPUs | folded | processor s | whole s | peak MB | step s |\n|---|--:|---|--:|--:|--:|--:|"
+LLAMA = {"1f1b": "Llama 3 405B, 1F1B", "interleaved": "Llama 3 405B, interleaved"}
 
 
-def one(gpus: int, fold: bool) -> None:
-    """Describe and simulate in this process, and print a row."""
-    began = time.perf_counter()
+def gpt(gpus: int, **options: Any) -> Any:
+    """Describe and simulate GPT-3."""
     import triosim
     from triosim.models import GPT
 
     model = GPT(layers=80, hidden=12288, heads=96)
-    trace = triosim.describe(model, batch=1, dtype="fp16", gpu="A100")
     replicas = gpus // 64
-    result = triosim.simulate(
-        trace,
+    return triosim.simulate(
+        triosim.describe(model, batch=1, dtype="fp16", gpu="A100"),
         f"tp=8,pp=8,dp={replicas}",
         topology=f"dgx-a100(gpus={gpus})",
         tp_style="megatron",
         schedule="1f1b",
         global_batch_size=64 * replicas,
         micro_batches=64,
-        fold=fold,
+        **options,
     )
+
+
+def llama(gpus: int, schedule: str, **options: Any) -> Any:
+    """Describe and simulate Llama 3 405B."""
+    import triosim
+
+    replicas = gpus // 64
+    return triosim.simulate(
+        triosim.describe("llama3-405b", batch=1, sequence=8192, dtype="bf16", gpu="H100"),
+        f"fsdp={replicas},tp=8,pp=8",
+        topology=f"dgx-h100(gpus={gpus})",
+        tp_style="megatron",
+        schedule=schedule,
+        global_batch_size=32 * replicas,
+        micro_batches=32,
+        **options,
+    )
+
+
+def one(model: str, gpus: int, fold: bool) -> None:
+    """Describe and simulate in this process, and print a row."""
+    began = time.perf_counter()
+    result = gpt(gpus, fold=fold) if model == "gpt" else llama(gpus, model, fold=fold)
     assert not any(note.startswith("every rank is simulated") for note in result.data.notes)
     used = resource.getrusage(resource.RUSAGE_SELF)
     print(
-        f"| {gpus:,} | {'yes' if fold else 'no'} | {time.process_time():.1f} | {time.perf_counter() - began:.1f} "
-        f"| {used.ru_maxrss / 1024:,.0f} | {result.step_time_s:.3f} |",
+        f"| {LLAMA.get(model, 'GPT-3 145.6B')} | {gpus:,} | {'yes' if fold else 'no'} | {time.process_time():.1f} "
+        f"| {time.perf_counter() - began:.1f} | {used.ru_maxrss / 1024:,.0f} | {result.step_time_s:.3f} |",
         flush=True,
     )
 
@@ -50,17 +74,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--most", type=int, default=16384, metavar="GPUS", help="folded: up to so many")
     parser.add_argument("--unfolded", type=int, default=256, metavar="GPUS", help="every rank by itself: up to so many")
-    parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
-        one(int(options.one[0]), options.one[1] == "fold")
+        model, gpus, how = options.one
+        one(model, int(gpus), how == "fold")
         return
     print(HEADER, flush=True)
-    for most, how in ((options.most, "fold"), (options.unfolded, "all")):
-        gpus = 64
-        while gpus <= most:
-            subprocess.run([sys.executable, __file__, "--one", str(gpus), how], check=True)
-            gpus *= 4
+    sizes = [64 * 4**power for power in range(10)]
+    rows = [("gpt", gpus, "fold") for gpus in sizes if gpus <= options.most]
+    rows += [(schedule, 512, "fold") for schedule in LLAMA]
+    rows += [("gpt", gpus, "all") for gpus in sizes if gpus <= options.unfolded]
+    for model, gpus, how in rows:
+        subprocess.run([sys.executable, __file__, "--one", model, str(gpus), how], check=True)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,8 @@ Lepikhin et al. 2020 ("GShard"); Fedus et al. 2021. It adds no ranks: the ranks 
 themselves. Around the experts of a layer tokens are exchanged all to all, to their experts (dispatch) and home (combine), in
 the forward pass and, with gradients, in the backward pass; after each exchange a copy puts them in order. How many go where is
 drawn (``triosim.extrapolators.routing``), for each layer and iteration. Every rank is charged what the busiest of its group has
-to do: the others wait for it in the combine. Gradients of experts are reduced among the ranks that have the same ones alone.
+to do: the others wait for it in the combine. Experts are sharded, and their gradients reduced, among the ranks that have the
+same ones alone.
 
 Experts are grouped products (``_grouped_mm``) of rows and stacked weights; what stands between two of them treats rows
 separately, and has as many of them as come.

@@ -71,7 +71,7 @@ _LOCAL = (
                 "amin",
                 "var",
             ),
-            *("swiglu", "rotary_embedding", "bias_gelu", "bias_dropout_add", "chain"),
+            *("swiglu", "geglu", "softcap", "rotary_embedding", "bias_gelu", "bias_dropout_add", "chain"),
             *("masked_fill", "where", "tril", "triu", "addcmul", "addcdiv", "lerp"),
             *("clone", "contiguous", "to", "to_copy", "copy", "reshape", "flatten", "view", "unsafe_view", "alias"),
             *("cat", "stack", "repeat_interleave", "expand", "repeat", "select", "unbind", "slice", "narrow", "split"),

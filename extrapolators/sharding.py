@@ -203,7 +203,10 @@ def _replaced(operator: Operator, mark: Callable[[Tensor], Mark | None], ranks: 
 
     def share_of(tensor: Tensor) -> Tensor:
         found = mark(tensor)
-        return tensor if found is None else replace(tensor, shape=found.share(tensor.shape, ranks))
+        if found is None:
+            return tensor
+        shape = found.share(tensor.shape, ranks)  # written out, because replace() takes several times as long
+        return Tensor(tensor.id, shape, tensor.dtype, tensor.category, tensor.storage, tensor.parameter)
 
     return replace(
         operator, inputs=tuple(map(share_of, operator.inputs)), outputs=tuple(map(share_of, operator.outputs))

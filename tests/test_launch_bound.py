@@ -140,3 +140,15 @@ def test_calls_that_communicate_cost_the_host_as_much_as_operators() -> None:
 def test_a_host_is_at_least_one_operator_ahead() -> None:
     with pytest.raises(triosim.errors.OptionError, match="run-ahead"):
         triosim.simulate(launched(), gpus=1, host_overhead="trace", run_ahead=0)
+
+
+@pytest.mark.parametrize("parallel", ["tp=2,dp=2", "pp=2,dp=2", "fsdp=4"])
+def test_ranks_that_do_the_same_are_simulated_once_however_far_hosts_are_ahead(parallel: str) -> None:
+    trace = launched(per_flop=2e-14)
+    once, each = (
+        triosim.simulate(trace, parallel, topology="dgx-h100", host_overhead="trace", run_ahead=2, fold=fold)
+        for fold in (True, False)
+    )
+    assert once.step_time_s == pytest.approx(each.step_time_s, rel=1e-9)
+    free = triosim.simulate(trace, parallel, topology="dgx-h100", host_overhead="trace")
+    assert once.step_time_s >= free.step_time_s * (1 - 1e-9)

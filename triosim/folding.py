@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 import simpy
 
+from triosim.collecting import without_collecting
 from triosim.engine import Engine
 from triosim.extrapolators.symmetry import Copies, Symmetry
 from triosim.foreseen import Foreseen, Kind, foresee
@@ -51,6 +52,7 @@ def repays(asked: bool | None, world: int) -> bool:
     return world >= WORTH_IT if asked is None else asked
 
 
+@without_collecting()
 def run(
     symmetry: Symmetry,
     tasks: Callable[[int], TaskStream],

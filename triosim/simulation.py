@@ -16,6 +16,7 @@ import simpy
 from triosim import captured_run, folding, plugins
 from triosim import draws as drawing
 from triosim import gpus as catalogue
+from triosim.collecting import without_collecting
 from triosim.compute import operator_times as times_from_elsewhere
 from triosim.compute.pricing import on_gpu
 from triosim.compute_units import HostOverhead
@@ -306,17 +307,18 @@ def simulate(
     from triosim.result import Result
 
     given["topology"] = str(topology) if isinstance(topology, (str, PathLike)) else system.name
-    result = Result.from_recording(
-        recording,
-        trace=the_trace,
-        plan=the_plan,
-        topology=the_network.topology,
-        network=the_network,
-        inputs=Inputs({name: _plain(value) for name, value in given.items()}, files),
-        notes=notes,
-        options=MetricOptions(tokens, hourly, circumstances.kinds),
-        memory=memory,
-    )
+    with without_collecting():
+        result = Result.from_recording(
+            recording,
+            trace=the_trace,
+            plan=the_plan,
+            topology=the_network.topology,
+            network=the_network,
+            inputs=Inputs({name: _plain(value) for name, value in given.items()}, files),
+            notes=notes,
+            options=MetricOptions(tokens, hourly, circumstances.kinds),
+            memory=memory,
+        )
     if draws == 1:
         return result
     drawn = [drawing.Draw.of(result)]

@@ -13,7 +13,7 @@ import triosim
 from triosim.compute.features import unknown
 from triosim.compute.reshape import rescaled, with_sequence_length
 from triosim.memory import analyse
-from triosim.models import GPT, Llama
+from triosim.models import GPT, Gemma, Llama
 from triosim.models.named import MODELS
 from triosim.tasks import Send
 from triosim.trace import Operator, Trace
@@ -33,6 +33,9 @@ NAMES = (
     "resnet18",
 )
 SMALL = GPT(layers=2, hidden=128, heads=4, vocab=512, sequence=64)
+GEMMA = Gemma(
+    layers=2, hidden=128, heads=4, kv_heads=2, feed_forward=256, head_width=32, vocab=512, sequence=64, capped=True
+)
 LLAMA = Llama(layers=2, hidden=128, heads=8, kv_heads=4, feed_forward=256, vocab=512)
 
 
@@ -91,8 +94,8 @@ def test_every_parameter_has_one_gradient_of_its_shape(name: str, precision: str
 
 @pytest.mark.parametrize("kernels", ["eager", "fused"])
 @pytest.mark.parametrize("attention", ["flash", "math"])
-@pytest.mark.parametrize("model", [SMALL, LLAMA], ids=["gpt", "llama"])
-def test_megatron_reduces_twice_a_layer_and_pass(model: GPT | Llama, attention: str, kernels: str) -> None:
+@pytest.mark.parametrize("model", [SMALL, LLAMA, GEMMA], ids=["gpt", "llama", "gemma2"])
+def test_megatron_reduces_twice_a_layer_and_pass(model: GPT | Llama | Gemma, attention: str, kernels: str) -> None:
     """Shoeybi et al. 2019, figure 4; the rest is after the embedding, before the words, in the loss."""
     trace = triosim.describe(model, batch=4, sequence=64, attention=attention, kernels=kernels)  # type: ignore[arg-type]
     plan = planned(trace, "tp", 2, tp_style="megatron")

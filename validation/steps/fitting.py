@@ -1,7 +1,7 @@
-"""The fit of the constants: Gauss-Newton steps on the logarithms of predictions, with derivatives by differences.
+"""The fit of the constants: a Gauss-Newton step on the logarithms of predictions, with derivatives by differences.
 
-Errors of a model size that was left out come from the same derivatives: the constants that the other rows give, one step from
-the fitted ones.
+It takes the time of all rows once, and once more for each constant; it is run again until nothing moves. The errors that it
+prints, in the fit and of a model size that was left out, are those of the straight lines through the derivatives.
 """
 
 from __future__ import annotations
@@ -21,8 +21,6 @@ Table = tuple[Format, str, list[Row]]
 Predict = Callable[[Sequence[Table], Mapping[str, float], int], Iterator[Predicted]]
 Numbers = npt.NDArray[np.float64]
 
-#: Each takes the time of all rows once more for each constant; run it again until nothing moves.
-STEPS = 1
 #: A constant is changed by this much for its derivative.
 CHANGE = 0.05
 #: Errors beyond this count linearly, so that no single row rules the fit.
@@ -30,7 +28,7 @@ OUTLIER = 0.05
 
 
 def fit(tables: Sequence[Table], jobs: int, predict: Predict) -> None:
-    """Fit, print each step, the constants, and the errors of each model size in the fit and left out; write the constants."""
+    """Fit, print the constants and the errors of each model size, in the fit and left out; write the constants."""
     known = constants.load()
     given = {name for _, name, _ in tables}
     names = sorted(
@@ -48,19 +46,16 @@ def fit(tables: Sequence[Table], jobs: int, predict: Predict) -> None:
         return np.log([one.value / one.row.measured for one in predict(tables, values, jobs)])
 
     rows = [row for _, _, found in tables for row in found]
-    for step in range(STEPS + 1):
-        base = logarithms(at)
-        print(f"step {step}: mean error {100 * np.mean(np.abs(np.expm1(base))):.2f}%", flush=True)
-        columns = []
-        for place in range(len(names)):
-            change = np.zeros(len(names))
-            change[place] = CHANGE if at[place] + CHANGE <= high[place] else -CHANGE
-            columns.append((logarithms(at + change) - base) / change[place])
-        slopes = np.stack(columns, axis=1)
-        if step == STEPS:
-            break
-        at = at + moved(base, slopes, low - at, high - at)
-    found = dict(zip(names, np.exp(at).tolist(), strict=True))
+    base = logarithms(at)
+    print(f"with the constants as they are: mean error {100 * np.mean(np.abs(np.expm1(base))):.2f}%", flush=True)
+    columns = []
+    for place in range(len(names)):
+        change = np.zeros(len(names))
+        change[place] = CHANGE if at[place] + CHANGE <= high[place] else -CHANGE
+        columns.append((logarithms(at + change) - base) / change[place])
+    slopes = np.stack(columns, axis=1)
+    step = moved(base, slopes, low - at, high - at)
+    found = dict(zip(names, np.exp(at + step).tolist(), strict=True))
     constants.save(found)
     for name, value in found.items():
         print(f"{name}: {value:.4g} {known[name].unit} ({known[name].low:g} to {known[name].high:g})")
@@ -78,16 +73,15 @@ def moved(base: Numbers, slopes: Numbers, low: Numbers, high: Numbers) -> Number
 
 def _print_left_out(rows: Sequence[Row], base: Numbers, slopes: Numbers, low: Numbers, high: Numbers) -> None:
     """Print, by model size, the mean error in the fit, and where the size was left out."""
-    sizes = list(dict.fromkeys(row.model for row in rows))
-    fitted, left_out = [], []
-    for size in sizes:
+    fitted = base + slopes @ moved(base, slopes, low, high)
+    left_out = np.full(len(rows), np.nan)
+    for size in dict.fromkeys(row.model for row in rows):
         own = np.array([row.model == size for row in rows])
-        errors = [float(np.mean(np.abs(np.expm1(base[own]))))]
         if not own.all():
-            step = moved(base[~own], slopes[~own], low, high)
-            errors.append(float(np.mean(np.abs(np.expm1(base[own] + slopes[own] @ step)))))
-        said = [f"{100 * error:.2f}%" for error in errors] + ["none"]
-        print(f"{size}: {own.sum()} rows, fitted {said[0]}, left out {said[1]}")
-        fitted.append(errors[0] * own.sum())
-        left_out.append(errors[-1] * own.sum())
-    print(f"all: fitted {100 * sum(fitted) / len(rows):.2f}%, left out {100 * sum(left_out) / len(rows):.2f}%")
+            left_out[own] = base[own] + slopes[own] @ moved(base[~own], slopes[~own], low, high)
+        print(f"{size}: {own.sum()} rows, fitted {_mean(fitted[own])}, left out {_mean(left_out[own])}")
+    print(f"all: fitted {_mean(fitted)}, left out {_mean(left_out)}")
+
+
+def _mean(logarithms: Numbers) -> str:
+    return "none" if np.isnan(logarithms).any() else f"{100 * np.mean(np.abs(np.expm1(logarithms))):.2f}%"

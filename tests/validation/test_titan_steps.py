@@ -1,0 +1,90 @@
+"""Rows of torchtitan and of TorchSim's tables 17 and 18: read, and predicted from sizes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from triosim import gpus
+from validation import end_to_end
+from validation.steps import constants, formats, titan_step
+from validation.steps.titan_step import Nodes, Step, step_seconds
+
+HEADER = (
+    "model,gpu,gpus,parallelism,local_batch,global_batch,sequence_length,activation_checkpointing,compile,float8,"
+    "tokens_per_second_per_gpu,memory_gib,source"
+)
+GPU = '"H100 HBM2e 96GB 2.4TB/s 500W, 8 per NVLink node, 400 Gb/s RDMA per GPU"'
+VALUES = {"joules": 1.0, "beside_collective": 1.15, "beside_computation": 1.05}
+SMALL = Step(model="llama3.2-1b", axes=(("fsdp", 2),), batch=1, sequence=512, checkpoints="selective", nodes=Nodes())
+
+
+def table(folder: Path, line: str) -> Path:
+    path = folder / "titan.csv"
+    path.write_text(f"{HEADER}\n{line}\n")
+    return path
+
+
+def test_a_row_says_board_network_and_step(tmp_path: Path) -> None:
+    line = f'llama3.1-70B,{GPU},256,"fsdp=32, tp=8",16,512,8192,full,yes,no,500,50,there'
+    kind, (row,) = formats.read(table(tmp_path, line))
+    step, tokens = row.case
+    assert kind.name == "torchtitan"
+    assert (row.measured, row.unit, row.quantity) == (500, "tokens/s", "throughput of a GPU")
+    assert (step.model, step.axes, step.gpus) == ("llama3-70b", (("fsdp", 32), ("tp", 8)), 256)
+    assert (step.checkpoints, step.compiled, step.eight) == ("full", True, False)
+    assert step.nodes == Nodes(bandwidth=2.4e12, watts=500.0, gpus=8, card="400 Gb/s")
+    assert tokens == 512 * 8192
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (f"llama3.1-8B,{GPU},16,fsdp=8,2,16,8192,selective,no,no,1,1,x", "16 GPUs; 'fsdp=8' makes 8"),
+        (f"llama3.1-8B,{GPU},8,fsdp=8,2,32,8192,selective,no,no,1,1,x", "global batch 32; 8 replicas of 2 make 16"),
+        (f"llama3.1-8B,{GPU},8,zero=8,2,16,8192,selective,no,no,1,1,x", "'parallelism' is 'zero=8'"),
+        (f"llama3.1-9B,{GPU},8,fsdp=8,2,16,8192,selective,no,no,1,1,x", "'model' is 'llama3.1-9B'"),
+        ("llama3.1-8B,A100,8,fsdp=8,2,16,8192,selective,no,no,1,1,x", "'gpu' is 'A100'"),
+        (f"llama3.1-8B,{GPU},8,fsdp=8,2,16,8192,some,no,no,1,1,x", "'activation_checkpointing' is 'some'"),
+    ],
+)
+def test_a_broken_row_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str], line: str, said: str) -> None:
+    assert end_to_end.main(["--table", str(table(tmp_path, line))]) == 2
+    assert f"titan.csv:2: {said}" in capsys.readouterr().err
+
+
+def test_torchsims_tables_are_built_in() -> None:
+    rows = formats.named("torchsim-sharded").built_in()
+    assert len(rows) == 8
+    assert {row.case.gpus for row in rows} == {128}
+    errors = [abs(row.published / row.measured - 1) for row in rows if row.published is not None]
+    assert sum(errors) / 8 == pytest.approx(0.093, abs=0.003)  # the paper says 9 and 10%
+
+
+def test_all_layers_are_on_the_line_through_4_and_8(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Llama 3.2 1B has 16; units run one after the other as those before them did."""
+    lined = step_seconds(SMALL, VALUES)
+    monkeypatch.setattr(titan_step, "MORE", 16)
+    assert lined == pytest.approx(step_seconds(SMALL, VALUES), rel=2e-3)
+
+
+def test_what_a_row_says_makes_a_step_slower_or_faster() -> None:
+    plain = step_seconds(SMALL, VALUES)
+    assert step_seconds(replace(SMALL, compiled=True), VALUES) < plain
+    assert step_seconds(replace(SMALL, checkpoints="full"), VALUES) > plain
+    assert step_seconds(replace(SMALL, nodes=Nodes(bandwidth=2.4e12, watts=500.0)), VALUES) > plain
+    assert step_seconds(SMALL, VALUES | {"joules": 1.3}) > plain
+
+
+def test_the_constants_are_in_their_bounds_and_say_what_they_are() -> None:
+    known = constants.load()
+    for name in titan_step.CONSTANTS:
+        assert known[name].low <= known[name].value <= known[name].high
+        assert known[name].meaning
+
+
+def test_a_gpu_of_one_s_own_is_found_by_its_name() -> None:
+    made = gpus.known(replace(gpus.find("H100"), name="an H100 with another fan", aliases=()))
+    assert gpus.find("an H100 with another fan") is made
