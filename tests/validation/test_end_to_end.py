@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from triosim.errors import TraceError
+from triosim.errors import OutputError, TraceError
 from validation import end_to_end
-from validation.steps import constants, fitting, formats
+from validation.steps import constants, fitting, formats, picture
 from validation.steps.errors import Predicted, spaced, summaries
 from validation.steps.rows import Row
 
@@ -166,3 +166,13 @@ def test_the_fit_finds_a_constant_again(table, tmp_path, monkeypatch, capsys):
     fitting.fit([(formats.named("megatron-one-node"), "t", rows)], 1, predict)
     assert constants.load()["launch"].value == pytest.approx(7e-5, rel=0.02)
     assert "left out" in capsys.readouterr().out
+
+
+def test_all_times_are_in_one_panel_of_the_picture(table, tmp_path):
+    pytest.importorskip("matplotlib")
+    kind, rows = formats.read(table("2,2,1,256,4,2,128,2,1,1,10.0"))
+    found = [Predicted(kind.name, "t", rows[0], 11.0), Predicted(kind.name, "u", Row("a", "m", 1.0, "s", None), 1.1)]
+    picture.scatter(found, str(tmp_path / "a.png"))
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(OutputError, match="cannot be written"):
+        picture.scatter(found, str(tmp_path / "none" / "a.png"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from triosim.errors import OutputError
 from validation.steps.errors import Predicted, summaries
@@ -15,6 +16,7 @@ def scatter(found: Sequence[Predicted], path: str) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
+    found = [_in_seconds(one) for one in found]
     units = list(dict.fromkeys(one.row.unit for one in found))
     figure, panels = plt.subplots(1, len(units), figsize=(5.5 * len(units), 5.2), squeeze=False)
     for unit, axes in zip(units, panels[0], strict=True):
@@ -44,3 +46,10 @@ def scatter(found: Sequence[Predicted], path: str) -> None:
         raise OutputError(f"cannot be written: {error}", where=path) from None
     finally:
         plt.close(figure)
+
+
+def _in_seconds(one: Predicted) -> Predicted:
+    """Return milliseconds as seconds, so that all times are in one panel."""
+    if one.row.unit != "ms":
+        return one
+    return replace(one, row=replace(one.row, measured=1e-3 * one.row.measured, unit="s"), value=1e-3 * one.value)
