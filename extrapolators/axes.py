@@ -83,15 +83,22 @@ class HeadsDoNotDivideError(Exception):
 class Axes:
     """Carries marks through the operators of a step. ``backward`` are those that differentiate each forward operator.
 
-    ``step`` are the dimensions of the whole step.
+    ``step`` are the dimensions of the whole step. Operators that look the same are followed ``once``, or each.
     """
 
     def __init__(
-        self, operators: Sequence[Operator], batch_size: int, backward: Mapping[int, Sequence[Operator]], ranks: int
+        self,
+        operators: Sequence[Operator],
+        batch_size: int,
+        backward: Mapping[int, Sequence[Operator]],
+        ranks: int,
+        *,
+        once: bool = True,
     ) -> None:
         self.step = Propagation(operators, batch_size)
         self._backward = backward
         self._ranks = ranks
+        self._once = once
         self._known: dict[Hashable, tuple[Spread | None, dict[int, Tensor]]] = {}
         self._structures: dict[int, Hashable] = {}
         self._kinds: dict[Axis, Kind | None] = {}
@@ -107,6 +114,8 @@ class Axes:
         that do not go together. ``by_heads`` divides heads whole, and raises ``HeadsDoNotDivideError`` where that cannot be.
         """
         operators = (operator, *self._backward.get(operator.id, ()))
+        if not self._once:
+            return self._spread(operators, marks, by_heads=by_heads)
         tensors, looks = self._looks(operators)
         key = (looks, tuple([marks.get(tensor.id) for tensor in operator.inputs]), by_heads)
         known = self._known.get(key)

@@ -40,7 +40,8 @@ class ParallelOptions:
     are reduced in (default: the parameter's). ``sequence_parallel`` divides the sequence, in tensor parallelism of the style
     "megatron", where features are whole. ``recompute`` is the policy by which the backward pass computes activations
     again. ``dp_style`` "replicate" is ``torch.nn.DataParallel``. ``factor`` says by how many times longer an operator takes
-    on a rank, where pipeline stages are to be balanced over unequal GPUs. ``extra`` is for plug-ins.
+    on a rank, where pipeline stages are to be balanced over unequal GPUs. ``once`` works out once what is the same of several
+    layers, with the same results. ``extra`` is for plug-ins.
     """
 
     batch_size: int | None = None
@@ -60,6 +61,7 @@ class ParallelOptions:
     gradient_dtype: str | None = None
     recompute: str = "none"
     factor: Callable[[int, Operator], float] | None = None
+    once: bool = True
     extra: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

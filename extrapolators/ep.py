@@ -88,7 +88,7 @@ class _Division:
         self._routing = routing
         self._iteration = iteration
         self._flow = Dataflow(program.operators)
-        self._axes = Axes(program.operators, program.batch_size, self._flow.backward, ranks)
+        self._axes = Axes(program.operators, program.batch_size, self._flow.backward, ranks, once=program.once)
         tensors = {t.id: t for operator in program.operators for t in (*operator.inputs, *operator.outputs)}
         self._operators = count(max(operator.id for operator in program.operators) + 1)
         self._tensors = count(max(max(tensors), *(tensor.storage for tensor in tensors.values())) + 1)

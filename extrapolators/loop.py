@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from triosim.extrapolators.ledger import Ledger
@@ -49,7 +49,9 @@ class Loop:
         if ledger is not None:
             for reaction in self._reactions:
                 reaction.ledger = ledger
-        self._hears_blocks = any(type(r).parameters_needed is not Reaction.parameters_needed for r in self._reactions)
+        self._hears_blocks = [
+            one for one in self._reactions if type(one).parameters_needed is not Reaction.parameters_needed
+        ]
         self._each_time = [reaction for reaction in self._reactions if reaction.each_micro_batch]
         self._heard, self._heard_each_time = _heard(self._reactions), _heard(self._each_time)
         self._arriving: dict[tuple[str, int], Handle] = {}  # by key and micro-batch
@@ -117,7 +119,7 @@ class Loop:
             if self._lowering.copy_input and nbytes:
                 copied = yield Copy("host", "device", nbytes, label="input")
                 yield Wait((copied,))
-        blocks = self._hears_blocks and action.phase != "weight"  # which needs no parameters
+        blocks = bool(self._hears_blocks) and action.phase != "weight"  # which needs no parameters
         script = self._lowering.script(act, blocks=blocks, heard=self._heard, each_time=self._heard_each_time)
         yield from self._run(script, action.micro_batch)
         if action.phase == "forward":
@@ -187,11 +189,11 @@ class Loop:
             if isinstance(step, Run):
                 end = step.end
                 continue
-            if self._ledger is not None:
-                if not isinstance(step, (Ready, Block)):
-                    continue  # what is sent takes no memory but its own
-                yield from computed()  # what a reaction takes, it takes after them
+            if self._ledger is not None and not isinstance(step, (Ready, Block)):
+                continue  # what is sent takes no memory but its own
             for tasks in self._does(step, micro_batch):
+                if self._ledger is not None:
+                    yield from computed()  # what a reaction takes, it takes after them
                 # Drawn by hand, so that the operators so far run before its first task, and only if it has one.
                 answer = None
                 while True:
@@ -203,22 +205,22 @@ class Loop:
                     answer = yield task
         yield from computed()
 
-    def _does(self, step: Step, micro_batch: int) -> Iterator[TaskStream]:
+    def _does(self, step: Step, micro_batch: int) -> Iterable[TaskStream]:
         """What a step other than computing comes to."""
+        if isinstance(step, Block):
+            needed = [reaction.parameters_needed(step) for reaction in self._hears_blocks]
+            return [tasks for tasks in needed if tasks is not None]
         if isinstance(step, Ready):
-            reactions = (
-                reaction.gradient_ready(step.gradient)
-                for reaction in (self._reactions if step.complete else self._each_time)
-                if reaction.acts_on is None or step.gradient.parameter.id in reaction.acts_on
-            )
-        elif isinstance(step, Block):
-            reactions = (reaction.parameters_needed(step) for reaction in self._reactions)
-        else:
-            yield self._communicate(step, micro_batch)
-            return
-        for tasks in reactions:
-            if tasks is not None:
-                yield tasks
+            return self._reacts(step)
+        return (self._communicate(step, micro_batch),)
+
+    def _reacts(self, step: Ready) -> Iterator[TaskStream]:
+        """What a gradient comes to: for one reaction after the other."""
+        for reaction in self._reactions if step.complete else self._each_time:
+            if reaction.acts_on is None or step.gradient.parameter.id in reaction.acts_on:
+                tasks = reaction.gradient_ready(step.gradient)
+                if tasks is not None:
+                    yield tasks
 
     def _communicate(self, step: Run | Communicate | Send | Exchange | Await, micro_batch: int) -> TaskStream:
         if isinstance(step, Communicate):

@@ -322,6 +322,7 @@ def _program(
         training=options.training,
         gpu=trace.gpu,
         batch_size=size,
+        once=options.once,
     )
     strange = unknown(trace.operators)
     if strange:

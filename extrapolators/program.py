@@ -220,6 +220,7 @@ class Program:
     that gradients are summed over all of these axes together; ``sharded_axes`` are those over which the optimizer is sharded.
     ``experts`` are the storages of parameters that only some of these ranks have: those at the same place of ``expert_parts``.
     ``kept`` are storages that are kept, read or not, until an operator of the backward pass runs, by this operator.
+    What is the same of several layers is worked out ``once``, or for each.
     """
 
     stages: tuple[Stage, ...]
@@ -239,6 +240,7 @@ class Program:
     notes: tuple[str, ...] = ()
     gpu: str = ""
     batch_size: int = 0
+    once: bool = True
 
     @property
     def operators(self) -> tuple[Operator, ...]:
@@ -300,7 +302,7 @@ class Program:
         after = tuple(shapes.get(operator.id, operator) for operator in before)
         if after == before:
             return self
-        priced = {new.id: new for new in reprice(before, after, self.model, self.gpu)}
+        priced = {new.id: new for new in reprice(before, after, self.model, self.gpu, once=self.once)}
         old = {operator.id: operator for operator in before}
 
         def reshaped(item: Item) -> Item:

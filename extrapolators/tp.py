@@ -109,7 +109,7 @@ class Division:
         self._order = {operator.id: place for place, operator in enumerate(self._gradients)}
         found = [weighted(operator) for operator in self._flow.forward]
         self._layers = {layer.operator.id: layer for layer in found if layer is not None}
-        self.axes = Axes(operators, program.batch_size, self._flow.backward, ranks)
+        self.axes = Axes(operators, program.batch_size, self._flow.backward, ranks, once=program.once)
         self._pairing = Pairing(self._flow, self._layers, self.axes, ranks)
         self._spreads: dict[int, Spread | None] = {}  # by forward operator: what is divided; None where it stays whole
         self._after: dict[int, list[Item]] = {}  # what comes after an operator

@@ -10,6 +10,7 @@ import traces
 
 from triosim import cli, save_trace, simulate
 from triosim.comparison import Comparison, compare
+from triosim.errors import TriosimError
 
 TRACE = traces.transformer(batch=8, blocks=4)
 SYSTEM = "ring(4, bandwidth=1 GB/s)"
@@ -38,6 +39,20 @@ def test_conditions_hold_for_all_strategies() -> None:
 def test_what_nobody_takes_is_refused_by_every_strategy() -> None:
     with pytest.raises(Exception, match="no part of this run takes 'prefech'"):
         compare(TRACE, 4, topology=SYSTEM, options={"prefech": "0"})
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ({"schedule": "1f1"}, "unknown schedule '1f1'; did you mean '1f1b'"),
+        ({"schedule": "none.csv"}, "none.csv"),
+        ({"gradient_dtype": "fp17"}, "fp17"),
+        ({"bucket_size": "big"}, "--bucket-size: 'big'"),
+    ],
+)
+def test_what_no_strategy_understands_is_an_error_and_no_reason(option: dict[str, str], said: str) -> None:
+    with pytest.raises(TriosimError, match=said):
+        compare(TRACE, 4, topology=SYSTEM, **option)
 
 
 def test_a_notebook_shows_the_table() -> None:

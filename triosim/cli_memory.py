@@ -143,6 +143,7 @@ def memory(
     world = None
     if parallel != "single" or gpus is not None or option or _chosen(choices):
         from triosim.memory_run import rank_memory
+        from triosim.simulation import unread
 
         world = rank_memory(
             trace,
@@ -153,17 +154,19 @@ def memory(
             options=o.key_values(option or ()),
             **choices,
         )
+        sizes_given = {"bucket_size": bucket_size, "first_bucket_size": first_bucket_size}
+        notes = tuple(unread({**choices, **sizes_given}, world.parallel))
         worst = world.checked(rank)
         report = world.report(worst, capacity=sizes[0], context=sizes[1], settings=settings, workspace=workspace)
         _write(report, plot, snapshot, worst)
         if format == "json":
             from triosim.reports.memory_json import world_as_json
 
-            sys.stdout.write(world_as_json(world, report, worst))
+            sys.stdout.write(world_as_json(world, report, worst, notes))
         elif not quiet:
             from triosim.reports.memory_table import render_world
 
-            _show([render_world(world, report)], report, worst, depth)
+            _show([render_world(world, report, notes)], report, worst, depth)
         if fail_on_oom and not (report.fits and world.fits_in(report.capacity - report.context)):
             raise typer.Exit(DOES_NOT_FIT)
         return

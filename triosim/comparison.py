@@ -13,13 +13,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from triosim import plugins
-from triosim.errors import TriosimError
+from triosim.errors import OptionError, TriosimError
+from triosim.extrapolators.base import ParallelOptions
+from triosim.extrapolators.schedules import Wanted
 from triosim.output import PathLike
 from triosim.result import Result
 from triosim.simulation import BELONGS_TO, TopologyLike, TraceLike, simulate
 from triosim.task_streams import TaskStreams
-from triosim.trace import Trace
+from triosim.trace import Trace, dtype_name
 from triosim.trace_formats import read_trace
+from triosim.units import parse_bytes
 
 SCHEMA = "triosim-comparison/1"
 
@@ -124,6 +127,7 @@ def compare(
         trace = read_trace(trace, trace_format)
     if gpus < 1:
         raise TriosimError(f"{gpus} GPUs", where="--gpus", fix="ask for 1 or more")
+    _check(options, gpus)
     found: list[Run] = []
     for strategy in strategies(gpus):
         if started is not None:
@@ -134,6 +138,20 @@ def compare(
     runs = sorted(_measured(found, gpus), key=lambda run: -(run.result.throughput_samples_per_s if run.result else 0.0))
     gpu = next(run.result.inputs["trace"]["gpu"] for run in runs if run.result is not None)
     return Comparison(f"{trace.model} on {gpus} x {gpu}", gpus, tuple(runs))
+
+
+def _check(options: Mapping[str, Any], gpus: int) -> None:
+    """Refuse what is no value for any strategy, which is not a reason why one of them cannot run."""
+    if options.get("schedule") is not None:
+        Wanted(options["schedule"], gpus).micro_batches()  # which a table that cannot be read does not say
+    if options.get("gradient_dtype") is not None:
+        ParallelOptions(gradient_dtype=dtype_name(options["gradient_dtype"]))
+    for name in ("bucket_size", "first_bucket_size"):
+        if name in options:
+            try:
+                parse_bytes(options[name])
+            except TriosimError as error:
+                raise OptionError(error.what, where=f"--{name.replace('_', '-')}", fix=error.fix) from None
 
 
 def _run(strategy: Strategy, trace: Trace, gpus: int, topology: TopologyLike | None, options: Mapping[str, Any]) -> Run:

@@ -122,7 +122,7 @@ def simulate(
         network's own algorithm: "ring" for packet, "auto" for analytical.
     collective_form: "pipelined" (the steady state of a chunked algorithm) or "steps" (each of its transfers).
     batch_size: of each data-parallel replica; ``global_batch_size``: of all of them together; by default the trace's.
-    training: False runs the forward pass alone.
+    training: False runs the forward pass alone; ``copy_input``: whether each rank copies its input from host memory.
     micro_batches, stages: of a pipeline; by default as many as stages, and balanced by measured time.
     schedule: of a pipeline: "gpipe", "1f1b", "interleaved" (with ``virtual_stages`` a rank, 2 by default), "zero-bubble",
         "dualpipe", or a CSV file (rank, slot, action).
@@ -132,7 +132,6 @@ def simulate(
     gradient_dtype: what gradients are reduced in, "float32" or "fp32" say; by default each parameter's own.
     recompute: which activations the backward pass computes again: "none", "selective", "full", "checkpoint",
         "save=mm,attention" for all but these, or "modules=mlp" for what these modules need; see docs/extrapolators.md.
-    copy_input: whether each rank copies its input from host memory.
     operator_times: a file with times that replace the trace's, by operator or layer.
     host_overhead: what a launch costs the host: seconds or "5 us"; "trace" takes each operator's own.
     run_ahead: how many operators the host is ahead of its GPU at most; by default as many as CUDA's launch queue holds.
@@ -144,7 +143,7 @@ def simulate(
     draws: how many times what is left to chance is drawn, each time from seeds that are one higher. The result is that of the
         first; ``Result.data.draws`` holds how the step times of all are spread.
     fail_on_oom: raise ``DoesNotFitError`` where a rank needs more memory than its GPU has; otherwise a note says so.
-    fold: whether ranks that do the same are simulated once; by default where there are many. Results are the same.
+    fold: simulate ranks that do the same once; by default where there are many. False also works out each layer by itself.
     timeline: keep every task, for ``Result.save_timeline`` and the Gantt chart.
     links: record what each link carries when, for ``Result.links``, ``link_loads`` and ``plot_links``.
     progress: called now and then with the simulated time and the number of finished tasks.
@@ -240,6 +239,7 @@ def simulate(
                     gradient_dtype=None if gradient_dtype is None else dtype_name(gradient_dtype),
                     recompute=recompute,
                     factor=unequal.factor if balance_stages else None,
+                    once=fold is not False,
                     extra=chosen.left,
                 ),
                 model=model,
@@ -249,7 +249,7 @@ def simulate(
     tokens_are_drawn = isinstance(the_plan, Plan) and the_plan.draws
     drawing.check(draws, circumstances, tokens=tokens_are_drawn)
     if isinstance(the_plan, Plan):
-        notes.extend(_without_effect(given, the_plan.parallel))
+        notes.extend(unread(given, the_plan.parallel))
     with plugins.blamed():
         memory = memory_of_run(the_plan, the_trace, fail_on_oom=fail_on_oom)
     if memory is not None and memory.warning is not None:
@@ -412,7 +412,7 @@ BELONGS_TO = {
 _OF_TRAINING = ("bucket_size", "first_bucket_size", "gradient_dtype", "recompute")
 
 
-def _without_effect(given: Mapping[str, Any], parallel: str) -> Iterator[str]:
+def unread(given: Mapping[str, Any], parallel: str) -> Iterator[str]:
     """Yield a note for each option that was given and that nobody in this run reads."""
     defaults = inspect.signature(simulate).parameters
     said = {option for option, parameter in defaults.items() if option in given and given[option] != parameter.default}

@@ -1,8 +1,9 @@
 """Measured training steps against what triosim predicts from the sizes alone: step times, throughput, memory.
 
-``python validation/end_to_end.py --table FILE`` reads a table in a known format, prints every row with its prediction and the
-error, and at the end the mean absolute error. Without a table, all that are there. The fitted constants are those of
-``validation/steps/constants.json``; ``--fit`` fits them again, and prints errors of model sizes that were left out.
+``python validation/end_to_end.py --table FILE`` reads a table in a known format, prints every row with what is predicted of
+each of its quantities and the error, and at the end the mean absolute error of each. Without a table, all that are there. The
+fitted constants are those of ``validation/steps/constants.json``; ``--fit`` fits them again, and prints errors of model sizes
+that were left out.
 """
 
 from __future__ import annotations
@@ -14,12 +15,15 @@ import multiprocessing
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 if not __package__:
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from triosim.errors import TriosimError
+from triosim.errors import OptionError, TriosimError
+from triosim.output import check_outputs
+from triosim.reports.plot import check_plot
 from validation.report import DataAbsent
 from validation.report import Row as Claim
 from validation.steps import constants, fitting, formats, picture
@@ -57,7 +61,8 @@ def predicted(tables: Sequence[Table], values: Mapping[str, float] | None = None
 def _predicted(asked: tuple[str, str, Row, Mapping[str, float]]) -> Predicted:
     kind, name, row, values = asked
     try:
-        return Predicted(kind, name, row, formats.named(kind).predict(row, values))
+        also = tuple(map(_predicted, ((kind, name, one, values) for one in row.also)))
+        return Predicted(kind, name, row, formats.named(kind).predict(row, values), also)
     except TriosimError as error:
         raise type(error)(error.what, where=f"{name}, {row.label}", fix=error.fix) from None
 
@@ -65,9 +70,13 @@ def _predicted(asked: tuple[str, str, Row, Mapping[str, float]]) -> Predicted:
 def main(given: Sequence[str] | None = None) -> int:
     options = _options(given)
     try:
+        if options.plot:
+            check_plot(options.plot)
+            check_outputs(options.plot, reading=(options.table,))
         tables = _tables(options)
         if options.fit:
-            fitting.fit(tables, options.jobs, predicted)
+            alone = [(kind, name, [replace(row, also=()) for row in rows]) for kind, name, rows in tables]
+            fitting.fit(alone, options.jobs, predicted)
             return 0
         found = []
         for one in _shown(predicted(tables, jobs=options.jobs), options.format):
@@ -108,6 +117,8 @@ def _options(given: Sequence[str] | None) -> argparse.Namespace:
 def _tables(options: argparse.Namespace) -> list[Table]:
     if options.table is not None:
         kind, found = formats.read(options.table)
+        if options.only not in (None, kind.name):
+            raise OptionError(f"the format is {kind.name}", where=options.table, fix=f"leave out --only {options.only}")
         tables = [(kind, Path(options.table).name.partition(".")[0], found)]
     else:
         tables = list(formats.shared(options.only))
@@ -123,15 +134,20 @@ def _shown(found: Iterator[Predicted], form: str) -> Iterator[Predicted]:
     if form == "csv":
         writer = csv.writer(sys.stdout, lineterminator="\n")
         writer.writerow(("table", "row", "quantity", "unit", "measured", "predicted", "error_percent"))
-    for one in found:
-        row = one.row
+    for line in found:
         if form == "csv":
-            figures = f"{row.measured:.6g}", f"{one.value:.6g}", f"{100 * one.error:.2f}"
-            writer.writerow((one.table, row.label, row.quantity, row.unit, *figures))
+            for one in line.every:
+                figures = f"{one.row.measured:.6g}", f"{one.value:.6g}", f"{100 * one.error:.2f}"
+                writer.writerow((one.table, one.row.label, one.row.quantity, one.row.unit, *figures))
         elif form == "text":
-            said = f"{one.table} {row.label}: {row.quantity} measured {row.measured:.5g} {row.unit}, "
-            print(f"{said}predicted {one.value:.5g} {row.unit}, {100 * one.error:+.1f}%", flush=True)
-        yield one
+            print(f"{line.table} {line.row.label}: {'; '.join(map(_said, line.every))}", flush=True)
+        yield line
+
+
+def _said(one: Predicted) -> str:
+    row = one.row
+    said = f"{row.quantity} measured {row.measured:.5g} {row.unit}, predicted {one.value:.5g} {row.unit}"
+    return f"{said}, {100 * one.error:+.1f}%"
 
 
 def print_summaries(found: Sequence[Summary]) -> None:
@@ -152,7 +168,8 @@ def _plain(found: Sequence[Predicted]) -> dict[str, object]:
                 **{"table": one.table, "row": one.row.label, "model": one.row.model, "quantity": one.row.quantity},
                 **{"unit": one.row.unit, "measured": one.row.measured, "predicted": one.value, "error": one.error},
             }
-            for one in found
+            for row in found
+            for one in row.every
         ],
         "summaries": [one.plain() for one in summaries(found)],
     }

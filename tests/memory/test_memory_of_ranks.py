@@ -308,3 +308,34 @@ def test_the_command_prints_a_row_for_each_stage(tmp_path: Path, capsys: pytest.
 def test_a_rank_that_there_is_not_is_refused() -> None:
     with pytest.raises(OptionError, match="there is no rank 9"):
         triosim.rank_memory(gpt(), "dp=2").checked(9)
+
+
+def test_an_option_that_nobody_reads_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace = tmp_path / "trace.json"
+    triosim.save_trace(gpt(1), trace)
+    assert run(["memory", str(trace), "-p", "ddp=2", "--schedule", "1f1b", "--bucket-size", "50 MiB"]) == 0
+    shown = capsys.readouterr().out
+    assert "note: --schedule has no effect without pp" in shown
+    assert "bucket" not in shown
+    assert run(["memory", str(trace), "--schedule", "1f1b", "--format", "json"]) == 0
+    assert "--schedule has no effect without pp" in json.loads(capsys.readouterr().out)["ranks"][0]["notes"]
+
+
+def test_layers_of_a_long_name_stay_on_a_line_of_eighty_columns(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace = tmp_path / "trace.json"
+    triosim.save_trace(triosim.describe("llama3-8b", batch=1, sequence=64, layers=2), trace)
+    for command in ("simulate", "memory"):
+        assert run([command, str(trace), "-p", "pp=2", "--micro-batches", "1"]) == 0
+        shown = capsys.readouterr().out
+        assert "gate_proj" in shown or "input_layernorm" in shown
+        assert not [line for line in shown.splitlines() if len(line.split()) == 1 and len(line.strip()) == 1]
+
+
+def test_a_notebook_shows_what_the_fullest_rank_has() -> None:
+    found = triosim.rank_memory(gpt(1), "fsdp=2", gpu="H100")
+    assert repr(found).startswith("WorldMemory(fsdp=2 on 2 GPUs: ")
+    assert repr(found).endswith(
+        f"{found.fullest.peak_bytes / 2**30:.1f} of {found.capacity / 2**30:.1f} GiB on rank 0)"
+    )

@@ -106,6 +106,14 @@ def test_a_config_that_says_too_little_is_named(content: str, said: str, tmp_pat
     assert said in str(error.value)
 
 
+def test_heads_of_keys_must_divide_those_of_queries(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 64, "num_attention_heads": 8, "num_key_value_heads": 3, "num_hidden_layers": 1}
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"model_type": "llama", "intermediate_size": 96, "vocab_size": 100, **sizes}))
+    with pytest.raises(OptionError, match="8 heads do not divide by 3 heads of keys and values"):
+        triosim.describe(path)
+
+
 def test_heads_must_divide_the_features(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text(json.dumps({"model_type": "gpt2", "n_layer": 1, "n_embd": 100, "n_head": 3}))

@@ -74,6 +74,21 @@ def test_an_unknown_header_and_an_unreadable_file_are_named(table, tmp_path, cap
     assert "no rows" in capsys.readouterr().err
 
 
+def test_a_table_of_another_format_than_asked_for_is_refused(table, capsys):
+    given = str(table("2,2,1,256,4,2,128,2,1,1,10.0"))
+    assert end_to_end.main(["--table", given, "--only", "torchtitan"]) == 2
+    assert "the format is megatron-one-node" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["no-folder/a.png", "a.bmp"])
+def test_a_picture_that_cannot_be_written_is_named_before_a_row_is_predicted(table, tmp_path, name, capsys):
+    given = str(table("2,2,1,256,4,2,128,2,1,1,10.0"))
+    assert end_to_end.main(["--table", given, "--plot", str(tmp_path / name)]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert name.rpartition("/")[2] in said.err
+
+
 def test_it_runs_as_a_script_and_prints_json(table):
     path = table("2,2,1,256,4,2,128,2,1,1,10.0", "1,2,1,256,4,2,128,1,1,1,10.0")
     ran = subprocess.run(

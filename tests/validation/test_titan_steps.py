@@ -9,8 +9,8 @@ import pytest
 
 from triosim import gpus
 from validation import end_to_end
-from validation.steps import constants, formats, titan_step
-from validation.steps.titan_step import Nodes, Step, step_seconds
+from validation.steps import constants, formats, titan_step, torchtitan
+from validation.steps.titan_step import Nodes, Step, peak_gib, step_memory, step_seconds
 
 HEADER = (
     "model,gpu,gpus,parallelism,local_batch,global_batch,sequence_length,activation_checkpointing,compile,float8,"
@@ -18,7 +18,12 @@ HEADER = (
 )
 GPU = '"H100 HBM2e 96GB 2.4TB/s 500W, 8 per NVLink node, 400 Gb/s RDMA per GPU"'
 VALUES = {"joules": 1.0, "beside_collective": 1.15, "beside_computation": 1.05}
+PARAMETERS = 1_235_814_400  # of Llama 3.2 1B, as published
 SMALL = Step(model="llama3.2-1b", axes=(("fsdp", 2),), batch=1, sequence=512, checkpoints="selective", nodes=Nodes())
+
+
+def gib(step: Step) -> float:
+    return peak_gib(step_memory(step), "allocated", 96e9)
 
 
 def table(folder: Path, line: str) -> Path:
@@ -35,8 +40,15 @@ def test_a_row_says_board_network_and_step(tmp_path: Path) -> None:
     assert (row.measured, row.unit, row.quantity) == (500, "tokens/s", "throughput of a GPU")
     assert (step.model, step.axes, step.gpus) == ("llama3-70b", (("fsdp", 32), ("tp", 8)), 256)
     assert (step.checkpoints, step.compiled, step.eight) == ("full", True, False)
-    assert step.nodes == Nodes(bandwidth=2.4e12, watts=500.0, gpus=8, card="400 Gb/s")
+    assert step.nodes == Nodes(bandwidth=2.4e12, memory=96e9, watts=500.0, gpus=8, card="400 Gb/s")
     assert tokens == 512 * 8192
+    (memory,) = row.also
+    assert (memory.label, memory.measured, memory.unit, memory.quantity) == (row.label, 50, "GiB", "peak memory")
+
+
+def test_a_row_without_memory_has_one_quantity(tmp_path: Path) -> None:
+    _, (row,) = formats.read(table(tmp_path, f"llama3.1-8B,{GPU},8,fsdp=8,2,16,8192,selective,no,no,1,,x"))
+    assert not row.also
 
 
 @pytest.mark.parametrize(
@@ -46,6 +58,7 @@ def test_a_row_says_board_network_and_step(tmp_path: Path) -> None:
         (f"llama3.1-8B,{GPU},8,fsdp=8,2,32,8192,selective,no,no,1,1,x", "global batch 32; 8 replicas of 2 make 16"),
         (f"llama3.1-8B,{GPU},8,zero=8,2,16,8192,selective,no,no,1,1,x", "'parallelism' is 'zero=8'"),
         (f"llama3.1-9B,{GPU},8,fsdp=8,2,16,8192,selective,no,no,1,1,x", "'model' is 'llama3.1-9B'"),
+        (f"llama3.1-8B,{GPU},8,fsdp=8,2,16,8192,selective,no,no,1,much,x", "'memory_gib' is 'much'"),
         ("llama3.1-8B,A100,8,fsdp=8,2,16,8192,selective,no,no,1,1,x", "'gpu' is 'A100'"),
         (f"llama3.1-8B,{GPU},8,fsdp=8,2,16,8192,some,no,no,1,1,x", "'activation_checkpointing' is 'some'"),
     ],
@@ -76,6 +89,50 @@ def test_what_a_row_says_makes_a_step_slower_or_faster() -> None:
     assert step_seconds(replace(SMALL, checkpoints="full"), VALUES) > plain
     assert step_seconds(replace(SMALL, nodes=Nodes(bandwidth=2.4e12, watts=500.0)), VALUES) > plain
     assert step_seconds(SMALL, VALUES | {"joules": 1.3}) > plain
+
+
+def test_the_memory_of_a_step_is_at_least_its_share_of_sixteen_bytes_a_parameter() -> None:
+    """Two ranks: parameters, gradients and two states in single precision; checkpoints and compiled blocks take less."""
+    share = 16 * PARAMETERS / 2 / 2**30
+    plain = gib(SMALL)
+    assert share < plain < 2 * share
+    large = replace(SMALL, batch=4, sequence=2048)
+    assert gib(replace(large, compiled=True)) < gib(large)
+    assert gib(replace(large, checkpoints="full")) < gib(large)
+
+
+@pytest.mark.parametrize(
+    "axes", ["fsdp=1", "dp=2", "dp=2,fsdp=2", "fsdp=2,tp=2", "fsdp=2,cp=2", "fsdp=2,pp=2", "tp=2,pp=2"]
+)
+@pytest.mark.parametrize("eight", [False, True])
+def test_whatever_is_timed_has_a_memory(axes: str, eight: bool) -> None:
+    pairs = (part.split("=") for part in axes.split(","))
+    step = replace(
+        SMALL, axes=tuple((name, int(size)) for name, size in pairs), batch=2, sequence=768, compiled=True, eight=eight
+    )
+    assert 0 < gib(step) < 16 * PARAMETERS * 1.5 / 2**30
+
+
+def test_the_two_quantities_of_a_row_have_errors_of_their_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """8 GPUs take 131,072 tokens in 2 s: 8,192 a GPU each second; a fifth too many, and a tenth too little of the memory."""
+    monkeypatch.setattr(torchtitan, "step_seconds", lambda *_: 2.0)
+    monkeypatch.setattr(torchtitan, "step_memory", lambda _: None)
+    monkeypatch.setattr(torchtitan, "peak_gib", lambda *_: 45.0)
+    path = str(table(tmp_path, f"llama3.1-8B,{GPU},8,fsdp=8,2,16,8192,selective,no,no,6826.667,50,x"))
+    assert end_to_end.main(["--table", path]) == 0
+    first, *sums = capsys.readouterr().out.splitlines()
+    assert "tokens/s, +20.0%; peak memory measured 50 GiB, predicted 45 GiB, -10.0%" in first
+    assert ["MAPE 20.00%" in sums[0], "asked 7%" in sums[0], "MAPE 10.00%" in sums[1], "asked 4%" in sums[1]] == 4 * [
+        True
+    ]
+    for form, count in (("csv", 3), ("json", None)):
+        assert end_to_end.main(["--table", path, "--format", form]) == 0
+        said = capsys.readouterr().out
+        assert count in (None, len(said.splitlines()))
+        assert "peak memory" in said
+        assert "throughput of a GPU" in said
 
 
 def test_the_constants_are_in_their_bounds_and_say_what_they_are() -> None:

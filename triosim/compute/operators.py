@@ -23,10 +23,11 @@ Model = TypeVar("Model", bound=ComputeModel)
 
 
 class Operators(Sequence[Operator]):
-    """A sequence of operators that remembers what was found out about them."""
+    """A sequence of operators that remembers what was found out about them; without ``once``, of each by itself."""
 
-    def __init__(self, operators: Iterable[Operator]) -> None:
+    def __init__(self, operators: Iterable[Operator], *, once: bool = True) -> None:
         self._all = tuple(operators)
+        self._once = once
 
     @classmethod
     def of(cls, operators: Sequence[Operator]) -> Operators:
@@ -77,6 +78,8 @@ class Operators(Sequence[Operator]):
     @cached_property
     def different(self) -> tuple[Operators, Places]:
         """One operator for all that are the same, and for each operator the place of its own among them."""
+        if not self._once:
+            return self, np.arange(len(self._all), dtype=np.int64)
         forwards, first = self.forwards, {id(one): row for row, one in enumerate(self._all)}
         seen: dict[Hashable, int] = {}
         places = np.full(len(self._all), -1, dtype=np.int64)

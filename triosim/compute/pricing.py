@@ -16,6 +16,7 @@ import numpy as np
 
 from triosim import gpus
 from triosim.compute.base import ComputeModel, Estimates, checked
+from triosim.compute.operators import Operators
 from triosim.trace import Operator, Trace
 
 #: No kernel is shorter than this, unless it was measured so.
@@ -23,11 +24,12 @@ FLOOR_SECONDS = 1e-6
 
 
 def reprice(
-    before: Sequence[Operator], after: Sequence[Operator], model: ComputeModel, gpu: str = ""
+    before: Sequence[Operator], after: Sequence[Operator], model: ComputeModel, gpu: str = "", *, once: bool = True
 ) -> list[Operator]:
     """Return ``after`` with times: ``before`` are the same operators, one for one, in the shapes that their times hold for.
 
     A backward operator is taken to have changed when the forward operator that it differentiates has; give both.
+    Models are asked ``once`` for operators that are the same, or for each.
     """
     old_forward = {operator.id: operator for operator in before if operator.phase == "forward"}
     changed = {new.id for old, new in zip(before, after, strict=True) if not _same_shapes(old, new)}
@@ -36,7 +38,8 @@ def reprice(
         return list(after)
     asked = changed | {new.forward for new in after if new.id in changed}
     pairs = [pair for pair in zip(before, after, strict=True) if pair[1].id in asked]
-    found, _ = _ratios(model, [old for old, _ in pairs], [new for _, new in pairs], gpu, gpu)
+    old_ones, new_ones = (Operators((pair[which] for pair in pairs), once=once) for which in (0, 1))
+    found, _ = _ratios(model, old_ones, new_ones, gpu, gpu)
     priced = {
         new.id: predicted(scaled(new, float(found.seconds[row]), old), found, row, old)
         for row, (old, new) in enumerate(pairs)

@@ -67,6 +67,11 @@ class WorldMemory:
         self._firsts = _first_ranks(plan)
         self.ranks = tuple(self._entry(place, rank) for place, rank in enumerate(self._firsts))
 
+    def __repr__(self) -> str:
+        has, room = (f"{nbytes / 2**30:.1f}" for nbytes in (self.fullest.peak_bytes, self.capacity))
+        of = "" if self.gpu is None else f" of {room}"
+        return f"WorldMemory({self.parallel} on {self.world} GPUs: {has}{of} GiB on rank {self.fullest.rank})"
+
     @property
     def fullest(self) -> RankMemory:
         """The rank that has most."""
@@ -84,10 +89,10 @@ class WorldMemory:
             return None
         worst = self.fullest
         holds = sorted(worst.by_category.items(), key=lambda pair: -pair[1])[:2]
-        most = " and ".join(f"{nbytes / 2**30:.1f} of {name.replace('_', ' ')}" for name, nbytes in holds)
+        most = ", and ".join(f"{name.replace('_', ' ')}, {nbytes / 2**30:.1f} GiB" for name, nbytes in holds)
         return (
             f"rank {worst.rank} does not fit its GPU: {worst.peak_bytes / 2**30:.1f} GiB of tensors, "
-            f"{self.capacity / 2**30:.1f} GiB beside the CUDA context of the {self.gpu.name}; most is {most} GiB"
+            f"{self.capacity / 2**30:.1f} GiB beside the CUDA context of the {self.gpu.name}; most of it is {most}"
         )
 
     def fits_in(self, capacity: float) -> bool:

@@ -276,11 +276,10 @@ class Following:
             if not self._receives or self._adds_up(operator):
                 return None
             life = self._make(tensor, operator, self._offsets[self._pass])  # it came from another stage
-        if seen is None or seen.generation != self._generations[tensor.storage]:
-            seen = self._seen[tensor.id] = _Seen(
-                self._generations[tensor.storage], tensor.nbytes, {tensor.nbytes: life}
-            )
-        found = seen.lives.get(tensor.nbytes)
+        nbytes, generation = tensor.nbytes, self._generations[tensor.storage]
+        if seen is None or seen.generation != generation:
+            seen = self._seen[tensor.id] = _Seen(generation, nbytes, {nbytes: life})
+        found = seen.lives.get(nbytes)
         if found is None:
             found = self._in_other_size(seen, tensor, operator, place)
         found.last = max(found.last, place)

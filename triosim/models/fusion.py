@@ -1,7 +1,7 @@
 """What a compiler makes of a step: chains of element-wise operators become kernels that read and write memory once.
 
 As TorchInductor does (Ansel et al., "PyTorch 2", ASPLOS 2024, section 4), each numbered module by itself, as people compile
-transformers:
+transformers. What is in no numbered module (embeddings, the last norm, the loss, the optimizer) stays as it is.
 
 - Element-wise operators, copies, and reductions over the last dimension that depend on each other are one kernel, up to an
   operator that is not one of these (a product, attention) and reads what they made. A kernel writes what others read.
@@ -13,18 +13,16 @@ transformers:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from triosim.compute.features import base_name, is_free
 from triosim.compute.operator_kinds import kind_of
-from triosim.extrapolators.units import unit_of
-from triosim.trace import Operator, Phase, Tensor, Trace
+from triosim.extrapolators.units import ROOT, unit_of
+from triosim.trace import Operator, Tensor, Trace
 
 NAME = "fused::chain"
-#: A chain of these is known as a loss to what divides a model by its vocabulary.
-LOSS = "fused::cross_entropy_loss"
-_FUSED = frozenset(("elementwise", "softmax", "loss", "copy"))
+_FUSED = frozenset(("elementwise", "softmax", "copy"))
 _NORMS = frozenset(("layer_norm", "native_layer_norm", "rms_norm"))
 _MOVES = frozenset(("cat", "stack", "slice_backward", "select_backward"))
 _REDUCTIONS = frozenset(("sum", "mean", "amax", "amin"))
@@ -243,7 +241,7 @@ class _Compilation:
         names = [base_name(member.name) for member in kernel.members]
         return replace(
             last,
-            name=_name(names, last.phase),
+            name=NAME,
             inputs=tuple(read),
             outputs=tuple(made or last.outputs),
             forward=forward,
@@ -251,14 +249,10 @@ class _Compilation:
         )
 
 
-def _name(names: Sequence[str], phase: Phase) -> str:
-    if any("log_softmax" in name for name in names) and any("nll_loss" in name for name in names):
-        return LOSS if phase == "forward" else f"{LOSS}_backward"
-    return NAME
-
-
 def _form(operator: Operator) -> str | None:
-    """Return whether an operator is part of a chain, reduces over rows, or is neither."""
+    """Return whether an operator is part of a chain, reduces over rows, or is neither, as all outside of units."""
+    if unit_of(operator.layer) == ROOT:
+        return None
     if operator.phase == "optimizer" or not operator.inputs or operator.communication is not None:
         return None
     given = {tensor.storage for tensor in operator.inputs}

@@ -27,7 +27,7 @@ from triosim.models.elementwise import (
 )
 from triosim.models.layers import causal_mask, embedding, many_headed, next_word, repeated, softmax
 from triosim.models.llama import gated, rotated, rotations
-from triosim.models.model import Choices, check_heads, tokens
+from triosim.models.model import Choices, check_shared, tokens
 from triosim.models.products import linear, matmul
 from triosim.models.shaping import reshape, transpose, unsqueeze, view
 from triosim.models.tape import Tape, Value
@@ -56,7 +56,7 @@ class Gemma:
 
     def loss(self, tape: Tape, batch: int, sequence: int, choices: Choices) -> Value:
         """Write the forward pass down; the loss is that of the next word."""
-        check_heads(self.heads, self.kv_heads)
+        check_shared(self.heads, self.kv_heads)
         words, labels = tokens(tape, batch, sequence), tokens(tape, batch, sequence)
         with tape.at("model"):
             with tape.at("embed_tokens"):

@@ -14,7 +14,7 @@ from triosim.models import fused
 from triosim.models.elementwise import add, cos, mul, mul_number, neg, silu, sin, to
 from triosim.models.fused import gated_unit
 from triosim.models.layers import embedding, many_headed, next_word, repeated, rms_norm
-from triosim.models.model import Choices, check_heads, tokens
+from triosim.models.model import Choices, check_heads, check_shared, tokens
 from triosim.models.moe import mixture, softmax_router
 from triosim.models.products import linear
 from triosim.models.shaping import cat, reshape, slice_of, transpose, unsqueeze, view
@@ -48,7 +48,7 @@ class Llama:
 
     def loss(self, tape: Tape, batch: int, sequence: int, choices: Choices) -> Value:
         """Write the forward pass down; the loss is that of the next word."""
-        check_heads(self.heads, self.kv_heads)
+        check_shared(self.heads, self.kv_heads)
         if self.head_width is None:
             check_heads(self.hidden, self.heads)
         norm = fused.rms_norm if choices.fused() else rms_norm

@@ -71,6 +71,12 @@ def check_heads(features: int, heads: int) -> None:
         raise OptionError(f"{features} features do not divide by {heads} heads", fix="change one of them")
 
 
+def check_shared(heads: int, shared: int) -> None:
+    """Raise ``OptionError`` where heads of queries do not share those of keys and values evenly."""
+    if heads % shared:
+        raise OptionError(f"{heads} heads do not divide by {shared} heads of keys and values", fix="change one of them")
+
+
 def check_length(sequence: int, positions: int, name: str) -> None:
     """Raise ``OptionError`` for a sample that is longer than a model can tell positions apart."""
     if sequence > positions:

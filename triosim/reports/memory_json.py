@@ -21,13 +21,14 @@ def as_json(reports: Mapping[int, MemoryReport], like: Sequence[int]) -> str:
     return json.dumps({"schema": SCHEMA, "world": len(like), "like": list(like), "ranks": ranks}, indent=2) + "\n"
 
 
-def world_as_json(memory: WorldMemory, report: MemoryReport, rank: int) -> str:
+def world_as_json(memory: WorldMemory, report: MemoryReport, rank: int, notes: Sequence[str] = ()) -> str:
     """Return the memory of every rank of an extrapolated run, of which ``rank`` is reported in full, as JSON.
 
-    ``places`` has a row for each place of the pipeline, as ``result.json`` has them.
+    ``places`` has a row for each place of the pipeline, as ``result.json`` has them; ``notes`` are of the run.
     """
     places = [asdict(row) for row in rows(memory)]
-    shown = as_dict(report) | {"rank": rank, "ranks_alike": len(memory.ranks_at(memory.place(rank)))}
+    alike = len(memory.ranks_at(memory.place(rank)))
+    shown = as_dict(report) | {"rank": rank, "ranks_alike": alike, "notes": [*report.notes, *notes]}
     found = {"schema": SCHEMA, "world": memory.world, "parallel": memory.parallel, "places": places, "ranks": [shown]}
     return json.dumps(found, indent=2) + "\n"
 

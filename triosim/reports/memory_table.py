@@ -61,10 +61,10 @@ def render_ranks(reports: Mapping[int, MemoryReport], like: Sequence[int]) -> Re
     return made
 
 
-def render_world(memory: WorldMemory, report: MemoryReport) -> RenderableType:
+def render_world(memory: WorldMemory, report: MemoryReport, notes: Sequence[str] = ()) -> RenderableType:
     """Return a table of the ranks of an extrapolated run, those at one place of the pipeline in a row.
 
-    ``report`` is of one of them, and says what there is to have.
+    ``report`` is of one of them, and says what there is to have; ``notes`` are of the run, and stand below.
     """
     title = f"Live tensors at each rank's peak, in GiB ({memory.parallel} on {memory.world} GPUs)"
     made = table(title, "ranks", *_OF_RANKS, "all", "at", "fits")
@@ -76,7 +76,8 @@ def render_world(memory: WorldMemory, report: MemoryReport) -> RenderableType:
         fits = "?" if math.isinf(room) else "yes" if row.peak_bytes <= room else "no"
         cells = (f"{one / 2**30:.2f}" if one else "-" for one in (*sizes, row.peak_bytes))
         made.add_row(shorten(row.ranks, 14), *cells, "optim." if row.action == "optimizer" else row.action, fits)
-    return made
+    said = (Text(f"note: {note}", style="yellow") for note in notes)
+    return Group(Text(), made, *((Text(), *said) if notes else ()))
 
 
 def size(nbytes: float) -> str:
@@ -216,6 +217,6 @@ def _tensors(report: MemoryReport) -> RenderableType:
     )
     for (category, shape, layer), sizes in sorted(groups.items(), key=lambda pair: -sum(pair[1]))[:MAX_TENSORS]:
         made.add_row(
-            Text(shorten(layer or "(no layer)", 22)), category, Text(shape or "?"), str(len(sizes)), size(sum(sizes))
+            Text(shorten(layer or "(no layer)", 20)), category, Text(shape or "?"), str(len(sizes)), size(sum(sizes))
         )
     return made

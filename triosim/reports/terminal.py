@@ -254,7 +254,7 @@ def _layers(data: ResultData) -> RenderableType:
     for layer in slowest:
         share = layer.total_s * _members(layer.per_rank) / len(data.ranks)
         made.add_row(
-            Text(shorten(layer.layer or "(no layer)", 28)),
+            Text(shorten(layer.layer or "(no layer)", 26)),
             *(format_time(value) for value in (layer.forward_s, layer.backward_s, layer.optimizer_s, layer.total_s)),
             percent(share, compute),
         )

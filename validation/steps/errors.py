@@ -15,17 +15,23 @@ One = TypeVar("One")
 
 @dataclass(frozen=True, slots=True)
 class Predicted:
-    """A row and what the simulator said, by the format's name and the table's."""
+    """A row and what the simulator said, by the format's name and the table's; ``also`` is what the row has beside."""
 
     kind: str
     table: str
     row: Row
     value: float
+    also: tuple[Predicted, ...] = ()
 
     @property
     def error(self) -> float:
         """Relative, with its sign."""
         return self.value / self.row.measured - 1
+
+    @property
+    def every(self) -> tuple[Predicted, ...]:
+        """All quantities of the row, each as a prediction of its own."""
+        return (self, *self.also)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +56,14 @@ class Summary:
 def summaries(found: Sequence[Predicted]) -> list[Summary]:
     """Return the figures of each table and quantity, in the order in which they come."""
     groups: dict[tuple[str, str, str], list[float]] = {}
-    for one in found:
+    for one in (one for row in found for one in row.every):
         groups.setdefault((one.kind, one.table, one.row.quantity), []).append(one.error)
     made = []
     for (kind, table, quantity), errors in groups.items():
         off = [abs(error) for error in errors]
         figures = fmean(off), median(off), max(errors, key=abs), fmean(errors)
-        of = named(kind)
-        made.append(Summary(table, quantity, len(off), *figures, of.asked.get(quantity, float("inf")), of.published))
+        asked, published = (named(kind).asked.get(quantity, float("inf")), named(kind).published.get(quantity, ""))
+        made.append(Summary(table, quantity, len(off), *figures, asked, published))
     return made
 
 

@@ -16,6 +16,7 @@ class Row:
 
     ``label`` is the row's columns in short; ``model`` says which rows are of one model size; ``measured`` is in ``unit``.
     ``case`` is what the format's ``predict`` needs; ``published`` is what another simulator said, in the same unit.
+    ``also`` are other quantities of the same line of a table; no constant is fitted to them.
     """
 
     label: str
@@ -25,30 +26,32 @@ class Row:
     case: Any
     quantity: str = "step time"
     published: float | None = None
+    also: tuple[Row, ...] = ()
 
 
 class Format(ABC):
     """One format of table.
 
     ``columns`` identify its files (a file may have more); ``tables`` are the names of measured data that have it, under
-    ``TRIOSIM_DATA``. ``asked`` is the mean absolute error that is asked for, by quantity; ``published`` says what the best
-    published one is. ``constants`` are the names of the fitted constants (``validation.steps.constants``) that it reads.
+    ``TRIOSIM_DATA``. ``asked`` is the mean absolute error that is asked for, and ``published`` says what the best
+    published one is, by quantity. ``constants`` are the names of the fitted constants (``validation.steps.constants``) that
+    it reads.
     """
 
     name: ClassVar[str]
     columns: ClassVar[tuple[str, ...]]
     tables: ClassVar[tuple[str, ...]] = ()
     asked: ClassVar[Mapping[str, float]] = {}
-    published: ClassVar[str] = ""
+    published: ClassVar[Mapping[str, str]] = {}
     constants: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod
     def read(self, records: Sequence[Record]) -> list[Row]:
-        """Return the rows of a table, one or more a record. Raises ``TriosimError`` for what is wrong in one."""
+        """Return the rows of a table, one a record. Raises ``TriosimError`` for what is wrong in one."""
 
     @abstractmethod
     def predict(self, row: Row, constants: Mapping[str, float]) -> float:
-        """Return what the simulator says, in the row's unit."""
+        """Return what the simulator says of the row's quantity, in its unit."""
 
     def built_in(self) -> list[Row]:
         """Rows that are published in a text and stand in the module itself, where there is no file of them."""

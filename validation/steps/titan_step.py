@@ -1,4 +1,4 @@
-"""One training step of torchtitan's Llama on H100s, from its sizes to seconds: described, sharded and simulated.
+"""One training step of torchtitan's Llama on H100s, from its sizes to seconds and bytes: described, sharded and simulated.
 
 All layers are alike: steps of a few layers are simulated, and the time of all is on the line through both. A pipeline
 has all. Parameters are in fp32 and gathered in bf16, or with products in eight bits in these; gradients are reduced in
@@ -14,6 +14,8 @@ from typing import Any
 
 import triosim
 from triosim import gpus
+from triosim.memory.extrapolated import WorldMemory
+from triosim.memory.settings import AllocatorSettings
 from triosim.models import Llama
 from triosim.models.named import MODELS
 from triosim.trace import Trace
@@ -36,6 +38,7 @@ class Nodes:
     """H100s with a memory and a power limit, so many in a node; ``card`` is a GPU's bandwidth to other nodes, one way."""
 
     bandwidth: float = 3.352e12
+    memory: float = 80e9
     watts: float = 700.0
     gpus: int = 8
     card: str = "400 Gb/s"
@@ -88,32 +91,65 @@ def llama(name: str) -> Llama:
 
 
 def _simulated(step: Step, layers: int, constants: Mapping[str, float]) -> float:
-    axes = {name: size for name, size in step.axes if size > 1}
-    options: dict[str, Any] = {"tp_style": "megatron", "sequence_parallel": True} if "tp" in axes else {}
-    if "pp" in axes:
-        options |= {"schedule": "1f1b", "micro_batches": step.batch}
-    extra = {"parameter_dtype": "fp8"} if step.eight and "fsdp" in axes else {}
-    extra |= {"overlap": "ring"} if step.overlapped else {}
+    extra = {"overlap": "ring"} if step.overlapped else {}
     result = triosim.simulate(
         _described(step, layers, _board(step.nodes, constants["joules"])),
-        axes or "single",
+        _axes(step) or "single",
         gpus=step.gpus,
         topology=_topology(step),
         collective="auto",
-        recompute=_AGAIN[step.checkpoints][step.eight],
-        gradient_dtype="float32",
         conditions={
             "compute_slowdown": constants["beside_collective"],
             "collective_slowdown": constants["beside_computation"],
         },
-        options=extra,
-        **options,
+        options=_gathered(step) | extra,
+        **_divided(step),
     )
     return result.step_time_s
 
 
+def step_memory(step: Step) -> WorldMemory:
+    """Return the memory of all ranks of a step, with all layers.
+
+    FSDP keeps its shares of parameters, gradients and states in fp32; what it does not divide has a copy in fp32.
+    """
+    axes = _axes(step)
+    extra = {"shard_dtype": "float32"} if "fsdp" in axes else {}
+    extra |= {"embedding_gradient": "whole"} if "tp" in axes else {}
+    optimizer = "adamw" if "fsdp" in axes else "master-adamw"
+    trace = _described(step, llama(step.model).layers, "H100-SXM", optimizer)
+    return triosim.rank_memory(
+        trace, axes or "single", gpus=step.gpus, options=_gathered(step) | extra, **_divided(step)
+    )
+
+
+def peak_gib(memory: WorldMemory, counted: str, capacity: float, *, expandable: bool = False) -> float:
+    """Return the peak of the fullest rank in GiB: of ``live`` tensors, or what is ``allocated`` or ``reserved`` for them."""
+    report = memory.report(capacity=capacity, settings=AllocatorSettings(expandable_segments=expandable))
+    return float(getattr(report, f"peak_{counted}")) / 2**30
+
+
+def _axes(step: Step) -> dict[str, int]:
+    return {name: size for name, size in step.axes if size > 1}
+
+
+def _divided(step: Step) -> dict[str, Any]:
+    """Return the options of the division that times and memory have in common."""
+    axes = _axes(step)
+    found: dict[str, Any] = {"recompute": _AGAIN[step.checkpoints][step.eight], "gradient_dtype": "float32"}
+    if "tp" in axes:
+        found |= {"tp_style": "megatron", "sequence_parallel": True}
+    if "pp" in axes:
+        found |= {"schedule": "1f1b", "micro_batches": step.batch}
+    return found
+
+
+def _gathered(step: Step) -> dict[str, str]:
+    return {"parameter_dtype": "fp8"} if step.eight and "fsdp" in _axes(step) else {}
+
+
 @lru_cache(maxsize=4)
-def _described(step: Step, layers: int, gpu: str) -> Trace:
+def _described(step: Step, layers: int, gpu: str, optimizer: str = "master-adamw") -> Trace:
     return triosim.describe(
         llama(step.model),
         batch=step.batch,
@@ -121,7 +157,7 @@ def _described(step: Step, layers: int, gpu: str) -> Trace:
         layers=layers,
         kernels="compiled" if step.compiled else "eager",
         products="fp8" if step.eight else "plain",
-        optimizer="master-adamw",
+        optimizer=optimizer,
         gpu=gpu,
     )
 

@@ -1,6 +1,7 @@
-"""Llama 3.1 trained by torchtitan on H100s: tokens a second, as PyTorch's team published them (BSD-3).
+"""Llama 3.1 trained by torchtitan on H100s: tokens a second and memory, as PyTorch's team published them (BSD-3).
 
-The boards have 96 GB of HBM2e and draw 500 W at most. Phantora's own errors on such rows are 2 to 15%. A column ``async_tp``
+The boards have 96 GB of HBM2e and draw 500 W at most. Phantora's own errors on such rows are 2 to 15%. A column
+``memory_gib``, which may be empty, has the most that the allocator reserved (``max_memory_reserved``); a column ``async_tp``
 (yes, no) may say that communication of tensor parallelism is overlapped.
 """
 
@@ -8,21 +9,23 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import ClassVar
 
 from triosim.models.named import MODELS
 from validation.steps.rows import Format, Record, Row
-from validation.steps.titan_step import AXES, CHECKPOINTS, CONSTANTS, Nodes, Step, step_seconds
+from validation.steps.titan_step import AXES, CHECKPOINTS, CONSTANTS, Nodes, Step, peak_gib, step_memory, step_seconds
 
 _MODEL = re.compile(r"llama3(?:\.1)?-(\d+B)", re.IGNORECASE)
 _BOARD = {
     "bandwidth": re.compile(r"([\d.]+) ?TB/s"),
+    "memory": re.compile(r"(\d+) ?GB\b(?!/s)"),
     "watts": re.compile(r"(\d+) ?W\b"),
     "gpus": re.compile(r"(\d+) per NVLink node"),
     "card": re.compile(r"(\d+ Gb/s)"),
 }
 _YES_OR_NO = ("no", "yes")
-_UNIT = "tokens/s"
+_SPEED, _MEMORY = "throughput of a GPU", "peak memory"
 
 
 class TorchTitan(Format):
@@ -34,8 +37,8 @@ class TorchTitan(Format):
         *("activation_checkpointing", "compile", "float8", "tokens_per_second_per_gpu"),
     )
     tables = ("end_to_end/torchtitan_llama3_h100.csv",)
-    asked: ClassVar[Mapping[str, float]] = {"throughput of a GPU": 0.07}
-    published = "Phantora 2 to 15%"
+    asked: ClassVar[Mapping[str, float]] = {_SPEED: 0.07, _MEMORY: 0.04}
+    published: ClassVar[Mapping[str, str]] = {_SPEED: "Phantora 2 to 15%"}
     constants = CONSTANTS
 
     def read(self, records: Sequence[Record]) -> list[Row]:
@@ -43,8 +46,10 @@ class TorchTitan(Format):
         return [_row(record) for record in records]
 
     def predict(self, row: Row, constants: Mapping[str, float]) -> float:
-        """Tokens a second of each GPU."""
+        """Tokens a second of each GPU, or GiB of the fullest."""
         step, tokens = row.case
+        if row.quantity == _MEMORY:
+            return peak_gib(step_memory(step), "reserved", step.nodes.memory)
         return float(tokens / step.gpus / step_seconds(step, constants))
 
 
@@ -67,9 +72,10 @@ def _row(record: Record) -> Row:
     fix = f"{replicas} replicas of {step.batch} make {replicas * step.batch}"
     record.check(samples == replicas * step.batch, f"global batch {samples}", fix)
     case = step, samples * step.sequence
-    return Row(
-        step.label, step.model, record.number("tokens_per_second_per_gpu"), _UNIT, case, quantity="throughput of a GPU"
-    )
+    speed = Row(step.label, step.model, record.number("tokens_per_second_per_gpu"), "tokens/s", case, quantity=_SPEED)
+    if not record.values.get("memory_gib", "").strip():
+        return speed
+    return replace(speed, also=(replace(speed, measured=record.number("memory_gib"), unit="GiB", quantity=_MEMORY),))
 
 
 def _model(record: Record) -> str:
@@ -99,6 +105,7 @@ def _nodes(text: str, record: Record) -> Nodes:
     usual = Nodes()
     return Nodes(
         bandwidth=float(found["bandwidth"]) * 1e12 if "bandwidth" in found else usual.bandwidth,
+        memory=float(found["memory"]) * 1e9 if "memory" in found else usual.memory,
         watts=float(found.get("watts", usual.watts)),
         gpus=int(found.get("gpus", usual.gpus)),
         card=found.get("card", usual.card),
