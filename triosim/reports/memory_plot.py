@@ -105,17 +105,19 @@ def _lines(axes: Any, report: MemoryReport, scale: float) -> None:
 
 
 def _phases(axes: Any, report: MemoryReport) -> None:
-    """Write the phases above the step, and draw a line where one ends."""
+    """Draw a line where a phase ends, and write the long ones above the step; those of many micro-batches are too short."""
     operators = report.trace.operators
     phases = ["" if event.operator < 0 else operators[event.operator].phase for event in report.usage.events]
     start = 0
     for phase, group in groupby(phases):
         end = start + len(list(group))
-        if end - start > 0.06 * len(phases):
+        share = (end - start) / len(phases)
+        if share > 0.02:
+            axes.axvline(end, color="#888888", linewidth=0.6, linestyle=":")
+        if share > 0.06:
             axes.text(
                 (start + end) / 2, 0.985, phase, transform=axes.get_xaxis_transform(), ha="center", va="top", size=9
             )
-            axes.axvline(end, color="#888888", linewidth=0.6, linestyle=":")
         start = end
 
 
