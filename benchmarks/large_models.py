@@ -1,11 +1,13 @@
-"""How long a large model on thousands of GPUs takes to simulate: GPT-3 of 145.6 billion parameters, and Llama 3 405B.
+"""How long a large model on thousands of GPUs takes to simulate: GPT-3 of 145.6 billion parameters, Llama 3 405B, and others.
 
     python benchmarks/large_models.py [--most GPUS] [--unfolded GPUS]
 
 GPT-3: tensor parallelism over 8, a 1F1B pipeline over 8 with 64 micro-batches of one sample, data parallelism over the rest, on
 a ``dgx-a100``: the parallelism of the largest study of Maya (7.4), which took about 25 minutes; with and without folding.
 Llama 3 405B: 512 GPUs of a ``dgx-h100``, fsdp over 8, tensor parallelism over 8, a pipeline over 8 with 32 micro-batches of a
-sample of 8,192 tokens, 1F1B and interleaved. Each row is a process of its own, from the description of the model to the result.
+sample of 8,192 tokens, 1F1B and interleaved. Mixtral 8x7B: experts over 8, fsdp over all, 4,096 tokens a GPU, as many for each
+expert, or drawn. Llama 3 8B: a sequence of 65,536 tokens over 8 (ring attention), fsdp over the rest; both on a ``dgx-h100``.
+Each row is a process of its own, from the description of the model to the result.
 """
 
 from __future__ import annotations
@@ -19,6 +21,13 @@ from typing import Any
 
 HEADER = "| model | GPUs | folded | processor s | whole s | peak MB | step s |\n|---|--:|---|--:|--:|--:|--:|"
 LLAMA = {"1f1b": "Llama 3 405B, 1F1B", "interleaved": "Llama 3 405B, interleaved"}
+NAMES = {
+    **LLAMA,
+    "gpt": "GPT-3 145.6B",
+    "mixtral": "Mixtral 8x7B",
+    "drawn": "Mixtral 8x7B, drawn",
+    "cp": "Llama 3 8B, cp",
+}
 
 
 def gpt(gpus: int, **options: Any) -> Any:
@@ -57,14 +66,46 @@ def llama(gpus: int, schedule: str, **options: Any) -> Any:
     )
 
 
+def mixtral(gpus: int, load: str, **options: Any) -> Any:
+    """Describe and simulate Mixtral 8x7B."""
+    import triosim
+
+    return triosim.simulate(
+        triosim.describe("mixtral-8x7b", batch=1, sequence=4096, dtype="bf16", gpu="H100"),
+        f"fsdp={gpus},ep=8",
+        topology=f"dgx-h100(gpus={gpus})",
+        options={"load": load},
+        **options,
+    )
+
+
+def by_context(gpus: int, **options: Any) -> Any:
+    """Describe and simulate Llama 3 8B on long sequences."""
+    import triosim
+
+    return triosim.simulate(
+        triosim.describe("llama3-8b", batch=1, sequence=65536, dtype="bf16", gpu="H100"),
+        f"cp=8,fsdp={gpus // 8}",
+        topology=f"dgx-h100(gpus={gpus})",
+        **options,
+    )
+
+
 def one(model: str, gpus: int, fold: bool) -> None:
     """Describe and simulate in this process, and print a row."""
     began = time.perf_counter()
-    result = gpt(gpus, fold=fold) if model == "gpt" else llama(gpus, model, fold=fold)
+    if model == "gpt":
+        result = gpt(gpus, fold=fold)
+    elif model == "cp":
+        result = by_context(gpus, fold=fold)
+    elif model in LLAMA:
+        result = llama(gpus, model, fold=fold)
+    else:
+        result = mixtral(gpus, "balanced" if model == "mixtral" else "zipf", fold=fold)
     assert not any(note.startswith("every rank is simulated") for note in result.data.notes)
     used = resource.getrusage(resource.RUSAGE_SELF)
     print(
-        f"| {LLAMA.get(model, 'GPT-3 145.6B')} | {gpus:,} | {'yes' if fold else 'no'} | {time.process_time():.1f} "
+        f"| {NAMES[model]} | {gpus:,} | {'yes' if fold else 'no'} | {time.process_time():.1f} "
         f"| {time.perf_counter() - began:.1f} | {used.ru_maxrss / 1024:,.0f} | {result.step_time_s:.3f} |",
         flush=True,
     )
@@ -74,7 +115,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--most", type=int, default=16384, metavar="GPUS", help="folded: up to so many")
     parser.add_argument("--unfolded", type=int, default=256, metavar="GPUS", help="every rank by itself: up to so many")
-    parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)
+    parser.add_argument("--one", nargs=3, metavar=("MODEL", "GPUS", "HOW"), help="one row: mixtral 64 fold, or all")
     options = parser.parse_args()
     if options.one:
         model, gpus, how = options.one
@@ -85,6 +126,9 @@ def main() -> None:
     rows = [("gpt", gpus, "fold") for gpus in sizes if gpus <= options.most]
     rows += [(schedule, 512, "fold") for schedule in LLAMA]
     rows += [("gpt", gpus, "all") for gpus in sizes if gpus <= options.unfolded]
+    for model in ("mixtral", "drawn", "cp"):
+        rows += [(model, gpus, "fold") for gpus in sizes[:3] if gpus <= options.most]
+        rows += [(model, gpus, "all") for gpus in sizes if gpus <= options.unfolded]
     for model, gpus, how in rows:
         subprocess.run([sys.executable, __file__, "--one", model, str(gpus), how], check=True)
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from triosim.extrapolators.base import Extrapolator as Extrapolator
     from triosim.extrapolators.base import ParallelOptions as ParallelOptions
+    from triosim.extrapolators.holding import Holding as Holding
     from triosim.extrapolators.loop import Loop as Loop
     from triosim.extrapolators.mesh import Axis as Axis
     from triosim.extrapolators.mesh import Mesh as Mesh
@@ -41,6 +42,7 @@ _HOMES = {
     "Communicate": "program",
     "Extrapolator": "base",
     "Gradient": "program",
+    "Holding": "holding",
     "Item": "program",
     "Loop": "loop",
     "Mesh": "mesh",
@@ -65,6 +67,7 @@ __all__ = [
     "Communicate",
     "Extrapolator",
     "Gradient",
+    "Holding",
     "Item",
     "Loop",
     "Mesh",

@@ -100,7 +100,7 @@ class Axes:
         self._ranks = ranks
         self._once = once
         self._known: dict[Hashable, tuple[Spread | None, dict[int, Tensor]]] = {}
-        self._structures: dict[int, Hashable] = {}
+        self._structures: dict[int, tuple[Hashable, tuple[Axis, ...]]] = {}
         self._kinds: dict[Axis, Kind | None] = {}
 
     def is_fed(self, tensor: Tensor) -> bool:
@@ -142,23 +142,25 @@ class Axes:
             for one in operators
         ]
         counts = [(len(one.inputs), len(one.outputs)) for one in operators]
+        met: dict[Axis, int] = {}
+        structures = [self._structure(t) for t in every]
         shown = [
             (
                 *(numbers[t.id], storages.setdefault(t.storage, len(storages)), t.shape, t.dtype, t.category),
-                *(-1 if t.parameter is None else numbers.get(t.parameter, -2), self._structure(t)),
+                *(-1 if t.parameter is None else numbers.get(t.parameter, -2), structure),
+                *[met.setdefault(axis, len(met)) for axis in axes],
             )
-            for t in every
+            for t, (structure, axes) in zip(every, structures, strict=True)
         ]
         return dict(enumerate(tensors.values())), (tuple(calls), tuple(counts), tuple(shown))
 
-    def _structure(self, tensor: Tensor) -> Hashable:
-        """What the step knows of a tensor's dimensions: the sizes and kinds of their axes."""
+    def _structure(self, tensor: Tensor) -> tuple[Hashable, tuple[Axis, ...]]:
+        """What the step knows of a tensor's dimensions: the sizes and kinds of their axes, and these."""
         found = self._structures.get(tensor.id)
         if found is None:
-            found = self._structures[tensor.id] = tuple(
-                tuple([(axis.size, self._kind(axis), axis.heads) for axis in expanded(dim)])
-                for dim in self.step[tensor]
-            )
+            dims = [expanded(dim) for dim in self.step[tensor]]
+            sizes = tuple([tuple([(axis.size, self._kind(axis), axis.heads) for axis in dim]) for dim in dims])
+            found = self._structures[tensor.id] = sizes, tuple([axis for dim in dims for axis in dim])
         return found
 
     def _kind(self, axis: Axis) -> Kind | None:
@@ -174,7 +176,7 @@ class Axes:
             if tensor.id not in given:
                 given[tensor.id], axis = self._copied(self.step[tensor], marks.get(tensor.id))
                 divided += [axis] if axis is not None else []
-        labels = Propagation(operators, given=given)
+        labels = Propagation(operators, given=given, within=self.step)
         parts = [leaves((axis,)) for axis in divided]
         wanted = set().union(*parts)
         if operator.outputs:
@@ -200,7 +202,7 @@ class Axes:
         """Return what is divided of an operator that shows its input several times, if ``mark`` is, of what it shows."""
         backward = self._backward.get(operator.id, ())
         given = {one.id: self._copied(self.step[one], None)[0] for one in operator.inputs}
-        labels = Propagation((operator, *backward), given=given)
+        labels = Propagation((operator, *backward), given=given, within=self.step)
         return self._reached((operator, *backward), labels, _leaves_at(labels[tensor], mark), by_heads=False)
 
     def heads(self, tensor: Tensor) -> int:

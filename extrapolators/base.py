@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar
 
 from triosim.errors import OptionError, nearest
+from triosim.extrapolators.holding import WHOLE, Holding
 from triosim.extrapolators.mesh import Mesh
 from triosim.extrapolators.program import Program
 from triosim.tasks import TaskStream
@@ -100,7 +101,8 @@ class Extrapolator:
     ``alike`` says whether ranks along it do the same, False that they differ along it alone; None, that nobody knows, in which
     case every rank is simulated. ``extra_options`` are the names that it reads from ``options.extra``. What has no
     ``adds_ranks`` stands along no axis of its own: its ranks are parts of those that see other data. What ``draws`` by chance,
-    from the option ``seed``, is transformed for each ``iteration`` anew.
+    from the option ``seed``, is transformed for each ``iteration`` anew. What makes ranks run different ``programs`` is
+    transformed for each place along its axis, which it is ``at``; None stands for the mean of all places.
     """
 
     axis: str = ""
@@ -122,6 +124,7 @@ class Extrapolator:
         self.size = size
         self.options = options
         self.iteration = 0
+        self.at: int | None = None
 
     def loop(self, rank: int) -> Loop:
         """Return the training loop of one rank, whose parts (``forward``, ``backward``, ``optimizer``) ``tasks`` can use."""
@@ -172,6 +175,11 @@ class Extrapolator:
         return False
 
     @property
+    def programs(self) -> bool:
+        """Whether ranks at different places of the axis run different programs, of the same blocks in the same order."""
+        return False
+
+    @property
     def micro_batches(self) -> int:
         """Into how many micro-batches a replica's batch is divided, where the user does not say."""
         return 1
@@ -186,3 +194,7 @@ class Extrapolator:
         Its ``transform`` comes first, for what it asks of the program and has to say about it.
         """
         raise OptionError(f"{type(self).__name__} writes no tasks; it transforms a program")
+
+    def holds(self, rank: int) -> Holding:
+        """Return what a rank has in memory, for a parallelism that writes its tasks itself: by default a training step."""
+        return WHOLE

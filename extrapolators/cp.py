@@ -36,7 +36,7 @@ class ContextParallel(Extrapolator):
 
     axis = "cp"
     place = "shard"
-    alike = False  # what goes round the ring comes from another one for each
+    alike = True
     order = CONTEXT_ORDER
     sums_gradients = True
     extra_options = ("cp",)

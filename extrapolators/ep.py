@@ -2,34 +2,30 @@
 
 Lepikhin et al. 2020 ("GShard"); Fedus et al. 2021. It adds no ranks: the ranks that see other data share the experts out among
 themselves. Around the experts of a layer tokens are exchanged all to all, to their experts (dispatch) and home (combine), in
-the forward pass and, with gradients, in the backward pass; after each exchange a copy puts them in order. How many go where is
-drawn (``triosim.extrapolators.routing``), for each layer and iteration. Every rank is charged what the busiest of its group has
-to do: the others wait for it in the combine. Experts are sharded, and their gradients reduced, among the ranks that have the
-same ones alone.
-
-Experts are grouped products (``_grouped_mm``) of rows and stacked weights; what stands between two of them treats rows
-separately, and has as many of them as come.
+the forward pass and, with gradients, in the backward pass; after each exchange a copy puts them in order. How many go from
+where to where is drawn (``triosim.extrapolators.routing``), for each layer and iteration. So ranks at different places of a
+group run different programs: each computes the rows that its own experts get, and those with few wait for the busiest in the
+combine. Experts are sharded, and their gradients reduced, among the ranks that have the same ones alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import count
 
-from triosim.compute.features import base_name
+import numpy as np
+import numpy.typing as npt
+
 from triosim.compute.pricing import estimated
-from triosim.errors import OptionError, TraceError
-from triosim.extrapolators.axes import Axes, Mark
+from triosim.errors import OptionError
+from triosim.extrapolators.axes import Mark
 from triosim.extrapolators.base import EXPERT_ORDER, Extrapolator
-from triosim.extrapolators.carried import Carried
-from triosim.extrapolators.dataflow import Dataflow, owners, parameter_storages
 from triosim.extrapolators.mesh import Mesh
+from triosim.extrapolators.mixtures import Mixture, Mixtures
 from triosim.extrapolators.program import Block, Communicate, Item, Program
 from triosim.extrapolators.routing import LOADS, Routing
 from triosim.trace import Operator, Tensor
-
-_GROUPED = ("grouped_mm", "scaled_grouped_mm")
 
 
 class ExpertParallel(Extrapolator):
@@ -40,11 +36,23 @@ class ExpertParallel(Extrapolator):
     order = EXPERT_ORDER
     adds_ranks = False
     extra_options = ("load", "skew", "seed", "capacity")
+    _mixtures: Mixtures | None = None  # of the program that was transformed last
+    _exchanges: dict[tuple[int, int], Exchanged]
+
+    @property
+    def alike(self) -> bool:  # type: ignore[override]  # it depends on the options
+        """Where all experts get as many tokens."""
+        return not self.draws
 
     @property
     def draws(self) -> bool:
         """Whether each iteration is another: its tokens are drawn anew."""
         return self._routing().load != "balanced"
+
+    @property
+    def programs(self) -> bool:
+        """Where experts get as many tokens as are drawn for them."""
+        return self.draws and self.size > 1
 
     def transform(self, program: Program, mesh: Mesh) -> Program:
         """Return the program of a rank with its share of the experts."""
@@ -55,7 +63,31 @@ class ExpertParallel(Extrapolator):
             )
         if self.size == 1:
             return program
-        return _Division(program, self.axis, self.size, routing, self.iteration).program()
+        if self._mixtures is None or self._mixtures.program is not program:
+            self._mixtures, self._exchanges = Mixtures(program, self.axis, self.size), {}
+        drawn = [self._drawn(number, mixture, routing) for number, mixture in enumerate(self._mixtures.found)]
+        program = _Division(self._mixtures, drawn, self.at).program()
+        return program.noted(*self._notes(routing, drawn))
+
+    def _drawn(self, number: int, mixture: Mixture, routing: Routing) -> Exchanged:
+        """How many rows of a layer go where, the same for all places."""
+        key = (self.iteration, number)
+        if key not in self._exchanges:
+            rows, lost = routing.tokens(
+                self.size, mixture.experts, mixture.rows, layer=number, iteration=self.iteration
+            )
+            self._exchanges[key] = Exchanged(rows, lost)
+        return self._exchanges[key]
+
+    def _notes(self, routing: Routing, drawn: Sequence[Exchanged]) -> Iterable[str]:
+        if routing.load != "balanced":
+            skewed = "" if routing.load == "uniform" else f", skew {routing.skew:g}"
+            yield f"{self.axis}: tokens go to experts by chance: {routing.load}{skewed}, seed {routing.seed}"
+        dropped = sum(one.dropped for one in drawn)
+        if dropped:
+            sent = sum(one.kept for one in drawn) + dropped
+            factor = f"with a capacity factor of {routing.capacity:g}"
+            yield f"{self.axis}: {factor}, {dropped / sent:.1%} of the tokens are dropped"
 
     def _routing(self) -> Routing:
         capacity = self.positive("capacity", None)
@@ -64,177 +96,79 @@ class ExpertParallel(Extrapolator):
         return Routing(self.choice("load", LOADS), skew, self.number("seed", 0), capacity)
 
 
-@dataclass(slots=True)
-class _Mixture:
-    """The experts of a layer: the grouped products that begin and that end, and every operator between, with its rows."""
+class Exchanged:
+    """How many rows go from each rank of a group to each, of those that are for each expert, and how many are ``dropped``."""
 
-    first: list[Operator] = field(default_factory=list)
-    last: list[Operator] = field(default_factory=list)
-    marks: dict[int, Mapping[int, Mark]] = field(default_factory=dict)  # by forward operator: of rows, by tensor
+    def __init__(self, rows: npt.NDArray[np.float64], dropped: float) -> None:
+        ranks = len(rows)
+        self.dropped = dropped
+        self.kept = float(rows.sum())
+        self._sent = rows.reshape(ranks, ranks, -1).sum(axis=2)
+        self._loads = rows.sum(axis=0).reshape(ranks, -1).sum(axis=1)
+        self._shares: dict[tuple[float, bool], tuple[float, ...]] = {}
 
-    @property
-    def rows(self) -> int:
-        """How many rows come in."""
-        return self.first[0].inputs[0].shape[0]
+    def rows(self, at: int | None) -> int:
+        """Return how many rows come to a place of the group, one at least; for None the mean of all places."""
+        return max(1, round(float(self._loads.mean() if at is None else self._loads[at])))
+
+    def nbytes(self, row: float) -> float:
+        """Return what a rank sends, the mean of all: rows of so many bytes."""
+        return sum(float(load) / len(self._loads) * row for load in self._loads)
+
+    def shares(self, row: float, *, home: bool) -> tuple[float, ...] | None:
+        """Return the bytes from each to each: to their experts, or ``home``. None where all are equal."""
+        if (self._sent == self._sent[0, 0]).all():
+            return None
+        if (row, home) not in self._shares:  # one object, though each place asks
+            sent = self._sent.T if home else self._sent
+            self._shares[row, home] = tuple((sent * row).ravel().tolist())
+        return self._shares[row, home]
 
 
 class _Division:
-    """Divides the experts of all mixtures of a program."""
+    """Divides the experts of all mixtures of a program, for a rank ``at`` a place of the group."""
 
-    def __init__(self, program: Program, axis: str, ranks: int, routing: Routing, iteration: int) -> None:
-        self._program = program
-        self._axis = axis
-        self._ranks = ranks
-        self._routing = routing
-        self._iteration = iteration
-        self._flow = Dataflow(program.operators)
-        self._axes = Axes(program.operators, program.batch_size, self._flow.backward, ranks, once=program.once)
-        tensors = {t.id: t for operator in program.operators for t in (*operator.inputs, *operator.outputs)}
-        self._operators = count(max(operator.id for operator in program.operators) + 1)
-        self._tensors = count(max(max(tensors), *(tensor.storage for tensor in tensors.values())) + 1)
-        self._parameters = parameter_storages(program.operators)
-        self._weights: set[int] = set()  # storages of stacked parameters, and of their copies in another dtype
-        self._owners = owners((op for op in program.operators if op.phase == "optimizer"), self._parameters)
+    def __init__(self, mixtures: Mixtures, drawn: Sequence[Exchanged], at: int | None) -> None:
+        self._program = mixtures.program
+        self._mixtures = mixtures
+        self._drawn = drawn
+        self._at = at
+        self._operators = count(mixtures.last_operator + 1)
+        self._tensors = count(mixtures.last_tensor + 1)
         self._ahead: dict[int, list[Item]] = {}
         self._after: dict[int, list[Item]] = {}
 
     def program(self) -> Program:
         """Return the program of a rank."""
-        mixtures = self._mixtures()
-        if not mixtures:
-            raise TraceError(
-                "the trace has no experts: no grouped product (aten::_grouped_mm) of rows and stacked weights",
-                where=self._axis,
-                fix="use a model whose experts run as grouped products, or leave ep out",
-            )
+        axis, ranks = self._mixtures.axis, self._mixtures.ranks
         shapes: dict[int, Operator] = {}
-        sent = dropped = 0.0
-        for number, mixture in enumerate(mixtures):
-            loads, lost = self._loads(mixture, number)
-            sent, dropped = sent + mixture.rows * self._ranks, dropped + lost
-            shapes |= self._divided(mixture, loads)
+        for mixture, drawn in zip(self._mixtures.found, self._drawn, strict=True):
+            shapes |= self._divided(mixture, drawn)
         shapes |= self._weights_shared(shapes)
-        note = f"operator times are predicted for each GPU's experts ({self._axis} on {self._ranks} GPUs)"
-        program = self._program.reshaped(shapes, note=note).rewritten(self._items).noted(*self._notes(sent, dropped))
-        return replace(program, experts=frozenset(self._weights), expert_parts=self._axis)
+        note = f"operator times are predicted for each GPU's experts ({axis} on {ranks} GPUs)"
+        program = self._program.reshaped(shapes, note=note).rewritten(self._items)
+        return replace(program, experts=frozenset(self._mixtures.weights), expert_parts=axis)
 
-    def _notes(self, sent: float, dropped: float) -> Iterable[str]:
-        routing = self._routing
-        if routing.load != "balanced":
-            skewed = "" if routing.load == "uniform" else f", skew {routing.skew:g}"
-            yield (
-                f"{self._axis}: tokens go to experts by chance: {routing.load}{skewed}, seed {routing.seed}; each GPU is "
-                "charged what the busiest of its group has to do"
-            )
-        if dropped:
-            factor = f"with a capacity factor of {routing.capacity:g}"
-            yield f"{self._axis}: {factor}, {dropped / sent:.1%} of the tokens are dropped"
-
-    # ---- where the experts are ----------------------------------------------------------------------------------
-
-    def _mixtures(self) -> list[_Mixture]:
-        """The mixtures, in the order of the forward pass."""
-        found: list[_Mixture] = []
-        carried = Carried(self._flow, self._axes)
-        for operator in self._flow.forward:
-            inside = carried.read(operator)
-            if not (inside or self._is_grouped(operator)):
-                continue
-            data = operator.inputs[0]
-            begins = self._is_grouped(operator) and data.id not in inside
-            if begins and (not found or found[-1].last):
-                found.append(_Mixture())
-            marks = {data.id: Mark(0, data.shape[0])} if begins else inside
-            spread = self._axes.spread(operator, marks)
-            if spread is None or (operator.outputs and operator.outputs[0].id not in spread.marks):
-                raise TraceError(
-                    f"the rows of experts cannot be followed through {operator.name} of {operator.layer}",
-                    where=self._axis,
-                )
-            found[-1].marks[operator.id] = spread.marks
-            if self._is_grouped(operator):
-                self._note_weight(operator)
-            if self._is_grouped(operator) and not begins:
-                found[-1].last.append(operator)
-            else:
-                (found[-1].first.append(operator) if begins else None)
-                carried.write(operator, spread)
-        return [mixture for mixture in found if mixture.last]
-
-    def _is_grouped(self, operator: Operator) -> bool:
-        """Whether it is the product of rows and stacked weights."""
-        shapes = [tensor.shape for tensor in operator.inputs[:2]]
-        return base_name(operator.name) in _GROUPED and len(shapes) == 2 and list(map(len, shapes)) == [2, 3]
-
-    def _note_weight(self, operator: Operator) -> None:
-        """Remember the parameter that a grouped product multiplies with, or a copy of it in another dtype."""
-        weight = operator.inputs[1]
-        while weight.storage not in self._parameters.values():
-            datum = self._flow.datum(operator, weight)
-            if datum is None:
-                raise TraceError(f"the experts of {operator.layer} are no parameter", where=self._axis)
-            operator = self._flow.by_id[datum.maker]
-            weight = operator.inputs[0]
-            self._weights.add(datum.storage)
-        experts = weight.shape[0]
-        if experts % self._ranks:
-            raise OptionError(
-                f"the {experts} experts of {operator.layer} do not divide by {self._ranks}",
-                where=self._axis,
-                fix="use a size that divides them",
-            )
-        self._weights.add(weight.storage)
-
-    # ---- a rank's share -----------------------------------------------------------------------------------------
-
-    def _loads(self, mixture: _Mixture, number: int) -> tuple[list[float], float]:
-        """How many rows each rank of a group gets, and how many are dropped in all."""
-        experts = mixture.first[0].inputs[1].shape[0]
-        loads, lost = self._routing.tokens(self._ranks, experts, mixture.rows, layer=number, iteration=self._iteration)
-        return [float(load) for load in loads], lost
-
-    def _divided(self, mixture: _Mixture, loads: Sequence[float]) -> dict[int, Operator]:
-        """The operators of a mixture with the rows of the busiest rank, and the exchanges around them."""
-        rows = max(1, round(max(loads)))
-        differentiating = [
-            op for op in self._program.operators if op.phase == "backward" and op.forward in mixture.marks
-        ]
-        coming, going = self._ends(mixture, differentiating)
+    def _divided(self, mixture: Mixture, drawn: Exchanged) -> dict[int, Operator]:
+        """The operators of a mixture with the rows that come to a rank, and the exchanges around them."""
+        rows = drawn.rows(self._at)
+        coming, going = mixture.coming, mixture.going
         reads = [(one.inputs[0], one) for one in mixture.first] + coming
         writes = [(one.outputs[0], one) for one in mixture.last] + going
         there = _Renamed({tensor.storage for tensor, _ in (*reads, *writes)}, self._tensors)
         found: dict[int, Operator] = {}
-        for op in (*(self._flow.by_id[number] for number in mixture.marks), *differentiating):
+        for op in mixture.operators:
             marks = mixture.marks[op.id if op.phase == "forward" else op.forward or 0]
             found[op.id] = self._share(op, marks, rows, there)
         exchanged = {t.id: t for op in found.values() for t in (*op.inputs, *op.outputs)}
         for tensor, op in reads:
             if tensor.id in there.ids:
                 other = exchanged[there.ids.pop(tensor.id)]
-                self._ahead.setdefault(op.id, []).extend(self._exchange(op, tensor, other, loads, first=True))
+                self._ahead.setdefault(op.id, []).extend(self._exchange(op, tensor, other, drawn, home=False))
         for tensor, op in writes:
             other = exchanged[there.ids[tensor.id]]
-            self._after.setdefault(op.id, []).extend(self._exchange(op, tensor, other, loads, first=False))
+            self._after.setdefault(op.id, []).extend(self._exchange(op, tensor, other, drawn, home=True))
         return found
-
-    def _ends(
-        self, mixture: _Mixture, differentiating: Sequence[Operator]
-    ) -> tuple[list[tuple[Tensor, Operator]], list[tuple[Tensor, Operator]]]:
-        """The gradients that come to a mixture and those that leave it, with the operators that read and make them."""
-        made = {t.storage for op in differentiating for t in op.outputs if not _shows(op, t)}
-        read = {t.storage for op in differentiating for t in op.inputs}
-        coming: dict[int, tuple[Tensor, Operator]] = {}
-        going = []
-        first = {one.id for one in mixture.first}
-        for op in differentiating:
-            marks = mixture.marks[op.forward or 0]
-            for t in op.inputs:
-                if t.category == "gradient" and t.storage not in made and t.id in marks:
-                    coming.setdefault(t.storage, (t, op))
-            if op.forward in first:
-                ends = (t for t in op.outputs if t.parameter is None and t.id in marks and t.storage not in read)
-                going += [(t, op) for t in ends]
-        return list(coming.values()), going
 
     def _share(self, operator: Operator, marks: Mapping[int, Mark], rows: int, there: _Renamed) -> Operator:
         grouped = "grouped" in operator.name.lower()
@@ -244,29 +178,22 @@ class _Division:
             mark = marks.get(tensor.id)
             if mark is not None:
                 shape[mark.dim] = shape[mark.dim] // mark.size * rows
-            elif len(shape) == 3 and (grouped or self._is_stacked(tensor)):  # groups stand first
-                shape[0] //= self._ranks
+            elif len(shape) == 3 and (grouped or self._mixtures.is_stacked(tensor)):  # groups stand first
+                shape[0] //= self._mixtures.ranks
             return there.of(replace(tensor, shape=tuple(shape)))
 
         return replace(operator, inputs=tuple(map(share, operator.inputs)), outputs=tuple(map(share, operator.outputs)))
 
-    def _exchange(
-        self, operator: Operator, here: Tensor, there: Tensor, loads: Sequence[float], *, first: bool
-    ) -> list[Item]:
-        """An all-to-all, and the copy that puts rows in order: of a rank's own, or of what comes to its experts.
-
-        Rows come home as they went, the other way round, which takes as long.
-        """
+    def _exchange(self, operator: Operator, here: Tensor, there: Tensor, drawn: Exchanged, *, home: bool) -> list[Item]:
+        """An all-to-all, and the copy that puts rows in order: of a rank's own, or of what comes to its experts."""
         row = here.nbytes / here.shape[0]
-        shares = tuple(load / self._ranks * row for load in loads)
-        equal = len(set(shares)) == 1
-        given, taken = (here, there) if first else (there, here)
+        given, taken = (there, here) if home else (here, there)
         copied = Operator(next(self._operators), "aten::index", operator.phase, operator.layer, (given,), (taken,), 0.0)
         exchange = Communicate(
-            *("all_to_all", sum(shares), self._axis),
+            *("all_to_all", drawn.nbytes(row), self._mixtures.axis),
             operator=copied.id,
-            tensors=(given.id,),
-            shares=None if equal else shares,
+            tensors=(here.id,),  # which all ranks have as many rows of
+            shares=drawn.shares(row, home=home),
         )
         return [exchange, *estimated([copied], self._program.model, self._program.gpu)]
 
@@ -274,9 +201,9 @@ class _Division:
         """What shows, casts, or updates stacked weights, or turns their gradients, does so for a rank's experts."""
 
         def share(tensor: Tensor) -> Tensor:
-            if len(tensor.shape) != 3 or not self._is_stacked(tensor):
+            if len(tensor.shape) != 3 or not self._mixtures.is_stacked(tensor):
                 return tensor
-            return replace(tensor, shape=(tensor.shape[0] // self._ranks, *tensor.shape[1:]))
+            return replace(tensor, shape=(tensor.shape[0] // self._mixtures.ranks, *tensor.shape[1:]))
 
         found: dict[int, Operator] = {}
         for op in self._program.operators:
@@ -284,12 +211,6 @@ class _Division:
                 inputs, outputs = tuple(map(share, op.inputs)), tuple(map(share, op.outputs))
                 found[op.id] = replace(op, inputs=inputs, outputs=outputs)
         return found
-
-    def _is_stacked(self, tensor: Tensor) -> bool:
-        """Whether a tensor is the experts' weights, or their gradient or state."""
-        storage = self._owners.get(tensor.id, tensor.storage)
-        about = storage if tensor.parameter is None else self._parameters.get(tensor.parameter, storage)
-        return about in self._weights
 
     def _items(self, block: Block) -> Iterable[Item]:
         for item in block.items:
@@ -317,8 +238,3 @@ class _Renamed:
         if tensor.id not in self.ids:
             self.ids[tensor.id] = next(self._numbers)
         return replace(tensor, id=self.ids[tensor.id], storage=storage)
-
-
-def _shows(operator: Operator, made: Tensor) -> bool:
-    """Whether what an operator returns is something that it was given."""
-    return any(tensor.storage == made.storage for tensor in operator.inputs)

@@ -10,7 +10,7 @@ of which the backward pass begins at once.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 
 from triosim.errors import OptionError, nearest
@@ -227,6 +227,10 @@ class ShardUnits(Reaction):
         """Return the bytes of a gradient in the dtype that the backward pass computes it in."""
         parameter = gradient.parameter
         return float(parameter.numel * DTYPE_BYTES[self._shared.choices.dtype or parameter.dtype])
+
+    def needs(self, block: Block) -> Hashable:
+        """Return the units that a block is in: where they stay the same, none of them begins."""
+        return block.phase, self._units.paths[block.layer]
 
     def parameters_needed(self, block: Block) -> TaskStream | None:
         """Gather the units that begin, and the next ones ahead of their use.

@@ -8,6 +8,10 @@ sends its parameters to its neighbours in a communication graph, averages what i
   more than ``max_gap`` behind. A token is a message of no bytes: it takes the route's latency.
 - With ``backup`` workers it goes on when all but so many of its neighbours' updates are there; with ``staleness`` it takes
   updates that are so many iterations old; with ``skip`` a worker that fell behind leaves iterations out.
+
+In memory a worker has, beside a training step, a copy of its parameters that is on its way while they change, and its update
+queues. No neighbour is more than ``max_gap`` iterations ahead of it, so that a queue holds what was sent in ``max_gap + 1``
+iterations at most, and that many receives stand ready: ``(1 + (max_gap + 1) * sources) * parameters`` bytes.
 """
 
 from __future__ import annotations
@@ -19,6 +23,7 @@ from functools import partial
 
 from triosim.errors import OptionError
 from triosim.extrapolators.base import Extrapolator
+from triosim.extrapolators.holding import Holding
 from triosim.extrapolators.hop_graph import Graph, load
 from triosim.extrapolators.loop import Loop
 from triosim.extrapolators.mesh import Mesh
@@ -55,6 +60,12 @@ class Hop(Extrapolator):
     def tasks(self, rank: int) -> TaskStream:
         """Return the training loop of one worker."""
         return Worker(rank, self.graph, self.rules, self.job, self.loop(rank)).tasks()
+
+    def holds(self, rank: int) -> Holding:
+        """Return a training step with the copy that is sent, and the update queues with room for all that may come."""
+        queued = (self.rules.max_gap + 1) * len(self.graph.sources[rank]) * self.job.nbytes
+        sent = self.job.nbytes if self.graph.destinations[rank] else 0.0
+        return Holding(beside=(("update queues", "communication", queued), ("what is sent", "communication", sent)))
 
     def _rules(self) -> Rules:
         rules = Rules(

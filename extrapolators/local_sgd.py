@@ -1,6 +1,8 @@
 """Local SGD: each GPU trains by itself, and parameters are averaged once in so many steps.
 
-Stich, "Local SGD Converges Fast and Communicates Little" (ICLR 2019).
+Stich, "Local SGD Converges Fast and Communicates Little" (ICLR 2019). In memory, parameters are averaged as PyTorch's
+``torch.distributed.algorithms.model_averaging`` does it: all are copied into one buffer, which is reduced. So there are twice
+their bytes after the update of a step that averages. There is no outer optimizer.
 """
 
 from __future__ import annotations
@@ -54,7 +56,11 @@ class Average(Reaction):
     def after_optimizer(self) -> TaskStream | None:
         """Average, where it is time to."""
         self._steps += 1
-        if self.alone or not self._nbytes or self._steps % self._every:
+        if self.alone or not self._nbytes:
+            return None
+        self.ledger.hold(("average", self), self._nbytes, "communication")  # of one step, taken to be one that averages
+        self.ledger.release(("average", self))
+        if self._steps % self._every:
             return None
         return self._average()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from triosim.extrapolators.ledger import Ledger
@@ -55,6 +55,7 @@ class Loop:
         self._each_time = [reaction for reaction in self._reactions if reaction.each_micro_batch]
         self._heard, self._heard_each_time = _heard(self._reactions), _heard(self._each_time)
         self._arriving: dict[tuple[str, int], Handle] = {}  # by key and micro-batch
+        self._made: dict[int, Task | None] = {}  # by id() of a step, which the lowering keeps
 
     def tasks(self) -> TaskStream:
         """Every iteration of the rank."""
@@ -119,12 +120,15 @@ class Loop:
             if self._lowering.copy_input and nbytes:
                 copied = yield Copy("host", "device", nbytes, label="input")
                 yield Wait((copied,))
-        blocks = bool(self._hears_blocks) and action.phase != "weight"  # which needs no parameters
-        script = self._lowering.script(act, blocks=blocks, heard=self._heard, each_time=self._heard_each_time)
+        needs = self._needs if self._hears_blocks and action.phase != "weight" else None  # which needs no parameters
+        script = self._lowering.script(act, needs=needs, heard=self._heard, each_time=self._heard_each_time)
         yield from self._run(script, action.micro_batch)
         if action.phase == "forward":
             for reaction in self._reactions:
                 yield from _all(reaction.forward_ends())
+
+    def _needs(self, block: Block) -> Hashable:
+        return tuple(reaction.needs(block) for reaction in self._hears_blocks)
 
     def _side_by_side(self, acts: Sequence[Act]) -> TaskStream:
         """Several actions at once, each on a stream of its own.
@@ -189,6 +193,14 @@ class Loop:
             if isinstance(step, Run):
                 end = step.end
                 continue
+            if self._ledger is None and isinstance(step, Communicate) and step.key is None:
+                together = self._together(step)
+                if together is not None:
+                    if start < end:
+                        first, start = start, end
+                        yield self._lowering.compute(script, first, end)
+                    yield Wait(((yield together),))
+                continue
             if self._ledger is not None and not isinstance(step, (Ready, Block)):
                 continue  # what is sent takes no memory but its own
             for tasks in self._does(step, micro_batch):
@@ -224,21 +236,9 @@ class Loop:
 
     def _communicate(self, step: Run | Communicate | Send | Exchange | Await, micro_batch: int) -> TaskStream:
         if isinstance(step, Communicate):
-            group = self._mesh.group(step.axis, self._rank, step.parts)
-            if len(group.ranks) == 1:
-                return
-            # A stream for each axis, as PyTorch has for each process group: gradients on their way do not hold it up.
-            stream = f"{step.axis} communication"
-            if step.kind == "rotate":
-                handle = yield self._rotate(step, group, stream)
-            else:
-                handle = yield COLLECTIVES[step.kind](
-                    step.nbytes, group, stream=stream, layers=step.layers, shares=step.shares
-                )
-            if step.key is None:
-                yield Wait((handle,))
-            else:
-                self._arriving[step.key, micro_batch] = handle
+            task = self._together(step)
+            if task is not None and step.key is not None:
+                self._arriving[step.key, micro_batch] = yield task
         elif isinstance(step, Await):
             if (step.key, micro_batch) in self._arriving:
                 yield Wait((self._arriving.pop((step.key, micro_batch)),))
@@ -251,6 +251,22 @@ class Loop:
             peer = sent.destination
             self._arriving[step.key, micro_batch] = yield Recv(peer, stream=f"receive from {peer}", label=sent.label)
             yield sent
+
+    def _together(self, step: Communicate) -> Task | None:
+        """What the ranks of a group do together, None where there is but one: one object for all micro-batches."""
+        if id(step) not in self._made:
+            group = self._mesh.group(step.axis, self._rank, step.parts)
+            # A stream for each axis, as PyTorch has for each process group: gradients on their way do not hold it up.
+            stream = f"{step.axis} communication"
+            if len(group.ranks) == 1:
+                self._made[id(step)] = None
+            elif step.kind == "rotate":
+                self._made[id(step)] = self._rotate(step, group, stream)
+            else:
+                self._made[id(step)] = COLLECTIVES[step.kind](
+                    step.nbytes, group, stream=stream, layers=step.layers, shares=step.shares
+                )
+        return self._made[id(step)]
 
     def _rotate(self, step: Communicate, group: Communicator, stream: str) -> Batch:
         """Send to the next rank of a group, and receive from the one before."""

@@ -6,7 +6,7 @@ tasks of these, what is received when) is made once, here; a ``Loop`` is one ran
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -26,6 +26,7 @@ from triosim.tasks import Compute, Layers
 from triosim.trace import Operator
 
 Heard = frozenset[int] | None  # gradients that some reaction acts upon, by their parameters; None for all
+Needs = Callable[[Block], Hashable]  # what of its parameters a block uses
 
 T = TypeVar("T")
 
@@ -139,13 +140,13 @@ class Lowering:
             self._aside[key] = (task, replace(task, stream=stream))
         return self._aside[key][1]
 
-    def script(self, act: Act, *, blocks: bool, heard: Heard, each_time: Heard) -> Script:
-        """Return what an action runs as steps; with ``blocks`` it stops where a block begins.
+    def script(self, act: Act, *, needs: Needs | None, heard: Heard, each_time: Heard) -> Script:
+        """Return what an action runs as steps; with ``needs`` it stops where a block begins that needs something else.
 
         It also stops where a gradient is complete that somebody has ``heard`` of, or is added to, ``each_time``.
         """
         stage, phase = act.action.stage, act.action.phase
-        key = (act.place, stage, phase, blocks, each_time, *((act.action, heard) if act.complete else ()))
+        key = (act.place, stage, phase, needs is not None, each_time, *((act.action, heard) if act.complete else ()))
         script = self._scripts.get(key)
         if script is None:
             ready: dict[int, list[Ready]] = {}
@@ -154,7 +155,7 @@ class Lowering:
                 listened = heard if complete else each_time
                 if listened is None or gradient.parameter.id in listened:
                     ready.setdefault(gradient.ready, []).append(Ready(gradient, complete))
-            script = self._scripts[key] = _script((stage, phase), self.program.part(stage, phase), blocks, ready)
+            script = self._scripts[key] = _script((stage, phase), self.program.part(stage, phase), needs, ready)
         return script
 
     def optimizer(self, place: int) -> Script:
@@ -162,7 +163,7 @@ class Lowering:
         key = ("optimizer", place)
         script = self._scripts.get(key)
         if script is None:
-            script = self._scripts[key] = _script(key, self.held[place].optimizer, False, {})
+            script = self._scripts[key] = _script(key, self.held[place].optimizer, None, {})
         return script
 
     def _turns(self, place: int) -> list[Turn]:
@@ -229,7 +230,7 @@ class Lowering:
 
 
 def _script(
-    name: tuple[object, ...], blocks: tuple[Block, ...], stops: bool, ready: Mapping[int, list[Ready]]
+    name: tuple[object, ...], blocks: tuple[Block, ...], needs: Needs | None, ready: Mapping[int, list[Ready]]
 ) -> Script:
     operators: list[Operator] = []
     steps: list[Step] = []
@@ -238,9 +239,11 @@ def _script(
         if operators and not (steps and isinstance(steps[-1], Run) and steps[-1].end == len(operators)):
             steps.append(Run(len(operators)))
 
+    before: Hashable = None
     for block in blocks:
         layers = Layers.of(block.layer)
-        if stops:
+        if needs is not None and (needed := needs(block)) != before:
+            before = needed
             run()
             steps.append(block)
         for item in block.items:

@@ -70,7 +70,10 @@ class Mesh:
         return math.prod(axis.size for axis in self.axes)
 
     def coordinate(self, axis: str, rank: int) -> int:
-        """Return a rank's place along an axis."""
+        """Return a rank's place along an axis, or in its part."""
+        for view in self.parts:
+            if axis == view.name:
+                return self.place(view.axes, rank) % view.size
         stride, size = self._stride(axis)
         return rank // stride % size
 
@@ -103,6 +106,19 @@ class Mesh:
             ranks = (origin + self._offset(names, place) for place in range(first, first + each))
             found = self._groups[key] = Communicator(tuple(ranks), "+".join(names))
         return found
+
+    def within(self, view: Parts, axis: str) -> int | None:
+        """Return how many neighbours along an axis a part has; None where parts begin at several places of it."""
+        left = view.size
+        for name in self._ordered(view.axes):
+            size = self._stride(name)[1]
+            inside = math.gcd(left, size)
+            if inside not in (left, size):
+                return None
+            if name == axis:
+                return inside
+            left //= inside
+        raise OptionError(f"'{view.name}' has no parts along '{axis}'")
 
     def _part(self, view: Parts, rank: int) -> Communicator:
         """The neighbours of a rank's part."""

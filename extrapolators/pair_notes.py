@@ -31,6 +31,13 @@ def paired(
         )
 
 
+def uneven(layers: Sequence[str], ranks: int) -> str:
+    """Return the note on layers whose shares are not all of one size."""
+    return (
+        f"tp: the output features of {listed(layers)} do not divide by {ranks}; every GPU is charged the largest share"
+    )
+
+
 def listed(layers: Sequence[str]) -> str:
     """Return the first names of some layers, each once, and how many more there are."""
     names = list(dict.fromkeys(layers))

@@ -3,6 +3,11 @@
 Li et al., "Scaling Distributed Machine Learning with the Parameter Server" (OSDI 2014); bounded staleness from Ho et al., "More
 Effective Distributed ML via a Stale Synchronous Parallel Parameter Server" (NeurIPS 2013). The first ``servers`` ranks are
 servers, each with an equal part of all parameters, the others workers.
+
+In memory a worker has its parameters, its gradients and what the passes make: it sends from the gradients, and what comes back
+goes where the parameters are. A server has its part of the parameters, of the optimizer's states, of what the optimizer makes
+while it runs, and of the gradients of each worker, for a receive from each stands ready:
+``(parameters + states + workers * gradients) / servers`` bytes and the optimizer's own.
 """
 
 from __future__ import annotations
@@ -12,10 +17,12 @@ from dataclasses import dataclass, replace
 
 from triosim.errors import OptionError
 from triosim.extrapolators.base import Extrapolator
+from triosim.extrapolators.holding import Holding
 from triosim.extrapolators.loop import Loop
 from triosim.extrapolators.mesh import Mesh
 from triosim.extrapolators.program import Program
 from triosim.extrapolators.reaction import require_gradients
+from triosim.extrapolators.sharded_state import optimizer_shares, with_optimizer_of
 from triosim.tasks import Compute, Handle, Iteration, Recv, Send, TaskStream, Wait, WaitAny
 
 _LABEL = "parameter-server"
@@ -73,6 +80,8 @@ class ParameterServer(Extrapolator):
             asynchronous=asynchronous,
             staleness=self.number("staleness", self.options.iterations),
         )
+        if self.servers > 1:  # which only servers run, with the times above
+            program = with_optimizer_of(program, optimizer_shares(program, self._share))
         return program.noted(
             f"{self.servers} of the {self.size} GPUs are parameter servers: they run the optimizer alone, each "
             f"{'all of it' if part == 1 else f'1/{self.servers} of its time'}"
@@ -82,6 +91,17 @@ class ParameterServer(Extrapolator):
         """Return what one server or worker does."""
         service = self.service
         return serve(rank, service) if rank in service.servers else work(service, self.loop(rank))
+
+    def holds(self, rank: int) -> Holding:
+        """Return a worker's passes without the optimizer, or a server's part of everything and the gradients that come."""
+        service = self.service
+        if rank not in service.servers:
+            return Holding(updates=False)
+        arriving = len(service.workers) * service.gradient_bytes
+        return Holding(trains=False, share=1 / self.servers, beside=(("workers' gradients", "gradient", arriving),))
+
+    def _share(self, shape: tuple[int, ...], _: bool) -> tuple[int, ...]:
+        return (-(-shape[0] // self.servers), *shape[1:])
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
 from triosim import plugins
@@ -15,6 +16,7 @@ from triosim.compute.reshape import rescaled
 from triosim.errors import OptionError, PluginError, TraceError
 from triosim.extrapolators.base import PLACES, Extrapolator, ParallelOptions, Place
 from triosim.extrapolators.ddp import DistributedDataParallel
+from triosim.extrapolators.holding import Holding
 from triosim.extrapolators.loop import Loop
 from triosim.extrapolators.lowering import Lowering
 from triosim.extrapolators.mesh import Mesh, Parts, layout
@@ -33,7 +35,8 @@ class Plan:
     """What runs on how many GPUs. ``batch_size`` is a replica's, ``known_options`` what its parallelisms read of ``extra``.
 
     ``work`` is the trace and how many times its operators, in a step of all replicas, are run. ``draws`` says whether something
-    in it was drawn by chance, from the option ``seed``.
+    in it was drawn by chance, from the option ``seed``. Ranks at different places along the axes ``apart`` (names and sizes)
+    run different programs.
     """
 
     parallel: str
@@ -46,7 +49,8 @@ class Plan:
     work: tuple[tuple[Trace, float], ...]
     symmetry: Symmetry | None  # of ranks that do the same
     draws: bool
-    lowerings: tuple[Lowering, ...]  # one, or one for each iteration
+    lowerings: tuple[tuple[Lowering, ...], ...]  # by iteration, or one for all; then by ``variant``
+    apart: tuple[tuple[str, int], ...] = ()
     _writer: Extrapolator | None = None  # one that writes the tasks itself
 
     @property
@@ -64,15 +68,32 @@ class Plan:
         """The axis along which stages follow each other; None without a pipeline."""
         return self.program.stage_axis if len(self.program.stages) > 1 else None
 
+    @property
+    def variants(self) -> int:
+        """How many different programs there are in an iteration."""
+        return len(self.lowerings[0])
+
+    def variant(self, rank: int) -> int:
+        """Return which of them a rank runs."""
+        found = 0
+        for name, size in self.apart:
+            found = found * size + self.mesh.coordinate(name, rank)
+        return found
+
     def tasks(self, rank: int) -> TaskStream:
         """Return the task stream of one rank."""
         if self._writer is not None:
             return self._writer.tasks(rank)
         return self._in_turn(rank)
 
+    def holds(self, rank: int) -> Holding | None:
+        """Return what a rank has in memory where a parallelism writes its own tasks; None where the program says it."""
+        return None if self._writer is None else self._writer.holds(rank)
+
     def _in_turn(self, rank: int) -> TaskStream:
-        for lowering in self.lowerings:
-            yield from Loop(lowering, rank).tasks()
+        variant = self.variant(rank)
+        for lowerings in self.lowerings:
+            yield from Loop(lowerings[variant], rank).tasks()
 
 
 @without_collecting()
@@ -105,14 +126,19 @@ def plan(trace: Trace, parallel: Parallel, *, gpus: int | None, options: Paralle
     writer = _writer(parts)
     draws = any(part.draws for part in parts)
     different = options.iterations if draws else 1
-    programs = [_composed(program, parts, mesh, options, iteration) for iteration in range(different)]
+    apart = [part for part in parts if part.programs]
+    composition = _Composition(program, parts, mesh, options)
+    if draws and any(part.place == "schedule" for part in parts):
+        composition.program(0)  # where stages begin is the same for all: as is best in the mean
+    programs = [list(composition.variants(iteration, apart)) for iteration in range(different)]
+    each = options.iterations // different
     lowerings = tuple(
-        Lowering(one, mesh, iterations=options.iterations // different, copy_input=options.copy_input)
-        for one in programs
+        tuple(Lowering(one, mesh, iterations=each, copy_input=options.copy_input) for one in variants)
+        for variants in programs
     )
-    program = programs[0]
+    program = programs[0][0]
     if writer is not None:
-        writer.program, writer.mesh, writer.lowering = program, mesh, lowerings[0]
+        writer.program, writer.mesh, writer.lowering = program, mesh, lowerings[0][0]
     return Plan(
         parallel=",".join(f"{part.axis}={part.size}" if part.size > 1 else part.axis for part in parts),
         mesh=mesh,
@@ -125,21 +151,45 @@ def plan(trace: Trace, parallel: Parallel, *, gpus: int | None, options: Paralle
         symmetry=_symmetry(parts, mesh),
         draws=draws,
         lowerings=lowerings,
+        apart=tuple((part.axis, part.size) for part in apart),
         _writer=writer,
     )
 
 
-def _composed(
-    program: Program, parts: list[Extrapolator], mesh: Mesh, options: ParallelOptions, iteration: int
-) -> Program:
-    """One iteration's program as it is with all parallelisms."""
-    for place in PLACES:
-        if place == "react":
-            program = recomputed(program, options.recompute)
-        for part in _acting(place, parts, options):
+class _Composition:
+    """Puts all parallelisms of a plan together. What acts ahead of all that is drawn by chance is put in once."""
+
+    def __init__(self, program: Program, parts: list[Extrapolator], mesh: Mesh, options: ParallelOptions) -> None:
+        self._mesh = mesh
+        self._options = options
+        acting: list[Extrapolator | None] = []  # None is recomputation
+        for place in PLACES:
+            acting += [None] if place == "react" else []
+            acting += _acting(place, parts, options)
+        drawing = [number for number, part in enumerate(acting) if part is not None and part.draws]
+        first = drawing[0] if drawing else 0
+        self._rest = acting[first:]
+        self._begun = self._with(program, acting[:first], 0)
+
+    def variants(self, iteration: int, apart: list[Extrapolator]) -> Iterator[Program]:
+        """Yield one iteration's programs, for the ranks at each place along the axes along which they differ."""
+        for places in product(*(range(part.size) for part in apart)):
+            for part, place in zip(apart, places, strict=True):
+                part.at = place
+            yield self.program(iteration)
+
+    def program(self, iteration: int) -> Program:
+        """Return one iteration's program, at the places that parallelisms are at."""
+        return self._with(self._begun, self._rest, iteration)
+
+    def _with(self, program: Program, acting: list[Extrapolator | None], iteration: int) -> Program:
+        for part in acting:
+            if part is None:
+                program = recomputed(program, self._options.recompute)
+                continue
             part.iteration = iteration
-            program = _transformed(part, program, mesh)
-    return program
+            program = _transformed(part, program, self._mesh)
+        return program
 
 
 def _with_parts(
@@ -203,7 +253,7 @@ def _acting(place: Place, parts: list[Extrapolator], options: ParallelOptions) -
 def _symmetry(parts: list[Extrapolator], mesh: Mesh) -> Symmetry | None:
     """The ranks that do the same, where there are any and all parallelisms know."""
     axes = [part.axis for part in parts if part.alike and part.size > 1]
-    return Symmetry(mesh, axes) if axes and all(part.alike is not None for part in parts) else None
+    return Symmetry(mesh, axes, rings=True) if axes and all(part.alike is not None for part in parts) else None
 
 
 def _transformed(part: Extrapolator, program: Program, mesh: Mesh) -> Program:

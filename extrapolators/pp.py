@@ -3,12 +3,15 @@
 Which rank runs what when is the schedule's (``triosim.extrapolators.schedules``); GPipe's is the default. Stages are contiguous
 and balanced by the time of their layers, or start where the user says; a rank may have several. Every tensor that one stage
 makes and another uses is sent there, also along skip connections, and its gradient comes back. The optimizer runs once.
+
+Where tensor parallelism leaves the same activations on several GPUs, each can send its part alone, and those that receive
+gather the whole (Narayanan et al. 2021, section 4.1: scatter/gather): ``sends=parts``.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
@@ -44,6 +47,9 @@ from triosim.trace import Operator, Tensor
 
 T = TypeVar("T")
 
+#: The axis whose ranks have the same activations between layers.
+_COPIES = "tp"
+
 
 class PipelineParallel(Extrapolator):
     """``pp``."""
@@ -52,7 +58,8 @@ class PipelineParallel(Extrapolator):
     place = "schedule"
     alike = False
     order = PIPELINE_ORDER
-    extra_options = ("stages",)
+    extra_options = ("stages", "sends")
+    _first_blocks: list[int] | None = None
 
     @property
     def micro_batches(self) -> int:
@@ -70,7 +77,9 @@ class PipelineParallel(Extrapolator):
         schedule = self._wanted.schedule(program.micro_batches, training=program.training)
         if schedule.splits:
             program = split_backward(program)
-        pipeline = Pipeline(program, self._starts(program, schedule, mesh), schedule)
+        if self._first_blocks is None:  # where ranks or iterations have other programs, layers stay where they are
+            self._first_blocks = self._starts(program, schedule, mesh)
+        pipeline = Pipeline(program, self._first_blocks, schedule, self._parts(mesh))
         return replace(
             program,
             stages=pipeline.stages(),
@@ -78,6 +87,16 @@ class PipelineParallel(Extrapolator):
             stage_axis=self.axis,
             schedule=schedule,
         )
+
+    def _parts(self, mesh: Mesh) -> int:
+        """Return in how many parts the ranks of ``tp`` send what crosses."""
+        if self.choice("sends", ("whole", "parts")) == "whole":
+            return 1
+        if self.options.sequence_parallel:
+            raise OptionError(
+                "each GPU has a part already", where="--option sends", fix="leave out --sequence-parallel"
+            )
+        return next((axis.size for axis in mesh.axes if axis.name == _COPIES), 1)
 
     def _starts(self, program: Program, schedule: Schedule, mesh: Mesh) -> list[int]:
         """Return the first block of each stage."""
@@ -131,14 +150,15 @@ class Crossing:
 
 
 class Pipeline:
-    """Divides a program of one stage into several."""
+    """Divides a program of one stage into several; what crosses goes in so many ``parts``, each from another rank."""
 
-    def __init__(self, program: Program, starts: Sequence[int], schedule: Schedule) -> None:
+    def __init__(self, program: Program, starts: Sequence[int], schedule: Schedule, parts: int = 1) -> None:
         self._program = program
         self._whole = program.stages[0]
         self._starts = starts
         self._count = len(starts)
         self._schedule = schedule
+        self._parts = parts
         self._forward = _dealt(self._whole.forward, map(self._stage, range(len(self._whole.forward))), self._count)
         # What is computed again in the backward pass makes nothing new, though its operators are forward ones.
         again = (op for block in self._whole.backward for op in block.operators if op.phase == "backward")
@@ -249,14 +269,14 @@ class Pipeline:
         written: list[Block] = []
         for block in blocks:
             items: list[Item] = [] if written else [Receive(t.source, t.key) for t in coming]
-            for item in _with_sends_last(block.items, going):
+            for item in _with_sends_last(block.items, going, self._parts):
                 if isinstance(item, Operator):
                     for transfer in coming:
                         # A backward pass begins with what it recomputes, once the gradient of its output is there.
                         first = item.id in transfer.before or not transfer.before or item.recomputed
                         if transfer.key not in awaited and first:
                             awaited.add(transfer.key)
-                            items.append(Await(transfer.key))
+                            items += self._arrives(transfer)
                 if isinstance(item, Await):
                     if item.key not in keys:
                         continue  # issued by another stage, which waits for it before it sends
@@ -268,10 +288,15 @@ class Pipeline:
                     on_its_way = []
                 items.append(item)
             written.append(replace(block, items=tuple(items)))
-        late = tuple(Await(transfer.key) for transfer in coming if transfer.key not in awaited)
+        late = tuple(item for transfer in coming if transfer.key not in awaited for item in self._arrives(transfer))
         if late:
             written[-1] = replace(written[-1], items=(*written[-1].items, *late))
         return tuple(written)
+
+    def _arrives(self, transfer: Transfer) -> Iterator[Item]:
+        yield Await(transfer.key)
+        if self._parts > 1:
+            yield Communicate("all_gather", transfer.nbytes, _COPIES)
 
     # ---- the optimizer ------------------------------------------------------------------------------------------
 
@@ -297,11 +322,12 @@ class Pipeline:
         every = {storage: tensor for tensors in used for storage, tensor in tensors.items()}
         total = sum(tensor.nbytes for tensor in every.values())
         shares = [one / total if total else 1 / len(held) for one in nbytes]
+        known = {op.id: sum(t.nbytes for t in (*op.inputs, *op.outputs) if t.id in owner) for op in operators}
         return [
             tuple(
                 replace(block, items=tuple(items))
                 for block in self._whole.optimizer
-                if (items := [p for i in block.items if (p := _part(i, owner, mine, share)) is not None])
+                if (items := [p for i in block.items if (p := _part(i, owner, mine, share, known)) is not None])
             )
             for mine, share in zip(used, shares, strict=True)
         ]
@@ -311,7 +337,8 @@ class Pipeline:
 
         Each sends its own to the other, which for two ranks is what a ring all-reduce comes to.
         """
-        if not self._program.training:
+        used = [{t.storage for t in Stage(tuple(blocks)).parameters} for blocks in held]
+        if not self._program.training or sum(map(len, used)) == len(set().union(*used)):
             return [()] * len(held)
         nbytes = [
             {
@@ -353,7 +380,7 @@ def _dealt(blocks: Sequence[T], stages: Iterable[int], count: int) -> list[list[
     return dealt
 
 
-def _with_sends_last(items: Sequence[Item], going: Mapping[int, Sequence[Transfer]]) -> Iterable[Item]:
+def _with_sends_last(items: Sequence[Item], going: Mapping[int, Sequence[Transfer]], parts: int) -> Iterable[Item]:
     """The items with each send after the operator that makes the tensor, and after the blocking collectives upon it."""
     due: list[Send] = []
     for item in items:
@@ -362,26 +389,30 @@ def _with_sends_last(items: Sequence[Item], going: Mapping[int, Sequence[Transfe
             due = []
         yield item
         if isinstance(item, Operator):
-            due = [Send(t.destination, t.nbytes, t.key) for t in going.get(item.id, ())]
+            due = [Send(t.destination, t.nbytes / parts, t.key) for t in going.get(item.id, ())]
     yield from due
 
 
-def _part(item: Item, owner: Mapping[int, int], parameters: Mapping[int, Tensor], share: float) -> Item | None:
-    """The part of an optimizer's item that is about some parameters, with as much of its time as of its bytes."""
+def _part(
+    item: Item, owner: Mapping[int, int], parameters: Mapping[int, Tensor], share: float, known: Mapping[int, int]
+) -> Item | None:
+    """The part of an optimizer's item that is about some parameters, with as much of its time as of its ``known`` bytes.
+
+    Known are those of tensors that are about a parameter; of an operator that has none, it is a ``share``.
+    """
     if not isinstance(item, Operator):
         return item
-    every = (*item.inputs, *item.outputs)
-    if not any(tensor.id in owner for tensor in every):
+    if not any(tensor.id in owner for tensor in (*item.inputs, *item.outputs)):
         return scaled(item, share)
 
     def mine(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        return tuple(tensor for tensor in tensors if owner.get(tensor.id) in parameters)
+        return tuple([tensor for tensor in tensors if owner.get(tensor.id) in parameters])
 
     inputs, outputs = mine(item.inputs), mine(item.outputs)
     if not inputs and not outputs:
         return None
     if len(inputs) == len(item.inputs) and len(outputs) == len(item.outputs):
         return item
-    known = sum(tensor.nbytes for tensor in every if tensor.id in owner)
-    part = sum(tensor.nbytes for tensor in (*inputs, *outputs)) / known if known else share
-    return scaled(replace(item, inputs=inputs, outputs=outputs), part)
+    nbytes = known[item.id]
+    part = sum(tensor.nbytes for tensor in (*inputs, *outputs)) / nbytes if nbytes else share
+    return scaled(item.with_tensors(inputs, outputs), part)

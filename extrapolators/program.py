@@ -35,7 +35,7 @@ class Communicate:
     unless it says others. ``operator`` names the one that it is communicated for, where that is not the one ahead of it: where
     this one runs again, so does the collective. Of ``tensors`` of that operator it has a part of the bytes: where they are
     divided, so is it. To "rotate" is to send to the next rank along the axis and to receive from the one before. ``shares``
-    are unequal shares in bytes, in the order of the ranks.
+    are unequal shares in bytes, in the order of the ranks; of an all-to-all, what each sends to each, by sender.
     """
 
     kind: CollectiveKind | Literal["rotate"]
@@ -54,8 +54,8 @@ class Communicate:
         if not self.tensors or self.operator is None:
             return self
         old, new = (
-            sum(t.nbytes for t in operators[self.operator].inputs if t.id in self.tensors)
-            for operators in (before, after)
+            sum(t.nbytes for t in (*op.inputs, *op.outputs) if t.id in self.tensors)
+            for op in (before[self.operator], after[self.operator])
         )
         if new == old:
             return self
@@ -115,7 +115,7 @@ class Block:
     @property
     def operators(self) -> tuple[Operator, ...]:
         """The operators among the items."""
-        return tuple(item for item in self.items if isinstance(item, Operator))
+        return tuple([item for item in self.items if isinstance(item, Operator)])
 
     @property
     def seconds(self) -> float:
@@ -247,7 +247,7 @@ class Program:
         """The operators of all stages and phases: all forward ones, then backward, then the optimizer's."""
         phases = ("forward", "backward", "optimizer")
         blocks = [block for phase in phases for stage in self.stages for block in getattr(stage, phase)]
-        return tuple(op for block in chain(blocks, *self.optimizers) for op in block.operators)
+        return tuple([i for block in chain(blocks, *self.optimizers) for i in block.items if isinstance(i, Operator)])
 
     def with_same(self, axes: tuple[str, ...], *, experts: bool) -> Along:
         """Return the ranks along some data axes that have the same parameters: dense ones, or experts."""

@@ -7,7 +7,7 @@ is not overridden costs nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import replace
 
 from triosim.errors import TraceError
@@ -57,6 +57,12 @@ class Reaction:
 
     def parameters_needed(self, block: Block) -> TaskStream | None:
         """A block of the forward or backward pass is about to use its parameters."""
+
+    def needs(self, block: Block) -> Hashable:
+        """Return what of the parameters a block uses: ``parameters_needed`` is not called where the block before it in an
+        action uses the same. By default each block uses something of its own.
+        """
+        return id(block)
 
     def forward_ends(self) -> TaskStream | None:
         """After the forward pass of a micro-batch."""

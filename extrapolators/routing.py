@@ -32,10 +32,9 @@ class Routing:
     def tokens(
         self, ranks: int, experts: int, rows: int, *, layer: int, iteration: int
     ) -> tuple[npt.NDArray[np.float64], float]:
-        """Return how many rows each rank of a group gets for its experts, and how many are dropped in all.
+        """Return how many rows each rank of a group has for each expert (rows by rank), and how many are dropped in all.
 
-        ``rows`` are those that each rank sends: its tokens, as often as each has experts. Layers, and iterations, are drawn
-        one by one.
+        ``rows`` are those of a rank: its tokens, as often as each has experts. Layers, and iterations, are drawn one by one.
         """
         if self.load == "balanced":
             counts = np.full((ranks, experts), rows / experts)
@@ -44,7 +43,7 @@ class Routing:
             counts = chance.multinomial(rows, self._likely(experts, chance), size=ranks).astype(np.float64)
         most = math.inf if self.capacity is None else math.ceil(self.capacity * rows / experts)
         kept = np.minimum(counts, most)
-        return kept.sum(axis=0).reshape(ranks, -1).sum(axis=1), float(counts.sum() - kept.sum())
+        return kept, float(counts.sum() - kept.sum())
 
     def _likely(self, experts: int, chance: np.random.Generator) -> npt.NDArray[np.float64]:
         if self.load == "uniform":

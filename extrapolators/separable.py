@@ -95,9 +95,10 @@ def mixes(operator: Operator, marks: Marks) -> bool:
     """Whether an operator adds up, or normalises, over what is divided."""
     if not any(tensor.numel for tensor in operator.outputs):
         return False
-    if operator.outputs[0].id not in marks:
-        return True
     name = base_name(operator.name)
+    made = operator.outputs if name == "chain" else operator.outputs[:1]  # a kernel may also write what it needs itself
+    if not any(tensor.id in marks for tensor in made):
+        return True
     data = operator.inputs[0]
     count, mark = len(data.shape), marks.get(data.id)
     if is_attention(name):

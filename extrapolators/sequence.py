@@ -42,7 +42,7 @@ def share_of_sequence(step: Propagation, operator: Operator, ranks: int) -> Oper
     inputs = tuple(share_of_tensor(step, tensor, ranks) for tensor in operator.inputs)
     outputs = tuple(share_of_tensor(step, tensor, ranks) for tensor in operator.outputs)
     same = inputs == operator.inputs and outputs == operator.outputs
-    return operator if same else replace(operator, inputs=inputs, outputs=outputs)
+    return operator if same else operator.with_tensors(inputs, outputs)
 
 
 def share_of_tensor(step: Propagation, tensor: Tensor, ranks: int) -> Tensor:

@@ -6,7 +6,7 @@ hybrid sharding), gradients are summed over these too, share by share.
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -62,13 +62,25 @@ def with_sharded_optimizer(program: Program, mesh: Mesh, name: str, dtype: str |
 
     Shares are kept in ``dtype``, where that is another than the trace's.
     """
+    kinds = sharings(program, mesh)
+    shapes = optimizer_shares(program, lambda shape, experts: kinds[experts].share(shape), dtype)
+    return program.reshaped(shapes, note=f"{name}: the optimizer's times are predicted for a share of the parameters")
+
+
+def optimizer_shares(
+    program: Program, share_of: Callable[[tuple[int, ...], bool], tuple[int, ...]], dtype: str | None = None
+) -> dict[int, Operator]:
+    """Return the optimizer's operators on shares of the parameters, their gradients and states, by id.
+
+    ``share_of`` is asked for the shape of a share, and told whether it is an expert's; shares are of ``dtype`` where that is
+    given.
+    """
     parameters = [tensor for stage in program.stages for tensor in stage.parameters]
     known = {tensor.shape for tensor in parameters}
     stacked = {t.shape for t in parameters if t.storage in program.experts}
     stacked -= {t.shape for t in parameters if t.storage not in program.experts}
     updating = [operator for operator in program.operators if operator.phase == "optimizer"]
     about = owners(updating, parameter_storages(program.operators))
-    kinds = sharings(program, mesh)
 
     def is_expert(tensor: Tensor) -> bool:
         return about[tensor.id] in program.experts if tensor.id in about else tensor.shape in stacked
@@ -77,16 +89,21 @@ def with_sharded_optimizer(program: Program, mesh: Mesh, name: str, dtype: str |
         has_a_share = tensor.category in ("parameter", "gradient", "optimizer_state") or tensor.shape in known
         if not has_a_share or not tensor.shape or tensor.numel == 1:
             return tensor
-        shape = kinds[is_expert(tensor)].share(tensor.shape)
-        return replace(tensor, shape=shape, dtype=tensor.dtype if dtype is None else dtype)
+        shape = share_of(tensor.shape, is_expert(tensor))
+        # Written out, because replace() takes several times as long.
+        return Tensor(tensor.id, shape, dtype or tensor.dtype, tensor.category, tensor.storage, tensor.parameter)
 
-    shapes = {
-        operator.id: replace(
-            operator, inputs=tuple(map(share, operator.inputs)), outputs=tuple(map(share, operator.outputs))
-        )
+    return {
+        operator.id: operator.with_tensors(tuple(map(share, operator.inputs)), tuple(map(share, operator.outputs)))
         for operator in updating
     }
-    return program.reshaped(shapes, note=f"{name}: the optimizer's times are predicted for a share of the parameters")
+
+
+def with_optimizer_of(program: Program, operators: Mapping[int, Operator]) -> Program:
+    """Return the program with these operators in the place of those with the same ids, with the times that they have."""
+    return program.rewritten(
+        lambda block: (operators.get(one.id, one) if isinstance(one, Operator) else one for one in block.items)
+    )
 
 
 def require_training(program: Program, name: str) -> None:
@@ -119,14 +136,20 @@ class Copies:
     """
 
     def __init__(self, program: Program) -> None:
-        self._model, self._gpu = program.model, program.gpu
+        self._model, self._gpu, self._once = program.model, program.gpu, program.once
+        self._priced: dict[tuple[str, Phase, str, float], Operator] = {}  # the copy of one unit
         self._made: dict[tuple[str, Phase, str, float], Compute] = {}
 
     def task(self, name: str, phase: Phase, layer: str, nbytes: float) -> Compute:
         """Return the task of a copy: one object for all who ask for the same."""
         key = (name, phase, layer, nbytes)
         if key not in self._made:
-            source = Tensor(-1, (max(1, round(nbytes / 2)),), "bfloat16", "communication")
-            copied = Operator(-1, name, phase, layer, (source,), (replace(source, id=-2, storage=-2),), 0.0)
-            self._made[key] = Compute(tuple(estimated([copied], self._model, self._gpu)))
+            alike = (name, phase, "" if self._once else layer, nbytes)
+            copied = self._priced.get(alike)
+            if copied is None:
+                source = Tensor(-1, (max(1, round(nbytes / 2)),), "bfloat16", "communication")
+                asked = Operator(-1, name, phase, layer, (source,), (replace(source, id=-2, storage=-2),), 0.0)
+                (copied,) = estimated([asked], self._model, self._gpu)
+                self._priced[alike] = copied
+            self._made[key] = Compute((replace(copied, layer=layer),))
         return self._made[key]

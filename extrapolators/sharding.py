@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from triosim.compute import products
 from triosim.compute.features import base_name, factors
 from triosim.compute.operator_kinds import kind_of
-from triosim.extrapolators.axes import Mark, Marks
+from triosim.extrapolators.axes import Mark, Marks, Spread
+from triosim.extrapolators.dataflow import is_view, owners, parameter_storages
 from triosim.extrapolators.program import Program
 from triosim.trace import DTYPE_BYTES, Operator, Tensor
 
@@ -138,12 +139,30 @@ class Divided:
     parameters: Mapping[int, tuple[Tensor, Mark]]
     shapes: Mapping[tuple[int, ...], Mark]
 
+    def of_all(self, like: Callable[[Tensor], Iterable[Tensor]]) -> Divided:
+        """Return what is divided where each parameter stands for several."""
+        every = ((tensor, mark) for one, mark in self.parameters.values() for tensor in like(one))
+        return Divided({tensor.storage: (tensor, mark) for tensor, mark in every}, self.shapes)
 
-def divided(marked: Iterable[tuple[Tensor, Mark | None]]) -> Divided:
-    """Return what is divided, from each use of a parameter. One that some use needs whole, or divided otherwise, is whole."""
+
+def divided(operators: Iterable[Operator], spreads: Mapping[int, Spread | None]) -> Divided:
+    """Return what is divided of parameters, from what is divided of the forward operators.
+
+    A parameter that some operator needs whole, or divided otherwise, is whole. One that shows it in another shape makes no use
+    of it: what is divided of the parameter is what it says.
+    """
     uses: dict[int, list[tuple[Tensor, Mark | None]]] = {}
-    for tensor, mark in marked:
-        uses.setdefault(tensor.storage, []).append((tensor, mark))
+    shown: set[int] = set()
+    for operator in operators:
+        if operator.phase != "forward":
+            continue
+        spread = spreads.get(operator.id)
+        if is_view(operator):
+            shown |= {t.id for t in operator.outputs} - {t.id for t in operator.inputs}
+        for tensor in operator.inputs:
+            if tensor.category == "parameter" and tensor.id not in shown:
+                mark = spread.marks.get(tensor.id) if spread is not None else None
+                uses.setdefault(tensor.storage, []).append((tensor, mark))
     found: dict[int, tuple[Tensor, Mark]] = {}
     shapes: dict[tuple[int, ...], set[Mark | None]] = {}
     for storage, entries in uses.items():
@@ -171,6 +190,14 @@ def share_of_optimizer(operator: Operator, owners: Mapping[int, int], parameters
         return _seen_from(tensor, *found) if found is not None else None
 
     return _replaced(operator, mark, ranks)
+
+
+def with_shares_of_optimizer(before: Program, after: Program, parameters: Divided, ranks: int, *, note: str) -> Program:
+    """Return a divided program whose optimizer is about a rank's shares; ``before`` is the program with it whole."""
+    optimizer = [operator for operator in before.operators if operator.phase == "optimizer"]
+    about = owners(optimizer, parameter_storages(before.operators))
+    shapes = {operator.id: share_of_optimizer(operator, about, parameters, ranks) for operator in optimizer}
+    return after.reshaped(shapes, note=note)
 
 
 def with_whole_tables(before: Program, after: Program, axis: str) -> Program:
@@ -208,6 +235,4 @@ def _replaced(operator: Operator, mark: Callable[[Tensor], Mark | None], ranks: 
         shape = found.share(tensor.shape, ranks)  # written out, because replace() takes several times as long
         return Tensor(tensor.id, shape, tensor.dtype, tensor.category, tensor.storage, tensor.parameter)
 
-    return replace(
-        operator, inputs=tuple(map(share_of, operator.inputs)), outputs=tuple(map(share_of, operator.outputs))
-    )
+    return operator.with_tensors(tuple(map(share_of, operator.inputs)), tuple(map(share_of, operator.outputs)))

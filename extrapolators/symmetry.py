@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Container, Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass
-from itertools import product
+from itertools import pairwise, product
 
 from triosim.extrapolators.mesh import Mesh
 from triosim.networks.quotient import Rotation
@@ -23,17 +24,17 @@ class Copies:
 
 
 class Symmetry:
-    """The ranks of a mesh, of which those along ``axes`` do the same. Moves are places along these axes."""
+    """The ranks of a mesh, of which those along ``axes`` do the same. Moves are places along these axes.
 
-    def __init__(self, mesh: Mesh, axes: Sequence[str]) -> None:
-        rotations: list[Rotation] = []
-        stride = 1
-        for axis in mesh.axes:
-            if axis.name in axes:
-                rotations.append(Rotation(stride, axis.size))
-            stride *= axis.size
-        self.rotations = tuple(rotations)  # one an axis
+    Where an axis has ``parts``, those at the same place of each part do the same, and those within one if its name is an axis.
+    In ``rings`` what one of them sends to the next, each does, the last one to the first.
+    """
+
+    def __init__(self, mesh: Mesh, axes: Sequence[str], *, rings: bool = False) -> None:
+        self.rotations = tuple(_rotations(mesh, axes))
         self.world = mesh.world
+        self._rings = rings
+        self._groups: dict[tuple[int, ...], int] = {}
 
     @property
     def representatives(self) -> tuple[int, ...]:
@@ -43,6 +44,15 @@ class Symmetry:
     def representative(self, rank: int) -> int:
         """Return the rank that stands for one."""
         return rank - sum(rotation.place(rank) * rotation.stride for rotation in self.rotations)
+
+    def fewer(self) -> Iterator[Symmetry]:
+        """Yield what is left without one of the axes, the shortest first."""
+        for left_out in sorted(self.rotations, key=lambda rotation: rotation.size):
+            rest = tuple(rotation for rotation in self.rotations if rotation is not left_out)
+            if rest:
+                found = copy(self)
+                found.rotations, found._groups = rest, {}
+                yield found
 
     def copies(self, ranks: Sequence[int]) -> Copies | None:
         """Return where the copies of some ranks stand; None where they are no block along an axis, so that nobody can say.
@@ -57,6 +67,27 @@ class Symmetry:
             steps.append(len(places))
         return Copies(tuple(steps))
 
+    def pair(self, source: int, destination: int) -> Copies | None:
+        """Return where the copies of what a representative sends to another rank stand; None where nobody can say."""
+        alone = all(rotation.place(source) == rotation.place(destination) == 0 for rotation in self.rotations)
+        rings = self._rings and self.representative(source) == source
+        return Copies((1,) * len(self.rotations)) if alone or rings else None
+
+    def origin(self, source: int, destination: int) -> tuple[int, int]:
+        """Return between which ranks goes what stands for a transfer: the one of which it is a copy, from a representative."""
+        for rotation in self.rotations:
+            place = rotation.place(source)
+            if place:
+                source, destination = rotation.by(source, -place), rotation.by(destination, -place)
+        return source, destination
+
+    def moved(self, rank: int, move: Sequence[int]) -> int:
+        """Return the rank that a move leads to, beyond the last one of an axis from the first one on."""
+        for place, rotation in zip(move, self.rotations, strict=True):
+            if place:
+                rank = rotation.by(rank, place)
+        return rank
+
     def moves(self, copies: Copies, still: Container[Rotation] = ()) -> Iterator[tuple[int, ...]]:
         """Yield the moves that lead to the copies of a group, the first of which leaves it where it is.
 
@@ -65,12 +96,24 @@ class Symmetry:
         axes = zip(self.rotations, copies.steps, strict=True)
         yield from product(*(range(0, 1 if axis in still else axis.size, step) for axis, step in axes))
 
-    def count(self, copies: Copies) -> int:
-        """Return how many copies there are, the group itself among them."""
+    def groups(self, ranks: Sequence[int]) -> int:
+        """Return for how many groups one stands."""
+        key = tuple(ranks)
+        if key not in self._groups:
+            found = self.copies(key)
+            self._groups[key] = 1 if found is None else self._count(found)
+        return self._groups[key]
+
+    def pairs(self, source: int, destination: int) -> int:
+        """Return for how many transfers one stands."""
+        found = self.pair(source, destination)
+        return 1 if found is None else self._count(found)
+
+    def _count(self, copies: Copies) -> int:
         return math.prod(axis.size // step for axis, step in zip(self.rotations, copies.steps, strict=True))
 
     def by(self, move: Sequence[int]) -> int:
-        """Return by how much a move changes a rank's number."""
+        """Return by how much a move to a copy of a group changes the numbers of its ranks."""
         return sum(place * axis.stride for place, axis in zip(move, self.rotations, strict=True))
 
     def then(self, first: Sequence[int], second: Sequence[int], copies: Copies) -> tuple[int, ...]:
@@ -79,3 +122,17 @@ class Symmetry:
             (a + b) % axis.size // step * step
             for a, b, axis, step in zip(first, second, self.rotations, copies.steps, strict=True)
         )
+
+
+def _rotations(mesh: Mesh, axes: Sequence[str]) -> Iterator[Rotation]:
+    """One rotation an axis; where it has parts, one along the neighbours in a part, and one from part to part."""
+    stride = 1
+    for axis in mesh.axes:
+        inside = {view.name: mesh.within(view, axis.name) for view in mesh.parts if axis.name in view.axes}
+        bounds = sorted({1, axis.size, *(size or 0 for size in inside.values())})
+        whole = bounds[0] > 0 and not any(outer % inner for inner, outer in pairwise(bounds))
+        for inner, outer in pairwise(bounds) if whole else ():
+            of = {name for name, size in inside.items() if size is not None and outer <= size}
+            if axis.name in axes and of.issubset(axes):
+                yield Rotation(stride * inner, outer // inner)
+        stride *= axis.size

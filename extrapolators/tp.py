@@ -19,6 +19,7 @@ does not pair up works on a share of the sequence.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import groupby, islice
 
@@ -26,26 +27,26 @@ from triosim.compute.features import base_name, is_autograd_node, is_free
 from triosim.errors import OptionError, TraceError
 from triosim.extrapolators.axes import Axes, Mark, Spread
 from triosim.extrapolators.base import TENSOR_ORDER, Extrapolator
-from triosim.extrapolators.dataflow import Dataflow, Datum, is_loss, is_view, owners, parameter_storages
+from triosim.extrapolators.dataflow import Dataflow, Datum, is_loss, is_view
 from triosim.extrapolators.latent import Repeated
 from triosim.extrapolators.mesh import Mesh
 from triosim.extrapolators.overlap import overlapped
-from triosim.extrapolators.pair_notes import listed, paired
+from triosim.extrapolators.pair_notes import listed, paired, uneven
 from triosim.extrapolators.pairs import Pair, Pairing, Undivided
 from triosim.extrapolators.program import Await, Block, Communicate, Item, Program
 from triosim.extrapolators.reaction import reacting
+from triosim.extrapolators.repeats import Repeats, UnlikeError
 from triosim.extrapolators.sequence import Region, summing
 from triosim.extrapolators.sharding import (
-    Divided,
     Weighted,
     copies_of_parameters,
     divided,
     halves,
     is_cast_of_parameter,
     share,
-    share_of_optimizer,
     weighted,
     with_copies_as_parameters,
+    with_shares_of_optimizer,
     with_whole_tables,
 )
 from triosim.tasks import CollectiveKind
@@ -59,19 +60,14 @@ class TensorParallel(Extrapolator):
 
     axis = "tp"
     place = "shard"
+    alike = True
     order = TENSOR_ORDER
     extra_options = ("overlap", "embedding_gradient")
-
-    @property
-    def alike(self) -> bool:  # type: ignore[override]  # it depends on the options
-        """Not where each rank sends to the next one."""
-        return self.options.extra.get("overlap") != "ring"
 
     def transform(self, program: Program, mesh: Mesh) -> Program:
         """Return the program of one rank's shares, with the collectives around them."""
         by_sequence = self.options.sequence_parallel
-        rings = self.choice("overlap", ("no", "ring")) == "ring"
-        if rings and not by_sequence:
+        if self._rings and not by_sequence:
             raise OptionError("rings need --sequence-parallel", where="--option overlap")
         if by_sequence and self.options.tp_style != "megatron":
             raise OptionError(
@@ -81,24 +77,39 @@ class TensorParallel(Extrapolator):
             )
         if self.size == 1:
             return program
-        division = Division(program, self.axis, self.size, by_sequence=by_sequence)
+        if program.once and not self._rings and (repeats := Repeats.of(program)) is not None:
+            with suppress(UnlikeError):
+                return self._divided(program, repeats)
+        return self._divided(program, Repeats(program))
+
+    @property
+    def _rings(self) -> bool:
+        return self.choice("overlap", ("no", "ring")) == "ring"
+
+    def _divided(self, program: Program, repeats: Repeats) -> Program:
+        """The program of a rank's shares. Some of the layers that repeat are divided, and the others as these."""
+        division = Division(repeats, self.axis, self.size, by_sequence=self.options.sequence_parallel)
         if self.options.tp_style == "megatron":
             division.pair_up()
-        if by_sequence:
+        if self.options.sequence_parallel:
             division.divide_the_sequence()
         else:
             division.gather_the_rest()
-        after = division.program()
+        after = division.with_optimizer(program, repeats.restored(division.program()))
         if self.choice("embedding_gradient", ("share", "whole")) == "whole":
             after = with_whole_tables(program, after, self.axis)
-        return overlapped(after, self.axis, self.size, division.axes.step) if rings else after
+        return overlapped(after, self.axis, self.size, division.axes.step) if self._rings else after
 
 
 class Division:
-    """Decides what is divided, layer by layer, and then rewrites the program once."""
+    """Decides what is divided, layer by layer, and then rewrites the program once.
 
-    def __init__(self, program: Program, axis: str, ranks: int, *, by_sequence: bool = False) -> None:
-        self._before = program
+    It sees the ``short`` program of the layers that repeat; what it says of them it says of all.
+    """
+
+    def __init__(self, repeats: Repeats, axis: str, ranks: int, *, by_sequence: bool = False) -> None:
+        self._before = program = repeats.short
+        self._repeats = repeats
         self._by_sequence = by_sequence
         self._axis = axis
         self._ranks = ranks
@@ -126,6 +137,7 @@ class Division:
         self._shared: dict[int, list[str]] = {}  # the layers of heads of keys and values that several ranks have
         self._latent: list[str] = []  # the layers that make what all heads are made of
         self._notes: list[str] = []
+        self._note = f"operator times are predicted for each GPU's share of a layer ({axis} on {ranks} GPUs)"
         self._fresh = max(self._flow.by_id) + 1  # an id that no operator has
 
     # ---- what is divided ----------------------------------------------------------------------------------------
@@ -152,7 +164,11 @@ class Division:
         if self._by_sequence:
             self._require_heads(undivided)
         apart = [layer.operator.layer for number, layer in self._layers.items() if number not in self._spreads]
-        self._notes += paired(apart, self._latent, self._shared, undivided, self._ranks, by_sequence=self._by_sequence)
+        every = self._repeats.layers
+        shared, odd = ({heads: every(names) for heads, names in one.items()} for one in (self._shared, undivided))
+        self._notes += paired(
+            every(apart), every(self._latent), shared, odd, self._ranks, by_sequence=self._by_sequence
+        )
 
     def divide_the_sequence(self) -> None:
         """What is not divided yet, by sequence, and the gathers between: after all pairs are known."""
@@ -168,21 +184,21 @@ class Division:
                 self._ahead.setdefault(number, []).append(gather)
         if region.mixing:
             mixing = [self._flow.by_id[number].layer for number in region.mixing]
-            self._notes.append(f"tp: {listed(mixing)} need all tokens, which are gathered")
+            self._notes.append(f"tp: {listed(self._repeats.layers(mixing))} need all tokens, which are gathered")
         self._summed |= region.parameters()
         self._note_uneven(self._uneven_projections())
 
     def _require_heads(self, undivided: dict[int, list[str]]) -> None:
         for heads, names in undivided.items():
             raise OptionError(
-                f"the {heads} heads of {listed(names)} do not divide by {self._ranks}",
+                f"the {heads} heads of {listed(self._repeats.layers(names))} do not divide by {self._ranks}",
                 where="sequence parallel",
                 fix=f"use a number of GPUs that divides {heads}, or leave it out",
             )
 
     def gather_the_rest(self) -> None:
         """The other layers by output features. Where these do not divide, every rank is charged the largest share."""
-        uneven = self._uneven_projections()
+        largest = self._uneven_projections()
         tied = {self._stored(layer.weight) for layer in self._layers.values() if layer.data is not None}
         for layer in self._layers.values():
             if layer.operator.id in self._spreads:
@@ -191,24 +207,21 @@ class Division:
                 self._divide_embedding(layer)  # so that a rank has the same share of the table in both
                 continue
             if layer.weight.shape[layer.rows] % self._ranks:
-                uneven.append(layer.operator.layer)
+                largest.append(layer.operator.layer)
             self._divide(layer.operator, layer.by_rows())
             self._communicate(layer.operator, "all_gather", layer.output.nbytes)
             if self._has_gradient(layer):
                 last = self._backward([layer])
                 if last:
                     self._communicate(last[-1], "all_reduce", layer.gradient_bytes)
-        self._note_uneven(uneven)
+        self._note_uneven(largest)
 
     def _uneven_projections(self) -> list[str]:
         return [layer.operator.layer for layer in self._projections if layer.weight.shape[layer.rows] % self._ranks]
 
     def _note_uneven(self, layers: Sequence[str]) -> None:
         if layers:
-            self._notes.append(
-                f"tp: the output features of {listed(layers)} do not divide by {self._ranks}; "
-                "every GPU is charged the largest share"
-            )
+            self._notes.append(uneven(self._repeats.layers(layers), self._ranks))
 
     def _is_vocabulary(self, layer: Weighted) -> bool:
         """Whether a layer looks up what the network is fed (and not positions), in a table of some size."""
@@ -297,7 +310,7 @@ class Division:
         users = [op for op in computing if self._weight_gradients(op) or is_autograd_node(base_name(op.name))]
         if not users or not self._before.training:
             return
-        key = f"input of {layers[0].operator.layer} again ({first.id})"
+        key = f"input again ({first.id})"
         begin, user = computing[0], users[0]
         self._ahead.setdefault(begin.id, []).append(replace(gather, key=key, operator=None))
         if user.id in self._halves or self._data_gradients(user):
@@ -327,7 +340,7 @@ class Division:
         computing = [op for op in backward if self._data_gradients(op)]
         products = [op for op in computing if not is_free(op)]
         last = (products or computing or backward)[-1]
-        key = f"gradient of the input of {layers[-1].operator.layer} ({last.id})"
+        key = f"gradient of the input ({last.id})"
         if self._weight_gradients(last) or is_autograd_node(base_name(last.name)):
             self._halves.add(last.id)
         self._communicate(last, "reduce_scatter" if self._by_sequence else "all_reduce", layers[0].gradient_bytes, key)
@@ -390,25 +403,23 @@ class Division:
     # ---- the program --------------------------------------------------------------------------------------------
 
     def program(self) -> Program:
-        """Return the program with every operator's share and the collectives. Raises where there would be none."""
+        """Return the short program with every operator's share and the collectives. Raises where there would be none."""
         self._check()
         self._divide_views_of_parameters()
-        storages = parameter_storages(self._before.operators)
-        parameters = self._divided_parameters()
-        owner = owners((op for op in self._before.operators if op.phase == "optimizer"), storages)
         shapes: dict[int, Operator] = {}
         for operator in self._before.operators:
-            if operator.phase == "optimizer":
-                shapes[operator.id] = share_of_optimizer(operator, owner, parameters, self._ranks)
-            else:
-                spread = self._spread_of(operator)
-                if spread is not None:
-                    shapes[operator.id] = share(operator, spread.marks, self._ranks)
-                elif self._region is not None and not self._adds_up_whole(operator):
-                    shapes[operator.id] = self._region.share(operator)
-        note = f"operator times are predicted for each GPU's share of a layer ({self._axis} on {self._ranks} GPUs)"
-        after = self._before.reshaped(shapes, note=note).rewritten(self._items).noted(*self._notes)
-        summed = self._summed - parameters.parameters.keys()
+            spread = self._spread_of(operator)
+            if spread is not None:
+                shapes[operator.id] = share(operator, spread.marks, self._ranks)
+            elif self._region is not None and not self._adds_up_whole(operator):
+                shapes[operator.id] = self._region.share(operator)
+        return self._before.reshaped(shapes, note=self._note).rewritten(self._items).noted(*self._notes)
+
+    def with_optimizer(self, whole: Program, after: Program) -> Program:
+        """Return the program whose optimizer is about a rank's shares of the parameters, some of whose gradients it sums up."""
+        parameters = divided(self._before.operators, self._spreads).of_all(self._repeats.tensors)
+        after = with_shares_of_optimizer(whole, after, parameters, self._ranks, note=self._note)
+        summed = self._repeats.storages(self._summed) - parameters.parameters.keys()
         return reacting(after, self._axis, summing(summed)) if summed and after.training else after
 
     def _adds_up_whole(self, operator: Operator) -> bool:
@@ -450,21 +461,6 @@ class Division:
                 if spread is not None and [spread.marks.get(t.id) for t in operator.outputs] == wanted:
                     self._spreads[operator.id] = spread
                     marked |= {t.id: spread.marks[t.id] for t in operator.inputs if t.id in spread.marks}
-
-    def _divided_parameters(self) -> Divided:
-        uses: list[tuple[Tensor, Mark | None]] = []
-        # What shows a parameter in another shape is no use of it: its maker says what is divided of the parameter.
-        shown: set[int] = set()
-        for operator in self._before.operators:
-            if operator.phase != "forward":
-                continue
-            spread = self._spreads.get(operator.id)
-            if is_view(operator):
-                shown |= {t.id for t in operator.outputs} - {t.id for t in operator.inputs}
-            for tensor in operator.inputs:
-                if tensor.category == "parameter" and tensor.id not in shown:
-                    uses.append((tensor, spread.marks.get(tensor.id) if spread is not None else None))
-        return divided(uses)
 
     def _check(self) -> None:
         if not any(self._spreads.values()):

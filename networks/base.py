@@ -100,9 +100,10 @@ class Network(ABC):
         """Run a collective of the ranks of a group; the event fires when all of them are through.
 
         ``nbytes`` is the tensor for all-reduce, broadcast and reduce, all ranks' shares together for the others;
-        ``shares`` divide it unequally, in the group's order. ``root`` is a rank of the group, the first one unless it
-        is said. Raises ``TriosimError`` for what cannot be: an unknown or repeated rank, a negative size, a root
-        outside the group.
+        ``shares`` divide it unequally, in the group's order; in an all-to-all they are what each rank sends to every one
+        in turn, or N x N sizes, by sender, of which ``nbytes`` is a sender's mean. ``root`` is a rank of the group, the
+        first one unless it is said. Raises ``TriosimError`` for what cannot be: an unknown or repeated rank, a negative
+        size, a root outside the group.
         """
         ranks = group.ranks if isinstance(group, Communicator) else tuple(group)
         root = check(kind, ranks, nbytes, self.topology, root=root, shares=shares)

@@ -51,6 +51,13 @@ class Rotation:
         place = self.place(rank)
         return rank + ((place + places) % self.size - place) * self.stride
 
+    def all(self, world: int) -> list[int]:
+        """Return for each rank the one that is one place on."""
+        ranks = np.arange(world)
+        places = ranks // self.stride % self.size
+        moved: list[int] = (ranks + ((places + 1) % self.size - places) * self.stride).tolist()
+        return moved
+
 
 class Turning:
     """What rotations turn the links of a topology into, worked out when somebody asks."""
@@ -98,10 +105,10 @@ class Turning:
         """What each node is turned into: beside the ranks, what is reached by the link at the same place among a node's."""
         gpus = [self._numbers[name] for name in self._topology.gpus]
         found = [-1] * len(self._numbers)
-        images: set[int] = set()
+        moved = rotation.all(self._world)
         for rank, gpu in enumerate(gpus):
-            found[gpu] = gpus[rotation.by(rank, 1) if rank < self._world else rank]
-        images.update(gpus)
+            found[gpu] = gpus[moved[rank] if rank < self._world else rank]
+        images = set(gpus)
         todo = list(gpus)
         for node in todo:  # which grows meanwhile
             news = [other for other in self._out[node] if found[other] < 0]
@@ -201,11 +208,13 @@ class Quotient:
     def _turned_back(self, edge: Edge) -> tuple[Place, Place]:
         """The edge that starts at the first place of every axis, of those that this one is turned into."""
         source, destination = edge[0], edge[1]
+        if not self.turned:
+            return source, destination
+        if isinstance(source, str) or isinstance(destination, str):
+            raise NotAlike(f"{source} or {destination} is no rank")
         for rotation in self.turned:
-            if isinstance(source, str) or isinstance(destination, str):
-                raise NotAlike(f"{source} or {destination} is no rank")
             place = rotation.place(source)
-            source, destination = rotation.by(source, -place), rotation.by(destination, -place)
+            source, destination = source - place * rotation.stride, rotation.by(destination, -place)
         return source, destination
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import traces
@@ -73,3 +74,49 @@ def test_the_command_takes_conditions_schedules_and_prices(tmp_path: Path, capsy
     assert rows["ddp"]["cost"] == pytest.approx(0.004 * rows["ddp"]["step_time_s"])
     assert cli.run(command) == 0
     assert "cost: of a million tokens" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ({"options": {"prefetch": "x"}}, "--option prefetch: 'x' is no such number"),  # only fsdp reads it
+        ({"options": {"overlap": "maybe"}}, "--option overlap: unknown 'maybe'"),  # tp, alone and combined
+        ({"virtual_stages": 3}, "'gpipe' has no virtual stages"),
+        ({"schedule": "interleaved", "virtual_stages": 99}, "pipeline stages are asked for"),
+        ({"bucket_size": -1}, "bytes; give 0 or more"),
+    ],
+)
+def test_an_option_with_which_none_can_run_that_reads_it_is_an_error(option: dict[str, Any], said: str) -> None:
+    with pytest.raises(TriosimError, match=said):
+        compare(TRACE, 4, topology=SYSTEM, **option)
+
+
+def test_a_strategy_that_sizes_rule_out_has_a_reason_and_the_others_run() -> None:
+    """A batch of 8 has no 16 micro-batches, and with the same schedule 4 are no problem."""
+    found = compare(TRACE, 4, topology=SYSTEM, schedule="1f1b")
+    assert {run.label for run in found.runs if run.result is None} == {"pp, M=16"}
+
+
+def test_a_gpu_that_no_strategy_has_is_named_with_those_that_there_are() -> None:
+    with pytest.raises(TriosimError, match="no GPU 9; name one from 0 to 3"):
+        compare(TRACE, 4, topology=SYSTEM, conditions={"slow_gpus": {9: 2.0}})
+
+
+def test_draws_order_strategies_by_the_median_step() -> None:
+    drawn: dict[str, Any] = {"conditions": {"stragglers": "uniform,spread=0.5"}, "draws": 5}
+    found = compare(TRACE, 2, topology="ring(2, bandwidth=1 GB/s)", **drawn)
+    one = simulate(TRACE, "ddp=2", topology="ring(2, bandwidth=1 GB/s)", **drawn)
+    rows = {row["label"]: row for row in found.to_dict()["runs"]}
+    assert one.data.draws is not None
+    assert rows["ddp"]["draws"]["p50_s"] == one.data.draws.p50_s
+    assert rows["ddp"]["throughput_samples_per_s"] == pytest.approx(16 / one.data.draws.p50_s)
+    rates = [run.throughput for run in found.runs]
+    assert rates == sorted(rates, reverse=True)
+    speeds = {run.label: run.throughput for run in found.runs}
+    assert rows["ddp"]["speed_up"] == pytest.approx(speeds["ddp"] / speeds["single"])
+    assert "median, 5%, 95%" in str(found)
+
+
+def test_draws_of_a_run_without_chance_are_refused() -> None:
+    with pytest.raises(TriosimError, match="nothing in this run is drawn by chance"):
+        compare(TRACE, 2, topology="ring(2, bandwidth=1 GB/s)", draws=3)

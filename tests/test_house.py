@@ -60,7 +60,7 @@ FLOORS = (
     (
         *("triosim.engine", "triosim.compute_units", "triosim.pace", "triosim.events", "triosim.unequal"),
         *("triosim.rank", "triosim.rendezvous", "triosim.recording", "triosim.deadlock", "triosim.folding"),
-        *("triosim.foreseen", "triosim.lone", "triosim.shared_links"),
+        *("triosim.foreseen", "triosim.chains", "triosim.lone", "triosim.shared_links"),
     ),
     (
         *("triosim.simulation", "triosim.captured_run", "triosim.capturing", "triosim.comparison"),
@@ -69,7 +69,7 @@ FLOORS = (
         *("triosim.result", "triosim.reports"),
     ),
     (
-        *("triosim.cli", "triosim.cli_options", "triosim.cli_conditions", "triosim.cli_command"),
+        *("triosim.cli", "triosim.cli_options", "triosim.cli_conditions", "triosim.cli_run", "triosim.cli_command"),
         *(
             "triosim.cli_calibrate",
             "triosim.cli_compare",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
@@ -13,7 +15,7 @@ from hypothesis import strategies as st
 from streams import Script
 
 from triosim import simulate
-from triosim.extrapolators.mesh import Mesh
+from triosim.extrapolators.mesh import Mesh, Parts
 from triosim.extrapolators.symmetry import Symmetry
 from triosim.foreseen import Kind, foresee
 from triosim.lone import Lone
@@ -24,8 +26,11 @@ from triosim.networks.topology import Topology
 from triosim.result import ResultData
 from triosim.task_streams import TaskStreams
 from triosim.tasks import AllReduce, Communicator, Compute, Handle, Iteration, Record, TaskStream, Wait
+from triosim.trace import Trace
+from triosim.trace_formats import json_format
 
 GPT = traces.transformer(batch=4, tokens=16, blocks=4, heads=8, width=32)
+SIX = traces.transformer(batch=4, tokens=12, heads=2)
 SYSTEMS = (
     "dgx-a100(gpus={})",
     "dgx-h100(gpus={}, calibration=none)",
@@ -44,12 +49,23 @@ PARALLEL = (
     "tp=2,ddp=4,pp=2",
     "tp=2,fsdp=2,dp=2,pp=2",
     "zero2=8,pp=2",
+    "cp=8,dp=2",
+    "cp=2,tp=2,fsdp=2,pp=2",
+)
+MIXTRAL = json_format.read(Path(__file__).parent / "extrapolators" / "data" / "parts" / "mixtral.json.gz")
+EXPERTS = (
+    "ddp=16,ep=4",
+    "fsdp=4,dp=4,ep=2",
+    "fsdp=4,dp=4,ep=4",
+    "tp=2,fsdp=8,ep=4",
+    "cp=2,fsdp=8,ep=4",
+    "zero2=4,tp=2,pp=2,ep=2",
 )
 
 
-def run(fold: bool | None, parallel: str, system: str, **options: Any) -> ResultData:
+def run(fold: bool | None, parallel: str, system: str, trace: Trace = GPT, **options: Any) -> ResultData:
     return simulate(
-        GPT, parallel, topology=system, compute_model="linear", tp_style="megatron", fold=fold, **options
+        trace, parallel, topology=system, compute_model="linear", tp_style="megatron", fold=fold, **options
     ).data
 
 
@@ -86,6 +102,43 @@ def test_results_are_the_same_with_folding_and_without(
     options = {"collective_form": form, "network": network, "first_bucket_size": bucket, "micro_batches": 4}
     topology = system.replace("{4}", "4").format(16)
     same(run(False, parallel, topology, **options), run(True, parallel, topology, **options))
+
+
+@settings(max_examples=25)
+@given(
+    system=st.sampled_from(SYSTEMS),
+    parallel=st.sampled_from(EXPERTS),
+    form=st.sampled_from(["pipelined", "steps"]),
+    network=st.sampled_from(["packet", "analytical"]),
+    load=st.sampled_from(["balanced", "zipf"]),
+)
+def test_ranks_with_experts_do_the_same_where_these_get_as_many_tokens(
+    system: str, parallel: str, form: str, network: str, load: str
+) -> None:
+    """With drawn tokens these are the ranks with the same experts: of a group, each is simulated."""
+    options = {"collective_form": form, "network": network, "micro_batches": 2, "options": {"load": load}}
+    found = {"parallel": parallel, "system": system.replace("{4}", "4").format(16), "trace": MIXTRAL, **options}
+    same(run(False, **found), run(True, **found))
+
+
+def test_of_groups_that_drew_the_same_tokens_one_is_simulated() -> None:
+    few, many = (counted(f"dp={n},ep=4", n, trace=MIXTRAL, options={"load": "zipf"}) for n in (16, 128))
+    assert few == many
+    collectives = run(False, "dp=16,ep=4", "dgx-a100(gpus=16)", trace=MIXTRAL, options={"load": "zipf"}).collectives
+    assert sum(c.count for c in collectives if c.axis == "ep") == 4 * 4  # groups, exchanges
+
+
+def test_parts_of_an_axis_are_alike_and_so_are_the_ranks_in_one() -> None:
+    """Of eight ranks, two by two: the neighbours are alike, and so is what the four pairs do; or the pairs alone."""
+    mesh = replace(Mesh.of(tp=2, dp=8), parts=(Parts("ep", ("dp",), 2),))
+    both = Symmetry(mesh, ["tp", "dp", "ep"])
+    assert [(rotation.stride, rotation.size) for rotation in both.rotations] == [(1, 2), (2, 2), (4, 4)]
+    assert both.groups((0, 2)) == 8  # experts of a layer
+    assert both.groups((0, 4, 8, 12)) == 4  # those who have the same
+    assert both.groups(tuple(range(0, 16, 2))) == 2
+    assert Symmetry(mesh, ["dp"]).representatives == (0, 1, 2, 3)
+    mixed = replace(Mesh.of(cp=3, dp=2), parts=(Parts("ep", ("cp", "dp"), 2),))  # of which one part is half of two rows
+    assert Symmetry(mixed, ["cp", "dp", "ep"]).representatives == tuple(range(6))
 
 
 def test_a_thousand_ranks_cost_as_much_as_those_that_stand_for_them() -> None:
@@ -126,11 +179,40 @@ def test_unequal_ranks_are_all_simulated(conditions: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(
     ("parallel", "options"),
-    [("cp=4,tp=2,dp=2", {}), ("tp=4,dp=4", {"options": {"overlap": "ring"}, "sequence_parallel": True})],
+    [
+        ("cp=4,tp=2,dp=2", {}),
+        ("cp=8,dp=2", {"options": {"cp": "all-gather"}}),
+        ("tp=4,dp=4", {"options": {"overlap": "ring"}, "sequence_parallel": True}),
+    ],
 )
-def test_what_goes_round_a_ring_comes_from_ranks_that_are_simulated(parallel: str, options: dict[str, Any]) -> None:
-    system = "dgx-a100(gpus=16)"
-    same(run(False, parallel, system, **options), run(True, parallel, system, **options))
+@pytest.mark.parametrize("network", ["packet", "analytical"])
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_what_goes_round_a_ring_comes_from_the_rank_that_stands_for_the_one_before(
+    parallel: str, options: dict[str, Any], network: str, system: str
+) -> None:
+    found = {"parallel": parallel, "system": system.replace("{4}", "4").format(16), "network": network, **options}
+    same(run(False, **found), run(True, **found))
+
+
+def test_one_hop_of_a_ring_stands_for_all_of_them() -> None:
+    few, many = counted("cp=8", 8, training=False), counted("cp=8,dp=16", 128, training=False)
+    assert few == many == ["transfer"] * 4 * 4 * 7  # of each layer and micro-batch, from one rank
+    sends = run(False, "cp=8,dp=16", "dgx-a100(gpus=128)", training=False, micro_batches=4).collectives
+    assert sum(c.count for c in sends if c.axis == "cp") == 128 * len(many)
+
+
+def test_along_an_axis_that_is_not_alike_ranks_are_simulated_and_stand_for_others_along_the_rest() -> None:
+    """On a line the last hop of a ring goes all the way back; what each of eight such lines does is the same."""
+    line = "mesh(4x8, bandwidth=5 GB/s, latency=500 ns)"
+    every, folded = (run(fold, "cp=4,dp=8", line, training=False) for fold in (False, True))
+    same(every, folded)
+    assert not any(note.startswith("every rank") for note in folded.notes)
+
+
+def test_groups_of_which_some_span_nodes_are_not_alike_though_nothing_shares_links() -> None:
+    data = [run(fold, "cp=3,dp=8", "dgx-a100(gpus=24)", network="analytical", trace=SIX) for fold in (False, True)]
+    same(*data)
+    assert any(note == "every rank is simulated: copies take different times" for note in data[1].notes)
 
 
 @pytest.mark.parametrize(
@@ -175,6 +257,18 @@ def test_who_stands_for_whom() -> None:
     assert symmetry.copies((0, 4)) is None  # the first and the last of three
 
 
+def test_who_sends_to_the_next_one_stands_for_all_that_do_and_the_last_sends_to_the_first() -> None:
+    symmetry = Symmetry(Mesh.of(tp=2, cp=3, pp=2), ["tp", "cp"], rings=True)
+    hop = symmetry.pair(0, 2)
+    assert hop is not None
+    moved = {tuple(symmetry.moved(rank, move) for rank in (0, 2)) for move in symmetry.moves(hop)}
+    assert moved == {(0, 2), (2, 4), (4, 0), (1, 3), (3, 5), (5, 1)}
+    assert {symmetry.origin(*pair) for pair in moved} == {(0, 2)}
+    assert symmetry.pairs(0, 6) == 6  # to the next stage
+    assert Symmetry(Mesh.of(tp=2, cp=3), ["cp"]).pair(0, 2) is None
+    assert [one.representatives for one in symmetry.fewer()] == [(0, 1, 6, 7), (0, 2, 4, 6, 8, 10)]
+
+
 class Counting(PacketNetwork):
     """A network that counts what is asked of it."""
 
@@ -189,9 +283,9 @@ class Counting(PacketNetwork):
         return super().collective(kind, *args, **options)
 
 
-def counted(parallel: str, gpus: int) -> list[str]:
+def counted(parallel: str, gpus: int, **options: Any) -> list[str]:
     Counting.asked = []
-    run(True, parallel, f"dgx-a100(gpus={gpus})", network=Counting, micro_batches=4)
+    run(True, parallel, f"dgx-a100(gpus={gpus})", network=Counting, micro_batches=4, **options)
     return sorted(Counting.asked)
 
 

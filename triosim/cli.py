@@ -15,8 +15,16 @@ from typing import Annotated, Any
 
 import typer
 
-from triosim import __version__, cli_calibrate, cli_capture, cli_compare, cli_describe, cli_memory, cli_schedule
-from triosim import cli_conditions as c
+from triosim import (
+    __version__,
+    cli_calibrate,
+    cli_capture,
+    cli_compare,
+    cli_describe,
+    cli_memory,
+    cli_run,
+    cli_schedule,
+)
 from triosim import cli_options as o
 from triosim.cli_command import QuickCommand, QuickGroup, check_plot, show_on_terminal
 from triosim.errors import TriosimError
@@ -64,84 +72,20 @@ def root(
 
 
 @app.command(cls=QuickCommand)
+@cli_run.takes(cli_run.OPTIONS)
 def simulate(
     trace: o.TracePath,
-    trace_format: o.TraceFormat = None,
-    parallel: o.Parallel = "single",
-    gpus: o.Gpus = None,
-    batch_size: o.BatchSize = None,
-    global_batch_size: o.GlobalBatchSize = None,
-    inference: o.Inference = False,
-    iterations: o.Iterations = 1,
-    micro_batches: o.MicroBatches = None,
-    stages: o.Stages = None,
-    balance_stages: o.BalanceStages = False,
-    schedule: o.Schedule = "gpipe",
-    virtual_stages: o.VirtualStages = None,
-    tp_style: o.TpStyle = "gather",
-    sequence_parallel: o.SequenceParallel = False,
-    dp_style: o.DpStyle = "all-reduce",
-    bucket_size: o.BucketSize = "25 MiB",
-    first_bucket_size: o.FirstBucketSize = "1 MiB",
-    gradient_dtype: o.GradientDtype = None,
-    recompute: o.Recompute = "none",
-    topology: o.TopologyName = None,
-    network: o.NetworkName = "packet",
-    collective: o.CollectiveName = None,
-    collective_form: o.CollectiveForm = "pipelined",
-    copy_input: o.CopyInput = False,
-    host_overhead: o.HostOverhead = None,
-    run_ahead: o.RunAhead = None,
-    compute_slowdown: c.ComputeSlowdown = None,
-    collective_slowdown: c.CollectiveSlowdown = None,
-    slow_gpus: c.SlowGpus = None,
-    gpu_kinds: c.GpuKinds = None,
-    stragglers: c.Stragglers = None,
-    slow_links: c.SlowLinks = None,
-    events: c.Events = None,
-    draws: c.Draws = 1,
-    option: o.PluginOptions = None,
-    fail_on_oom: o.FailOnOom = False,
-    fold: o.Fold = None,
-    gpu: o.Gpu = None,
-    operator_times: o.OperatorTimes = None,
-    compute_model: o.ComputeModel = "auto",
-    output: Annotated[
-        str | None,
-        typer.Option(
-            "--output",
-            "-o",
-            metavar="FILE",
-            rich_help_panel=o.OUTPUT,
-            show_default=False,
-            help="Everything as JSON, also by layer and rank.",
-        ),
-    ] = None,
-    csv: Annotated[
-        str | None,
-        typer.Option(
-            "--csv", metavar="FILE", rich_help_panel=o.OUTPUT, show_default=False, help="Every figure, a row each."
-        ),
-    ] = None,
-    timeline: Annotated[
-        str | None,
-        typer.Option(
-            "--timeline",
-            metavar="FILE",
-            rich_help_panel=o.OUTPUT,
-            show_default=False,
-            help="A timeline for ui.perfetto.dev or chrome://tracing (.json or .json.gz).",
-        ),
-    ] = None,
-    plot: o.Plot = None,
-    tokens_per_sample: o.TokensPerSample = None,
-    price: o.Price = None,
-    links: o.Links = False,
-    link_plot: o.LinkPlot = None,
-    by_layer: o.ByLayer = False,
-    what_if: o.WhatIf = False,
-    format: o.Format = "table",
-    quiet: o.Quiet = False,
+    output: str | None,
+    csv: str | None,
+    timeline: str | None,
+    plot: str | None,
+    links: bool,
+    link_plot: str | None,
+    by_layer: bool,
+    what_if: bool,
+    format: str,
+    quiet: bool,
+    **options: Any,
 ) -> None:
     """Simulate one training step, or an inference pass, on many GPUs.
 
@@ -167,12 +111,13 @@ def simulate(
     """
     from triosim.output import check_outputs
 
-    check_outputs(output, csv, timeline, plot, link_plot, reading=(trace, topology, operator_times, schedule))
+    inputs = (options[name] for name in ("topology", "operator_times", "schedule"))
+    check_outputs(output, csv, timeline, plot, link_plot, reading=(trace, *inputs))
     check_plot(plot)
     if link_plot is not None:
         from triosim.reports.link_plot import check_link_plot
 
-        check_link_plot(link_plot, network)
+        check_link_plot(link_plot, options["network"])
     from triosim.reports.progress import Progress
 
     with Progress(shown=not quiet) as progress:
@@ -185,50 +130,7 @@ def simulate(
             from triosim.simulation import simulate as run
         result = run(
             trace,
-            parallel,
-            trace_format=trace_format,
-            gpus=gpus,
-            gpu=gpu,
-            topology=topology,
-            network=network,
-            collective=collective,
-            collective_form=collective_form,
-            batch_size=batch_size,
-            global_batch_size=global_batch_size,
-            training=not inference,
-            iterations=iterations,
-            micro_batches=micro_batches,
-            stages=None if stages is None else [name.strip() for name in stages.split(",")],
-            balance_stages=balance_stages,
-            schedule=schedule,
-            virtual_stages=virtual_stages,
-            tp_style=tp_style,
-            sequence_parallel=sequence_parallel,
-            dp_style=dp_style,
-            bucket_size=bucket_size,
-            first_bucket_size=first_bucket_size,
-            gradient_dtype=gradient_dtype,
-            recompute=recompute,
-            copy_input=copy_input,
-            operator_times=operator_times,
-            compute_model=compute_model,
-            host_overhead=host_overhead,
-            run_ahead=run_ahead,
-            conditions=c.given(
-                compute_slowdown=compute_slowdown,
-                collective_slowdown=collective_slowdown,
-                slow_gpus=slow_gpus,
-                gpu_kinds=gpu_kinds,
-                stragglers=stragglers,
-                slow_links=slow_links,
-                events=events,
-            ),
-            options=o.key_values(option or ()),
-            tokens_per_sample=tokens_per_sample,
-            price=price,
-            draws=draws,
-            fail_on_oom=fail_on_oom,
-            fold=fold,
+            **cli_run.arguments_of(options),
             timeline=timeline is not None or plot is not None,
             links=links or link_plot is not None,
             progress=progress,

@@ -73,7 +73,13 @@ Draws = Annotated[
     ),
 ]
 
-
-def given(**options: Any) -> Mapping[str, Any]:
-    """Return the options that were given."""
-    return {name: value for name, value in options.items() if value}
+#: The conditions, by the names that ``triosim.simulate`` has for them.
+CONDITION_OPTIONS: Mapping[str, Any] = {
+    "compute_slowdown": ComputeSlowdown,
+    "collective_slowdown": CollectiveSlowdown,
+    "slow_gpus": SlowGpus,
+    "gpu_kinds": GpuKinds,
+    "stragglers": Stragglers,
+    "slow_links": SlowLinks,
+    "events": Events,
+}

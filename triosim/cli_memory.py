@@ -115,6 +115,10 @@ def memory(
         from triosim.reports.plot import check_plot
 
         check_plot(plot)
+    if snapshot is not None:
+        from triosim.memory.snapshot import check_snapshot
+
+        check_snapshot(snapshot)
     if depth is not None and depth < 1:
         raise OptionError(f"{depth} is no depth", where="--depth", fix="give 1 or more")
     from triosim.memory import analyse

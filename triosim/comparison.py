@@ -7,9 +7,10 @@ efficiency the speed-up over the number of GPUs.
 
 from __future__ import annotations
 
+import inspect
 import json
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from triosim import plugins
@@ -53,6 +54,14 @@ class Run:
     def label(self) -> str:
         """The strategy's label."""
         return self.strategy.label
+
+    @property
+    def throughput(self) -> float:
+        """Samples per second; of several draws those of the median step. 0 where it cannot run."""
+        if self.result is None:
+            return 0.0
+        drawn = self.result.data.draws
+        return self.result.throughput_samples_per_s * (self.result.step_time_s / drawn.p50_s if drawn else 1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +127,8 @@ def compare(
 ) -> Comparison:
     """Simulate every strategy on ``gpus`` GPUs; ``options`` are those of ``simulate``, each for the strategies that read it.
 
-    ``started`` is told of each strategy before it runs. Raises ``TriosimError`` where none can run, and for whatever is
-    wrong with the trace or the topology.
+    ``started`` is told of each strategy before it runs. Raises ``TriosimError`` where none can run, for whatever is wrong
+    with the trace or the topology, and for an option with which none can that reads it.
     """
     if isinstance(trace, TaskStreams):
         raise TriosimError("task streams run as they are", fix="compare the strategies for a trace of one GPU")
@@ -134,8 +143,10 @@ def compare(
             started(strategy)
         found.append(_run(strategy, trace, gpus, topology, options))
     if all(run.result is None for run in found):
-        raise TriosimError(f"no strategy can run: {found[0].reason}")
-    runs = sorted(_measured(found, gpus), key=lambda run: -(run.result.throughput_samples_per_s if run.result else 0.0))
+        raise TriosimError(f"no strategy can run: {found[min(1, len(found) - 1)].reason}")  # one GPU is the first
+    for run in _spoilt(found, options, lambda strategy, left: _run(strategy, trace, gpus, topology, left)):
+        raise TriosimError(run.reason)
+    runs = sorted(_measured(found), key=lambda run: -run.throughput)
     gpu = next(run.result.inputs["trace"]["gpu"] for run in runs if run.result is not None)
     return Comparison(f"{trace.model} on {gpus} x {gpu}", gpus, tuple(runs))
 
@@ -152,6 +163,28 @@ def _check(options: Mapping[str, Any], gpus: int) -> None:
                 parse_bytes(options[name])
             except TriosimError as error:
                 raise OptionError(error.what, where=f"--{name.replace('_', '-')}", fix=error.fix) from None
+
+
+def _spoilt(
+    runs: Sequence[Run], options: Mapping[str, Any], run: Callable[[Strategy, Mapping[str, Any]], Run]
+) -> Iterator[Run]:
+    """Yield those that cannot run because of an option with which nothing can that reads it, and which can without it."""
+    defaults = inspect.signature(simulate).parameters
+    for name, of in BELONGS_TO.items():
+        if name in options and options[name] != defaults[name].default:
+            left = {key: value for key, value in options.items() if key != name}
+            yield from _none_runs([one for one in runs if _names(one.strategy) & {*of}], left, run)
+    given: Mapping[str, str] = options.get("options") or {}
+    for name in given:
+        left = {**options, "options": {key: value for key, value in given.items() if key != name}}
+        yield from _none_runs([one for one in runs if name in _extra_options(_names(one.strategy))], left, run)
+
+
+def _none_runs(
+    readers: Sequence[Run], left: Mapping[str, Any], run: Callable[[Strategy, Mapping[str, Any]], Run]
+) -> Iterator[Run]:
+    if not any(one.result for one in readers):
+        yield from (one for one in readers if run(one.strategy, left).result is not None)
 
 
 def _run(strategy: Strategy, trace: Trace, gpus: int, topology: TopologyLike | None, options: Mapping[str, Any]) -> Run:
@@ -184,14 +217,14 @@ def _extra_options(names: set[str]) -> set[str]:
     return {option for name in names for option in plugins.load("extrapolators", name).extra_options}
 
 
-def _measured(runs: list[Run], gpus: int) -> Iterator[Run]:
+def _measured(runs: list[Run]) -> Iterator[Run]:
     """Yield the runs with their speed-up over the first, which is one GPU's."""
-    alone = runs[0].result
+    alone = runs[0]
     for run in runs:
-        if run.result is None or alone is None:
+        if run.result is None or alone.result is None:
             yield run
         else:
-            speed_up = run.result.throughput_samples_per_s / alone.throughput_samples_per_s
+            speed_up = run.throughput / alone.throughput
             yield Run(run.strategy, run.result, "", speed_up, speed_up / run.result.world)
 
 
@@ -206,7 +239,8 @@ def _row(run: Run) -> dict[str, Any]:
         "gpus": count,
         "global_batch_size": data.global_batch_size,
         "step_time_s": data.step_time_s,
-        "throughput_samples_per_s": data.throughput_samples_per_s,
+        "throughput_samples_per_s": run.throughput,
+        "draws": None if data.draws is None else asdict(data.draws),
         "compute_s": sum(rank.compute_s for rank in data.ranks) / count,
         "exposed_communication_s": sum(rank.exposed_communication_s for rank in data.ranks) / count,
         "idle_s": sum(rank.idle_s for rank in data.ranks) / count,

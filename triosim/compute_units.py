@@ -84,7 +84,7 @@ class ComputeUnits:
         handle.arrived = self._env.now
         if not task.seconds and handle.launched is None:
             handle.started = self._env.now
-            self._count(rank, task)
+            self._recording.ran(rank.index, task)
             self._finish(rank, handle)
             return
         rank.wanting.append(Turn(rank, handle, task, handle.launched))
@@ -254,7 +254,7 @@ class ComputeUnits:
             if turn.starts:
                 turn.handle.operator_starts = tuple(turn.starts)
             record.compute_seconds += task.seconds
-            self._count(turn.rank, task)
+            self._recording.ran(turn.rank.index, task)
 
     def _record_paced(self, turn: Turn, spans: list[Span]) -> None:
         """Record what ran since the computation got the units, and how much longer than it was to take."""
@@ -272,8 +272,4 @@ class ComputeUnits:
             record.slowed_seconds += took - asked
         if turn.through:
             turn.handle.operator_starts, turn.handle.operator_ends = tuple(turn.starts), tuple(turn.ends)
-            self._count(turn.rank, turn.task)
-
-    def _count(self, rank: Rank, task: Compute) -> None:
-        _, runs = self._recording.computed.setdefault(id(task), (task, {}))
-        runs[rank.index] = runs.get(rank.index, 0) + 1
+            self._recording.ran(turn.rank.index, turn.task)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from triosim.chains import Chain
 from triosim.errors import DeadlockError
 from triosim.tasks import Batch, Collective, Communicator, Compute, Copy, Handle, Recv, Send, Task
 from triosim.units import format_bytes
@@ -79,6 +80,8 @@ def _partner(part: Send | Recv) -> str:
 
 
 def _name(task: Task) -> str:
+    if isinstance(task, Chain):
+        return next(_name(step) for step in task.steps if not isinstance(step, int))
     if isinstance(task, Collective):
         return f"{task.kind} of {format_bytes(task.nbytes)} in '{task.group.name or list(task.group.ranks)}'"
     if isinstance(task, Send):

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import simpy
 
+from triosim.chains import Chain, Chains
 from triosim.compute_units import ComputeUnits, HostOverhead
 from triosim.conditions import Conditions
 from triosim.deadlock import report_deadlock
@@ -47,6 +48,7 @@ from triosim.tasks import (
 )
 
 if TYPE_CHECKING:
+    from triosim.extrapolators.symmetry import Symmetry
     from triosim.networks.base import Network
 
 #: How many launched tasks the host may be ahead of the device (CUDA's launch queue).
@@ -65,7 +67,7 @@ class Engine:
     where each operator has its own. ``run_ahead`` is how many operators the host is ahead of the device at most, where that is
     less than the launch queue holds. ``timeline`` keeps every task's handle in the recording, ``conditions`` say how much
     computation and communication on one GPU hamper each other, and what happens when; that GPUs are unequal from the start
-    is in their streams. ``copies`` says for how many transfers one stands, where not all ranks are simulated.
+    is in their streams. ``alike`` says what ranks stand for others, where not all are simulated.
     """
 
     def __init__(
@@ -79,7 +81,7 @@ class Engine:
         timeline: bool = False,
         progress: Progress | None = None,
         conditions: Conditions | None = None,
-        copies: Callable[[Sequence[int]], int] | None = None,
+        alike: Symmetry | None = None,
     ) -> None:
         self.env = env
         self.network = network
@@ -89,7 +91,7 @@ class Engine:
         self.progress = progress
         self.ranks: dict[int, Rank] = {}
         self.recording = Recording(ranks=[], handles=[] if timeline else None)
-        self.rendezvous = Rendezvous(network, self.ranks, self.recording, self._communicated, self._watch, copies)
+        self.rendezvous = Rendezvous(network, self.ranks, self.recording, self._communicated, self._watch, alike)
         self.conditions = conditions or Conditions()
         self.paces: Paces | None = None  # where GPUs do not always compute at the same speed
         self._finished_tasks = 0
@@ -106,8 +108,14 @@ class Engine:
             Record: self._begin_nothing,
             Wait: self._begin_nothing,
             Iteration: self._begin_iteration,
+            Chain: Chains(network, self.recording, self._finish, alike).begin,
             **dict.fromkeys(COLLECTIVES.values(), self.rendezvous.collective),
         }
+
+    @property
+    def joins(self) -> bool:
+        """Whether it can run chains: where no task of theirs is launched, slowed or shown by itself."""
+        return self.host_overhead is None and self.recording.handles is None and not self.conditions.changing
 
     def run(self, streams: Mapping[int, TaskStream]) -> Recording:
         """Run every rank's stream to its end and return what was recorded.
@@ -262,7 +270,7 @@ class Engine:
             elif kind is Wait:
                 for other in task.handles:
                     follow(handle, other)
-            elif kind is not Record:
+            elif kind is not Record and kind is not Chain:
                 issuer = task.issuer
                 if issuer is not None and issuer != stream and issuer in tails:
                     follow(handle, tails[issuer])
@@ -386,7 +394,9 @@ class Engine:
 def _launches(task: Task) -> int:
     if type(task) is Recv and task.ahead:
         return 0
-    return len(task.operators) if isinstance(task, Compute) else 1
+    if isinstance(task, Compute):
+        return len(task.operators)
+    return task.launches if isinstance(task, Chain) else 1
 
 
 def _check_seconds(seconds: float, what: str, rank: int) -> None:

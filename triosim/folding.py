@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
 import simpy
@@ -22,17 +23,14 @@ import simpy
 from triosim.collecting import without_collecting
 from triosim.engine import Engine
 from triosim.extrapolators.symmetry import Copies, Symmetry
-from triosim.foreseen import Foreseen, Kind, foresee
+from triosim.foreseen import Foreseen, Foresight, Kind, foresee
 from triosim.lone import Lone
 from triosim.networks.base import Network
 from triosim.networks.collectives.base import Place
 from triosim.networks.quotient import NotAlike, Quotient, Rotation, Turning
 from triosim.recording import Recording
-from triosim.shared_links import SharedLinks
+from triosim.shared_links import Moved, SharedLinks
 from triosim.tasks import CollectiveKind, Communicator, TaskStream
-
-#: For how many transfers or collectives one between some ranks stands.
-CopiesOf = Callable[[Sequence[int]], int]
 
 WORTH_IT = 16  # ranks; what fewer do is quickly simulated
 _SAME = 1e-9  # by what part of a transfer's time copies may differ
@@ -57,23 +55,51 @@ def run(
     symmetry: Symmetry,
     tasks: Callable[[int], TaskStream],
     new_network: Callable[[], Network],
-    engine_on: Callable[[Network, CopiesOf], Engine],
+    engine_on: Callable[[Network, Symmetry], Engine],
 ) -> tuple[Recording, Network]:
     """Run the streams of the ranks that stand for others; return the recording of all, and the network as they left it.
 
-    Raises ``NotAlike``.
+    Where what is sent along one axis is not alike, ranks stand for others along the rest. Raises ``NotAlike``.
     """
+    why = None
+    for tried in (symmetry, *symmetry.fewer()):
+        try:
+            return _run(tried, tasks, new_network, engine_on)
+        except NotAlike as found:
+            why = why or found
+    assert why is not None
+    raise why
+
+
+def _run(
+    symmetry: Symmetry,
+    tasks: Callable[[int], TaskStream],
+    new_network: Callable[[], Network],
+    engine_on: Callable[[Network, Symmetry], Engine],
+) -> tuple[Recording, Network]:
     ranks = symmetry.representatives
     foresight = foresee({rank: tasks(rank) for rank in ranks})
+    _check_received(foresight, symmetry)
     folded = FoldedNetwork(new_network, symmetry, foresight.kinds)
     tapes = foresight.tapes
+    engine = engine_on(folded, symmetry)
+    if engine.joins:
+        for rank, tape in tapes.items():
+            tape.join(rank, frozenset(ranks))
     streams = {rank: tapes[rank].stream() if rank in tapes else tasks(rank) for rank in ranks}
-    recording = engine_on(folded, folded.copies).run(streams)
+    recording = engine.run(streams)
     stands_for: dict[int, list[int]] = {}
     for rank in range(symmetry.world):
         stands_for.setdefault(symmetry.representative(rank), []).append(rank)
     recording.unfold(stands_for)
     return recording, folded
+
+
+def _check_received(foresight: Foresight, symmetry: Symmetry) -> None:
+    """What the ranks that stand for others wait for must be what they send, or a copy of it."""
+    sent = {kind.ranks for kind in foresight.kinds if kind.collective is None}
+    if {symmetry.origin(*pair) for pair in foresight.received} != sent:
+        raise NotAlike("what ranks receive is not what those like them send")
 
 
 class _Copy(NamedTuple):
@@ -106,17 +132,17 @@ class FoldedNetwork(Network):
         self._lone = Lone(network.env, idle, alone)
         self._alone = frozenset(alone)
 
-    def copies(self, ranks: Sequence[int]) -> int:
-        """Return for how many transfers or collectives one of some ranks stands."""
-        found = self._symmetry.copies(ranks)
-        return 1 if found is None else self._symmetry.count(found)
-
     def transfer(self, source: Place, destination: Place, nbytes: float) -> simpy.Event:
         """Send bytes between two ranks, and between their copies."""
         assert isinstance(source, int)
         assert isinstance(destination, int)
         kind = Kind(None, (source, destination))
-        return self._all(kind, lambda by: self._network.transfer(source + by, destination + by, nbytes))
+
+        def start(move: Sequence[int]) -> simpy.Event:
+            moved = self._moved(kind, move) or int
+            return self._network.transfer(moved(source), moved(destination), nbytes)
+
+        return self._all(kind, start)
 
     def collective(
         self,
@@ -130,31 +156,44 @@ class FoldedNetwork(Network):
         """Run a collective of a group, and of its copies."""
         ranks = group.ranks if isinstance(group, Communicator) else tuple(group)
 
-        def start(by: int, network: Network = self._network) -> simpy.Event:
-            moved = tuple(rank + by for rank in ranks) if by else ranks
-            return network.collective(kind, moved, nbytes, root=None if root is None else root + by, shares=shares)
+        what = Kind(kind, ranks, root, shares is not None)
 
-        what = Kind(kind, ranks, root)
+        def start(move: Sequence[int], network: Network = self._network) -> simpy.Event:
+            moved = self._moved(what, move)
+            group = ranks if moved is None else tuple(map(moved, ranks))
+            to = root if root is None or moved is None else moved(root)
+            return network.collective(kind, group, nbytes, root=to, shares=shares)
+
         if what in self._alone:
-            return self._lone.run(what, nbytes, lambda idle: start(0, idle))
+            return self._lone.run(what, nbytes, lambda idle: start((), idle))
         return self._all(what, start)
 
-    def _all(self, kind: Kind, start: Callable[[int], simpy.Event]) -> simpy.Event:
+    def _all(self, kind: Kind, start: Callable[[Sequence[int]], simpy.Event]) -> simpy.Event:
         traffic = self._traffic.get(kind)
         if traffic is None:
             raise NotAlike(f"{kind} was not foreseen")
-        event = start(0)
+        event = start(())
         if len(traffic.sent) > 1:
-            _Together(self.env, event, [start(self._symmetry.by(move)) for move in traffic.sent[1:]])
+            _Together(self.env, event, [start(move) for move in traffic.sent[1:]])
+            if not self._network.contention:  # so that what was alike once stays so
+                del traffic.sent[1:]
         return event
+
+    def _moved(self, kind: Kind, move: Sequence[int]) -> Moved | None:
+        """Where a move takes the ranks of a kind; None where they stay."""
+        if not any(move):
+            return None
+        if kind.collective is None:
+            return partial(self._symmetry.moved, move=move)
+        return self._symmetry.by(move).__add__
 
     # ---- which copies are simulated -----------------------------------------------------------------------------
 
     def _copies_of(self, kind: Kind) -> Copies:
-        copies = self._symmetry.copies(kind.ranks)
-        if copies is None:
+        of = self._symmetry.copies(kind.ranks) if kind.collective else self._symmetry.pair(*kind.ranks)
+        if of is None:
             raise NotAlike(f"{kind.ranks} are no block of the mesh")
-        return copies
+        return of
 
     def _quotient(self, kinds: Mapping[Kind, Foreseen]) -> Quotient | None:
         """By what rotations of the ranks what is sent stays the same, links and all; along axes by themselves, or by digits.
@@ -180,9 +219,12 @@ class FoldedNetwork(Network):
 
     def _stays(self, tried: Quotient, kinds: Mapping[Kind, Foreseen]) -> bool:
         """Whether what is sent is turned into itself."""
+        digits = [rotation for rotation in tried.turned if rotation not in self._symmetry.rotations]
         with suppress(NotAlike):
             for kind, foreseen in kinds.items():
-                if kind.collective is None and tried.spans(kind.ranks):
+                if kind.collective is None and any(len(set(map(digit.place, kind.ranks))) > 1 for digit in digits):
+                    return False  # of a ring, which goes round as a whole alone
+                if kind.unequal and tried.spans(kind.ranks):
                     return False
                 for edge in self._edges(kind, foreseen.nbytes):
                     tried.way(*edge)
@@ -209,10 +251,16 @@ class FoldedNetwork(Network):
     def _choose(self, links: SharedLinks, kinds: Mapping[Kind, Foreseen]) -> dict[Kind, list[str]]:
         """Find the copies that share links with what is simulated; the others must be images of it.
 
+        Where nothing shares links, all are simulated, the first time.
+
         Return the kinds that one communicator has all of their links for itself, with these links.
         """
+        if not self._network.contention:
+            for kind, traffic in self._traffic.items():
+                traffic.sent = sorted(self._moves(kind))
+            return {}
         ways = {
-            _Copy(kind, move): links.of(traffic.edges, self._symmetry.by(move))
+            _Copy(kind, move): links.of(traffic.edges, self._moved(kind, move))
             for kind, traffic in self._traffic.items()
             for move in self._moves(kind)
         }
@@ -238,9 +286,18 @@ class FoldedNetwork(Network):
         return {
             copy.kind: [links.names[link] for link in ways[copy]]
             for root in simulated
-            if _has_for_itself(components[root], kinds)
+            if self._has_for_itself(components[root], kinds)
             for copy in components[root]
         }
+
+    def _has_for_itself(self, copies: Sequence[_Copy], kinds: Mapping[Kind, Foreseen]) -> bool:
+        """Whether one communicator, which does one thing after the other, does all that is sent over some links.
+
+        What has copies that share links with others is none such.
+        """
+        by = set().union(*(kinds[copy.kind].by for copy in copies))
+        apart = any(c.kind.collective is None or c.kind.unequal or self._traffic[c.kind].sent[1:] for c in copies)
+        return not apart and len(by) == 1
 
     def _check_image(
         self,
@@ -286,13 +343,6 @@ class FoldedNetwork(Network):
     def figures(self) -> Mapping[str, float]:
         """Return what the network has counted."""
         return self._network.figures()
-
-
-def _has_for_itself(copies: Sequence[_Copy], kinds: Mapping[Kind, Foreseen]) -> bool:
-    """Whether one communicator, which does one thing after the other, does all that is sent over some links."""
-    by = set().union(*(kinds[copy.kind].by for copy in copies))
-    alone = not any(any(copy.move) or copy.kind.collective is None for copy in copies)
-    return alone and len(by) == 1
 
 
 class _Together:

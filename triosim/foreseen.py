@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from triosim.chains import Chain, chains
 from triosim.collecting import without_collecting
 from triosim.networks.quotient import NotAlike
 from triosim.tasks import (
@@ -29,11 +30,15 @@ from triosim.tasks import (
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What is sent: a collective of some ranks, or from one rank to another where ``collective`` is None."""
+    """What is sent: a collective of some ranks, or from one rank to another where ``collective`` is None.
+
+    All collectives of ``unequal`` shares are of one kind: of these, some shares may be nothing.
+    """
 
     collective: CollectiveKind | None
     ranks: tuple[int, ...]
     root: int | None = None
+    unequal: bool = False
 
 
 @dataclass(slots=True)
@@ -46,9 +51,13 @@ class Foreseen:
 
 @dataclass(frozen=True, slots=True)
 class Foresight:
-    """What ranks send in their first iteration, by kind, and their tasks if that is all that they do."""
+    """What ranks send in their first iteration, by kind, and their tasks if that is all that they do.
+
+    ``received`` are pairs of ranks of which the second waits for what the first one sends.
+    """
 
     kinds: Mapping[Kind, Foreseen]
+    received: Set[tuple[int, int]]
     tapes: Mapping[int, Tape]
 
 
@@ -58,7 +67,8 @@ class Tape:
     def __init__(self) -> None:
         self._tasks: list[Task] = []
         self._named: dict[int, dict[str, tuple[int, ...]]] = {}  # by place, the places of the tasks that one names
-        self._kept: set[int] = set()
+        self._uses: dict[int, int] = {}  # how often a task is named, by its place
+        self._chains: dict[int, Chain] = {}  # by the place of their first task
 
     def add(self, rank: int, task: Task) -> Any:
         """Note one more task, and return what is answered to it: a handle that knows its place, or nothing to see."""
@@ -79,19 +89,32 @@ class Tape:
     def _note(self, place: int, name: str, handles: Sequence[Handle]) -> None:
         places = tuple([handle.place[0] for handle in handles])
         self._named.setdefault(place, {})[name] = places
-        self._kept.update(places)
+        for other in places:
+            self._uses[other] = self._uses.get(other, 0) + 1
+
+    def join(self, rank: int, simulated: Container[int]) -> None:
+        """Let what a rank does one thing after the other be one task of its."""
+        self._chains = chains(rank, self._tasks, self._named, self._uses, simulated)
 
     def stream(self) -> TaskStream:
         """Yield the tasks again."""
         handles: dict[int, Any] = {}
-        for place, task in enumerate(self._tasks):
+        place = 0
+        while place < len(self._tasks):
+            chain = self._chains.get(place)
+            if chain is not None:
+                yield chain
+                place += chain.length
+                continue
+            task = self._tasks[place]
             named = self._named.get(place)
             if named is not None:
                 again = {name: tuple([handles[other] for other in places]) for name, places in named.items()}
                 task = replace(task, **again)
             answer = yield task
-            if place in self._kept:
+            if place in self._uses:
                 handles[place] = answer
+            place += 1
 
 
 class _Unseen:
@@ -108,6 +131,7 @@ def foresee(streams: Mapping[int, TaskStream]) -> Foresight:
     Raises ``NotAlike`` for streams that look at the clock or at others, whose tasks nobody can foresee.
     """
     found: dict[Kind, Foreseen] = {}
+    received: set[tuple[int, int]] = set()
     tapes: dict[int, Tape] = {}
     for rank, stream in streams.items():
         tape = Tape()
@@ -118,25 +142,25 @@ def foresee(streams: Mapping[int, TaskStream]) -> Foresight:
                 answer = tape.add(rank, task)
                 if isinstance(task, Iteration):
                     break
+                if type(task) is Compute or type(task) is Wait:
+                    continue
                 for part in task.parts if isinstance(task, Batch) else (task,):
-                    _note(found, part, rank, streams)
+                    _note(found, received, part, rank)
             stream.send(answer)
             stream.close()
             continue
         tapes[rank] = tape
-    return Foresight(found, tapes)
+    return Foresight(found, received, tapes)
 
 
-def _note(found: dict[Kind, Foreseen], task: Any, rank: int, simulated: Container[int]) -> None:
+def _note(found: dict[Kind, Foreseen], received: set[tuple[int, int]], task: Any, rank: int) -> None:
     if isinstance(task, Collective):
-        if task.shares is not None:
-            raise NotAlike("shares are unequal")
         if len(task.group.ranks) > 1:
-            kind = Kind(task.kind, task.group.ranks, task.root)
+            kind = Kind(task.kind, task.group.ranks, task.root, task.shares is not None)
             found.setdefault(kind, Foreseen(task.nbytes)).by.add(task.group)
     elif isinstance(task, Send):
-        if task.destination not in simulated:
-            raise NotAlike(f"rank {rank} sends to one of those that it stands for")
         found.setdefault(Kind(None, (rank, task.destination)), Foreseen(task.nbytes))
-    elif not isinstance(task, (Compute, Recv, Record, Synchronize, Wait)):
+    elif isinstance(task, Recv):
+        received.add((task.source, rank))
+    elif not isinstance(task, (Compute, Record, Synchronize, Wait)):
         raise NotAlike(f"a {type(task).__name__} may be another on each rank")

@@ -33,6 +33,7 @@ class Lone:
         self._links = links
         self._took: dict[tuple[Kind, float], _Took] = {}
         self._over: dict[tuple[int, ...], float] = {}
+        self._carried: Mapping[str, float] | None = None  # by the idle network so far
 
     def run(self, kind: Kind, nbytes: float, start: Callable[[Network], simpy.Event]) -> simpy.Event:
         """Run a collective that ``start`` starts on a network. Raises ``NotAlike`` where the one before is not through."""
@@ -57,7 +58,7 @@ class Lone:
 
     def _tried(self, kind: Kind, start: Callable[[Network], simpy.Event]) -> _Took:
         idle, links = self._idle, self._links[kind]
-        began, before = idle.env.now, idle.bytes_by_link()
+        began, before = idle.env.now, self._carried or idle.bytes_by_link()
         idle.env.run(until=start(idle))
-        after = idle.bytes_by_link()
+        after = self._carried = idle.bytes_by_link()
         return _Took(idle.env.now - began, {name: after[name] - before[name] for name in links if name in after})

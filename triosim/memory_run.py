@@ -13,7 +13,7 @@ from triosim.errors import OptionError
 from triosim.extrapolators.base import ParallelOptions
 from triosim.extrapolators.plan import plan
 from triosim.gpus import Gpu
-from triosim.memory.extrapolated import WorldMemory, memory_of
+from triosim.memory.extrapolated import PlannedMemory, memory_of
 from triosim.simulation import gpus_for
 from triosim.trace import Trace, dtype_name
 from triosim.trace_formats import read
@@ -29,7 +29,7 @@ def rank_memory(
     compute_model: str | type = "auto",
     options: Mapping[str, str] | None = None,
     **choices: Any,
-) -> WorldMemory:
+) -> PlannedMemory:
     """Return the memory of each rank of a training step on many GPUs.
 
     ``gpu`` is what must hold it, by default the trace's; times, which only divide a pipeline into stages, are predicted for it.
@@ -39,9 +39,9 @@ def rank_memory(
     subject = trace if isinstance(trace, Trace) else read(trace, trace_format)
     if not isinstance(subject, Trace):
         raise OptionError(
-            "the task streams of a distributed script have the memory that was captured",
-            where="parallel",
-            fix="leave it out: triosim.memory.analyse reads one rank's trace",
+            f"the task streams of {subject.world} ranks have the memory that was captured",
+            where=subject.source or "parallel",
+            fix="leave out --parallel and what goes with it, or capture the script with another division",
         )
     captured_run.check_alone(subject)
     if choices.get("gradient_dtype") is not None:

@@ -67,9 +67,10 @@ class MetricOptions:
 class PlaceMemory:
     """The most bytes of live tensors on each of ``ranks``, which all have as many, in blocks of 512 bytes.
 
-    The others are at that moment: in ``action`` of the schedule ("0F3": stage 0, forward, micro-batch 3), in ``layer``.
-    ``other_bytes`` are buffers, inputs, outputs and cuBLAS's workspaces. ``capacity_bytes`` is what a process can have of the
-    GPU's memory beside the CUDA context, None where the GPU is not known.
+    The others are at that moment: in ``action`` of the schedule ("0F3": stage 0, forward, micro-batch 3; of a captured rank
+    the phase), in ``layer``. ``other_bytes`` are buffers, inputs, outputs and cuBLAS's workspaces. ``capacity_bytes`` is what a
+    process can have of the GPU's memory beside the CUDA context, ``fits`` whether the tensors do, or, of a captured rank,
+    whether the caching allocator finds room for them; both are None where the GPU is not known.
     """
 
     ranks: str
@@ -84,6 +85,7 @@ class PlaceMemory:
     action: str
     layer: str
     capacity_bytes: int | None = None
+    fits: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -191,6 +191,11 @@ class Recording:
         counted.count += times
         counted.seconds += seconds * times
 
+    def ran(self, rank: int, task: Compute) -> None:
+        """Count one run of a computation on a rank."""
+        _, runs = self.computed.setdefault(id(task), (task, {}))
+        runs[rank] = runs.get(rank, 0) + 1
+
     def unfold(self, stands_for: Mapping[int, Sequence[int]]) -> None:
         """Let each rank that was simulated stand for several, itself among them."""
         ranks = [replace(record, rank=rank) for record in self.ranks for rank in stands_for[record.rank]]

@@ -6,17 +6,18 @@ order. What has met goes to the network, and is through when the network says so
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 import simpy
 
 from triosim.errors import SimulationError
 from triosim.rank import Channel, Rank, Side, follow
-from triosim.recording import Recording, TransferKey
+from triosim.recording import Recording
 from triosim.tasks import Batch, Collective, Communicator, Handle, Recv, Send, Task
 
 if TYPE_CHECKING:
+    from triosim.extrapolators.symmetry import Symmetry
     from triosim.networks.base import Network
 
 #: Told of a transfer that begins to run: its kind, its ranks, when the network is through with it, what to do then.
@@ -45,8 +46,9 @@ def enlist(rank: Rank, handle: Handle, task: Task) -> None:
 class Rendezvous:
     """Begins collectives, sends and receives; ``finish`` is called for each rank that is through with one.
 
-    ``watch`` is told of each that begins, and calls back when it is through. Where only some ranks are simulated, ``copies``
-    says for how many transfers one between some of them stands, and a collective begins with those that are there.
+    ``watch`` is told of each that begins, and calls back when it is through. Where only some ranks are simulated, ``alike``
+    says for how many transfers one between some of them stands, a collective begins with those that are there, and who
+    receives finds the sender that stands for its own.
     """
 
     def __init__(
@@ -56,7 +58,7 @@ class Rendezvous:
         recording: Recording,
         finish: Callable[[Rank, Handle], None],
         watch: Watch,
-        copies: Callable[[Sequence[int]], int] | None = None,
+        alike: Symmetry | None = None,
     ) -> None:
         self.gathering: dict[tuple[Communicator, int], list[Handle]] = {}  # collectives that wait for their last member
         self.posted: dict[tuple[Channel, int], Side] = {}  # sends and receives that wait for the other side
@@ -66,7 +68,7 @@ class Rendezvous:
         self._recording = recording
         self._finish = finish
         self._watch = watch
-        self._copies = copies
+        self._alike = alike
         self._members: dict[Communicator, int] = {}  # how many of a group are simulated
 
     def collective(self, rank: Rank, handle: Handle, task: Collective) -> None:
@@ -76,7 +78,7 @@ class Rendezvous:
         key = (group, handle.place[0])
         members = self.gathering.setdefault(key, [])
         members.append(handle)
-        if len(members) < (len(group.ranks) if self._copies is None else self._simulated(group)):
+        if len(members) < (len(group.ranks) if self._alike is None else self._simulated(group)):
             return
         del self.gathering[key]
         now = self._env.now
@@ -86,7 +88,8 @@ class Rendezvous:
 
         def done(_: simpy.Event) -> None:
             key = (task.kind, task.label or group.name, len(group.ranks), task.nbytes)
-            self._count(key, group.ranks, self._env.now - now)
+            copies = 1 if self._alike is None else self._alike.groups(group.ranks)
+            self._recording.count(key, self._env.now - now, copies)
             for member in members:
                 self._finish(self._ranks[member.rank], member)
 
@@ -98,9 +101,6 @@ class Rendezvous:
         if group not in self._members:
             self._members[group] = sum(rank in self._ranks for rank in group.ranks)
         return self._members[group]
-
-    def _count(self, key: TransferKey, ranks: Sequence[int], seconds: float) -> None:
-        self._recording.count(key, seconds, 1 if self._copies is None else self._copies(ranks))
 
     def transfer(self, rank: Rank, handle: Handle, task: Send | Recv) -> None:
         """A rank has arrived at a send or a receive."""
@@ -127,6 +127,8 @@ class Rendezvous:
     def _exchange(self, side: Side, place: int) -> None:
         """Bring a send and its receive together; the second of them to come starts the transfer."""
         channel = _channel(side.rank.index, side.part)
+        if self._alike is not None:
+            channel = Channel(*self._alike.origin(channel.source, channel.destination), channel.tag)
         other = self.posted.pop((channel, place), None)
         if other is None:
             self.posted[(channel, place)] = side
@@ -142,9 +144,8 @@ class Rendezvous:
         other.handle.layers = side.handle.layers = send.layers  # the receiver does not know whose tensors come
 
         def done(_: simpy.Event) -> None:
-            self._count(
-                ("send", send.label, 2, send.nbytes), (channel.source, channel.destination), self._env.now - now
-            )
+            copies = 1 if self._alike is None else self._alike.pairs(channel.source, channel.destination)
+            self._recording.count(("send", send.label, 2, send.nbytes), self._env.now - now, copies)
             other.finish(other.rank, other.handle)
             side.finish(side.rank, side.handle)
 

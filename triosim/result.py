@@ -22,7 +22,7 @@ from triosim.output import PathLike, writing_text
 if TYPE_CHECKING:
     import pandas as pd
 
-    from triosim.memory.extrapolated import WorldMemory
+    from triosim.memory.world import WorldMemory
     from triosim.networks.base import Network
     from triosim.networks.topology import Topology
     from triosim.recording import Recording
@@ -156,8 +156,8 @@ class ResultData:
     host to launch, the mean over the ranks. ``network_figures`` is what the network has counted in the whole run, by
     name; None where it counts nothing but bytes. ``exposed_communication`` adds up to the ranks' mean, the largest first.
     ``what_if`` are the steps of faster systems, where they were asked for. ``axes`` are those along which anything is sent;
-    ``memory`` has a row for each place of the pipeline. ``draws`` is how step times are spread, where several were asked for;
-    all else is then of the first.
+    ``memory`` has a row for the ranks that have the same: at a place of the pipeline, or like a captured one. ``draws`` is how
+    step times are spread, where several were asked for; all else is then of the first.
     """
 
     step_time_s: float

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from triosim.networks.collectives.base import Place
 from triosim.networks.quotient import NotAlike, Quotient
 from triosim.networks.topology import Topology
+
+#: Where a rank goes.
+Moved = Callable[[int], int]
 
 
 class SharedLinks:
@@ -21,9 +24,9 @@ class SharedLinks:
         self._kinds: list[tuple[float, float]] = []
         self._parents: list[int] = []
 
-    def of(self, edges: Iterable[tuple[Place, Place]], by: int) -> list[int]:
-        """Return the links that flows take one after the other, moved by so many ranks."""
-        return [number for one, other in edges for number in self._route(_moved(one, by), _moved(other, by))]
+    def of(self, edges: Iterable[tuple[Place, Place]], moved: Moved | None) -> list[int]:
+        """Return the links that flows take one after the other, between their ranks or those that these are moved to."""
+        return [number for one, other in edges for number in self._route(_moved(one, moved), _moved(other, moved))]
 
     def _route(self, source: Place, destination: Place) -> Iterator[int]:
         for link in self._way(self._topology.node(source), self._topology.node(destination)):
@@ -54,9 +57,9 @@ class SharedLinks:
         return self._kinds[first] == self._kinds[second]
 
 
-def _moved(place: Place, by: int) -> Place:
-    if not by:
+def _moved(place: Place, moved: Moved | None) -> Place:
+    if moved is None:
         return place
     if isinstance(place, int):
-        return place + by
+        return moved(place)
     raise NotAlike(f"{place} is no rank")

@@ -27,6 +27,7 @@ from triosim.errors import OptionError, PluginError, TriosimError
 from triosim.extrapolators.base import ParallelOptions
 from triosim.extrapolators.captured import Captured
 from triosim.extrapolators.plan import Plan, gpus_named_by, plan
+from triosim.extrapolators.symmetry import Symmetry
 from triosim.memory.extrapolated import memory_of_run
 from triosim.metrics import MetricOptions
 from triosim.networks import calibrated
@@ -252,8 +253,7 @@ def simulate(
         notes.extend(unread(given, the_plan.parallel))
     with plugins.blamed():
         memory = memory_of_run(the_plan, the_trace, fail_on_oom=fail_on_oom)
-    if memory is not None and memory.warning is not None:
-        notes.append(memory.warning)
+    notes.extend(memory.notes)
     if collective is None and collective_form == "pipelined":
         notes.extend(calibrated.notes(the_network, the_plan.world))
     if links:
@@ -272,7 +272,7 @@ def simulate(
     if host_overhead == "trace" and not any(operator.host_seconds for operator in the_trace.operators):
         notes.append("the trace has no host times, so that a launch costs nothing")
 
-    def engine_on(on: Network, copies: folding.CopiesOf | None = None) -> Engine:
+    def engine_on(on: Network, alike: Symmetry | None = None) -> Engine:
         return Engine(
             on.env,
             on,
@@ -282,17 +282,16 @@ def simulate(
             timeline=timeline,
             progress=progress,
             conditions=circumstances,
-            copies=copies,
+            alike=alike,
         )
 
     with plugins.blamed():
         notes.extend(unequal_notes(circumstances, the_plan.world))
         recording = None
-        alike = the_plan.symmetry
-        unlike = _unlike(alike is not None, timeline, links, circumstances)
-        if alike is not None and not unlike and folding.repays(fold, the_plan.world):
+        unlike = _unlike(the_plan.symmetry is not None, timeline, links, circumstances)
+        if the_plan.symmetry is not None and not unlike and folding.repays(fold, the_plan.world):
             try:
-                recording, the_network = folding.run(alike, the_plan.tasks, new_network, engine_on)
+                recording, the_network = folding.run(the_plan.symmetry, the_plan.tasks, new_network, engine_on)
             except NotAlike as found:
                 unlike = str(found)
         if fold and unlike and the_plan.world > 1:

@@ -172,7 +172,8 @@ class Collective(Task):
     """What the ranks of a group do together; it starts when the last of them has arrived.
 
     ``nbytes`` is nccl-tests' larger side: the tensor for all-reduce, reduce and broadcast; all ranks' shares together
-    for the others. ``shares`` are unequal shares in bytes, in the group's order; ``root`` is a rank. ``layers`` are those
+    for the others. ``shares`` are unequal shares in bytes, in the group's order; those of an all-to-all may be N x N, what
+    each rank sends to each, by sender. ``root`` is a rank. ``layers`` are those
     that the tensors belong to, for the reports.
     """
 

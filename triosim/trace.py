@@ -197,6 +197,63 @@ class Operator:
     communication: Communication | None = None
     recomputed: bool = False
 
+    # Written out, because dataclasses.replace() takes several times as long, and there are many operators.
+
+    def with_tensors(self, inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...]) -> Operator:
+        """Return the same call of other tensors."""
+        return Operator(
+            self.id,
+            self.name,
+            self.phase,
+            self.layer,
+            inputs,
+            outputs,
+            self.seconds,
+            self.busy_seconds,
+            self.host_seconds,
+            self.forward,
+            self.flops,
+            self.kernels,
+            self.predicted_by,
+            self.relative_error,
+            self.attributes,
+            self.stream,
+            self.communication,
+            self.recomputed,
+        )
+
+    def with_times(self, seconds: float, busy_seconds: float | None, flops: float | None) -> Operator:
+        """Return the same call with other times and FLOPs."""
+        return self._timed(seconds, busy_seconds, flops, self.predicted_by, self.relative_error)
+
+    def predicted(self, by: str, relative_error: float | None) -> Operator:
+        """Return the same call, whose time a model has predicted."""
+        return self._timed(self.seconds, self.busy_seconds, self.flops, by, relative_error)
+
+    def _timed(
+        self, seconds: float, busy: float | None, flops: float | None, by: str | None, relative_error: float | None
+    ) -> Operator:
+        return Operator(
+            self.id,
+            self.name,
+            self.phase,
+            self.layer,
+            self.inputs,
+            self.outputs,
+            seconds,
+            busy,
+            self.host_seconds,
+            self.forward,
+            flops,
+            self.kernels,
+            by,
+            relative_error,
+            self.attributes,
+            self.stream,
+            self.communication,
+            self.recomputed,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Trace:

@@ -94,7 +94,8 @@ class CollectiveAlgorithm(ABC):
         """Yield the transfers of a collective, each after those that it waits for.
 
         ``group`` has two ranks or more, all different; ``root`` is one of them (None for kinds without a root);
-        ``shares`` has one size a rank. Raises ``OptionError`` for a kind or a group that the algorithm cannot do.
+        ``shares`` has one size a rank, or, in an all-to-all, one for each two ranks, by sender. Raises ``OptionError`` for a
+        kind or a group that the algorithm cannot do.
         """
 
     def pipeline(
@@ -219,6 +220,11 @@ def chunk_sizes(group: Sequence[int], nbytes: float, shares: Sequence[float] | N
     return shares if shares is not None else [nbytes / len(group)] * len(group)
 
 
+def to_each(shares: Sequence[float], source: int, destination: int, ranks: int) -> float:
+    """Return what one rank of an all-to-all has for another: of N shares the same from each, of N x N from each to each."""
+    return shares[source * ranks + destination] if len(shares) > ranks else shares[destination]
+
+
 def check(
     kind: CollectiveKind,
     group: Sequence[int],
@@ -247,12 +253,14 @@ def check(
             raise SimulationError(
                 "has no shares", where=kind, fix=f"give shares to {', '.join(sorted(WITH_SHARES))} only"
             )
-        if len(shares) != len(group):
+        pairs = kind == "all_to_all" and len(shares) == len(group) ** 2
+        if len(shares) != len(group) and not pairs:
             raise SimulationError(f"{len(shares)} shares for {len(group)} ranks", where=kind, fix="give one a rank")
         for share in shares:
             check_size(share, kind)
-        if not math.isclose(math.fsum(shares), nbytes, rel_tol=1e-6, abs_tol=1e-6):
-            raise SimulationError(f"the shares come to {math.fsum(shares):g} bytes, not {nbytes:g}", where=kind)
+        total = math.fsum(shares) / (len(group) if pairs else 1)
+        if not math.isclose(total, nbytes, rel_tol=1e-6, abs_tol=1e-6):
+            raise SimulationError(f"the shares come to {total:g} bytes, not {nbytes:g}", where=kind)
     if kind not in WITH_ROOT:
         return None
     if root is None:

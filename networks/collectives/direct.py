@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from triosim.networks.collectives.base import Transfer, chunk_sizes
+from triosim.networks.collectives.base import Transfer, chunk_sizes, to_each
 from triosim.networks.collectives.families import Straight
 from triosim.networks.collectives.grid import Grid
 from triosim.networks.collectives.phases import InPhases
@@ -42,7 +42,8 @@ def straight(
 def all_to_all(group: Sequence[int], nbytes: float, shares: Sequence[float] | None) -> Iterator[Transfer]:
     """In N - 1 steps; a rank goes on when it has sent and received.
 
-    Chunk i N + j is what ``group[i]`` has for ``group[j]``; the j-th size is what every rank sends to ``group[j]``.
+    Chunk i N + j is what ``group[i]`` has for ``group[j]``; the j-th size is what every rank sends to ``group[j]``, or, of
+    N x N sizes, the (i N + j)-th is that of this chunk.
     """
     n = len(group)
     sizes = chunk_sizes(group, nbytes, shares)
@@ -51,4 +52,4 @@ def all_to_all(group: Sequence[int], nbytes: float, shares: Sequence[float] | No
             j = (i + step) % n
             sent, received = (step - 2) * n + i, (step - 2) * n + (i - step + 1) % n
             after = (sent, received) if step > 1 else ()
-            yield Transfer(group[i], group[j], i * n + j, sizes[j], "copy", after)
+            yield Transfer(group[i], group[j], i * n + j, to_each(sizes, i, j, n), "copy", after)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from triosim.networks.collectives.base import Chunks
+from triosim.networks.collectives.base import Chunks, to_each
 from triosim.networks.collectives.families import Family
 from triosim.networks.topology import Topology
 from triosim.tasks import CollectiveKind
@@ -117,6 +117,6 @@ class Pieces:
                     i, j = self.number_at[source], self.number_at[target]
                     numbers.append(i * self.n + j + chunk * self.n * self.n)
                     if self.shares is not None:
-                        shares.append(self.shares[j])
+                        shares.append(to_each(self.shares, i, j, self.n))
         nbytes = math.fsum(shares) if self.shares is not None else self.nbytes / self.n * len(numbers)
         return (tuple(numbers) if len(numbers) > 1 else numbers[0]), nbytes

@@ -10,6 +10,7 @@ from __future__ import annotations
 import gzip
 import importlib.util
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,8 @@ import pytest
 import traces
 
 import triosim
-from triosim.compute.dimensions import added, cut, follows, fresh, join, leaves, regrouped, size, viewed
+from triosim.compute.dimensions import Axis, added, cut, follows, fresh, join, leaves, regrouped, size, viewed
+from triosim.compute.kernel_axes import pattern_of
 from triosim.compute.propagation import Propagation
 from triosim.compute.reshape import rescaled, with_sequence_length
 from triosim.errors import OptionError, TraceError
@@ -254,3 +256,30 @@ def test_a_capture_made_here_and_now_has_the_shapes_that_were_predicted() -> Non
 
     small, large = captured(8), captured(20)
     assert differences(rescaled(small.operators, 8, 20).operators, shapes(list(large.operators))) == []
+
+
+def test_a_compiled_kernel_says_which_of_equal_sizes_is_which() -> None:
+    """Rotated heads: tokens by (heads of features), all as many; the result has the heads outside."""
+    b = traces.Builder(4)
+    states, angles = b.tensor(4, 4, 16, category="input"), b.tensor(4, 4, category="buffer")
+    turned = b.tensor(4, 4, 4, 4)
+    kernel = b.run("fused::chain", [states, angles], [turned], layer="turn")
+    kernel = replace(kernel, attributes={"axes": "a b c.d, b d -> a c b d"})
+    step = Propagation([kernel], 4)
+    (samples,), (tokens,), features = step[states]
+    first, second, third, _ = step[turned]
+    assert [axis.root for (axis,) in (first, third)] == [samples.root, tokens.root]
+    assert leaves(second) < leaves(features)
+    assert step.follows(angles, "sequence") == [0]
+
+
+def test_the_pattern_of_a_kernel_writes_down_what_is_known_of_its_tensors() -> None:
+    samples, tokens, heads, width = (Axis(size) for size in (2, 8, 4, 16))
+    whole, parts = ((samples,), (tokens,), (heads, width)), ((samples,), (heads,), (tokens,), (width,))
+    assert pattern_of([whole, ((),)], [parts]) == "a b c.d, 1 -> a c b d"
+    assert pattern_of([whole], [whole]) == "a b c -> a b c"  # nothing tells heads and features apart
+    scores = ((samples,), (heads,), (tokens,), (tokens,))
+    assert pattern_of([scores, ((tokens,), (tokens,))], [scores]) == "a b c d, c d -> a b c d"
+    three = Axis(192)
+    three.terms = ((heads, width),) * 3
+    assert pattern_of([parts], [((samples,), (tokens,), (three,))]) == "a b c d -> a c b.d+b.d+b.d"

@@ -12,10 +12,11 @@ import pytest
 import traces
 from traces import collectives_of, draw, groups_of, operators_of, planned
 
-from triosim import simulate
+from triosim import describe, simulate
 from triosim.errors import OptionError, TraceError
 from triosim.extrapolators.plan import Plan
 from triosim.extrapolators.routing import Load, Routing
+from triosim.result import ResultData
 from triosim.tasks import AllToAll, Compute, Task
 from triosim.trace import Operator
 from triosim.trace_formats import json_format
@@ -110,22 +111,49 @@ def test_recomputed_experts_exchange_tokens_again() -> None:
     assert len(again) == len(plain) + 2
 
 
-def test_the_busiest_rank_sets_the_rows_and_each_gets_its_own_share_of_the_exchange() -> None:
+@pytest.mark.parametrize("parallel", ["dp=4,ep=4", "dp=8,ep=4"])
+def test_each_rank_computes_the_rows_that_its_own_experts_get(parallel: str) -> None:
+    plan = experts(parallel, load="zipf", extra={"skew": "1.5", "seed": "7"})
+    rows, _ = Routing("zipf", 1.5, 7).tokens(4, EXPERTS, ROWS, layer=0, iteration=0)
+    loads = [grouped_of(draw(plan.tasks(rank), rank))[0].inputs[0].shape[0] for rank in range(plan.world)]
+    assert loads == [*rows.sum(axis=0)] * (plan.world // 4)
+    assert sum(loads) == plan.world * ROWS
+    assert len(set(loads)) > 1
+
+
+def test_what_was_drawn_goes_to_the_experts_and_comes_home_the_other_way() -> None:
     plan = experts("dp=4,ep=4", load="zipf", extra={"skew": "1.5", "seed": "7"})
-    loads, dropped = Routing("zipf", 1.5, 7).tokens(4, EXPERTS, ROWS, layer=0, iteration=0)
-    tasks = draw(plan.tasks(0))
-    (dispatch, *_) = [task for task in tasks if isinstance(task, AllToAll)]
-    assert dispatch.shares == tuple(load / 4 * HIDDEN * 4 for load in loads)
-    assert dispatch.nbytes == pytest.approx(SENT)
-    assert grouped_of(tasks)[0].inputs[0].shape == (max(loads), HIDDEN)
-    assert dropped == 0
-    assert any("zipf, skew 1.5, seed 7" in note for note in plan.notes)
+    rows, _ = Routing("zipf", 1.5, 7).tokens(4, EXPERTS, ROWS, layer=0, iteration=0)
+    there, home = (tuple((sent * HIDDEN * 4).ravel()) for sent in (rows, rows.T))
+    for rank in range(4):
+        exchanges = [task for task in draw(plan.tasks(rank), rank) if isinstance(task, AllToAll)]
+        assert [task.shares for task in exchanges] == [there, home, there, home]
+        assert all(task.nbytes == pytest.approx(SENT) for task in exchanges)
+
+
+def test_the_light_ranks_wait_for_the_busiest_and_compute_less() -> None:
+    """With the same rows in all, and one rank that has most of them."""
+
+    trace = describe("mixtral-8x7b", layers=1, batch=1, sequence=512, dtype="bf16", gpu="A100")
+
+    def ran(load: str) -> ResultData:
+        return simulate(trace, "dp=8,ep=8", options={"load": load, "skew": "1.5"}, topology="dgx-a100", gpus=8).data
+
+    even, drawn = ran("balanced"), ran("zipf")
+    assert len({rank.compute_s for rank in even.ranks}) == 1
+    assert max(r.compute_s for r in drawn.ranks) > even.ranks[0].compute_s > min(r.compute_s for r in drawn.ranks)
+    light = min(drawn.ranks, key=lambda rank: rank.compute_s)
+    assert light.communication_s > max(drawn.ranks, key=lambda rank: rank.compute_s).communication_s
+    assert drawn.step_time_s > even.step_time_s
+    assert drawn.metrics.hardware_flops == pytest.approx(even.metrics.hardware_flops)
+    assert drawn.metrics.model_flops == even.metrics.model_flops
+    assert any("zipf, skew 1.5, seed 0" in note for note in drawn.notes)
 
 
 def test_dropped_tokens_are_noted() -> None:
     plan = experts("dp=4,ep=4", load="zipf", extra={"skew": "3", "capacity": "1"})
-    first, _ = grouped_of(draw(plan.tasks(0)))
-    assert first.inputs[0].shape[0] == ROWS  # the mean: no expert takes more
+    rows = [grouped_of(draw(plan.tasks(rank), rank))[0].inputs[0].shape[0] for rank in range(4)]
+    assert max(rows) == ROWS  # the mean: no expert takes more
     assert any("% of the tokens are dropped" in note for note in plan.notes)
 
 
@@ -183,14 +211,15 @@ def test_gradients_that_are_made_kernel_by_kernel_travel_once() -> None:
 
 @pytest.mark.parametrize("load", ["uniform", "zipf", "power-law", "balanced"])
 def test_no_token_is_lost_without_a_capacity(load: Load) -> None:
-    loads, dropped = Routing(load).tokens(8, 16, 1000, layer=2, iteration=3)
-    assert loads.sum() == pytest.approx(8 * 1000)
-    assert len(loads) == 8
+    rows, dropped = Routing(load).tokens(8, 16, 1000, layer=2, iteration=3)
+    assert rows.shape == (8, 16)
+    assert list(rows.sum(axis=1)) == pytest.approx([1000] * 8)
     assert dropped == 0
 
 
 def test_zipf_gives_the_first_expert_twice_what_the_second_gets() -> None:
-    loads, _ = Routing("zipf").tokens(8, 8, 1_000_000, layer=0, iteration=0)
+    rows, _ = Routing("zipf").tokens(8, 8, 1_000_000, layer=0, iteration=0)
+    loads = rows.sum(axis=0)
     harmonic = sum(1 / place for place in range(1, 9))
     expected = [8e6 / harmonic / place for place in range(1, 9)]
     assert np.sort(loads)[::-1] == pytest.approx(expected, rel=0.01)
@@ -198,15 +227,15 @@ def test_zipf_gives_the_first_expert_twice_what_the_second_gets() -> None:
 
 def test_an_expert_takes_its_capacity_from_each_rank_and_no_more() -> None:
     """Of 100 rows to 4 experts with a factor of 1.2, 30 a rank and expert: 60 of two ranks."""
-    loads, dropped = Routing("zipf", 4.0, capacity=1.2).tokens(2, 4, 100, layer=0, iteration=0)
-    assert loads.max() <= 2 * 2 * 30
-    assert dropped == 200 - loads.sum()
+    rows, dropped = Routing("zipf", 4.0, capacity=1.2).tokens(2, 4, 100, layer=0, iteration=0)
+    assert rows.max() == 30
+    assert dropped == 200 - rows.sum()
     assert dropped > 100  # the first of them is asked for more than 90 times by each
 
 
 def test_the_same_seed_draws_the_same_and_layers_and_iterations_draw_apart() -> None:
     def loads(seed: int, layer: int, iteration: int) -> list[float]:
-        return list(Routing("uniform", seed=seed).tokens(4, 8, 500, layer=layer, iteration=iteration)[0])
+        return Routing("uniform", seed=seed).tokens(4, 8, 500, layer=layer, iteration=iteration)[0].ravel().tolist()
 
     assert loads(1, 0, 0) == loads(1, 0, 0)
     assert len({tuple(loads(*key)) for key in ((1, 0, 0), (2, 0, 0), (1, 1, 0), (1, 0, 1))}) == 4

@@ -295,6 +295,27 @@ def test_what_stays_divided_between_a_pair_is_sent_divided(ranks: int) -> None:
     assert sends(drawn(plan)[0]) == [(ranks, inner.nbytes / ranks)]
 
 
+def test_each_of_the_gpus_that_have_the_same_can_send_its_part() -> None:
+    """Megatron's scatter/gather: a half goes over the network, and both halves meet again among those that receive."""
+    trace, written = traces.transformer(blocks=2), "tp=2,pp=2"
+    options = {"stages": ("h.1.ln_1",), "micro_batches": 1, "tp_style": "megatron"}
+    whole = [drawn(planned(trace, written, 4, **options, extra=extra)) for extra in ({}, {"sends": "parts"})]
+    for rank in range(4):
+        before, after = (sends(tasks[rank]) for tasks in whole)
+        assert after == [(peer, nbytes / 2) for peer, nbytes in before]
+        gathered = [nbytes for kind, nbytes in collectives_of(whole[1][rank], "tp") if kind == "all_gather"]
+        assert gathered == [nbytes for tasks in whole[0] for peer, nbytes in sends(tasks) if peer == rank]
+    assert not any(kind == "all_gather" for kind, _ in collectives_of(whole[0][0], "tp"))
+
+
+def test_parts_of_parts_are_refused() -> None:
+    """With sequence parallelism a GPU has its own part of what crosses, and nothing else to send."""
+    with pytest.raises(OptionError, match="each GPU has a part already"):
+        planned(
+            traces.transformer(), "tp=2,pp=2", 4, tp_style="megatron", sequence_parallel=True, extra={"sends": "parts"}
+        )
+
+
 @pytest.mark.parametrize("written", ["dp=2,pp=2,tp=2", "tp=2,pp=2,dp=2"])
 @pytest.mark.parametrize("style", ["gather", "megatron"])
 def test_all_three_together(written: str, style: str) -> None:

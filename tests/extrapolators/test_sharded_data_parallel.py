@@ -8,7 +8,9 @@ from traces import collectives_of, draw, groups_of, operators_of, planned
 
 from triosim import simulate
 from triosim.errors import OptionError
-from triosim.tasks import AllGather, AllReduce, Compute, ReduceScatter, Task, Wait
+from triosim.extrapolators.fsdp import ShardUnits
+from triosim.extrapolators.program import Block
+from triosim.tasks import AllGather, AllReduce, Compute, ReduceScatter, Task, TaskStream, Wait
 
 GPT = traces.transformer(blocks=3)
 BLOCK = 4 * (2 * 16 + 4 * 16 * 16 + 2 * 4 * 16 * 16)  # two norms, q k v and their projection, the two layers of the MLP
@@ -40,6 +42,21 @@ def test_the_next_unit_is_gathered_while_one_runs() -> None:
     assert gathers[1] < first_of["h.0"] < gathers[3]
     assert gathers[2] < first_of["h.0"]  # h.1's, before h.0 runs
     assert gathers[3] < first_of["h.1"]
+
+
+def test_a_rank_looks_for_parameters_where_it_comes_to_another_unit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before, in and after each of three units, forward and backward; not at each of the modules in a unit."""
+    asked: list[str] = []
+    needed = ShardUnits.parameters_needed
+
+    def noted(self: ShardUnits, block: Block) -> TaskStream | None:
+        asked.append(block.layer)
+        return needed(self, block)
+
+    monkeypatch.setattr(ShardUnits, "parameters_needed", noted)
+    plan = planned(GPT, "fsdp", 4)
+    draw(plan.tasks(0))
+    assert len(asked) == 2 * 5 < len(plan.program.stages[0].blocks)
 
 
 def test_without_prefetch_a_unit_is_gathered_when_the_one_before_it_has_run() -> None:

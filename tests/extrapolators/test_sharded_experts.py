@@ -151,11 +151,13 @@ def communicating(tasks: list[Any]) -> list[Any]:
 
 def test_uneven_loads_are_divided_among_the_ranks_of_the_tensor_group() -> None:
     plan = experts("dp=2,tp=2,ep=2", load="zipf", sequence_parallel=True)
-    loads, _ = Routing("zipf").tokens(2, EXPERTS, ROWS, layer=0, iteration=0)
+    rows, _ = Routing("zipf").tokens(2, EXPERTS, ROWS, layer=0, iteration=0)
+    sent = rows.reshape(2, 2, 2).sum(axis=2).ravel()
     (dispatch, *_) = [task for task in draw(plan.tasks(0)) if isinstance(task, AllToAll)]
-    assert dispatch.shares == pytest.approx([load / 2 * HIDDEN * 4 / 2 for load in loads])
-    (first, *_) = [o for o in operators_of(draw(plan.tasks(0))) if "grouped" in o.name]
-    assert first.inputs[0].shape == (max(loads), HIDDEN)  # every rank of a tensor group sees all that came
+    assert dispatch.shares == pytest.approx([row * HIDDEN * 4 / 2 for row in sent])
+    firsts = [next(o for o in operators_of(draw(plan.tasks(r), r)) if "grouped" in o.name) for r in range(4)]
+    first, second = rows.sum(axis=0).reshape(2, 2).sum(axis=1)
+    assert [o.inputs[0].shape[0] for o in firsts] == [first, first, second, second]  # tensor groups see all that came
 
 
 def test_a_stage_of_a_pipeline_shards_its_own_experts() -> None:

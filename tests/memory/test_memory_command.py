@@ -102,6 +102,7 @@ def test_a_trace_without_storages_is_estimated_not_far_from_the_truth(
         (["--rank", "3"], "--rank: the trace is of one GPU"),
         (["--depth", "0"], "--depth: 0 is no depth"),
         (["--plot", "memory.bmp"], "is no kind of picture"),
+        (["--snapshot", "memory.json"], "memory.json: a snapshot is a pickle; end the name in .pickle or .pkl"),
         (["--snapshot", "no/such/folder/m.pickle"], "the folder 'no/such/folder' does not exist"),
     ],
 )

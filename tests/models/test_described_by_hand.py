@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import pytest
 import triosim
 from triosim.cli import run
 from triosim.errors import OptionError, TriosimError
+from triosim.models import GPT, Llama
 from triosim.models.layout import contiguous, dense_like, viewed
 
 
@@ -106,19 +106,14 @@ def test_a_config_that_says_too_little_is_named(content: str, said: str, tmp_pat
     assert said in str(error.value)
 
 
-def test_heads_of_keys_must_divide_those_of_queries(tmp_path: Path) -> None:
-    sizes = {"hidden_size": 64, "num_attention_heads": 8, "num_key_value_heads": 3, "num_hidden_layers": 1}
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps({"model_type": "llama", "intermediate_size": 96, "vocab_size": 100, **sizes}))
+def test_heads_of_keys_must_divide_those_of_queries() -> None:
     with pytest.raises(OptionError, match="8 heads do not divide by 3 heads of keys and values"):
-        triosim.describe(path)
+        triosim.describe(Llama(layers=1, hidden=64, heads=8, kv_heads=3, feed_forward=96), sequence=8)
 
 
-def test_heads_must_divide_the_features(tmp_path: Path) -> None:
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps({"model_type": "gpt2", "n_layer": 1, "n_embd": 100, "n_head": 3}))
+def test_heads_must_divide_the_features() -> None:
     with pytest.raises(OptionError, match="100 features do not divide by 3 heads"):
-        triosim.describe(path)
+        triosim.describe(GPT(layers=1, hidden=100, heads=3), sequence=8)
 
 
 def test_the_command_writes_a_trace_that_can_be_simulated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

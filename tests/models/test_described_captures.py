@@ -16,6 +16,7 @@ from sameness import flops, parameters, products
 
 import triosim
 from triosim.capturing import capture_fake
+from triosim.memory import analyse
 from triosim.models import GPT
 
 SCRIPT = Path(__file__).with_name("train_config.py")
@@ -89,6 +90,21 @@ def test_a_config_is_described_as_transformers_trains_it(kind: str, amp: str | N
     assert products(trace) == products(real)
     assert flops(trace) == pytest.approx(flops(real), rel=1e-3)
     assert parameters(trace) == parameters(real)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_a_t5_in_half_precision_keeps_what_transformers_keeps(dtype: str, tmp_path: Path) -> None:
+    """Infinities are cut off in fp16 alone; norms keep their input twice. The script has images that nobody looks at."""
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"model_type": "t5", **T5}))
+    real = capture_fake(SCRIPT, [str(path), "plain", dtype], gpu="A100").trace
+    trace = triosim.describe(path, batch=4, sequence=48, dtype=dtype, kernels="eager", gpu="A100")
+    assert products(trace) == products(real)
+    clamps = [sum(one.name == "aten::clamp" for one in either.operators) for either in (trace, real)]
+    assert clamps == [10 if dtype == "float16" else 0] * 2
+    images, words = 4 * 3 * 64 * 64 * 4, 4 * 48 * 8
+    found = triosim.rank_memory(trace).report(workspace=False).peak_live
+    assert abs(found + images - analyse(real, workspace=False).peak_live) <= words
 
 
 def test_a_gpt_is_described_as_megatron_trains_it() -> None:

@@ -192,3 +192,16 @@ def test_transformers_of_2024_repeated_keys_so_that_a_kernel_served_fp32(name: s
         [t.shape for o in trace.operators if o.name == "aten::_log_softmax" for t in o.outputs] for trace in traces
     ]
     assert losses == [[(128, now.vocab)], [(126, now.vocab)]]
+
+
+@pytest.mark.parametrize(("dtype", "multiplied"), [("fp16", "float16"), ("bf16", "bfloat16"), ("fp32", "float32")])
+def test_a_t5_of_2024_keeps_the_softmax_of_its_scores_in_fp32(dtype: str, multiplied: str) -> None:
+    """Of each of six attentions: the softmax, the mask of what was dropped, and what is multiplied with the values."""
+    model = replace(MODELS["t5-small"], layers=2, style="transformers-2024")  # type: ignore[call-arg, type-var]
+    trace = triosim.describe(model, batch=2, sequence=128, dtype=dtype, optimizer="none")
+    report = triosim.rank_memory(trace).report(workspace=False)
+    backward = next(place for place, one in enumerate(report.trace.operators) if one.phase == "backward")
+    alive = report.usage.alive(sum(event.operator < backward for event in report.usage.events))
+    items = (report.usage.lifetimes.items[number] for number in alive)
+    kept = Counter(one.dtype for one in items if one.shape in ((2, 8, 128, 128), (16, 128, 128)))
+    assert kept == Counter(["float32", "bool", multiplied] * 6)

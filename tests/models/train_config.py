@@ -1,6 +1,6 @@
 """Train a model of transformers that a config.json describes: what tests/models/test_described_captures.py captures.
 
-python train_config.py config.json [autocast dtype]
+python train_config.py config.json [dtype for autocast, or "plain" [dtype of all]]
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ CLASSES = {
 }
 
 config = AutoConfig.from_pretrained(sys.argv[1])
-amp = sys.argv[2] if len(sys.argv) > 2 else None
-dtype = torch.bfloat16 if config.model_type in ("mixtral", "deepseek_v3") else torch.float32
+amp = sys.argv[2] if len(sys.argv) == 3 else None
+usual = "bfloat16" if config.model_type in ("mixtral", "deepseek_v3") else "float32"
+dtype = getattr(torch, sys.argv[3] if len(sys.argv) > 3 else usual)
 device = torch.device("cuda")
 with device:
     model = CLASSES.get(config.model_type, transformers.AutoModelForCausalLM).from_config(config).to(dtype).train()

@@ -43,6 +43,13 @@ def test_ranks_that_read_the_same_are_one_row() -> None:
     assert any(line.strip().startswith("all 1024 ") for line in lines)
 
 
+def test_waits_within_the_clock_s_rounding_are_none() -> None:
+    ranks = tuple(RankTimes(r, 8 * MS, 5 * MS, 2 * MS, 1e-18 * r, 0.0) for r in range(4))
+    text = as_text(replace(result().data, ranks=ranks), "a title", width=80)
+    assert any(line.strip().startswith("0-3 ") for line in text.splitlines())
+    assert " ns" not in text
+
+
 def test_the_ten_slowest_layers_and_the_five_busiest_links_are_shown() -> None:
     text = as_text(large(), "a title", width=80)
     assert "Slowest layers (10 of 100)" in text

@@ -128,12 +128,6 @@ def test_constants_are_few_and_within_their_bounds():
         assert one.fitted_on
 
 
-def test_formats_name_constants_that_there_are():
-    known = constants.load()
-    for one in formats.formats():
-        assert set(one.constants) <= set(known), one.name
-
-
 def test_a_missing_column_is_named(table):
     with pytest.raises(TraceError, match="iteration time"):
         formats.read(table("1", header=ONE_NODE.rpartition(",")[0]))
@@ -164,6 +158,22 @@ def test_selective_recomputation_and_sequence_parallelism_are_read(table):
     assert 0 < selective < full
     with pytest.raises(TraceError, match="known: none, selective, full"):
         formats.read(table(line.format("some", "no"), header=header))
+
+
+def test_only_products_with_a_vocabulary_that_is_not_padded_and_not_divided_take_longer(table):
+    header = (
+        "model,layers,hidden,heads,sequence_length,vocab,gpus,tp,pp,interleave,dp,global_batch,micro_batch,recompute,"
+        "sequence_parallel,iteration_time_s,source"
+    )
+    whole, divided = "2,2,1,256,4,2,128,1,2,1,10", "2,2,1,256,4,2,128,2,1,1,10"
+    padded = "tiny,2,256,4,128,51200,1,1,1,1,1,2,1,full,no,1.5,nobody"
+    cheap, dear = ({**constants.values(), "vocabulary": factor} for factor in (1.0, 10.0))
+    kind, rows = formats.read(table(whole, divided))
+    other, more = formats.read(table(padded, header=header))
+    slower = [
+        k.predict(row, dear) > k.predict(row, cheap) for k, row in ((kind, rows[0]), (kind, rows[1]), (other, more[0]))
+    ]
+    assert slower == [True, False, False]
 
 
 def test_the_fit_finds_a_constant_again(table, tmp_path, monkeypatch, capsys):

@@ -59,8 +59,9 @@ class Auto(ComputeModel):
     def fit(self, trace: Trace) -> None:
         """Fit what learns within the trace."""
         self._linear = Linear()
-        self._linear.fit(trace)
-        self._roofline.fit(trace)
+        operators = Operators(trace.operators)
+        self._linear.learn(operators, trace.gpu)
+        self._roofline.learn(operators, trace.gpu)
 
     @each_once
     def estimate(self, operators: Sequence[Operator], gpu: str = "") -> Estimates:

@@ -51,6 +51,11 @@ def dims_of(operator: Operator, given: Sequence[Dims]) -> list[Dims]:
     return fitting
 
 
+def is_elementwise(name: str) -> bool:
+    """Whether what an operator reads and makes has the same dimensions, as far as is known of it."""
+    return not is_attention(name) and name.removeprefix("foreach_") not in _RULES
+
+
 def transposed(dims: Dims, shape: Shape) -> Dims | None:
     """Return the dimensions in the order that gives a shape: the last two swapped, or the two after the first, or any."""
     count = len(dims)

@@ -22,10 +22,23 @@ class Axis:
     ``owner`` names the parameter and its dimension for a parameter's axis: such an axis never follows the batch. An axis may
     be made of others: ``terms`` added, plus ``offset`` (a concatenation, a slice), a ``share`` of one (a chunk: the axis, and
     into how many), or ``factors`` multiplied (a dimension that was seen whole before it was seen in parts). ``heads`` says that
-    it counts the heads of attention, ``followed`` that a slice of it is to be known as one.
+    it counts the heads of attention, ``followed`` that a slice of it is to be known as one. ``seen_as`` are the parts in which
+    a parameter's axis was last seen: it stays one axis, since others may see it in other parts.
     """
 
-    __slots__ = ("_same", "factors", "followed", "heads", "kind", "offset", "owner", "share", "size", "terms")
+    __slots__ = (
+        "_same",
+        "factors",
+        "followed",
+        "heads",
+        "kind",
+        "offset",
+        "owner",
+        "seen_as",
+        "share",
+        "size",
+        "terms",
+    )
 
     def __init__(self, size: int, kind: Kind | None = None, owner: tuple[int, int] | None = None) -> None:
         self.size = size
@@ -37,6 +50,7 @@ class Axis:
         self.offset = 0
         self.share: tuple[Axis, int] | None = None
         self.factors: Dim | None = None
+        self.seen_as: Dim | None = None
         self._same: Axis | None = None
 
     @property
@@ -266,9 +280,10 @@ def _parts(axis: Axis, outer: int, inner: int) -> tuple[Axis, Axis]:
     if axis.kind or axis.terms or axis.share:
         first.share = (axis, inner)
     else:
-        first.owner, second.owner = axis.owner, None
+        first.owner = axis.owner
         if axis.is_plain:
             axis.factors = (first, second)
+        axis.seen_as = (first, second)
     return first, second
 
 

@@ -73,11 +73,15 @@ class Linear(ComputeModel):
 
     def fit(self, trace: Trace) -> None:
         """Fit a line to each kind of operator, and one to all together for kinds that are not in the trace."""
-        self.gpu = trace.gpu
-        drivers = _drivers(trace.operators)
-        seconds = np.array([operator.seconds for operator in trace.operators])
+        self.learn(trace.operators, trace.gpu)
+
+    def learn(self, operators: Sequence[Operator], gpu: str) -> None:
+        """Fit to operators of a trace of a GPU."""
+        self.gpu = gpu
+        drivers = _drivers(operators)
+        seconds = np.array([operator.seconds for operator in operators])
         rows: dict[Kind, list[int]] = {}
-        for row, operator in enumerate(trace.operators):
+        for row, operator in enumerate(operators):
             rows.setdefault((operator.name, operator.phase), []).append(row)
         self.lines = {kind: fit_line(drivers[members], seconds[members]) for kind, members in rows.items()}
         self.lines[_POOLED] = fit_line(drivers, seconds)

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from triosim.compute import features, shapes
 from triosim.compute.base import Array, ComputeModel, Estimates
-from triosim.trace import Operator, Tensor
+from triosim.trace import Operator
 
 Places = npt.NDArray[np.int64]
 Model = TypeVar("Model", bound=ComputeModel)
@@ -82,23 +82,23 @@ class Operators(Sequence[Operator]):
             return self, np.arange(len(self._all), dtype=np.int64)
         forwards, first = self.forwards, {id(one): row for row, one in enumerate(self._all)}
         seen: dict[Hashable, int] = {}
-        places = np.full(len(self._all), -1, dtype=np.int64)
+        sizes: dict[Hashable, int] = {}  # a number for all tensors of one size: to compare numbers takes less time
+        places = [-1] * len(self._all)
         ones: list[Operator] = []
 
         def place(row: int) -> int:
             if places[row] < 0:
                 operator, forward = self._all[row], forwards[row]
                 of = -1 if forward is None else place(first[id(forward)])
-                key = (*_looks(operator), of)
-                if key not in seen:
-                    seen[key] = len(ones)
+                found = places[row] = seen.setdefault((*_looks(operator, sizes), of), len(ones))
+                if found == len(ones):
                     ones.append(operator if of < 0 else replace(operator, forward=ones[of].id))
-                places[row] = seen[key]
-            return int(places[row])
+            return places[row]
 
         for row in range(len(self._all)):
             place(row)
-        return (self, places) if len(ones) == len(self._all) else (Operators(ones), places)
+        found = np.array(places, dtype=np.int64)
+        return (self, found) if len(ones) == len(self._all) else (Operators(ones), found)
 
 
 def each_once(
@@ -118,13 +118,11 @@ def each_once(
     return asked
 
 
-def _looks(operator: Operator) -> tuple[Hashable, ...]:
+def _looks(operator: Operator, sizes: dict[Hashable, int]) -> tuple[Hashable, ...]:
     """Return all that an operator's features depend on, but for the operator that it differentiates."""
     given = {tensor.storage for tensor in operator.inputs}
-    in_place = all(tensor.storage in given for tensor in operator.outputs)
+    in_place = given.issuperset([tensor.storage for tensor in operator.outputs])
     attributes = repr(operator.attributes) if operator.attributes else ""
-    return operator.name, operator.phase, attributes, _sizes(operator.inputs), _sizes(operator.outputs), in_place
-
-
-def _sizes(tensors: Sequence[Tensor]) -> tuple[Hashable, ...]:
-    return tuple([(tensor.shape, tensor.dtype, tensor.category) for tensor in tensors])
+    tensors = (*operator.inputs, *operator.outputs)
+    numbers = [sizes.setdefault((tensor.shape, tensor.dtype, tensor.category), len(sizes)) for tensor in tensors]
+    return operator.name, operator.phase, attributes, len(operator.inputs), tuple(numbers), in_place

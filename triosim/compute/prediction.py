@@ -26,11 +26,12 @@ def predicted(trace: Trace, model: ComputeModel | None = None) -> Trace:
     working = [operator for operator in trace.operators if _works(operator)]
     found = checked(model.estimate(working, target.name), working, model)
     priced = {
-        operator.id: taken_from(replace(operator, seconds=seconds), found, row)
+        operator.id: taken_from(operator.with_times(seconds, operator.busy_seconds, operator.flops), found, row)
         for row, (operator, seconds) in enumerate(zip(working, found.seconds.tolist(), strict=True))
     }
     operators = tuple(
-        priced.get(one.id) or (one if one.seconds == 0.0 else replace(one, seconds=0.0)) for one in trace.operators
+        priced.get(one.id) or (one if one.seconds == 0.0 else one.with_times(0.0, one.busy_seconds, one.flops))
+        for one in trace.operators
     )
     return replace(trace, operators=operators, times="predicted", step_seconds=None)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 import numpy as np
 
@@ -100,7 +101,7 @@ def scaled(operator: Operator, ratio: float, measured: Operator | None = None) -
     seconds = max(measured.seconds * ratio, min(measured.seconds, FLOOR_SECONDS))
     factor = seconds / measured.seconds if measured.seconds > 0.0 else 1.0
     busy = None if measured.busy_seconds is None else measured.busy_seconds * factor
-    return replace(operator, seconds=seconds, busy_seconds=busy, flops=flops)
+    return operator.with_times(seconds, busy, flops)
 
 
 def predicted(operator: Operator, found: Estimates, row: int, old: Operator | None = None) -> Operator:
@@ -118,7 +119,7 @@ def predicted(operator: Operator, found: Estimates, row: int, old: Operator | No
         error = float(np.maximum(error, before)) if old.predicted_by == name else math.hypot(error, before)
         if old.predicted_by != name:
             name = f"{old.predicted_by}, {name}"
-    return replace(operator, predicted_by=name, relative_error=None if math.isnan(error) else error)
+    return operator.predicted(name, None if math.isnan(error) else error)
 
 
 def _same_shapes(first: Operator, second: Operator) -> bool:
@@ -128,13 +129,14 @@ def _same_shapes(first: Operator, second: Operator) -> bool:
     )
 
 
+@lru_cache(maxsize=4096)
 def model_name(said: str) -> str:
     """Return the model of what an estimate says of itself: its first word."""
     return said.split(maxsplit=1)[0].strip(",:;") if said.strip() else "unnamed"
 
 
 def _taking(operator: Operator, seconds: float) -> Operator:
-    return replace(operator, seconds=seconds, busy_seconds=None)
+    return operator.with_times(seconds, None, operator.flops)
 
 
 def _ratios(

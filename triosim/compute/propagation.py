@@ -10,15 +10,18 @@ A backward operator makes the gradients of what its forward operator read, so it
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
+from itertools import chain
 
-from triosim.compute.dimension_rules import dims_of, heads_stand_last, transposed
+from triosim.compute.dimension_rules import dims_of, heads_stand_last, is_elementwise, transposed
 from triosim.compute.dimensions import Axis, Dim, Dims, Kind, expanded, follows, fresh, regrouped, resized, size, viewed
 from triosim.compute.features import base_name, is_attention, is_autograd_node
+from triosim.compute.kernel_axes import dims_by_pattern
 from triosim.compute.products import PRODUCTS
 from triosim.trace import Operator, Tensor
 from triosim.trace_formats.autograd import forward_names
 
+_KINDS: tuple[Kind, ...] = ("batch", "sequence")
 _SECOND_FIRST = ("MmBackward", "BmmBackward")  # autograd computes the gradient of the second factor before the first's
 _PRODUCTS = (*_SECOND_FIRST, "AddmmBackward")
 _TURNS = ("TBackward", "TransposeBackward", "PermuteBackward")
@@ -29,7 +32,8 @@ class Propagation:
     """The dimensions of every tensor of a step. ``batch_size`` is the step's; ``sequence`` its length, where it is known.
 
     ``given`` are, for a part of a step (an operator and those that differentiate it), the dimensions of what it reads: what
-    its axes have in common elsewhere in the step is then left aside.
+    its axes have in common elsewhere in the step is then left aside. ``within`` is the step of which it is a part: of what
+    comes from elsewhere in it, it tells which dimension is which, where sizes are equal.
     """
 
     def __init__(
@@ -39,8 +43,11 @@ class Propagation:
         sequence: int | None = None,
         *,
         given: Mapping[int, Dims] | None = None,
+        within: Propagation | None = None,
     ) -> None:
         self.operators = operators
+        self._within = within
+        self._met: dict[Axis, list[Axis]] = {}  # what an axis of the whole step is in this part of it
         self.batch_size = batch_size
         self.sequence = sequence
         self._by_id = {operator.id: operator for operator in operators}
@@ -201,7 +208,21 @@ class Propagation:
 
     # ---- the operators ------------------------------------------------------------------------------------------
 
+    def _kernel(self, operator: Operator) -> bool:
+        """Follow a compiled kernel, whose tensors say which axes they have. Return whether it is one."""
+        pattern = operator.attributes.get("axes")
+        tensors = (*operator.inputs, *operator.outputs)
+        if not isinstance(pattern, str):
+            return False
+        known = [None if self._is_unknown(tensor) else self._of(tensor) for tensor in tensors]
+        found = dims_by_pattern(pattern, [tensor.shape for tensor in tensors], known)
+        for tensor, dims in zip(tensors, found or (), strict=False):
+            self._set(tensor, dims)
+        return found is not None
+
     def _forward(self, operator: Operator) -> None:
+        if self._kernel(operator):
+            return
         if is_attention(base_name(operator.name)):
             self._see_heads(operator)
         given = [self._of(tensor) for tensor in operator.inputs]
@@ -221,6 +242,8 @@ class Propagation:
                     self._dims[tensor.id] = found
 
     def _backward(self, operator: Operator) -> None:
+        if self._kernel(operator):
+            return
         forward = self._by_id.get(operator.forward) if operator.forward is not None else None
         name = base_name(operator.name)
         around = [self._of(t) for t in (*forward.outputs, *forward.inputs)] if forward is not None else []
@@ -229,9 +252,12 @@ class Propagation:
         if forward is not None and name.startswith(_PRODUCTS):
             self._find_rest([t for t in read if t is operator.inputs[0]], around)
             self._saved_factors(operator, forward)
+        is_node = is_autograd_node(name) or name.endswith("_backward")
+        if not is_node and is_elementwise(name):  # a sum of gradients: not of what it differentiates alone
+            self._find_alike(read, [self._dims[t.id] for t in operator.inputs if t.id in self._dims])
         self._find_rest(read, around)
         given = [fresh(*tensor.shape) if tensor.id in late else self._of(tensor) for tensor in operator.inputs]
-        if forward is None or not (is_autograd_node(name) or name.endswith("_backward")):
+        if forward is None or not is_node:
             for tensor, dims in zip(operator.outputs, dims_of(operator, given), strict=False):
                 self._set(tensor, dims)
         for tensor in operator.outputs:
@@ -275,6 +301,25 @@ class Propagation:
     def _set(self, tensor: Tensor, dims: Dims) -> None:
         if tuple(map(size, dims)) == tensor.shape and tensor.id not in self._dims:
             self._dims[tensor.id] = self._latest[tensor.storage] = dims
+            for whole, axis in self._beside(tensor, dims):
+                self._met.setdefault(whole, []).append(axis)
+
+    def _beside(self, tensor: Tensor, dims: Dims) -> Iterator[tuple[Axis, Axis]]:
+        """The axes of a tensor in the whole step, each with the one that stands in its place here."""
+        for there, here in zip(self._within[tensor], dims, strict=False) if self._within is not None else ():
+            ones, others = expanded(there), expanded(here)
+            if [axis.size for axis in ones] == [axis.size for axis in others]:
+                yield from zip(ones, others, strict=True)
+
+    def _fits(self, tensor: Tensor, dims: Dims) -> bool:
+        """Whether a tensor may have these dimensions: in the whole step it has the same ones, as far as they are known."""
+        if self._within is None:
+            return True
+        for there, here in zip(self._within[tensor], dims, strict=False):
+            if any(follows(there, kind) != follows(here, kind) for kind in _KINDS):
+                return False
+        pairs = ((self._met.get(whole), axis.root) for whole, axis in self._beside(tensor, dims))
+        return all(met is None or axis in {one.root for one in met} for met, axis in pairs)
 
     def _gradient(
         self, operator: Operator, forward: Operator | None, tensor: Tensor, given: Sequence[Dims]
@@ -283,7 +328,9 @@ class Propagation:
         shape = tensor.shape
         if tensor.parameter is not None and tensor.parameter in self._parameters:
             own = self._parameters[tensor.parameter]
-            if base_name(operator.name).startswith(_PRODUCTS):  # the gradient of what it multiplied, perhaps turned
+            if base_name(operator.name).startswith(
+                (*_PRODUCTS, "GroupedMmBackward")
+            ):  # the gradient of what it multiplied, perhaps turned
                 for read, dims in zip(operator.inputs, given, strict=True):
                     if self._storages.get(read.storage) is own and tuple(map(size, dims)) == shape:
                         return dims
@@ -318,14 +365,26 @@ class Propagation:
         self._taken[operator.id, number] = min(counts) + 1
         return dims
 
+    def _find_alike(self, tensors: Iterable[Tensor], known: Sequence[Dims]) -> None:
+        """Give what has no dimensions yet those of something of its shape."""
+        for tensor in tensors:
+            found = next((dims for dims in known if tuple(map(size, dims)) == tensor.shape), None)
+            if found is not None and tensor.id not in self._dims:
+                self._set(tensor, found)
+
     def _find_rest(self, tensors: Iterable[Tensor], known: Sequence[Dims]) -> None:
         """Give what has no dimensions yet those of something of its shape, or of its elements in another shape."""
         for tensor in tensors:
             if tensor.id in self._dims or tensor.category == "parameter":
                 continue
-            found = next((dims for dims in known if tuple(map(size, dims)) == tensor.shape), None)
-            if found is None:
-                found = next((new for dims in known if (new := viewed(dims, tensor.shape)) is not None), None)
+            alike = [dims for dims in known if tuple(map(size, dims)) == tensor.shape]
+            views = (viewed(dims, tensor.shape, partial(self._fits, tensor)) for dims in known)
+            ways = chain(alike, (new for new in views if new is not None)) if known else iter(())
+            first = next(ways, None)
+            found = first
+            while found is not None and not self._fits(tensor, found):
+                found = next(ways, None)
+            found = first if found is None else found
             if found is None and known and tensor.id in self._made:
                 found = _by_size([dim for dims in known for dim in dims], tensor.shape)
             if found is not None:

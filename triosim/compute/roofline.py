@@ -91,10 +91,14 @@ class Roofline(ComputeModel):
 
     def fit(self, trace: Trace) -> None:
         """Find the efficiencies of each class, phase and dtype that the trace has operators of."""
-        self.gpu = trace.gpu
+        self.learn(trace.operators, trace.gpu)
+
+    def learn(self, operators: Sequence[Operator], gpu: str) -> None:
+        """Find the efficiencies from operators of a trace of a GPU."""
+        self.gpu = gpu
         self.efficiencies = {}
-        found = _ceilings(trace.operators, _gpu(trace.gpu))
-        seconds = np.array([operator.seconds for operator in trace.operators])
+        found = _ceilings(operators, _gpu(gpu))
+        seconds = np.array([operator.seconds for operator in operators])
         members: dict[Key, list[int]] = {}
         for row, key in enumerate(found.classes):
             members.setdefault(key, []).append(row)
@@ -174,7 +178,7 @@ class _Ceilings:
 
 
 def _ceilings(operators: Sequence[Operator], gpu: gpus.Gpu) -> _Ceilings:
-    seen = Operators.of(operators)
+    seen, places = Operators.of(operators).different
     classes: list[Key] = []
     arithmetic, factor, launches = np.zeros(len(seen)), np.ones(len(seen)), np.ones(len(seen))
     flops = seen.drivers[:, 0]
@@ -187,7 +191,9 @@ def _ceilings(operators: Sequence[Operator], gpu: gpus.Gpu) -> _Ceilings:
             factor[row] = doubt.of_limited(gpu, dtype) if kind == "product" else 1.0
         if features.kind(operator) == "recurrent":
             launches[row] = products.recurrent_steps(forward or operator)
-    return _Ceilings(classes, arithmetic, seen.drivers[:, 1:].sum(axis=1) / gpu.bandwidth, factor, launches)
+    traffic = seen.drivers[:, 1:].sum(axis=1) / gpu.bandwidth
+    of_each = [classes[place] for place in places.tolist()]
+    return _Ceilings(of_each, arithmetic[places], traffic[places], factor[places], launches[places])
 
 
 def _computed(operator: Operator, forward: Operator | None, kind: str) -> float:
@@ -216,8 +222,12 @@ def _fit(arithmetic: Array, traffic: Array, seconds: Array, default: Efficiency)
             return replace(default, compute=default.compute * level, launch=launches[0])
         return replace(default, memory=default.memory * level, launch=launches[0])
     compute = _GRID if arithmetic.any() else np.array([default.compute])
-    busy = np.maximum(arithmetic / compute[:, None, None], traffic / _GRID[:, None])
-    errors = np.array([np.abs((busy + launch) / seconds - 1.0).mean(axis=2) for launch in launches])
+    # A network repeats its layers: what is off is worked out once for points that are the same, and counted for each.
+    points_once, places = np.unique(np.stack((arithmetic, traffic, seconds)), axis=1, return_inverse=True)
+    arithmetic_once, traffic_once, seconds_once = points_once
+    busy = np.maximum(arithmetic_once / compute[:, None, None], traffic_once / _GRID[:, None])
+    off = (np.abs((busy + launch) / seconds_once - 1.0) for launch in launches)
+    errors = np.array([[row.take(places, axis=1).mean(axis=1) for row in one] for one in off])
     # A trace does not tell what bounds none of its operators: of pairs that explain it as well, the nearest to the default.
     far = np.abs(np.log(compute / default.compute))[:, None] + np.abs(np.log(_GRID / default.memory))
     good = errors <= errors.min() * (1.0 + _AS_GOOD) + _NEGLIGIBLE

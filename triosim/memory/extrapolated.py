@@ -4,19 +4,20 @@
 >>> memory.fullest.peak_bytes, memory.fullest.by_category
 >>> memory.report()  # all of the fullest rank: what the caching allocator reserves, which layers, a picture
 
-A rank's tasks are followed in the order in which its host launches them. Ranks at one place of the pipeline have the same
-memory, so that each place is followed once.
+A rank's tasks are followed in the order in which its host launches them. Ranks that run the same program at one place of the
+pipeline have the same memory, so that each such place is followed once.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 
 from triosim import gpus
+from triosim.collecting import without_collecting
 from triosim.errors import DoesNotFitError, OptionError
 from triosim.extrapolators.captured import Captured
+from triosim.extrapolators.holding import Holding
 from triosim.extrapolators.ledger import Ledger
 from triosim.extrapolators.loop import Loop
 from triosim.extrapolators.lowering import Lowering
@@ -25,89 +26,36 @@ from triosim.extrapolators.program import Gradient, Stage
 from triosim.extrapolators.schedule import Action
 from triosim.gpus import Gpu
 from triosim.memory.analysis import MemoryReport, report
-from triosim.memory.gpu_memory import context, visible
+from triosim.memory.captured import CapturedMemory
 from triosim.memory.lifetimes import MEMORY_CATEGORIES
 from triosim.memory.rank_ledger import Items, Passes, Resident, Totals
 from triosim.memory.settings import AllocatorSettings
 from triosim.memory.stage_lifetimes import Known
 from triosim.memory.workspace import WORKSPACE, workspaces
+from triosim.memory.world import RankMemory, WorldMemory
+from triosim.tasks import TaskStream
 from triosim.trace import Tensor, Trace
 
 
-@dataclass(frozen=True, slots=True)
-class RankMemory:
-    """The most bytes of live tensors that a rank has, in blocks of 512 bytes, with cuBLAS's workspaces.
+class PlannedMemory(WorldMemory):
+    """The memory of all ranks of a plan: ``ranks`` has an entry for each place of the pipeline, first to last.
 
-    ``ranks`` is how many ranks have as much, at ``place`` of the pipeline; ``rank`` is the first of them. ``by_category`` are
-    the bytes at the peak. It is reached in ``action`` of the schedule ("0F3": stage 0, forward, micro-batch 3; "optimizer"), in
-    ``layer``.
-    """
-
-    rank: int
-    place: int
-    ranks: int
-    peak_bytes: int
-    by_category: dict[str, int]
-    action: str
-    layer: str
-
-
-class WorldMemory:
-    """The memory of all ranks: ``ranks`` has an entry for each place of the pipeline, first to last.
-
-    ``capacity`` is what a process can have of the GPU's memory beside the CUDA context, infinite where the GPU is not known.
+    Where ranks run different programs (experts that get more and fewer tokens), each of them has places of its own.
     """
 
     def __init__(self, plan: Plan, trace: Trace, gpu: Gpu | None) -> None:
+        super().__init__(gpu)
         self._plan = plan
         self._trace = trace
-        self.gpu = gpu
-        self.capacity = math.inf if gpu is None else float(visible(gpu) - context(gpu))
-        self._places = [_Place(lowering, trace) for lowering in plan.lowerings]
-        self._firsts = _first_ranks(plan)
+        self._programs = [[_Place(lowering, trace) for lowering in lowerings] for lowerings in plan.lowerings]
+        self._kinds = _kinds(plan)
+        self._at = list(self._kinds.values()) or _places(plan)
+        self._firsts = [ranks[0] for ranks in self._at]
         self.ranks = tuple(self._entry(place, rank) for place, rank in enumerate(self._firsts))
-
-    def __repr__(self) -> str:
-        has, room = (f"{nbytes / 2**30:.1f}" for nbytes in (self.fullest.peak_bytes, self.capacity))
-        of = "" if self.gpu is None else f" of {room}"
-        return f"WorldMemory({self.parallel} on {self.world} GPUs: {has}{of} GiB on rank {self.fullest.rank})"
-
-    @property
-    def fullest(self) -> RankMemory:
-        """The rank that has most."""
-        return max(self.ranks, key=lambda one: (one.peak_bytes, -one.rank))
-
-    @property
-    def fits(self) -> bool:
-        """Whether all live tensors of every rank fit; what fragmentation takes is not in it."""
-        return self.fits_in(self.capacity)
-
-    @property
-    def warning(self) -> str | None:
-        """One line that says which rank does not fit; None where all do."""
-        if self.fits or self.gpu is None:
-            return None
-        worst = self.fullest
-        holds = sorted(worst.by_category.items(), key=lambda pair: -pair[1])[:2]
-        most = ", and ".join(f"{name.replace('_', ' ')}, {nbytes / 2**30:.1f} GiB" for name, nbytes in holds)
-        return (
-            f"rank {worst.rank} does not fit its GPU: {worst.peak_bytes / 2**30:.1f} GiB of tensors, "
-            f"{self.capacity / 2**30:.1f} GiB beside the CUDA context of the {self.gpu.name}; most of it is {most}"
-        )
 
     def fits_in(self, capacity: float) -> bool:
         """Whether all live tensors of every rank fit so many bytes."""
         return self.fullest.peak_bytes <= capacity
-
-    def checked(self, rank: int | None) -> int:
-        """Return a rank, or the fullest where none is given. Raises ``OptionError`` for one that there is not."""
-        if rank is None:
-            return self.fullest.rank
-        if not 0 <= rank < self._plan.world:
-            raise OptionError(
-                f"there is no rank {rank}", where="--rank", fix=f"give one from 0 to {self._plan.world - 1}"
-            )
-        return rank
 
     @property
     def world(self) -> int:
@@ -120,13 +68,14 @@ class WorldMemory:
         return self._plan.parallel
 
     def ranks_at(self, place: int) -> list[int]:
-        """Return the ranks at a place of the pipeline."""
-        lowering = self._plan.lowerings[0]
-        return [rank for rank in range(self._plan.world) if lowering.place(rank) == place]
+        """Return the ranks at a place, or those that hold the same where a parallelism writes its own tasks."""
+        return list(self._at[place])
 
     def place(self, rank: int) -> int:
-        """Return the place of the pipeline at which a rank is."""
-        return self._plan.lowerings[0].place(rank)
+        """Return the place at which a rank is."""
+        if self._kinds:
+            return next(place for place, ranks in enumerate(self._kinds.values()) if rank in ranks)
+        return _place(self._plan, rank)
 
     def report(
         self,
@@ -142,52 +91,59 @@ class WorldMemory:
         rank = self.fullest.rank if rank is None else rank
         chosen = gpu if gpu is not None else self.gpu
         place = self.place(rank)
-        followed = max(self._places, key=lambda one: one.totals(place, self._firsts[place]).peak.total)
-        items = followed.items(place, self._firsts[place])
+        first, holding = self._firsts[place], self._holding(place)
+        followed = max(self._followed(first), key=lambda one: one.totals(first, holding).peak.total)
+        items = followed.items(first, holding)
         operators = tuple(items.operators)
-        trace = replace(
-            self._trace, operators=operators, storages=(), marks=(), batch_size=followed.lowering.program.batch_size
-        )
+        if not operators:
+            raise OptionError(
+                f"rank {rank} runs no operator, so it has no step to show", where="--rank", fix="give another"
+            )
+        trace = replace(self._trace, operators=operators, storages=(), marks=(), batch_size=self._plan.batch_size)
         found = items.lifetimes(estimated=not self._trace.storages)
         return report(trace, found, chosen, capacity=capacity, context=context, settings=settings, workspace=workspace)
 
     def _entry(self, place: int, rank: int) -> RankMemory:
-        extra = self._workspaces(place)
-        peak = max((one.totals(place, rank).peak for one in self._places), key=lambda peak: peak.total)
+        extra = self._workspaces(place, rank)
+        holding = self._holding(place)
+        peak = max((one.totals(rank, holding).peak for one in self._followed(rank)), key=lambda peak: peak.total)
         found = {name: size for name, size in zip(MEMORY_CATEGORIES, peak.by_category, strict=True) if size}
         if extra:
             found[WORKSPACE] = found.get(WORKSPACE, 0) + extra
-        ranks = self._plan.world // len(self._firsts)
-        return RankMemory(rank, place, ranks, peak.total + extra, found, _name(peak.action), peak.layer)
+        return RankMemory(rank, place, len(self._at[place]), peak.total + extra, found, _name(peak.action), peak.layer)
 
-    def _workspaces(self, place: int) -> int:
+    def _followed(self, rank: int) -> list[_Place]:
+        """The programs that a rank runs, one for each iteration that differs."""
+        variant = self._plan.variant(rank)
+        return [programs[variant] for programs in self._programs]
+
+    def _workspaces(self, place: int, rank: int) -> int:
         """The workspaces of cuBLAS, all of which are there when the peak of any step but the first comes."""
         if self.gpu is None:
             return 0
-        stage = self._plan.lowerings[0].held[place]
-        operators = [operator for block in stage.blocks for operator in block.operators]
+        lowering, holding = self._followed(rank)[0].lowering, self._holding(place)
+        stage = lowering.held[lowering.place(rank)]
+        blocks = stage.blocks if holding is None or holding.trains else stage.optimizer
+        operators = [operator for block in blocks for operator in block.operators]
         return sum(size for size, _ in workspaces(operators, self.gpu))
 
+    def _holding(self, place: int) -> Holding | None:
+        """What the ranks at a place hold, where a parallelism writes their tasks."""
+        return list(self._kinds)[place] if self._kinds else None
 
-def memory_of(plan: Plan, trace: Trace, gpu: Gpu | None = None) -> WorldMemory:
+
+def memory_of(plan: Plan, trace: Trace, gpu: Gpu | None = None) -> PlannedMemory:
     """Return the memory of every rank of a plan; ``gpu`` is what must hold it, by default the trace's."""
-    return WorldMemory(plan, trace, gpus.get(trace.gpu) if gpu is None else gpu)
+    return PlannedMemory(plan, trace, gpus.get(trace.gpu) if gpu is None else gpu)
 
 
-def memory_of_run(plan: Plan | Captured, trace: Trace, *, fail_on_oom: bool) -> WorldMemory | None:
-    """Return the memory of every rank of a simulation; None for a captured distributed script, which has its own.
+@without_collecting()
+def memory_of_run(plan: Plan | Captured, trace: Trace, *, fail_on_oom: bool) -> WorldMemory:
+    """Return the memory of every rank of a simulation: of a plan, or of a captured script's streams.
 
     Raises ``DoesNotFitError`` where a rank does not fit and that is asked for.
     """
-    if isinstance(plan, Captured):
-        if fail_on_oom:
-            raise OptionError(
-                "the task streams of a distributed script have the memory that was captured",
-                where="--fail-on-oom",
-                fix="use 'triosim memory --fail-on-oom'",
-            )
-        return None
-    memory = memory_of(plan, trace)
+    memory = CapturedMemory(plan.streams) if isinstance(plan, Captured) else memory_of(plan, trace)
     if fail_on_oom and memory.warning is not None:
         raise DoesNotFitError(memory.warning)
     return memory
@@ -197,37 +153,58 @@ def _name(action: Action | None) -> str:
     return "optimizer" if action is None else str(action)
 
 
-def _first_ranks(plan: Plan) -> list[int]:
-    """The first rank at each place of the pipeline."""
-    lowering = plan.lowerings[0]
-    axis = lowering.program.stage_axis
-    places = len(lowering.program.schedule.rows)
-    return [plan.mesh.neighbour(axis, 0, place) for place in range(places)] if axis is not None else [0]
+def _places(plan: Plan) -> list[list[int]]:
+    """The ranks at each place."""
+    found: dict[int, list[int]] = {}
+    for rank in range(plan.world):
+        found.setdefault(_place(plan, rank), []).append(rank)
+    return [found[place] for place in sorted(found)]
+
+
+def _place(plan: Plan, rank: int) -> int:
+    """The place at which a rank is: of the pipeline, and there of the ranks that run one program."""
+    return plan.lowerings[0][0].place(rank) * plan.variants + plan.variant(rank)
+
+
+def _kinds(plan: Plan) -> dict[Holding, list[int]]:
+    """The ranks that hold the same, where a parallelism writes its own tasks; empty where none does."""
+    found: dict[Holding, list[int]] = {}
+    for rank in range(plan.world):
+        holding = plan.holds(rank)
+        if holding is None:
+            return {}
+        found.setdefault(holding, []).append(rank)
+    return found
 
 
 class _Place:
-    """The places of one lowered program, each followed when it is first asked for."""
+    """The places of one lowered program, each followed when it is first asked for.
+
+    ``holding`` is of a rank whose tasks a parallelism writes itself.
+    """
 
     def __init__(self, lowering: Lowering, trace: Trace) -> None:
         self.lowering = lowering
         self._known = Known(lowering.program, trace)
         self._passes: dict[int, Passes] = {}
-        self._totals: dict[int, Totals] = {}
+        self._totals: dict[tuple[int, Holding | None], Totals] = {}
 
-    def totals(self, place: int, rank: int) -> Totals:
+    def totals(self, rank: int, holding: Holding | None) -> Totals:
         """Return what a rank has at most."""
-        if place not in self._totals:
-            self._totals[place] = Totals(*self._begun(place, rank))
-            self._follow(rank, self._totals[place])
-        return self._totals[place]
+        key = self.lowering.place(rank), holding
+        if key not in self._totals:
+            self._totals[key] = Totals(*self._begun(rank, holding))
+            self._follow(rank, self._totals[key], holding)
+        return self._totals[key]
 
-    def items(self, place: int, rank: int) -> Items:
+    def items(self, rank: int, holding: Holding | None) -> Items:
         """Return all that a rank has."""
-        found = Items(*self._begun(place, rank))
-        self._follow(rank, found)
+        found = Items(*self._begun(rank, holding))
+        self._follow(rank, found, holding)
         return found
 
-    def _begun(self, place: int, rank: int) -> tuple[Passes, list[Resident]]:
+    def _begun(self, rank: int, holding: Holding | None) -> tuple[Passes, list[Resident]]:
+        place = self.lowering.place(rank)
         reactions = Loop(self.lowering, rank, Ledger()).reactions
 
         def accumulates(gradient: Gradient) -> float:
@@ -238,10 +215,12 @@ class _Place:
 
         if place not in self._passes:
             self._passes[place] = Passes(self.lowering, place, self._known, accumulates)
-        return self._passes[place], list(self._residents(place, keeps))
+        residents = list(self._residents(place, keeps))
+        return self._passes[place], residents if holding is None else _held(holding, residents)
 
-    def _follow(self, rank: int, ledger: Totals | Items) -> None:
-        tasks = Loop(self.lowering, rank, ledger).step()
+    def _follow(self, rank: int, ledger: Totals | Items, holding: Holding | None) -> None:
+        loop = Loop(self.lowering, rank, ledger)
+        tasks = loop.step() if holding is None else _parts(loop, holding, self.lowering.program.micro_batches)
         answer: object = None
         try:
             while True:
@@ -266,6 +245,26 @@ class _Place:
             yield Resident.of(tensor, layers.get(owners.get(storage, storage), ""), nbytes * times)
         for one in self._known.captured.staying if place == 0 else ():
             yield Resident.of(one, one.layer, one.nbytes)
+
+
+def _held(holding: Holding, residents: Iterable[Resident]) -> list[Resident]:
+    """What of a training step's memory stays with a rank that does a part of it, and what it has beside."""
+    found = []
+    for one in residents:
+        if one.category == "parameter":
+            found.append(replace(one, nbytes=round(one.nbytes * holding.share)))
+        elif holding.updates if one.category == "optimizer_state" else holding.trains:
+            found.append(one)
+    return found + [Resident(round(nbytes), category, what) for what, category, nbytes in holding.beside]
+
+
+def _parts(loop: Loop, holding: Holding, micro_batches: int) -> TaskStream:
+    """The parts of a training step that a rank runs."""
+    for micro_batch in range(micro_batches if holding.trains else 0):
+        yield from loop.forward()
+        yield from loop.backward(last=micro_batch == micro_batches - 1)
+    if holding.updates:
+        yield from loop.optimizer()
 
 
 def _staying(stage: Stage, known: Known) -> tuple[dict[int, str], dict[int, int], dict[int, Tensor]]:

@@ -15,7 +15,7 @@ import numpy as np
 
 from triosim.extrapolators.ledger import Ledger
 from triosim.extrapolators.lowering import Act, Lowering, Posted, Script
-from triosim.extrapolators.program import Gradient, Receive, Send
+from triosim.extrapolators.program import Gradient, Receive
 from triosim.extrapolators.schedule import Action
 from triosim.memory.lifetimes import MEMORY_CATEGORIES, Lifetime, Lifetimes
 from triosim.memory.stage_lifetimes import COLUMN, Following, Known, Lives, whole_blocks
@@ -50,9 +50,8 @@ class Passes:
         self._split = {
             (a.stage, a.micro_batch) for a in lowering.program.schedule.actions(place) if a.phase == "weight"
         }
-        blocks = (block for stage in lowering.program.stages for block in stage.blocks)
         self._received: dict[tuple[int, str], list[str]] = {}
-        self.sizes = {item.key: item.nbytes for block in blocks for item in block.items if isinstance(item, Send)}
+        self.sizes = known.sent
 
     def of(self, script: Script, micro_batch: int) -> tuple[Lives, int]:
         """Return the lives that a script is a part of, and at which operator of theirs it begins."""

@@ -12,8 +12,10 @@ import pickle
 from collections import deque
 from collections.abc import Iterable, Iterator
 from functools import cache
+from pathlib import Path
 from typing import Any
 
+from triosim.errors import OutputError
 from triosim.memory.allocator import SegmentEvent
 from triosim.memory.blocks import Block, Segment
 from triosim.memory.lifetimes import Lifetime, Lifetimes
@@ -21,12 +23,25 @@ from triosim.memory.replay import Replay
 from triosim.memory.settings import AllocatorSettings
 from triosim.output import PathLike, writing_bytes
 
+#: How the name of a snapshot ends.
+SUFFIXES = (".pickle", ".pkl")
 _PROTOCOL = 4
 _SEGMENT_WORDS = ("segment_free", "segment_alloc")
 
 
+def check_snapshot(path: PathLike) -> None:
+    """Raise ``OutputError`` for a name that does not say that the file is a pickle, as the visualiser's own do."""
+    if Path(path).suffix.lower() not in SUFFIXES:
+        fix = f"end the name in {' or '.join(SUFFIXES)}; --format json prints the figures"
+        raise OutputError("a snapshot is a pickle", where=str(path), fix=fix)
+
+
 def write_snapshot(lifetimes: Lifetimes, played: Replay, path: PathLike) -> None:
-    """Write the snapshot of a run: everything that its allocator did, and how its segments stand at the end."""
+    """Write the snapshot of a run: everything that its allocator did, and how its segments stand at the end.
+
+    Raises ``OutputError`` for a name that ends in neither ``.pickle`` nor ``.pkl``.
+    """
+    check_snapshot(path)
     with writing_bytes(path) as file:
         pickle.dump(snapshot(lifetimes, played), file, protocol=_PROTOCOL)
 

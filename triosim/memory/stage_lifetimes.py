@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from triosim.compute.features import base_name
-from triosim.extrapolators.program import Await, Block, Communicate, Gradient, Program
+from triosim.extrapolators.program import Await, Block, Communicate, Gradient, Program, Send
 from triosim.memory.lifetimes import MEMORY_CATEGORIES
 from triosim.memory.settings import SMALLEST_BLOCK
 from triosim.trace import Category, Operator, Storage, Tensor, Trace
@@ -97,18 +97,20 @@ class Known:
                 self.first.setdefault(tensor.storage, tensor)
                 if tensor.storage not in given:
                     self.made.add(tensor.storage)
-        self._stays = {
+        self.staying = {  # storages: whether they were there before the step, and are not followed
             storage: tensor.category in STAYING or storage not in self.made for storage, tensor in self.first.items()
         }
         self.captured = Captured(trace, self.first)
+        blocks = (block for stage in program.stages for block in stage.blocks)
+        self.sent = {item.key: item.nbytes for block in blocks for item in block.items if isinstance(item, Send)}
 
     def stays(self, tensor: Tensor) -> bool:
         """Whether a tensor was there before the step, and is not followed."""
-        return self._stays[tensor.storage]
+        return self.staying[tensor.storage]
 
     def found(self) -> Iterable[Tensor]:
         """What was there before the step, each storage once, but for gradients, which a step makes."""
-        return (t for t in self.first.values() if self._stays[t.storage] and t.category != "gradient")
+        return (t for t in self.first.values() if self.staying[t.storage] and t.category != "gradient")
 
 
 class Captured:
@@ -186,6 +188,8 @@ class Following:
         self._scattered: dict[tuple[Life, float], Life] = {}
         self._rotating: dict[str, Life] = {}  # what is on its way, by key
         self._pass = ""
+        captured = known.captured
+        self._told = bool(captured.unseen or captured.deaths or known.kept)  # of what operators do not show
         self._again: set[float] = set()  # bytes of what this pass has gathered
 
     def through(self, name: str, blocks: Iterable[Block]) -> None:
@@ -222,41 +226,44 @@ class Following:
     def _operator(self, operator: Operator) -> None:
         place = len(self._layers)
         self._layers.append(operator.layer)
-        known = self._known
+        staying = self._known.staying
         here: dict[int, Life | None] = {}
         for tensor in operator.inputs:
-            if not known.stays(tensor):
+            if not staying[tensor.storage]:
                 here[tensor.storage] = self._read(tensor, operator, place)
         fresh: dict[int, Life] = {}
         for tensor in operator.outputs:
-            if known.stays(tensor):
+            storage = tensor.storage
+            if staying[storage]:
                 continue
-            life = here[tensor.storage] if tensor.storage in here else fresh.get(tensor.storage)
+            nbytes = tensor.nbytes
+            life = here[storage] if storage in here else fresh.get(storage)
             if life is None:
-                if tensor.storage in here:
+                if storage in here:
                     continue  # the optimizer writes a gradient
-                life = fresh[tensor.storage] = self._make(tensor, operator, place)
-            elif tensor.storage in fresh:
-                life.nbytes = max(life.nbytes, known.captured.scale(tensor.storage, tensor.nbytes))
+                life = fresh[storage] = self._make(tensor, nbytes, operator, place)
+            elif storage in fresh:
+                life.nbytes = max(life.nbytes, self._known.captured.scale(storage, nbytes))
             life.last = place
-            self._seen[tensor.id] = _Seen(self._generations[tensor.storage], tensor.nbytes, {tensor.nbytes: life})
-        self._capture(operator, place)
-        for gradient, nbytes in self._ready.get(operator.id, ()):
-            self._complete(gradient, nbytes, operator, place)
+            self._seen[tensor.id] = _Seen(self._generations[storage], nbytes, {nbytes: life})
+        if self._told:
+            self._capture(operator, place)
+        for gradient, kept in self._ready.get(operator.id, ()):
+            self._complete(gradient, kept, operator, place)
 
-    def _make(self, tensor: Tensor, operator: Operator, place: int) -> Life:
-        life = self._new(tensor, operator, place)
-        self._current[tensor.storage] = life
-        self._generations[tensor.storage] = self._generations.get(tensor.storage, 0) + 1
-        life.nbytes = self._known.captured.scale(tensor.storage, tensor.nbytes)
-        found = self._known.captured.storages.get(tensor.storage)
+    def _make(self, tensor: Tensor, nbytes: int, operator: Operator, place: int) -> Life:
+        storage, captured = tensor.storage, self._known.captured
+        life = self._new(tensor, captured.scale(storage, nbytes), operator, place)
+        self._current[storage] = life
+        self._generations[storage] = self._generations.get(storage, 0) + 1
+        found = captured.storages.get(storage)
         if found is not None:
             life.clocks[0] = found.born
         return life
 
-    def _new(self, tensor: Tensor, operator: Operator, place: int) -> Life:
+    def _new(self, tensor: Tensor, nbytes: float, operator: Operator, place: int) -> Life:
         life = Life(
-            float(tensor.nbytes),
+            nbytes,
             tensor.category,
             operator.layer,
             tensor.shape,
@@ -275,7 +282,7 @@ class Following:
         if life is None:
             if not self._receives or self._adds_up(operator):
                 return None
-            life = self._make(tensor, operator, self._offsets[self._pass])  # it came from another stage
+            life = self._make(tensor, tensor.nbytes, operator, self._offsets[self._pass])  # it came from another stage
         nbytes, generation = tensor.nbytes, self._generations[tensor.storage]
         if seen is None or seen.generation != generation:
             seen = self._seen[tensor.id] = _Seen(generation, nbytes, {nbytes: life})
@@ -297,15 +304,15 @@ class Following:
             share = tensor.nbytes / seen.nbytes
             life = self._scattered.get((base, share))
             if life is None:
-                life = self._scattered[base, share] = self._new(tensor, operator, place)
-                life.nbytes, life.category, life.layer = base.nbytes * share, base.category, base.layer
+                life = self._scattered[base, share] = self._new(tensor, base.nbytes * share, operator, place)
+                life.category, life.layer = base.category, base.layer
                 self._current[tensor.storage] = life
             seen.lives[tensor.nbytes] = life
             return life
         base.last = max(base.last, place)
         found = seen.gathered.get(tensor.nbytes)
         if found is None or (found[1] != self._pass and tensor.nbytes in self._again):
-            life = self._new(tensor, operator, place)
+            life = self._new(tensor, float(tensor.nbytes), operator, place)
             life.gathered = True
             found = seen.gathered[tensor.nbytes] = life, self._pass
         return found[0]

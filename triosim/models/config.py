@@ -31,8 +31,8 @@ class Config:
         self._content = content
         self.path = path
 
-    def whole(self, key: str, default: int | None = None) -> int:
-        """Return a positive whole number. Raises ``TriosimError`` where it is missing or something else."""
+    def whole(self, key: str, default: int | None = None, *, least: int = 1) -> int:
+        """Return a whole number of ``least`` or more. Raises ``TriosimError`` where it is missing or something else."""
         value = self._content.get(key)
         if value is None:
             if default is None:
@@ -40,10 +40,9 @@ class Config:
                     f"the key '{key}' is missing", where=self.path, fix="it must say a size of the model"
                 )
             return default
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise TriosimError(
-                f"{key}: {value!r:.40} is no size", where=self.path, fix="give a whole number of 1 or more"
-            )
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            fix = f"give a whole number of {least} or more"
+            raise TriosimError(f"{key}: {value!r:.40} is no size", where=self.path, fix=fix)
         return value
 
     def optional(self, key: str) -> int | None:
@@ -56,6 +55,42 @@ class Config:
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise TriosimError(f"{key}: {value!r:.40} is no number", where=self.path)
         return float(value)
+
+    def probability(self, key: str, default: float) -> float:
+        """Return a probability."""
+        value = self.number(key, default)
+        if not 0 <= value < 1:
+            raise TriosimError(f"{key}: {value:g} is no probability", where=self.path, fix="give 0 or more, below 1")
+        return value
+
+    def multiple(self, key: str, number: int, of: str, parts: int) -> int:
+        """Return the number that a key stands for, if it divides by what another stands for."""
+        if number % parts:
+            said = f"{key}: {number} does not divide by {parts}, {of}"
+            raise TriosimError(said, where=self.path, fix="change one of them")
+        return number
+
+    def at_most(self, key: str, number: int, of: str, most: int) -> int:
+        """Return the number that a key stands for, if what another stands for is not exceeded."""
+        if number > most:
+            raise TriosimError(f"{key}: {number} is more than {most}, {of}", where=self.path, fix="change one of them")
+        return number
+
+    def heads(self, hidden: str, heads: str) -> tuple[int, int]:
+        """Return the features of a model and its heads, which share them evenly."""
+        features, count = self.whole(hidden), self.whole(heads)
+        return self.multiple(hidden, features, f"the {heads}", count), count
+
+    def shared_heads(self, heads: int) -> int:
+        """Return how many heads of keys and values as many heads of queries share evenly."""
+        key = "num_key_value_heads"
+        shared = self.whole(key, heads)
+        self.multiple("num_attention_heads", heads, f"the {key}", shared)
+        return shared
+
+    def turned(self, key: str, width: int) -> int:
+        """Return how many features of a head are turned with the position: pairs of them."""
+        return self.multiple(key, width, "the features that are turned together", 2)
 
     def flag(self, key: str, default: bool) -> bool:
         """Return whether something is so."""
@@ -104,22 +139,26 @@ def read(path: str | os.PathLike[str]) -> Model:
     if not isinstance(content, dict):
         raise TriosimError("is no config", where=where, fix="it must be a mapping of keys to sizes")
     kind = content.get("model_type")
+    if kind is not None and not isinstance(kind, str):
+        raise TriosimError(f"model_type: {kind!r:.40} is no name", where=where, fix=f"known: {', '.join(_MAKERS)}")
     if kind is None:
         raise TriosimError("the key 'model_type' is missing", where=where, fix=f"known: {', '.join(_MAKERS)}")
     if kind not in _MAKERS:
-        raise TriosimError(f"model_type '{kind}' is not known", where=where, fix=nearest(str(kind), _MAKERS))
+        raise TriosimError(f"model_type '{kind}' is not known", where=where, fix=nearest(kind, _MAKERS))
     return _MAKERS[kind](Config(content, where))
 
 
 def _gpt2(config: Config) -> Model:
+    layers = config.whole("n_layer")
+    hidden, heads = config.heads("n_embd", "n_head")
     return GPT(
-        layers=config.whole("n_layer"),
-        hidden=config.whole("n_embd"),
-        heads=config.whole("n_head"),
+        layers=layers,
+        hidden=hidden,
+        heads=heads,
         vocab=config.whole("vocab_size", 50257),
         sequence=config.whole("n_positions", 1024),
         feed_forward=config.optional("n_inner"),
-        dropout=config.number("resid_pdrop", 0.1),
+        dropout=config.probability("resid_pdrop", 0.1),
         style="huggingface",
         name="gpt2",
     )
@@ -127,21 +166,29 @@ def _gpt2(config: Config) -> Model:
 
 def _llama(config: Config) -> Model:
     kind = config.text("model_type", "llama")
-    heads = config.whole("num_attention_heads")
+    hidden, heads = config.whole("hidden_size"), config.whole("num_attention_heads")
+    width = config.optional("head_dim")
+    if width is None:
+        hidden, heads = config.heads("hidden_size", "num_attention_heads")
+    config.turned("hidden_size / num_attention_heads" if width is None else "head_dim", width or hidden // heads)
+    experts = config.whole("num_local_experts", 8) if kind == "mixtral" else 0
+    chosen = config.whole("num_experts_per_tok", 2)
+    if experts:
+        config.at_most("num_experts_per_tok", chosen, "the num_local_experts", experts)
     return Llama(
         layers=config.whole("num_hidden_layers"),
-        hidden=config.whole("hidden_size"),
+        hidden=hidden,
         heads=heads,
-        kv_heads=config.whole("num_key_value_heads", heads),
+        kv_heads=config.shared_heads(heads),
         feed_forward=config.whole("intermediate_size"),
         vocab=config.whole("vocab_size"),
         sequence=config.whole("max_position_embeddings", 4096),
-        head_width=config.optional("head_dim"),
+        head_width=width,
         tied=config.flag("tie_word_embeddings", False),
         biased=kind == "qwen2",
         normed=kind == "qwen3",
-        experts=config.whole("num_local_experts", 8) if kind == "mixtral" else 0,
-        chosen=config.whole("num_experts_per_tok", 2),
+        experts=experts,
+        chosen=chosen,
         name=kind,
     )
 
@@ -153,9 +200,9 @@ def _gemma(config: Config) -> Model:
         layers=config.whole("num_hidden_layers"),
         hidden=config.whole("hidden_size"),
         heads=heads,
-        kv_heads=config.whole("num_key_value_heads", heads),
+        kv_heads=config.shared_heads(heads),
         feed_forward=config.whole("intermediate_size"),
-        head_width=config.whole("head_dim", 256),
+        head_width=config.turned("head_dim", config.whole("head_dim", 256)),
         vocab=config.whole("vocab_size", 256000),
         sequence=config.whole("max_position_embeddings", 8192),
         capped=kind == "gemma2",
@@ -181,19 +228,24 @@ def _clip(config: Config) -> Model:
 
 def _tower(config: Config, sizes: tuple[int, int, int, int]) -> Tower:
     layers, hidden, heads, feed_forward = sizes
+    hidden, heads = config.whole("hidden_size", hidden), config.whole("num_attention_heads", heads)
     return Tower(
         layers=config.whole("num_hidden_layers", layers),
-        hidden=config.whole("hidden_size", hidden),
-        heads=config.whole("num_attention_heads", heads),
+        hidden=config.multiple("hidden_size", hidden, "the num_attention_heads", heads),
+        heads=heads,
         feed_forward=config.whole("intermediate_size", feed_forward),
     )
 
 
 def _convnext(config: Config) -> Model:
     kind = config.text("model_type", "convnext")
+    blocks, widths = config.wholes("depths", (3, 3, 9, 3)), config.wholes("hidden_sizes", (96, 192, 384, 768))
+    if len(blocks) != len(widths):
+        said = f"depths: {len(blocks)} stages, hidden_sizes: {len(widths)}"
+        raise TriosimError(said, where=config.path, fix="give one of each for every stage")
     return ConvNext(
-        blocks=config.wholes("depths", (3, 3, 9, 3)),
-        widths=config.wholes("hidden_sizes", (96, 192, 384, 768)),
+        blocks=blocks,
+        widths=widths,
         version=2 if kind == "convnextv2" else 1,
         patch=config.whole("patch_size", 4),
         image=config.whole("image_size", 224),
@@ -203,22 +255,24 @@ def _convnext(config: Config) -> Model:
 
 
 def _deepseek(config: Config) -> Model:
+    experts, groups = config.whole("n_routed_experts"), config.whole("n_group", 1)
+    chosen, kept = config.whole("num_experts_per_tok"), config.whole("topk_group", 1)
     return DeepSeek(
         layers=config.whole("num_hidden_layers"),
         hidden=config.whole("hidden_size"),
         heads=config.whole("num_attention_heads"),
         feed_forward=config.whole("intermediate_size"),
         expert_width=config.whole("moe_intermediate_size"),
-        experts=config.whole("n_routed_experts"),
-        chosen=config.whole("num_experts_per_tok"),
-        groups=config.whole("n_group", 1),
-        kept_groups=config.whole("topk_group", 1),
+        experts=config.multiple("n_routed_experts", experts, "the n_group", groups),
+        chosen=config.at_most("num_experts_per_tok", chosen, "the n_routed_experts", experts),
+        groups=groups,
+        kept_groups=config.at_most("topk_group", kept, "the n_group", groups),
         shared=config.whole("n_shared_experts", 1),
-        dense=int(config.number("first_k_dense_replace", 0)),
+        dense=config.whole("first_k_dense_replace", 0, least=0),
         query_rank=config.optional("q_lora_rank"),
         kv_rank=config.whole("kv_lora_rank"),
         plain=config.whole("qk_nope_head_dim"),
-        turned=config.whole("qk_rope_head_dim"),
+        turned=config.turned("qk_rope_head_dim", config.whole("qk_rope_head_dim")),
         value=config.whole("v_head_dim"),
         vocab=config.whole("vocab_size"),
         sequence=4096,
@@ -227,16 +281,17 @@ def _deepseek(config: Config) -> Model:
 
 def _bert(config: Config) -> Model:
     positions = config.whole("max_position_embeddings", 512)
+    hidden, heads = config.heads("hidden_size", "num_attention_heads")
     return Bert(
         layers=config.whole("num_hidden_layers"),
-        hidden=config.whole("hidden_size"),
-        heads=config.whole("num_attention_heads"),
+        hidden=hidden,
+        heads=heads,
         feed_forward=config.whole("intermediate_size"),
         vocab=config.whole("vocab_size", 30522),
         positions=positions,
         kinds=config.whole("type_vocab_size", 2),
         sequence=min(positions, 512),
-        dropout=config.number("hidden_dropout_prob", 0.1),
+        dropout=config.probability("hidden_dropout_prob", 0.1),
     )
 
 
@@ -251,20 +306,21 @@ def _t5(config: Config) -> Model:
         buckets=config.whole("relative_attention_num_buckets", 32),
         gated=config.text("feed_forward_proj", "relu").startswith("gated"),
         tied=config.flag("tie_word_embeddings", True),
-        dropout=config.number("dropout_rate", 0.1),
+        dropout=config.probability("dropout_rate", 0.1),
     )
 
 
 def _vit(config: Config) -> Model:
+    hidden, heads = config.heads("hidden_size", "num_attention_heads")
     return ViT(
         layers=config.whole("num_hidden_layers"),
-        hidden=config.whole("hidden_size"),
-        heads=config.whole("num_attention_heads"),
+        hidden=hidden,
+        heads=heads,
         feed_forward=config.whole("intermediate_size"),
         patch=config.whole("patch_size", 16),
         image=config.whole("image_size", 224),
         classes=config.labels(),
-        dropout=config.number("hidden_dropout_prob", 0.0),
+        dropout=config.probability("hidden_dropout_prob", 0.0),
     )
 
 

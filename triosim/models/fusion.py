@@ -17,7 +17,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from triosim.compute.features import base_name, is_free
+from triosim.compute.kernel_axes import pattern_of
 from triosim.compute.operator_kinds import kind_of
+from triosim.compute.propagation import Propagation
 from triosim.extrapolators.units import ROOT, unit_of
 from triosim.trace import Operator, Tensor, Trace
 
@@ -32,7 +34,8 @@ _SMALL = 64
 
 def compiled(trace: Trace) -> Trace:
     """Return a trace without times whose element-wise operators are the kernels that a compiler makes of them."""
-    return replace(trace, operators=tuple(_Compilation(trace.operators).kernels()))
+    step = Propagation(trace.operators, trace.batch_size)
+    return replace(trace, operators=tuple(_Compilation(trace.operators, step).kernels()))
 
 
 @dataclass(slots=True)
@@ -55,8 +58,9 @@ class _Kernel:
 class _Compilation:
     """Finds the kernels of a step, in order, and then what each reads and writes."""
 
-    def __init__(self, operators: tuple[Operator, ...]) -> None:
+    def __init__(self, operators: tuple[Operator, ...], step: Propagation) -> None:
         self._operators = operators
+        self._step = step
         self._maker: dict[int, Operator] = {}  # by storage: what is in a kernel and made it
         self._base: dict[int, int] = {}  # elements by storage
         self._ready: dict[int, int] = {}  # by storage: the operator outside of kernels that made it
@@ -239,13 +243,15 @@ class _Compilation:
         if len(kernel.members) == 1 and {one.storage for one in read} == {one.storage for one in last.inputs}:
             return replace(last, forward=forward)
         names = [base_name(member.name) for member in kernel.members]
+        outputs = made or list(last.outputs)
+        axes = pattern_of([self._step[tensor] for tensor in read], [self._step[tensor] for tensor in outputs])
         return replace(
             last,
             name=NAME,
             inputs=tuple(read),
-            outputs=tuple(made or last.outputs),
+            outputs=tuple(outputs),
             forward=forward,
-            attributes={"operators": names},
+            attributes={"operators": names, "axes": axes},
         )
 
 

@@ -13,10 +13,12 @@ import platform
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import triosim
+from triosim.compute.features import base_name
 from triosim.errors import SimulationError
 from triosim.metrics import MetricOptions
 from triosim.recording import RankRecord, Recording, length, overlap
@@ -39,7 +41,7 @@ from triosim.trace import PHASES, Operator
 from triosim.units import format_time
 
 if TYPE_CHECKING:
-    from triosim.memory.extrapolated import WorldMemory
+    from triosim.memory.world import WorldMemory
     from triosim.networks.base import Network
     from triosim.networks.topology import Topology
     from triosim.trace import Trace
@@ -84,6 +86,8 @@ class Plan(Protocol):
 #: How much of the step floating point may lose before a sum counts as wrong.
 _TOLERANCE = 1e-9
 
+#: Products of eight-bit numbers.
+_EIGHT_BITS = "scaled_mm"
 #: From which part of the step on waiting for launches is worth a note.
 _LAUNCH_BOUND = 0.02
 
@@ -209,7 +213,8 @@ def rank_classes(recording: Recording) -> list[RankClass]:
 
 def _layers(classes: list[RankClass], steps: int) -> Iterable[LayerTimes]:
     """Yield each layer in order of its first operator, with the mean over its ranks and what each of them spends."""
-    shares: dict[str, dict[tuple[float, ...], list[int]]] = {}
+    shares: dict[str, dict[tuple[float, ...], list[list[int]]]] = {}
+    shown: dict[tuple[int, ...], str] = {}  # by the classes: few, each of which may have thousands of ranks
     for ranks, tasks in classes:
         sums: dict[str, list[float]] = {}
         for operators, runs in tasks:
@@ -218,12 +223,17 @@ def _layers(classes: list[RankClass], steps: int) -> Iterable[LayerTimes]:
                 row[PHASES.index(operator.phase)] += runs * operator.seconds
                 row[3] += runs
         for layer, row in sums.items():
-            shares.setdefault(layer, {}).setdefault(tuple(value / steps for value in row), []).extend(ranks)
+            shares.setdefault(layer, {}).setdefault(tuple(value / steps for value in row), []).append(ranks)
     for layer, rows in shares.items():
-        members = sum(len(ranks) for ranks in rows.values())
-        mean = [math.fsum(row[i] * len(ranks) for row, ranks in rows.items()) / members for i in range(4)]
-        per_rank = tuple(LayerShare(format_ranks(ranks), **_layer_row(row)) for row, ranks in rows.items())
-        yield LayerTimes(layer, **_layer_row(mean), per_rank=per_rank)
+        counts = [sum(map(len, some)) for some in rows.values()]
+        mean = [math.fsum(one[i] * n for one, n in zip(rows, counts, strict=True)) / sum(counts) for i in range(4)]
+        per_rank = []
+        for seconds, some in rows.items():
+            key = tuple(map(id, some))
+            if key not in shown:
+                shown[key] = format_ranks(chain.from_iterable(some))
+            per_rank.append(LayerShare(shown[key], **_layer_row(seconds)))
+        yield LayerTimes(layer, **_layer_row(mean), per_rank=tuple(per_rank))
 
 
 def _layer_row(row: Sequence[float]) -> dict[str, float]:
@@ -285,6 +295,8 @@ def _links(network: Network, topology: Topology, end: float, steps: int) -> Iter
 def _notes(recording: Recording, trace: Trace, launch_bound: float) -> Iterable[str]:
     if trace.times != "measured":
         yield f"the trace's operator times are not measured: {trace.times}"
+        if any(base_name(operator.name) == _EIGHT_BITS for operator in trace.operators):
+            yield "products in eight bits (fp8): a roofline estimate, not validated"
     if len(recording.ranks) > 1 and not any(count.count for count in recording.transfers.values()):
         yield f"nothing was communicated between the {len(recording.ranks)} GPUs"
     slowed = math.fsum(record.slowed_seconds for record in recording.ranks) / len(recording.ranks)

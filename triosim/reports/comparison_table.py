@@ -16,6 +16,7 @@ from triosim.reports.html import html_table
 from triosim.reports.plot import mean
 from triosim.reports.ranges import format_rate
 from triosim.reports.terminal import per_million, percent, table
+from triosim.result import ResultData
 from triosim.units import format_time
 
 _NUMBER = re.compile(r"(\d+)")
@@ -48,13 +49,28 @@ def as_html(comparison: Comparison) -> str:
 
 
 def _columns(comparison: Comparison) -> list[str]:
-    found = ["strategy", "batch", "step", "comp.", "exp.", "idle", "GiB", "samples/s", "gain"]
+    step = ["median", "5%", "95%"] if _is_drawn(comparison) else ["step", "comp.", "exp.", "idle"]
+    found = ["strategy", "batch", *step, "GiB", "samples/s", "gain"]
     return [*found, "cost" if _is_priced(comparison) else "eff."]
 
 
 def _is_priced(comparison: Comparison) -> bool:
     """Whether somebody said what a GPU costs."""
     return any(run.result is not None and run.result.inputs["options"]["price"] for run in comparison.runs)
+
+
+def _is_drawn(comparison: Comparison) -> bool:
+    """Whether what is left to chance was drawn several times."""
+    return any(run.result is not None and run.result.data.draws is not None for run in comparison.runs)
+
+
+def _step(data: ResultData) -> list[str]:
+    """A step's time and what it consists of; of several draws, the median and how they are spread."""
+    if data.draws is not None:
+        return [format_time(seconds) for seconds in (data.draws.p50_s, data.draws.p5_s, data.draws.p95_s)]
+    average = mean(data.ranks, 0)
+    parts = average.compute_s, average.exposed_communication_s, average.idle_s
+    return [format_time(data.step_time_s), *(percent(part, data.step_time_s) for part in parts)]
 
 
 def _rows(comparison: Comparison) -> Iterator[list[str]]:
@@ -64,17 +80,13 @@ def _rows(comparison: Comparison) -> Iterator[list[str]]:
         if run.result is None:
             continue
         data = run.result.data
-        average = mean(data.ranks, 0)
         cost = data.metrics.cost if data.metrics is not None else None
         found = [
             run.label,
             f"{data.global_batch_size:,}",
-            format_time(data.step_time_s),
-            percent(average.compute_s, data.step_time_s),
-            percent(average.exposed_communication_s, data.step_time_s),
-            percent(average.idle_s, data.step_time_s),
+            *_step(data),
             _fullest(data.memory),
-            format_rate(data.throughput_samples_per_s),
+            format_rate(run.throughput),
             "" if run.speed_up is None else f"{run.speed_up:.2f}x",
         ]
         if priced:  # which leaves no room for the efficiency
@@ -91,6 +103,8 @@ def _reasons(comparison: Comparison) -> Iterator[str]:
 
 def _legend(comparison: Comparison) -> str:
     legend = "compute, exposed communication, idle: of the step, mean over the GPUs"
+    if _is_drawn(comparison):
+        legend = "median, 5%, 95%: of the steps of all draws"
     legend += "; GiB: of tensors, on the fullest; gain: the speed-up"
     if _is_priced(comparison):
         legend += "; cost: of a million tokens, or samples"

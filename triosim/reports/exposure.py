@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping
+from operator import itemgetter
 
 from triosim.recording import Interval, RankRecord, Span
 from triosim.result import ExposedShare
@@ -26,7 +27,7 @@ def exposed_shares(records: Iterable[RankRecord], steps: int) -> list[ExposedSha
     """Return the exposed communication of a step by axis and layer, the mean over the ranks, the largest first."""
     known: dict[tuple[tuple[Interval, ...], tuple[Span, ...]], Mapping[Cause, Seconds]] = {}
     seen: dict[int, Mapping[Cause, Seconds]] = {}  # by what ranks that were simulated once share
-    by_cause: dict[Cause, list[Seconds]] = {}
+    alike: dict[int, list[Mapping[Cause, Seconds]]] = {}  # what many ranks have is one object
     ranks = 0
     for record in records:
         ranks += 1
@@ -36,11 +37,14 @@ def exposed_shares(records: Iterable[RankRecord], steps: int) -> list[ExposedSha
             if key not in known:  # equal ranks are looked at once
                 known[key] = causes(record)
             mine = seen[id(record.compute)] = known[key]
-        for cause, seconds in mine.items():
-            by_cause.setdefault(cause, []).append(seconds)
+        alike.setdefault(id(mine), []).append(mine)
+    by_cause: dict[Cause, list[tuple[int, Seconds]]] = {}  # on how many ranks, and the seconds on each
+    for many in alike.values():
+        for cause, seconds in many[0].items():
+            by_cause.setdefault(cause, []).append((len(many), seconds))
     sums: dict[tuple[str, str], Seconds] = {}
     for (axis, layers), found in by_cause.items():
-        moving, waiting = (math.fsum(one[i] for one in found) / ranks / steps for i in (0, 1))
+        moving, waiting = (math.fsum(times * one[i] for times, one in found) / ranks / steps for i in (0, 1))
         for layer, part in _parts(layers):
             entry = sums.setdefault((axis, layer), [0.0, 0.0])
             entry[0] += moving * part
@@ -65,17 +69,17 @@ def causes(record: RankRecord) -> dict[Cause, Seconds]:
     gaps = without(record.communication.merged(), record.compute.merged())
     starts = [start for start, _ in gaps]
     points: list[tuple[float, int, int, Cause]] = []  # time, ends or begins, waits or moves, whose
-    for span in record.communication.spans:
-        cause = span.axis, span.layers
-        first = max(bisect_left(starts, span.arrived) - 1, 0)
-        for start, end in gaps[first:]:
-            if start >= span.finished:
+    for arrived, started, finished, axis, layers in record.communication.spans:
+        cause = axis, layers
+        for place in range(max(bisect_left(starts, arrived) - 1, 0), len(gaps)):
+            start, end = gaps[place]
+            if start >= finished:
                 break
-            for kind, begin, stop in ((1, span.arrived, span.started), (0, span.started, span.finished)):
-                begin, stop = max(begin, start), min(stop, end)
+            for kind, begin, stop in ((1, arrived, started), (0, started, finished)):
+                begin, stop = begin if begin > start else start, stop if stop < end else end
                 if begin < stop:
                     points += (begin, 1, kind, cause), (stop, 0, kind, cause)
-    points.sort(key=lambda point: point[:2])
+    points.sort(key=itemgetter(0, 1))
     return _swept(points)
 
 

@@ -74,8 +74,12 @@ def _value(name: str, hint: Any, value: Any, file: str, key: str) -> Any:
         return tuple(_value(name, item, entry, file, f"{key}[{index}]") for index, entry in enumerate(value))
     if isinstance(hint, type) and is_dataclass(hint):
         return _read(hint, value, file, key)
-    expected: Any = {float: (int, float), int: int, str: str}.get(hint, dict)
-    if isinstance(value, bool) or not isinstance(value, expected) or (expected is not dict and not _finite(value)):
+    expected: Any = {float: (int, float), int: int, str: str, bool: bool}.get(hint, dict)
+    if (
+        isinstance(value, bool) is not (expected is bool)
+        or not isinstance(value, expected)
+        or (expected is not dict and not _finite(value))
+    ):
         raise TriosimError(f"'{key}' is {value!r:.40}, which is not {_NAMES[expected]}", where=file)
     return value
 
@@ -84,4 +88,10 @@ def _finite(value: Any) -> bool:
     return isinstance(value, str) or math.isfinite(value)
 
 
-_NAMES: dict[Any, str] = {(int, float): "a number", int: "a whole number", str: "text", dict: "an object"}
+_NAMES: dict[Any, str] = {
+    (int, float): "a number",
+    int: "a whole number",
+    str: "text",
+    bool: "true or false",
+    dict: "an object",
+}

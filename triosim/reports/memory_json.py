@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import Any
 
 from triosim.memory import MemoryReport, OutOfMemory, by_module
-from triosim.memory.extrapolated import WorldMemory
+from triosim.memory.world import WorldMemory
 from triosim.reports.memory_rows import rows
 
 SCHEMA = "triosim-memory/1"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from triosim.memory.extrapolated import WorldMemory
+from triosim.memory.world import WorldMemory
 from triosim.metrics import PlaceMemory
 from triosim.reports.ranges import format_ranks
 
@@ -19,6 +19,7 @@ COLUMNS: Mapping[str, str] = {
     "communication": "communication_bytes",
 }
 _MOST = 3
+GIB = 2**30
 
 
 def rows(memory: WorldMemory) -> tuple[PlaceMemory, ...]:
@@ -31,6 +32,7 @@ def rows(memory: WorldMemory) -> tuple[PlaceMemory, ...]:
             action=one.action,
             layer=one.layer,
             capacity_bytes=None if math.isinf(memory.capacity) else int(memory.capacity),
+            fits=None if math.isinf(memory.capacity) else memory.fits_at(one.place),
             **{column: one.by_category.get(name, 0) for name, column in COLUMNS.items()},
         )
         for one in memory.ranks
@@ -38,11 +40,15 @@ def rows(memory: WorldMemory) -> tuple[PlaceMemory, ...]:
 
 
 def fullest(found: Sequence[PlaceMemory]) -> str:
-    """Say how much the fullest rank has, and of what."""
+    """Say how much the fullest rank has, and of what: in GiB, or in MiB where that would be nothing."""
     row = max(found, key=lambda one: one.peak_bytes)
-    parts = sorted(((getattr(row, column), name) for name, column in COLUMNS.items()), reverse=True)
-    shown = ", ".join(f"{name.replace('_', ' ')} {size / 2**30:.3g}" for size, name in parts[:_MOST] if size)
-    room = "" if row.capacity_bytes is None else f" of {row.capacity_bytes / 2**30:.3g}"
+    large = row.peak_bytes >= GIB / 10
+    scale, unit = (GIB, "") if large else (2**20, " MiB")
+    columns = {**COLUMNS, "other": "other_bytes"}
+    parts = sorted(((getattr(row, column), name) for name, column in columns.items()), reverse=True)
+    shown = ", ".join(f"{name.replace('_', ' ')} {size / scale:.3g}" for size, name in parts[:_MOST] if size)
+    room = "" if row.capacity_bytes is None else f"{unit} of {row.capacity_bytes / GIB:.3g}"
+    after = " MiB" if row.capacity_bytes is None and not large else " GiB"
     where = f" on rank {row.ranks}" if row.ranks.isdigit() else f" on ranks {row.ranks}"
     every = "" if len(found) == 1 and row.ranks == "0" else where
-    return f"{row.peak_bytes / 2**30:.3g}{room} GiB{every} ({shown})"
+    return f"{row.peak_bytes / scale:.3g}{room}{after}{every} ({shown})"

@@ -11,24 +11,14 @@ from rich.table import Table
 from rich.text import Text
 
 from triosim.memory import MemoryReport, ModuleBytes, OutOfMemory, by_module
-from triosim.memory.extrapolated import WorldMemory
+from triosim.memory.world import WorldMemory
 from triosim.reports.memory_rows import rows
 from triosim.reports.ranges import format_ranks
-from triosim.reports.terminal import percent, shorten, spaced, table
+from triosim.reports.terminal import percent, places, shorten, spaced, table
 
 #: How many rows of a table a person reads.
 MAX_MODULES = 18
 MAX_TENSORS = 6
-
-#: The columns of the table of an extrapolated run's ranks; the last has communication too.
-_OF_RANKS: Mapping[str, str] = {
-    "param.": "parameter",
-    "optim.": "optimizer_state",
-    "grad.": "gradient",
-    "activ.": "activation",
-    "temp.": "temporary",
-    "other": "other",
-}
 
 #: The columns of the table by module, and the categories in them.
 _COLUMNS: Mapping[str, tuple[str, ...]] = {
@@ -66,16 +56,8 @@ def render_world(memory: WorldMemory, report: MemoryReport, notes: Sequence[str]
 
     ``report`` is of one of them, and says what there is to have; ``notes`` are of the run, and stand below.
     """
-    title = f"Live tensors at each rank's peak, in GiB ({memory.parallel} on {memory.world} GPUs)"
-    made = table(title, "ranks", *_OF_RANKS, "all", "at", "fits")
     room = report.capacity - report.context
-    for row in rows(memory):
-        other = row.other_bytes + row.communication_bytes
-        sizes = [getattr(row, f"{name}_bytes") for name in _OF_RANKS.values()]
-        sizes[-1] = other
-        fits = "?" if math.isinf(room) else "yes" if row.peak_bytes <= room else "no"
-        cells = (f"{one / 2**30:.2f}" if one else "-" for one in (*sizes, row.peak_bytes))
-        made.add_row(shorten(row.ranks, 14), *cells, "optim." if row.action == "optimizer" else row.action, fits)
+    made = places(rows(memory), room, title=f" ({memory.parallel} on {memory.world} GPUs)")
     said = (Text(f"note: {note}", style="yellow") for note in notes)
     return Group(Text(), made, *((Text(), *said) if notes else ()))
 

@@ -46,7 +46,9 @@ def metrics(
     world = len(ranks)
     rate = plan.global_batch_size / step
     tokens = options.tokens_per_sample or tokens_of(trace)
-    system = [gpus.get(options.kinds.get(rank.rank, trace.gpu)) for rank in ranks]
+    kinds = [options.kinds.get(rank.rank, trace.gpu) for rank in ranks]
+    catalogue = {kind: gpus.get(kind) for kind in set(kinds)}
+    system = [catalogue[kind] for kind in kinds]
     known = [gpu for gpu in system if gpu is not None]
     complete = len(known) == world
     by_dtype = model_flops(plan.work, known[0] if known else None, training=plan.training)

@@ -105,19 +105,15 @@ def write_comparison(comparison: Comparison, path: PathLike) -> None:
     unit, scale = unit_of(max(_whole(row) for row in means))
     for row, (_, result) in enumerate(runs):
         times.text(_whole(means[row]) * scale, row, f" {result.step_time_s * scale:.3g}", va="center", fontsize=8)
-    times.set_xlabel(f"step time, mean over the GPUs ({unit})")
+    of = "step time of the first draw" if any(result.data.draws for _, result in runs) else "step time"
+    times.set_xlabel(f"{of}, mean over the GPUs ({unit})")
     times.margins(x=0.12)
     times.set_yticks(range(len(runs)), [label for label, _ in runs])
     times.set_ylim(len(runs) - 0.4, -0.6)
-    speeds.barh(range(len(runs)), [result.throughput_samples_per_s for _, result in runs], 0.62, color="#CCBB44")
-    for row, (_, result) in enumerate(runs):
-        speeds.text(
-            result.throughput_samples_per_s,
-            row,
-            f" {format_rate(result.throughput_samples_per_s)}",
-            va="center",
-            fontsize=8,
-        )
+    rates = [run.throughput for run in comparison.runs if run.result is not None]
+    speeds.barh(range(len(runs)), rates, 0.62, color="#CCBB44")
+    for row, rate in enumerate(rates):
+        speeds.text(rate, row, f" {format_rate(rate)}", va="center", fontsize=8)
     speeds.margins(x=0.2)
     speeds.set_xlabel("samples per second")
     bare(speeds)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from rich.console import Console, Group, RenderableType
@@ -11,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from triosim.draws import Draws
+from triosim.metrics import PlaceMemory
 from triosim.reports.memory_rows import fullest
 from triosim.reports.ranges import format_ranks, format_rate, parse_ranks
 from triosim.result import CollectiveTimes, LayerShare, LinkLoad, RankTimes, ResultData
@@ -25,6 +27,19 @@ MAX_RECORDED_LINKS = 20
 MAX_EXPOSED = 20
 MAX_AXES = 6
 MAX_NAMES = 3
+
+#: The columns of the table of the ranks' memory, and what is in them; communication is among the others.
+_OF_PLACES: Mapping[str, tuple[str, ...]] = {
+    "param.": ("parameter_bytes",),
+    "optim.": ("optimizer_state_bytes",),
+    "grad.": ("gradient_bytes",),
+    "activ.": ("activation_bytes",),
+    "temp.": ("temporary_bytes",),
+    "other": ("communication_bytes", "other_bytes"),
+    "all": ("peak_bytes",),
+}
+#: How a phase, where a rank was captured, and the optimizer are called there.
+_SHORT = {"optimizer": "optim.", "forward": "forw.", "backward": "backw."}
 
 
 def print_result(data: ResultData, title: str, console: Console) -> None:
@@ -43,7 +58,10 @@ def as_text(data: ResultData, title: str, width: int = 100) -> str:
 
 def render(data: ResultData, title: str, *, by_layer: bool = False) -> RenderableType:
     """Return a result as something that rich can show; ``by_layer`` adds whose communication is exposed."""
-    parts: list[RenderableType] = [_summary(data, title), _ranks(data), _layers(data)]
+    parts: list[RenderableType] = [_summary(data, title), _ranks(data)]
+    if len(data.memory) > 1:
+        parts.append(places(data.memory[:MAX_RANK_ROWS], more=len(data.memory) - MAX_RANK_ROWS))
+    parts.append(_layers(data))
     if data.collectives:
         parts.append(_transfers(data))
     if any(link.bytes for link in data.links):
@@ -70,6 +88,24 @@ def table(title: str, *columns: str, caption: str | None = None) -> Table:
     )
     for index, column in enumerate(columns):
         made.add_column(column, justify="left" if index == 0 else "right", header_style="dim", overflow="fold")
+    return made
+
+
+def places(rows: Sequence[PlaceMemory], room: float | None = None, *, title: str = "", more: int = 0) -> Table:
+    """Return a table of the ranks' memory, those that have the same in a row, and whether it fits.
+
+    ``room`` is another capacity than the GPU's, ``more`` how many rows are left out.
+    """
+    unit, scale = ("GiB", 2**30) if max(row.peak_bytes for row in rows) >= 2**30 / 10 else ("MiB", 2**20)
+    made = table(f"Live tensors at each rank's peak, in {unit}{title}", "ranks", *_OF_PLACES, "at", "fits")
+    for row in rows:
+        sizes = [sum(getattr(row, name) for name in names) for names in _OF_PLACES.values()]
+        fits = row.fits if room is None else None if math.isinf(room) else row.peak_bytes <= room
+        said = "?" if fits is None else "yes" if fits else "no"
+        cells = (f"{one / scale:.2f}" if one else "-" for one in sizes)
+        made.add_row(shorten(row.ranks, 14), *cells, _SHORT.get(row.action, row.action), said)
+    if more > 0:
+        made.add_row(f"… {more} more", style="dim")
     return made
 
 
@@ -212,6 +248,8 @@ def _origin(data: ResultData) -> str:
     return "predicted by " + "; ".join(said) + "; the step is in its range nine times in ten"
 
 
+_ROUNDING = 1e-12  # of a step: differences of times that are smaller are the clock's rounding
+
 _RANK_FIGURES: tuple[tuple[str, Callable[[RankTimes], float]], ...] = (
     ("compute", lambda rank: rank.compute_s),
     ("communication", lambda rank: rank.communication_s),
@@ -223,25 +261,31 @@ _RANK_FIGURES: tuple[tuple[str, Callable[[RankTimes], float]], ...] = (
 
 def _ranks(data: ResultData) -> RenderableType:
     made = table("Time per step, by rank", "rank", *(name for name, _ in _RANK_FIGURES))
-    rows = _same_figures(data.ranks)
+    rows = _same_figures(data.ranks, _ROUNDING * data.step_time_s)
     for ranks, figures in rows[:MAX_RANK_ROWS]:
         made.add_row(shorten(format_ranks(ranks), 22), *figures)
     if len(rows) > MAX_RANK_ROWS:
         left = sum(len(ranks) for ranks, _ in rows[MAX_RANK_ROWS:])
         made.add_row(f"… {left} more", style="dim")
-    sums = [sum(figure(rank) for rank in data.ranks) for _, figure in _RANK_FIGURES]
     whole = data.step_time_s * len(data.ranks)
+    sums = [_at_least(_ROUNDING * whole, sum(map(figure, data.ranks))) for _, figure in _RANK_FIGURES]
     if len(data.ranks) > 1:
         made.add_row(f"all {len(data.ranks)}", *map(format_time, sums), style="bold")
     made.add_row("of the time", *(percent(total, whole) for total in sums), style="dim")
     return made
 
 
-def _same_figures(ranks: Iterable[RankTimes]) -> list[tuple[list[int], tuple[str, ...]]]:
+def _at_least(least: float, seconds: float) -> float:
+    """Return seconds, or 0 where they are less than the clock's rounding."""
+    return seconds if seconds > least else 0.0
+
+
+def _same_figures(ranks: Iterable[RankTimes], least: float) -> list[tuple[list[int], tuple[str, ...]]]:
     """Group ranks whose figures read the same."""
     groups: dict[tuple[str, ...], list[int]] = {}
     for rank in ranks:
-        groups.setdefault(tuple(format_time(figure(rank)) for _, figure in _RANK_FIGURES), []).append(rank.rank)
+        figures = tuple(format_time(_at_least(least, figure(rank))) for _, figure in _RANK_FIGURES)
+        groups.setdefault(figures, []).append(rank.rank)
     return [(members, figures) for figures, members in groups.items()]
 
 

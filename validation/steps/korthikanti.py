@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
-from validation.steps.megatron_step import CONSTANTS, Step, step_seconds
+from validation.steps.megatron_step import Step, step_seconds
 from validation.steps.rows import Format, Record, Row
 
 _SIZES = {
@@ -35,7 +35,6 @@ class Korthikanti(Format):
     tables = ("end_to_end/megatron_a100_korthikanti.csv",)
     asked: ClassVar[Mapping[str, float]] = {"step time": 0.04}
     published: ClassVar[Mapping[str, str]] = {"step time": "Calculon 3.65%"}
-    constants = CONSTANTS
 
     def read(self, records: Sequence[Record]) -> list[Row]:
         """One row a record."""

@@ -16,8 +16,6 @@ from triosim.networks.topology import Topology
 from triosim.trace import Operator, Trace
 from validation.steps.rows import Record
 
-CONSTANTS = ("launch", "softmax", "products", "vocabulary", "wait", "ahead")
-
 #: Nodes by their network: vTrain's have four cards, each for two GPUs; Korthikanti's (Selene) have one for each GPU.
 _NODES: dict[str, dict[str, Any]] = {
     "dgx-a100": {},
@@ -28,7 +26,10 @@ _NODES: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """What is trained, and how it is divided; ``interleave`` is the number of stages of a rank."""
+    """What is trained, and how it is divided; ``interleave`` is the number of stages of a rank.
+
+    ``padded``: the vocabulary is padded, as Megatron-LM does, so that the rows of its products are on 16-byte boundaries.
+    """
 
     layers: int
     hidden: int
@@ -44,6 +45,7 @@ class Step:
     interleave: int = 1
     recompute: str
     sequence_parallel: bool = False
+    padded: bool = True
 
     @property
     def gpus(self) -> int:
@@ -106,8 +108,14 @@ def step_seconds(step: Step, constants: Mapping[str, float]) -> float:
         host_overhead="trace",
         run_ahead=round(constants["ahead"]),
         fold=True,
+        options=_sends(step),
     )
     return result.step_time_s
+
+
+def _sends(step: Step) -> dict[str, str]:
+    """Return that GPUs with the same activations send a part each, as Megatron-LM's do; by sequence all have their own."""
+    return {"sends": "parts"} if step.pp > 1 and not step.sequence_parallel else {}
 
 
 def _nodes(step: Step, wait: float) -> Topology:
@@ -146,7 +154,7 @@ def _timed(operator: Operator, step: Step, constants: Mapping[str, float]) -> Op
     seconds, host = operator.seconds, constants["launch"]
     if kind_of(name) == "product":
         seconds *= constants["products"]
-        if operator.layer == "output_layer" and step.tp == 1:
+        if operator.layer == "output_layer" and step.tp == 1 and not step.padded:
             seconds *= constants["vocabulary"]
     elif name in ("softmax", "softmax_backward_data") and not step.fused_softmax:
         host += constants["softmax"]

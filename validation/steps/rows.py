@@ -34,8 +34,7 @@ class Format(ABC):
 
     ``columns`` identify its files (a file may have more); ``tables`` are the names of measured data that have it, under
     ``TRIOSIM_DATA``. ``asked`` is the mean absolute error that is asked for, and ``published`` says what the best
-    published one is, by quantity. ``constants`` are the names of the fitted constants (``validation.steps.constants``) that
-    it reads.
+    published one is, by quantity.
     """
 
     name: ClassVar[str]
@@ -43,7 +42,6 @@ class Format(ABC):
     tables: ClassVar[tuple[str, ...]] = ()
     asked: ClassVar[Mapping[str, float]] = {}
     published: ClassVar[Mapping[str, str]] = {}
-    constants: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod
     def read(self, records: Sequence[Record]) -> list[Row]:

@@ -14,13 +14,11 @@ from typing import Any
 
 import triosim
 from triosim import gpus
-from triosim.memory.extrapolated import WorldMemory
-from triosim.memory.settings import AllocatorSettings
+from triosim.memory.extrapolated import PlannedMemory
 from triosim.models import Llama
 from triosim.models.named import MODELS
 from triosim.trace import Trace
 
-CONSTANTS = ("joules", "beside_collective", "beside_computation")
 #: Steps of so many layers are simulated.
 FEW, MORE = 4, 8
 #: What runs again in the backward pass, by torchtitan's word, of plain products and of those in eight bits.
@@ -108,7 +106,7 @@ def _simulated(step: Step, layers: int, constants: Mapping[str, float]) -> float
     return result.step_time_s
 
 
-def step_memory(step: Step) -> WorldMemory:
+def step_memory(step: Step) -> PlannedMemory:
     """Return the memory of all ranks of a step, with all layers.
 
     FSDP keeps its shares of parameters, gradients and states in fp32; what it does not divide has a copy in fp32.
@@ -123,10 +121,9 @@ def step_memory(step: Step) -> WorldMemory:
     )
 
 
-def peak_gib(memory: WorldMemory, counted: str, capacity: float, *, expandable: bool = False) -> float:
+def peak_gib(memory: PlannedMemory, counted: str, capacity: float) -> float:
     """Return the peak of the fullest rank in GiB: of ``live`` tensors, or what is ``allocated`` or ``reserved`` for them."""
-    report = memory.report(capacity=capacity, settings=AllocatorSettings(expandable_segments=expandable))
-    return float(getattr(report, f"peak_{counted}")) / 2**30
+    return float(getattr(memory.report(capacity=capacity), f"peak_{counted}")) / 2**30
 
 
 def _axes(step: Step) -> dict[str, int]:

@@ -15,7 +15,7 @@ from typing import ClassVar
 
 from validation.sharded_memory import CASES
 from validation.steps.rows import Format, Record, Row
-from validation.steps.titan_step import CHECKPOINTS, CONSTANTS, Nodes, Step, peak_gib, step_memory, step_seconds
+from validation.steps.titan_step import CHECKPOINTS, Nodes, Step, peak_gib, step_memory, step_seconds
 
 _NODES = Nodes(gpus=4, card="200 Gb/s")
 #: The divisions of tables 20 and 21.
@@ -41,7 +41,6 @@ class TorchSim(Format):
     columns = ("local batch size", "seq len", "ac", "tp", "actual (ms)")
     asked: ClassVar[Mapping[str, float]] = {"step time": 0.08}
     published: ClassVar[Mapping[str, str]] = {"step time": "TorchSim 9.3%"}
-    constants = CONSTANTS
 
     def read(self, records: Sequence[Record]) -> list[Row]:
         """One row a record."""

@@ -14,7 +14,7 @@ from typing import ClassVar
 
 from triosim.models.named import MODELS
 from validation.steps.rows import Format, Record, Row
-from validation.steps.titan_step import AXES, CHECKPOINTS, CONSTANTS, Nodes, Step, peak_gib, step_memory, step_seconds
+from validation.steps.titan_step import AXES, CHECKPOINTS, Nodes, Step, peak_gib, step_memory, step_seconds
 
 _MODEL = re.compile(r"llama3(?:\.1)?-(\d+B)", re.IGNORECASE)
 _BOARD = {
@@ -39,7 +39,6 @@ class TorchTitan(Format):
     tables = ("end_to_end/torchtitan_llama3_h100.csv",)
     asked: ClassVar[Mapping[str, float]] = {_SPEED: 0.07, _MEMORY: 0.04}
     published: ClassVar[Mapping[str, str]] = {_SPEED: "Phantora 2 to 15%"}
-    constants = CONSTANTS
 
     def read(self, records: Sequence[Record]) -> list[Row]:
         """One row a record."""

@@ -1,0 +1,26 @@
+"""What a rank has in memory where a parallelism writes its own tasks: parts of a training step, and what it has beside."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from triosim.trace import Category
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """By default a training step of the program and no more.
+
+    ``trains`` says whether the rank runs the forward and backward passes, ``updates`` whether it runs the optimizer and keeps
+    its states. ``share`` is the part that it keeps of each parameter and, of the states, what the program has of them.
+    ``beside`` is what it has all the time beside the step: what it is, its category and its bytes.
+    """
+
+    trains: bool = True
+    updates: bool = True
+    share: float = 1.0
+    beside: tuple[tuple[str, Category, float], ...] = ()
+
+
+#: A training step.
+WHOLE = Holding()

@@ -1,0 +1,100 @@
+"""The memory of every rank of a captured distributed script: what ``triosim.memory.analyse`` says of each captured one.
+
+A rank that was not captured has the memory of the one that it is like. Unlike the ranks of a plan, these are played through
+the caching allocator, so that whether they fit is what it says, as in ``triosim memory``.
+"""
+
+from __future__ import annotations
+
+from triosim import gpus
+from triosim.gpus import Gpu
+from triosim.memory.analysis import MemoryReport, analyse
+from triosim.memory.settings import AllocatorSettings
+from triosim.memory.world import GIB, RankMemory, WorldMemory
+from triosim.task_streams import TaskStreams
+
+
+class CapturedMemory(WorldMemory):
+    """The memory of the ranks of task streams; a place is a captured rank, and ``reports`` are by captured rank.
+
+    The GPU that must hold them is that of the traces.
+    """
+
+    def __init__(self, streams: TaskStreams) -> None:
+        super().__init__(gpus.get(streams.traces[streams.like[0]].gpu))
+        self.reports = {rank: analyse(trace, self.gpu) for rank, trace in sorted(streams.traces.items())}
+        self._streams = streams
+        self._captured = tuple(self.reports)
+        self.ranks = tuple(self._entry(place, rank) for place, rank in enumerate(self._captured))
+
+    @property
+    def world(self) -> int:
+        """How many ranks there are."""
+        return self._streams.world
+
+    @property
+    def parallel(self) -> str:
+        """That the step runs as it was captured."""
+        return "captured"
+
+    def fits_at(self, place: int) -> bool:
+        """Whether the allocator finds room for the step of the ranks at a place."""
+        return self.reports[self._captured[place]].fits
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader of the figures must know: that they are an estimate, and which rank does not fit."""
+        if not any(report.estimated for report in self.reports.values()):
+            return super().notes
+        said = "the streams have no storages, so a tensor is taken to live from its first to its last use"
+        return (f"memory is an estimate: {said}", *super().notes)
+
+    def ranks_at(self, place: int) -> list[int]:
+        """Return the ranks that are like a captured one."""
+        return [rank for rank, like in enumerate(self._streams.like) if like == self._captured[place]]
+
+    def place(self, rank: int) -> int:
+        """Return the place of the captured rank that a rank is like."""
+        return self._captured.index(self._streams.like[rank])
+
+    def report(
+        self,
+        rank: int | None = None,
+        gpu: str | Gpu | None = None,
+        *,
+        capacity: float | None = None,
+        context: float | None = None,
+        settings: AllocatorSettings | None = None,
+        workspace: bool = True,
+    ) -> MemoryReport:
+        """Return all of a rank's memory, by default of the fullest one's: see ``triosim.memory.analyse`` for the options."""
+        like = self._streams.like[self.checked(rank)]
+        if (gpu, capacity, context, settings, workspace) == (None, None, None, None, True):
+            return self.reports[like]
+        trace = self._streams.traces[like]
+        return analyse(
+            trace, gpu or self.gpu, capacity=capacity, context=context, settings=settings, workspace=workspace
+        )
+
+    def _worst(self) -> tuple[RankMemory, str]:
+        failing = [one for one in self.ranks if not self.reports[one.rank].fits]
+        worst = max(failing, key=lambda one: (self.reports[one.rank].peak_reserved, -one.rank))
+        report = self.reports[worst.rank]
+        return (
+            worst,
+            f"{report.peak_live / GIB:.1f} GiB of tensors, for which {report.peak_reserved / GIB:.1f} are reserved",
+        )
+
+    def _entry(self, place: int, rank: int) -> RankMemory:
+        report = self.reports[rank]
+        peak = report.usage.peak
+        ran = report.trace.operators[peak.operator] if peak.operator >= 0 else None
+        return RankMemory(
+            rank=rank,
+            place=place,
+            ranks=self._streams.like.count(rank),
+            peak_bytes=peak.live,
+            by_category=report.usage.at_peak(),
+            action="start" if ran is None else ran.phase,
+            layer="" if ran is None else ran.layer,
+        )

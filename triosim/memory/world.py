@@ -1,0 +1,130 @@
+"""The memory of all ranks of a run, and whether it fits: what is told of it, however it became known.
+
+``triosim.memory.extrapolated`` follows the ranks of a plan, ``triosim.memory.captured`` has those of a captured script.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+from triosim.errors import OptionError
+from triosim.gpus import Gpu
+from triosim.memory.analysis import MemoryReport
+from triosim.memory.gpu_memory import context, visible
+from triosim.memory.settings import AllocatorSettings
+
+GIB = 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class RankMemory:
+    """The most bytes of live tensors that a rank has, in blocks of 512 bytes, with cuBLAS's workspaces.
+
+    ``ranks`` is how many ranks have as much: they are at one ``place``; ``rank`` is the first of them. ``by_category`` are the
+    bytes at the peak. It is reached in ``action`` of the schedule ("0F3": stage 0, forward, micro-batch 3; "optimizer"; of a
+    captured rank the phase, "backward"), in ``layer``.
+    """
+
+    rank: int
+    place: int
+    ranks: int
+    peak_bytes: int
+    by_category: dict[str, int]
+    action: str
+    layer: str
+
+
+class WorldMemory(ABC):
+    """The memory of all ranks: ``ranks`` has an entry for each place, which is where ranks have the same.
+
+    ``capacity`` is what a process can have of the GPU's memory beside the CUDA context, infinite where the GPU is not known.
+    """
+
+    ranks: tuple[RankMemory, ...]
+
+    def __init__(self, gpu: Gpu | None) -> None:
+        self.gpu = gpu
+        self.capacity = math.inf if gpu is None else float(visible(gpu) - context(gpu))
+
+    def __repr__(self) -> str:
+        has, room = (f"{nbytes / GIB:.1f}" for nbytes in (self.fullest.peak_bytes, self.capacity))
+        of = "" if self.gpu is None else f" of {room}"
+        kind = type(self).__name__
+        return f"{kind}({self.parallel} on {self.world} GPUs: {has}{of} GiB on rank {self.fullest.rank})"
+
+    @property
+    @abstractmethod
+    def world(self) -> int:
+        """How many ranks there are."""
+
+    @property
+    @abstractmethod
+    def parallel(self) -> str:
+        """How the step is parallelised, as a user writes it."""
+
+    @abstractmethod
+    def ranks_at(self, place: int) -> list[int]:
+        """Return the ranks at a place."""
+
+    @abstractmethod
+    def place(self, rank: int) -> int:
+        """Return the place at which a rank is."""
+
+    @abstractmethod
+    def report(
+        self,
+        rank: int | None = None,
+        gpu: str | Gpu | None = None,
+        *,
+        capacity: float | None = None,
+        context: float | None = None,
+        settings: AllocatorSettings | None = None,
+        workspace: bool = True,
+    ) -> MemoryReport:
+        """Return all of a rank's memory, by default of the fullest one's: see ``triosim.memory.analyse`` for the options."""
+
+    @property
+    def fullest(self) -> RankMemory:
+        """The rank that has most."""
+        return max(self.ranks, key=lambda one: (one.peak_bytes, -one.rank))
+
+    @property
+    def fits(self) -> bool:
+        """Whether every rank fits its GPU."""
+        return all(map(self.fits_at, range(len(self.ranks))))
+
+    def fits_at(self, place: int) -> bool:
+        """Whether all live tensors of the ranks at a place fit; what fragmentation takes is not in it."""
+        return self.ranks[place].peak_bytes <= self.capacity
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader of the figures must know: which rank does not fit."""
+        return () if self.warning is None else (self.warning,)
+
+    @property
+    def warning(self) -> str | None:
+        """One line that says which rank does not fit; None where all do."""
+        if self.fits or self.gpu is None:
+            return None
+        worst, needed = self._worst()
+        holds = sorted(worst.by_category.items(), key=lambda pair: -pair[1])[:2]
+        most = ", and ".join(f"{name.replace('_', ' ')}, {nbytes / GIB:.1f} GiB" for name, nbytes in holds)
+        return (
+            f"rank {worst.rank} does not fit its GPU: {needed}, "
+            f"{self.capacity / GIB:.1f} GiB beside the CUDA context of the {self.gpu.name}; most of it is {most}"
+        )
+
+    def _worst(self) -> tuple[RankMemory, str]:
+        """The rank that fits least, and how much it needs."""
+        return self.fullest, f"{self.fullest.peak_bytes / GIB:.1f} GiB of tensors"
+
+    def checked(self, rank: int | None) -> int:
+        """Return a rank, or the fullest where none is given. Raises ``OptionError`` for one that there is not."""
+        if rank is None:
+            return self.fullest.rank
+        if not 0 <= rank < self.world:
+            raise OptionError(f"there is no rank {rank}", where="--rank", fix=f"give one from 0 to {self.world - 1}")
+        return rank
