@@ -205,11 +205,6 @@ class Axes:
         labels = Propagation((operator, *backward), given=given, within=self.step)
         return self._reached((operator, *backward), labels, _leaves_at(labels[tensor], mark), by_heads=False)
 
-    def heads(self, tensor: Tensor) -> int:
-        """Return how many heads of attention a tensor is known to have: 1 where it has no such dimension."""
-        axes = (axis for dim in self.step[tensor] for axis in expanded(dim) if axis.heads)
-        return math.prod(axis.size for axis in axes)
-
     def seen_as(self, shown: Tensor, mark: Mark, tensor: Tensor, *, by_heads: bool) -> Mark | None:
         """Return the mark of a view that no operator of the trace made, of a tensor that has one."""
         dims, axis = self._copied(self.step[shown], mark)

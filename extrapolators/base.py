@@ -139,7 +139,7 @@ class Extrapolator:
 
     def number(self, name: str, default: int, *, least: int = 0) -> int:
         """Return an option of ``extra`` that is a whole number. Raises ``OptionError`` where it is none, or too small."""
-        text = self.options.extra.get(name)
+        text = self._given(name)
         if text is None:
             return default
         if not (text.isascii() and text.isdigit()) or int(text) < least:
@@ -150,7 +150,7 @@ class Extrapolator:
 
     def positive(self, name: str, default: float | None) -> float | None:
         """Return an option of ``extra`` that is a number above 0. Raises ``OptionError`` where it is none."""
-        text = self.options.extra.get(name)
+        text = self._given(name)
         if text is None:
             return default
         try:
@@ -161,9 +161,16 @@ class Extrapolator:
             raise OptionError(f"'{text}' is no such number", where=f"--option {name}", fix="give a number above 0")
         return number
 
+    def _given(self, name: str) -> str | None:
+        """Return an option of ``extra`` as a user of the command line writes it: in Python it may be a number, or a bool."""
+        value: object = self.options.extra.get(name)
+        if isinstance(value, bool):
+            return "yes" if value else "no"
+        return None if value is None else str(value)
+
     def choice(self, name: str, known: Sequence[Word]) -> Word:
         """Return an option of ``extra`` that is one of some words; the first is the default. Raises ``OptionError``."""
-        text = self.options.extra.get(name, known[0])
+        text = self._given(name) or known[0]
         for word in known:
             if word == text:
                 return word

@@ -137,6 +137,8 @@ class _Division:
         self._tensors = count(mixtures.last_tensor + 1)
         self._ahead: dict[int, list[Item]] = {}
         self._after: dict[int, list[Item]] = {}
+        self._copied: list[Operator] = []
+        self._copies: dict[int, Operator] = {}  # the same with their times, by id
 
     def program(self) -> Program:
         """Return the program of a rank."""
@@ -144,7 +146,8 @@ class _Division:
         shapes: dict[int, Operator] = {}
         for mixture, drawn in zip(self._mixtures.found, self._drawn, strict=True):
             shapes |= self._divided(mixture, drawn)
-        shapes |= self._weights_shared(shapes)
+        shapes |= self._mixtures.weights_shared
+        self._copies = {one.id: one for one in estimated(self._copied, self._program.model, self._program.gpu)}
         note = f"operator times are predicted for each GPU's experts ({axis} on {ranks} GPUs)"
         program = self._program.reshaped(shapes, note=note).rewritten(self._items)
         return replace(program, experts=frozenset(self._mixtures.weights), expert_parts=axis)
@@ -189,37 +192,27 @@ class _Division:
         row = here.nbytes / here.shape[0]
         given, taken = (there, here) if home else (here, there)
         copied = Operator(next(self._operators), "aten::index", operator.phase, operator.layer, (given,), (taken,), 0.0)
+        self._copied.append(copied)
         exchange = Communicate(
             *("all_to_all", drawn.nbytes(row), self._mixtures.axis),
             operator=copied.id,
             tensors=(here.id,),  # which all ranks have as many rows of
             shares=drawn.shares(row, home=home),
         )
-        return [exchange, *estimated([copied], self._program.model, self._program.gpu)]
-
-    def _weights_shared(self, shapes: Mapping[int, Operator]) -> dict[int, Operator]:
-        """What shows, casts, or updates stacked weights, or turns their gradients, does so for a rank's experts."""
-
-        def share(tensor: Tensor) -> Tensor:
-            if len(tensor.shape) != 3 or not self._mixtures.is_stacked(tensor):
-                return tensor
-            return replace(tensor, shape=(tensor.shape[0] // self._mixtures.ranks, *tensor.shape[1:]))
-
-        found: dict[int, Operator] = {}
-        for op in self._program.operators:
-            if op.id not in shapes:
-                inputs, outputs = tuple(map(share, op.inputs)), tuple(map(share, op.outputs))
-                found[op.id] = replace(op, inputs=inputs, outputs=outputs)
-        return found
+        return [exchange, copied]
 
     def _items(self, block: Block) -> Iterable[Item]:
         for item in block.items:
             if isinstance(item, Operator):
-                yield from self._ahead.get(item.id, ())
+                yield from self._exchanges(self._ahead, item)
                 yield item
-                yield from self._after.get(item.id, ())
+                yield from self._exchanges(self._after, item)
             else:
                 yield item
+
+    def _exchanges(self, around: Mapping[int, list[Item]], operator: Operator) -> Iterable[Item]:
+        for item in around.get(operator.id, ()):
+            yield self._copies[item.id] if isinstance(item, Operator) else item
 
 
 class _Renamed:

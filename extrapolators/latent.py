@@ -49,7 +49,7 @@ class Latents:
     def repeated(self, datum: Datum, shown: Tensor, reader: Operator) -> Repeated | None:
         """Return what an operator reads as one that is shown to all heads; None where it is not."""
         whole = next((tensor for made, tensor in self._flow.writes[datum.maker] if made == datum), None)
-        if whole is None or shown.numel <= whole.numel or shown.numel != whole.numel * self._axes.heads(shown):
+        if whole is None or not self._axes.step.shows_to_heads(shown, whole):
             return None
         for number in self._views.get(datum, ()):
             view = self._flow.by_id[number]

@@ -7,7 +7,8 @@ separately, and has as many of them as come.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from triosim.compute.features import base_name
 from triosim.errors import OptionError, TraceError
@@ -80,6 +81,23 @@ class Mixtures:
         storage = self._owners.get(tensor.id, tensor.storage)
         about = storage if tensor.parameter is None else self._parameters.get(tensor.parameter, storage)
         return about in self.weights
+
+    @cached_property
+    def weights_shared(self) -> dict[int, Operator]:
+        """What shows, casts, or updates stacked weights, or turns their gradients, for a rank's experts, by id."""
+
+        def share(tensor: Tensor) -> Tensor:
+            if len(tensor.shape) != 3 or not self.is_stacked(tensor):
+                return tensor
+            return replace(tensor, shape=(tensor.shape[0] // self.ranks, *tensor.shape[1:]))
+
+        inside = {op.id for mixture in self.found for op in mixture.operators}
+        found: dict[int, Operator] = {}
+        for op in self.program.operators:
+            inputs, outputs = tuple(map(share, op.inputs)), tuple(map(share, op.outputs))
+            if op.id not in inside and (inputs, outputs) != (op.inputs, op.outputs):
+                found[op.id] = op.with_tensors(inputs, outputs)
+        return found
 
     def _found(self) -> list[Mixture]:
         """The mixtures, in the order of the forward pass."""

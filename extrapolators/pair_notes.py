@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from triosim.compute.features import base_name, is_attention
+from triosim.trace import Operator
+
+
+def gathered(operators: Iterable[Operator]) -> Iterator[str]:
+    """Yield the note that attention is whole on every rank in the style "gather", where there is attention."""
+    if any(is_attention(base_name(operator.name)) for operator in operators):
+        yield (
+            "tp: style gather computes attention, norms and residuals whole on every GPU; --tp-style megatron divides heads, "
+            "as transformers are trained"
+        )
 
 
 def paired(

@@ -14,7 +14,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from triosim.compute.pricing import scaled
 from triosim.errors import OptionError, TraceError
@@ -46,6 +46,9 @@ from triosim.extrapolators.stages import (
 from triosim.trace import Operator, Tensor
 
 T = TypeVar("T")
+
+#: Where stages begin: the balanced ones anywhere, the others at whole transformer layers.
+_STAGES: tuple[Literal["balanced", "whole", "equal"], ...] = ("balanced", "whole", "equal")
 
 #: The axis whose ranks have the same activations between layers.
 _COPIES = "tp"
@@ -96,11 +99,22 @@ class PipelineParallel(Extrapolator):
             raise OptionError(
                 "each GPU has a part already", where="--option sends", fix="leave out --sequence-parallel"
             )
-        return next((axis.size for axis in mesh.axes if axis.name == _COPIES), 1)
+        parts = next((axis.size for axis in mesh.axes if axis.name == _COPIES), 1)
+        if parts == 1:
+            raise OptionError(
+                "no axis 'tp' whose GPUs send parts", where="--option sends", fix="leave it out, or add tp"
+            )
+        if self.options.stages is None and self.choice("stages", _STAGES) == "balanced":
+            raise OptionError(
+                "balanced stages begin inside of layers too, where each GPU has a part already",
+                where="--option sends",
+                fix="add --option stages=whole",
+            )
+        return parts
 
     def _starts(self, program: Program, schedule: Schedule, mesh: Mesh) -> list[int]:
         """Return the first block of each stage."""
-        way = self.choice("stages", ("balanced", "whole", "equal"))
+        way = self.choice("stages", _STAGES)
         whole = program.stages[0]
         if self.options.stages is not None:
             if way != "balanced":

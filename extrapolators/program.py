@@ -117,6 +117,10 @@ class Block:
         """The operators among the items."""
         return tuple([item for item in self.items if isinstance(item, Operator)])
 
+    def of(self, items: tuple[Item, ...]) -> Block:
+        """Return the block of other items: itself where they are its own."""
+        return self if items == self.items else Block(self.layer, self.phase, items)
+
     @property
     def seconds(self) -> float:
         """The time of the operators."""
@@ -317,7 +321,7 @@ class Program:
         """Return the program with the items of each block replaced."""
 
         def blocks(old: tuple[Block, ...]) -> tuple[Block, ...]:
-            return tuple(replace(block, items=tuple(items(block))) for block in old)
+            return tuple(block.of(tuple(items(block))) for block in old)
 
         stages = tuple(Stage(blocks(s.forward), blocks(s.backward), blocks(s.optimizer)) for s in self.stages)
         return replace(self, stages=stages, optimizers=tuple(blocks(old) for old in self.optimizers))

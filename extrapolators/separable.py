@@ -10,7 +10,7 @@ from triosim.compute.features import base_name, is_attention
 from triosim.compute.products import PRODUCTS
 from triosim.extrapolators.axes import Marks
 from triosim.extrapolators.dataflow import is_view
-from triosim.trace import Operator
+from triosim.trace import Operator, Tensor
 
 _POOLINGS = frozenset(
     f"{kind}_pool{n}d{end}"
@@ -30,6 +30,8 @@ _CHANNEL_NORMS = frozenset(
 )
 _LAST_NORMS = frozenset(("layer_norm", "native_layer_norm", "rms_norm", "fused_rms_norm"))
 _ALONG = frozenset(("softmax", "safe_softmax", "log_softmax", "cumsum", "cumprod", "sort", "argsort", "flip", "roll"))
+
+_OVER_ROWS = _LAST_NORMS | _ALONG | frozenset(("sum", "mean", "amax", "amin"))
 
 #: Operators that treat what is divided separately, or do so in all dimensions but some, which ``mixes`` looks at.
 _LOCAL = (
@@ -101,6 +103,8 @@ def mixes(operator: Operator, marks: Marks) -> bool:
         return True
     data = operator.inputs[0]
     count, mark = len(data.shape), marks.get(data.id)
+    if name == "chain":
+        return _adds_up_rows(operator) and any(_is_innermost(tensor, marks) for tensor in (*operator.inputs, *made))
     if is_attention(name):
         apart = (0, count - 2) if heads_stand_last(operator) else range(count - 2)
         place = apart[1] if isinstance(apart, tuple) else count - 3
@@ -121,6 +125,17 @@ def mixes(operator: Operator, marks: Marks) -> bool:
         dim = operator.attributes.get("dim", operator.attributes.get("dims", -1))
         return mark.dim in [one % count for one in (dim if isinstance(dim, list) else [dim])]
     return False
+
+
+def _adds_up_rows(operator: Operator) -> bool:
+    """Whether a compiled kernel has a norm, a softmax or a sum in it, all of which are over the last dimension."""
+    return not _OVER_ROWS.isdisjoint(operator.attributes.get("operators", ()))
+
+
+def _is_innermost(tensor: Tensor, marks: Marks) -> bool:
+    """Whether the numbers of a row that follow each other are divided (and not only whole heads of them)."""
+    mark = marks.get(tensor.id)
+    return mark is not None and mark.dim == len(tensor.shape) - 1 and mark.outer * mark.size == tensor.shape[-1]
 
 
 def is_scale(operator: Operator) -> bool:

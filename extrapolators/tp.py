@@ -31,7 +31,7 @@ from triosim.extrapolators.dataflow import Dataflow, Datum, is_loss, is_view
 from triosim.extrapolators.latent import Repeated
 from triosim.extrapolators.mesh import Mesh
 from triosim.extrapolators.overlap import overlapped
-from triosim.extrapolators.pair_notes import listed, paired, uneven
+from triosim.extrapolators.pair_notes import gathered, listed, paired, uneven
 from triosim.extrapolators.pairs import Pair, Pairing, Undivided
 from triosim.extrapolators.program import Await, Block, Communicate, Item, Program
 from triosim.extrapolators.reaction import reacting
@@ -96,6 +96,8 @@ class TensorParallel(Extrapolator):
         else:
             division.gather_the_rest()
         after = division.with_optimizer(program, repeats.restored(division.program()))
+        if self.options.tp_style == "gather":
+            after = after.noted(*gathered(program.operators))
         if self.choice("embedding_gradient", ("share", "whole")) == "whole":
             after = with_whole_tables(program, after, self.axis)
         return overlapped(after, self.axis, self.size, division.axes.step) if self._rings else after

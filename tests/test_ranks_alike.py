@@ -14,11 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from streams import Script
 
-from triosim import simulate
+from triosim import describe, simulate
 from triosim.extrapolators.mesh import Mesh, Parts
 from triosim.extrapolators.symmetry import Symmetry
 from triosim.foreseen import Kind, foresee
 from triosim.lone import Lone
+from triosim.models import Llama
 from triosim.networks import PacketNetwork
 from triosim.networks.base import Network
 from triosim.networks.quotient import NotAlike
@@ -118,6 +119,16 @@ def test_ranks_with_experts_do_the_same_where_these_get_as_many_tokens(
     """With drawn tokens these are the ranks with the same experts: of a group, each is simulated."""
     options = {"collective_form": form, "network": network, "micro_batches": 2, "options": {"load": load}}
     found = {"parallel": parallel, "system": system.replace("{4}", "4").format(16), "trace": MIXTRAL, **options}
+    same(run(False, **found), run(True, **found))
+
+
+@pytest.mark.parametrize("parallel", ["cp=8,ep=4", "cp=4,dp=2,ep=2"])
+@pytest.mark.parametrize("system", ["dgx-h100", "ring(8, bandwidth=25 GB/s, latency=1 us)"])
+@pytest.mark.parametrize("load", ["balanced", "zipf"])
+def test_experts_may_be_divided_within_a_ring_of_attention(parallel: str, system: str, load: str) -> None:
+    sizes = {"layers": 2, "hidden": 32, "heads": 4, "kv_heads": 4, "feed_forward": 64, "vocab": 64}
+    trace = describe(Llama(**sizes, experts=8, sequence=32, name="experts"), batch=1, dtype="float32")
+    found = {"parallel": parallel, "system": system, "trace": trace, "options": {"load": load}}
     same(run(False, **found), run(True, **found))
 
 

@@ -1,9 +1,11 @@
 """Measured training steps against what triosim predicts from the sizes alone: step times, throughput, memory.
 
 ``python validation/end_to_end.py --table FILE`` reads a table in a known format, prints every row with what is predicted of
-each of its quantities and the error, and at the end the mean absolute error of each. Without a table, all that are there. The
-fitted constants are those of ``validation/steps/constants.json``; ``--fit`` fits them again, and prints errors of model sizes
-that were left out.
+each of its quantities and the error, and at the end the mean absolute error of each. Without a table, all that are there. A
+row that is broken, or cannot be simulated, is said on standard error and left out; the exit status is 2 where none is
+predicted. The fitted constants are those of ``validation/steps/constants.json``; ``--fit`` fits them again, and prints errors
+of model sizes that were left out. ``--reuse FILE`` takes what ``--format csv`` printed before, with the same constants,
+instead of simulating.
 """
 
 from __future__ import annotations
@@ -15,7 +17,6 @@ import multiprocessing
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 
 if not __package__:
@@ -26,31 +27,42 @@ from triosim.output import check_outputs
 from triosim.reports.plot import check_plot
 from validation.report import DataAbsent
 from validation.report import Row as Claim
-from validation.steps import constants, fitting, formats, picture
-from validation.steps.errors import Predicted, Summary, spaced, summaries
+from validation.steps import constants, fitting, formats, picture, printed
+from validation.steps.errors import Predicted, Refused, Summary, spaced, summaries
 from validation.steps.rows import Format, Row
 
-#: How many rows of a table ``python -m validation`` predicts; all take half an hour.
-SAMPLE = 12
+#: Up to which work (layers times micro-batches times GPUs) ``python -m validation`` predicts rows; all take half an hour.
+QUICK = 100_000
 
 Table = tuple[Format, str, list[Row]]
 
 
 def rows() -> list[Claim]:
-    """The mean error of rows evenly spaced over each table, against what is asked for."""
-    tables = [(kind, name, spaced(found, SAMPLE)) for kind, name, found in formats.shared()]
+    """The mean error of rows evenly spaced over the quick ones of each table, against what is asked for."""
+    tables = [(kind, name, spaced(quick(kind, found), kind.sample)) for kind, name, found in formats.shared()]
     if not tables:
         raise DataAbsent("end_to_end is not there (set TRIOSIM_DATA)")
-    found = summaries(list(predicted(tables)))
+    found = summaries([_or_raise(one) for one in predicted(tables)])
     return [
         Claim(f"{one.quantity}: {one.table}, mean error", one.published, one.rows, one.mean, one.asked) for one in found
     ]
 
 
-def predicted(tables: Sequence[Table], values: Mapping[str, float] | None = None, jobs: int = 1) -> Iterator[Predicted]:
-    """Predict every row, in order; in several processes if asked for."""
+def quick(kind: Format, found: Sequence[Row]) -> list[Row]:
+    """Return the rows that take seconds at most."""
+    return [row for row in found if kind.work(row) <= QUICK]
+
+
+def predicted(
+    tables: Sequence[Table],
+    values: Mapping[str, float] | None = None,
+    jobs: int = 1,
+    known: printed.Known | None = None,
+) -> Iterator[Predicted | Refused]:
+    """Predict every quantity of every row, in order; in several processes if asked for. ``known`` are predicted already."""
     values = constants.values() if values is None else values
-    asked = [(kind.name, name, row, values) for kind, name, found in tables for row in found]
+    every = [(kind.name, name, one) for kind, name, found in tables for row in found for one in (row, *row.also)]
+    asked = [(*one, values, (known or {}).get(printed.key(one[1], one[2]))) for one in every]
     if jobs == 1:
         yield from map(_predicted, asked)
         return
@@ -58,13 +70,18 @@ def predicted(tables: Sequence[Table], values: Mapping[str, float] | None = None
         yield from pool.map(_predicted, asked, chunksize=4)
 
 
-def _predicted(asked: tuple[str, str, Row, Mapping[str, float]]) -> Predicted:
-    kind, name, row, values = asked
+def _predicted(asked: tuple[str, str, Row, Mapping[str, float], float | None]) -> Predicted | Refused:
+    kind, name, row, values, known = asked
     try:
-        also = tuple(map(_predicted, ((kind, name, one, values) for one in row.also)))
-        return Predicted(kind, name, row, formats.named(kind).predict(row, values), also)
+        return Predicted(kind, name, row, formats.named(kind).predict(row, values) if known is None else known)
     except TriosimError as error:
-        raise type(error)(error.what, where=f"{name}, {row.label}", fix=error.fix) from None
+        return Refused(name, type(error)(error.what, where=f"{name}, {row.label}", fix=error.fix))
+
+
+def _or_raise(one: Predicted | Refused) -> Predicted:
+    if isinstance(one, Refused):
+        raise one.error
+    return one
 
 
 def main(given: Sequence[str] | None = None) -> int:
@@ -73,31 +90,37 @@ def main(given: Sequence[str] | None = None) -> int:
         if options.plot:
             check_plot(options.plot)
             check_outputs(options.plot, reading=(options.table,))
-        tables = _tables(options)
+        refused: list[Refused] = []
+        tables = _tables(options, refused)
+        known = printed.read(options.reuse)
         if options.fit:
-            alone = [(kind, name, [replace(row, also=()) for row in rows]) for kind, name, rows in tables]
-            fitting.fit(alone, options.jobs, predicted)
+            fitting.fit(tables, options.jobs, predicted, known)
             return 0
-        found = []
-        for one in _shown(predicted(tables, jobs=options.jobs), options.format):
-            found.append(one)
+        found = list(_shown(predicted(tables, jobs=options.jobs, known=known), refused, options.format))
         if options.format == "text":
-            print_summaries(summaries(found))
+            print_summaries(summaries(found), refused)
         elif options.format == "json":
-            print(json.dumps(_plain(found), indent=2))
-        if options.plot:
+            print(json.dumps(_plain(found, refused), indent=2))
+        if options.plot and found:
             picture.scatter(found, options.plot)
     except TriosimError as error:
         print(error, file=sys.stderr)
         return error.exit_status
-    return 0
+    return 0 if found else 2
 
 
 def _options(given: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python validation/end_to_end.py", description=__doc__)
     parser.add_argument("--table", metavar="FILE", help="a csv or csv.gz file whose header says its format")
     parser.add_argument(
-        "--only", metavar="NAME", help="one format alone: " + ", ".join(f.name for f in formats.formats())
+        "--only", metavar="NAME,...", help="these formats alone: " + ", ".join(f.name for f in formats.formats())
+    )
+    parser.add_argument(
+        "--reuse",
+        metavar="FILE",
+        action="append",
+        default=[],
+        help="a csv that this printed: what is in it is not run again",
     )
     parser.add_argument("--sample", type=int, metavar="N", help="so many rows of each table, evenly spaced")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="processes (1)")
@@ -109,19 +132,23 @@ def _options(given: Sequence[str] | None) -> argparse.Namespace:
         value = getattr(options, name)
         if value is not None and value < 1:
             parser.error(f"--{name} {value}: give 1 or more")
-    if options.only is not None and options.only not in [one.name for one in formats.formats()]:
-        parser.error(f"--only {options.only}: known are {', '.join(one.name for one in formats.formats())}")
+    options.only = options.only.split(",") if options.only else []
+    known = [one.name for one in formats.formats()]
+    if unknown := [name for name in options.only if name not in known]:
+        parser.error(f"--only {unknown[0]}: known are {', '.join(known)}")
     return options
 
 
-def _tables(options: argparse.Namespace) -> list[Table]:
+def _tables(options: argparse.Namespace, refused: list[Refused]) -> list[Table]:
+    """Return the tables that are asked for; broken rows of a file are said, and go to ``refused``."""
     if options.table is not None:
-        kind, found = formats.read(options.table)
-        if options.only not in (None, kind.name):
-            raise OptionError(f"the format is {kind.name}", where=options.table, fix=f"leave out --only {options.only}")
-        tables = [(kind, Path(options.table).name.partition(".")[0], found)]
+        table = Path(options.table).name.partition(".")[0]
+        kind, found = formats.read(options.table, lambda error: _say_refused(Refused(table, error), refused))
+        if options.only and kind.name not in options.only:
+            raise OptionError(f"the format is {kind.name}", where=options.table, fix="leave out --only")
+        tables = [(kind, table, found)]
     else:
-        tables = list(formats.shared(options.only))
+        tables = list(formats.shared(*options.only))
         if not tables:
             raise TriosimError(
                 "no tables are there", where="TRIOSIM_DATA", fix="set it to their folder, or give --table"
@@ -129,28 +156,37 @@ def _tables(options: argparse.Namespace) -> list[Table]:
     return [(kind, name, spaced(found, options.sample)) for kind, name, found in tables]
 
 
-def _shown(found: Iterator[Predicted], form: str) -> Iterator[Predicted]:
-    """Print each row as it comes."""
+def _say_refused(one: Refused, refused: list[Refused]) -> None:
+    print(one.error, file=sys.stderr, flush=True)
+    refused.append(one)
+
+
+def _shown(found: Iterator[Predicted | Refused], refused: list[Refused], form: str) -> Iterator[Predicted]:
+    """Print each row as it comes; what is refused goes to ``refused``."""
+    writer = csv.writer(sys.stdout, lineterminator="\n")
     if form == "csv":
-        writer = csv.writer(sys.stdout, lineterminator="\n")
-        writer.writerow(("table", "row", "quantity", "unit", "measured", "predicted", "error_percent"))
-    for line in found:
+        writer.writerow(printed.COLUMNS)
+    for one in found:
+        if isinstance(one, Refused):
+            _say_refused(one, refused)
+            continue
         if form == "csv":
-            for one in line.every:
-                figures = f"{one.row.measured:.6g}", f"{one.value:.6g}", f"{100 * one.error:.2f}"
-                writer.writerow((one.table, one.row.label, one.row.quantity, one.row.unit, *figures))
+            writer.writerow(printed.line(one))
+            sys.stdout.flush()
         elif form == "text":
-            print(f"{line.table} {line.row.label}: {'; '.join(map(_said, line.every))}", flush=True)
-        yield line
+            print(_said(one), flush=True)
+        yield one
 
 
 def _said(one: Predicted) -> str:
     row = one.row
-    said = f"{row.quantity} measured {row.measured:.5g} {row.unit}, predicted {one.value:.5g} {row.unit}"
-    return f"{said}, {100 * one.error:+.1f}%"
+    figures = f"measured {row.measured:.5g} {row.unit}, predicted {one.value:.5g} {row.unit}"
+    return f"{one.table} {row.label}: {row.quantity} {figures}, {100 * one.error:+.1f}%"
 
 
-def print_summaries(found: Sequence[Summary]) -> None:
+def print_summaries(found: Sequence[Summary], refused: Sequence[Refused]) -> None:
+    for table in dict.fromkeys(one.table for one in refused):
+        print(f"{table}: {sum(one.table == table for one in refused)} refused")
     for one in found:
         print(
             f"{one.table}, {one.quantity}: {one.rows} rows, MAPE {100 * one.mean:.2f}%, median {100 * one.median:.2f}%, "
@@ -160,7 +196,7 @@ def print_summaries(found: Sequence[Summary]) -> None:
         )
 
 
-def _plain(found: Sequence[Predicted]) -> dict[str, object]:
+def _plain(found: Sequence[Predicted], refused: Sequence[Refused]) -> dict[str, object]:
     return {
         "constants": constants.values(),
         "rows": [
@@ -168,9 +204,9 @@ def _plain(found: Sequence[Predicted]) -> dict[str, object]:
                 **{"table": one.table, "row": one.row.label, "model": one.row.model, "quantity": one.row.quantity},
                 **{"unit": one.row.unit, "measured": one.row.measured, "predicted": one.value, "error": one.error},
             }
-            for row in found
-            for one in row.every
+            for one in found
         ],
+        "refused": [{"table": one.table, "reason": str(one.error)} for one in refused],
         "summaries": [one.plain() for one in summaries(found)],
     }
 

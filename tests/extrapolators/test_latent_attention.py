@@ -70,6 +70,28 @@ def test_by_sequence_the_short_vectors_are_gathered_and_not_the_long_ones() -> N
     assert products(plan(sequence_parallel=True), "q_a_proj") == [(HIDDEN, QUERY)]
 
 
+@pytest.mark.parametrize("by_sequence", [False, True])
+@pytest.mark.parametrize("products", ["plain", "fp8"])
+def test_a_compiled_step_sends_what_the_eager_one_does(products: Any, by_sequence: bool) -> None:
+    """The norm of a latent vector is inside of a kernel, and what is shown to all heads is made by one."""
+
+    def made(kernels: Any) -> Plan:
+        model = DeepSeek(dense=1, **SIZES)
+        trace = describe(model, batch=2, dtype="bf16", optimizer="none", kernels=kernels, products=products)
+        return planned(trace, "tp", 2, tp_style="megatron", sequence_parallel=by_sequence)
+
+    assert made("compiled").notes == made("eager").notes
+    assert sent(made("compiled")) == sent(made("eager"))
+
+
+def test_compiled_queries_without_a_latent_vector_are_divided_themselves() -> None:
+    model = DeepSeek(dense=1, **{**SIZES, "query_rank": None})
+    trace = describe(model, batch=2, dtype="float32", optimizer="none", kernels="compiled")
+    made = planned(trace, "tp", 4, tp_style="megatron", sequence_parallel=True)
+    assert products(made, "q_proj") == [(HIDDEN, HEADS * (32 + TURNED) // 4)]
+    assert sent(made)["all_gather", TURNED] == sent(made)["reduce_scatter", TURNED] == 1
+
+
 def test_only_the_layers_of_latent_vectors_are_noted() -> None:
     assert [note for note in plan().notes if "share of a layer" not in note] == [
         "tp: model.layers.0.self_attn.kv_a_proj_with_mqa, model.layers.0.self_attn.q_a_proj make what all heads share; "

@@ -316,6 +316,14 @@ def test_parts_of_parts_are_refused() -> None:
         )
 
 
+@pytest.mark.parametrize(
+    ("written", "why"), [("dp=2,pp=2", "no axis 'tp'"), ("tp=2,pp=2", "stages begin inside of layers")]
+)
+def test_parts_are_of_what_all_gpus_of_a_layer_have(written: str, why: str) -> None:
+    with pytest.raises(OptionError, match=why):
+        planned(traces.transformer(blocks=2), written, 4, tp_style="megatron", extra={"sends": "parts"})
+
+
 @pytest.mark.parametrize("written", ["dp=2,pp=2,tp=2", "tp=2,pp=2,dp=2"])
 @pytest.mark.parametrize("style", ["gather", "megatron"])
 def test_all_three_together(written: str, style: str) -> None:

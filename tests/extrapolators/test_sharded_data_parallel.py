@@ -59,6 +59,13 @@ def test_a_rank_looks_for_parameters_where_it_comes_to_another_unit(monkeypatch:
     assert len(asked) == 2 * 5 < len(plan.program.stages[0].blocks)
 
 
+def test_an_option_may_be_a_number_or_a_bool_in_python() -> None:
+    def steps(**extra: object) -> list[object]:
+        return [type(task) for task in draw(planned(GPT, "fsdp", 4, extra=extra).tasks(0))]
+
+    assert steps(prefetch=0, reshard=False) == steps(prefetch="0", reshard="no") != steps()
+
+
 def test_without_prefetch_a_unit_is_gathered_when_the_one_before_it_has_run() -> None:
     tasks = draw(planned(GPT, "fsdp", 4, **options(prefetch="0")).tasks(0))
     for place, task in enumerate(tasks):

@@ -145,6 +145,14 @@ def test_with_sequence_parallelism_a_rank_sends_its_share_of_the_tokens_and_gath
     assert collectives_of(tasks, "tp").count((GATHER, SENT)) == collectives_of(tasks, "tp").count((SCATTER, SENT)) == 2
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_as_many_tokens_come_home_to_a_share_of_the_sequence_as_left_it(seed: int) -> None:
+    """However odd the number of rows that experts got in between."""
+    plan = experts("dp=2,tp=2,ep=2", load="zipf", sequence_parallel=True, extra={"seed": str(seed)})
+    tasks = [task for rank in range(4) for task in draw(plan.tasks(rank), rank)]
+    assert {task.nbytes for task in tasks if isinstance(task, AllToAll)} == {SENT / 2}
+
+
 def communicating(tasks: list[Any]) -> list[Any]:
     return [task for task in tasks if hasattr(task, "group")]
 

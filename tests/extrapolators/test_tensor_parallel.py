@@ -103,6 +103,15 @@ def test_one_gpu_communicates_nothing() -> None:
     assert not collectives_of(tasks)
 
 
+def test_who_gathers_a_transformer_is_told_that_its_attention_is_whole() -> None:
+    def told(plan: Plan) -> bool:
+        return any("attention" in note and "--tp-style megatron" in note for note in plan.notes)
+
+    assert told(planned(traces.transformer(), "tp", 2))
+    assert not told(megatron(traces.transformer()))
+    assert not told(planned(MLP, "tp", 4))
+
+
 # ---- megatron -------------------------------------------------------------------------------------------------------
 
 

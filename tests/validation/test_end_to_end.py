@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from triosim.errors import OutputError, TraceError
+from triosim.errors import OptionError, OutputError, TraceError
 from validation import end_to_end
-from validation.steps import constants, fitting, formats, picture
+from validation.steps import constants, fitting, formats, megatron, picture
 from validation.steps.errors import Predicted, spaced, summaries
 from validation.steps.rows import Row
 
@@ -128,6 +128,12 @@ def test_constants_are_few_and_within_their_bounds():
         assert one.fitted_on
 
 
+def test_formats_name_constants_that_there_are():
+    known = constants.load()
+    for one in formats.formats():
+        assert set(one.constants) <= set(known), one.name
+
+
 def test_a_missing_column_is_named(table):
     with pytest.raises(TraceError, match="iteration time"):
         formats.read(table("1", header=ONE_NODE.rpartition(",")[0]))
@@ -183,11 +189,12 @@ def test_the_fit_finds_a_constant_again(table, tmp_path, monkeypatch, capsys):
     constants.FILE.write_text(json.dumps({"launch": entry}))
     rows = [Row(f"r{size}", f"m{size}", 3.0 * size * 7e-5, "s", size) for size in (1, 2, 3)]
 
-    def predict(tables, values, jobs):
+    def predict(tables, values, jobs, known):
         for kind, name, found in tables:
             for row in found:
                 yield Predicted(kind.name, name, row, 3.0 * row.case * values["launch"])
 
+    monkeypatch.setattr(megatron.OneNode, "stand_in", lambda self, row: row)
     fitting.fit([(formats.named("megatron-one-node"), "t", rows)], 1, predict)
     assert constants.load()["launch"].value == pytest.approx(7e-5, rel=0.02)
     assert "left out" in capsys.readouterr().out
@@ -201,3 +208,50 @@ def test_all_times_are_in_one_panel_of_the_picture(table, tmp_path):
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
     with pytest.raises(OutputError, match="cannot be written"):
         picture.scatter(found, str(tmp_path / "none" / "a.png"))
+
+
+def test_broken_rows_and_rows_that_cannot_be_simulated_are_said_and_the_others_predicted(table, capsys, monkeypatch):
+    """Of four lines one has no number and one is refused by the simulator."""
+    predict = megatron.OneNode.predict
+
+    def picky(self, row, values):
+        if row.case.layers == 4:
+            raise OptionError("four layers", fix="give two")
+        return predict(self, row, values)
+
+    monkeypatch.setattr(megatron.OneNode, "predict", picky)
+    good, wrong, deep = "1,2,1,256,4,2,128,1,1,1,10", "1,2,1,256,4,2,128,1,1,1,fast", "1,2,1,256,4,4,128,1,1,1,10"
+    assert end_to_end.main(["--table", str(table(good, wrong, deep, good))]) == 0
+    said = capsys.readouterr()
+    assert said.err.splitlines()[0].startswith(f"{table(good, wrong, deep, good)}:3: 'iteration time (ms)' is 'fast'")
+    assert "four layers; give two" in said.err.splitlines()[1]
+    assert "t: 2 refused" in said.out
+    assert "2 rows, MAPE" in said.out
+    assert end_to_end.main(["--table", str(table(good, deep)), "--format", "json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (len(found["rows"]), len(found["refused"])) == (1, 1)
+    assert end_to_end.main(["--table", str(table(deep))]) == 2
+
+
+def test_what_was_printed_is_not_simulated_again(table, tmp_path, capsys, monkeypatch):
+    path = str(table("1,2,1,256,4,2,128,1,1,1,10"))
+    assert end_to_end.main(["--table", path, "--format", "csv"]) == 0
+    first = capsys.readouterr().out
+    (tmp_path / "before.csv").write_text(first)
+    monkeypatch.setattr(megatron, "step_seconds", lambda *_: pytest.fail("simulated"))
+    assert end_to_end.main(["--table", path, "--format", "csv", "--reuse", str(tmp_path / "before.csv")]) == 0
+    assert capsys.readouterr().out == first
+    assert end_to_end.main(["--table", path, "--reuse", path]) == 2
+    assert "not what --format csv prints" in capsys.readouterr().err
+
+
+def test_a_constant_changes_a_row_by_the_factor_by_which_it_changes_its_stand_in(table):
+    """Rows of one node with replicas, stages and many micro-batches: a fifth more host time, or time of the vocabulary."""
+    lines = ("4,8,1,256,4,4,128,2,1,2,10", "4,16,1,256,4,4,128,1,2,2,10", "2,8,2,256,4,4,128,1,2,1,10")
+    kind, rows = formats.read(table(*lines))
+    known = constants.values()
+    for name in ("launch", "vocabulary"):
+        dearer = known | {name: 1.2 * known[name]}
+        for row in rows:
+            own, stand = (kind.predict(one, dearer) / kind.predict(one, known) for one in (row, kind.stand_in(row)))
+            assert own == pytest.approx(stand, abs=0.01), (name, row.label)

@@ -65,3 +65,15 @@ def test_the_measured_steps_are_within_what_is_asked_for() -> None:
     found = [Predicted(form.name, "t", row, form.predict(row, {})) for row in rows]
     (summary,) = summaries(found)
     assert summary.mean < form.asked["step time"]
+
+
+def test_a_gpu_is_on_the_network_that_it_comes_in(tmp_path: Path) -> None:
+    """Gradients of 4 V100s take longer over a DGX-1 than over an H100's switch; over PCIe longer still."""
+
+    def seconds(gpu: str, count: str) -> float:
+        changed = {"gpu": gpu, "gpus": count, "strategy": f"dp={count}", "global_batch": count}
+        return accelerate.step_seconds(formats.read(table(tmp_path, **changed))[1][0].case)
+
+    more = [seconds(gpu, "4") - seconds(gpu, "1") for gpu in ("V100-SXM2-32GB", "V100-PCIE")]
+    gradients = 4 * 124e6  # bytes in fp32
+    assert gradients * 2 * 3 / 4 / 150e9 < more[0] < more[1]  # a DGX-1's GPU has six links of 25 GB/s each way

@@ -122,8 +122,9 @@ def test_the_two_quantities_of_a_row_have_errors_of_their_own(
     monkeypatch.setattr(torchtitan, "peak_gib", lambda *_: 45.0)
     path = str(table(tmp_path, f"llama3.1-8B,{GPU},8,fsdp=8,2,16,8192,selective,no,no,6826.667,50,x"))
     assert end_to_end.main(["--table", path]) == 0
-    first, *sums = capsys.readouterr().out.splitlines()
-    assert "tokens/s, +20.0%; peak memory measured 50 GiB, predicted 45 GiB, -10.0%" in first
+    first, second, *sums = capsys.readouterr().out.splitlines()
+    assert "tokens/s, +20.0%" in first
+    assert "peak memory measured 50 GiB, predicted 45 GiB, -10.0%" in second
     assert ["MAPE 20.00%" in sums[0], "asked 7%" in sums[0], "MAPE 10.00%" in sums[1], "asked 4%" in sums[1]] == 4 * [
         True
     ]
@@ -137,7 +138,7 @@ def test_the_two_quantities_of_a_row_have_errors_of_their_own(
 
 def test_the_constants_are_in_their_bounds_and_say_what_they_are() -> None:
     known = constants.load()
-    for name in ("joules", "beside_collective", "beside_computation"):
+    for name in titan_step.CONSTANTS:
         assert known[name].low <= known[name].value <= known[name].high
         assert known[name].meaning
 
@@ -145,3 +146,16 @@ def test_the_constants_are_in_their_bounds_and_say_what_they_are() -> None:
 def test_a_gpu_of_one_s_own_is_found_by_its_name() -> None:
     made = gpus.known(replace(gpus.find("H100"), name="an H100 with another fan", aliases=()))
     assert gpus.find("an H100 with another fan") is made
+
+
+def test_overlapped_tensor_parallelism_asks_for_some(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "titan.csv"
+    path.write_text(f"{HEADER},async_tp\nllama3.1-8B,{GPU},8,fsdp=8,2,16,8192,selective,no,no,1,1,x,yes\n")
+    assert end_to_end.main(["--table", str(path)]) == 2
+    assert "titan.csv:2: 'async_tp' is 'yes'; 'fsdp=8' has no tp" in capsys.readouterr().err
+
+
+def test_steps_of_one_model_that_are_divided_alike_are_left_out_of_a_fit_together() -> None:
+    """8 of TorchSim's rows have 70 billion parameters: five with FSDP alone, three with tensor parallelism too."""
+    sizes = [row.model for row in formats.named("torchsim-sharded").built_in()]
+    assert (sizes.count("llama3-70b fsdp"), sizes.count("llama3-70b fsdp,tp")) == (5, 3)

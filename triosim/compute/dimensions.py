@@ -223,10 +223,17 @@ def grown(dim: Dim, length: int) -> Dim:
 
 
 def scaled(dim: Dim, length: int) -> Dim:
-    """Return what counts a number that is in proportion to a dimension: of what is exchanged, what comes of what goes."""
+    """Return what counts a number that is in proportion to a dimension: of what is exchanged, what comes of what goes.
+
+    What is in proportion to that, and of the dimension's own size, is the dimension: shares of shares would lose remainders.
+    """
     whole = size(dim)
     if length == whole:
         return dim
+    share = dim[0].root.share if len(dim) == 1 else None
+    source = share[0].root.factors[1:] if share is not None and share[0].root.factors is not None else ()
+    if source and size(source) == length:
+        return source
     common = math.gcd(length, whole)
     several, part = Axis(length // common * whole), Axis(length)
     several.factors = (Axis(length // common), *dim)

@@ -9,6 +9,7 @@ A backward operator makes the gradients of what its forward operator read, so it
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from itertools import chain
@@ -80,6 +81,15 @@ class Propagation:
     def follows(self, tensor: Tensor, kind: Kind) -> list[int]:
         """Return the dimensions of a tensor that change with the batch (or the sequence)."""
         return [place for place, dim in enumerate(self._of(tensor)) if follows(dim, kind)]
+
+    def shows_to_heads(self, shown: Tensor, made: Tensor) -> bool:
+        """Whether a view shows something that has no heads of attention to each of them."""
+        if shown.numel <= made.numel or self._heads(made) > 1:
+            return False
+        return shown.numel == made.numel * self._heads(shown)
+
+    def _heads(self, tensor: Tensor) -> int:
+        return math.prod(axis.size for dim in self[tensor] for axis in expanded(dim) if axis.heads)
 
     @cached_property
     def is_fed(self) -> bool:

@@ -8,6 +8,7 @@ transformers. What is in no numbered module (embeddings, the last norm, the loss
 - A reduction over rows (the gradient of a norm's weight) is a kernel of its own, which computes again what it reads.
 - The backward pass computes again what the forward pass had in no memory, from what it had; small results, such as one
   number a row, are kept.
+- What a view shows to every head of attention is in memory: ranks that have some of the heads each add its gradients up.
 - Views stay what they are; operators in place, and the optimizer's, are left alone.
 """
 
@@ -121,13 +122,17 @@ class _Compilation:
         sizes = kernel.numel, _numel(operator)
         if kernel.rows or kernel.unit != (operator.phase, unit_of(operator.layer)) or not min(sizes):
             return False
-        if max(sizes) % min(sizes):
+        if max(sizes) % min(sizes) or any(self._is_shown_to_heads(tensor, kernel) for tensor in operator.inputs):
             return False
         others = [tensor for tensor in operator.inputs if tensor.storage not in kernel.made]
         makers = (self._made_by(tensor) for tensor in others)
         if any(of is not None and not of.read.isdisjoint(kernel.made) for of in makers):
             return False  # what it reads comes from this kernel by way of another
         return not kernel.closed or all(self._is_ready(tensor, kernel.at) for tensor in others)
+
+    def _is_shown_to_heads(self, tensor: Tensor, kernel: _Kernel) -> bool:
+        made = kernel.made.get(tensor.storage)
+        return made is not None and self._step.shows_to_heads(tensor, made)
 
     def _is_ready(self, tensor: Tensor, at: int) -> bool:
         of = self._made_by(tensor)

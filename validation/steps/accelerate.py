@@ -7,7 +7,7 @@ TF32, which PyTorch leaves off: on an A100, GPT-2 Large would else be five times
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import ClassVar
@@ -65,9 +65,9 @@ class OneNode(Format):
     asked: ClassVar[Mapping[str, float]] = {"step time": 0.07}
     published: ClassVar[Mapping[str, str]] = {"step time": "NeuSight 8%"}
 
-    def read(self, records: Sequence[Record]) -> list[Row]:
+    def read(self, record: Record) -> Row:
         """One row a record."""
-        return [_row(record) for record in records]
+        return _row(record)
 
     def predict(self, row: Row, constants: Mapping[str, float]) -> float:
         """Milliseconds."""
@@ -78,11 +78,9 @@ def step_seconds(step: Step) -> float:
     """Return the simulated seconds of a step."""
     stages, layers = step.size("pp"), step.sizes.layers
     micro_batch = step.batch // step.size("dp") // step.micro_batches
-    node = "dgx-a100" if gpus.find(step.gpu).architecture == "ampere" else "dgx-h100"
     result = triosim.simulate(
         _described(step, micro_batch),
         {axis: size for axis, size in step.axes if size > 1} or "single",
-        topology={"preset": node, "gpus": 8},
         gpus=step.size("dp") * step.size("tp") * stages,
         batch_size=micro_batch * step.micro_batches,
         micro_batches=step.micro_batches,

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from statistics import fmean, median
 from typing import TypeVar
 
+from triosim.errors import TriosimError
 from validation.steps.formats import named
 from validation.steps.rows import Row
 
@@ -15,23 +16,25 @@ One = TypeVar("One")
 
 @dataclass(frozen=True, slots=True)
 class Predicted:
-    """A row and what the simulator said, by the format's name and the table's; ``also`` is what the row has beside."""
+    """A row and what the simulator said, by the format's name and the table's."""
 
     kind: str
     table: str
     row: Row
     value: float
-    also: tuple[Predicted, ...] = ()
 
     @property
     def error(self) -> float:
         """Relative, with its sign."""
         return self.value / self.row.measured - 1
 
-    @property
-    def every(self) -> tuple[Predicted, ...]:
-        """All quantities of the row, each as a prediction of its own."""
-        return (self, *self.also)
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A row that was not predicted, and why."""
+
+    table: str
+    error: TriosimError
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +59,7 @@ class Summary:
 def summaries(found: Sequence[Predicted]) -> list[Summary]:
     """Return the figures of each table and quantity, in the order in which they come."""
     groups: dict[tuple[str, str, str], list[float]] = {}
-    for one in (one for row in found for one in row.every):
+    for one in found:
         groups.setdefault((one.kind, one.table, one.row.quantity), []).append(one.error)
     made = []
     for (kind, table, quantity), errors in groups.items():

@@ -1,12 +1,15 @@
 """The fit of the constants: a Gauss-Newton step on the logarithms of predictions, with derivatives by differences.
 
-It takes the time of all rows once, and once more for each constant; it is run again until nothing moves. The errors that it
-prints, in the fit and of a model size that was left out, are those of the straight lines through the derivatives.
+It takes the time of all rows once. A derivative is that of a row's stand-in (``Format.stand_in``), of which many rows have the
+same. The errors that it prints, in the fit and of a model size that was left out, are those of the straight lines through the
+derivatives; rows that are simulated again with what was found say how far these lines are off.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -14,52 +17,102 @@ from scipy.optimize import least_squares
 
 from triosim.errors import OptionError
 from validation.steps import constants
-from validation.steps.errors import Predicted
+from validation.steps.errors import Predicted, Refused, spaced
+from validation.steps.printed import Known
 from validation.steps.rows import Format, Row
 
 Table = tuple[Format, str, list[Row]]
-Predict = Callable[[Sequence[Table], Mapping[str, float], int], Iterator[Predicted]]
+Predict = Callable[[Sequence[Table], Mapping[str, float], int, Known | None], Iterator[Predicted | Refused]]
 Numbers = npt.NDArray[np.float64]
 
 #: A constant is changed by this much for its derivative.
 CHANGE = 0.05
 #: Errors beyond this count linearly, so that no single row rules the fit.
 OUTLIER = 0.05
+#: So many rows are simulated again with the constants that were found.
+AGAIN = 24
 
 
-def fit(tables: Sequence[Table], jobs: int, predict: Predict) -> None:
-    """Fit, print the constants and the errors of each model size, in the fit and left out; write the constants."""
-    known = constants.load()
-    given = {name for _, name, _ in tables}
-    names = sorted(
-        name for name, one in known.items() if given.intersection(one.fitted_on.split(", ")) and not one.whole
-    )
-    if not names:
+def fit(tables: Sequence[Table], jobs: int, predict: Predict, known: Known | None = None) -> None:
+    """Fit, print the constants and the errors of each model size, in the fit and left out; write the constants.
+
+    ``known`` are predictions of rows with the constants as they are, which are not simulated again.
+    """
+    fitted = _fitted_on(tables)
+    names = list(fitted)
+    at = np.log([one.value for one in fitted.values()])
+    low, high = (np.log([getattr(one, end) for one in fitted.values()]) - at for end in ("low", "high"))
+    everything = constants.values()
+    tables = [(kind, name, [replace(row, also=()) for row in found]) for kind, name, found in tables]
+    said = _logarithms(predict(tables, everything, jobs, known))
+    tables = [(kind, name, [row for row in found if (name, row) in said]) for kind, name, found in tables]
+    rows = [(name, row) for _, name, found in tables for row in found]
+    base = np.array([said[one] - np.log(one[1].measured) for one in rows])
+    print(f"{len(rows)} rows with the constants as they are: mean error {_mean(base)}", flush=True)
+
+    def values(point: Numbers) -> dict[str, float]:
+        return everything | dict(zip(names, np.exp(point).tolist(), strict=True))
+
+    stands = [
+        (kind, name, list(dict.fromkeys(kind.stand_in(row) for row in found if kind.constants)))
+        for kind, name, found in tables
+    ]
+    of_row = [(name, kind.stand_in(row)) for kind, name, found in tables for row in found]
+    missing = [(kind, name, [row for row in found if (name, row) not in said]) for kind, name, found in stands]
+    said |= _logarithms(predict(missing, everything, jobs, None))
+    columns = []
+    for place, name in enumerate(names):
+        change = np.zeros(len(names))
+        change[place] = CHANGE if high[place] >= CHANGE else -CHANGE
+        readers = [one for one in stands if name in one[0].constants]
+        changed = _logarithms(predict(readers, values(at + change), jobs, None))
+        columns.append(
+            [(changed.get(one, said[one]) - said[one]) / change[place] if one in said else 0.0 for one in of_row]
+        )
+    slopes = np.array(columns).T
+    step = moved(base, slopes, low, high)
+    found_values = values(at + step)
+    constants.save({name: found_values[name] for name in names})
+    for name, one in fitted.items():
+        print(f"{name}: {found_values[name]:.4g} {one.unit} ({one.low:g} to {one.high:g})")
+    _print_left_out([row for _, row in rows], base, slopes, low, high)
+    _print_straightness(tables, base + slopes @ step, lambda some: predict(some, found_values, jobs, None))
+
+
+def _fitted_on(tables: Sequence[Table]) -> dict[str, constants.Constant]:
+    """Return the constants that are fitted on these tables."""
+    given, known = {name for _, name, _ in tables}, constants.load()
+    found = {
+        name: one for name, one in sorted(known.items()) if given & set(one.fitted_on.split(", ")) and not one.whole
+    }
+    if not found:
         said = ", ".join(sorted({one.fitted_on for one in known.values()}))
         raise OptionError("no constant is fitted on these tables", where="--fit", fix=f"give one of {said}")
-    low, high = (np.log([getattr(known[name], end) for name in names]) for end in ("low", "high"))
-    at = np.log([known[name].value for name in names])
-    everything = constants.values(known)
+    return found
 
-    def logarithms(point: Numbers) -> Numbers:
-        values = everything | dict(zip(names, np.exp(point).tolist(), strict=True))
-        return np.log([one.value / one.row.measured for one in predict(tables, values, jobs)])
 
-    rows = [row for _, _, found in tables for row in found]
-    base = logarithms(at)
-    print(f"with the constants as they are: mean error {100 * np.mean(np.abs(np.expm1(base))):.2f}%", flush=True)
-    columns = []
-    for place in range(len(names)):
-        change = np.zeros(len(names))
-        change[place] = CHANGE if at[place] + CHANGE <= high[place] else -CHANGE
-        columns.append((logarithms(at + change) - base) / change[place])
-    slopes = np.stack(columns, axis=1)
-    step = moved(base, slopes, low - at, high - at)
-    found = dict(zip(names, np.exp(at + step).tolist(), strict=True))
-    constants.save(found)
-    for name, value in found.items():
-        print(f"{name}: {value:.4g} {known[name].unit} ({known[name].low:g} to {known[name].high:g})")
-    _print_left_out(rows, base, slopes, low - at, high - at)
+def _logarithms(found: Iterator[Predicted | Refused]) -> dict[tuple[str, Row], float]:
+    """Return the logarithm of what was predicted of each table's row; refused rows are said and left out."""
+    logarithms = {}
+    for one in found:
+        if isinstance(one, Refused):
+            print(one.error, file=sys.stderr)
+        else:
+            logarithms[one.table, one.row] = float(np.log(one.value))
+    return logarithms
+
+
+def _print_straightness(
+    tables: Sequence[Table], lines: Numbers, predict: Callable[[Sequence[Table]], Iterator[Predicted | Refused]]
+) -> None:
+    """Print how far the lines are from some rows that are simulated again."""
+    rows = [(kind, name, row) for kind, name, found in tables for row in found]
+    off = []
+    for (kind, name, row), line in spaced(list(zip(rows, lines, strict=True)), AGAIN):
+        for said in _logarithms(predict([(kind, name, [row])])).values():
+            off.append(said - np.log(row.measured) - line)
+    largest = 100 * np.max(np.abs(np.expm1(off)))
+    print(f"{len(off)} rows simulated with these: {_mean(np.array(off))} from the lines, {largest:.2f}% at most")
 
 
 def moved(base: Numbers, slopes: Numbers, low: Numbers, high: Numbers) -> Numbers:

@@ -6,12 +6,12 @@ import csv
 import gzip
 import importlib
 import pkgutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 
 import validation.steps
-from triosim.errors import TraceError
+from triosim.errors import TraceError, TriosimError
 from validation.report import DataAbsent, data
 from validation.steps.rows import Format, Record, Row
 
@@ -29,8 +29,11 @@ def named(name: str) -> Format:
     return next(one for one in formats() if one.name == name)
 
 
-def read(path: str | Path) -> tuple[Format, list[Row]]:
-    """Return the rows of a file (csv, csv.gz). Raises ``TraceError`` for an unknown header, or a broken row."""
+def read(path: str | Path, refuse: Callable[[TriosimError], None] | None = None) -> tuple[Format, list[Row]]:
+    """Return the rows of a file (csv, csv.gz). Raises ``TraceError`` for an unknown header, or no line below it.
+
+    ``refuse`` is told of each broken row, which is left out; without it the first one raises.
+    """
     lines = csv.reader(_text(Path(path)).splitlines())
     header = [name.strip() for name in next(lines, [])]
     known = [one for one in formats() if one.columns and set(one.columns) <= set(header)]
@@ -38,22 +41,26 @@ def read(path: str | Path) -> tuple[Format, list[Row]]:
         said = ",".join(header)
         raise TraceError(f"no known table has the header '{said[:200]}'", where=str(path), fix=_nearest(header))
     found = max(known, key=lambda one: len(one.columns))
-    records = []
+    rows, none = [], True
     for line in lines:
-        where = f"{path}:{lines.line_num}"
-        if len(line) not in (0, len(header)):
-            raise TraceError(f"{len(line)} columns", where=where, fix=f"give the {len(header)} of the header")
-        if line:
-            records.append(Record(dict(zip(header, line, strict=True)), where))
-    if not records:
+        if not line:
+            continue
+        none = False
+        try:
+            rows.append(_row(found, header, line, f"{path}:{lines.line_num}"))
+        except TriosimError as error:
+            if refuse is None:
+                raise
+            refuse(error)
+    if none:
         raise TraceError("no rows", where=str(path), fix="give one or more below the header")
-    return found, found.read(records)
+    return found, rows
 
 
-def shared(only: str | None = None) -> Iterator[tuple[Format, str, list[Row]]]:
-    """Yield the format, the name and the rows of each table that is there; of one format alone, or all."""
+def shared(*only: str) -> Iterator[tuple[Format, str, list[Row]]]:
+    """Yield the format, the name and the rows of each table that is there; of these formats alone, or all."""
     for one in formats():
-        if only not in (None, one.name):
+        if only and one.name not in only:
             continue
         for name in one.tables:
             try:
@@ -63,6 +70,12 @@ def shared(only: str | None = None) -> Iterator[tuple[Format, str, list[Row]]]:
             yield one, Path(name).name.partition(".")[0], read(path)[1]
         if rows := one.built_in():
             yield one, one.name, rows
+
+
+def _row(kind: Format, header: list[str], line: list[str], where: str) -> Row:
+    if len(line) != len(header):
+        raise TraceError(f"{len(line)} columns", where=where, fix=f"give the {len(header)} of the header")
+    return kind.read(Record(dict(zip(header, line, strict=True)), where))
 
 
 def _text(path: Path) -> str:

@@ -7,10 +7,11 @@ github.com/VIA-Research/vTrain) divide GPT-2's vocabulary of 50,257 among GPUs a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import ClassVar
 
-from validation.steps.megatron_step import Step, step_seconds
+from validation.steps.megatron_step import CONSTANTS, Step, step_seconds
 from validation.steps.rows import Format, Record, Row
 
 _SIZES = {
@@ -35,16 +36,28 @@ class OneNode(Format):
     tables = ("end_to_end/megatron_a100_single_node.csv.gz",)
     asked: ClassVar[Mapping[str, float]] = {"step time": 0.06}
     published: ClassVar[Mapping[str, str]] = {"step time": "vTrain 8.37%"}
+    constants = CONSTANTS
     nodes = "dgx-a100"
     recompute = "none"
 
-    def read(self, records: Sequence[Record]) -> list[Row]:
+    def read(self, record: Record) -> Row:
         """One row a record."""
-        return [self._row(record) for record in records]
+        return self._row(record)
 
     def predict(self, row: Row, constants: Mapping[str, float]) -> float:
         """Milliseconds."""
         return 1e3 * step_seconds(row.case, constants)
+
+    def stand_in(self, row: Row) -> Row:
+        """A stage's layers on its GPUs of tensor parallelism alone, of two micro-batches: their times are sums."""
+        step: Step = row.case
+        layers, samples = step.layers // step.pp, 2 * step.micro_batch
+        small = replace(step, layers=layers, global_batch=samples, dp=1, pp=1)
+        return Row(small.label, small.model, 1.0, "ms", small)
+
+    def work(self, row: Row) -> float:
+        """As the step's size says."""
+        return float(row.case.work)
 
     def _row(self, record: Record) -> Row:
         step = Step(

@@ -16,6 +16,8 @@ from triosim.networks.topology import Topology
 from triosim.trace import Operator, Trace
 from validation.steps.rows import Record
 
+CONSTANTS = ("launch", "softmax", "products", "vocabulary", "wait", "ahead")
+
 #: Nodes by their network: vTrain's have four cards, each for two GPUs; Korthikanti's (Selene) have one for each GPU.
 _NODES: dict[str, dict[str, Any]] = {
     "dgx-a100": {},
@@ -56,6 +58,11 @@ class Step:
     def micro_batches(self) -> int:
         """How many a replica has."""
         return self.global_batch // (self.dp * self.micro_batch)
+
+    @property
+    def work(self) -> int:
+        """What the time of a prediction grows with."""
+        return self.layers * self.micro_batches * self.gpus
 
     @property
     def model(self) -> str:
@@ -115,7 +122,7 @@ def step_seconds(step: Step, constants: Mapping[str, float]) -> float:
 
 def _sends(step: Step) -> dict[str, str]:
     """Return that GPUs with the same activations send a part each, as Megatron-LM's do; by sequence all have their own."""
-    return {"sends": "parts"} if step.pp > 1 and not step.sequence_parallel else {}
+    return {"sends": "parts"} if step.pp > 1 and step.tp > 1 and not step.sequence_parallel else {}
 
 
 def _nodes(step: Step, wait: float) -> Topology:

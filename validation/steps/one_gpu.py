@@ -8,7 +8,7 @@ and ViT whole blocks, as ``torch.utils.checkpoint`` does. transformers then repe
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
@@ -70,9 +70,9 @@ class OneGpu(Format):
     asked: ClassVar[Mapping[str, float]] = {"step time": 0.10}
     published: ClassVar[Mapping[str, str]] = {"step time": "TorchSim 10%; 3.4% by the predictions that it prints"}
 
-    def read(self, records: Sequence[Record]) -> list[Row]:
+    def read(self, record: Record) -> Row:
         """One row a record."""
-        return [_row(record) for record in records]
+        return _row(record)
 
     def predict(self, row: Row, constants: Mapping[str, float]) -> float:
         """Milliseconds."""

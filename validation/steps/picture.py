@@ -16,7 +16,7 @@ def scatter(found: Sequence[Predicted], path: str) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    found = [_in_seconds(replace(one, also=())) for row in found for one in row.every]
+    found = [_in_seconds(one) for one in found]
     units = list(dict.fromkeys(one.row.unit for one in found))
     figure, panels = plt.subplots(1, len(units), figsize=(5.5 * len(units), 5.2), squeeze=False)
     for unit, axes in zip(units, panels[0], strict=True):

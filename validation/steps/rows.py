@@ -14,7 +14,8 @@ from triosim.errors import TraceError
 class Row:
     """One measured figure.
 
-    ``label`` is the row's columns in short; ``model`` says which rows are of one model size; ``measured`` is in ``unit``.
+    ``label`` is the row's columns in short; ``model`` says which rows are left out of a fit together, those of one size;
+    ``measured`` is in ``unit``.
     ``case`` is what the format's ``predict`` needs; ``published`` is what another simulator said, in the same unit.
     ``also`` are other quantities of the same line of a table; no constant is fitted to them.
     """
@@ -34,22 +35,33 @@ class Format(ABC):
 
     ``columns`` identify its files (a file may have more); ``tables`` are the names of measured data that have it, under
     ``TRIOSIM_DATA``. ``asked`` is the mean absolute error that is asked for, and ``published`` says what the best
-    published one is, by quantity.
+    published one is, by quantity. ``sample`` is of how many rows ``python -m validation`` makes do. ``constants`` are the names
+    of the fitted constants (``validation.steps.constants``) that it reads: the fit asks for no others' derivatives.
     """
 
     name: ClassVar[str]
     columns: ClassVar[tuple[str, ...]]
     tables: ClassVar[tuple[str, ...]] = ()
+    sample: ClassVar[int] = 12
     asked: ClassVar[Mapping[str, float]] = {}
     published: ClassVar[Mapping[str, str]] = {}
+    constants: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod
-    def read(self, records: Sequence[Record]) -> list[Row]:
-        """Return the rows of a table, one a record. Raises ``TriosimError`` for what is wrong in one."""
+    def read(self, record: Record) -> Row:
+        """Return the row of one line of a table. Raises ``TriosimError`` for what is wrong in it."""
 
     @abstractmethod
     def predict(self, row: Row, constants: Mapping[str, float]) -> float:
         """Return what the simulator says of the row's quantity, in its unit."""
+
+    def stand_in(self, row: Row) -> Row:
+        """Return a row that a constant changes by nearly the same factor, and that takes less time to predict."""
+        return row
+
+    def work(self, row: Row) -> float:
+        """Return what a prediction's time grows with: layers times micro-batches times GPUs; 0 where every row is quick."""
+        return 0.0
 
     def built_in(self) -> list[Row]:
         """Rows that are published in a text and stand in the module itself, where there is no file of them."""

@@ -19,6 +19,7 @@ from triosim.models import Llama
 from triosim.models.named import MODELS
 from triosim.trace import Trace
 
+CONSTANTS = ("joules", "beside_collective", "beside_computation")
 #: Steps of so many layers are simulated.
 FEW, MORE = 4, 8
 #: What runs again in the backward pass, by torchtitan's word, of plain products and of those in eight bits.
@@ -63,6 +64,11 @@ class Step:
         for _, size in self.axes:
             found *= size
         return found
+
+    @property
+    def size(self) -> str:
+        """The model and what divides it: rows of the same say the same of a constant."""
+        return f"{self.model} {','.join(name for name, _ in self.axes)}"
 
     @property
     def label(self) -> str:

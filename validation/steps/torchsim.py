@@ -9,13 +9,13 @@ whose collectives move nothing (``validation.sharded_memory``); it is what the a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import ClassVar
 
 from validation.sharded_memory import CASES
 from validation.steps.rows import Format, Record, Row
-from validation.steps.titan_step import CHECKPOINTS, Nodes, Step, peak_gib, step_memory, step_seconds
+from validation.steps.titan_step import CHECKPOINTS, CONSTANTS, Nodes, Step, peak_gib, step_memory, step_seconds
 
 _NODES = Nodes(gpus=4, card="200 Gb/s")
 #: The divisions of tables 20 and 21.
@@ -39,12 +39,14 @@ class TorchSim(Format):
 
     name = "torchsim-sharded"
     columns = ("local batch size", "seq len", "ac", "tp", "actual (ms)")
+    sample = 3
     asked: ClassVar[Mapping[str, float]] = {"step time": 0.08}
     published: ClassVar[Mapping[str, str]] = {"step time": "TorchSim 9.3%"}
+    constants = CONSTANTS
 
-    def read(self, records: Sequence[Record]) -> list[Row]:
+    def read(self, record: Record) -> Row:
         """One row a record."""
-        return [_read(record) for record in records]
+        return _read(record)
 
     def predict(self, row: Row, constants: Mapping[str, float]) -> float:
         """Milliseconds."""
@@ -63,12 +65,13 @@ class TorchSimMemory(Format):
 
     name = "torchsim-memory"
     columns = ("gpus", "local batch size", "seq len", "ac", "tp", "actual (GiB)")
+    sample = 3
     asked: ClassVar[Mapping[str, float]] = {"peak memory": 0.03}
     published: ClassVar[Mapping[str, str]] = {"peak memory": "TorchSim 1.4%"}
 
-    def read(self, records: Sequence[Record]) -> list[Row]:
+    def read(self, record: Record) -> Row:
         """One row a record."""
-        return [_read_memory(record) for record in records]
+        return _read_memory(record)
 
     def predict(self, row: Row, constants: Mapping[str, float]) -> float:
         """GiB of the fullest rank."""
@@ -111,7 +114,7 @@ def _row(
     theirs: float | None = None,
 ) -> Row:
     step = Step(model="llama3-70b", axes=axes, batch=batch, sequence=length, checkpoints=checkpoints, nodes=_NODES)
-    return Row(step.label, "llama3-70b", measured, "ms", step, published=theirs)
+    return Row(step.label, step.size, measured, "ms", step, published=theirs)
 
 
 def _read(record: Record) -> Row:

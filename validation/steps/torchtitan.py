@@ -8,13 +8,13 @@ The boards have 96 GB of HBM2e and draw 500 W at most. Phantora's own errors on 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import ClassVar
 
 from triosim.models.named import MODELS
 from validation.steps.rows import Format, Record, Row
-from validation.steps.titan_step import AXES, CHECKPOINTS, Nodes, Step, peak_gib, step_memory, step_seconds
+from validation.steps.titan_step import AXES, CHECKPOINTS, CONSTANTS, Nodes, Step, peak_gib, step_memory, step_seconds
 
 _MODEL = re.compile(r"llama3(?:\.1)?-(\d+B)", re.IGNORECASE)
 _BOARD = {
@@ -39,10 +39,11 @@ class TorchTitan(Format):
     tables = ("end_to_end/torchtitan_llama3_h100.csv",)
     asked: ClassVar[Mapping[str, float]] = {_SPEED: 0.07, _MEMORY: 0.04}
     published: ClassVar[Mapping[str, str]] = {_SPEED: "Phantora 2 to 15%"}
+    constants = CONSTANTS
 
-    def read(self, records: Sequence[Record]) -> list[Row]:
+    def read(self, record: Record) -> Row:
         """One row a record."""
-        return [_row(record) for record in records]
+        return _row(record)
 
     def predict(self, row: Row, constants: Mapping[str, float]) -> float:
         """Tokens a second of each GPU, or GiB of the fullest."""
@@ -65,13 +66,15 @@ def _row(record: Record) -> Row:
         eight=record.one_of("float8", _YES_OR_NO) == "yes",
         overlapped="async_tp" in record.values and record.one_of("async_tp", _YES_OR_NO) == "yes",
     )
+    alone = step.overlapped and "tp" not in axes
+    record.check(not alone, "'async_tp' is 'yes'", f"'{record.text('parallelism')}' has no tp")
     said, replicas = record.whole("gpus"), axes.get("dp", 1) * axes.get("fsdp", 1)
     record.check(said == step.gpus, f"{said} GPUs", f"'{record.text('parallelism')}' makes {step.gpus}")
     samples = record.whole("global_batch")
     fix = f"{replicas} replicas of {step.batch} make {replicas * step.batch}"
     record.check(samples == replicas * step.batch, f"global batch {samples}", fix)
     case = step, samples * step.sequence
-    speed = Row(step.label, step.model, record.number("tokens_per_second_per_gpu"), "tokens/s", case, quantity=_SPEED)
+    speed = Row(step.label, step.size, record.number("tokens_per_second_per_gpu"), "tokens/s", case, quantity=_SPEED)
     if not record.values.get("memory_gib", "").strip():
         return speed
     return replace(speed, also=(replace(speed, measured=record.number("memory_gib"), unit="GiB", quantity=_MEMORY),))

@@ -1,0 +1,44 @@
+"""The lines that ``--format csv`` prints of predictions, and those that are taken from it instead of simulating again."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping, Sequence
+
+from triosim.errors import TraceError
+from validation.steps.errors import Predicted
+from validation.steps.rows import Row
+
+COLUMNS = ("table", "row", "quantity", "unit", "measured", "predicted", "error_percent")
+
+#: What was predicted of a table's row and quantity.
+Known = Mapping[tuple[str, str, str], float]
+
+
+def key(table: str, row: Row) -> tuple[str, str, str]:
+    """Return what a prediction is known by; rows of the same columns are predicted alike."""
+    return table, row.label, row.quantity
+
+
+def line(one: Predicted) -> tuple[str, ...]:
+    """Return a prediction as a line has it."""
+    figures = f"{one.row.measured:.6g}", f"{one.value:.6g}", f"{100 * one.error:.2f}"
+    return one.table, one.row.label, one.row.quantity, one.row.unit, *figures
+
+
+def read(paths: Sequence[str]) -> Known:
+    """Return what files of such lines have. Raises ``TraceError`` for a file that is none."""
+    found: dict[tuple[str, str, str], float] = {}
+    for path in paths:
+        try:
+            with open(path, encoding="utf-8", newline="") as file:
+                lines = csv.DictReader(file)
+                if tuple(lines.fieldnames or ()) != COLUMNS:
+                    raise TraceError(
+                        "not what --format csv prints", where=path, fix=f"its header is {','.join(COLUMNS)}"
+                    )
+                for one in lines:
+                    found[one["table"], one["row"], one["quantity"]] = float(one["predicted"])
+        except (OSError, ValueError, TypeError) as error:
+            raise TraceError(f"cannot be read: {error}", where=path, fix="give what --format csv printed") from None
+    return found
