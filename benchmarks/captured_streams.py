@@ -9,8 +9,8 @@ import sys
 import time
 
 from triosim.simulation import simulate
-from triosim.task_streams import TaskStreams
 from triosim.trace import Communication, Mark, Operator, Phase, Tensor, Trace
+from triosim.trace.task_streams import TaskStreams
 
 GOAL = 5.0
 LAYERS = 43

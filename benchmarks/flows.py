@@ -18,8 +18,8 @@ import time
 import simpy
 
 from triosim.networks import PacketNetwork, Topology
-from triosim.networks.kernel import available
-from triosim.networks.packet import Kernel
+from triosim.networks.flow.packet import Kernel
+from triosim.networks.flow.sharing_kernel import available
 
 HOSTS, LINKS, HOPS, BANDWIDTH = 400, 1000, 4, 25e9
 SPACING = 20e-6

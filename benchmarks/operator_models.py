@@ -15,11 +15,12 @@ from pathlib import Path
 
 import numpy as np
 
-from triosim import gpus, trace_formats
-from triosim.compute import stored
-from triosim.compute.auto import Auto
+from triosim import gpus
+from triosim.compute.learned import stored
+from triosim.compute.models.auto import Auto
 from triosim.compute.shapes import Shapes
 from triosim.trace import Operator, Trace
+from triosim.trace import formats as trace_formats
 
 COUNT, REPEATS = 20_000, 5
 TRACE = sorted((Path(__file__).parent.parent / "examples" / "traces").glob("gpt2*.json.gz"))[0]

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 import triosim
-from triosim.trace_formats import read
+from triosim.trace.formats import read
 
 TRACES = Path(__file__).parents[1] / "examples" / "traces"
 GPUS = 84

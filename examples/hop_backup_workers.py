@@ -15,7 +15,7 @@ import argparse
 from typing import Any
 
 import triosim
-from triosim.extrapolators.hop_graph import load
+from triosim.extrapolators.data.hop_graph import load
 
 GPUS = 8
 GRAPHS = ("ring-based", "double-ring")

@@ -10,54 +10,54 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from triosim.extrapolators.base import Extrapolator as Extrapolator
-    from triosim.extrapolators.base import ParallelOptions as ParallelOptions
-    from triosim.extrapolators.holding import Holding as Holding
-    from triosim.extrapolators.loop import Loop as Loop
-    from triosim.extrapolators.mesh import Axis as Axis
-    from triosim.extrapolators.mesh import Mesh as Mesh
-    from triosim.extrapolators.plan import Plan as Plan
-    from triosim.extrapolators.program import Await as Await
-    from triosim.extrapolators.program import Block as Block
-    from triosim.extrapolators.program import Communicate as Communicate
-    from triosim.extrapolators.program import Gradient as Gradient
-    from triosim.extrapolators.program import Item as Item
-    from triosim.extrapolators.program import Program as Program
-    from triosim.extrapolators.program import ReactionMaker as ReactionMaker
-    from triosim.extrapolators.program import Receive as Receive
-    from triosim.extrapolators.program import Send as Send
-    from triosim.extrapolators.program import Stage as Stage
-    from triosim.extrapolators.reaction import Reaction as Reaction
-    from triosim.extrapolators.reaction import reacting as reacting
-    from triosim.extrapolators.reaction import require_gradients as require_gradients
-    from triosim.extrapolators.schedule import Action as Action
-    from triosim.extrapolators.schedule import Schedule as Schedule
-    from triosim.extrapolators.schedule import in_flight as in_flight
+    from triosim.extrapolators.core.extrapolator import Extrapolator as Extrapolator
+    from triosim.extrapolators.core.extrapolator import ParallelOptions as ParallelOptions
+    from triosim.extrapolators.core.hooks import Reaction as Reaction
+    from triosim.extrapolators.core.hooks import reacting as reacting
+    from triosim.extrapolators.core.hooks import require_gradients as require_gradients
+    from triosim.extrapolators.core.memory_footprint import Holding as Holding
+    from triosim.extrapolators.core.mesh import Axis as Axis
+    from triosim.extrapolators.core.mesh import Mesh as Mesh
+    from triosim.extrapolators.core.plan import Plan as Plan
+    from triosim.extrapolators.core.program import Await as Await
+    from triosim.extrapolators.core.program import Block as Block
+    from triosim.extrapolators.core.program import Communicate as Communicate
+    from triosim.extrapolators.core.program import Gradient as Gradient
+    from triosim.extrapolators.core.program import Item as Item
+    from triosim.extrapolators.core.program import Program as Program
+    from triosim.extrapolators.core.program import ReactionMaker as ReactionMaker
+    from triosim.extrapolators.core.program import Receive as Receive
+    from triosim.extrapolators.core.program import Send as Send
+    from triosim.extrapolators.core.program import Stage as Stage
+    from triosim.extrapolators.core.schedule import Action as Action
+    from triosim.extrapolators.core.schedule import Schedule as Schedule
+    from triosim.extrapolators.core.schedule import in_flight as in_flight
+    from triosim.extrapolators.core.training_loop import Loop as Loop
 
 _HOMES = {
-    "Action": "schedule",
-    "Await": "program",
-    "Axis": "mesh",
-    "Block": "program",
-    "Communicate": "program",
-    "Extrapolator": "base",
-    "Gradient": "program",
-    "Holding": "holding",
-    "Item": "program",
-    "Loop": "loop",
-    "Mesh": "mesh",
-    "ParallelOptions": "base",
-    "Plan": "plan",
-    "Program": "program",
-    "Reaction": "reaction",
-    "ReactionMaker": "program",
-    "Receive": "program",
-    "Schedule": "schedule",
-    "Send": "program",
-    "Stage": "program",
-    "in_flight": "schedule",
-    "reacting": "reaction",
-    "require_gradients": "reaction",
+    "Action": "core.schedule",
+    "Await": "core.program",
+    "Axis": "core.mesh",
+    "Block": "core.program",
+    "Communicate": "core.program",
+    "Extrapolator": "core.extrapolator",
+    "Gradient": "core.program",
+    "Holding": "core.memory_footprint",
+    "Item": "core.program",
+    "Loop": "core.training_loop",
+    "Mesh": "core.mesh",
+    "ParallelOptions": "core.extrapolator",
+    "Plan": "core.plan",
+    "Program": "core.program",
+    "Reaction": "core.hooks",
+    "ReactionMaker": "core.program",
+    "Receive": "core.program",
+    "Schedule": "core.schedule",
+    "Send": "core.program",
+    "Stage": "core.program",
+    "in_flight": "core.schedule",
+    "reacting": "core.hooks",
+    "require_gradients": "core.hooks",
 }
 __all__ = [
     "Action",

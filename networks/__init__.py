@@ -6,28 +6,28 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from triosim.networks import max_min
     from triosim.networks.analytical import AnalyticalNetwork
     from triosim.networks.base import FlowRecord, Network
-    from triosim.networks.collectives.base import CollectiveAlgorithm, Edge, Pipeline, Transfer
-    from triosim.networks.packet import PacketNetwork
-    from triosim.networks.photonic import PhotonicNetwork
+    from triosim.networks.collectives.algorithm import CollectiveAlgorithm, Edge, Pipeline, Transfer
+    from triosim.networks.flow import max_min
+    from triosim.networks.flow.packet import PacketNetwork
+    from triosim.networks.photonic.photonic import PhotonicNetwork
     from triosim.networks.topology import Dimension, Link, Node, Topology
 
 _WHERE = {
     "AnalyticalNetwork": "analytical",
-    "CollectiveAlgorithm": "collectives.base",
-    "Dimension": "topology",
-    "Edge": "collectives.base",
+    "CollectiveAlgorithm": "collectives.algorithm",
+    "Dimension": "topology.topology",
+    "Edge": "collectives.algorithm",
     "FlowRecord": "base",
-    "Link": "topology",
+    "Link": "topology.topology",
     "Network": "base",
-    "Node": "topology",
-    "PacketNetwork": "packet",
-    "PhotonicNetwork": "photonic",
-    "Pipeline": "collectives.base",
-    "Topology": "topology",
-    "Transfer": "collectives.base",
+    "Node": "topology.topology",
+    "PacketNetwork": "flow.packet",
+    "PhotonicNetwork": "photonic.photonic",
+    "Pipeline": "collectives.algorithm",
+    "Topology": "topology.topology",
+    "Transfer": "collectives.algorithm",
 }
 
 __all__ = [
@@ -51,7 +51,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     """Import what is asked for, when it is asked for: SimPy and the rest cost time at start."""
     if name == "max_min":
-        return import_module("triosim.networks.max_min")
+        return import_module("triosim.networks.flow.max_min")
     if name not in _WHERE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"triosim.networks.{_WHERE[name]}"), name)

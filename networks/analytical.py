@@ -12,10 +12,10 @@ from collections.abc import Sequence
 
 import simpy
 
-from triosim.networks import calibrated
 from triosim.networks.base import Network
-from triosim.networks.collectives.base import CollectiveAlgorithm, Cost, Place, check, check_size
-from triosim.networks.collectives.hierarchical import offset
+from triosim.networks.calibration import calibrated_times as calibrated
+from triosim.networks.collectives.algorithm import CollectiveAlgorithm, Cost, Place, check, check_size
+from triosim.networks.collectives.algorithms.hierarchical import offset
 from triosim.networks.topology import Topology
 from triosim.tasks import CollectiveKind, Communicator
 

@@ -16,10 +16,10 @@ from simpy.events import EventPriority
 
 from triosim import plugins
 from triosim.errors import OptionError, PluginError, nearest
-from triosim.networks.collectives.base import CollectiveAlgorithm, Pipeline, Place, check, checked, latency_of
-from triosim.networks.collectives.schedule import Chart, Run, run_pipeline
-from triosim.networks.quotient import NotAlike, Quotient
+from triosim.networks.collectives.algorithm import CollectiveAlgorithm, Pipeline, Place, check, checked, latency_of
+from triosim.networks.collectives.execution import Chart, Run, run_pipeline
 from triosim.networks.topology import Topology
+from triosim.networks.topology.link_symmetry import NotAlike, Quotient
 from triosim.tasks import CollectiveKind, Communicator
 
 Form = Literal["pipelined", "steps"]

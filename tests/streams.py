@@ -7,11 +7,11 @@ from typing import Any
 
 import simpy
 
-from triosim.engine import Engine
-from triosim.extrapolators.captured import Captured
-from triosim.recording import Recording
-from triosim.task_streams import TaskStreams
+from triosim.engine.engine import Engine
+from triosim.engine.recording import Recording
+from triosim.extrapolators.captured.captured_streams import Captured
 from triosim.trace import Communication, CommunicationKind, Mark, Operator, Phase, Tensor, Trace
+from triosim.trace.task_streams import TaskStreams
 
 
 class OneBytePerSecond:

@@ -12,9 +12,9 @@ from streams import Script, same_on
 
 import triosim
 from triosim.cli import run
-from triosim.comparison import compare
+from triosim.comparison.strategies import compare
 from triosim.errors import TriosimError
-from triosim.task_streams import TaskStreams
+from triosim.trace.task_streams import TaskStreams
 
 #: A second forward, two backward; 4 GB among two ranks in between, and 4 GB that nobody waits for.
 STEP = Script().run(1.0).ask("all_gather", "world", 4e9).run(2.0).ask("all_reduce", "world", 4e9, work=0)

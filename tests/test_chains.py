@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from streams import OneBytePerSecond
 
-from triosim.chains import Chain
 from triosim.conditions import Conditions, Interference
-from triosim.engine import Engine
-from triosim.extrapolators.mesh import Mesh
-from triosim.extrapolators.symmetry import Symmetry
-from triosim.foreseen import foresee
-from triosim.recording import Recording
+from triosim.engine.engine import Engine
+from triosim.engine.recording import Recording
+from triosim.extrapolators.core.mesh import Mesh
+from triosim.extrapolators.core.symmetry import Symmetry
+from triosim.folding.chains import Chain
+from triosim.folding.dry_run import foresee
 from triosim.tasks import AllReduce, Communicator, Compute, Handle, Record, Recv, Send, TaskStream, Wait
 from triosim.trace import Operator
 

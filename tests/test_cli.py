@@ -254,7 +254,7 @@ def test_without_a_command_the_help_is_shown(run: Run) -> None:
 
 
 def test_shell_completion_knows_parallelisms_and_topologies() -> None:
-    from triosim.cli_options import _plugins, _recomputing, _topologies
+    from triosim.cli.options import _plugins, _recomputing, _topologies
 
     assert _plugins("extrapolators")("d") == ["dp", "ddp"]
     assert _plugins("extrapolators")("z") == ["zero1", "zero2"]
@@ -380,7 +380,7 @@ def interrupt(*_: Any, **__: Any) -> None:
 def test_ctrl_c_while_files_are_written_leaves_none_behind(
     run: Run, trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from triosim.reports import timeline
+    from triosim.reports.files import timeline
 
     folder = tmp_path / "out"
     folder.mkdir()
@@ -407,7 +407,7 @@ def test_ctrl_c_while_files_are_written_leaves_none_behind(
 def test_a_mistake_of_ours_is_one_line_too_and_its_traceback_is_to_be_had(
     run: Run, trace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from triosim import trace_formats
+    from triosim.trace import formats as trace_formats
 
     def broken(*_: object) -> None:
         raise AssertionError("2 is\nnot 3")

@@ -7,7 +7,9 @@ import inspect
 import pytest
 
 import triosim
-from triosim import cli, cli_compare, cli_run
+from triosim.cli import compare as cli_compare
+from triosim.cli import main as cli
+from triosim.cli import run_options as cli_run
 
 #: What a command does with what comes back, which is no argument of a run.
 SHOWN = {"output", "csv", "plot", "link_plot", "by_layer", "what_if", "format", "quiet"}

@@ -10,7 +10,7 @@ import pytest
 import traces
 
 from triosim import cli, save_trace, simulate
-from triosim.comparison import Comparison, compare
+from triosim.comparison.strategies import Comparison, compare
 from triosim.errors import TriosimError
 
 TRACE = traces.transformer(batch=8, blocks=4)

@@ -16,14 +16,14 @@ from hypothesis import strategies as st
 
 import triosim
 from triosim.conditions import Conditions, Interference, Stragglers, factors, ranks_of
-from triosim.engine import Engine
+from triosim.conditions.heterogeneity import draw
+from triosim.conditions.interference import Progress
+from triosim.engine.engine import Engine
+from triosim.engine.recording import Recording, length, operator_times, overlap
 from triosim.errors import DeadlockError, OptionError, TriosimError
 from triosim.networks import PacketNetwork, Topology
-from triosim.pace import Progress
-from triosim.recording import Recording, length, operator_times, overlap
 from triosim.tasks import AllReduce, Communicator, Compute, Recv, Send, TaskStream, Wait
 from triosim.trace import Trace
-from triosim.unequal import draw
 
 WORLD = Communicator((0, 1), "world")
 RING = "ring(2, bandwidth=1 B/s)"
@@ -362,7 +362,7 @@ def test_rates_are_fair_after_every_change_of_a_link(
     flows: list[tuple[float, int, int, float]], changes: list[tuple[float, int, float]], kernel: Any
 ) -> None:
     """Every flow has a full link on which no other gets more, by the definition worked out from all flows at once."""
-    from triosim.networks import max_min
+    from triosim.networks.flow import max_min
 
     env = simpy.Environment()
     network = PacketNetwork(env, Topology.load("switch(4, bandwidth=1)"), kernel=kernel)

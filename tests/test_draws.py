@@ -10,12 +10,12 @@ import pytest
 import traces
 
 from triosim import cli, describe, save_trace, simulate
-from triosim.draws import Draws
+from triosim.comparison.what_if import what_if
 from triosim.errors import OptionError
 from triosim.models import Llama
-from triosim.reports.terminal import spread
-from triosim.result import Result
-from triosim.what_if import what_if
+from triosim.reports.terminal.result_tables import spread
+from triosim.results.draws import Draws
+from triosim.results.result import Result
 
 RING = "ring(4, bandwidth=1 GB/s)"
 SLOW = {"stragglers": {"distribution": "uniform", "spread": 0.5, "seed": 3}}

@@ -12,9 +12,9 @@ import simpy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from triosim.engine import Engine
+from triosim.engine.engine import Engine
+from triosim.engine.recording import Recording, length, operator_times, overlap
 from triosim.errors import DeadlockError, SimulationError
-from triosim.recording import Recording, length, operator_times, overlap
 from triosim.tasks import (
     AllGather,
     AllReduce,

@@ -12,6 +12,7 @@ import pytest
 
 from triosim import gpus
 from triosim.errors import OptionError
+from triosim.gpus.gpu import _key
 
 REPORTED = {
     "NVIDIA H100 80GB HBM3": "H100-SXM",
@@ -43,7 +44,7 @@ def test_a_gpu_is_found_by_what_pytorch_calls_it(reported: str) -> None:
 
 
 def test_no_name_stands_for_two_gpus() -> None:
-    names = [gpus._key(name) for gpu in gpus.catalogue() for name in {gpus._key(n) for n in (gpu.name, *gpu.aliases)}]
+    names = [_key(name) for gpu in gpus.catalogue() for name in {_key(n) for n in (gpu.name, *gpu.aliases)}]
     assert len(names) == len(set(names))
 
 
@@ -170,7 +171,7 @@ def test_a_gpu_like_another_differs_in_what_the_file_says(tmp_path: Path) -> Non
 
 
 def test_what_is_printed_as_json_is_a_gpu_file_of_another_name(tmp_path: Path) -> None:
-    from triosim.reports.gpu_table import as_json
+    from triosim.reports.terminal.gpu_table import as_json
 
     values = json.loads(as_json(gpus.find("L4")))
     values |= {"name": "another L4", "aliases": []}

@@ -9,7 +9,7 @@ import pytest
 import traces
 
 import triosim
-from triosim.compute.features import flops
+from triosim.operators.features import flops
 from triosim.trace import Operator, Trace
 
 HOST = 50e-6

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import triosim
-from triosim.comparison import compare
+from triosim.comparison.strategies import compare
 
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = ROOT / "examples"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from triosim.errors import OutputError
-from triosim.output import check_outputs, check_writable, writing_bytes, writing_text
+from triosim.output_files import check_outputs, check_writable, writing_bytes, writing_text
 
 
 def test_a_file_appears_when_it_is_whole(tmp_path: Path) -> None:

@@ -195,7 +195,7 @@ def test_what_a_compute_model_does_not_know_another_one_says(tmp_path: Path, vgg
 def test_a_parallelism_without_an_axis_gets_one_by_its_name(tmp_path: Path, vgg: triosim.Trace) -> None:
     path = tmp_path / "mine.py"
     path.write_text(
-        "from triosim.extrapolators import Extrapolator, reacting\nfrom triosim.extrapolators.dp import all_reduce\n\n"
+        "from triosim.extrapolators import Extrapolator, reacting\nfrom triosim.extrapolators.data.dp import all_reduce\n\n"
         "class Mine(Extrapolator):\n    def transform(self, program, mesh):\n"
         "        return reacting(program, self.axis, all_reduce)\n"
     )
@@ -206,7 +206,7 @@ def test_a_parallelism_without_an_axis_gets_one_by_its_name(tmp_path: Path, vgg:
 def test_a_transform_that_returns_nothing_is_refused(tmp_path: Path, vgg: triosim.Trace) -> None:
     path = tmp_path / "mine.py"
     path.write_text(
-        "from triosim.extrapolators.base import Extrapolator\n\n"
+        "from triosim.extrapolators.core.extrapolator import Extrapolator\n\n"
         "class Mine(Extrapolator):\n    def transform(self, program, mesh):\n        pass\n"
     )
     with pytest.raises(PluginError, match=r"Mine: transform\(\) returned a NoneType"):

@@ -15,20 +15,20 @@ from hypothesis import strategies as st
 from streams import Script
 
 from triosim import describe, simulate
-from triosim.extrapolators.mesh import Mesh, Parts
-from triosim.extrapolators.symmetry import Symmetry
-from triosim.foreseen import Kind, foresee
-from triosim.lone import Lone
+from triosim.extrapolators.core.mesh import Mesh, Parts
+from triosim.extrapolators.core.symmetry import Symmetry
+from triosim.folding.dry_run import Kind, foresee
+from triosim.folding.uncontended import Lone
 from triosim.models import Llama
 from triosim.networks import PacketNetwork
 from triosim.networks.base import Network
-from triosim.networks.quotient import NotAlike
 from triosim.networks.topology import Topology
-from triosim.result import ResultData
-from triosim.task_streams import TaskStreams
+from triosim.networks.topology.link_symmetry import NotAlike
+from triosim.results.result import ResultData
 from triosim.tasks import AllReduce, Communicator, Compute, Handle, Iteration, Record, TaskStream, Wait
 from triosim.trace import Trace
-from triosim.trace_formats import json_format
+from triosim.trace.formats.native import trace_json as json_format
+from triosim.trace.task_streams import TaskStreams
 
 GPT = traces.transformer(batch=4, tokens=16, blocks=4, heads=8, width=32)
 SIX = traces.transformer(batch=4, tokens=12, heads=2)

@@ -9,7 +9,7 @@ import pytest
 import traces
 
 from triosim.cli import run
-from triosim.trace_formats import write
+from triosim.trace.formats import write
 
 
 def test_a_schedule_is_shown_with_its_bubble(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,12 +10,12 @@ import traces
 from streams import Script, same_on
 
 from triosim import cli, save_trace
+from triosim.comparison.what_if import what_if
+from triosim.conditions.heterogeneity import with_bandwidths
 from triosim.errors import OptionError
 from triosim.networks.topology import Topology
-from triosim.result import Result
+from triosim.results.result import Result
 from triosim.simulation import simulate
-from triosim.unequal import with_bandwidths
-from triosim.what_if import what_if
 
 RING = "ring(4, bandwidth=1 MB/s)"  # so slow that the small trace's gradients take a while
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Any
 
-from triosim.compute.linear import Linear
-from triosim.extrapolators.base import ParallelOptions
-from triosim.extrapolators.plan import Plan, plan
+from triosim.compute.models.linear import Linear
+from triosim.extrapolators.core.extrapolator import ParallelOptions
+from triosim.extrapolators.core.plan import Plan, plan
 from triosim.tasks import Collective, Communicator, Compute, Handle, Task, TaskStream
 from triosim.trace import Category, Operator, Phase, Tensor, Trace
 

@@ -1,5 +1,5 @@
 """How a trace is captured from PyTorch: of a block of code (``capture``), a function, or a script."""
 
-from triosim.tracer.capture import capture, capture_script, capture_step
+from triosim.tracer.profiler.capture import capture, capture_script, capture_step
 
 __all__ = ["capture", "capture_script", "capture_step"]

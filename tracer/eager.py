@@ -43,7 +43,7 @@ def _compile_module(_: Any, *__: Any, **___: Any) -> None:
 
 
 def _warn(what: str) -> None:
-    from triosim.tracer.recorder import CaptureWarning
+    from triosim.tracer.recorder.recorder import CaptureWarning
 
     caller = sys._getframe(2)
     line = f"{Path(caller.f_code.co_filename).name}:{caller.f_lineno}"

@@ -94,7 +94,7 @@ def check_version(*, device: bool = False) -> None:
 
     versions = TRIED_WITH_A_DEVICE if device else TRIED
     if not any(torch.__version__ == tried or torch.__version__.startswith(f"{tried}.") for tried in versions):
-        from triosim.tracer.recorder import CaptureWarning
+        from triosim.tracer.recorder.recorder import CaptureWarning
 
         what = "with a device" if device else "without a GPU"
         warnings.warn(

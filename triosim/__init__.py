@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from triosim.errors import TriosimError as TriosimError
-    from triosim.memory_run import rank_memory as rank_memory
     from triosim.models.describing import describe as describe
     from triosim.networks.topology import Topology as Topology
-    from triosim.result import Result as Result
+    from triosim.pipeline.rank_memory import rank_memory as rank_memory
+    from triosim.results.result import Result as Result
     from triosim.simulation import simulate as simulate
     from triosim.trace import Operator as Operator
     from triosim.trace import Tensor as Tensor
     from triosim.trace import Trace as Trace
-    from triosim.trace_formats import read as load_trace
-    from triosim.trace_formats import write as save_trace
+    from triosim.trace.formats import read as load_trace
+    from triosim.trace.formats import write as save_trace
 
 __version__ = "0.1.0"
 
@@ -42,15 +42,15 @@ __all__ = [
 #: Where each public name is; imported when it is first asked for, so that ``import triosim`` costs nothing.
 _PLACES = {
     "Operator": ("triosim.trace", "Operator"),
-    "Result": ("triosim.result", "Result"),
+    "Result": ("triosim.results.result", "Result"),
     "Tensor": ("triosim.trace", "Tensor"),
     "Topology": ("triosim.networks.topology", "Topology"),
     "Trace": ("triosim.trace", "Trace"),
     "TriosimError": ("triosim.errors", "TriosimError"),
     "describe": ("triosim.models.describing", "describe"),
-    "load_trace": ("triosim.trace_formats", "read"),
-    "save_trace": ("triosim.trace_formats", "write"),
-    "rank_memory": ("triosim.memory_run", "rank_memory"),
+    "load_trace": ("triosim.trace.formats", "read"),
+    "save_trace": ("triosim.trace.formats", "write"),
+    "rank_memory": ("triosim.pipeline.rank_memory", "rank_memory"),
     "simulate": ("triosim.simulation", "simulate"),
 }
 

@@ -13,37 +13,39 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import simpy
 
-from triosim import captured_run, folding, plugins
-from triosim import draws as drawing
 from triosim import gpus as catalogue
-from triosim.collecting import without_collecting
-from triosim.compute import operator_times as times_from_elsewhere
-from triosim.compute.pricing import on_gpu
-from triosim.compute_units import HostOverhead
+from triosim import plugins
+from triosim.compute.pricing import operator_times as times_from_elsewhere
+from triosim.compute.pricing.repricing import on_gpu
 from triosim.conditions import Conditions
 from triosim.conditions import read as read_conditions
-from triosim.engine import Engine, Progress
+from triosim.conditions.heterogeneity import Unequal, with_slow_links, without_effect
+from triosim.conditions.heterogeneity import check as check_conditions
+from triosim.conditions.heterogeneity import notes as unequal_notes
+from triosim.engine.compute_units import HostOverhead
+from triosim.engine.engine import Engine, Progress
 from triosim.errors import OptionError, PluginError, TriosimError
-from triosim.extrapolators.base import ParallelOptions
-from triosim.extrapolators.captured import Captured
-from triosim.extrapolators.plan import Plan, gpus_named_by, plan
-from triosim.extrapolators.symmetry import Symmetry
+from triosim.extrapolators.captured.captured_streams import Captured
+from triosim.extrapolators.core.extrapolator import ParallelOptions
+from triosim.extrapolators.core.plan import Plan, gpus_named_by, plan
+from triosim.extrapolators.core.symmetry import Symmetry
+from triosim.folding import folded_network as folding
+from triosim.garbage_collector import without_collecting
 from triosim.memory.extrapolated import memory_of_run
-from triosim.metrics import MetricOptions
-from triosim.networks import calibrated
 from triosim.networks.base import Network
-from triosim.networks.quotient import NotAlike
+from triosim.networks.calibration import calibrated_times as calibrated
 from triosim.networks.topology import Topology
-from triosim.task_streams import TaskStreams
+from triosim.networks.topology.link_symmetry import NotAlike
+from triosim.pipeline import captured_run
+from triosim.results import draws as drawing
+from triosim.results.metrics import MetricOptions
 from triosim.trace import Trace, dtype_name
-from triosim.trace_formats import read
-from triosim.unequal import Unequal, with_slow_links, without_effect
-from triosim.unequal import check as check_conditions
-from triosim.unequal import notes as unequal_notes
+from triosim.trace.formats import read
+from triosim.trace.task_streams import TaskStreams
 from triosim.units import Quantity, parse_bytes, parse_time
 
 if TYPE_CHECKING:
-    from triosim.result import Result
+    from triosim.results.result import Result
 
 TraceLike = Trace | TaskStreams | str | PathLike[str]
 TopologyLike = Topology | Mapping[str, Any] | str | PathLike[str]
@@ -303,7 +305,7 @@ def simulate(
             recording = engine_on(the_network).run(streams)
     notes.extend(without_effect(circumstances, the_network, recording))
 
-    from triosim.result import Result
+    from triosim.results.result import Result
 
     given["topology"] = str(topology) if isinstance(topology, (str, PathLike)) else system.name
     with without_collecting():

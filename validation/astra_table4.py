@@ -13,7 +13,7 @@ import simpy
 
 from triosim import Topology
 from triosim.networks import AnalyticalNetwork
-from triosim.networks.collectives.hierarchical import Hierarchical
+from triosim.networks.collectives.algorithms.hierarchical import Hierarchical
 from validation.report import Row, relative
 
 GIB, MIB = 2.0**30, 2.0**20

@@ -9,12 +9,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from triosim import Operator, Trace, load_trace
-from triosim.compute.auto import Auto
 from triosim.compute.base import ComputeModel
-from triosim.compute.linear import Linear
-from triosim.compute.pricing import reprice
-from triosim.compute.reshape import with_batch_size
-from triosim.compute.roofline import Roofline
+from triosim.compute.models.auto import Auto
+from triosim.compute.models.linear import Linear
+from triosim.compute.models.roofline import Roofline
+from triosim.compute.pricing.repricing import reprice
+from triosim.sharding.reshape import with_batch_size
 from validation.report import Row, data, relative
 
 SMALL, LARGE = "traces/h100_vgg13_bs128", "traces/h100_vgg13_bs512_raw"

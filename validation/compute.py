@@ -14,10 +14,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from triosim.compute import calibration, calibration_run, elementwise
-from triosim.compute.calibration import Rows
-from triosim.compute.elementwise import memory_seconds
-from triosim.compute.evaluation import Statistics, by_class, statistics
+from triosim.compute.fit import calibration_run
+from triosim.compute.fit import fitting as calibration
+from triosim.compute.fit.evaluation import Statistics, by_class, statistics
+from triosim.compute.fit.fitting import Rows
+from triosim.compute.models import elementwise
+from triosim.compute.models.elementwise import memory_seconds
 from validation.report import Row, data
 
 Array = npt.NDArray[np.float64]

@@ -23,8 +23,8 @@ if not __package__:
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from triosim.errors import OptionError, TriosimError
-from triosim.output import check_outputs
-from triosim.reports.plot import check_plot
+from triosim.output_files import check_outputs
+from triosim.reports.pictures.plot import check_plot
 from validation.report import DataAbsent
 from validation.report import Row as Claim
 from validation.steps import constants, fitting, formats, picture, printed

@@ -16,16 +16,17 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from triosim.compute import calibration, stored
-from triosim.compute.auto import Auto
 from triosim.compute.base import CLASS_EDGES, ComputeModel
-from triosim.compute.calibration import Rows
-from triosim.compute.learned import Learned
-from triosim.compute.linear import Linear
-from triosim.compute.pricing import reprice
-from triosim.compute.roofline import Roofline
+from triosim.compute.fit import fitting as calibration
+from triosim.compute.fit.fitting import Rows
+from triosim.compute.learned import stored
+from triosim.compute.learned.family_model import Learned
+from triosim.compute.models.auto import Auto
+from triosim.compute.models.linear import Linear
+from triosim.compute.models.roofline import Roofline
+from triosim.compute.pricing.repricing import reprice
 from triosim.gpus import Gpu
-from triosim.reports.uncertainty import WIDTH
+from triosim.results.uncertainty import WIDTH
 from triosim.trace import Operator, Tensor, Trace
 from validation.compute import read
 from validation.report import Row

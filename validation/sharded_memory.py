@@ -91,7 +91,7 @@ def capture(case: Case, layers: int = 80) -> Found:
 
 
 def _capture(case: Case, layers: int) -> Found:
-    from triosim.tracer.fake_device import FakeDevice
+    from triosim.tracer.device.fake_device import FakeDevice
     from triosim.tracer.script import run_script
 
     arguments, world = arguments_of(case, layers)

@@ -17,7 +17,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from triosim import Operator, Trace, save_trace
-from triosim.capturing import capture_fake
+from triosim.capture.one_rank import capture_fake
 
 TRAIN = Path(__file__).resolve().parents[1] / "train"
 

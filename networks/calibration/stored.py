@@ -28,7 +28,7 @@ from triosim.networks.calibration.curves import Curve, KindCurves, Residuals, Si
 from triosim.networks.calibration.model import ANY, Between, Calibration
 
 KINDS = ("all_gather", "all_reduce", "all_to_all", "broadcast", "gather", "reduce", "reduce_scatter", "scatter")
-SHIPPED = Path(__file__).parents[1] / "data"
+SHIPPED = Path(__file__).parent / "data"
 LARGEST_MIDDLE = 100.0  # e^100 bytes; more is a slip of the pen
 LARGEST_WEIGHT = 10.0  # of the linear correction of ln(seconds); so, too
 _ROUND = 6  # digits that are written

@@ -12,8 +12,8 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from triosim.networks.collectives.base import Edge
-from triosim.networks.collectives.grid import Grid
+from triosim.networks.collectives.algorithm import Edge
+from triosim.networks.collectives.algorithms.grid import Grid
 
 Pairs = Mapping[tuple[int, int], float]  # the bytes from position to position of a line
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from triosim.networks.collectives.base import Chunks, Transfer
+from triosim.networks.collectives.algorithm import Chunks, Transfer
 
 
 def together(graphs: Iterable[Iterable[Transfer]], pieces: int) -> Iterator[Transfer]:

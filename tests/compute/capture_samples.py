@@ -19,7 +19,7 @@ from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
 from triosim.trace import Trace
-from triosim.trace_formats import json_format
+from triosim.trace.formats.native import trace_json as json_format
 from triosim.tracer import capture_step
 
 DATA = Path(__file__).parent / "data"

@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from triosim.compute.attention_kernels import AttentionKernels
-from triosim.compute.auto import Auto
+from triosim.compute.learned.attention_kernels import AttentionKernels
+from triosim.compute.models.auto import Auto
 from triosim.trace import Operator, Tensor
 
 #: TFLOP/s on an H100 of 16,384 tokens, whose heads have 2,048 features together (Shah et al. 2024, figures 5 and 6).

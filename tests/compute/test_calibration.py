@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 
 from triosim.cli import run
-from triosim.compute import evaluation, operator_rows, rates, stored, tables
+from triosim.compute import rates
+from triosim.compute.fit import evaluation, operator_rows, tables
+from triosim.compute.learned import stored
 from triosim.errors import TriosimError
 from triosim.gpus import find
 from validation.report import DataAbsent, data

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from triosim import gpus
-from triosim.compute import doubt, stored
+from triosim.compute import doubt
 from triosim.compute.base import ComputeModel, Estimates
-from triosim.compute.elementwise import Elementwise
-from triosim.compute.forest import Forest
+from triosim.compute.learned import stored
+from triosim.compute.models.elementwise import Elementwise
+from triosim.compute.models.forest import Forest
 from triosim.compute.shapes import Shapes
 from triosim.trace import Operator, Tensor
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from triosim.compute import elementwise
-from triosim.compute.elementwise import Elementwise, Segments
+from triosim.compute.models import elementwise
+from triosim.compute.models.elementwise import Elementwise, Segments
 from triosim.trace import Operator, Tensor
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from triosim.compute.features import base_name, flops, input_bytes, kind, output_bytes, unknown
+from triosim.operators.features import base_name, flops, input_bytes, kind, output_bytes, unknown
 from triosim.trace import Category, Operator, Tensor
-from triosim.trace_formats import json_format
+from triosim.trace.formats.native import trace_json as json_format
 
 
 def tensor(number: int, *shape: int, category: Category = "activation") -> Tensor:

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from triosim import gpus
-from triosim.compute import stored
 from triosim.compute.base import Estimates
-from triosim.compute.ensemble import Ensemble
-from triosim.compute.forest import Forest
-from triosim.compute.reduction import Reduction
+from triosim.compute.learned import stored
+from triosim.compute.learned.ensemble import Ensemble
+from triosim.compute.models.forest import Forest
+from triosim.compute.models.reduction import Reduction
 from triosim.compute.shapes import Shapes
 from triosim.errors import TriosimError
 from triosim.trace import Operator, Tensor
@@ -48,7 +48,7 @@ def test_a_small_forest_by_hand() -> None:
 
 
 def test_the_trees_are_those_of_scikit_learn() -> None:
-    boosting = pytest.importorskip("triosim.compute.boosting")
+    boosting = pytest.importorskip("triosim.compute.fit.boosting")
     pytest.importorskip("sklearn")
     random = np.random.default_rng(1)
     features = random.normal(size=(700, 5)).round(1)

@@ -9,9 +9,11 @@ import pytest
 
 from triosim import gpus
 from triosim.cli import run
-from triosim.compute import features, operator_table, stored
-from triosim.compute.operator_table import Row
+from triosim.compute.fit import operator_table
+from triosim.compute.fit.operator_table import Row
+from triosim.compute.learned import stored
 from triosim.errors import TriosimError
+from triosim.operators import features
 from triosim.trace import Operator, Tensor
 
 H100 = gpus.find("H100")

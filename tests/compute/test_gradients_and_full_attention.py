@@ -7,10 +7,10 @@ from itertools import product
 import numpy as np
 import pytest
 
-from triosim.compute.auto import Auto
-from triosim.compute.forest import Forest
-from triosim.compute.operators import Operators
-from triosim.compute.roofline import Roofline
+from triosim.compute.distinct_operators import Operators
+from triosim.compute.models.auto import Auto
+from triosim.compute.models.forest import Forest
+from triosim.compute.models.roofline import Roofline
 from triosim.trace import Category, Operator, Tensor
 
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from triosim.compute.linear import Linear
-from triosim.compute.pricing import reprice
-from triosim.compute.reshape import with_batch_size
+from triosim.compute.models.linear import Linear
+from triosim.compute.pricing.repricing import reprice
+from triosim.sharding.reshape import with_batch_size
 from triosim.trace import Operator, Tensor, Trace
-from triosim.trace_formats import read
+from triosim.trace.formats import read
 
 
 def product(number: int, m: int, n: int, k: int, seconds: float) -> Operator:

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from triosim.compute import shapes, tables
+from triosim.compute import shapes
+from triosim.compute.fit import tables
 from triosim.errors import TriosimError
 
 GEMM = "m,n,k,latency_ms\n8,4096,1024,0.01\n16,64,32,0.002\n"

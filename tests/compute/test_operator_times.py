@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import traces
 
-from triosim.compute import operator_times
+from triosim.compute.pricing import operator_times
 from triosim.errors import TriosimError
 from triosim.trace import Operator
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from triosim import trace_formats
-from triosim.compute.auto import Auto
-from triosim.compute.operators import Operators
+from triosim.compute.distinct_operators import Operators
+from triosim.compute.models.auto import Auto
 from triosim.trace import Operator, Tensor, Trace
+from triosim.trace import formats as trace_formats
 
 TRACES = sorted((Path(__file__).parents[2] / "examples" / "traces").glob("gpt2*.json.gz"))
 

@@ -11,13 +11,13 @@ import traces
 
 import triosim
 from triosim import gpus
-from triosim.compute.forest import Forest
-from triosim.compute.linear import Linear
-from triosim.compute.pricing import on_gpu, reprice
-from triosim.compute.reshape import with_batch_size
-from triosim.compute.roofline import Roofline
+from triosim.compute.models.forest import Forest
+from triosim.compute.models.linear import Linear
+from triosim.compute.models.roofline import Roofline
+from triosim.compute.pricing.repricing import on_gpu, reprice
+from triosim.sharding.reshape import with_batch_size
 from triosim.trace import Operator, Tensor, Trace
-from triosim.trace_formats import json_format
+from triosim.trace.formats.native import trace_json as json_format
 
 
 def trace_of(gpu: str, **sizes: object) -> Trace:

@@ -13,10 +13,11 @@ import pytest
 import triosim
 from triosim import gpus
 from triosim.cli import run
-from triosim.compute import kind_fitting, operator_rows, stored
-from triosim.compute.auto import Auto
-from triosim.compute.forest import Forest
-from triosim.compute.pricing import on_gpu
+from triosim.compute.fit import kind_fitting, operator_rows
+from triosim.compute.learned import stored
+from triosim.compute.models.auto import Auto
+from triosim.compute.models.forest import Forest
+from triosim.compute.pricing.repricing import on_gpu
 from triosim.trace import Operator, Tensor, Trace
 
 H100 = gpus.find("H100")

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 import pytest
 
 from triosim import gpus
-from triosim.compute.features import flops, kind
-from triosim.compute.operator_kinds import names
-from triosim.compute.products import recurrent_steps
-from triosim.compute.roofline import Roofline, class_of
+from triosim.compute.models.roofline import Roofline, class_of
 from triosim.compute.shapes import of
+from triosim.operators.features import flops, kind
+from triosim.operators.kinds import names
+from triosim.operators.products import recurrent_steps
 from triosim.trace import Category, Operator, Tensor
 
 Shape = tuple[int, ...]

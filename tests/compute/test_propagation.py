@@ -18,13 +18,13 @@ import pytest
 import traces
 
 import triosim
-from triosim.compute.dimensions import Axis, added, cut, follows, fresh, join, leaves, regrouped, size, viewed
-from triosim.compute.kernel_axes import pattern_of
-from triosim.compute.propagation import Propagation
-from triosim.compute.reshape import rescaled, with_sequence_length
 from triosim.errors import OptionError, TraceError
+from triosim.sharding.dimensions import Axis, added, cut, follows, fresh, join, leaves, regrouped, size, viewed
+from triosim.sharding.kernel_patterns import pattern_of
+from triosim.sharding.propagation import Propagation
+from triosim.sharding.reshape import rescaled, with_sequence_length
 from triosim.trace import Operator
-from triosim.trace_formats import json_format
+from triosim.trace.formats.native import trace_json as json_format
 
 DATA = Path(__file__).parent / "data"
 EXPECTED: dict[str, Any] = json.loads(gzip.decompress((DATA / "expected.json.gz").read_bytes()))

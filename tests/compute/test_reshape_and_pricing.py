@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import traces
 
-from triosim.compute.linear import Linear
-from triosim.compute.pricing import FLOOR_SECONDS, reprice
-from triosim.compute.reshape import with_batch_size
+from triosim.compute.models.linear import Linear
+from triosim.compute.pricing.repricing import FLOOR_SECONDS, reprice
 from triosim.errors import OptionError, TraceError
+from triosim.sharding.reshape import with_batch_size
 from triosim.trace import Operator, Trace
 
 

@@ -10,11 +10,11 @@ import pytest
 import traces
 
 from triosim import gpus
-from triosim.compute import linear, roofline
-from triosim.compute.auto import Auto, best
 from triosim.compute.base import ComputeModel, Estimates
-from triosim.compute.linear import Linear
-from triosim.compute.roofline import DEFAULTS, FLOOR_SECONDS, Roofline
+from triosim.compute.models import linear, roofline
+from triosim.compute.models.auto import Auto, best
+from triosim.compute.models.linear import Linear
+from triosim.compute.models.roofline import DEFAULTS, FLOOR_SECONDS, Roofline
 from triosim.trace import Operator, Tensor, Trace
 
 H100 = gpus.find("H100")
@@ -213,7 +213,7 @@ class Rising(ComputeModel):
 
 def test_a_ratio_takes_both_its_estimates_from_one_model(monkeypatch: pytest.MonkeyPatch) -> None:
     model = Auto()
-    monkeypatch.setattr("triosim.compute.auto.stored", lambda gpu: (Rising(),))
+    monkeypatch.setattr("triosim.compute.models.auto.stored", lambda gpu: (Rising(),))
     small, large = addition(2**10), addition(2**28)
     found = model.ratios([small], [large], "H100", "H100")
     asked = Roofline()

@@ -19,8 +19,8 @@ from torch import nn
 from torch.nn import functional
 
 from triosim.trace import Trace
-from triosim.trace_formats import json_format
-from triosim.tracer import capture
+from triosim.trace.formats.native import trace_json as json_format
+from triosim.tracer.profiler import capture
 
 _LIBRARY = torch.library.Library("torchvision", "DEF")  # what a torchvision for another build of PyTorch misses
 for _name in ("nms", "qnms"):

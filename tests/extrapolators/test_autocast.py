@@ -11,7 +11,7 @@ pytest.importorskip("transformers")
 
 from traces import planned
 
-from triosim.capturing import capture_fake
+from triosim.capture.one_rank import capture_fake
 from triosim.trace import Trace
 
 SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "train" / "language.py"

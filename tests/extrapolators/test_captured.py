@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from streams import Script, run, same_on
 
+from triosim.engine.recording import Recording, operator_times
 from triosim.errors import DeadlockError, OptionError, TraceError
-from triosim.extrapolators import captured_script
-from triosim.extrapolators.captured import Captured
-from triosim.recording import Recording, operator_times
-from triosim.task_streams import TaskStreams
+from triosim.extrapolators.captured import script as captured_script
+from triosim.extrapolators.captured.captured_streams import Captured
 from triosim.tasks import Compute
+from triosim.trace.task_streams import TaskStreams
 
 
 def starts(recording: Recording, rank: int = 0) -> dict[str, float]:

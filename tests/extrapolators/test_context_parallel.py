@@ -12,7 +12,7 @@ from traces import collectives_of, draw, groups_of, operators_of, planned
 
 from triosim import simulate
 from triosim.errors import OptionError, TraceError
-from triosim.extrapolators.plan import Plan
+from triosim.extrapolators.core.plan import Plan
 from triosim.tasks import Batch, Compute, Recv, Send, Task, Wait
 from triosim.trace import Operator, Trace
 

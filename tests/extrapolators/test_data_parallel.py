@@ -7,8 +7,8 @@ import traces
 from traces import collectives_of, draw, planned
 
 from triosim.errors import TraceError
-from triosim.extrapolators.ddp import ReduceBuckets, buckets, completed
-from triosim.extrapolators.program import Gradient
+from triosim.extrapolators.core.program import Gradient
+from triosim.extrapolators.data.ddp import ReduceBuckets, buckets, completed
 from triosim.tasks import AllReduce, Compute, Task, Wait
 from triosim.trace import Tensor, Trace
 

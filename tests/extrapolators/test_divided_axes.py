@@ -19,12 +19,12 @@ import traces
 from traces import collectives_of, draw, planned
 
 import triosim
-from triosim.compute.features import base_name, flops
-from triosim.compute.operator_kinds import kind_of
-from triosim.extrapolators.dataflow import is_view
+from triosim.operators.features import base_name, flops
+from triosim.operators.kinds import kind_of
+from triosim.sharding.dataflow import is_view
 from triosim.tasks import Collective
 from triosim.trace import Operator, Tensor, Trace
-from triosim.trace_formats import json_format
+from triosim.trace.formats.native import trace_json as json_format
 
 DATA = Path(__file__).parent / "data" / "parts"
 EXPECTED: dict[str, Any] = json.loads(gzip.decompress((DATA / "expected.json.gz").read_bytes()))

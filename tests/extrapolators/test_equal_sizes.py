@@ -19,7 +19,7 @@ from traces import collectives_of, draw, planned
 
 from triosim import describe
 from triosim.models import GPT, T5, Bert, DeepSeek, Gemma, Llama
-from triosim.models.model import Model
+from triosim.models.architectures.model import Model
 from triosim.trace import Tensor, Trace
 
 

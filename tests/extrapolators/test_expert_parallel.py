@@ -14,12 +14,12 @@ from traces import collectives_of, draw, groups_of, operators_of, planned
 
 from triosim import describe, simulate
 from triosim.errors import OptionError, TraceError
-from triosim.extrapolators.plan import Plan
-from triosim.extrapolators.routing import Load, Routing
-from triosim.result import ResultData
+from triosim.extrapolators.core.plan import Plan
+from triosim.extrapolators.expert.expert_loads import Load, Routing
+from triosim.results.result import ResultData
 from triosim.tasks import AllToAll, Compute, Task
 from triosim.trace import Operator
-from triosim.trace_formats import json_format
+from triosim.trace.formats.native import trace_json as json_format
 
 #: Mixtral, captured: 16 tokens of 16 features, each with two of four experts, whose inner features are 16.
 MIXTRAL = json_format.read(Path(__file__).parent / "data" / "parts" / "mixtral.json.gz")

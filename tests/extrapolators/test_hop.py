@@ -15,10 +15,10 @@ import traces
 
 import triosim
 from triosim.conditions import Stragglers
+from triosim.conditions.heterogeneity import with_slow_links
 from triosim.errors import OptionError, TraceError
-from triosim.extrapolators.hop_graph import load
+from triosim.extrapolators.data.hop_graph import load
 from triosim.networks.topology import Topology
-from triosim.unequal import with_slow_links
 
 MLP = traces.mlp()
 NBYTES = 4560.0

@@ -11,9 +11,9 @@ import pytest
 from traces import collectives_of, draw, operators_of, planned
 
 from triosim import describe
-from triosim.extrapolators.plan import Plan
-from triosim.models.deepseek import DeepSeek
-from triosim.trace_formats import json_format
+from triosim.extrapolators.core.plan import Plan
+from triosim.models.architectures.deepseek import DeepSeek
+from triosim.trace.formats.native import trace_json as json_format
 
 #: One layer, without experts. 2 samples of 32 tokens; latent vectors of 48 and 32 numbers, 16 turn with the position.
 TOKENS, HIDDEN, QUERY, LATENT, TURNED, HEADS = 2 * 32, 128, 48, 32, 16, 4

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from triosim.errors import OptionError
-from triosim.extrapolators.mesh import Mesh, layout
+from triosim.extrapolators.core.mesh import Mesh, layout
 
 
 def test_the_first_axis_is_the_fastest() -> None:

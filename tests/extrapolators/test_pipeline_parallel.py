@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from traces import collectives_of, draw, groups_of, operators_of, planned
 
 from triosim.errors import OptionError, TraceError
-from triosim.extrapolators.plan import Plan
-from triosim.extrapolators.schedules.gpipe import gpipe
-from triosim.extrapolators.stages import balanced_starts
+from triosim.extrapolators.core.plan import Plan
+from triosim.extrapolators.pipeline.schedules.gpipe import gpipe
+from triosim.extrapolators.pipeline.stages import balanced_starts
 from triosim.tasks import Compute, Copy, Recv, Send, Task, Wait
 from triosim.trace import Operator, Tensor, Trace
 

@@ -10,8 +10,8 @@ import traces
 from traces import planned
 
 from triosim.errors import OptionError, PluginError, TraceError, TriosimError
-from triosim.extrapolators.ddp import DistributedDataParallel
-from triosim.extrapolators.plan import gpus_named_by
+from triosim.extrapolators.core.plan import gpus_named_by
+from triosim.extrapolators.data.ddp import DistributedDataParallel
 from triosim.tasks import AllReduce, Compute, Copy, Iteration, Wait
 from triosim.trace import Trace
 

@@ -12,10 +12,10 @@ from traces import planned
 
 from triosim import describe, simulate
 from triosim.compute.base import ComputeModel, Estimates
-from triosim.compute.operators import each_once
-from triosim.extrapolators.base import ParallelOptions
-from triosim.extrapolators.plan import plan
-from triosim.extrapolators.repeats import Repeats, UnlikeError
+from triosim.compute.distinct_operators import each_once
+from triosim.extrapolators.core.extrapolator import ParallelOptions
+from triosim.extrapolators.core.plan import plan
+from triosim.extrapolators.deduplication.deduplicate import Repeats, UnlikeError
 from triosim.models import GPT, T5, Llama
 from triosim.trace import Operator, Trace
 

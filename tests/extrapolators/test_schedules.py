@@ -14,20 +14,20 @@ from hypothesis import strategies as st
 from traces import collectives_of, draw, operators_of, planned
 
 import triosim
+from triosim.comparison.schedule_alone import Times, run_schedule, uniform_trace
 from triosim.errors import OptionError, TraceError
-from triosim.extrapolators.base import Extrapolator
-from triosim.extrapolators.mesh import Mesh
-from triosim.extrapolators.plan import Plan
-from triosim.extrapolators.program import Program
-from triosim.extrapolators.schedule import Action, ActionPhase, Schedule, in_flight
-from triosim.extrapolators.schedules import NAMES, Wanted
-from triosim.extrapolators.schedules.dualpipe import dualpipe
-from triosim.extrapolators.schedules.gpipe import gpipe
-from triosim.extrapolators.schedules.interleaved import interleaved
-from triosim.extrapolators.schedules.one_f_one_b import one_f_one_b
-from triosim.extrapolators.schedules.table import read_table, write_table
-from triosim.extrapolators.schedules.zero_bubble import zero_bubble
-from triosim.scheduling import Times, run_schedule, uniform_trace
+from triosim.extrapolators.core.extrapolator import Extrapolator
+from triosim.extrapolators.core.mesh import Mesh
+from triosim.extrapolators.core.plan import Plan
+from triosim.extrapolators.core.program import Program
+from triosim.extrapolators.core.schedule import Action, ActionPhase, Schedule, in_flight
+from triosim.extrapolators.pipeline.schedules import NAMES, Wanted
+from triosim.extrapolators.pipeline.schedules.dualpipe import dualpipe
+from triosim.extrapolators.pipeline.schedules.gpipe import gpipe
+from triosim.extrapolators.pipeline.schedules.interleaved import interleaved
+from triosim.extrapolators.pipeline.schedules.one_f_one_b import one_f_one_b
+from triosim.extrapolators.pipeline.schedules.table import read_table, write_table
+from triosim.extrapolators.pipeline.schedules.zero_bubble import zero_bubble
 from triosim.tasks import AllReduce, Recv, Send, Task
 from triosim.trace import Operator, Phase
 
@@ -262,7 +262,7 @@ def products(operators: list[Operator]) -> int:
 
 def test_weight_products_are_the_weight_part_and_data_products_are_not() -> None:
     """Of GPT-2: a layer has one product for its input and one for its weight, the last one too, which is tied."""
-    trace = triosim.trace_formats.read(Path(__file__).parents[2] / "examples" / "traces" / "gpt2_a100_fake.json.gz")
+    trace = triosim.trace.formats.read(Path(__file__).parents[2] / "examples" / "traces" / "gpt2_a100_fake.json.gz")
     assert isinstance(trace, triosim.Trace)
     program = planned(trace, "pp", 2, schedule="zero-bubble", micro_batches=2).program
     backward = [op for stage in program.stages for block in stage.backward for op in block.operators]

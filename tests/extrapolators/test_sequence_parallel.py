@@ -11,7 +11,7 @@ from traces import collectives_of, draw, operators_of, planned
 
 from triosim import simulate
 from triosim.errors import OptionError, TraceError
-from triosim.extrapolators.plan import Plan
+from triosim.extrapolators.core.plan import Plan
 from triosim.tasks import AllGather, AllReduce, Batch, Compute, ReduceScatter, Send, Task, Wait
 
 STREAM = 2 * 8 * 16 * 4  # bytes of the residual stream

@@ -8,8 +8,8 @@ from traces import collectives_of, draw, groups_of, operators_of, planned
 
 from triosim import simulate
 from triosim.errors import OptionError
-from triosim.extrapolators.fsdp import ShardUnits
-from triosim.extrapolators.program import Block
+from triosim.extrapolators.core.program import Block
+from triosim.extrapolators.data.fsdp import ShardUnits
 from triosim.tasks import AllGather, AllReduce, Compute, ReduceScatter, Task, TaskStream, Wait
 
 GPT = traces.transformer(blocks=3)

@@ -9,9 +9,9 @@ from traces import collectives_of, draw, groups_of, operators_of, planned
 
 from triosim import describe, simulate
 from triosim.errors import OptionError
-from triosim.extrapolators.mesh import Beside, Mesh, Parts
-from triosim.extrapolators.plan import Plan
-from triosim.extrapolators.routing import Routing
+from triosim.extrapolators.core.mesh import Beside, Mesh, Parts
+from triosim.extrapolators.core.plan import Plan
+from triosim.extrapolators.expert.expert_loads import Routing
 from triosim.models import Llama
 from triosim.tasks import AllGather, AllToAll, Compute, ReduceScatter
 

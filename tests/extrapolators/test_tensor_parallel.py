@@ -9,7 +9,7 @@ import traces
 from traces import collectives_of, draw, groups_of, operators_of, planned
 
 from triosim.errors import TraceError
-from triosim.extrapolators.plan import Plan
+from triosim.extrapolators.core.plan import Plan
 from triosim.tasks import Collective, Compute, Wait
 from triosim.trace import Operator, Trace
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from triosim.memory import AllocationFailed, AllocatorSettings, CachingAllocator
-from triosim.memory.blocks import Block
+from triosim.memory.allocator.blocks import Block
 
 KIB, MIB = 2**10, 2**20
 

@@ -6,8 +6,8 @@ import pytest
 
 from triosim.errors import OptionError
 from triosim.memory import AllocationFailed, AllocatorSettings, CachingAllocator
-from triosim.memory.blocks import Segment
-from triosim.memory.settings import parse
+from triosim.memory.allocator.blocks import Segment
+from triosim.memory.allocator.settings import parse
 
 KIB, MIB = 2**10, 2**20
 

@@ -12,9 +12,9 @@ from storage_traces import MIB, training_step
 import triosim
 from triosim.cli import run
 from triosim.memory import analyse
-from triosim.reports.memory_table import size
-from triosim.task_streams import TaskStreams
-from triosim.trace_formats import write
+from triosim.reports.terminal.memory_table import size
+from triosim.trace.formats import write
+from triosim.trace.task_streams import TaskStreams
 
 SHIPPED = Path(__file__).parents[2] / "examples" / "traces" / "resnet50_a100_fake.json.gz"
 

@@ -14,8 +14,8 @@ import triosim
 from triosim.cli import run
 from triosim.errors import DoesNotFitError
 from triosim.memory import analyse
-from triosim.task_streams import TaskStreams
 from triosim.trace import Trace
+from triosim.trace.task_streams import TaskStreams
 
 LINK = "ring(4, bandwidth=1 GB/s)"
 

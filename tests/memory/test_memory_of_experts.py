@@ -9,7 +9,7 @@ import pytest
 
 import triosim
 from triosim.memory import MemoryReport
-from triosim.memory.lifetimes import MEMORY_CATEGORIES
+from triosim.memory.liveness.lifetimes import MEMORY_CATEGORIES
 from triosim.models import Llama
 
 #: Two layers of four experts, two for each of 2 x 32 tokens; a number has 4 bytes.

@@ -13,7 +13,7 @@ import triosim
 from triosim.cli import run
 from triosim.errors import DoesNotFitError, OptionError
 from triosim.memory import MemoryReport, analyse
-from triosim.memory.lifetimes import MEMORY_CATEGORIES
+from triosim.memory.liveness.lifetimes import MEMORY_CATEGORIES
 from triosim.memory.world import WorldMemory
 from triosim.models import GPT
 from triosim.trace import Trace

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from triosim.compute.features import base_name, is_attention
-from triosim.compute.operator_kinds import kind_of
-from triosim.compute.operators import Operators
+from triosim.compute.distinct_operators import Operators
+from triosim.operators.features import base_name, is_attention
+from triosim.operators.kinds import kind_of
 from triosim.trace import Trace
 
 

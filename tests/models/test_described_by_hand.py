@@ -11,7 +11,7 @@ import triosim
 from triosim.cli import run
 from triosim.errors import OptionError, TriosimError
 from triosim.models import GPT, Llama
-from triosim.models.layout import contiguous, dense_like, viewed
+from triosim.models.operators.layout import contiguous, dense_like, viewed
 
 
 def test_views_have_the_strides_that_pytorch_gives_them() -> None:

@@ -15,7 +15,7 @@ pytest.importorskip("transformers")
 from sameness import flops, parameters, products
 
 import triosim
-from triosim.capturing import capture_fake
+from triosim.capture.one_rank import capture_fake
 from triosim.memory import analyse
 from triosim.models import GPT
 

@@ -15,7 +15,7 @@ from test_described_captures import CONFIGS
 from traces import draw, operators_of, planned
 
 import triosim
-from triosim.capturing import capture_fake
+from triosim.capture.one_rank import capture_fake
 
 SCRIPT = Path(__file__).with_name("train_checkpoints.py")
 

@@ -10,11 +10,11 @@ from sameness import flops
 from traces import collectives_of, draw, groups_of, planned
 
 import triosim
-from triosim.compute.features import unknown
-from triosim.compute.reshape import rescaled, with_sequence_length
 from triosim.memory import analyse
 from triosim.models import GPT, Gemma, Llama
 from triosim.models.named import MODELS
+from triosim.operators.features import unknown
+from triosim.sharding.reshape import rescaled, with_sequence_length
 from triosim.tasks import Send
 from triosim.trace import Operator, Trace
 

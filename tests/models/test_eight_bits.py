@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 
 import triosim
-from triosim.compute.features import base_name, flops
 from triosim.errors import OptionError
 from triosim.models import Llama
 from triosim.models.describing import describe
+from triosim.operators.features import base_name, flops
 from triosim.trace import Operator, Trace
 
 LAYERS = 2

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 import triosim
-from triosim.compute.features import base_name
 from triosim.memory import analyse
 from triosim.models import GPT, Llama
 from triosim.models.describing import describe
+from triosim.operators.features import base_name
 from triosim.trace import Operator, Trace
 
 TOKENS, HIDDEN, WIDE, VOCAB = 2 * 512, 256, 1024, 4096

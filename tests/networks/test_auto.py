@@ -7,7 +7,7 @@ from typing import get_args
 import pytest
 
 from triosim.networks import Topology
-from triosim.networks.collectives.auto import Auto
+from triosim.networks.collectives.algorithms.auto import Auto
 from triosim.tasks import CollectiveKind
 
 KINDS = get_args(CollectiveKind)

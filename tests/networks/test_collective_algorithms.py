@@ -15,8 +15,8 @@ import simpy
 
 from triosim import plugins
 from triosim.networks import CollectiveAlgorithm, PacketNetwork, Topology, Transfer
-from triosim.networks.collectives.base import Chunks, Place, checked
-from triosim.networks.collectives.hierarchical import Hierarchical
+from triosim.networks.collectives.algorithm import Chunks, Place, checked
+from triosim.networks.collectives.algorithms.hierarchical import Hierarchical
 from triosim.tasks import CollectiveKind
 
 KINDS = get_args(CollectiveKind)

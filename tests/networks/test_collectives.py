@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from triosim.errors import OptionError, PluginError, TriosimError
 from triosim.networks import CollectiveAlgorithm, Network, PacketNetwork, Topology, Transfer
 from triosim.networks.base import Form
-from triosim.networks.collectives.ring import Ring
+from triosim.networks.collectives.algorithms.ring import Ring
 from triosim.tasks import CollectiveKind, Communicator
 
 KINDS = get_args(CollectiveKind)

@@ -10,8 +10,8 @@ import simpy
 
 from triosim.errors import OptionError
 from triosim.networks import PacketNetwork, Topology
-from triosim.networks.collectives.hierarchical import Hierarchical
-from triosim.networks.folding import Fold
+from triosim.networks.collectives.algorithms.hierarchical import Hierarchical
+from triosim.networks.flow.symmetric_collectives import Fold
 from triosim.tasks import CollectiveKind
 
 KINDS: tuple[CollectiveKind, ...] = get_args(CollectiveKind)

@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from triosim.errors import SimulationError
-from triosim.networks import kernel, max_min
-from triosim.networks.sharing import Sharing
+from triosim.networks.flow import max_min
+from triosim.networks.flow import sharing_kernel as kernel
+from triosim.networks.flow.sharing import Sharing
 
 LINKS = st.dictionaries(st.integers(0, 9), st.floats(1e6, 1e12), min_size=1, max_size=10)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from triosim.errors import TriosimError
-from triosim.networks.calibration import measured
+from triosim.networks.calibration.fit import measured
 
 DEVICES = "".join(
     f"#  Rank {rank:2} Group  0 Pid  {900 + rank} on  {host} device  {rank % 2} [0x0{rank}] NVIDIA H100 80GB HBM3\n"

@@ -12,9 +12,11 @@ import simpy
 
 from triosim import Topology, cli
 from triosim.errors import TopologyError
-from triosim.networks import AnalyticalNetwork, PacketNetwork, calibrated
-from triosim.networks.calibration import fitting, judging, stored
-from triosim.networks.calibration.fitting import Row
+from triosim.networks import AnalyticalNetwork, PacketNetwork
+from triosim.networks.calibration import calibrated_times as calibrated
+from triosim.networks.calibration import stored
+from triosim.networks.calibration.fit import fitting, judging
+from triosim.networks.calibration.fit.fitting import Row
 from triosim.networks.calibration.model import Calibration
 
 Run = Callable[..., tuple[int, str, str]]

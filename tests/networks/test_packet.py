@@ -15,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from triosim.errors import OptionError, SimulationError, TopologyError
-from triosim.networks import PacketNetwork, Topology, kernel
+from triosim.networks import PacketNetwork, Topology
+from triosim.networks.flow import sharing_kernel as kernel
 
 Flow = tuple[float, str, str, float]  # start, source, destination, bytes
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import simpy
 
-from triosim.networks.packet import PacketNetwork
-from triosim.networks.quotient import NotAlike, Quotient, Rotation, Turning
+from triosim.networks.flow.packet import PacketNetwork
 from triosim.networks.topology import Topology
+from triosim.networks.topology.link_symmetry import NotAlike, Quotient, Rotation, Turning
 from triosim.tasks import CollectiveKind
 
 NODES = Rotation(stride=8, size=4)

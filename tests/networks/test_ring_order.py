@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from triosim.errors import TopologyError
-from triosim.networks.ring_order import ring_order
+from triosim.networks.collectives.ring_order import ring_order
 from triosim.networks.topology import Link, Topology
 
 

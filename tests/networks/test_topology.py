@@ -10,9 +10,9 @@ import pytest
 
 from triosim import cli
 from triosim.errors import TopologyError
-from triosim.networks.presets import PRESETS
-from triosim.networks.summary import summary
 from triosim.networks.topology import Link, Node, Topology
+from triosim.networks.topology.presets import PRESETS
+from triosim.networks.topology.summary import summary
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples" / "topologies").glob("*.yaml"))
 FIGURES = "bandwidth=10 GB/s, latency=1 us)"

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from triosim.errors import OutputError, TopologyError, TriosimError
-from triosim.networks.picture import draw, layout, merged
 from triosim.networks.topology import Topology
+from triosim.reports.pictures.topology_picture import draw, layout, merged
 
 FIGURES = "bandwidth=10 GB/s, latency=1 us)"
 NAMES = [

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from triosim.engine.recording import RankRecord, Recording, TransferCount
 from triosim.networks.base import LinkRate
 from triosim.networks.topology import Link, Node, Topology
-from triosim.recording import RankRecord, Recording, TransferCount
-from triosim.result import Result
+from triosim.results.result import Result
 from triosim.tasks import AllReduce, Communicator, Compute, Handle, Layers, Recv, Send, Task
 from triosim.trace import Operator, Trace
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from hand_made_run import BACKWARD, FORWARD, MS, OPTIMIZER, FakePlan, recording, result
 
+from triosim.engine.recording import RankRecord, Recording
 from triosim.errors import SimulationError
-from triosim.recording import RankRecord, Recording
 from triosim.tasks import Compute
 
 

@@ -9,9 +9,9 @@ import traces
 from hand_made_run import MS, result
 from streams import Script, same_on
 
-from triosim.recording import RankRecord
-from triosim.reports.exposure import by_axis, causes, exposed_shares, without
-from triosim.result import ExposedShare
+from triosim.engine.recording import RankRecord
+from triosim.results.exposure import by_axis, causes, exposed_shares, without
+from triosim.results.result import ExposedShare
 from triosim.simulation import simulate
 from triosim.tasks import Layers
 from triosim.trace import Trace

@@ -11,8 +11,8 @@ import traces
 
 from triosim.errors import OptionError
 from triosim.networks import AnalyticalNetwork, PacketNetwork, Topology
-from triosim.reports.link_loads import busiest_slot, edges, link_classes, loads
-from triosim.result import Result
+from triosim.results.link_loads import busiest_slot, edges, link_classes, loads
+from triosim.results.result import Result
 from triosim.simulation import simulate
 
 MB = 1e6

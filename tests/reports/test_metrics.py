@@ -13,11 +13,11 @@ import traces
 from triosim import cli, save_trace
 from triosim.errors import OptionError
 from triosim.gpus import find
-from triosim.reports.metrics import model_flops, tokens_of
-from triosim.result import Result
+from triosim.results.result import Result
+from triosim.results.run_metrics import model_flops, tokens_of
 from triosim.simulation import simulate
 from triosim.trace import Operator, Trace
-from triosim.trace_formats import read_trace
+from triosim.trace.formats import read_trace
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "traces"
 FAST = {"topology": "switch", "bandwidth": 1e18, "latency": 0}

@@ -9,8 +9,8 @@ import pytest
 from hand_made_run import MS, recording, result
 
 from triosim.errors import OutputError
-from triosim.reports.plot import MAX_RANKS, check_plot, coarser, select
-from triosim.result import RankTimes, Result
+from triosim.reports.pictures.plot import MAX_RANKS, check_plot, coarser, select
+from triosim.results.result import RankTimes, Result
 
 
 def rank(number: int, compute: float = 8 * MS) -> RankTimes:

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from triosim.reports import progress
+from triosim.reports.terminal import progress
 
 
 class Terminal(io.StringIO):

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from hand_made_run import recording, result
 
-from triosim.draws import Draws
 from triosim.errors import OptionError, TriosimError
-from triosim.result import Result
+from triosim.results.draws import Draws
+from triosim.results.result import Result
 
 
 def violations(value: Any, schema: dict[str, Any], place: str = "result") -> list[str]:

@@ -11,11 +11,11 @@ from hand_made_run import MS, result
 from hypothesis import given
 from hypothesis import strategies as st
 
-from triosim.reports.comparison_table import merged
-from triosim.reports.csv_table import HEADER
-from triosim.reports.ranges import format_ranks, format_rate, parse_ranks
-from triosim.reports.terminal import as_text, percent, shorten
-from triosim.result import LayerShare, LayerTimes, LinkLoad, RankTimes, ResultData
+from triosim.reports.files.csv_table import HEADER
+from triosim.reports.terminal.comparison_table import merged
+from triosim.reports.terminal.result_tables import as_text, percent, shorten
+from triosim.results.rank_ranges import format_ranks, format_rate, parse_ranks
+from triosim.results.result import LayerShare, LayerTimes, LinkLoad, RankTimes, ResultData
 
 
 def large() -> ResultData:

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from hand_made_run import handle, recording, result
 
-from triosim.recording import RankRecord, Recording
-from triosim.reports.timeline import write_timeline
+from triosim.engine.recording import RankRecord, Recording
+from triosim.reports.files.timeline import write_timeline
 from triosim.tasks import Compute
 
 Event = dict[str, Any]
@@ -117,7 +117,7 @@ def test_tasks_of_one_stream_that_overlap_get_tracks_beside_each_other(tmp_path:
 def test_flows_beyond_what_a_viewer_bears_are_left_out_and_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from triosim.reports import timeline
+    from triosim.reports.files import timeline
 
     monkeypatch.setattr(timeline, "MAX_FLOWS", 0)
     made = result(recording())

@@ -11,8 +11,8 @@ import pytest
 from test_result import published_schema, violations
 
 import triosim
-from triosim.reports.uncertainty import WIDTH, interval, predictions
-from triosim.result import RankTimes, Result
+from triosim.results.result import RankTimes, Result
+from triosim.results.uncertainty import WIDTH, interval, predictions
 from triosim.trace import Operator, Trace
 
 

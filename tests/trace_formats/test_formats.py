@@ -45,7 +45,7 @@ def test_a_loaded_plug_in_reads_its_format(text_file: Path) -> None:
 def test_an_installed_plug_in_is_asked_after_the_built_in_formats(
     text_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    entry = EntryPoint("text", f"{__name__}:TextFormat", "triosim.trace_formats")
+    entry = EntryPoint("text", f"{__name__}:TextFormat", "triosim.trace.formats")
     monkeypatch.setattr("importlib.metadata.entry_points", lambda group: [entry] if group.endswith("formats") else [])
     assert triosim.load_trace(text_file).seconds == 0.25
 

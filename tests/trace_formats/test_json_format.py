@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 import triosim
 from triosim.errors import OutputError, TraceError
 from triosim.trace import CATEGORIES, DTYPE_BYTES, PHASES, Communication, Mark, Operator, Storage, Tensor, Trace
-from triosim.trace_formats import json_format, json_records
+from triosim.trace.formats.native import records as json_records
+from triosim.trace.formats.native import trace_json as json_format
 
 X = Tensor(1, (4, 8), "float32", "input", 1)
 W = Tensor(2, (16, 8), "float32", "parameter", 2)

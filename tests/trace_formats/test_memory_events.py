@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from triosim.trace import Operator, Phase, Storage, Tensor
-from triosim.trace_formats.kineto import MemoryEvent, Profile, Span, Work
-from triosim.trace_formats.memory_events import storages
+from triosim.trace.formats.pytorch.kineto import MemoryEvent, Profile, Span, Work
+from triosim.trace.formats.pytorch.memory_events import storages
 
 CALLS = ((10.0, "forward", "fc"), (20.0, "forward", "out"), (30.0, "backward", "fc"), (40.0, "optimizer", "optimizer"))
 

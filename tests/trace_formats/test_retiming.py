@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from triosim.trace_formats.kineto import Profile, Span, Work
-from triosim.trace_formats.retiming import outermost, retimed
+from triosim.trace.formats.pytorch.kineto import Profile, Span, Work
+from triosim.trace.formats.pytorch.retiming import outermost, retimed
 
 MAIN = "main"
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 import triosim
-from triosim.compute.features import flops, is_free
 from triosim.memory import analyse
+from triosim.operators.features import flops, is_free
 from triosim.trace import Trace
 
 FOLDER = Path(__file__).resolve().parents[2] / "examples" / "traces"

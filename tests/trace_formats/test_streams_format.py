@@ -12,8 +12,8 @@ from streams import Script
 
 import triosim
 from triosim.errors import TraceError
-from triosim.task_streams import TaskStreams
-from triosim.trace_formats import read_trace
+from triosim.trace.formats import read_trace
+from triosim.trace.task_streams import TaskStreams
 
 FIRST = Script().run(1, 2).mark("record", "compute", 4).ask("send", "pp", 64, peer=1, work=0, stream="side")
 SECOND = Script().ask("recv", "pp", 64, peer=0).run(3).ask("broadcast", "dp", 8, root=1)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from triosim import trace_summary
 from triosim.trace import Operator, Tensor, Trace
+from triosim.trace import summary as trace_summary
 
 X = Tensor(1, (2, 4), "float32", "input", 1)
 W = Tensor(2, (3, 4), "float16", "parameter", 2)

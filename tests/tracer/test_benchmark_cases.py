@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from triosim.compute import features
 from triosim.errors import OptionError
-from triosim.tracer.benchmark_cases import BENCHMARKS, Limits, case, chosen
+from triosim.operators import features
+from triosim.tracer.benchmarks.cases import BENCHMARKS, Limits, case, chosen
 
 NONE = Limits(np.inf, np.inf)
 

@@ -13,9 +13,10 @@ import pytest
 import triosim
 from triosim.errors import CaptureError, OptionError
 from triosim.memory.analysis import analyse
-from triosim.memory.lifetimes import lifetimes
+from triosim.memory.liveness.lifetimes import lifetimes
 from triosim.trace import Trace
-from triosim.tracer import capture, capture_script, capture_step
+from triosim.tracer import capture_script, capture_step
+from triosim.tracer.profiler import capture
 
 needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="PyTorch is not installed")
 
@@ -66,7 +67,7 @@ def test_the_passes_that_an_optimizer_asks_for_are_passes(fake: bool) -> None:
     """LBFGS calls the model and its backward pass within its own step."""
     import torch
 
-    from triosim.tracer.fake_device import fake_capture
+    from triosim.tracer.device.fake_device import fake_capture
 
     device = "cuda" if fake else "cpu"
     with fake_capture(skip=0) if fake else capture() as captured:

@@ -11,10 +11,10 @@ import sys  # noqa: E402
 from pathlib import Path  # noqa: E402
 
 import triosim  # noqa: E402
-from triosim.capturing_ranks import axes, capture_ranks, checked_ranks  # noqa: E402
+from triosim.capture.ranks import axes, capture_ranks, checked_ranks  # noqa: E402
 from triosim.cli import run  # noqa: E402
 from triosim.errors import CaptureError, OptionError  # noqa: E402
-from triosim.task_streams import TaskStreams  # noqa: E402
+from triosim.trace.task_streams import TaskStreams  # noqa: E402
 
 HEAD = """
 import os

@@ -11,10 +11,10 @@ from typing import Any  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence  # noqa: E402
 
-from triosim.capturing import predicted  # noqa: E402
-from triosim.compute.features import flops  # noqa: E402
+from triosim.capture.one_rank import predicted  # noqa: E402
+from triosim.operators.features import flops  # noqa: E402
 from triosim.trace import Operator, Trace  # noqa: E402
-from triosim.tracer.fake_device import fake_capture  # noqa: E402
+from triosim.tracer.device.fake_device import fake_capture  # noqa: E402
 
 SAMPLES, LENGTH, FEATURES, HIDDEN = 8, 50, 64, 128
 

@@ -8,8 +8,8 @@ import pytest
 
 pytest.importorskip("torch")
 
-from triosim.capturing import capture_fake
-from triosim.compute.reshape import rescaled
+from triosim.capture.one_rank import capture_fake
+from triosim.sharding.reshape import rescaled
 from triosim.trace import Operator, Trace
 
 TRAIN = Path(__file__).resolve().parents[2] / "examples" / "train"

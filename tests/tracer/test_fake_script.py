@@ -16,9 +16,9 @@ from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
 
 from triosim.errors import CaptureError  # noqa: E402
 from triosim.tracer import patches as module  # noqa: E402
-from triosim.tracer.fake_device import fake_capture  # noqa: E402
+from triosim.tracer.device.fake_device import fake_capture  # noqa: E402
 from triosim.tracer.patches import Patch, Patches  # noqa: E402
-from triosim.tracer.recorder import CaptureWarning  # noqa: E402
+from triosim.tracer.recorder.recorder import CaptureWarning  # noqa: E402
 
 PATCHED = (
     *(torch, torch._C, torch.cuda, torch.cuda.memory, torch.cuda.random, torch.cuda.nvtx, torch.cuda.streams),

@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 
 from triosim.cli import run
-from triosim.compute import operator_table, stored
+from triosim.compute.fit import operator_table
+from triosim.compute.learned import stored
 from triosim.errors import OptionError, TriosimError
-from triosim.tracer import benchmark_calls, timers
-from triosim.tracer.benchmark_cases import BENCHMARKS, Limits
-from triosim.tracer.measure import Plan, measure
+from triosim.tracer.benchmarks import calls as benchmark_calls
+from triosim.tracer.benchmarks import timers
+from triosim.tracer.benchmarks.cases import BENCHMARKS, Limits
+from triosim.tracer.benchmarks.measure import Plan, measure
 
 needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="PyTorch is not installed")
 SMALL = Limits(1e6, 1e7)

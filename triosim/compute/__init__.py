@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from triosim.compute.base import ComputeModel as ComputeModel
     from triosim.compute.base import Estimates as Estimates
-    from triosim.compute.linear import Linear as Linear
-    from triosim.compute.pricing import reprice as reprice
-    from triosim.compute.reshape import with_batch_size as with_batch_size
+    from triosim.compute.models.linear import Linear as Linear
+    from triosim.compute.pricing.repricing import reprice as reprice
+    from triosim.sharding.reshape import with_batch_size as with_batch_size
 
 _HOMES = {
-    "ComputeModel": "base",
-    "Estimates": "base",
-    "Linear": "linear",
-    "reprice": "pricing",
-    "with_batch_size": "reshape",
+    "ComputeModel": "triosim.compute.base",
+    "Estimates": "triosim.compute.base",
+    "Linear": "triosim.compute.models.linear",
+    "reprice": "triosim.compute.pricing.repricing",
+    "with_batch_size": "triosim.sharding.reshape",
 }
 __all__ = ["ComputeModel", "Estimates", "Linear", "reprice", "with_batch_size"]
 
@@ -28,4 +28,4 @@ __all__ = ["ComputeModel", "Estimates", "Linear", "reprice", "with_batch_size"]
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    return getattr(import_module(_HOMES[name]), name)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from triosim.errors import TraceError, TriosimError
-from triosim.trace_formats.files import head, read_text
+from triosim.trace.formats.files import head, read_text
 
 #: No kernel, and no call on a CPU, is shorter; no operator takes a day.
 SHORTEST, LONGEST = 1e-8, 1e5

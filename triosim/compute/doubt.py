@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from triosim.compute.base import CLASS_EDGES, Estimates
-from triosim.compute.operators import Operators
+from triosim.compute.distinct_operators import Operators
 from triosim.compute.rates import PLAIN, RateLaw
 from triosim.gpus import Gpu
 from triosim.trace import Operator

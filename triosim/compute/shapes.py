@@ -1,6 +1,6 @@
 """What a learned model sees of operators: the few sizes that its family of operators has, as columns of numbers.
 
-Tables give them at once (``triosim.compute.tables``); of a trace's operators they are read from the tensors' shapes. An
+Tables give them at once (``triosim.compute.fit.tables``); of a trace's operators they are read from the tensors' shapes. An
 operator that belongs to no family, or whose shapes do not say enough, is left to other models.
 """
 
@@ -14,8 +14,8 @@ from typing import Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
-from triosim.compute import products
-from triosim.compute.features import base_name, is_attention
+from triosim.operators import products
+from triosim.operators.features import base_name, is_attention
 from triosim.trace import Operator
 
 Array = npt.NDArray[np.float64]

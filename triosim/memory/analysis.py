@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from triosim import gpus
 from triosim.errors import OptionError
 from triosim.gpus import Gpu
-from triosim.memory.gpu_memory import context as gpu_context
-from triosim.memory.gpu_memory import visible
-from triosim.memory.lifetimes import Lifetimes, lifetimes, with_workspaces
+from triosim.memory.allocator.gpu_memory import context as gpu_context
+from triosim.memory.allocator.gpu_memory import visible
+from triosim.memory.allocator.settings import AllocatorSettings
+from triosim.memory.liveness.lifetimes import Lifetimes, lifetimes, with_workspaces
+from triosim.memory.liveness.usage import Usage, usage
 from triosim.memory.replay import MOST_STEPS, OutOfMemory, Replay, replay
-from triosim.memory.settings import AllocatorSettings
-from triosim.memory.usage import Usage, usage
 from triosim.trace import Trace
 
 

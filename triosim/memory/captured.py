@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from triosim import gpus
 from triosim.gpus import Gpu
+from triosim.memory.allocator.settings import AllocatorSettings
 from triosim.memory.analysis import MemoryReport, analyse
-from triosim.memory.settings import AllocatorSettings
 from triosim.memory.world import GIB, RankMemory, WorldMemory
-from triosim.task_streams import TaskStreams
+from triosim.trace.task_streams import TaskStreams
 
 
 class CapturedMemory(WorldMemory):

@@ -14,24 +14,24 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 from triosim import gpus
-from triosim.collecting import without_collecting
 from triosim.errors import DoesNotFitError, OptionError
-from triosim.extrapolators.captured import Captured
-from triosim.extrapolators.holding import Holding
-from triosim.extrapolators.ledger import Ledger
-from triosim.extrapolators.loop import Loop
-from triosim.extrapolators.lowering import Lowering
-from triosim.extrapolators.plan import Plan
-from triosim.extrapolators.program import Gradient, Stage
-from triosim.extrapolators.schedule import Action
+from triosim.extrapolators.captured.captured_streams import Captured
+from triosim.extrapolators.core.lowering import Lowering
+from triosim.extrapolators.core.memory_footprint import Holding
+from triosim.extrapolators.core.memory_ledger import Ledger
+from triosim.extrapolators.core.plan import Plan
+from triosim.extrapolators.core.program import Gradient, Stage
+from triosim.extrapolators.core.schedule import Action
+from triosim.extrapolators.core.training_loop import Loop
+from triosim.garbage_collector import without_collecting
 from triosim.gpus import Gpu
+from triosim.memory.allocator.settings import AllocatorSettings
+from triosim.memory.allocator.workspace import WORKSPACE, workspaces
 from triosim.memory.analysis import MemoryReport, report
 from triosim.memory.captured import CapturedMemory
-from triosim.memory.lifetimes import MEMORY_CATEGORIES
+from triosim.memory.liveness.lifetimes import MEMORY_CATEGORIES
+from triosim.memory.liveness.stage_lifetimes import Known
 from triosim.memory.rank_ledger import Items, Passes, Resident, Totals
-from triosim.memory.settings import AllocatorSettings
-from triosim.memory.stage_lifetimes import Known
-from triosim.memory.workspace import WORKSPACE, workspaces
 from triosim.memory.world import RankMemory, WorldMemory
 from triosim.tasks import TaskStream
 from triosim.trace import Tensor, Trace

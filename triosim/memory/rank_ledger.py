@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from triosim.extrapolators.ledger import Ledger
-from triosim.extrapolators.lowering import Act, Lowering, Posted, Script
-from triosim.extrapolators.program import Gradient, Receive
-from triosim.extrapolators.schedule import Action
-from triosim.memory.lifetimes import MEMORY_CATEGORIES, Lifetime, Lifetimes
-from triosim.memory.stage_lifetimes import COLUMN, Following, Known, Lives, whole_blocks
+from triosim.extrapolators.core.lowering import Act, Lowering, Posted, Script
+from triosim.extrapolators.core.memory_ledger import Ledger
+from triosim.extrapolators.core.program import Gradient, Receive
+from triosim.extrapolators.core.schedule import Action
+from triosim.memory.liveness.lifetimes import MEMORY_CATEGORIES, Lifetime, Lifetimes
+from triosim.memory.liveness.stage_lifetimes import COLUMN, Following, Known, Lives, whole_blocks
 from triosim.trace import Category, Operator, Storage, Tensor
 
 

@@ -12,10 +12,10 @@ import math
 from collections import defaultdict
 from dataclasses import dataclass
 
-from triosim.memory.allocator import AllocationFailed, CachingAllocator
-from triosim.memory.blocks import Block
-from triosim.memory.lifetimes import Event, Lifetimes
-from triosim.memory.settings import AllocatorSettings
+from triosim.memory.allocator.allocator import AllocationFailed, CachingAllocator
+from triosim.memory.allocator.blocks import Block
+from triosim.memory.allocator.settings import AllocatorSettings
+from triosim.memory.liveness.lifetimes import Event, Lifetimes
 
 #: After how many steps the reserved memory of a run has always settled, in what was tried; more are not played.
 MOST_STEPS = 4

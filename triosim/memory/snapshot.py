@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from triosim.errors import OutputError
-from triosim.memory.allocator import SegmentEvent
-from triosim.memory.blocks import Block, Segment
-from triosim.memory.lifetimes import Lifetime, Lifetimes
+from triosim.memory.allocator.allocator import SegmentEvent
+from triosim.memory.allocator.blocks import Block, Segment
+from triosim.memory.allocator.settings import AllocatorSettings
+from triosim.memory.liveness.lifetimes import Lifetime, Lifetimes
 from triosim.memory.replay import Replay
-from triosim.memory.settings import AllocatorSettings
-from triosim.output import PathLike, writing_bytes
+from triosim.output_files import PathLike, writing_bytes
 
 #: How the name of a snapshot ends.
 SUFFIXES = (".pickle", ".pkl")

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from triosim.errors import OptionError
 from triosim.gpus import Gpu
+from triosim.memory.allocator.gpu_memory import context, visible
+from triosim.memory.allocator.settings import AllocatorSettings
 from triosim.memory.analysis import MemoryReport
-from triosim.memory.gpu_memory import context, visible
-from triosim.memory.settings import AllocatorSettings
 
 GIB = 2**30
 

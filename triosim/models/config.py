@@ -12,16 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from triosim.errors import TriosimError, nearest
-from triosim.models.bert import Bert
-from triosim.models.clip import Clip, Tower
-from triosim.models.convnext import ConvNext
-from triosim.models.deepseek import DeepSeek
-from triosim.models.gemma import Gemma
-from triosim.models.gpt import GPT
-from triosim.models.llama import Llama
-from triosim.models.model import Model
-from triosim.models.t5 import T5
-from triosim.models.vit import ViT
+from triosim.models.architectures.bert import Bert
+from triosim.models.architectures.clip import Clip, Tower
+from triosim.models.architectures.convnext import ConvNext
+from triosim.models.architectures.deepseek import DeepSeek
+from triosim.models.architectures.gemma import Gemma
+from triosim.models.architectures.gpt import GPT
+from triosim.models.architectures.llama import Llama
+from triosim.models.architectures.model import Model
+from triosim.models.architectures.t5 import T5
+from triosim.models.architectures.vit import ViT
 
 
 class Config:

@@ -7,17 +7,17 @@ from pathlib import Path
 from typing import Literal
 
 from triosim import gpus
-from triosim.collecting import without_collecting
 from triosim.compute.base import ComputeModel
-from triosim.compute.prediction import DEFAULT_GPU, predicted
+from triosim.compute.pricing.prediction import DEFAULT_GPU, predicted
 from triosim.errors import OptionError, nearest
-from triosim.models import fusion
+from triosim.garbage_collector import without_collecting
+from triosim.models.architectures.model import AttentionKind, Choices, KernelKind, Model
 from triosim.models.config import read
-from triosim.models.elementwise import add, fit
-from triosim.models.model import AttentionKind, Choices, KernelKind, Model
 from triosim.models.named import MODELS, with_layers
-from triosim.models.optimizers import OPTIMIZERS
-from triosim.models.tape import Tape
+from triosim.models.operators import fusion
+from triosim.models.operators.elementwise import add, fit
+from triosim.models.operators.optimizers import OPTIMIZERS
+from triosim.models.operators.tape import Tape
 from triosim.trace import Trace, dtype_name
 
 Precision = Literal["plain", "mixed"]

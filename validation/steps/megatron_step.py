@@ -8,11 +8,11 @@ from functools import cache
 from typing import Any
 
 import triosim
-from triosim.compute.features import base_name
-from triosim.compute.operator_kinds import kind_of
 from triosim.models import GPT
 from triosim.networks.calibration.model import Calibration
 from triosim.networks.topology import Topology
+from triosim.operators.features import base_name
+from triosim.operators.kinds import kind_of
 from triosim.trace import Operator, Trace
 from validation.steps.rows import Record
 

@@ -14,7 +14,7 @@ from typing import ClassVar, Literal
 
 import triosim
 from triosim.models import Gemma, Llama
-from triosim.models.model import Model
+from triosim.models.architectures.model import Model
 from triosim.models.named import MODELS
 from validation.steps.rows import Format, Record, Row
 

@@ -1,0 +1,1 @@
+"""What all parallelisms are made with: program, mesh, plan, training loop and hooks."""

@@ -1,0 +1,252 @@
+"""Lowering: a program becomes what a rank does, one thing after the other.
+
+What all ranks at a place of the pipeline have in common (which operators run between which communications, the ``Compute``
+tasks of these, what is received when) is made once, here; a ``Loop`` is one rank's way through it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+from triosim.extrapolators.core.mesh import Mesh
+from triosim.extrapolators.core.program import Await, Block, Communicate, Exchange, Gradient, Program, Receive, Send
+from triosim.extrapolators.core.schedule import HALVES, Action, Half
+from triosim.tasks import Compute, Layers
+from triosim.trace import Operator
+
+Heard = frozenset[int] | None  # gradients that some reaction acts upon, by their parameters; None for all
+Needs = Callable[[Block], Hashable]  # what of its parameters a block uses
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """The operators of a script up to ``end`` run now."""
+
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """A gradient to which this point has added: it is ``complete``, or there are micro-batches to come."""
+
+    gradient: Gradient
+    complete: bool
+
+
+#: What a script is made of. A block is one that begins.
+Step = Run | Communicate | Send | Exchange | Await | Block | Ready
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """What an action runs: its operators in a row, and what happens between them. ``name`` says which operators these are."""
+
+    name: tuple[object, ...]
+    operators: tuple[Operator, ...]
+    steps: tuple[Step, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Act:
+    """An action at a place of the pipeline. It adds to some gradients; some, by their parameters, are ``complete`` with it."""
+
+    place: int
+    action: Action
+    gradients: tuple[Gradient, ...]
+    complete: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Posted:
+    """A receive: from which place, and what of which micro-batch."""
+
+    place: int
+    key: str
+    micro_batch: int
+
+
+@dataclass(slots=True)
+class Turn:
+    """A slot of the schedule: what is received from now on, and what runs side by side."""
+
+    receives: list[Posted]
+    acts: tuple[Act, ...]
+
+
+class Lowering:
+    """A program on a mesh, ready to be run by any rank."""
+
+    def __init__(
+        self,
+        program: Program,
+        mesh: Mesh,
+        *,
+        iterations: int = 1,
+        copy_input: bool = False,
+    ) -> None:
+        self.program = program
+        self.mesh = mesh
+        self.iterations = iterations
+        self.copy_input = copy_input
+        self.input_bytes = [float(sum(tensor.nbytes for tensor in stage.inputs)) for stage in program.stages]
+        self.held = [program.held(place) for place in range(len(program.schedule.rows))]
+        self.gradients = [stage.gradients(program.gradient_dtype) for stage in self.held]
+        # One entry a place: pairs of an axis and what makes a rank's reaction.
+        self.reactions = [
+            [(axis, make(stage, gradients)) for axis, make in program.reactions]
+            for stage, gradients in zip(self.held, self.gradients, strict=True)
+        ]
+        self._stage_of = {  # of each backward operator
+            op.id: n for n, stage in enumerate(program.stages) for block in stage.backward for op in block.operators
+        }
+        self._sent: dict[tuple[object, ...], list[Any]] = {}
+        self._added: dict[tuple[object, ...], tuple[Gradient, ...]] = {}  # in which half of a stage, by place
+        self.turns = [self._turns(place) for place in range(len(program.schedule.rows))]
+        self._post_receives()
+        self._scripts: dict[tuple[object, ...], Script] = {}
+        self._computes: dict[tuple[object, ...], Compute] = {}
+        self._aside: dict[tuple[int, str], tuple[Compute, Compute]] = {}  # by id(), and so kept with it
+
+    def place(self, rank: int) -> int:
+        """Return the place of the pipeline at which a rank is."""
+        axis = self.program.stage_axis
+        return self.mesh.coordinate(axis, rank) if axis is not None else 0
+
+    def compute(self, script: Script, start: int, end: int) -> Compute:
+        """Return the task that runs some operators of a script in a row: one object, whatever rank asks."""
+        key = (script.name, start, end)
+        task = self._computes.get(key)
+        if task is None:
+            task = self._computes[key] = Compute(script.operators[start:end])
+        return task
+
+    def aside(self, task: Compute, stream: str) -> Compute:
+        """Return a computation on another stream: one object, whatever rank asks."""
+        key = (id(task), stream)
+        if key not in self._aside:
+            self._aside[key] = (task, replace(task, stream=stream))
+        return self._aside[key][1]
+
+    def script(self, act: Act, *, needs: Needs | None, heard: Heard, each_time: Heard) -> Script:
+        """Return what an action runs as steps; with ``needs`` it stops where a block begins that needs something else.
+
+        It also stops where a gradient is complete that somebody has ``heard`` of, or is added to, ``each_time``.
+        """
+        stage, phase = act.action.stage, act.action.phase
+        key = (act.place, stage, phase, needs is not None, each_time, *((act.action, heard) if act.complete else ()))
+        script = self._scripts.get(key)
+        if script is None:
+            ready: dict[int, list[Ready]] = {}
+            for gradient in act.gradients:
+                complete = gradient.parameter.id in act.complete
+                listened = heard if complete else each_time
+                if listened is None or gradient.parameter.id in listened:
+                    ready.setdefault(gradient.ready, []).append(Ready(gradient, complete))
+            script = self._scripts[key] = _script((stage, phase), self.program.part(stage, phase), needs, ready)
+        return script
+
+    def optimizer(self, place: int) -> Script:
+        """Return the optimizer of a place."""
+        key = ("optimizer", place)
+        script = self._scripts.get(key)
+        if script is None:
+            script = self._scripts[key] = _script(key, self.held[place].optimizer, None, {})
+        return script
+
+    def _turns(self, place: int) -> list[Turn]:
+        last = self.program.schedule.last(place)
+        rows = self.program.schedule.rows[place]
+        return [Turn([], tuple(self._act(place, action, last) for action in slot)) for slot in rows]
+
+    def _act(self, place: int, action: Action, last: Mapping[tuple[int, Half], Action]) -> Act:
+        gradients: dict[Half, tuple[Gradient, ...]] = dict.fromkeys(HALVES[action.phase], ())
+        for half in gradients:
+            key = (place, action.stage, half)
+            if key not in self._added:
+                self._added[key] = tuple(
+                    gradient
+                    for gradient in self.gradients[place]
+                    if self._stage_of[gradient.ready] == action.stage
+                    and ("weight" if gradient.ready in self.program.weight_part else "input") == half
+                )
+            gradients[half] = self._added[key]
+        complete = [one for half, some in gradients.items() if last[action.stage, half] == action for one in some]
+        every = tuple(one for some in gradients.values() for one in some)
+        return Act(place, action, every, frozenset(gradient.parameter.id for gradient in complete))
+
+    def _post_receives(self) -> None:
+        """Say which receives each place posts when.
+
+        They are posted in the order in which the other side sends, as NCCL matches them, and at the latest one turn before
+        they are needed: while one micro-batch is computed, what the next one needs arrives. So where the order of sending is
+        not that of using, some are posted earlier, and nobody waits for a send that comes behind another.
+        """
+        schedule = self.program.schedule
+        needed: dict[tuple[int, str, int], int] = {}
+        for place, turns in enumerate(self.turns):
+            for index, turn in enumerate(turns):
+                for act in turn.acts:
+                    for receive in self._transfers(act.action, Receive):
+                        needed[place, receive.key, act.action.micro_batch] = index
+        coming: list[list[tuple[int, Posted]]] = [
+            [] for _ in self.turns
+        ]  # by place: when needed, in the order of sending
+        for source, turns in enumerate(self.turns):
+            for action in (act.action for turn in turns for act in turn.acts):
+                for send in self._transfers(action, Send):
+                    place = schedule.place(send.stage, action.micro_batch)
+                    if place != source:
+                        when = needed[place, send.key, action.micro_batch]
+                        coming[place].append((when, Posted(source, send.key, action.micro_batch)))
+        for place, entries in enumerate(coming):
+            soonest: dict[int, int] = {}  # by the place that sends
+            times = []
+            for when, posted in reversed(entries):
+                soonest[posted.place] = min(soonest.get(posted.place, when), when)
+                times.append(soonest[posted.place])
+            for when, (_, posted) in sorted(zip(reversed(times), entries, strict=True), key=lambda entry: entry[0]):
+                self.turns[place][max(when - 1, 0)].receives.append(posted)
+
+    def _transfers(self, action: Action, kind: type[T]) -> list[T]:
+        """What an action sends or receives, in order."""
+        key = (action.stage, action.phase, kind)
+        if key not in self._sent:
+            blocks = self.program.part(action.stage, action.phase)
+            self._sent[key] = [item for block in blocks for item in block.items if isinstance(item, kind)]
+        return self._sent[key]
+
+
+def _script(
+    name: tuple[object, ...], blocks: tuple[Block, ...], needs: Needs | None, ready: Mapping[int, list[Ready]]
+) -> Script:
+    operators: list[Operator] = []
+    steps: list[Step] = []
+
+    def run() -> None:
+        if operators and not (steps and isinstance(steps[-1], Run) and steps[-1].end == len(operators)):
+            steps.append(Run(len(operators)))
+
+    before: Hashable = None
+    for block in blocks:
+        layers = Layers.of(block.layer)
+        if needs is not None and (needed := needs(block)) != before:
+            before = needed
+            run()
+            steps.append(block)
+        for item in block.items:
+            if isinstance(item, Operator):
+                operators.append(item)
+                if item.id in ready:
+                    run()
+                    steps.extend(ready[item.id])
+            elif not isinstance(item, Receive):
+                run()
+                if isinstance(item, (Communicate, Send, Exchange)) and item.layers is None:
+                    item = replace(item, layers=layers)
+                steps.append(item)
+    run()
+    return Script(name, tuple(operators), tuple(steps))

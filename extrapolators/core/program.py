@@ -1,0 +1,373 @@
+"""The program: one GPU's step as data, which parallelisms transform before it becomes any rank's tasks.
+
+A program has stages (one, until a pipeline divides it), a stage has blocks of its forward pass, its backward pass and its
+optimizer, and a block has items: operators, symbolic collectives on an axis of the mesh, and what is sent between stages.
+"Symbolic" because a block is written once for all ranks: which ranks an axis joins is known when it is lowered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain, groupby
+from typing import TYPE_CHECKING, Literal
+
+from triosim import gpus
+from triosim.compute.base import ComputeModel
+from triosim.compute.models.roofline import STAND_IN
+from triosim.compute.pricing.repricing import reprice
+from triosim.extrapolators.core.mesh import Along, Beside
+from triosim.extrapolators.core.schedule import ActionPhase, Schedule
+from triosim.tasks import CollectiveKind, Layers
+from triosim.trace import DTYPE_BYTES, Operator, Phase, Tensor
+
+if TYPE_CHECKING:
+    from triosim.extrapolators.core.hooks import Reaction
+    from triosim.tasks import Communicator
+
+
+@dataclass(frozen=True, slots=True)
+class Communicate:
+    """A collective of the ranks along ``axis``. Without a ``key`` it blocks; with one, ``Await`` waits for it.
+
+    Of several ``parts``, it is among the neighbours of each part of the axis alone. ``of_weights`` says that what it is about
+    is a parameter's gradient, which no other operator of the backward pass waits for. ``layers`` are those of its block,
+    unless it says others. ``operator`` names the one that it is communicated for, where that is not the one ahead of it: where
+    this one runs again, so does the collective. Of ``tensors`` of that operator it has a part of the bytes: where they are
+    divided, so is it. To "rotate" is to send to the next rank along the axis and to receive from the one before. ``shares``
+    are unequal shares in bytes, in the order of the ranks; of an all-to-all, what each sends to each, by sender.
+    """
+
+    kind: CollectiveKind | Literal["rotate"]
+    nbytes: float
+    axis: str
+    key: str | None = None
+    parts: int = 1
+    of_weights: bool = False
+    layers: Layers | None = None
+    operator: int | None = None
+    tensors: tuple[int, ...] = ()
+    shares: tuple[float, ...] | None = None
+
+    def divided(self, before: Mapping[int, Operator], after: Mapping[int, Operator]) -> Communicate:
+        """Return it with the bytes that it has when operators, by id, are in other shapes."""
+        if not self.tensors or self.operator is None:
+            return self
+        old, new = (
+            sum(t.nbytes for t in (*op.inputs, *op.outputs) if t.id in self.tensors)
+            for op in (before[self.operator], after[self.operator])
+        )
+        if new == old:
+            return self
+        shares = None if self.shares is None else tuple(share * new / old for share in self.shares)
+        return replace(self, nbytes=self.nbytes * new / old, shares=shares)
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """A tensor that goes to another stage, which knows it by ``key``; the GPU goes on meanwhile.
+
+    Where that stage runs depends on the schedule and the micro-batch. If it is here, nothing is sent.
+    """
+
+    stage: int
+    nbytes: float
+    key: str
+    layers: Layers | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Receive:
+    """A tensor that comes from another stage; ``Await`` waits for it."""
+
+    stage: int
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """Bytes that go to another place of the pipeline, and as many that come from it; ``Await`` waits for those."""
+
+    place: int
+    nbytes: float
+    key: str
+    layers: Layers | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Await:
+    """The computation goes on when what has this key is there."""
+
+    key: str
+
+
+Item = Operator | Communicate | Send | Receive | Exchange | Await
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Consecutive items of one layer in one phase."""
+
+    layer: str
+    phase: Phase
+    items: tuple[Item, ...]
+
+    @property
+    def operators(self) -> tuple[Operator, ...]:
+        """The operators among the items."""
+        return tuple([item for item in self.items if isinstance(item, Operator)])
+
+    def of(self, items: tuple[Item, ...]) -> Block:
+        """Return the block of other items: itself where they are its own."""
+        return self if items == self.items else Block(self.layer, self.phase, items)
+
+    @property
+    def seconds(self) -> float:
+        """The time of the operators."""
+        return sum(operator.seconds for operator in self.operators)
+
+
+@dataclass(frozen=True, slots=True)
+class Gradient:
+    """The gradient of a parameter: complete after operator ``ready`` of the backward pass.
+
+    ``layer`` is the first that uses the parameter.
+    """
+
+    parameter: Tensor
+    nbytes: float
+    ready: int
+    layer: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Layers that a GPU runs together. A micro-batch goes through ``forward`` and ``backward``; ``optimizer`` comes once."""
+
+    forward: tuple[Block, ...]
+    backward: tuple[Block, ...] = ()
+    optimizer: tuple[Block, ...] = ()
+
+    @property
+    def blocks(self) -> tuple[Block, ...]:
+        """All blocks, forward first."""
+        return (*self.forward, *self.backward, *self.optimizer)
+
+    @property
+    def inputs(self) -> tuple[Tensor, ...]:
+        """What the network is fed and this stage uses."""
+        return _distinct(
+            t for block in self.forward for op in block.operators for t in op.inputs if t.category == "input"
+        )
+
+    @property
+    def parameters(self) -> tuple[Tensor, ...]:
+        """The parameters that the forward pass uses, as this rank has them, each storage once."""
+        operators = [operator for block in self.forward for operator in block.operators]
+        repeated = {t.id for op in operators for t in op.outputs if t.category == "parameter" and _repeats(op, t)}
+        used = (t for op in operators for t in op.inputs if t.category == "parameter")
+        return _distinct(tensor for tensor in used if tensor.id not in repeated)
+
+    def gradients(self, dtype: str | None = None) -> tuple[Gradient, ...]:
+        """Return the gradients in the order in which they become ready, in bytes of ``dtype`` or of the parameter's.
+
+        The operator that completes a gradient is the last that writes it, or else, in a trace that does not link gradients
+        to parameters, the last that differentiates a user of the parameter. A parameter without either is frozen.
+        """
+        storage_of: dict[int, int] = {}  # of each id that a parameter goes by (its transposed view is another)
+        users: dict[int, list[int]] = {}  # forward operator: storages of its parameters
+        layers: dict[int, str] = {}  # of each storage
+        for block in self.forward:
+            for operator in block.operators:
+                for tensor in operator.inputs:
+                    if tensor.category == "parameter":
+                        storage_of[tensor.id] = tensor.storage
+                        users.setdefault(operator.id, []).append(tensor.storage)
+                        layers.setdefault(tensor.storage, operator.layer)
+        written: dict[int, tuple[int, int]] = {}
+        linked: dict[int, tuple[int, int]] = {}
+        order = 0
+        for block in self.backward:
+            for operator in block.operators:
+                order += 1
+                for tensor in operator.outputs:
+                    if tensor.parameter is not None and tensor.parameter in storage_of:
+                        written[storage_of[tensor.parameter]] = (order, operator.id)
+                for storage in users.get(operator.forward, ()) if operator.forward is not None else ():
+                    linked[storage] = (order, operator.id)
+        found = []
+        for tensor in self.parameters:
+            ready = written.get(tensor.storage) or linked.get(tensor.storage)
+            if ready is not None:
+                nbytes = tensor.numel * DTYPE_BYTES[dtype or tensor.dtype]
+                found.append((ready[0], Gradient(tensor, float(nbytes), ready[1], layers[tensor.storage])))
+        # What one operator completes is ready in the reverse of its inputs' order: the bias before the weight.
+        found.reverse()
+        found.sort(key=lambda entry: entry[0])
+        return tuple(gradient for _, gradient in found)
+
+
+#: Makes what a stage's ranks share of a reaction, from the stage and its gradients; then each rank's own, from its group
+#: and its number.
+ReactionMaker = Callable[["Stage", "tuple[Gradient, ...]"], Callable[["Communicator", int], "Reaction"]]
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """One step of a replica. Operators are in the shapes of one micro-batch and carry the times of these shapes.
+
+    Micro-batches go through ``stages`` one after the other; ``schedule`` says when, and at which place of ``stage_axis``, the
+    axis of the pipeline. ``optimizers`` are those of the places, where a pipeline divides them; otherwise it is the stage's.
+    ``weight_part`` are the backward operators that compute gradients of parameters alone, where some schedule runs them
+    apart. ``reactions`` are pairs of an axis (or several, taken as one) and what makes each rank's reaction along it.
+    ``batch_size`` is that of a micro-batch. The ranks along ``data_axes`` have the same parameters and see other data, so
+    that gradients are summed over all of these axes together; ``sharded_axes`` are those over which the optimizer is sharded.
+    ``experts`` are the storages of parameters that only some of these ranks have: those at the same place of ``expert_parts``.
+    ``kept`` are storages that are kept, read or not, until an operator of the backward pass runs, by this operator.
+    What is the same of several layers is worked out ``once``, or for each.
+    """
+
+    stages: tuple[Stage, ...]
+    model: ComputeModel
+    schedule: Schedule
+    stage_axis: str | None = None
+    optimizers: tuple[tuple[Block, ...], ...] = ()
+    weight_part: frozenset[int] = frozenset()
+    reactions: tuple[tuple[Along, ReactionMaker], ...] = ()
+    data_axes: tuple[str, ...] = ()
+    sharded_axes: tuple[str, ...] = ()
+    experts: frozenset[int] = frozenset()
+    expert_parts: str = ""
+    kept: Mapping[int, frozenset[int]] = field(default_factory=dict)
+    gradient_dtype: str | None = None
+    training: bool = True
+    notes: tuple[str, ...] = ()
+    gpu: str = ""
+    batch_size: int = 0
+    once: bool = True
+
+    @property
+    def operators(self) -> tuple[Operator, ...]:
+        """The operators of all stages and phases: all forward ones, then backward, then the optimizer's."""
+        phases = ("forward", "backward", "optimizer")
+        blocks = [block for phase in phases for stage in self.stages for block in getattr(stage, phase)]
+        return tuple([i for block in chain(blocks, *self.optimizers) for i in block.items if isinstance(i, Operator)])
+
+    def with_same(self, axes: tuple[str, ...], *, experts: bool) -> Along:
+        """Return the ranks along some data axes that have the same parameters: dense ones, or experts."""
+        return Beside(axes, self.expert_parts) if experts else axes
+
+    @property
+    def micro_batches(self) -> int:
+        """Into how many micro-batches a replica's batch is divided."""
+        return self.schedule.micro_batches
+
+    def part(self, stage: int, phase: ActionPhase) -> tuple[Block, ...]:
+        """Return what an action of the schedule runs: the blocks of a stage's pass, or one of the two parts of its backward.
+
+        What is sent and received belongs to the input part.
+        """
+        if phase == "forward":
+            return self.stages[stage].forward
+        whole = self.stages[stage].backward
+        if phase == "backward":
+            return whole
+
+        def belongs(item: Item) -> bool:
+            if isinstance(item, Operator):
+                return (item.id in self.weight_part) == (phase == "weight")
+            return (isinstance(item, Communicate) and item.of_weights) == (phase == "weight")
+
+        found = (replace(block, items=tuple(filter(belongs, block.items))) for block in whole)
+        return tuple(block for block in found if block.items)
+
+    def held(self, place: int) -> Stage:
+        """Return all that a place of the pipeline runs and holds, as one stage.
+
+        Its backward blocks are in the order in which they run for the last time, so that gradients are complete in this order.
+        """
+        numbers = self.schedule.held(place)
+        last = self.schedule.last(place)
+        backward: list[Block] = []
+        for (stage, half), action in last.items():
+            if last[stage, "input"] != last[stage, "weight"]:
+                backward += self.part(stage, half)
+            elif half == "input":
+                backward += self.part(stage, action.phase)
+        optimizer = self.optimizers[place] if self.optimizers else self.stages[0].optimizer
+        return Stage(tuple(block for n in numbers for block in self.stages[n].forward), tuple(backward), optimizer)
+
+    def reshaped(self, shapes: Mapping[int, Operator], *, note: str) -> Program:
+        """Return the program with operators in other shapes, by id, and with the times of these shapes.
+
+        These are predicted, which ``note`` tells the reader of the result.
+        """
+        before = self.operators
+        after = tuple(shapes.get(operator.id, operator) for operator in before)
+        if after == before:
+            return self
+        priced = {new.id: new for new in reprice(before, after, self.model, self.gpu, once=self.once)}
+        old = {operator.id: operator for operator in before}
+
+        def reshaped(item: Item) -> Item:
+            if isinstance(item, Operator):
+                return priced[item.id]
+            return item.divided(old, priced) if isinstance(item, Communicate) else item
+
+        rewritten = self.rewritten(lambda block: map(reshaped, block.items))
+        return rewritten.noted(note, *_stand_in(self.gpu, priced.values()))
+
+    def rewritten(self, items: Callable[[Block], Iterable[Item]]) -> Program:
+        """Return the program with the items of each block replaced."""
+
+        def blocks(old: tuple[Block, ...]) -> tuple[Block, ...]:
+            return tuple(block.of(tuple(items(block))) for block in old)
+
+        stages = tuple(Stage(blocks(s.forward), blocks(s.backward), blocks(s.optimizer)) for s in self.stages)
+        return replace(self, stages=stages, optimizers=tuple(blocks(old) for old in self.optimizers))
+
+    def noted(self, *notes: str) -> Program:
+        """Return the program with more notes, each once."""
+        return replace(self, notes=tuple(dict.fromkeys((*self.notes, *notes))))
+
+
+def _stand_in(gpu: str, priced: Iterable[Operator]) -> Iterable[str]:
+    """Say where the roofline did not know the GPU."""
+    if gpus.get(gpu) is None and any("roofline" in (operator.predicted_by or "") for operator in priced):
+        yield (
+            f"the trace's GPU '{gpu}' is not in the catalogue: the roofline takes it to have the proportions of an {STAND_IN}, "
+            "and is less sure; describe it in a file of that name: --gpu my_gpu.yaml"
+        )
+
+
+def blocks_of(operators: Iterable[Operator]) -> tuple[Block, ...]:
+    """Return operators of one phase as blocks: consecutive operators of one layer are one."""
+    return tuple(
+        Block(layer, phase, tuple(group))
+        for (layer, phase), group in groupby(operators, lambda op: (op.layer, op.phase))
+    )
+
+
+def single_stage(operators: Sequence[Operator], *, training: bool) -> Stage:
+    """Return a trace's operators as one stage; without training, the forward pass alone."""
+    by_phase = {
+        phase: blocks_of(op for op in operators if op.phase == phase) for phase in ("forward", "backward", "optimizer")
+    }
+    if not training:
+        return Stage(by_phase["forward"])
+    return Stage(by_phase["forward"], by_phase["backward"], by_phase["optimizer"])
+
+
+def _repeats(operator: Operator, made: Tensor) -> bool:
+    """Whether a view shows each element several times (a class token for every sample)."""
+    return all(tensor.numel < made.numel for tensor in operator.inputs if tensor.storage == made.storage)
+
+
+def _distinct(tensors: Iterable[Tensor]) -> tuple[Tensor, ...]:
+    """One tensor of each storage: the largest, since what one operator needs whole is there whole."""
+    found: dict[int, Tensor] = {}
+    for tensor in tensors:
+        known = found.get(tensor.storage)
+        if known is None or tensor.numel > known.numel:
+            found[tensor.storage] = tensor
+    return tuple(found.values())

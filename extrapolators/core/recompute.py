@@ -1,0 +1,260 @@
+"""Activation recomputation: the backward pass of a unit first computes again what the forward pass did not keep.
+
+Chen et al. 2016 ("Training Deep Nets with Sublinear Memory Cost"), and Korthikanti et al. 2022 for the selective policy. A
+policy says what runs again in each unit (``triosim.extrapolators.core.module_units``), just before the unit's backward pass:
+
+- ``full``: all of its forward pass, as Megatron-LM does, its collectives included.
+- ``checkpoint``: what its backward pass needs, as ``torch.utils.checkpoint`` does, which stops early: the last operators,
+  whose results nobody keeps, do not run again.
+- ``selective``: the core of attention (the product of queries and keys, softmax, dropout, the product with the values).
+- ``save=mm,attention``: everything but operators of these names or kinds; ``mm/2`` keeps the first of each two, as torchtitan's
+  selective policy does. What is kept is kept until the unit's backward pass begins, whether it is needed or not, but where
+  a compiler knows what is needed.
+- ``modules=mlp,input_layernorm``: as ``checkpoint``, but around each module of these names, and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from triosim.errors import OptionError, TraceError, nearest
+from triosim.extrapolators.core.module_units import ROOT, unit_of
+from triosim.extrapolators.core.program import Await, Block, Communicate, Item, Program, Stage
+from triosim.extrapolators.pipeline.stages import backward_places
+from triosim.operators.features import base_name
+from triosim.operators.kinds import kind_of
+from triosim.sharding.shards import weighted
+from triosim.trace import Operator
+
+POLICIES = ("none", "full", "selective", "checkpoint")
+
+#: What a compiler makes of element-wise operators.
+_COMPILED = "fused::chain"
+
+#: From the operators of a unit's forward and backward pass to the ids of those that run again.
+Again = Callable[[Sequence[Operator], Sequence[Operator]], set[int]]
+#: From the operators of a unit's forward pass to the ids of those whose results are kept.
+Saves = Callable[[Sequence[Operator]], frozenset[int]]
+
+
+def recomputed(program: Program, policy: str) -> Program:
+    """Return the program whose backward pass recomputes. Raises ``OptionError`` for what is no policy."""
+    found = _policy(policy, program)
+    if found is None or not program.training:
+        return program
+    again, saves = found
+    if not any(stage.backward for stage in program.stages):
+        raise TraceError("the trace has no backward pass, in which activations would be recomputed")
+    first = max(operator.id for operator in program.operators) + 1
+    stages = []
+    kept: dict[int, frozenset[int]] = {}
+    for stage in program.stages:
+        made = _Recomputation(stage, again, saves, first)
+        stages.append(replace(stage, backward=made.backward()))
+        first = made.next_id
+        kept |= made.kept
+    after = replace(program, stages=tuple(stages), kept=kept)
+    if len(after.operators) == len(program.operators):
+        raise OptionError(
+            f"'{policy}' finds nothing to recompute: no numbered module (layers.0) has such operators with a backward pass",
+            where="recompute",
+        )
+    return after
+
+
+class _Recomputation:
+    """What one stage computes again."""
+
+    def __init__(self, stage: Stage, again: Again, saves: Saves, first_id: int) -> None:
+        self._stage = stage
+        self._again = again
+        self._saves = saves
+        self.next_id = first_id
+        self.kept: dict[int, frozenset[int]] = {}
+
+    def backward(self) -> tuple[Block, ...]:
+        """The backward blocks, with those that run again ahead of the first one of each unit."""
+        units = [unit_of(block.layer) for block in self._stage.forward]
+        of_backward = [units[place] for place in backward_places(self._stage)]
+        backward: dict[str, list[Operator]] = {}
+        for unit, block in zip(of_backward, self._stage.backward, strict=True):
+            backward.setdefault(unit, []).extend(block.operators)
+        found: list[Block] = []
+        begun = {ROOT}
+        for unit, block in zip(of_backward, self._stage.backward, strict=True):
+            if unit not in begun:
+                begun.add(unit)
+                forward = [b for u, b in zip(units, self._stage.forward, strict=True) if u == unit]
+                copies = list(self._copies(forward, backward[unit]))
+                found += copies
+                self._keep(forward, [*copies, block])
+            found.append(block)
+        return tuple(found)
+
+    def _keep(self, forward: Sequence[Block], backward: Sequence[Block]) -> None:
+        """Keep what is saved until the first operator of a unit's backward pass runs; what is compiled keeps what it reads."""
+        operators = [operator for block in forward for operator in block.operators]
+        if any(operator.name == _COMPILED for operator in operators):
+            return
+        saved = self._saves(operators)
+        first = next((operator for block in backward for operator in block.operators), None)
+        storages = frozenset(t.storage for operator in operators if operator.id in saved for t in operator.outputs)
+        if first is not None and storages:
+            self.kept[first.id] = storages
+
+    def _copies(self, forward: Sequence[Block], backward: Sequence[Operator]) -> Iterable[Block]:
+        chosen = self._again([operator for block in forward for operator in block.operators], backward)
+        for block in forward:
+            items = tuple(self._copy(item) for item in _with_collectives(block.items, chosen))
+            if items:
+                yield Block(block.layer, "backward", items)
+
+    def _copy(self, item: Item) -> Item:
+        if isinstance(item, Operator):
+            self.next_id += 1
+            return replace(item, id=self.next_id - 1, phase="backward", recomputed=True)
+        if isinstance(item, (Communicate, Await)) and item.key is not None:
+            return replace(item, key=f"{item.key} again")
+        return item
+
+
+def _with_collectives(items: Sequence[Item], chosen: set[int]) -> Iterable[Item]:
+    """The chosen operators, and what is communicated for them: what stands after an operator, up to the next one.
+
+    What stands ahead of a block's first operator belongs to that one.
+    """
+    numbers = [item.id for item in items if isinstance(item, Operator)]
+    current = numbers[0] if numbers else None
+    for item in items:
+        if isinstance(item, Operator):
+            current = item.id
+        wanted = item.operator if isinstance(item, Communicate) and item.operator is not None else current
+        if wanted in chosen:
+            yield item
+
+
+def _policy(text: str, program: Program) -> tuple[Again, Saves] | None:
+    """What runs again of a unit, and what of it is saved."""
+    if text == "none":
+        return None
+    if text == "full":
+        return lambda forward, backward: {operator.id for operator in forward}, _nothing
+    if text == "checkpoint":
+        return lambda forward, backward: _needed(forward, backward, frozenset()), _nothing
+    if text == "selective":
+        return lambda forward, backward: _attention_cores(forward), _nothing
+    name, _, listed = text.partition("=")
+    if name == "modules" and listed:
+        modules = frozenset(entry.strip() for entry in listed.split(","))
+        _check_modules(modules, program)
+        return lambda forward, backward: _needed_in(modules, forward, backward), _nothing
+    if name != "save" or not listed:
+        known = (*POLICIES, "save=mm,attention", "modules=mlp")
+        raise OptionError(f"unknown policy '{text}'", where="recompute", fix=nearest(name, known))
+    keeps = [_Kept.parse(entry) for entry in listed.split(",")]
+    _check_names(keeps, program)
+    return lambda forward, backward: _needed(forward, backward, _saved(forward, keeps)), lambda some: _saved(
+        some, keeps
+    )
+
+
+def _nothing(operators: Sequence[Operator]) -> frozenset[int]:
+    return frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """Operators of a name or kind whose results are kept: the first of each ``every``."""
+
+    name: str
+    every: int
+
+    @classmethod
+    def parse(cls, text: str) -> _Kept:
+        name, slash, every = text.strip().partition("/")
+        if not name or (slash and not (every.isascii() and every.isdigit() and int(every))):
+            raise OptionError(f"'{text}' names no operators", where="recompute", fix="write save=mm/2,attention")
+        return cls(name.removeprefix("aten::"), int(every) if slash else 1)
+
+    def names(self, operator: Operator) -> bool:
+        bare = base_name(operator.name)
+        return self.name in (bare, kind_of(bare))
+
+
+def _check_names(keeps: Iterable[_Kept], program: Program) -> None:
+    forward = [operator for operator in program.operators if operator.phase == "forward"]
+    for kept in keeps:
+        if not any(kept.names(operator) for operator in forward):
+            known = {base_name(operator.name) for operator in forward}
+            raise OptionError(
+                f"the trace's forward pass has no operator '{kept.name}'",
+                where="recompute",
+                fix=nearest(kept.name, known),
+            )
+
+
+def _saved(operators: Iterable[Operator], keeps: Iterable[_Kept]) -> frozenset[int]:
+    """The operators of a unit whose results are kept."""
+    listed = list(operators)
+    found: set[int] = set()
+    for kept in keeps:
+        named = [operator.id for operator in listed if kept.names(operator)]
+        found.update(named[:: kept.every])
+    return frozenset(found)
+
+
+def _check_modules(modules: frozenset[str], program: Program) -> None:
+    known = {part for one in program.operators if unit_of(one.layer) for part in one.layer.split(".")}
+    for name in sorted(modules - known):
+        raise OptionError(f"no module is called '{name}'", where="recompute", fix=nearest(name, sorted(known)))
+
+
+def _needed_in(modules: frozenset[str], forward: Sequence[Operator], backward: Sequence[Operator]) -> set[int]:
+    """The operators of each of a unit's modules of some names that its own backward pass needs."""
+    found: set[int] = set()
+    within = {path for one in forward if (path := _within(one.layer, modules))}
+    for path in within:
+        own = [[one for one in some if _within(one.layer, modules) == path] for some in (forward, backward)]
+        found |= _needed(own[0], own[1], frozenset())
+    return found
+
+
+@lru_cache(maxsize=65536)
+def _within(layer: str, modules: frozenset[str]) -> str:
+    """The outermost module of one of these names that a layer is in, or an empty text."""
+    parts = layer.split(".")
+    return next((".".join(parts[: count + 1]) for count, part in enumerate(parts) if part in modules), "")
+
+
+def _needed(forward: Sequence[Operator], backward: Sequence[Operator], saved: frozenset[int]) -> set[int]:
+    """The operators that make what is read, from what was kept; by storage, so that views are made with their bases."""
+    wanted = {tensor.storage for operator in backward for tensor in operator.inputs}
+    found: set[int] = set()
+    for operator in reversed(forward):
+        if operator.id not in saved and any(tensor.storage in wanted for tensor in operator.outputs):
+            found.add(operator.id)
+            wanted.update(tensor.storage for tensor in operator.inputs)
+    return found
+
+
+def _attention_cores(operators: Sequence[Operator]) -> set[int]:
+    """Between two layers with weights, from the first product of two activations to the last; an attention kernel is one.
+
+    The empty memory that a product writes into is made again with it.
+    """
+    found: set[int] = set()
+    run: list[Operator] = []
+    for operator in (*operators, None):
+        if operator is not None and weighted(operator) is None:
+            run.append(operator)
+            continue
+        products = [place for place, one in enumerate(run) if kind_of(base_name(one.name)) in ("attention", "product")]
+        if products:
+            core = run[products[0] : products[-1] + 1]
+            read = {tensor.storage for one in core for tensor in one.inputs}
+            empty = (one for one in run if not one.inputs and any(tensor.storage in read for tensor in one.outputs))
+            found.update(one.id for one in (*core, *empty))
+        run = []
+    return found

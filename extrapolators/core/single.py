@@ -1,0 +1,25 @@
+"""One GPU: the step as it was traced, or at another batch size."""
+
+from __future__ import annotations
+
+from triosim.errors import OptionError
+from triosim.extrapolators.core.extrapolator import Extrapolator, ParallelOptions
+from triosim.extrapolators.core.mesh import Mesh
+from triosim.extrapolators.core.program import Program
+
+
+class Single(Extrapolator):
+    """Changes nothing."""
+
+    axis = "single"
+    alike = True
+    default_size = 1
+
+    def __init__(self, size: int, options: ParallelOptions) -> None:
+        if size != 1:
+            raise OptionError(f"'single' is one GPU, not {size}", fix="use dp or ddp for data parallelism on more")
+        super().__init__(size, options)
+
+    def transform(self, program: Program, mesh: Mesh) -> Program:
+        """Return the program as it is."""
+        return program

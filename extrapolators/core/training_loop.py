@@ -1,0 +1,296 @@
+"""The loop: a rank's way through a lowered program, which reads like the training loop that it stands for."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from dataclasses import replace
+
+from triosim.extrapolators.core.hooks import Reaction
+from triosim.extrapolators.core.lowering import Act, Heard, Lowering, Ready, Run, Script, Step
+from triosim.extrapolators.core.memory_ledger import Ledger
+from triosim.extrapolators.core.program import Await, Block, Communicate, Exchange, Send
+from triosim.extrapolators.core.schedule import ActionPhase
+from triosim.tasks import (
+    COLLECTIVES,
+    COMPUTE_STREAM,
+    Batch,
+    Communicator,
+    Compute,
+    Copy,
+    Handle,
+    Iteration,
+    Record,
+    Recv,
+    Task,
+    TaskStream,
+    Wait,
+)
+from triosim.tasks import Send as SendTask
+
+_NOTHING: frozenset[int] = frozenset()
+_OPTIMIZER = -1  # the micro-batch of what comes once
+
+
+class Loop:
+    """The training loop of one rank. A loop is used once; ``tasks`` is all of it.
+
+    With a ``ledger``, it is told which operators run, and they are no tasks.
+    """
+
+    def __init__(self, lowering: Lowering, rank: int, ledger: Ledger | None = None) -> None:
+        self._lowering = lowering
+        self._mesh = lowering.mesh
+        self._rank = rank
+        self._place = lowering.place(rank)
+        self._reactions = [
+            make(lowering.mesh.group(axis, rank), rank) for axis, make in lowering.reactions[self._place]
+        ]
+        self._ledger = ledger
+        if ledger is not None:
+            for reaction in self._reactions:
+                reaction.ledger = ledger
+        self._hears_blocks = [
+            one for one in self._reactions if type(one).parameters_needed is not Reaction.parameters_needed
+        ]
+        self._each_time = [reaction for reaction in self._reactions if reaction.each_micro_batch]
+        self._heard, self._heard_each_time = _heard(self._reactions), _heard(self._each_time)
+        self._arriving: dict[tuple[str, int], Handle] = {}  # by key and micro-batch
+        self._made: dict[int, Task | None] = {}  # by id() of a step, which the lowering keeps
+
+    def tasks(self) -> TaskStream:
+        """Every iteration of the rank."""
+        for _ in range(self._lowering.iterations):
+            yield from self.step()
+            yield Iteration()
+
+    def step(self) -> TaskStream:
+        """One step: every micro-batch forward and backward as scheduled, then the optimizer."""
+        for reaction in self._reactions:
+            yield from _all(reaction.step_begins())
+        axis = self._lowering.program.stage_axis
+        for turn in self._lowering.turns[self._place]:
+            for posted in turn.receives:
+                assert axis is not None, "only a pipeline sends between places"
+                peer = self._mesh.neighbour(axis, self._rank, posted.place)
+                handle = yield Recv(peer, stream=f"receive from {peer}", label=axis)
+                if self._ledger is not None:
+                    self._ledger.posted(posted)
+                self._arriving[posted.key, posted.micro_batch] = handle
+            if len(turn.acts) == 1:
+                yield from self._act(turn.acts[0])
+            else:
+                yield from self._side_by_side(turn.acts)
+        if self._lowering.program.training:
+            yield from self.optimizer()
+
+    def forward(self) -> TaskStream:
+        """The forward pass of one micro-batch, where there is one stage."""
+        yield from self._act(self._only("forward", last=False))
+
+    def backward(self, *, last: bool = True) -> TaskStream:
+        """The backward pass of one micro-batch, where there is one stage; gradients are complete in the ``last`` one."""
+        yield from self._act(self._only("backward", last=last))
+
+    def optimizer(self) -> TaskStream:
+        """What is pending is waited for, then the parameters are updated."""
+        for reaction in self._reactions:
+            yield from _all(reaction.before_optimizer())
+        if all(reaction.runs_optimizer for reaction in self._reactions):
+            yield from self._run(self._lowering.optimizer(self._place), _OPTIMIZER)
+        for reaction in self._reactions:
+            yield from _all(reaction.after_optimizer())
+
+    @property
+    def reactions(self) -> Sequence[Reaction]:
+        """The rank's reactions."""
+        return self._reactions
+
+    def _only(self, phase: ActionPhase, *, last: bool) -> Act:
+        """The last action of a phase, or what another one would be."""
+        acts = [act for turn in self._lowering.turns[self._place] for act in turn.acts if act.action.phase == phase]
+        return acts[-1] if last else replace(acts[-1], complete=_NOTHING)
+
+    def _act(self, act: Act) -> TaskStream:
+        """What one action of the schedule comes to."""
+        action = act.action
+        if self._ledger is not None:
+            self._ledger.begins(act)
+        if action.phase == "forward":
+            nbytes = self._lowering.input_bytes[action.stage]
+            if self._lowering.copy_input and nbytes:
+                copied = yield Copy("host", "device", nbytes, label="input")
+                yield Wait((copied,))
+        needs = self._needs if self._hears_blocks and action.phase != "weight" else None  # which needs no parameters
+        script = self._lowering.script(act, needs=needs, heard=self._heard, each_time=self._heard_each_time)
+        yield from self._run(script, action.micro_batch)
+        if action.phase == "forward":
+            for reaction in self._reactions:
+                yield from _all(reaction.forward_ends())
+
+    def _needs(self, block: Block) -> Hashable:
+        return tuple(reaction.needs(block) for reaction in self._hears_blocks)
+
+    def _side_by_side(self, acts: Sequence[Act]) -> TaskStream:
+        """Several actions at once, each on a stream of its own.
+
+        They begin together and end together: what they make is sent when all are through. The compute units take turns, so
+        that computation gains nothing; while one of them communicates, the other computes.
+        """
+        begun = yield Record()
+        running: dict[str, TaskStream] = {}
+        for number, act in enumerate(acts):
+            stream = COMPUTE_STREAM if not number else f"{COMPUTE_STREAM} {number + 1}"
+            running[stream] = self._act(act)
+            if number:
+                yield Wait((begun,), stream=stream)
+        streams = tuple(running)
+        answers: dict[str, Handle | None] = dict.fromkeys(streams)
+        made: dict[str, list[SendTask]] = {stream: [] for stream in streams}
+        while running:
+            for stream, tasks in tuple(running.items()):
+                try:
+                    task = tasks.send(answers[stream])
+                except StopIteration:
+                    del running[stream]
+                    continue
+                if isinstance(task, SendTask):
+                    made[stream].append(task)
+                    answers[stream] = None
+                else:
+                    answers[stream] = yield self._on(stream, task)
+        ends = []
+        for stream in streams[1:]:
+            ends.append((yield Record(stream=stream)))
+        yield Wait(tuple(ends))
+        yield from (sent for sends in made.values() for sent in sends)  # a generator, which can be answered
+
+    def _on(self, stream: str, task: Task) -> Task:
+        """A task of the compute stream on another one, or issued by that."""
+        if stream == COMPUTE_STREAM:
+            return task
+        if isinstance(task, Compute):
+            return self._lowering.aside(task, stream)
+        if isinstance(task, (Record, Wait)):
+            return replace(task, stream=stream) if task.stream == COMPUTE_STREAM else task
+        if getattr(task, "issuer", None) == COMPUTE_STREAM:
+            return replace(task, issuer=stream)  # type: ignore[call-arg]  # it has one
+        return task
+
+    def _run(self, script: Script, micro_batch: int) -> TaskStream:
+        """Go through a script. Operators run in a row until something else must be done between them."""
+        start = end = 0
+
+        def computed() -> TaskStream:
+            nonlocal start
+            if start < end:
+                first, start = start, end
+                if self._ledger is not None:
+                    self._ledger.ran(script, first, end, micro_batch)
+                else:
+                    yield self._lowering.compute(script, first, end)
+
+        for step in script.steps:
+            if isinstance(step, Run):
+                end = step.end
+                continue
+            if self._ledger is None and isinstance(step, Communicate) and step.key is None:
+                together = self._together(step)
+                if together is not None:
+                    if start < end:
+                        first, start = start, end
+                        yield self._lowering.compute(script, first, end)
+                    yield Wait(((yield together),))
+                continue
+            if self._ledger is not None and not isinstance(step, (Ready, Block)):
+                continue  # what is sent takes no memory but its own
+            for tasks in self._does(step, micro_batch):
+                if self._ledger is not None:
+                    yield from computed()  # what a reaction takes, it takes after them
+                # Drawn by hand, so that the operators so far run before its first task, and only if it has one.
+                answer = None
+                while True:
+                    try:
+                        task = tasks.send(answer)
+                    except StopIteration:
+                        break
+                    yield from computed()
+                    answer = yield task
+        yield from computed()
+
+    def _does(self, step: Step, micro_batch: int) -> Iterable[TaskStream]:
+        """What a step other than computing comes to."""
+        if isinstance(step, Block):
+            needed = [reaction.parameters_needed(step) for reaction in self._hears_blocks]
+            return [tasks for tasks in needed if tasks is not None]
+        if isinstance(step, Ready):
+            return self._reacts(step)
+        return (self._communicate(step, micro_batch),)
+
+    def _reacts(self, step: Ready) -> Iterator[TaskStream]:
+        """What a gradient comes to: for one reaction after the other."""
+        for reaction in self._reactions if step.complete else self._each_time:
+            if reaction.acts_on is None or step.gradient.parameter.id in reaction.acts_on:
+                tasks = reaction.gradient_ready(step.gradient)
+                if tasks is not None:
+                    yield tasks
+
+    def _communicate(self, step: Run | Communicate | Send | Exchange | Await, micro_batch: int) -> TaskStream:
+        if isinstance(step, Communicate):
+            task = self._together(step)
+            if task is not None and step.key is not None:
+                self._arriving[step.key, micro_batch] = yield task
+        elif isinstance(step, Await):
+            if (step.key, micro_batch) in self._arriving:
+                yield Wait((self._arriving.pop((step.key, micro_batch)),))
+        elif isinstance(step, Send):
+            place = self._lowering.program.schedule.place(step.stage, micro_batch)
+            if place != self._place:
+                yield self._send(place, step)
+        elif isinstance(step, Exchange):
+            sent = self._send(step.place, step)
+            peer = sent.destination
+            self._arriving[step.key, micro_batch] = yield Recv(peer, stream=f"receive from {peer}", label=sent.label)
+            yield sent
+
+    def _together(self, step: Communicate) -> Task | None:
+        """What the ranks of a group do together, None where there is but one: one object for all micro-batches."""
+        if id(step) not in self._made:
+            group = self._mesh.group(step.axis, self._rank, step.parts)
+            # A stream for each axis, as PyTorch has for each process group: gradients on their way do not hold it up.
+            stream = f"{step.axis} communication"
+            if len(group.ranks) == 1:
+                self._made[id(step)] = None
+            elif step.kind == "rotate":
+                self._made[id(step)] = self._rotate(step, group, stream)
+            else:
+                self._made[id(step)] = COLLECTIVES[step.kind](
+                    step.nbytes, group, stream=stream, layers=step.layers, shares=step.shares
+                )
+        return self._made[id(step)]
+
+    def _rotate(self, step: Communicate, group: Communicator, stream: str) -> Batch:
+        """Send to the next rank of a group, and receive from the one before."""
+        place = group.ranks.index(self._rank)
+        after, before = group.ranks[(place + 1) % len(group.ranks)], group.ranks[place - 1]
+        sent = SendTask(after, step.nbytes, stream=stream, label=step.axis, layers=step.layers)
+        return Batch((sent, Recv(before, stream=stream, label=step.axis)), stream=stream, label=step.axis)
+
+    def _send(self, place: int, step: Send | Exchange) -> SendTask:
+        axis = self._lowering.program.stage_axis
+        assert axis is not None, "only a pipeline sends between places"
+        peer = self._mesh.neighbour(axis, self._rank, place)
+        return SendTask(peer, step.nbytes, stream=f"send to {peer}", label=axis, layers=step.layers)
+
+
+def _heard(reactions: Sequence[Reaction]) -> Heard:
+    """The gradients that some reaction acts upon."""
+    sets = [r.acts_on for r in reactions if type(r).gradient_ready is not Reaction.gradient_ready]
+    if len(sets) == 1:
+        return sets[0]  # itself, of which the hash is known
+    return None if None in sets else _NOTHING.union(*(one for one in sets if one is not None))
+
+
+def _all(tasks: TaskStream | None) -> TaskStream:
+    """Yield a reaction's tasks, if it has any."""
+    if tasks is not None:
+        yield from tasks

@@ -1,0 +1,1 @@
+"""Data parallelism and its sharded and asynchronous relatives."""

@@ -1,0 +1,103 @@
+"""Distributed data parallelism: the all-reduce of each gradient bucket overlaps with the rest of the backward pass.
+
+Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training" (VLDB 2020). Buckets are those of PyTorch
+from the second step on, when they follow the order in which gradients became ready (``Reducer::rebuild_buckets`` and
+``compute_bucket_assignment_by_size``): a bucket closes when it has reached its limit, 1 MiB for the first and 25 MiB for
+the others, so it may be larger; gradients of different dtypes go into different buckets; buckets are reduced in the order
+in which they close, the ones that never do at the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
+
+from triosim.extrapolators.core.extrapolator import DATA_ORDER, Extrapolator
+from triosim.extrapolators.core.hooks import Reaction, layers_of, reducing, require_gradients
+from triosim.extrapolators.core.mesh import Mesh
+from triosim.extrapolators.core.program import Gradient, Program, Stage
+from triosim.tasks import AllReduce, Communicator, Layers, TaskStream
+
+Bucket = tuple[Gradient, ...]
+
+
+class DistributedDataParallel(Extrapolator):
+    """``ddp``."""
+
+    axis = "ddp"
+    place = "react"
+    alike = True
+    order = DATA_ORDER
+    sums_gradients = True
+
+    def transform(self, program: Program, mesh: Mesh) -> Program:
+        """Return the program that reduces gradients bucket by bucket, as they become ready."""
+        require_gradients(program)
+        if program.sharded_axes:
+            return program  # what shards the optimizer reduces its shares along this axis
+        return reducing(program, program.data_axes, lambda _: self._reaction)
+
+    def _reaction(self, stage: Stage, gradients: tuple[Gradient, ...]) -> Callable[[Communicator, int], Reaction]:
+        filled = buckets(gradients, self.options.first_bucket_bytes, self.options.bucket_bytes)
+        due = completed(gradients, filled)
+        acts_on = frozenset(due)
+        return lambda group, rank: ReduceBuckets(group, rank, due, acts_on)
+
+
+def buckets(gradients: Sequence[Gradient], first_bytes: float, later_bytes: float) -> tuple[Bucket, ...]:
+    """Return PyTorch's buckets of gradients, which are given in the order in which they become ready."""
+    filled: list[list[Gradient]] = []  # in the order in which they close
+    open_: dict[str, list[Gradient]] = {}  # by dtype
+    limits: dict[str, float] = {}
+    for gradient in gradients:
+        dtype = gradient.parameter.dtype
+        bucket = open_.setdefault(dtype, [])
+        bucket.append(gradient)
+        if sum(one.nbytes for one in bucket) >= limits.get(dtype, first_bytes):
+            filled.append(open_.pop(dtype))
+            limits[dtype] = later_bytes
+    return tuple(tuple(bucket) for bucket in (*filled, *open_.values()))
+
+
+def completed(gradients: Sequence[Gradient], filled: Sequence[Bucket]) -> dict[int, tuple[Layers, ...]]:
+    """Return the buckets that can be reduced when a gradient is ready, as bytes by layer, by the gradient's parameter.
+
+    A bucket is reduced when its last gradient is ready, but not before the buckets ahead of it.
+    """
+    place = {gradient.parameter.id: index for index, gradient in enumerate(gradients)}
+    found: dict[int, tuple[Layers, ...]] = {}
+    last = 0
+    for bucket in filled:
+        last = max(last, *(place[gradient.parameter.id] for gradient in bucket))
+        parameter = gradients[last].parameter.id
+        found[parameter] = (*found.get(parameter, ()), layers_of(bucket))
+    return found
+
+
+class ReduceBuckets(Reaction):
+    """Reduces each bucket when its last gradient is ready; the optimizer waits for all."""
+
+    def __init__(
+        self, group: Communicator, rank: int, due: Mapping[int, Sequence[Layers]], acts_on: frozenset[int]
+    ) -> None:
+        super().__init__(group, rank)
+        self._due = due  # by parameter: the buckets that its gradient completes
+        self.acts_on = acts_on if not self.alone else frozenset()
+
+    def accumulates(self, gradient: Gradient) -> float:
+        """Return the bytes of a gradient as it is computed: what is reduced is a copy."""
+        return float(gradient.parameter.nbytes)
+
+    def step_begins(self) -> None:
+        """The buckets are there all the time, beside the gradients (``gradient_as_bucket_view=False``, as it is by default)."""
+        if not self.alone:
+            for number, layers in enumerate(chain.from_iterable(self._due.values())):
+                self.ledger.hold(
+                    ("bucket", self, number), layers.total, "communication", min(layers.nbytes, default="")
+                )
+
+    def gradient_ready(self, gradient: Gradient) -> TaskStream:
+        """Reduce what is complete."""
+        for layers in self._due[gradient.parameter.id]:
+            nbytes = layers.total
+            self.pending.append((yield AllReduce(nbytes, self.group, layers=layers)))

@@ -1,0 +1,116 @@
+"""Standard data parallelism: each rank has the whole model and a share of the samples.
+
+Gradients are reduced once, after the whole backward pass (TrioSim 4.3). In the style "replicate" it is
+``torch.nn.DataParallel``: one process whose first GPU broadcasts the parameters and scatters the input at every step,
+gathers the output, reduces the gradients and alone runs the optimizer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from triosim.extrapolators.core.extrapolator import DATA_ORDER, Extrapolator
+from triosim.extrapolators.core.hooks import Reaction, layers_of, reducing, require_gradients
+from triosim.extrapolators.core.mesh import Mesh
+from triosim.extrapolators.core.program import Gradient, Program, Stage
+from triosim.sharding.dataflow import output_bytes
+from triosim.tasks import (
+    AllReduce,
+    Broadcast,
+    Collective,
+    Communicator,
+    Gather,
+    Layers,
+    Reduce,
+    Scatter,
+    TaskStream,
+    Wait,
+)
+
+
+class DataParallel(Extrapolator):
+    """``dp``."""
+
+    axis = "dp"
+    place = "react"
+    order = DATA_ORDER
+    sums_gradients = True
+
+    @property
+    def alike(self) -> bool:  # type: ignore[override]  # it depends on the style
+        """Not where the first rank does for all what the others do not."""
+        return self.options.dp_style != "replicate"
+
+    def transform(self, program: Program, mesh: Mesh) -> Program:
+        """Return the program that reduces its gradients after the backward pass."""
+        require_gradients(program)
+        if program.sharded_axes:
+            return program  # what shards the optimizer reduces its shares along this axis
+        make = partial(replicate, program.micro_batches) if self.options.dp_style == "replicate" else all_reduce
+        return reducing(program, program.data_axes, lambda _: make)
+
+
+def all_reduce(stage: Stage, gradients: tuple[Gradient, ...]) -> Callable[[Communicator, int], Reaction]:
+    """Make the reaction of standard data parallelism."""
+    nbytes, layers = sum(gradient.nbytes for gradient in gradients), layers_of(gradients)
+    return lambda group, rank: AllReduceAll(group, rank, nbytes, layers)
+
+
+class AllReduceAll(Reaction):
+    """One all-reduce of all gradients, after the backward pass."""
+
+    def __init__(self, group: Communicator, rank: int, nbytes: float, layers: Layers) -> None:
+        super().__init__(group, rank)
+        self._nbytes = nbytes
+        self._layers = layers
+
+    def before_optimizer(self) -> TaskStream | None:
+        """Reduce, and let the optimizer wait."""
+        return self._reduce() if self._nbytes and not self.alone else None
+
+    def _reduce(self) -> TaskStream:
+        self.pending.append((yield AllReduce(self._nbytes, self.group, layers=self._layers)))
+        yield from self.wait()
+
+
+def replicate(
+    micro_batches: int, stage: Stage, gradients: tuple[Gradient, ...]
+) -> Callable[[Communicator, int], Reaction]:
+    """Make the reaction of ``torch.nn.DataParallel``."""
+    parameters = float(sum(tensor.nbytes for tensor in stage.parameters))
+    inputs = float(sum(tensor.nbytes for tensor in stage.inputs)) * micro_batches
+    outputs, layers = output_bytes(stage), layers_of(gradients)
+    return lambda group, rank: Replicate(group, rank, parameters, inputs, outputs, layers)
+
+
+class Replicate(Reaction):
+    """Everything goes out from the group's first rank, and back to it."""
+
+    def __init__(
+        self, group: Communicator, rank: int, parameters: float, inputs: float, outputs: float, gradients: Layers
+    ) -> None:
+        super().__init__(group, rank)
+        self._parameters = parameters
+        self._inputs = inputs * len(group.ranks)
+        self._outputs = outputs * len(group.ranks)
+        self._gradients = gradients.total
+        self._layers = gradients
+        self.runs_optimizer = rank == group.ranks[0]
+
+    def step_begins(self) -> TaskStream:
+        """Broadcast the parameters and scatter the input."""
+        yield from self._do(Broadcast, self._parameters, self._layers)
+        yield from self._do(Scatter, self._inputs)
+
+    def forward_ends(self) -> TaskStream:
+        """Gather the outputs."""
+        yield from self._do(Gather, self._outputs)
+
+    def before_optimizer(self) -> TaskStream:
+        """Reduce the gradients to the first rank."""
+        yield from self._do(Reduce, self._gradients, self._layers)
+
+    def _do(self, kind: type[Collective], nbytes: float, layers: Layers | None = None) -> TaskStream:
+        if nbytes and not self.alone:
+            yield Wait(((yield kind(nbytes, self.group, root=self.group.ranks[0], layers=layers)),))

@@ -1,0 +1,328 @@
+"""Fully sharded data parallelism (ZeRO-3): each rank keeps a share of the parameters, and gathers a unit's before it runs.
+
+Zhao et al. 2023 ("PyTorch FSDP"), and what ``torch.distributed.fsdp.fully_shard`` does: an all-gather of a unit's parameters
+before its forward pass and, unless they were kept, before its backward pass, issued while the unit before it runs; a
+reduce-scatter of a unit's gradients when the last of them is there; the optimizer on the shares. The root's parameters
+(what is in no unit) are kept from the forward pass to the end of the backward pass, and so are those of the last unit,
+of which the backward pass begins at once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass
+
+from triosim.errors import OptionError, nearest
+from triosim.extrapolators.core.extrapolator import DATA_ORDER, Extrapolator
+from triosim.extrapolators.core.hooks import Reaction, layers_of, reacting, require_gradients
+from triosim.extrapolators.core.mesh import Mesh
+from triosim.extrapolators.core.module_units import ROOT, in_order, unit_of
+from triosim.extrapolators.core.program import Block, Gradient, Program, Stage
+from triosim.extrapolators.data.sharded_state import Copies, Sharing, scatter, sharings, with_sharded_optimizer
+from triosim.tasks import AllGather, Communicator, Handle, Layers, TaskStream, Wait
+from triosim.trace import DTYPE_BYTES, Phase, Tensor, dtype_name
+
+
+class FullySharded(Extrapolator):
+    """``fsdp``; with ``dp`` or ``ddp`` around it, hybrid sharding."""
+
+    axis = "fsdp"
+    place = "react"
+    alike = True
+    order = DATA_ORDER - 1  # next to the tensor axis, inside of the replicas
+    sums_gradients = True
+    shards_optimizer = True
+    extra_options = ("unit", "prefetch", "reshard", "reduce", "parameter_dtype", "shard_dtype")
+
+    def transform(self, program: Program, mesh: Mesh) -> Program:
+        """Return the program that gathers parameters and scatters gradients, unit by unit."""
+        if program.training:
+            require_gradients(program)
+        choices = Choices(
+            unit=self.choice("unit", ("block", "layer", "model")),
+            prefetch=self.number("prefetch", 1),
+            reshards=self._said("reshard", "yes", "no", mesh),
+            each_micro_batch=self._said("reduce", "each", "last", mesh),
+            dtype=self._dtype("parameter_dtype"),
+            shard_dtype=self._dtype("shard_dtype"),
+        )
+        copies, kinds, experts = Copies(program), sharings(program, mesh), program.experts
+
+        def make(stage: Stage, gradients: tuple[Gradient, ...]) -> Callable[[Communicator, int], Reaction]:
+            shared = Shared(choices, Units.of(stage, gradients, choices, experts, kinds), copies, experts, kinds)
+            return lambda group, rank: ShardUnits(group, rank, shared)
+
+        if program.training:
+            program = with_sharded_optimizer(program, mesh, self.axis, choices.shard_dtype)
+        layers = {block.layer for stage in program.stages for block in stage.forward}
+        if choices.unit == "block" and not any(map(unit_of, layers)):
+            program = program.noted(
+                "fsdp: no module is numbered (layers.0), so that all parameters are one unit; --option unit=layer divides them"
+            )
+        return reacting(program, program.sharded_axes, make)
+
+    def _said(self, option: str, usual: str, in_pipeline: str, mesh: Mesh) -> bool:
+        """Whether an option is what it usually is: what the user says, or else as ``torch.distributed.pipelining`` has it,
+        where parameters stay whole, and gradients too, until the last micro-batch.
+        """
+        said = self.choice(option, ("auto", usual, in_pipeline))
+        return said == usual or (said == "auto" and not any(axis.name == "pp" and axis.size > 1 for axis in mesh.axes))
+
+    def _dtype(self, option: str) -> str | None:
+        text = self.options.extra.get(option)
+        if text is None:
+            return None
+        if dtype_name(text) not in DTYPE_BYTES:
+            raise OptionError(f"unknown dtype '{text}'", where=f"--option {option}", fix=nearest(text, DTYPE_BYTES))
+        return dtype_name(text)
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """What a user says of it.
+
+    ``dtype`` is what parameters are gathered in, ``shard_dtype`` what shares are kept and updated in; None is their own.
+    """
+
+    unit: str
+    prefetch: int
+    reshards: bool
+    each_micro_batch: bool
+    dtype: str | None
+    shard_dtype: str | None
+
+    def unit_of(self, layer: str) -> str:
+        """Return the unit that a layer is in."""
+        return {"block": unit_of(layer), "layer": layer, "model": ROOT}[self.unit]
+
+
+@dataclass(frozen=True, slots=True)
+class Units:
+    """A stage's units: parameters and gradients by layer, the order of their use, and whose gradient is a unit's last.
+
+    Experts that have a group of their own are a unit inside of the one that their layer is in, and gathered when it is used.
+    """
+
+    parameters: Mapping[str, Layers]
+    gradients: Mapping[str, Layers]
+    parts: Mapping[str, tuple[Gradient, ...]]  # the gradients one by one
+    paths: Mapping[str, tuple[str, ...]]  # by layer: the units that it is in, the root first
+    orders: Mapping[Phase, tuple[str, ...]]
+    last: Mapping[int, tuple[str, ...]]  # by parameter: the units that its gradient completes
+    experts: frozenset[str]
+
+    @classmethod
+    def of(
+        cls,
+        stage: Stage,
+        gradients: tuple[Gradient, ...],
+        choices: Choices,
+        experts: frozenset[int],
+        kinds: Mapping[bool, Sharing],
+    ) -> Units:
+        """Return the units of a stage. A parameter belongs to the unit that uses it first.
+
+        ``experts`` are storages, ``kinds`` who shares dense parameters (False) and experts (True). What nobody shares is not
+        gathered, and without replicas it is not reduced either.
+        """
+        home: dict[int, str] = {}
+        inner: dict[str, str] = {}  # by layer: its unit of experts
+        for block in stage.forward:
+            for tensor in (t for operator in block.operators for t in operator.inputs if t.category == "parameter"):
+                layer = home.setdefault(tensor.storage, block.layer)
+                if tensor.storage in experts:
+                    inner[block.layer] = f"{choices.unit_of(layer)} experts".strip()
+
+        def unit(tensor: Tensor) -> str:
+            layer = home[tensor.storage]
+            return inner[layer] if tensor.storage in experts else choices.unit_of(layer)
+
+        parameters: dict[str, dict[str, float]] = {}
+        for tensor in stage.parameters:
+            if kinds[tensor.storage in experts].ranks > 1:
+                layers = parameters.setdefault(unit(tensor), {})
+                nbytes = float(tensor.numel * DTYPE_BYTES[choices.dtype or tensor.dtype])
+                layers[home[tensor.storage]] = layers.get(home[tensor.storage], 0.0) + nbytes
+        reduced: dict[str, list[Gradient]] = {}
+        completes: dict[str, int] = {}
+        for gradient in gradients:
+            sharing = kinds[gradient.parameter.storage in experts]
+            if sharing.ranks > 1 or sharing.replicas(0) is not None:
+                reduced.setdefault(unit(gradient.parameter), []).append(gradient)
+                completes[unit(gradient.parameter)] = gradient.parameter.id
+        last: dict[int, tuple[str, ...]] = {}
+        for name, parameter in completes.items():
+            last[parameter] = (*last.get(parameter, ()), name)
+        paths = {
+            block.layer: in_order(
+                name
+                for name in (ROOT, choices.unit_of(block.layer), inner.get(block.layer, ROOT))
+                if name in parameters
+            )
+            for block in stage.blocks
+        }
+
+        def order(blocks: tuple[Block, ...]) -> tuple[str, ...]:
+            return in_order(name for block in blocks for name in paths[block.layer] if name != ROOT)
+
+        return cls(
+            {name: Layers(layers) for name, layers in parameters.items()},
+            {name: layers_of(some) for name, some in reduced.items()},
+            {name: tuple(some) for name, some in reduced.items()},
+            paths,
+            {"forward": order(stage.forward), "backward": order(stage.backward)},
+            last,
+            frozenset(inner.values()),
+        )
+
+
+class Shared:
+    """What the ranks of a stage share."""
+
+    def __init__(
+        self,
+        choices: Choices,
+        units: Units,
+        copies: Copies,
+        experts: frozenset[int],
+        kinds: Mapping[bool, Sharing],
+    ) -> None:
+        self.choices = choices
+        self.units = units
+        self.places = {phase: {unit: i for i, unit in enumerate(order)} for phase, order in units.orders.items()}
+        used_last = units.orders["forward"][-1:]
+        self.kept = frozenset(  # of which the backward pass begins at once
+            unit for path in units.paths.values() if set(used_last) & set(path) for unit in (ROOT, *path)
+        )
+        self.acts_on = frozenset(units.last)
+        self.copies = copies
+        self.experts = experts  # their storages
+        self.kinds = kinds
+
+
+class ShardUnits(Reaction):
+    """Gathers and scatters one rank's units."""
+
+    def __init__(self, group: Communicator, rank: int, shared: Shared) -> None:
+        super().__init__(group, rank)
+        self._shared = shared
+        self._units = shared.units
+        self._groups = {kind: sharing.group(rank) for kind, sharing in shared.kinds.items()}
+        self._replicas = {kind: sharing.replicas(rank) for kind, sharing in shared.kinds.items()}
+        self._gathered: dict[str, Handle | None] = {}  # units that are whole here; None where they have been waited for
+        self._phase: Phase | None = None
+        self._inside: tuple[str, ...] = ()  # units, the outer ones first
+        self._drained: str | None = None  # the unit whose buffer is read by a copy that nobody waits for
+        self.each_micro_batch = shared.choices.each_micro_batch
+        self.acts_on = shared.acts_on
+
+    def keeps(self, parameter: Tensor) -> float:
+        """Return the bytes of a rank's share."""
+        sharing = self._shared.kinds[parameter.storage in self._shared.experts]
+        dtype = self._shared.choices.shard_dtype or parameter.dtype
+        return float(math.prod(sharing.share(parameter.shape)) * DTYPE_BYTES[dtype])
+
+    def accumulates(self, gradient: Gradient) -> float:
+        """Return the bytes of a gradient in the dtype that the backward pass computes it in."""
+        parameter = gradient.parameter
+        return float(parameter.numel * DTYPE_BYTES[self._shared.choices.dtype or parameter.dtype])
+
+    def needs(self, block: Block) -> Hashable:
+        """Return the units that a block is in: where they stay the same, none of them begins."""
+        return block.phase, self._units.paths[block.layer]
+
+    def parameters_needed(self, block: Block) -> TaskStream | None:
+        """Gather the units that begin, and the next ones ahead of their use.
+
+        A unit is left where one begins that is not in it; the root, which is around all others, at a phase's end.
+        """
+        path = self._units.paths[block.layer]
+        begins = path if block.phase != self._phase else tuple(unit for unit in path if unit not in self._inside)
+        return self._enter(block.phase, path, begins) if begins else None
+
+    def _enter(self, phase: Phase, path: tuple[str, ...], begins: tuple[str, ...]) -> TaskStream:
+        self._give_back(phase, path)
+        self._phase, self._inside = phase, path
+        for unit in begins:
+            yield from self._gather(unit)
+            handle = self._gathered[unit]
+            if handle is not None:
+                self._gathered[unit] = None
+                yield Wait((handle,))
+                yield from self._copy_out(phase, unit)
+            following = self._shared.places[phase].get(unit, -1) + 1
+            for other in self._units.orders[phase][following : following + self._shared.choices.prefetch]:
+                yield from self._gather(other)
+
+    def _copy_out(self, phase: Phase, unit: str) -> TaskStream:
+        """Copy what was gathered of a unit to where its parameters are whole."""
+        nbytes = self._units.parameters[unit].total
+        self.ledger.release(("gathered", self._drained))
+        self.ledger.hold(("whole", unit), nbytes, "communication", unit)
+        yield self._shared.copies.task("aten::split_with_sizes_copy", phase, unit, nbytes)
+        if phase == "forward":
+            self._drained = unit
+        else:
+            self.ledger.release(("gathered", unit))
+
+    def _give_back(self, phase: Phase, path: tuple[str, ...]) -> None:
+        """Drop what is not kept of the units that are left; or of all, where another micro-batch begins."""
+        if phase == "backward" or self._phase is None:
+            return  # in the backward pass a unit goes with its gradients
+        if self._phase == "backward":
+            if self._shared.choices.each_micro_batch or self._shared.choices.reshards:
+                self._drop(*self._gathered)
+        elif self._shared.choices.reshards:
+            self._drop(*(unit for unit in self._inside if unit not in path and unit not in self._shared.kept))
+
+    def _drop(self, *units: str) -> None:
+        """Give whole units back."""
+        for unit in units:
+            if unit in self._gathered:
+                del self._gathered[unit]
+                self.ledger.release(("whole", unit))
+
+    def _gather(self, unit: str) -> TaskStream:
+        if unit not in self._gathered:
+            layers, group = self._units.parameters[unit], self._groups[unit in self._units.experts]
+            gather = AllGather(layers.total, group, stream="fsdp all-gather", layers=layers)
+            self.ledger.hold(("gathered", unit), layers.total, "communication", unit, stream=gather.stream or "")
+            self._gathered[unit] = yield gather
+
+    def forward_ends(self) -> None:
+        """The root waits for its last copy."""
+        self.ledger.release(("gathered", self._drained))
+
+    def gradient_ready(self, gradient: Gradient) -> TaskStream:
+        """Scatter the gradients of the units that are complete, and give back their parameters."""
+        for unit in self._units.last[gradient.parameter.id]:
+            layers, kind = self._units.gradients[unit], unit in self._units.experts
+            self.ledger.release("scattered")  # the buffer of the unit before this one
+            self._drop(unit)
+            self.ledger.hold("scattered", layers.total, "communication", unit)
+            yield self._shared.copies.task("aten::chunk_cat", "backward", unit, layers.total)
+            for part in self._units.parts[unit]:
+                self.ledger.release(("gradient", part.parameter.storage))
+            self.ledger.hold(("share", unit), self._share(unit), "gradient", unit, stream="fsdp reduce-scatter")
+            scattered = scatter(layers, self._groups[kind], self._replicas[kind], "fsdp reduce-scatter")
+            self.pending.append((yield from scattered))
+
+    def _share(self, unit: str) -> float:
+        """The bytes of a rank's share of a unit's gradients."""
+        dtype = self._shared.choices.shard_dtype
+        parts = self._units.parts[unit]
+        whole = sum(p.nbytes if dtype is None else p.parameter.numel * DTYPE_BYTES[dtype] for p in parts)
+        return whole / len(self._groups[unit in self._units.experts].ranks)
+
+    def before_optimizer(self) -> TaskStream | None:
+        """What was scattered is no longer needed, and neither is any unit whole."""
+        self.ledger.release("scattered")
+        self._drop(*self._gathered)
+        return super().before_optimizer()
+
+    def after_optimizer(self) -> TaskStream | None:
+        """The parameters have changed: what was gathered is no longer true."""
+        self._gathered.clear()
+        self._phase, self._inside = None, ()
+        return None

@@ -1,0 +1,174 @@
+"""Parameter servers: workers push gradients to servers that keep the parameters, and pull these back.
+
+Li et al., "Scaling Distributed Machine Learning with the Parameter Server" (OSDI 2014); bounded staleness from Ho et al., "More
+Effective Distributed ML via a Stale Synchronous Parallel Parameter Server" (NeurIPS 2013). The first ``servers`` ranks are
+servers, each with an equal part of all parameters, the others workers.
+
+In memory a worker has its parameters, its gradients and what the passes make: it sends from the gradients, and what comes back
+goes where the parameters are. A server has its part of the parameters, of the optimizer's states, of what the optimizer makes
+while it runs, and of the gradients of each worker, for a receive from each stands ready:
+``(parameters + states + workers * gradients) / servers`` bytes and the optimizer's own.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, replace
+
+from triosim.errors import OptionError
+from triosim.extrapolators.core.extrapolator import Extrapolator
+from triosim.extrapolators.core.hooks import require_gradients
+from triosim.extrapolators.core.memory_footprint import Holding
+from triosim.extrapolators.core.mesh import Mesh
+from triosim.extrapolators.core.program import Program
+from triosim.extrapolators.core.training_loop import Loop
+from triosim.extrapolators.data.sharded_state import optimizer_shares, with_optimizer_of
+from triosim.tasks import Compute, Handle, Iteration, Recv, Send, TaskStream, Wait, WaitAny
+
+_LABEL = "parameter-server"
+
+
+class ParameterServer(Extrapolator):
+    """``parameter-server``.
+
+    ``updates=sync`` (the default): a server updates once it has all workers' gradients. ``updates=async``: at once with
+    each worker's; a worker then gets parameters without waiting for others, unless it would be more than ``staleness``
+    iterations ahead of the slowest.
+    """
+
+    axis = "parameter-server"
+    extra_options = ("servers", "updates", "staleness")
+
+    @property
+    def servers(self) -> int:
+        """How many of the ranks are servers."""
+        return self.number("servers", 1, least=1)
+
+    @property
+    def replicas(self) -> int:
+        """How many are workers."""
+        return max(self.size - self.servers, 1)
+
+    def transform(self, program: Program, mesh: Mesh) -> Program:
+        """Read the options."""
+        if not program.training:
+            raise OptionError("inference pushes no gradients", where=_LABEL, fix="leave out --inference")
+        require_gradients(program)
+        if self.servers >= self.size:
+            what = f"{self.servers} of {self.size} GPUs are servers, which leaves no worker"
+            raise OptionError(what, where=_LABEL, fix="give more GPUs, or fewer servers")
+        asynchronous = self.choice("updates", ("sync", "async")) == "async"
+        if not asynchronous and "staleness" in self.options.extra:
+            raise OptionError(
+                "synchronous updates are never stale", where="--option staleness", fix="give updates=async too"
+            )
+        stage, part = program.stages[0], 1 / self.servers
+        self.service = Service(
+            workers=tuple(range(self.servers, self.size)),
+            servers=tuple(range(self.servers)),
+            iterations=self.options.iterations,
+            micro_batches=program.micro_batches,
+            gradient_bytes=part * sum(one.nbytes for one in stage.gradients(program.gradient_dtype)),
+            parameter_bytes=part * sum(tensor.nbytes for tensor in stage.parameters),
+            update=Compute(
+                tuple(
+                    replace(operator, seconds=operator.seconds * part, busy_seconds=None)
+                    for block in stage.optimizer
+                    for operator in block.operators
+                )
+            ),
+            asynchronous=asynchronous,
+            staleness=self.number("staleness", self.options.iterations),
+        )
+        if self.servers > 1:  # which only servers run, with the times above
+            program = with_optimizer_of(program, optimizer_shares(program, self._share))
+        return program.noted(
+            f"{self.servers} of the {self.size} GPUs are parameter servers: they run the optimizer alone, each "
+            f"{'all of it' if part == 1 else f'1/{self.servers} of its time'}"
+        )
+
+    def tasks(self, rank: int) -> TaskStream:
+        """Return what one server or worker does."""
+        service = self.service
+        return serve(rank, service) if rank in service.servers else work(service, self.loop(rank))
+
+    def holds(self, rank: int) -> Holding:
+        """Return a worker's passes without the optimizer, or a server's part of everything and the gradients that come."""
+        service = self.service
+        if rank not in service.servers:
+            return Holding(updates=False)
+        arriving = len(service.workers) * service.gradient_bytes
+        return Holding(trains=False, share=1 / self.servers, beside=(("workers' gradients", "gradient", arriving),))
+
+    def _share(self, shape: tuple[int, ...], _: bool) -> tuple[int, ...]:
+        return (-(-shape[0] // self.servers), *shape[1:])
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """What servers and workers agree on. Bytes are those between one worker and one server in one direction."""
+
+    workers: tuple[int, ...]
+    servers: tuple[int, ...]
+    iterations: int
+    micro_batches: int
+    gradient_bytes: float
+    parameter_bytes: float
+    update: Compute
+    asynchronous: bool
+    staleness: int
+
+
+def work(service: Service, loop: Loop) -> TaskStream:
+    """A worker: compute gradients, push them, and go on with the parameters that come back."""
+    for _ in range(service.iterations):
+        for micro_batch in range(service.micro_batches):
+            yield from loop.forward()
+            yield from loop.backward(last=micro_batch == service.micro_batches - 1)
+        pulled = []
+        for server in service.servers:
+            yield Send(server, service.gradient_bytes, stream=f"push to {server}", label=_LABEL)
+            pulled.append((yield Recv(server, stream=f"pull from {server}", label=_LABEL)))
+        yield Wait(tuple(pulled))
+        yield Iteration()
+
+
+def serve(rank: int, service: Service) -> TaskStream:
+    """A server: take gradients as they come, update, and answer those workers that may go on."""
+    workers, last = service.workers, service.iterations
+    arriving: dict[int, Handle] = {}
+    pushed = dict.fromkeys(workers, 0)  # how many gradients have come
+    answered = dict.fromkeys(workers, 0)
+    rounds = 0  # how many iterations all workers have pushed
+    for worker in workers:
+        arriving[worker] = yield _push_of(worker)
+    while rounds < last:
+        came: deque[int] = deque()
+        while not came:
+            found = yield WaitAny(tuple(arriving.values()))
+            came.extend(worker for worker in workers if arriving.get(worker) in found.done)
+        for worker in came:
+            pushed[worker] += 1
+            del arriving[worker]
+            if pushed[worker] < last:
+                arriving[worker] = yield _push_of(worker)
+            if service.asynchronous and service.update.operators:
+                yield service.update
+            slowest = min(pushed.values())
+            ended = slowest > rounds
+            rounds = slowest
+            if ended and not service.asynchronous and service.update.operators:
+                yield service.update
+            ahead = service.staleness if service.asynchronous else 0
+            sent = []
+            for other in workers:
+                if answered[other] < pushed[other] <= slowest + ahead:
+                    answered[other] += 1
+                    sent.append((yield Send(other, service.parameter_bytes, stream=f"answer to {other}", label=_LABEL)))
+            if ended:
+                yield Iteration(of=tuple(sent))
+
+
+def _push_of(worker: int) -> Recv:
+    """A gradient of a worker, whenever it comes."""
+    return Recv(worker, stream=None, issuer=None, label=_LABEL, ahead=True)

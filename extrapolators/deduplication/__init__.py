@@ -1,0 +1,1 @@
+"""Layer deduplication: repeated layers are transformed once."""

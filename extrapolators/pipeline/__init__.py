@@ -1,0 +1,1 @@
+"""Pipeline parallelism, its stages and its schedules."""

@@ -1,0 +1,13 @@
+"""GPipe (Huang et al. 2019): all micro-batches forward, then all backward."""
+
+from __future__ import annotations
+
+from triosim.extrapolators.core.schedule import Action, ActionPhase, Schedule
+
+
+def gpipe(places: int, micro_batches: int) -> Schedule:
+    """The bubble is (p - 1) of a micro-batch's forward and backward pass; each place holds all micro-batches."""
+    phases: tuple[ActionPhase, ...] = ("forward", "backward")
+    return Schedule.of(
+        [[Action(place, phase, index) for phase in phases for index in range(micro_batches)] for place in range(places)]
+    )

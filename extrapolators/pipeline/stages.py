@@ -1,0 +1,168 @@
+"""Where pipeline stages start: balanced by the time of the layers, with as many units each, or where the user says.
+
+Stages are contiguous runs of the forward pass' blocks; a block's backward operators go with it. Units are what repeats (a
+transformer's layers, see ``triosim.extrapolators.core.module_units``): Megatron-LM gives each stage as many, the first what is ahead of
+them and the last what comes behind (Narayanan et al. 2021).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+
+from triosim.errors import OptionError, TraceError, nearest
+from triosim.extrapolators.core.module_units import ROOT, unit_of
+from triosim.extrapolators.core.program import Block, Stage
+from triosim.trace import Operator
+
+
+def block_seconds(stage: Stage, factor: Callable[[Operator], float] | None = None) -> list[float]:
+    """Return the time of each forward block together with the backward operators that belong to it.
+
+    ``factor`` is by how many times longer an operator takes than it says.
+    """
+
+    def time(block: Block) -> float:
+        if factor is None:
+            return block.seconds
+        return math.fsum(operator.seconds * factor(operator) for operator in block.operators)
+
+    seconds = [time(block) for block in stage.forward]
+    places = backward_places(stage)
+    for block, place in zip(stage.backward, places, strict=True):
+        seconds[place] += time(block)
+    return seconds
+
+
+def balanced_starts(
+    seconds: Sequence[float], stages: int, by_stage: Sequence[Sequence[float]] | None = None
+) -> list[int]:
+    """Return the first block of each stage, such that the slowest stage is as fast as can be.
+
+    ``seconds`` are those of the blocks; ``by_stage`` those on the GPUs of each stage, where they are unequal.
+
+    Exact dynamic programming over contiguous partitions: with t stages, the first i blocks take at best the minimum over j
+    of max(best of the first j blocks with t - 1 stages, time of blocks j to i). The first grows with j and the second
+    falls, so the minimum is where they cross, which a binary search finds.
+    """
+    count = len(seconds)
+    if stages > count:
+        raise OptionError(
+            f"{stages} pipeline stages are asked for, but the trace has only {count} layers", fix="use fewer stages"
+        )
+    totals = [np.concatenate(([0.0], np.cumsum(row))) for row in by_stage or [seconds]]
+    best = totals[0].copy()  # of the first i blocks, with the stages so far
+    choices = []
+    for stage in range(1, stages):
+        sums = totals[stage % len(totals)]
+        ends = np.arange(stage + 1, count + 1)
+        crossing = stage + np.searchsorted(best[stage:count] + sums[stage:count], sums[ends])
+        above = np.minimum(crossing, ends - 1)
+        below = np.maximum(above - 1, stage)
+        costs = [np.maximum(best[start], sums[ends] - sums[start]) for start in (below, above)]
+        choice = np.zeros(count + 1, dtype=np.int64)
+        choice[ends] = np.where(costs[0] <= costs[1], below, above)
+        choices.append(choice)
+        best = np.concatenate((np.full(stage + 1, np.inf), np.minimum(*costs)))
+    starts, end = [], count
+    for choice in reversed(choices):
+        end = int(choice[end])
+        starts.append(end)
+    return [0, *reversed(starts)]
+
+
+def whole_units(blocks: Sequence[Block]) -> list[int]:
+    """Return the first block of each unit, of what stands ahead of the first and of what comes behind the last.
+
+    Raises ``OptionError`` where there are no units.
+    """
+    units = _unit_starts(blocks)
+    last = max(place for place, block in enumerate(blocks) if unit_of(block.layer) != ROOT)
+    behind = [last + 1] if last + 1 < len(blocks) else []
+    return [*([0] if units[0] else []), *units, *behind]
+
+
+def equal_starts(blocks: Sequence[Block], stages: int) -> list[int]:
+    """Return the first block of each stage, of which each has as many units. Raises ``OptionError`` where that cannot be."""
+    units = _unit_starts(blocks)
+    if len(units) % stages:
+        raise OptionError(
+            f"{len(units)} layers do not divide among {stages} stages",
+            where="--option stages",
+            fix="use a number of stages that divides them, or stages=whole",
+        )
+    return [0, *units[len(units) // stages :: len(units) // stages]]
+
+
+def _unit_starts(blocks: Sequence[Block]) -> list[int]:
+    starts: dict[str, int] = {}
+    for place, block in enumerate(blocks):
+        starts.setdefault(unit_of(block.layer), place)
+    starts.pop(ROOT, None)
+    if not starts:
+        raise OptionError(
+            "no module is numbered (layers.0)", where="--option stages", fix="leave it out, or give --stages"
+        )
+    return list(starts.values())
+
+
+def named_starts(blocks: Sequence[Block], names: Sequence[str], stages: int) -> list[int]:
+    """Return the first block of each stage, from the layers (or modules that hold layers) at which new stages start."""
+    if len(names) != stages - 1:
+        raise OptionError(
+            f"{len(names)} layers at which a stage starts are given, but {stages} stages need {stages - 1}",
+            where="stages",
+        )
+    starts = [0]
+    for name in names:
+        place = next((i for i, block in enumerate(blocks) if f"{block.layer}.".startswith(f"{name}.")), None)
+        if place is None:
+            known = {block.layer for block in blocks}
+            raise OptionError(f"the trace has no layer '{name}'", where="stages", fix=nearest(name, known, most=10))
+        if place <= starts[-1]:
+            raise OptionError(
+                f"a stage cannot start at layer '{name}'",
+                where="stages",
+                fix="name layers in the order of the forward pass, and not the first",
+            )
+        starts.append(place)
+    return starts
+
+
+def backward_places(stage: Stage) -> list[int]:
+    """Return the number of the forward block to which each backward block belongs.
+
+    A backward operator belongs where the operator is that it differentiates. One that does not say (the sum of the gradients
+    of a tensor that is used twice) goes where its result is read, or else with its layer or the operators around it.
+    """
+    place_of = {op.id: i for i, block in enumerate(stage.forward) for op in block.operators}
+    layers = {block.layer: i for i, block in enumerate(stage.forward)}
+    linked = [_first(place_of.get(op.forward) for op in b.operators if op.forward is not None) for b in stage.backward]
+    readers: dict[int, int] = {}  # storage: the place of the next operator that reads it
+    found: list[int | None] = []
+    for block, place in zip(reversed(stage.backward), reversed(linked), strict=True):
+        if place is None:
+            place = _first(readers.get(tensor.storage) for op in block.operators for tensor in op.outputs)
+        if place is None:
+            place = layers.get(block.layer)
+        if place is not None:
+            readers.update((tensor.storage, place) for op in block.operators for tensor in op.inputs)
+        found.append(place)
+    found.reverse()
+    if stage.backward and all(place is None for place in found):
+        raise TraceError(
+            "the backward operators name neither forward operators nor layers, so they cannot be divided into stages",
+            fix="capture the trace with its execution graph, or simulate inference",
+        )
+    current = _first(found) or 0
+    places = []
+    for place in found:
+        current = current if place is None else place
+        places.append(current)
+    return places
+
+
+def _first(places: Iterable[int | None]) -> int | None:
+    return next((place for place in places if place is not None), None)

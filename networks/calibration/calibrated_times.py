@@ -1,0 +1,149 @@
+"""Collectives on a calibrated topology: as long as was measured when they are alone, sharing links when they are not.
+
+The bytes go over the links that NCCL's ring (inside a node) or its rings by network card (between nodes) would use. They
+flow after the latency that was measured, and each counts for ``stretch`` bytes, so that on an idle machine the last one is
+there when it was measured to be. Whoever else wants the links meanwhile gets a max-min fair share, as of any flow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from triosim.errors import OptionError
+from triosim.networks.calibration.curves import Parts
+from triosim.networks.calibration.model import Calibration
+from triosim.networks.collectives.algorithm import CollectiveAlgorithm, Pipeline, busiest
+from triosim.networks.collectives.algorithms.hierarchical import Hierarchical
+from triosim.networks.collectives.algorithms.ring import Ring
+from triosim.networks.topology import Topology
+from triosim.tasks import CollectiveKind
+
+_MOST_EDGES = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A collective's edges with their bytes, when they begin to flow, and for how many bytes each of them counts."""
+
+    pipeline: Pipeline
+    factor: float
+    stretch: float
+
+
+class CalibratedCollectives:
+    """The collectives of a topology that are calibrated."""
+
+    def __init__(self, topology: Topology, calibration: Calibration) -> None:
+        self.topology = topology
+        self.measured_on = topology.measured_on or topology
+        self.calibration = calibration
+        self._ring, self._by_card = Ring(), Hierarchical()
+        self._known: dict[tuple[CollectiveKind, tuple[int, ...], int | None], tuple[Pipeline, float]] = {}
+        self._edges = 0
+
+    @property
+    def slowed(self) -> bool:
+        """Whether links differ from those of the machine that was measured."""
+        return self.measured_on is not self.topology
+
+    def nodes(self, ranks: Sequence[int]) -> int:
+        """Return over how many nodes the ranks are spread."""
+        per_node = self.calibration.gpus_per_node
+        if isinstance(ranks, range) and ranks.step == 1:
+            return ranks[-1] // per_node - ranks[0] // per_node + 1
+        return len({rank // per_node for rank in ranks})
+
+    def parts(
+        self, kind: CollectiveKind, ranks: Sequence[int], nbytes: float, nodes: int | None = None
+    ) -> Parts | None:
+        """Return the time of a collective, or None where the calibration says nothing of it."""
+        over = self.nodes(ranks) if nodes is None else nodes
+        return self.calibration.parts(kind, len(ranks), nbytes, over)
+
+    def seconds(
+        self, kind: CollectiveKind, ranks: Sequence[int], nbytes: float, nodes: int, root: int | None
+    ) -> float | None:
+        """Return what a collective takes alone, or None where the calibration says nothing of it.
+
+        Where links are slower than those of the machine that was measured, so is what goes over them.
+        """
+        parts = self.parts(kind, ranks, nbytes, nodes)
+        if parts is None:
+            return None
+        if not self.slowed:
+            return parts.total
+        pipeline, idle = self._unit(kind, tuple(ranks), root)
+        return parts.latency + parts.moving * (busiest(pipeline.edges, self.topology) / idle if idle else 1.0)
+
+    def plan(
+        self,
+        kind: CollectiveKind,
+        ranks: tuple[int, ...],
+        nbytes: float,
+        root: int | None,
+        shares: tuple[float, ...] | None,
+    ) -> Plan | None:
+        """Return how a collective runs, or None where the calibration says nothing of it.
+
+        Unequal shares load the links as they are, stretched as equal shares would be.
+        """
+        parts = self.parts(kind, ranks, nbytes)
+        if parts is None:
+            return None
+        pipeline, idle = self._unit(kind, ranks, root)
+        stretch = parts.moving / (idle * nbytes) if idle * nbytes > 0.0 else 1.0
+        if shares is not None:
+            algorithm = self._algorithm(ranks)
+            edges = algorithm.pipeline(kind, ranks, nbytes, self.topology, root=root, shares=shares).edges
+            return Plan(Pipeline(edges, parts.latency), 1.0, stretch)
+        return Plan(Pipeline(pipeline.edges, parts.latency), nbytes, stretch)
+
+    def _unit(self, kind: CollectiveKind, ranks: tuple[int, ...], root: int | None) -> tuple[Pipeline, float]:
+        """Return the edges of one byte, and the seconds that they need on the idle links of the machine that was measured."""
+        key = (kind, ranks, root)
+        found = self._known.get(key)
+        if found is None:
+            pipeline = self._algorithm(ranks).pipeline(kind, ranks, 1.0, self.topology, root=root)
+            self._edges += len(pipeline.edges)
+            if self._edges > _MOST_EDGES:
+                self._known.clear()
+                self._edges = len(pipeline.edges)
+            found = self._known[key] = pipeline, busiest(pipeline.edges, self.measured_on)
+        return found
+
+    def _algorithm(self, ranks: tuple[int, ...]) -> CollectiveAlgorithm:
+        if self.nodes(ranks) == 1:
+            return self._ring
+        try:
+            self._by_card.grid(ranks, self.topology)
+        except OptionError:
+            return self._ring
+        return self._by_card
+
+
+def of(topology: Topology) -> CalibratedCollectives | None:
+    """Return the calibrated collectives of a topology, or None where it has none."""
+    calibration = topology.calibration
+    return None if calibration is None else CalibratedCollectives(topology, calibration)
+
+
+def notes(network: object, world: int) -> Iterator[str]:
+    """Yield what a reader should know of a network's collectives: that they are not calibrated, or what was assumed."""
+    topology = getattr(network, "topology", None)
+    found = getattr(network, "_calibrated", None)
+    if isinstance(topology, Topology) and topology.uncalibrated and hasattr(network, "_calibrated") and world > 1:
+        yield f"{topology.name}: {topology.uncalibrated}, so that collectives take what their links need"
+    if not isinstance(found, CalibratedCollectives):
+        return
+    per_node, node = found.calibration.gpus_per_node, _node(found.topology)
+    if node is not None and node != per_node and world > min(node, per_node):
+        yield f"{found.topology.name}: the calibration is of nodes of {per_node} GPUs, and these have {node}"
+    kinds = [kind for kind, tier in found.calibration.between.items() if tier.assumed]
+    if kinds and world > per_node:
+        yield f"{found.topology.name}: what collectives take between nodes is assumed, not measured"
+
+
+def _node(topology: Topology) -> int | None:
+    """How many GPUs a node has, where there are several nodes; None where nobody can say."""
+    return topology.dimensions[0].size if len(topology.dimensions) == 2 and not topology.by_dimension else None

@@ -1,0 +1,1 @@
+"""How collective times are fitted to measurements, and judged."""

@@ -1,0 +1,189 @@
+"""Measured collectives from files: tables of comma-separated values, and the text that nccl-tests print.
+
+A table has the columns ``num_gpus``, ``bytes`` and one of ``latency_ns``, ``latency_us``, ``latency_ms``, ``seconds``; and, if
+it is about several, ``collective``, ``gpu`` and ``nodes``. Without ``collective``, the file's name says which one it was.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import math
+import os
+import re
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+
+from triosim import gpus as catalogue
+from triosim.errors import TriosimError, nearest
+from triosim.networks.calibration.fit import nccl_tests
+from triosim.networks.calibration.fit.fitting import Row
+from triosim.networks.calibration.stored import KINDS
+
+TIMES = {"latency_ns": 1e-9, "latency_us": 1e-6, "latency_ms": 1e-3, "seconds": 1.0}
+_NEEDED = ("num_gpus", "bytes")
+_OPTIONAL = ("collective", "gpu", "nodes")
+_PLAIN = {kind.replace("_", ""): kind for kind in KINDS}
+COLLECTIVE_FIX = "add a column 'collective', or give --collective all_reduce, say"
+
+
+def read(
+    path: str | os.PathLike[str], *, collective: str | None = None, gpu: str | None = None, system: str = ""
+) -> list[Row]:
+    """Return the rows of a file. ``gpu`` takes those of one GPU, where a table is about several.
+
+    Without it, they are those of the GPU that ``system``, a topology, has in its name (dgx-a100).
+    ``collective`` says which one it is, where the file does not. Raises ``TriosimError`` with file, line and what would be
+    right.
+    """
+    place = os.fspath(path)
+    text = _text(place)
+    wanted = None if collective is None else kind_of(collective, "--collective")
+    if nccl_tests.is_output(text):
+        return _from_nccl_tests(text, place, wanted)
+    return _from_table(text, place, wanted, gpu, system)
+
+
+def kind_of(word: str, where: str) -> str:
+    """Return the collective of a name, as nccl-tests, MPI and PyTorch write it."""
+    plain = re.sub(r"[^a-z]", "", word.lower()).removesuffix("perf")
+    if plain not in _PLAIN:
+        raise TriosimError(f"unknown collective '{word}'", where=where, fix=nearest(word, KINDS))
+    return _PLAIN[plain]
+
+
+def _named(place: str) -> str | None:
+    """Return the collective that a file's name says."""
+    plain = re.sub(r"[^a-z]", "", Path(place).name.lower())
+    return next((_PLAIN[word] for word in sorted(_PLAIN, key=len, reverse=True) if word in plain), None)
+
+
+def _text(place: str) -> str:
+    try:
+        data = Path(place).read_bytes()
+        if data[:2] == b"\x1f\x8b":
+            data = gzip.decompress(data)
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        fix = "give a CSV table, or the output of nccl-tests"
+        raise TriosimError("is not a text file", where=place, fix=fix) from None
+    except (OSError, ValueError, EOFError, zlib.error) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise TriosimError(f"cannot be read ({reason})", where=place) from None
+
+
+def _from_nccl_tests(text: str, place: str, wanted: str | None) -> list[Row]:
+    rows: list[Row] = []
+    for run in nccl_tests.parse(text):
+        if run.cut:
+            fix = "give the whole output, or take that line out"
+            raise TriosimError("is a row without times", where=f"{place}:{run.cut[0]}", fix=fix)
+        first = f"{place}:{run.lines[0].number}"
+        kind = run.collective() or wanted or _named(place)
+        if kind is None:
+            raise TriosimError(
+                "does not say which collective it is", where=first, fix="give --collective all_gather, say"
+            )
+        if run.gpus < 2:
+            fix = "build nccl-tests with MPI=1, or give -g, so that the GPUs work together"
+            raise TriosimError("is a run of one GPU", where=first, fix=fix)
+        rows.extend(Row(kind, run.gpus, float(line.nbytes), line.seconds, run.nodes) for line in run.lines)
+    if not rows:
+        raise TriosimError("holds no rows of nccl-tests", where=place, fix="give the whole output of a run")
+    return rows
+
+
+def _from_table(text: str, place: str, wanted: str | None, gpu: str | None, system: str) -> list[Row]:
+    reader = csv.DictReader(text.splitlines(), restkey="", restval="")
+    names = [name.strip() for name in reader.fieldnames or []]
+    reader.fieldnames = names
+    time = _columns(names, place)
+    kind = wanted or _named(place)
+    if "collective" not in names and kind is None:
+        raise TriosimError("does not say which collective it is", where=place, fix=COLLECTIVE_FIX)
+    lines = [(reader.line_num, line) for line in reader]
+    if "gpu" in names:
+        lines = _of_gpu(lines, place, gpu, system)
+    rows: list[Row] = []
+    for number, line in lines:
+        where = f"{place}:{number}"
+        if "" in line or any(line[name] == "" for name in names):
+            raise TriosimError(f"has not {len(names)} cells, or an empty one", where=where)
+        nodes = _whole(line["nodes"], "nodes", where) if "nodes" in names else 1
+        gpus = _whole(line["num_gpus"], "num_gpus", where)
+        if gpus < 2 or gpus < nodes:
+            raise TriosimError(f"{gpus} GPUs on {nodes} nodes", where=where, fix="a collective has 2 GPUs or more")
+        rows.append(
+            Row(
+                kind_of(line["collective"], where) if "collective" in names else str(kind),
+                gpus,
+                float(_whole(line["bytes"], "bytes", where)),
+                _positive(line[time], time, where) * TIMES[time],
+                nodes,
+            )
+        )
+    if not rows:
+        raise TriosimError("holds no rows", where=place, fix="give at least one row under the header")
+    return rows
+
+
+def _columns(names: Sequence[str], place: str) -> str:
+    """Return the column of times, having checked the others."""
+    known = (*_NEEDED, *_OPTIONAL, *TIMES)
+    times = [name for name in names if name in TIMES]
+    missing = [name for name in _NEEDED if name not in names]
+    if missing or len(times) != 1:
+        if len(times) > 1:
+            raise TriosimError(f"has {' and '.join(times)}", where=place, fix="keep one of them")
+        lacking = missing[0] if missing else f"one of {', '.join(TIMES)}"
+        raise TriosimError(f"has no column {lacking}", where=place, fix=f"its header is '{','.join(names):.80}'")
+    if len(set(names)) < len(names):
+        raise TriosimError("has two columns of one name", where=place)
+    for name in names:
+        if name not in known:
+            raise TriosimError(f"unknown column '{name}'", where=place, fix=nearest(name, known))
+    return times[0]
+
+
+def _of_gpu(
+    lines: list[tuple[int, dict[str, str]]], place: str, gpu: str | None, system: str
+) -> list[tuple[int, dict[str, str]]]:
+    """Return the rows of one GPU: of the one that is asked for, of the only one, or of the one that a system is named for."""
+    names = sorted({line["gpu"] for _, line in lines})
+    if len(names) == 1 and gpu is None:
+        return lines
+    if gpu is None:
+        said = set(re.split(r"[^a-z0-9]+", system.lower()))
+        gpu = next((name for name in names if name and set(re.split(r"[^a-z0-9]+", name.lower())) & said), None)
+    if gpu is None:
+        raise TriosimError(f"has rows of {' and '.join(names)}", where=place, fix=f"give --gpu {names[0]}, say")
+    wanted = [name for name in names if same_gpu(name, gpu)]
+    if not wanted:
+        raise TriosimError(f"has no rows of {gpu}", where=place, fix=nearest(gpu, names))
+    return [(number, line) for number, line in lines if line["gpu"] in wanted]
+
+
+def same_gpu(one: str, other: str) -> bool:
+    """Return whether two names are of one GPU, or of its kind in several builds (A100, A100-SXM4-80GB)."""
+    found = catalogue.get(one), catalogue.get(other)
+    if found[0] is not None and found[1] is not None:
+        return found[0].name.partition("-")[0] == found[1].name.partition("-")[0]
+    return one.lower() == other.lower()
+
+
+def _whole(text: str, name: str, where: str) -> int:
+    number = _positive(text, name, where)
+    if number != int(number):
+        raise TriosimError(f"{name}: '{text}' is not a whole number", where=where)
+    return int(number)
+
+
+def _positive(text: str, name: str, where: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not 0.0 < number < math.inf:
+        raise TriosimError(f"{name}: '{text.strip():.40}' is not a number above zero", where=where)
+    return number

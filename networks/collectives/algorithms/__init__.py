@@ -1,0 +1,1 @@
+"""The collective algorithms that a user can name: one file each."""

@@ -1,0 +1,119 @@
+"""The choice of an algorithm, as NCCL makes it: whichever is expected to be through first, by latency and bandwidth.
+
+NCCL's tuner works out for each algorithm a latency and a bandwidth on the topology that it found, and takes the one with
+the least latency + bytes/bandwidth for the size at hand (``ncclTopoTuneModel`` in its src/graph/tuning.cc). Here it is the
+cost of the pipelined form. What there is to choose from is NCCL's too: for an all-reduce the ring, the double binary tree and,
+where the switch can reduce, NVLS; for all-gather and reduce-scatter the ring and NVLS; for broadcast and reduce the ring;
+all-to-all, gather and scatter are sends straight to their receivers.
+
+NCCL lays as many rings as there are network cards, so that all of them are busy between nodes; a single ring cannot show
+that. The hierarchical algorithm, whose every rank uses its own card, stands in for it where a group is a box of several
+dimensions, and is always taken in networks that are written as dimensions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from triosim.errors import OptionError
+from triosim.networks.collectives.algorithm import CollectiveAlgorithm, Cost, Pipeline, Transfer
+from triosim.networks.collectives.algorithms.double_binary_tree import DoubleBinaryTree
+from triosim.networks.collectives.algorithms.hierarchical import Hierarchical
+from triosim.networks.collectives.algorithms.in_switch import SlicedInSwitch, meeting
+from triosim.networks.collectives.algorithms.ring import Ring
+from triosim.networks.topology import Topology
+from triosim.tasks import CollectiveKind
+
+LARGE = 1024  # ranks; of a larger regular group only the hierarchical algorithm is looked at, which takes no time
+_STRAIGHT = ("all_to_all", "gather", "scatter")
+
+
+class Auto(CollectiveAlgorithm):
+    """The quickest of the algorithms that there are for a collective, its group, its size and the topology."""
+
+    def __init__(self) -> None:
+        self.ring, self.trees, self.in_switch = Ring(), DoubleBinaryTree(), SlicedInSwitch()
+        self.hierarchical = Hierarchical()
+        self._topology: Topology | None = None
+        self._costs: dict[tuple[CollectiveKind, Sequence[int], int | None], list[tuple[CollectiveAlgorithm, Cost]]] = {}
+
+    def alternatives(
+        self, kind: CollectiveKind, group: Sequence[int], topology: Topology
+    ) -> Sequence[CollectiveAlgorithm]:
+        """Return the algorithms among which to choose; of two as quick, the first."""
+        box = self._is_box(group, topology)
+        if box and topology.by_dimension:
+            return (self.hierarchical,)
+        if box and topology.uniform and len(group) > LARGE:
+            return (self.hierarchical,)
+        if kind in _STRAIGHT or kind in ("broadcast", "reduce"):
+            return (self.ring,)
+        found: list[CollectiveAlgorithm] = [self.ring]
+        if kind == "all_reduce":
+            found.append(self.trees)
+        if topology.reducing and meeting(topology, group) in topology.reducing:
+            found.append(self.in_switch)
+        if box and len(self.hierarchical.grid(group, topology).shape) > 1:
+            found.append(self.hierarchical)
+        return found
+
+    def choose(
+        self, kind: CollectiveKind, group: Sequence[int], nbytes: float, topology: Topology, root: int | None = None
+    ) -> CollectiveAlgorithm:
+        """Return the algorithm that is expected to be through first."""
+        if topology is not self._topology:
+            self._topology, self._costs = topology, {}
+        key = (kind, group if isinstance(group, range) else tuple(group), root)
+        if key not in self._costs:
+            others = self.alternatives(kind, group, topology)
+            self._costs[key] = [(one, one.cost(kind, group, 1.0, topology, root=root)) for one in others]
+        return min(self._costs[key], key=lambda found: found[1].latency + found[1].seconds * nbytes)[0]
+
+    def transfers(
+        self,
+        kind: CollectiveKind,
+        group: Sequence[int],
+        nbytes: float,
+        topology: Topology,
+        *,
+        root: int | None = None,
+        shares: Sequence[float] | None = None,
+    ) -> Iterator[Transfer]:
+        """Yield the transfers of the algorithm that is chosen."""
+        chosen = self.choose(kind, group, nbytes, topology, root)
+        return chosen.transfers(kind, group, nbytes, topology, root=root, shares=shares)
+
+    def pipeline(
+        self,
+        kind: CollectiveKind,
+        group: Sequence[int],
+        nbytes: float,
+        topology: Topology,
+        *,
+        root: int | None = None,
+        shares: Sequence[float] | None = None,
+    ) -> Pipeline:
+        """Return the steady state of the algorithm that is chosen."""
+        chosen = self.choose(kind, group, nbytes, topology, root)
+        return chosen.pipeline(kind, group, nbytes, topology, root=root, shares=shares)
+
+    def cost(
+        self,
+        kind: CollectiveKind,
+        group: Sequence[int],
+        nbytes: float,
+        topology: Topology,
+        *,
+        root: int | None = None,
+        shares: Sequence[float] | None = None,
+    ) -> Cost:
+        """Return what the algorithm that is chosen takes."""
+        chosen = self.choose(kind, group, nbytes, topology, root)
+        return chosen.cost(kind, group, nbytes, topology, root=root, shares=shares)
+
+    def _is_box(self, group: Sequence[int], topology: Topology) -> bool:
+        try:
+            self.hierarchical.grid(group, topology)
+        except OptionError:
+            return False
+        return True

@@ -1,0 +1,122 @@
+"""Which pieces of the data belong to whom, where the ranks of a group have coordinates.
+
+Piece i belongs to the i-th rank of the group, and i N + j of an all-to-all is what the i-th has for the j-th.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from triosim.networks.collectives.algorithm import Chunks, to_each
+from triosim.networks.collectives.algorithms.families import Family
+from triosim.networks.topology import Topology
+from triosim.tasks import CollectiveKind
+
+Spreading = Literal["all_gather", "broadcast", "scatter", "all_to_all"]
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """The ranks of a group in the order of their places, the first coordinate fastest, and a family a dimension.
+
+    Where all lines of a dimension are alike, ``alike`` has a block of each by itself, and which of its ranks are members.
+    """
+
+    places: Sequence[int]
+    shape: tuple[int, ...]
+    families: tuple[Family, ...]
+    alike: tuple[tuple[Topology, tuple[int, ...]], ...] = ()
+
+    def before(self, dimension: int) -> int:
+        """Return how many places there are in all dimensions before this one."""
+        return math.prod(self.shape[:dimension])
+
+
+class Pieces:
+    """Which pieces of the data belong to positions of a line, and how many bytes they are."""
+
+    def __init__(
+        self, kind: CollectiveKind, grid: Grid, group: Sequence[int], nbytes: float, shares: Sequence[float] | None
+    ) -> None:
+        self.grid = grid
+        self.n = len(grid.places)
+        self.nbytes = nbytes
+        self.shares = shares
+        index = {rank: number for number, rank in enumerate(group)}
+        self.number_at = [index[rank] for rank in grid.places]
+        self.in_order = self.number_at == list(range(self.n))
+        self.whole = kind in ("broadcast", "reduce")
+        self.kept: dict[tuple[Any, ...], tuple[Chunks, float]] = {}
+
+    def of(
+        self, spreading: Spreading, dimension: int, line: Sequence[int], what: Any, chunk: int
+    ) -> tuple[Chunks, float]:
+        """Return the pieces that belong to positions (or pairs) of a line, in one of the chunks, and their bytes."""
+        if self.whole:
+            return chunk, self.nbytes
+        before = self.grid.before(dimension)
+        inner, outer = line[0] % before, line[0] // (before * self.grid.shape[dimension])
+        if spreading == "all_gather":
+            outer = 0  # lines that differ in an outer dimension only have the same pieces
+        elif spreading == "scatter":
+            inner = 0
+        key = (spreading, dimension, inner, outer, what, chunk)
+        found = self.kept.get(key)
+        if found is None:
+            make = (
+                self._pairs
+                if spreading == "all_to_all"
+                else self._scattered
+                if spreading == "scatter"
+                else self._gathered
+            )
+            found = self.kept[key] = make(dimension, inner, outer, what, chunk)
+        return found
+
+    def _gathered(
+        self, dimension: int, inner: int, outer: int, what: Sequence[int], chunk: int
+    ) -> tuple[Chunks, float]:
+        before, size = self.grid.before(dimension), self.grid.shape[dimension]
+        return self._pieces([range(inner + before * (at % size), self.n, before * size) for at in what], chunk)
+
+    def _scattered(
+        self, dimension: int, inner: int, outer: int, what: Sequence[int], chunk: int
+    ) -> tuple[Chunks, float]:
+        before, size = self.grid.before(dimension), self.grid.shape[dimension]
+        starts = [before * (at % size + size * outer) for at in what]
+        return self._pieces([range(start, start + before) for start in starts], chunk)
+
+    def _pieces(self, spans: Sequence[range], chunk: int) -> tuple[Chunks, float]:
+        """Return the pieces of places, and their bytes."""
+        first = chunk * self.n
+        if len(spans) == 1 and self.in_order:
+            span = spans[0]
+            numbers: range | tuple[int, ...] = range(span.start + first, span.stop + first, span.step)
+        else:
+            numbers = tuple(self.number_at[place] + first for span in spans for place in span)
+        count = len(numbers)
+        if self.shares is None:
+            nbytes = self.nbytes / self.n * count
+        else:
+            nbytes = math.fsum(self.shares[number - first] for number in numbers)
+        return (numbers if count > 1 else numbers[0]), nbytes
+
+    def _pairs(
+        self, dimension: int, inner: int, outer: int, what: Sequence[tuple[int, int]], chunk: int
+    ) -> tuple[Chunks, float]:
+        before, size = self.grid.before(dimension), self.grid.shape[dimension]
+        numbers: list[int] = []
+        shares: list[float] = []
+        for origin, end in what:
+            start = before * (origin + size * outer)
+            for source in range(start, start + before):
+                for target in range(inner + before * end, self.n, before * size):
+                    i, j = self.number_at[source], self.number_at[target]
+                    numbers.append(i * self.n + j + chunk * self.n * self.n)
+                    if self.shares is not None:
+                        shares.append(to_each(self.shares, i, j, self.n))
+        nbytes = math.fsum(shares) if self.shares is not None else self.nbytes / self.n * len(numbers)
+        return (tuple(numbers) if len(numbers) > 1 else numbers[0]), nbytes

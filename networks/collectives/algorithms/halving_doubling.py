@@ -1,0 +1,27 @@
+"""Recursive halving and doubling: log2 N rounds, in which ever more is exchanged with ever other partners.
+
+A reduce-scatter halves what is left in each round, an all-gather doubles it; an all-reduce is the one after the other
+(Thakur, Rabenseifner and Gropp 2005). For a group that is no power of two the rounds are those of Bruck et al. (1997),
+ceil(log2 N) of them, with as few bytes; backwards they reduce (Träff 2024). Broadcast, reduce, gather and scatter go
+along binomial trees, all-to-all in the log2 N rounds of Bruck.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from triosim.networks.collectives.algorithms.families import Doubling
+from triosim.networks.collectives.algorithms.grid import Grid
+from triosim.networks.collectives.algorithms.phases import InPhases
+from triosim.networks.topology import Topology
+
+
+class HalvingDoubling(InPhases):
+    """Few rounds and no byte too many for all-reduce, all-gather and reduce-scatter: for switches, and small messages."""
+
+    def __init__(self) -> None:
+        super().__init__()
+
+    def grid(self, group: Sequence[int], topology: Topology) -> Grid:
+        """Return the group as one block."""
+        return Grid(tuple(group), (len(group),), (Doubling(),))

@@ -1,0 +1,99 @@
+"""The hierarchical collectives of multi-dimensional networks: along one dimension after another, in chunks.
+
+On each dimension the algorithm of its block: ring, straight between all pairs, halving and doubling behind a switch, both
+ways along a line (ASTRA-sim 2.0, IV-B; Themis, Rashidi et al. 2022, baseline). With t_d the time that the bytes of dimension d
+take there, the slowest one d* and C chunks, an all-reduce takes t_d* + sum of t_j/C over the dimensions before d*, and
+latencies: the first chunk has to get to d*, the last one back from it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from triosim.errors import OptionError
+from triosim.networks.collectives.algorithms.families import AlongLine, Around, DoublingStraight, Family, Straight
+from triosim.networks.collectives.algorithms.grid import Grid
+from triosim.networks.collectives.algorithms.phases import InPhases
+from triosim.networks.topology import Dimension, Topology
+
+CHUNKS = 64  # ASTRA-sim's default
+_FAMILIES: dict[str, Family] = {
+    "ring": Around(),
+    "fully_connected": Straight(),
+    "switch": DoublingStraight(),
+    "line": AlongLine(),
+}
+
+
+class Hierarchical(InPhases):
+    """Collectives along each dimension of the topology; ``chunks`` follow each other from one to the next.
+
+    A group must be a box of coordinates, such as all GPUs, those of a node, or one of each node. (The shape of several
+    nodes of GPUs is a dimension, and the fabric between them another.)
+    """
+
+    def __init__(self, chunks: int | str = CHUNKS) -> None:
+        try:
+            super().__init__(int(chunks))
+        except ValueError:
+            self.chunks = 0
+        if self.chunks < 1:
+            raise OptionError(f"{chunks} is no number of chunks", where="chunks", fix="give 1 or more")
+
+    def grid(self, group: Sequence[int], topology: Topology) -> Grid:
+        """Return the group as the box that it is."""
+        if not topology.dimensions:
+            raise OptionError(
+                f"{topology.name} has no dimensions",
+                where="hierarchical",
+                fix="give a regular topology such as 'Ring(4)_Switch(2)', or another algorithm",
+            )
+        sides = coordinates(group, topology.dimensions)
+        shape = tuple(len(side) for side in sides if len(side) > 1)
+        if math.prod(shape) != len(group):
+            text = " x ".join(str(len(side)) for side in sides)
+            raise OptionError(
+                f"{len(group)} ranks do not fill their {text} coordinates",
+                where="hierarchical",
+                fix="take another algorithm for such a group: ring, or auto",
+            )
+        moving = [number for number, side in enumerate(sides) if len(side) > 1]
+        blocks = [topology.block(number) for number in moving]
+        return Grid(
+            group if isinstance(group, range) and group.step == 1 else sorted(group),
+            shape,
+            tuple(_family(sides[number], topology.dimensions[number]) for number in moving),
+            tuple((block, tuple(sorted(sides[number]))) for number, block in zip(moving, blocks, strict=True) if block),
+        )
+
+
+def coordinates(group: Sequence[int], dimensions: Sequence[Dimension]) -> list[set[int]]:
+    """Return which coordinates the ranks of a group have in each dimension."""
+    if group == range(math.prod(dimension.size for dimension in dimensions)):
+        return [set(range(dimension.size)) for dimension in dimensions]
+    sides = []
+    before = 1
+    for dimension in dimensions:
+        sides.append({rank // before % dimension.size for rank in group})
+        before *= dimension.size
+    return sides
+
+
+def offset(group: Sequence[int], dimensions: Sequence[Dimension]) -> int:
+    """Return by how much the ranks of a group can be less: the coordinates that all have become zero.
+
+    Where no link differs from another of its dimension, such a group is as good.
+    """
+    found, before = 0, 1
+    for side, dimension in zip(coordinates(group, dimensions), dimensions, strict=True):
+        found += before * next(iter(side)) if len(side) == 1 else 0
+        before *= dimension.size
+    return found
+
+
+def _family(side: set[int], dimension: Dimension) -> Family:
+    """Return how the members of a block exchange data; a part of a ring is a line."""
+    if dimension.block == "ring" and len(side) < dimension.size:
+        return _FAMILIES["line"]
+    return _FAMILIES[dimension.block]

@@ -1,0 +1,234 @@
+"""Reduction inside of switches: they add up what their ports send, and multicast the sum (SHARP; Graham et al. 2016).
+
+A rank sends its tensor once and receives the sum once: S/B for an all-reduce, whatever the number of ranks. With several
+levels of switches, each adds up what is below it. All-gather, broadcast are multicast, reduce-scatter, reduce are added
+up on the way; gather, scatter and all-to-all, with nothing to add or to copy, go straight.
+
+NVLS, what NVSwitches have, is the same by slices: a GPU fetches the sum of its own slice through the switch and multicasts
+it, so that (N+1)/N S bytes leave and reach each GPU (multimem.ld_reduce and multimem.st of PTX; NCCL since 2.17).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Literal
+
+from triosim.errors import OptionError
+from triosim.networks.collectives.algorithm import CollectiveAlgorithm, Pipeline, Place, Transfer, chunk_sizes
+from triosim.networks.collectives.algorithms import direct
+from triosim.networks.collectives.algorithms.trees import chunks_of
+from triosim.networks.topology import Topology
+from triosim.tasks import CollectiveKind
+
+Parents = dict[Place, Place]
+
+
+class InSwitch(CollectiveAlgorithm):
+    """All ranks to the switch above them all, and back. An all-reduce is one piece a rank with a way of its own."""
+
+    steady = True
+    name = "in-switch"
+
+    def transfers(
+        self,
+        kind: CollectiveKind,
+        group: Sequence[int],
+        nbytes: float,
+        topology: Topology,
+        *,
+        root: int | None = None,
+        shares: Sequence[float] | None = None,
+    ) -> Iterator[Transfer]:
+        """Yield the transfers of a collective."""
+        at = group[0] if root is None else root
+        if kind == "all_to_all":
+            return direct.Direct().transfers(kind, group, nbytes, topology, shares=shares)
+        if kind in ("gather", "scatter"):
+            return direct.straight(kind, group, nbytes, root, shares)
+        parents = switch_tree(topology, group, self.name)
+        ways = _Ways(parents)
+        sizes = chunk_sizes(group, nbytes, shares)
+        if kind == "all_gather":
+            ways.each(group, sizes, sums=False)
+        elif kind == "reduce_scatter":
+            ways.each(group, sizes, sums=True)
+        elif kind == "all_reduce":
+            self.all_reduce(ways, group, nbytes)
+        else:
+            chunks = chunks_of(nbytes)
+            for chunk in range(chunks):
+                if kind == "broadcast":
+                    ways.multicast(at, group, chunk, nbytes / chunks)
+                else:
+                    ways.sum(group, at, chunk, nbytes / chunks)
+        return iter(ways.found)
+
+    def pipeline(
+        self,
+        kind: CollectiveKind,
+        group: Sequence[int],
+        nbytes: float,
+        topology: Topology,
+        *,
+        root: int | None = None,
+        shares: Sequence[float] | None = None,
+    ) -> Pipeline:
+        """Return the steady state; how many chunks there are does not matter for it."""
+        if shares is not None:
+            return super().pipeline(kind, group, nbytes, topology, root=root, shares=shares)
+        edges, latency, _ = super().pipeline(kind, group, 1.0, topology, root=root)
+        return Pipeline(tuple(edge._replace(nbytes=edge.nbytes * nbytes) for edge in edges), latency)
+
+    def all_reduce(self, ways: _Ways, group: Sequence[int], nbytes: float) -> None:
+        """Add up in the topmost switch, and multicast from there."""
+        chunks = chunks_of(nbytes)
+        for chunk in range(chunks):
+            ways.sum_and_multicast(group, chunk, nbytes / chunks)
+
+
+class SlicedInSwitch(InSwitch):
+    """NVLS: every GPU has a slice added up for itself, and multicasts it."""
+
+    name = "nvls"
+
+    def all_reduce(self, ways: _Ways, group: Sequence[int], nbytes: float) -> None:
+        """Add up each slice for its owner, who multicasts it to all."""
+        parts = chunks_of(nbytes / len(group))
+        size = nbytes / len(group) / parts
+        for chunk in range(parts * len(group)):
+            rank = group[chunk % len(group)]
+            summed = ways.sum(group, rank, chunk, size, also_own=True)
+            ways.multicast(rank, group, chunk, size, after=summed, also_own=True)
+
+
+class _Ways:
+    """The transfers between ranks and switches, in a tree of switches."""
+
+    def __init__(self, parents: Parents) -> None:
+        self.parents = parents
+        self.found: list[Transfer] = []
+        self.last: dict[tuple[Place, Place, bool], int] = {}  # one piece after the other on each edge
+
+    def _send(
+        self,
+        source: Place,
+        destination: Place,
+        chunk: int,
+        size: float,
+        after: tuple[int, ...],
+        sums: bool,
+        action: Literal["copy", "reduce"] | None = None,
+    ) -> int:
+        before = self.last.get((source, destination, sums))
+        self.last[source, destination, sums] = len(self.found)
+        if before is not None:
+            after = (*after, before)
+        self.found.append(Transfer(source, destination, chunk, size, action or ("reduce" if sums else "copy"), after))
+        return len(self.found) - 1
+
+    def each(self, group: Sequence[int], sizes: Sequence[float], *, sums: bool) -> None:
+        """Multicast each rank's share to all, or add it up for it."""
+        for chunk, rank in enumerate(group):
+            if sums:
+                self.sum(group, rank, chunk, sizes[chunk])
+            else:
+                self.multicast(rank, group, chunk, sizes[chunk])
+
+    def multicast(
+        self,
+        source: Place,
+        group: Sequence[Place],
+        chunk: int,
+        size: float,
+        *,
+        after: tuple[int, ...] = (),
+        also_own: bool = False,
+    ) -> None:
+        """Send a piece over each link of the tree once, away from the source; ``also_own`` back to the source, too."""
+        leaves = set(group) - (set() if also_own else {source})
+        arrived: dict[Place, tuple[int, ...]] = {source: after}
+        for here, there in self._edges(source, leaves):
+            arrived[there] = (self._send(here, there, chunk, size, arrived[here], False),)
+        if also_own:
+            above = self.parents[source]
+            self._send(above, source, chunk, size, arrived[above], False)
+
+    def sum(
+        self, group: Sequence[Place], destination: Place, chunk: int, size: float, *, also_own: bool = False
+    ) -> tuple[int, ...]:
+        """Add a piece up over each link of the tree once, towards the destination; return what arrives there."""
+        edges = self._edges(destination, set(group) - {destination})
+        into: dict[Place, tuple[int, ...]] = {}
+        for there, here in reversed(edges):
+            if also_own and there == destination:
+                continue
+            number = self._send(here, there, chunk, size, into.get(here, ()), True)
+            into[there] = (*into.get(there, ()), number)
+        if also_own:  # the destination reads its own part through the switch as well, and keeps the sum
+            above = self.parents[destination]
+            number = self._send(destination, above, chunk, size, (), True)
+            number = self._send(above, destination, chunk, size, (*into.get(above, ()), number), True, "copy")
+            return (number,)
+        return into.get(destination, ())
+
+    def sum_and_multicast(self, group: Sequence[Place], chunk: int, size: float) -> None:
+        """Add a piece up in the topmost switch and send the sum to all."""
+        top = next(switch for switch in self.parents.values() if switch not in self.parents)
+        self.multicast(top, group, chunk, size, after=self.sum(group, top, chunk, size))
+
+    def _edges(self, source: Place, leaves: set[Place]) -> list[tuple[Place, Place]]:
+        """Return the edges from the source to leaves in the tree, each after the one that leads to it."""
+        above = self._up(source)
+        meets = {place: steps for steps, place in enumerate(above)}
+        climbed = 0
+        down: dict[tuple[Place, Place], None] = {}
+        for leaf in sorted(leaves, key=str):
+            path = self._up(leaf)
+            joint = next(step for step, place in enumerate(path) if place in meets)
+            climbed = max(climbed, meets[path[joint]])
+            down.update(((path[step], path[step - 1]), None) for step in range(joint, 0, -1))
+        return [*pairwise(above[: climbed + 1]), *down]
+
+    def _up(self, place: Place) -> list[Place]:
+        path = [place]
+        while path[-1] in self.parents:
+            path.append(self.parents[path[-1]])
+        return path
+
+
+def switch_tree(topology: Topology, group: Sequence[int], asked_by: str = "in-switch") -> Parents:
+    """Return what is above each rank and switch, up to the one switch that is above all ranks.
+
+    Raises ``OptionError`` where ranks reach each other without a switch, or through another GPU.
+    """
+    best = meeting(topology, group)
+    if best is None:
+        raise OptionError(
+            f"messages among the {len(group)} ranks of {topology.name} meet in no switch",
+            where=asked_by,
+            fix="give a topology of switches, or another algorithm",
+        )
+    parents: Parents = {}
+    for rank in group:
+        here: Place = rank
+        for link in topology.route(rank, best):
+            if here in parents:
+                break
+            parents[here] = link.destination
+            here = link.destination
+    return parents
+
+
+def meeting(topology: Topology, group: Sequence[int]) -> str | None:
+    """Return the nearest switch that all ranks reach through switches alone, or None."""
+    kinds = topology.nodes
+    on_ways = [
+        link.destination for link in topology.route(group[0], group[-1]) if kinds[link.destination].kind == "switch"
+    ]
+    found: list[tuple[int, str]] = []
+    for switch in dict.fromkeys(on_ways):
+        routes = [topology.route(rank, switch) for rank in group]
+        if all(kinds[link.destination].kind == "switch" for route in routes for link in route):
+            found.append((max(map(len, routes)), switch))
+    return min(found)[1] if found else None

@@ -1,0 +1,310 @@
+"""Collectives in phases, one along each dimension of a network, and each in rounds: what most algorithms here are.
+
+With shape n1 x ... x nD, an all-gather goes along dimension D, ..., 2, 1, a reduce-scatter along 1, 2, ..., D, and an
+all-reduce is the one after the other, so that dimension i moves 2 (ni - 1)/ni S/(n1 ... n(i-1)) bytes a rank (Cho et al.
+2019; ASTRA-sim 2.0, IV-B). An algorithm of one dimension is a single block. Cut into C chunks, these follow each other
+through the phases; the slowest dimension is then busy nearly all the time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+from triosim.networks.collectives.algorithm import (
+    WITH_ROOT,
+    CollectiveAlgorithm,
+    Cost,
+    Edge,
+    Pipeline,
+    Transfer,
+    busiest,
+    latency_of,
+)
+from triosim.networks.collectives.algorithms.families import (
+    AlongLine,
+    Around,
+    Doubling,
+    DoublingStraight,
+    Family,
+    Rounds,
+)
+from triosim.networks.collectives.algorithms.grid import Grid, Pieces, Spreading
+from triosim.networks.collectives.symmetric import Bundle, Symmetric, steps_of
+from triosim.networks.topology import Topology
+from triosim.tasks import CollectiveKind
+
+MOST_PAIRS = 1_000_000  # of members of a line, to see whether all do the same
+_SPREADING: dict[CollectiveKind, Spreading] = {
+    "reduce_scatter": "all_gather",
+    "reduce": "broadcast",
+    "gather": "scatter",
+    "all_gather": "all_gather",
+    "broadcast": "broadcast",
+    "scatter": "scatter",
+    "all_to_all": "all_to_all",
+}
+
+
+@dataclass(frozen=True)
+class Phase:
+    """What happens along one dimension, at position ``root`` if it has one.
+
+    ``backward`` reverses rounds and moves, ``unit`` is the bytes of a position.
+    """
+
+    dimension: int
+    spreading: Spreading
+    family: Family
+    size: int
+    root: int
+    backward: bool
+    unit: float
+
+    @cached_property
+    def rounds(self) -> Rounds:
+        """The family's rounds, forward."""
+        if self.spreading == "all_gather":
+            return self.family.reduce_scatter(self.size) if self.backward else self.family.all_gather(self.size)
+        if self.spreading == "broadcast":
+            return self.family.broadcast(self.size, self.root)
+        if self.spreading == "scatter":
+            return self.family.scatter(self.size, self.root)
+        return self.family.all_to_all(self.size)
+
+    @property
+    def pair_count(self) -> int:
+        """How many pairs of positions there may be in ``pairs``."""
+        straight = self.spreading == "all_to_all" or not isinstance(self.family, (Around, Doubling))
+        return self.size * (self.size if straight else 2 * self.size.bit_length())
+
+    def behind_a_switch(self) -> tuple[int, float]:
+        """Return, of halving and doubling, how many rounds there are, and the bytes of the member that moves most."""
+        rounds = (self.size - 1).bit_length()
+        if self.spreading == "broadcast":
+            return rounds, rounds * self.unit
+        return 1 if self.spreading == "all_to_all" else rounds, (self.size - 1) * self.unit
+
+    def pairs(self) -> dict[tuple[int, int], float]:
+        """Return the bytes from position to position."""
+        found: dict[tuple[int, int], float] = {}
+        for moves in self.rounds:
+            for i, j, what in moves:
+                ends = (j, i) if self.backward else (i, j)
+                found[ends] = found.get(ends, 0.0) + self.unit * (len(what) if self.spreading != "broadcast" else 1)
+        return found
+
+
+def phases(kind: CollectiveKind, grid: Grid, nbytes: float, root: int) -> list[Phase]:
+    """Return the phases of a collective; ``root`` is a place."""
+    if kind == "all_reduce":
+        return [*phases("reduce_scatter", grid, nbytes, root), *phases("all_gather", grid, nbytes, root)]
+    spreading = _SPREADING[kind]
+    backward = spreading != kind
+    found = []
+    for dimension, size in enumerate(grid.shape):
+        before = grid.before(dimension)
+        unit = {
+            "all_gather": nbytes / (before * size),
+            "broadcast": nbytes,
+            "scatter": nbytes * before / len(grid.places),
+            "all_to_all": nbytes / size,
+        }[spreading]
+        at = root // before % size
+        found.append(Phase(dimension, spreading, grid.families[dimension], size, at, backward, unit))
+    return found if backward or kind == "all_to_all" else found[::-1]
+
+
+def lines(grid: Grid, phase: Phase, root: int) -> Iterator[tuple[int, ...]]:
+    """Yield the places of each line along a phase's dimension on which something happens."""
+    before, size = grid.before(phase.dimension), grid.shape[phase.dimension]
+    rooted = phase.spreading in ("broadcast", "scatter")
+    for after in range(len(grid.places) // (before * size)):
+        for first in (root % before,) if rooted else range(before):
+            start = first + after * before * size
+            yield tuple(range(start, start + before * size, before))
+
+
+class InPhases(CollectiveAlgorithm):
+    """An algorithm that lays a grid through the group; a subclass says which.
+
+    ``chunks`` is into how many pieces the data are cut that follow each other through the phases. Where there is one
+    phase in which everybody is busy all the time, they would only add latency, and the data stay whole.
+    """
+
+    proportional = True
+
+    def __init__(self, chunks: int = 1) -> None:
+        self.chunks = chunks
+
+    def grid(self, group: Sequence[int], topology: Topology) -> Grid:
+        """Return the group's grid; raise ``OptionError`` where there is none."""
+        raise NotImplementedError
+
+    def transfers(
+        self,
+        kind: CollectiveKind,
+        group: Sequence[int],
+        nbytes: float,
+        topology: Topology,
+        *,
+        root: int | None = None,
+        shares: Sequence[float] | None = None,
+    ) -> Iterator[Transfer]:
+        """Yield the transfers of a collective."""
+        grid = self.grid(group, topology)
+        place = 0 if root is None else list(grid.places).index(root)
+        busy = len(grid.shape) == 1 and root is None and not isinstance(grid.families[0], AlongLine)
+        chunks = 1 if busy else self.chunks
+        return _laid_out(kind, grid, group, nbytes, place, shares, chunks)
+
+    def pipeline(
+        self,
+        kind: CollectiveKind,
+        group: Sequence[int],
+        nbytes: float,
+        topology: Topology,
+        *,
+        root: int | None = None,
+        shares: Sequence[float] | None = None,
+    ) -> Pipeline:
+        """Return the steady state of all dimensions at once, and what filling and draining them takes."""
+        if shares is not None:
+            return super().pipeline(kind, group, nbytes, topology, root=root, shares=shares)
+        grid = self.grid(group, topology)
+        place = 0 if root is None else list(grid.places).index(root)
+        edges: dict[tuple[int, int], float] = {}
+        for phase in phases(kind, grid, nbytes, place):
+            pairs = phase.pairs()
+            for line in lines(grid, phase, place):
+                for (i, j), size in pairs.items():
+                    ends = grid.places[line[i]], grid.places[line[j]]
+                    edges[ends] = edges.get(ends, 0.0) + size
+        latency, _, fill = self._times(kind, grid, nbytes, topology, place)
+        return Pipeline(tuple(Edge(*ends, size) for ends, size in edges.items()), latency, fill)
+
+    def cost(
+        self,
+        kind: CollectiveKind,
+        group: Sequence[int],
+        nbytes: float,
+        topology: Topology,
+        *,
+        root: int | None = None,
+        shares: Sequence[float] | None = None,
+    ) -> Cost:
+        """Return what it takes on idle links, from one line of each dimension where all are alike."""
+        if shares is not None:
+            return super().cost(kind, group, nbytes, topology, root=root, shares=shares)
+        grid = self.grid(group, topology)
+        place = 0 if root is None else list(grid.places).index(root)
+        latency, busy, fill = self._times(kind, grid, nbytes, topology, place)
+        return Cost(latency, busy + fill)
+
+    def symmetric(self, kind: CollectiveKind, group: Sequence[int], topology: Topology) -> Symmetric | None:
+        """Return what one rank does, where all do the same and no link differs."""
+        grid = self.grid(group, topology)
+        if not grid.alike or kind in WITH_ROOT:
+            return None
+        order = phases(kind, grid, 1.0, 0)
+        cyclic: list[bool] = []
+        bundles: list[Bundle] = []
+        for dimension, size in enumerate(grid.shape):
+            along = [phase for phase in order if phase.dimension == dimension]
+            found = None if along[0].pair_count > MOST_PAIRS else steps_of([phase.pairs() for phase in along], size)
+            if found is None or isinstance(along[0].family, AlongLine):
+                return None
+            block, members = grid.alike[dimension]
+            behind_a_switch = isinstance(along[0].family, Doubling)
+            link = block.route(0, 1) if behind_a_switch else block.route(members[0], members[1])
+            together = [found[1]] if behind_a_switch else [{step: nbytes} for step, nbytes in found[1].items()]
+            cyclic.append(found[0])
+            bundles += [Bundle(dimension, link[0].bandwidth, sizes) for sizes in together]
+        latency, _, fill = self._times(kind, grid, 1.0, topology, 0)
+        return Symmetric(grid, tuple(cyclic), tuple(bundles), latency, fill)
+
+    def _times(
+        self, kind: CollectiveKind, grid: Grid, nbytes: float, topology: Topology, root: int
+    ) -> tuple[float, float, float]:
+        """Return the latency, for how long the slowest dimension is busy, and what comes before and after that.
+
+        The first chunk reaches the slowest dimension through the phases before it, the last leaves through those after.
+        """
+        order = phases(kind, grid, nbytes, root)
+        latency = 0.0
+        took: list[float] = []
+        by_dimension: dict[int, float] = {}
+        together: dict[int, list[Edge]] = {}  # along a line, what comes back fills the links that the way there leaves
+        for phase in order:
+            if grid.alike and isinstance(phase.family, DoublingStraight):
+                link = grid.alike[phase.dimension][0].route(0, 1)
+                hops, most = phase.behind_a_switch()
+                latency += hops * math.fsum(one.latency for one in link)
+                took.append(most / link[0].bandwidth)
+                by_dimension[phase.dimension] = by_dimension.get(phase.dimension, 0.0) + took[-1]
+                continue
+            hops = sum(1 for moves in phase.rounds if moves)
+            where, ends = self._ends(phase, grid, topology, root)
+            edges = [Edge(line[i], line[j], size) for (i, j), size in phase.pairs().items() for line in ends]
+            late = {latency_of(where, source, destination) for source, destination, _ in edges}
+            latency += hops * max(late, default=0.0)
+            took.append(busiest(edges, where))
+            together.setdefault(phase.dimension, []).extend(edges)
+            by_dimension[phase.dimension] = busiest(together[phase.dimension], where)
+        slowest = max(by_dimension, key=lambda dimension: by_dimension[dimension])
+        at = [place for place, phase in enumerate(order) if phase.dimension == slowest]
+        fill = (math.fsum(took[: at[0]]) + math.fsum(took[at[-1] + 1 :])) / self.chunks
+        return latency, by_dimension[slowest], fill
+
+    @staticmethod
+    def _ends(phase: Phase, grid: Grid, topology: Topology, root: int) -> tuple[Topology, list[tuple[int, ...]]]:
+        """Return the ranks of each line of a phase; where all are alike, of one block by itself."""
+        if grid.alike:
+            block, members = grid.alike[phase.dimension]
+            return block, [members]
+        return topology, [tuple(grid.places[place] for place in line) for line in lines(grid, phase, root)]
+
+
+def _laid_out(
+    kind: CollectiveKind,
+    grid: Grid,
+    group: Sequence[int],
+    nbytes: float,
+    root: int,
+    shares: Sequence[float] | None,
+    chunks: int,
+) -> Iterator[Transfer]:
+    """Yield the transfers, chunk by chunk, each phase of a rank after that of the chunk before."""
+    pieces = Pieces(kind, grid, group, nbytes / chunks, None if shares is None else [s / chunks for s in shares])
+    order = phases(kind, grid, nbytes, root)
+    reduces = kind in ("all_reduce", "reduce_scatter", "reduce")
+    number = 0
+    queued: list[dict[int, tuple[int, ...]]] = [{} for _ in order]  # what a rank did last in each phase
+    for chunk in range(chunks):
+        last: dict[int, tuple[int, ...]] = {}  # what a rank did last, of this chunk
+        for phase, waiting in zip(order, queued, strict=True):
+            for rank, earlier in waiting.items():
+                last[rank] = last.get(rank, ()) + earlier
+            every = list(lines(grid, phase, root))
+            for moves in reversed(phase.rounds) if phase.backward else phase.rounds:
+                fresh: dict[int, list[int]] = {}
+                senders = set()
+                for line in every:
+                    for i, j, what in moves:
+                        source, destination = grid.places[line[i]], grid.places[line[j]]
+                        if phase.backward:
+                            source, destination = destination, source
+                        found, size = pieces.of(phase.spreading, phase.dimension, line, what, chunk)
+                        action: Literal["copy", "reduce"] = "reduce" if reduces and phase.backward else "copy"
+                        yield Transfer(source, destination, found, size, action, last.get(source, ()))
+                        senders.add(source)
+                        fresh.setdefault(source, []).append(number)
+                        fresh.setdefault(destination, []).append(number)
+                        number += 1
+                for rank, numbers in fresh.items():  # what is sent has waited for all before, what comes in has not
+                    last[rank] = tuple(numbers) if rank in senders else (*last.get(rank, ()), *numbers)
+            waiting.clear()
+            waiting.update(last)

@@ -1,0 +1,1 @@
+"""The flow-level network ``packet``: max-min fair rates of flows that share links."""

@@ -1,0 +1,369 @@
+"""The default network, at the level of flows: every flow gets its max-min fair share of the links that it crosses.
+
+A transfer takes its route's latency first; then its bytes flow, at a rate that is set again whenever a flow that it
+shares links with, directly or through others, starts or ends. No packet is simulated: the name is TrioSim's. With
+zero latencies it agrees with SimGrid's fluid model (CM02 with all factors 1; Casanova et al. 2014).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from functools import partial
+from heapq import heapify, heappop, heappush
+from typing import Literal, get_args
+
+import simpy
+from simpy.events import EventPriority
+
+from triosim.errors import OptionError, nearest
+from triosim.networks.base import FlowRecord, Form, LinkRate, Network
+from triosim.networks.calibration import calibrated_times as calibrated
+from triosim.networks.collectives.algorithm import CollectiveAlgorithm, Edge, Pipeline, Place, check, check_size
+from triosim.networks.collectives.execution import run_pipeline
+from triosim.networks.flow import sharing_kernel as compiled_kernel
+from triosim.networks.flow.sharing import Sharing
+from triosim.networks.flow.symmetric_collectives import Fold, Folding
+from triosim.networks.topology import Link, Topology
+from triosim.networks.topology.link_symmetry import Quotient
+from triosim.tasks import CollectiveKind, Communicator
+
+Kernel = Literal["auto", "python", "numba"]
+_NORMAL = EventPriority(1)
+_NEVER = 1e200  # seconds; when a flow over a link that has failed would end
+_LATE = EventPriority(2)  # sharing again comes after everything else of the same instant
+
+
+class _Path:
+    """A route that flows take: its latency, the links that limit it, and the bytes delivered over it."""
+
+    __slots__ = ("carried", "destination", "latency", "limits", "links", "source")
+
+    def __init__(self, route: Sequence[Link], source: str, destination: str, numbers: dict[str, int]) -> None:
+        self.source = source
+        self.destination = destination
+        self.latency = math.fsum(link.latency for link in route)
+        self.links = tuple(dict.fromkeys([link.name for link in route]))
+        self.limits = tuple([numbers[name] for name in self.links if name in numbers])
+        self.carried = 0.0
+
+
+class _Flow:
+    """Bytes on their way."""
+
+    __slots__ = ("asked", "done", "finish", "nbytes", "number", "path", "slot", "stretch", "work")
+
+    def __init__(
+        self, number: int, path: _Path, nbytes: float, done: Callable[[], object], asked: float, stretch: float = 1.0
+    ) -> None:
+        self.number = number
+        self.path = path
+        self.nbytes = nbytes
+        self.stretch = stretch
+        self.work = nbytes * stretch  # for how many bytes it counts on its links
+        self.done = done
+        self.asked = asked
+        self.slot = -1
+        self.finish = -1.0  # as last computed; -1 when there is none
+
+
+class PacketNetwork(Network):
+    """Flows with max-min fair rates. See ``Network`` for what it does and for the other options.
+
+    Without an ``algorithm``, collectives are rings, and on a calibrated topology, pipelined, they take what was measured.
+    ``kernel`` is ``python``, ``numba`` (compiled; the extra ``fast``), or ``auto``: plain Python first, compiled once
+    that repays. The results are the same to the last bit. ``fold`` is whether a collective that is the same seen from
+    every rank is simulated for one of them while it is alone: of large groups (``auto``), ``always`` or ``never``.
+    """
+
+    def __init__(
+        self,
+        env: simpy.Environment,
+        topology: Topology,
+        *,
+        algorithm: str | CollectiveAlgorithm | None = None,
+        form: Form = "pipelined",
+        record: bool = False,
+        kernel: Kernel = "auto",
+        fold: Fold = "auto",
+    ) -> None:
+        super().__init__(env, topology, algorithm="ring" if algorithm is None else algorithm, form=form, record=record)
+        self._calibrated = calibrated.of(topology) if algorithm is None and form == "pipelined" else None
+        if kernel not in get_args(Kernel):
+            raise OptionError(f"unknown kernel '{kernel}'", fix=nearest(str(kernel), get_args(Kernel)))
+        if fold not in get_args(Fold):
+            raise OptionError(f"'{fold}' is no way to fold", where="fold", fix=nearest(str(fold), get_args(Fold)))
+        self._folding = Folding(self, fold)
+        self._link_names = list(topology.links)
+        self._link_numbers = {
+            link.name: number for number, link in enumerate(topology.links.values()) if link.bandwidth < math.inf
+        }
+        self._sharing = Sharing(link.bandwidth for link in topology.links.values())
+        self._compile_at = compiled_kernel.WORTH_IT if kernel == "auto" and compiled_kernel.available() else math.inf
+        if kernel == "numba":
+            self._sharing.compile(compiled_kernel.compiled_refill())
+        self._paths: dict[tuple[Place, Place], _Path] = {}
+        self._sent = 0
+        self._starting: dict[float, list[_Flow]] = {}  # by the time at which their latency is over
+        self._flowing: dict[int, _Flow] = {}  # by slot
+        self._ends: list[tuple[float, int, _Flow]] = []  # a heap; an entry whose time is no longer the flow's is void
+        self._timer: simpy.Event | None = None  # at the next end, or before it
+        self._timer_at = math.inf
+        self._superseded: dict[simpy.Event, None] = {}  # timers that SimPy cannot cancel
+        self._sharing_again = False
+        self._touched: dict[int, None] = {}  # links whose rate may have changed, when recording
+        self._recorded: dict[int, tuple[float, float]] = {}
+
+    def transfer(self, source: Place, destination: Place, nbytes: float) -> simpy.Event:
+        """Send bytes between two nodes, given by rank or name; the event fires when the last byte is delivered.
+
+        No bytes take the latency alone, and a transfer from a node to itself no time. Raises ``SimulationError`` for
+        a negative size or none, ``TopologyError`` for an unknown node or one that cannot be reached.
+        """
+        check_size(nbytes, "transfer")
+        event = self.env.event()
+        self._send(source, destination, nbytes, event.succeed)
+        return event
+
+    def collective(
+        self,
+        kind: CollectiveKind,
+        group: Sequence[int] | Communicator,
+        nbytes: float,
+        *,
+        root: int | None = None,
+        shares: Sequence[float] | None = None,
+    ) -> simpy.Event:
+        """Run a collective of the ranks of a group; see ``Network.collective``."""
+        ranks = group.ranks if isinstance(group, Communicator) else tuple(group)
+        if self._calibrated is not None and len(ranks) > 1:
+            at = check(kind, ranks, nbytes, self.topology, root=root, shares=shares)
+            plan = self._calibrated.plan(kind, ranks, nbytes, at, None if shares is None else tuple(shares))
+            if plan is not None:
+                event = self.env.event()
+                pipeline = self._once(plan.pipeline, ranks)
+                run_pipeline(partial(self._send, stretch=plan.stretch), pipeline, plan.factor, event)
+                return event
+        if len(ranks) >= self._folding.least and shares is None and self._alone:
+            check(kind, ranks, nbytes, self.topology, root=root)
+            folded = self._folding.begin(kind, ranks, nbytes)
+            if folded is not None:
+                return folded
+        return super().collective(kind, ranks, nbytes, root=root, shares=shares)
+
+    def edges(
+        self, kind: CollectiveKind, ranks: tuple[int, ...], nbytes: float, *, root: int | None = None
+    ) -> Iterable[tuple[Place, Place]]:
+        """Return from where to where a collective sends; see ``Network.edges``."""
+        at = check(kind, ranks, nbytes, self.topology, root=root, shares=None)
+        if self._calibrated is not None:
+            calibrated_plan = self._calibrated.plan(kind, ranks, nbytes, at, None)
+            if calibrated_plan is not None:
+                return [edge[:2] for edge in self._once(calibrated_plan.pipeline, ranks).edges]
+        plan, _ = self._plan(kind, ranks, nbytes, at, None)
+        if isinstance(plan, Pipeline):
+            return [edge[:2] for edge in self._once(plan, ranks).edges]
+        self._check_whole(ranks)
+        return plan.ends
+
+    def fold(self, quotient: Quotient | None) -> bool:
+        """Take a link for all that it stands for; see ``Network.fold``."""
+        self._folding.stop()  # a collective is no longer alone
+        self._paths.clear()
+        self.quotient = quotient
+        return True
+
+    @property
+    def _alone(self) -> bool:
+        """Whether a collective that starts now would be alone, with nobody who wants to see each of its flows."""
+        idle = not (self._flowing or self._starting or self._folding.run)
+        return idle and self.form == "pipelined" and not self.record
+
+    def set_bandwidth(self, source: Place, destination: Place, bandwidth: float) -> None:
+        """Let the links from one node to another have a bandwidth from now on, in bytes per second; with 0 they carry nothing.
+
+        Routes and the orders of collectives stay as they are. Raises ``TopologyError`` where there is no such link.
+        """
+        self._folding.stop()  # links are no longer alike
+        ends = self.topology.node(source), self.topology.node(destination)
+        for link in self.topology.links_between(*ends):
+            number = self._link_numbers[link.name]
+            self._sharing.set_capacity(number, bandwidth)
+            if self.record:
+                self._touched[number] = None
+        self._share_later()
+
+    def bytes_by_link(self) -> dict[str, float]:
+        """Return how many bytes each link has delivered so far."""
+        carried = dict.fromkeys(self._link_names, 0.0) | self._folding.bytes_by_link()
+        for path in dict.fromkeys(self._paths.values()):
+            for name in path.links:
+                carried[name] += path.carried
+        return carried
+
+    def _send(
+        self,
+        source: Place,
+        destination: Place,
+        nbytes: float,
+        done: Callable[[], object],
+        latency: float | None = None,
+        stretch: float = 1.0,
+    ) -> None:
+        if self._folding.run is not None:
+            self._folding.unfold()
+        path = self._paths.get((source, destination))
+        if path is None:
+            path = self._path(source, destination)
+        now = self.env.now
+        at = now + (path.latency if latency is None else latency)
+        self._sent += 1
+        flow = _Flow(self._sent, path, nbytes, done, now, stretch)
+        starting = self._starting.get(at)
+        if starting is not None:
+            starting.append(flow)
+            return
+        self._starting[at] = [flow]
+        self._at(at, lambda _: self._start(at))
+
+    def _go_on(self, edges: Iterable[tuple[Edge, float]], late: float, done: Callable[[], object]) -> None:
+        """Take over flows of which so many bytes are left, or that begin when ``late`` seconds are over."""
+        now = self.env.now
+        for (source, destination, nbytes), left in edges:
+            if late > 0:
+                self._send(source, destination, nbytes, done, late)
+                continue
+            self._sent += 1
+            flow = _Flow(self._sent, self._path(source, destination), nbytes, done, now)
+            if left > 0:
+                flow.slot = self._sharing.add(flow.path.limits, left, now)
+                self._flowing[flow.slot] = flow
+            else:
+                self._deliver(flow, now)
+        self._share_later()
+
+    def _path(self, source: Place, destination: Place) -> _Path:
+        names = self.topology.node(source), self.topology.node(destination)
+        if names not in self._paths:
+            route = (self.topology.route if self.quotient is None else self.quotient.way)(*names)
+            self._paths[names] = _Path(route, *names, self._link_numbers)
+        path = self._paths[source, destination] = self._paths[names]
+        return path
+
+    def _at(
+        self, time: float, callback: Callable[[simpy.Event], None], priority: EventPriority = _NORMAL
+    ) -> simpy.Event:
+        """Have SimPy call back at a time."""
+        event = simpy.Event(self.env)
+        event._ok = True
+        event._value = None
+        event.callbacks.append(callback)
+        self.env.schedule(event, priority, max(time - self.env.now, 0.0))
+        return event
+
+    def _start(self, at: float) -> None:
+        """The latency of some flows is over: their bytes begin to flow."""
+        now = self.env.now
+        empty: list[_Flow] = []
+        for flow in self._starting.pop(at):
+            if flow.work > 0 and flow.path.limits:
+                flow.slot = self._sharing.add(flow.path.limits, flow.work, now)
+                self._flowing[flow.slot] = flow
+            else:
+                empty.append(flow)
+        self._share_later()
+        for flow in empty:
+            self._deliver(flow, now)
+
+    def _share_later(self) -> None:
+        """Share again when everything of this instant has happened."""
+        if not self._sharing_again and (self._sharing.changed or self._touched):
+            self._sharing_again = True
+            self._at(self.env.now, self._share, _LATE)
+
+    def _share(self, _: simpy.Event) -> None:
+        self._sharing_again = False
+        sharing = self._sharing
+        finish = sharing.finish
+        for slot in sharing.settle(self.env.now):
+            flow = self._flowing[slot]
+            flow.finish = finish[slot]
+            heappush(self._ends, (flow.finish, flow.number, flow))
+            if self.record:
+                self._touched.update(dict.fromkeys(flow.path.limits))
+        if self.record:
+            self._record_rates()
+        if sharing.work >= self._compile_at:
+            self._compile_at = math.inf
+            with suppress(ImportError):  # a numba that does not fit its surroundings is as good as none
+                sharing.compile(compiled_kernel.compiled_refill())
+        self._set_timer()
+
+    def _set_timer(self) -> None:
+        """Have the next end of a flow happen. A timer that is early is kept, it will be set again when it goes off."""
+        ends = self._ends
+        if len(ends) > 4 * len(self._flowing) + 64:
+            ends[:] = [(flow.finish, flow.number, flow) for flow in self._flowing.values() if flow.finish >= 0]
+            heapify(ends)
+        while ends and ends[0][0] != ends[0][2].finish:
+            heappop(ends)
+        if not ends or ends[0][0] >= self._timer_at or ends[0][0] > _NEVER:
+            return
+        if self._timer is not None:
+            self._superseded[self._timer] = None
+        self._timer_at = ends[0][0]
+        self._timer = self._at(self._timer_at, self._end)
+
+    def _end(self, timer: simpy.Event) -> None:
+        """Deliver the flows whose last byte is there."""
+        if timer is not self._timer:
+            del self._superseded[timer]
+            return
+        now = self.env.now
+        until = self._timer_at + 8 * math.ulp(self._timer_at)  # those that differ by rounding end together
+        self._timer, self._timer_at = None, math.inf
+        ended: list[_Flow] = []
+        ends = self._ends
+        while ends and ends[0][0] <= until:
+            at, _, flow = heappop(ends)
+            if at == flow.finish:
+                flow.finish = -1.0
+                self._sharing.remove(flow.slot)
+                del self._flowing[flow.slot]
+                ended.append(flow)
+                if self.record:
+                    self._touched.update(dict.fromkeys(flow.path.limits))
+        self._share_later()
+        if not self._sharing_again:
+            self._set_timer()
+        if not self._flowing and self._superseded:
+            self._forget_superseded()
+        for flow in ended:
+            self._deliver(flow, now)
+
+    def _deliver(self, flow: _Flow, now: float) -> None:
+        path = flow.path
+        path.carried += flow.nbytes
+        if self.record:
+            self.flows.append(FlowRecord(path.source, path.destination, flow.nbytes, flow.asked, now, path.links))
+        flow.done()
+
+    def _forget_superseded(self) -> None:
+        """Take timers that nothing waits for out of SimPy's queue, so that a run ends when the last byte is there."""
+        queue = self.env._queue
+        queue[:] = [entry for entry in queue if entry[3] not in self._superseded]
+        heapify(queue)
+        self._superseded.clear()
+
+    def _record_rates(self) -> None:
+        for link in self._touched:
+            bytes_per_s = taken = 0.0
+            for slot, rate in self._sharing.on(link):
+                taken += rate
+                bytes_per_s += rate / self._flowing[slot].stretch
+            share = taken / self._sharing.capacity[link]
+            if (bytes_per_s, share) != self._recorded.get(link, (0.0, 0.0)):
+                self._recorded[link] = bytes_per_s, share
+                self.rates.append(LinkRate(self.env.now, self._link_names[link], bytes_per_s, share))
+        self._touched.clear()

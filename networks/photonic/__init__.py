@@ -1,0 +1,1 @@
+"""The photonic network: optical circuits that are set up on demand."""

@@ -1,0 +1,498 @@
+"""Topologies from YAML files, from mappings, and from names with parameters; errors name file, line and key.
+
+What may be written is in :mod:`triosim.networks.topology.schema`, in words in docs/topology-format.md.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from triosim import yaml_lines
+from triosim.errors import TopologyError, nearest
+from triosim.networks.calibration.attached import attach_shipped
+from triosim.networks.topology import dimensional, system_keys
+from triosim.networks.topology.presets import PRESETS
+from triosim.networks.topology.shapes import SHAPES, Draft, Spec, outline
+from triosim.networks.topology.topology import Dimension, NodeKind, Topology, path, suggested
+from triosim.yaml_lines import Path
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel, ValidationError
+
+    from triosim.networks.topology.schema import (
+        CustomModel,
+        DimensionalModel,
+        LinkModel,
+        NamedLinkModel,
+        OverrideModel,
+        ShapeModel,
+    )
+
+LARGEST_FILE = 256_000_000  # bytes
+EXAMPLE = "such as 'switch(8, bandwidth=100 GB/s, latency=1 us)'"
+_NAME = re.compile(r"\s*([A-Za-z0-9_-]+)\s*(?:\((.*)\))?\s*", re.DOTALL)
+_KINDS: tuple[tuple[str, NodeKind], ...] = (
+    ("gpu", "gpu"), ("host", "host"), ("cpu", "host"), ("mem", "memory"), ("dram", "memory")
+)  # fmt: skip
+
+# The keys that only some shapes take, and those that one of them does not.
+_OF_SHAPE = {
+    "shape": ("mesh", "torus"),
+    "dimensions": ("mesh", "torus"),
+    "fanout": ("tree",),
+    "levels": ("tree",),
+    "oversubscription": ("tree",),
+    "k": ("fat_tree",),
+    "gpus_per_switch": ("pcie_tree",),
+    "reverse_bandwidth": tuple(shape for shape in SHAPES if shape != "bus"),
+    "host": tuple(shape for shape in SHAPES if shape != "pcie_tree"),
+    "in_switch_reduction": ("switch", "tree", "fat_tree"),
+}
+
+
+@dataclass(slots=True)
+class Place:
+    """Where a mapping came from: a file and the lines of its keys, or something that has only a name."""
+
+    source: str
+    lines: Mapping[Path, int] = field(default_factory=dict)
+
+    def where(self, path: Path) -> str:
+        """Return "file:line: key", as much of it as there is."""
+        known = path
+        while known and known not in self.lines:
+            known = known[:-1]
+        line = f":{self.lines[known]}" if known else ""
+        key = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).lstrip(".")
+        return f"{self.source}{line}: {key}" if key else f"{self.source}{line}"
+
+    @contextmanager
+    def at(self, *path: str | int) -> Iterator[None]:
+        """Let an error that is raised inside say that it happened at a path."""
+        try:
+            yield
+        except TopologyError as error:
+            raise TopologyError(error.what, where=self.where(path), fix=error.fix) from None
+
+
+def _named(text: str) -> tuple[str, str | None] | None:
+    """Return a name and its arguments, if a text is one; a preset's in any case."""
+    match = _NAME.fullmatch(text)
+    if match is None:
+        return None
+    name = match[1].lower() if match[1].lower() in PRESETS else match[1]
+    return (name, match[2]) if name in SHAPES or name in PRESETS or match[2] is not None else None
+
+
+def as_mapping(path_or_name: str) -> dict[str, Any]:
+    """Return what a name or a file that :func:`load` has accepted says, as the mapping that a file holds."""
+    if dimensional.is_notation(path_or_name):
+        return _notation(path_or_name)
+    found = _named(path_or_name)
+    if found is not None:
+        return _arguments(path_or_name.strip(), *found)
+    mapping, _ = yaml_lines.parse(_read(path_or_name), path_or_name)
+    return dict(mapping)
+
+
+def load(path_or_name: str | os.PathLike[str], *, gpus: int | None = None) -> Topology:
+    """Return the topology that a file, a preset or a name with parameters stands for; see ``Topology.load``."""
+    if isinstance(path_or_name, str):
+        if dimensional.is_notation(path_or_name):
+            return _from_notation(path_or_name, gpus)
+        found = _named(path_or_name)
+        if found is not None:
+            return _from_name(path_or_name.strip(), *found, gpus)
+    file = os.fspath(path_or_name)
+    if not os.path.exists(file):
+        if isinstance(path_or_name, str) and not re.search(r"[./\\]", file):
+            raise TopologyError(f"unknown topology '{file}'", fix=nearest(file, (*SHAPES, *PRESETS)))
+        raise TopologyError("no such file", where=file, fix=f"give a YAML file, a preset, or a name {EXAMPLE}")
+    mapping, lines = yaml_lines.parse(_read(file), file)
+    if not isinstance(mapping, dict):
+        raise TopologyError("not a mapping of keys to values", where=file, fix="begin with 'topology: switch', say")
+    return _from_mapping(mapping, Place(file, lines), gpus)
+
+
+def from_mapping(mapping: Mapping[str, Any], *, source: str = "topology", gpus: int | None = None) -> Topology:
+    """Return the topology that a mapping describes; see ``Topology.from_dict``."""
+    if not isinstance(mapping, Mapping):
+        raise TopologyError(f"{type(mapping).__name__} is not a mapping of keys to values", where=source)
+    return _from_mapping(dict(mapping), Place(source), gpus)
+
+
+def _read(path: str) -> str:
+    try:
+        if os.path.isfile(path) and os.path.getsize(path) > LARGEST_FILE:
+            raise TopologyError(f"larger than {LARGEST_FILE} bytes", where=path)
+        with open(path, encoding="utf-8-sig") as file:
+            return file.read()
+    except UnicodeDecodeError:
+        raise TopologyError("not a text file", where=path, fix="a topology file is YAML in UTF-8") from None
+    except (OSError, ValueError) as error:
+        raise TopologyError(f"cannot be read ({getattr(error, 'strerror', None) or error})", where=path) from None
+
+
+def _from_name(text: str, name: str, arguments: str | None, asked: int | None) -> Topology:
+    """Return the topology of ``name(4x2, bandwidth=65 GB/s)``; arguments without a key are the size."""
+    if name not in SHAPES and name not in PRESETS:
+        raise TopologyError(f"unknown topology '{name}'", fix=nearest(name, (*SHAPES, *PRESETS)))
+    if name in PRESETS and not (arguments or "").strip():
+        plain = _from_spec(PRESETS[name].spec, None, Place(text), asked)  # ours, so there is nothing to validate
+        return attach_shipped(plain, name, ())
+    return _from_mapping(_arguments(text, name, arguments), Place(text), asked)
+
+
+def _arguments(text: str, name: str, arguments: str | None) -> dict[str, Any]:
+    """Return a name with arguments as the mapping that a file would hold."""
+    mapping: dict[str, Any] = {"topology" if name in SHAPES else "preset": name}
+    for argument in _split(arguments or ""):
+        key, equals, value = (part.strip() for part in argument.partition("="))
+        if not equals:
+            key, value = "shape" if re.search(r"\d\s*[xX×]", argument) else "gpus", argument.strip()
+        if key in mapping:
+            raise TopologyError(f"'{key}' is said twice", where=text)
+        if value[:1] in ("[", "{"):
+            mapping[key], _ = yaml_lines.parse(value, text)
+        else:
+            mapping[key] = int(value) if re.fullmatch(r"-?\d{1,18}", value) else value
+    return mapping
+
+
+def _from_notation(text: str, asked: int | None) -> Topology:
+    """Return the topology of ``Ring(4, bandwidth=100 GB/s, latency=1 us)_Switch(2, bandwidth=...)``."""
+    return _from_mapping(_notation(text), Place(text), asked)
+
+
+def _notation(text: str) -> dict[str, Any]:
+    """Return the notation of dimensions as the mapping that a file would hold."""
+    figures: dict[str, list[Any]] = {"bandwidth": [], "latency": []}
+    blocks = []
+    for word, arguments in dimensional.parts(text):
+        size, *others = _split(arguments) or [""]
+        said = {key.strip(): value.strip() for key, _, value in (other.partition("=") for other in others)}
+        for key in said:
+            if key not in figures:
+                raise TopologyError("unknown key", where=f"{text}: {key}", fix=nearest(key, figures))
+        if "bandwidth" not in said:
+            fix = f"write for example '{word}({size.strip()}, bandwidth=100 GB/s)'"
+            raise TopologyError("'bandwidth' is missing", where=f"{text}: {word}", fix=fix)
+        blocks.append(f"{word}({size.strip()})")
+        figures["bandwidth"].append(said["bandwidth"])
+        figures["latency"].append(said.get("latency", 0.0))
+    return {"topology": "_".join(blocks), **figures}
+
+
+def _dimensional(
+    said: DimensionalModel, words: list[str], sizes: list[int], place: Place, asked: int | None
+) -> Topology:
+    """Return the topology of blocks and their sizes, one bandwidth and latency a dimension."""
+    for key in ("bandwidth", "latency"):
+        count = len(getattr(said, key))
+        if count != len(words):
+            where = place.where((key,))
+            fix = "write one for each, the innermost first"
+            raise TopologyError(f"{count} values for {len(words)} dimensions", where=where, fix=fix)
+    with place.at("topology"):
+        blocks = [dimensional.block_of(word) for word in words]
+    dimensions = [
+        Dimension(block, size, bandwidth, latency)
+        for block, size, bandwidth, latency in zip(blocks, sizes, said.bandwidth, said.latency, strict=True)
+    ]
+    name = said.name or "_".join(f"{word}({size})" for word, size in zip(words, sizes, strict=True))
+
+    def change(result: Draft) -> None:
+        _override(result, said.overrides, place)
+
+    with place.at():
+        topology = dimensional.DimensionalTopology(name, dimensions, change if said.overrides else None)
+    if asked is not None and len(topology.gpus) < asked:
+        raise TopologyError(f"it has {len(topology.gpus)} GPUs, {asked} are asked", where=place.source)
+    return topology
+
+
+def _from_dimensions(mapping: dict[str, Any], place: Place, asked: int | None) -> Topology:
+    """Return the topology of a mapping in the notation of dimensions, or with the keys of ASTRA-sim's network.yml."""
+    from triosim.networks.topology import schema as model
+
+    if "npus_count" in mapping or isinstance(mapping["topology"], list):
+        astra = _validated(model.AstraModel, mapping, place)
+        if len(astra.npus_count) != len(astra.topology):
+            fix = "write one for each, the innermost first"
+            what = f"{len(astra.npus_count)} values for {len(astra.topology)} dimensions"
+            raise TopologyError(what, where=place.where(("npus_count",)), fix=fix)
+        return _dimensional(astra.figures(), astra.topology, astra.npus_count, place, asked)
+    words, sizes = [], []
+    with place.at("topology"):
+        for word, size in dimensional.parts(mapping["topology"]):
+            if not re.fullmatch(r"\s*\d{1,9}\s*", size) or int(size) < 1:
+                raise TopologyError(f"'{size}' is no number of GPUs", fix=f"write for example '{word}(4)'")
+            words.append(word)
+            sizes.append(int(size))
+    values = dict(mapping)
+    for key, missing in (("bandwidth", None), ("latency", 0.0)):
+        value = values.get(key, missing)
+        if value is not None and not isinstance(value, list):
+            values[key] = [value] * len(words)
+    return _dimensional(_validated(model.DimensionalModel, values, place), words, sizes, place, asked)
+
+
+def _split(arguments: str) -> list[str]:
+    """Split at the commas that are not inside brackets."""
+    parts, depth = [""], 0
+    for character in arguments:
+        depth += (character in "[{(") - (character in "]})")
+        if character == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += character
+    return [part for part in parts if part.strip()]
+
+
+def _from_mapping(mapping: dict[str, Any], place: Place, asked: int | None) -> Topology:
+    graph, beyond = system_keys.divided(mapping)
+    return system_keys.equip(_graph(graph, place, asked), beyond, place.where)
+
+
+def _graph(mapping: dict[str, Any], place: Place, asked: int | None) -> Topology:
+    from triosim.networks.topology import schema as model
+
+    if "preset" in mapping:
+        preset = _validated(model.PresetModel, mapping, place)
+        if preset.topology:
+            raise TopologyError("a preset has its topology", where=place.where(("topology",)), fix="leave one out")
+        if preset.preset not in PRESETS:
+            fix = nearest(preset.preset, PRESETS)
+            raise TopologyError(f"unknown preset '{preset.preset}'", where=place.where(("preset",)), fix=fix)
+        spec = replace(
+            PRESETS[preset.preset].spec, **preset.changes() | {"topology": PRESETS[preset.preset].spec.topology}
+        )
+        found = attach_shipped(_from_spec(spec, preset, place, asked), preset.preset, preset.model_fields_set)
+        if preset.overrides and found.calibrate is not None:
+            found.measured_on = _from_spec(spec, preset.model_copy(update={"overrides": []}), place, asked)
+        return found
+    custom = "links" in mapping or "routes" in mapping or isinstance(mapping.get("nodes"), list)
+    kind = mapping.get("topology", "custom" if custom else None)
+    if "npus_count" in mapping or dimensional.is_written(kind):
+        return _from_dimensions({"topology": "", **mapping}, place, asked)
+    if kind is None:
+        known = {
+            info.alias or key
+            for part in (model.PresetModel, model.CustomModel)
+            for key, info in part.model_fields.items()
+        }
+        for key in [key for key in mapping if key not in known]:
+            raise TopologyError("unknown key", where=place.where((key,)), fix=nearest(str(key), sorted(known)))
+        fix = "write for example 'topology: switch', or 'preset: dgx-h100'"
+        raise TopologyError("'topology' is missing", where=place.source, fix=fix)
+    if kind == "custom":
+        return _custom(_validated(model.CustomModel, mapping, place), place, asked)
+    if not isinstance(kind, str) or kind not in SHAPES:
+        fix = nearest(str(kind), (*SHAPES, "custom"))
+        if str(kind) in PRESETS:
+            fix = f"it is a preset: write 'preset: {kind}'"
+        raise TopologyError(f"unknown topology '{kind}'", where=place.where(("topology",)), fix=fix)
+    shape = _validated(model.ShapeModel, mapping, place)
+    return _from_spec(Spec(**shape.changes()), shape, place, asked)
+
+
+def _from_spec(spec: Spec, said: ShapeModel | None, place: Place, asked: int | None) -> Topology:
+    if asked is not None and asked < 1:
+        raise TopologyError(f"{asked} GPUs are asked", where=place.source, fix="ask for at least one")
+    for key in said.model_fields_set if said else ():
+        if spec.topology not in _OF_SHAPE.get(key, SHAPES):
+            raise TopologyError(
+                f"a {spec.topology} has no '{key}'",
+                where=place.where((key,)),
+                fix=f"it is for {', '.join(_OF_SHAPE[key])}",
+            )
+    if spec.inter_node is None:
+        for key in ("nodes", "gpus_per_node"):
+            if getattr(spec, key) is not None:
+                fix = "write for example 'inter_node: {bandwidth: 50 GB/s, latency: 1 us}'"
+                raise TopologyError(f"'{key}' needs 'inter_node'", where=place.where((key,)), fix=fix)
+    guilty = next(
+        (key for key in ("gpus", "shape", "nodes", "k", "levels") if said and key in said.model_fields_set), None
+    )
+    with place.at(*([guilty] if guilty else [])):
+        found = outline(spec, asked)
+    if not (said and said.overrides):
+        with place.at():
+            return found.topology()
+    result = found.draft()
+    _override(result, said.overrides, place)
+    with place.at():
+        return result.topology()
+
+
+def _custom(said: CustomModel, place: Place, asked: int | None) -> Topology:
+    result = Draft(said.name or os.path.basename(place.source), said.routing)
+    for index, node in enumerate(said.nodes or ()):
+        with place.at("nodes", index):
+            result.node(node.name, node.kind or kind_of(node.name))
+    if said.nodes is None:
+        for name in _mentioned(said):
+            result.node(name, kind_of(name))
+    entries = said.links.items() if isinstance(said.links, dict) else enumerate(said.links)
+    for key, link in entries:
+        with place.at("links", key):
+            _add_link(result, said, key, link)
+    for index, route in enumerate(said.routes):
+        with place.at("routes", index):
+            pair = (_known(result, route.source), _known(result, route.destination))
+            if pair in result.routes:
+                raise TopologyError(f"the route from {pair[0]} to {pair[1]} is given twice")
+            path(result.links, *pair, route.links)
+            result.routes[pair] = route.links
+    _override(result, said.overrides, place)
+    with place.at():
+        topology = result.topology()
+    if asked is not None and len(topology.gpus) < asked:
+        fix = "nodes are GPUs if their names begin with gpu or they say 'kind: gpu'"
+        raise TopologyError(f"it has {len(topology.gpus)} GPUs, {asked} are asked", where=place.source, fix=fix)
+    return topology
+
+
+def kind_of(name: str) -> NodeKind:
+    """Return the kind of a node that does not say it: gpu0, host0, cpu0, mem0, dram0; anything else is a switch."""
+    return next((kind for prefix, kind in _KINDS if name.lower().startswith(prefix)), "switch")
+
+
+def _mentioned(said: CustomModel) -> list[str]:
+    """Return the nodes that links and routes name, as they come, but GPUs in the order of their numbers."""
+    links = said.links.values() if isinstance(said.links, dict) else said.links
+    ends = (name for item in (*links, *said.routes) for name in (item.source, item.destination) if name)
+    names = dict.fromkeys(ends)
+    gpus = sorted((name for name in names if kind_of(name) == "gpu"), key=_natural)
+    return gpus + [name for name in names if kind_of(name) != "gpu"]
+
+
+def _natural(name: str) -> list[tuple[int, int | str]]:
+    return [(0, int(part)) if part.isdecimal() else (1, part) for part in re.split(r"(\d+)", name)]
+
+
+def _known(result: Draft, name: str) -> str:
+    if name not in result.nodes:
+        raise TopologyError(f"unknown node '{name}'", fix=suggested(name, result.nodes))
+    return name
+
+
+def _add_link(result: Draft, said: CustomModel, key: str | int, link: LinkModel | NamedLinkModel) -> None:
+    bandwidth = said.bandwidth if link.bandwidth is None else link.bandwidth
+    if bandwidth is None:
+        raise TopologyError("bandwidth is missing", fix="write for example 'bandwidth: 100 GB/s'")
+    latency = said.latency if link.latency is None else link.latency
+    source, destination = (_known(result, name) if name else "" for name in (link.source, link.destination))
+    if bool(source) != bool(destination):
+        raise TopologyError("a link has both 'from' and 'to', or neither", fix="neither serves only explicit routes")
+    if source and source == destination:
+        raise TopologyError(f"a link leads from {source} to itself", fix="name two nodes")
+    if isinstance(key, str):
+        result.link(source, destination, bandwidth, latency, key)
+        return
+    name, both = getattr(link, "name", None), getattr(link, "both", False)
+    result.link(source, destination, bandwidth, latency, name)
+    if both:
+        back = getattr(link, "reverse_bandwidth", None) or bandwidth
+        result.link(destination, source, back, latency, name and f"{name}.back")
+
+
+def _override(result: Draft, overrides: list[OverrideModel], place: Place) -> None:
+    """Change the links between two nodes, in one direction or both."""
+    if not overrides:
+        return
+    result.uniform = False
+    between: dict[tuple[str, str], list[str]] = {}
+    for link in result.links.values():
+        between.setdefault((link.source, link.destination), []).append(link.name)
+    for index, override in enumerate(overrides):
+        with place.at("overrides", index):
+            ends = (_known(result, override.source), _known(result, override.destination))
+            for source, destination in (ends, ends[::-1]) if override.both else (ends,):
+                if (source, destination) not in between:
+                    near = ", ".join([other for start, other in between if start == source][:8])
+                    fix = f"{source} is linked to {near}" if near else None
+                    raise TopologyError(f"there is no link from {source} to {destination}", fix=fix)
+                for name in between[source, destination]:
+                    link = result.links[name]
+                    result.links[name] = replace(
+                        link,
+                        bandwidth=link.bandwidth if override.bandwidth is None else override.bandwidth,
+                        latency=link.latency if override.latency is None else override.latency,
+                    )
+
+
+def _validated(model: type[Any], mapping: dict[str, Any], place: Place) -> Any:
+    from pydantic import ValidationError
+
+    try:
+        return model.model_validate(mapping)
+    except ValidationError as error:
+        raise _placed(error, model, place) from None
+
+
+def _bandwidth_for(source: str) -> str:
+    """Return how a bandwidth is given: in a file, or in the brackets of a name."""
+    name = _NAME.fullmatch(source)
+    if name is None or name[1] not in SHAPES:
+        return "write for example 'bandwidth: 100 GB/s'"
+    before = f"{name[2].strip()}, " if (name[2] or "").strip() else ""
+    return f"write for example '{name[1]}({before}bandwidth=100 GB/s)'"
+
+
+#: What YAML calls what pydantic names by Python's types, and how it is written.
+_STRUCTURES = {"list_type": "a list", "model_type": "a mapping", "dict_type": "a mapping"}
+_WRITTEN = {
+    "list_type": "write '[one, two]', or a line '- one' for each",
+    "model_type": "write '{key: value}'",
+    "dict_type": "write '{key: value}'",
+}
+
+
+def _placed(error: ValidationError, model: type[BaseModel], place: Place) -> TopologyError:
+    """Return the first of pydantic's errors, said in our words; a misspelt key before the key that is missing for it."""
+    from triosim.networks.topology.schema import LIST, MAPPING
+
+    def path_of(found: Any) -> Path:
+        return tuple(part for part in found["loc"] if part not in (LIST, MAPPING))
+
+    errors = error.errors(include_url=False)
+    found = min(errors, key=lambda found: (found["type"] != "extra_forbidden", place.lines.get(path_of(found), 0)))
+    where, kind, value = path_of(found), found["type"], found["input"]
+    key = str(where[-1]) if where else ""
+    if kind == "extra_forbidden":
+        return TopologyError("unknown key", where=place.where(where), fix=nearest(key, _keys(model, found["loc"])))
+    if kind == "missing":
+        fix = _bandwidth_for(place.source) if key == "bandwidth" else None
+        return TopologyError(f"'{key}' is missing", where=place.where(where), fix=fix)
+    if kind == "value_error":
+        return TopologyError(str(found["ctx"]["error"]), where=place.where(where))
+    shown = "nothing" if value is None else repr(value) if len(repr(value)) <= 60 else f"{repr(value)[:57]}..."
+    if kind in _STRUCTURES:
+        return TopologyError(f"{shown} is not {_STRUCTURES[kind]}", where=place.where(where), fix=_WRITTEN[kind])
+    message = found["msg"][:1].lower() + found["msg"][1:]
+    return TopologyError(f"{shown} is not right here: {message}", where=place.where(where))
+
+
+def _keys(model: type[BaseModel], location: tuple[str | int, ...]) -> list[str]:
+    """Return the keys that the mapping at a place may have, for suggesting one."""
+    from triosim.networks.topology import schema as models
+
+    inner: dict[str | int, type[BaseModel]] = {
+        "overrides": models.OverrideModel,
+        "routes": models.RouteModel,
+        "nodes": models.NodeModel,
+        "host": models.HostModel,
+        "inter_node": models.WireModel,
+        models.LIST: models.LinkModel,
+        models.MAPPING: models.NamedLinkModel,
+    }
+    for part in location[:-1]:
+        model = inner.get(part, model)
+    top = () if model in inner.values() else system_keys.KEYS
+    return [*(info.alias or name for name, info in model.model_fields.items()), *top]

@@ -1,0 +1,268 @@
+"""What a topology file may hold, as pydantic models; docs/topology-format.md is written from it."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
+
+from triosim.errors import TriosimError
+from triosim.networks.topology.dimensional import GIB, NS
+from triosim.networks.topology.shapes import MOST_GPUS, Spec, Wire
+from triosim.networks.topology.topology import LONGEST_LATENCY, NodeKind, Routing
+from triosim.units import parse_bandwidth, parse_time
+
+LIST, MAPPING = "[list]", "[mapping]"  # the two forms of `links`; pydantic puts them into an error's path
+
+
+def _bandwidth(value: Any) -> float:
+    number = _quantity(parse_bandwidth, value)
+    if not 0 < number < math.inf:
+        raise ValueError(f"bandwidth '{value}' is not a positive number; write a bandwidth such as '450 GB/s'")
+    return number
+
+
+def _latency(value: Any) -> float:
+    number = _quantity(parse_time, value)
+    if not 0 <= number <= LONGEST_LATENCY:
+        raise ValueError(f"latency '{value}' is not from 0 to {LONGEST_LATENCY:g} s; write a time such as '500 ns'")
+    return number
+
+
+def _quantity(parse: Any, value: Any) -> float:
+    try:
+        return float(parse(value))
+    except TriosimError as error:
+        raise ValueError(str(error)) from None
+
+
+def _count(value: Any) -> int:
+    if isinstance(value, str) and re.fullmatch(r"\d{1,9}", value):
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST_GPUS:
+        raise ValueError(f"{_shown(value)} is not a whole number from 1 to {MOST_GPUS}")
+    return value
+
+
+def _shape(value: Any) -> tuple[int, ...]:
+    if isinstance(value, str):
+        value = re.split(r"\s*[xX×]\s*", value.strip())
+    if not isinstance(value, (list, tuple)):
+        value = [value]
+    if not 1 <= len(value) <= 6:
+        raise ValueError(f"{len(value)} sides are not from 1 to 6; write a shape such as [4, 2]")
+    sides = tuple(_count(side) for side in value)
+    if math.prod(sides) > MOST_GPUS:
+        raise ValueError(f"{math.prod(sides)} GPUs are too many; write at most {MOST_GPUS}")
+    return sides
+
+
+def _even(value: Any) -> int:
+    k = _count(value)
+    if k % 2 or k > 128:
+        raise ValueError(f"k: {k} is not an even number from 2 to 128")
+    return k
+
+
+def _fanout(value: Any) -> int:
+    if _count(value) < 2:
+        raise ValueError("a switch of a tree needs at least 2 children")
+    return _count(value)
+
+
+def _ratio(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+        raise ValueError(f"{_shown(value)} is not a positive number; 1 gives uplinks the sum of what is below them")
+    return float(value)
+
+
+def _positive(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+        raise ValueError(f"{_shown(value)} is not a positive number of GB/s, as ASTRA-sim writes bandwidths")
+    return float(value)
+
+
+def _positive_or_zero(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= LONGEST_LATENCY * NS:
+        raise ValueError(f"{_shown(value)} is not a number of ns, as ASTRA-sim writes latencies")
+    return float(value)
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _named(value: Any) -> Any:
+    return {"name": value} if isinstance(value, str) else value
+
+
+Bandwidth = Annotated[float, BeforeValidator(_bandwidth)]
+Latency = Annotated[float, BeforeValidator(_latency)]
+Count = Annotated[int, BeforeValidator(_count)]
+Name = Annotated[str, Field(min_length=1, max_length=200)]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
+
+
+class WireModel(_Strict):
+    """The link of a GPU to its host, or to the fabric between nodes."""
+
+    bandwidth: Bandwidth
+    latency: Latency = 0.0
+    gpus_per_nic: Count = 1
+
+    def wire(self) -> Wire:
+        """Return it as the generators take it."""
+        return Wire(self.bandwidth, self.latency, self.gpus_per_nic)
+
+
+class HostModel(_Strict):
+    """The link of each GPU to the host memory of its node."""
+
+    bandwidth: Bandwidth
+    latency: Latency = 0.0
+
+    def wire(self) -> Wire:
+        """Return it as the generators take it."""
+        return Wire(self.bandwidth, self.latency)
+
+
+class OverrideModel(_Strict):
+    """A link whose figures differ from those of the others: one direction, or both."""
+
+    source: Name = Field(alias="from")
+    destination: Name = Field(alias="to")
+    bandwidth: Bandwidth | None = None
+    latency: Latency | None = None
+    both: bool = False
+
+    @model_validator(mode="after")
+    def _changes_something(self) -> OverrideModel:
+        if self.bandwidth is None and self.latency is None:
+            raise ValueError("an override needs a bandwidth or a latency")
+        return self
+
+
+class NodeModel(_Strict):
+    """A node; where its kind is not said, its name tells it (gpu0, switch1, host0, memory0)."""
+
+    name: Name
+    kind: NodeKind | None = None
+
+
+class LinkModel(_Strict):
+    """A link between two nodes, of both directions unless it says otherwise."""
+
+    source: Name = Field(alias="from")
+    destination: Name = Field(alias="to")
+    bandwidth: Bandwidth | None = None
+    reverse_bandwidth: Bandwidth | None = None
+    latency: Latency | None = None
+    both: bool = True
+    name: Name | None = None
+
+
+class NamedLinkModel(_Strict):
+    """A directed link that has its name as its key; without ends it serves only explicit routes."""
+
+    source: Name | None = Field(default=None, alias="from")
+    destination: Name | None = Field(default=None, alias="to")
+    bandwidth: Bandwidth | None = None
+    latency: Latency | None = None
+
+
+class RouteModel(_Strict):
+    """The links, by name, that messages from one node to another take."""
+
+    source: Name = Field(alias="from")
+    destination: Name = Field(alias="to")
+    links: list[Name]
+
+
+class ShapeModel(_Strict):
+    """A regular topology."""
+
+    topology: str
+    name: Name | None = None
+    gpus: Count | None = None
+    shape: Annotated[tuple[int, ...], BeforeValidator(_shape)] | None = None
+    dimensions: Annotated[Literal[1, 2, 3], Field()] = 2
+    bandwidth: Bandwidth
+    latency: Latency = 0.0
+    reverse_bandwidth: Bandwidth | None = None
+    fanout: Annotated[int, BeforeValidator(_fanout)] = 2
+    levels: Count | None = None
+    oversubscription: Annotated[float, BeforeValidator(_ratio)] | None = None
+    k: Annotated[int, BeforeValidator(_even)] | None = None
+    gpus_per_switch: Count = 4
+    nodes: Count | None = None
+    gpus_per_node: Count | None = None
+    inter_node: WireModel | None = None
+    host: HostModel | None = None
+    routing: Routing | None = None
+    in_switch_reduction: bool = False
+    overrides: list[OverrideModel] = []
+
+    def changes(self) -> dict[str, Any]:
+        """Return what the file says, as fields of a Spec."""
+        said = {key: getattr(self, key) for key in self.model_fields_set if key in Spec.__dataclass_fields__}
+        return {
+            key: value.wire() if isinstance(value, (WireModel, HostModel)) else value for key, value in said.items()
+        }
+
+
+class PresetModel(ShapeModel):
+    """A known system, and what is different in this one."""
+
+    topology: str = ""
+    preset: str
+    bandwidth: Bandwidth = 0.0
+
+
+class DimensionalModel(_Strict):
+    """A network of dimensions, the innermost first: one bandwidth and latency each."""
+
+    topology: Name
+    name: Name | None = None
+    bandwidth: list[Bandwidth]
+    latency: list[Latency]
+    overrides: list[OverrideModel] = []
+
+
+class AstraModel(_Strict):
+    """ASTRA-sim's network.yml: bandwidths in its GB/s, which are 2^30 bytes, latencies in ns."""
+
+    topology: Annotated[list[Name], Field(min_length=1)]
+    npus_count: list[Count]
+    bandwidth: list[Annotated[float, BeforeValidator(_positive)]]
+    latency: list[Annotated[float, BeforeValidator(_positive_or_zero)]]
+
+    def figures(self) -> DimensionalModel:
+        """Return bandwidths and latencies in our units."""
+        return DimensionalModel(
+            topology="_".join(f"{word}({n})" for word, n in zip(self.topology, self.npus_count, strict=True)),
+            bandwidth=[rate * GIB for rate in self.bandwidth],
+            latency=[late / NS for late in self.latency],
+        )
+
+
+class CustomModel(_Strict):
+    """A free list of nodes and links, and of routes if they are given."""
+
+    topology: Literal["custom"] = "custom"
+    name: Name | None = None
+    bandwidth: Bandwidth | None = None
+    latency: Latency = 0.0
+    nodes: list[Annotated[NodeModel, BeforeValidator(_named)]] | None = None
+    links: Annotated[
+        Annotated[list[LinkModel], Tag(LIST)] | Annotated[dict[str, NamedLinkModel], Tag(MAPPING)],
+        Discriminator(lambda value: MAPPING if isinstance(value, dict) else LIST),
+    ] = []
+    routes: list[RouteModel] = []
+    routing: Routing = "shortest"
+    overrides: list[OverrideModel] = []

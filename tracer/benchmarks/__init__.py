@@ -1,0 +1,1 @@
+"""Micro-benchmarks of operators on the device at hand."""

@@ -1,0 +1,230 @@
+"""Measures operators one by one on the device at hand, forward and backward, with warm and with cold caches.
+
+Each time is a median after warm-up, by CUDA's events on a GPU and by the clock on a CPU. The GPU is kept busy while the host
+prepares a call, so that launches are not in the time. With a warm cache a call follows itself; before a call with a cold
+one, a buffer larger than the cache is written (Phantora 4.4: what an operator finds in the cache decides how long it takes).
+Rows are those of ``triosim.compute.fit.operator_table``. A table that is there already is gone on with.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from triosim import gpus
+from triosim.compute.fit import operator_table
+from triosim.compute.fit.operator_table import Row
+from triosim.errors import OptionError, TriosimError, nearest
+from triosim.operators import features
+from triosim.operators.kinds import kind_of
+from triosim.output_files import check_writable
+from triosim.trace import Operator, Tensor, dtype_name
+from triosim.tracer.benchmarks import calls as benchmark_calls
+from triosim.tracer.benchmarks import cases as benchmark_cases
+from triosim.tracer.benchmarks.cases import Case, Limits
+from triosim.tracer.benchmarks.timers import CpuTimer, CudaTimer, Timer
+
+DTYPES = ("float64", "float32", "float16", "bfloat16")
+#: A table is written again after so many seconds, so that little is lost whatever happens.
+_BETWEEN_WRITES = 15.0
+#: The largest cases: a part of the device's memory, and seconds at the device's peak.
+_SHARE_OF_MEMORY, _MOST_SECONDS, _MOST_BYTES_ON_CPU = 0.3, 0.05, 256e6
+
+Progress = Callable[[int, int, str], None]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is measured: ``count`` cases of each operator and dtype, drawn from ``seed``, for at most ``seconds``."""
+
+    operators: Sequence[str] = ()
+    dtypes: Sequence[str] = ("float32", "bfloat16")
+    count: int = 100
+    seconds: float | None = None
+    seed: int = 0
+    limits: Limits | None = None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How it ended: rows in the table, how many of them are new, and what was skipped, a line each."""
+
+    rows: int
+    new: int
+    skipped: tuple[str, ...]
+
+
+def measure(plan: Plan, path: str, device: str | None = None, progress: Progress | None = None) -> Outcome:
+    """Measure what is not in the table at ``path`` yet, and write it there, whole at any time, after Ctrl-C too.
+
+    Raises ``OptionError`` without PyTorch or the device, ``TriosimError`` where the file there is another.
+    """
+    torch = _torch()
+    names = benchmark_cases.chosen(plan.operators)
+    plan = replace(plan, dtypes=tuple(dict.fromkeys(map(dtype_name, plan.dtypes))))
+    if not plan.dtypes:
+        raise OptionError("names no dtype", where="--dtypes", fix=f"give some of {', '.join(DTYPES)}")
+    for dtype in plan.dtypes:
+        if dtype not in DTYPES:
+            raise OptionError(f"there are no benchmarks in '{dtype}'", where="--dtypes", fix=nearest(dtype, DTYPES))
+    check_writable(path)
+    timer, name = _device(torch, device)
+    limits = plan.limits or _limits(torch, timer, name)
+    table = _Table(path, name, f"torch {torch.__version__}")
+    order = [(number, benchmark, dtype) for number in range(plan.count) for benchmark in names for dtype in plan.dtypes]
+    until = time.monotonic() + (math.inf if plan.seconds is None else plan.seconds)
+    too_large = []
+    try:
+        for place, (number, benchmark, dtype) in enumerate(order):
+            if time.monotonic() > until:
+                break
+            if progress is not None:
+                progress(place, len(order), f"{benchmark} in {dtype}")
+            case = benchmark_cases.case(benchmark, dtype, plan.seed, number, limits)
+            if case is None:
+                too_large.append(f"{benchmark} in {dtype}, number {number}: nothing small enough was drawn")
+            elif not table.has(case):
+                _measure_case(torch, case, timer, table)
+    finally:
+        table.write()
+    if not table.rows:
+        raise TriosimError("nothing was measured", where=path, fix=(*table.notes, "give it more time")[0])
+    return Outcome(len(table.rows), table.new, (*table.notes, *too_large))
+
+
+class _Table:
+    """The rows of a file and those that are added, for one device; cases that failed are notes, and not tried again."""
+
+    def __init__(self, path: str, device: str, software: str) -> None:
+        there = Path(path).is_file() and Path(path).stat().st_size
+        self.rows = operator_table.read(path) if there else []
+        self.notes = operator_table.notes(path) if there else []
+        self.new = 0
+        self._path, self._device, self._software = path, device, software
+        self._done = {row.case for row in self.rows if row.device == device}
+        self._written = time.monotonic()
+
+    def has(self, case: Case) -> bool:
+        """Whether a case was measured, or tried, on the device."""
+        return case.name in self._done or any(note.startswith(self._of(case)) for note in self.notes)
+
+    def add(self, case: Case, rows: Sequence[Row]) -> None:
+        """Add a case's rows, and write the file where that is a while ago."""
+        self.rows += [replace(row, device=self._device, case=case.name, software=self._software) for row in rows]
+        self.new += len(rows)
+        if time.monotonic() - self._written > _BETWEEN_WRITES:
+            self.write()
+
+    def skip(self, case: Case, reason: str) -> None:
+        """Note why a case has no rows."""
+        self.notes.append(f"{self._of(case)}{reason}")
+
+    def write(self) -> None:
+        """Write the file, unless there is nothing in it."""
+        if self.rows:
+            operator_table.write(self.rows, self._path, self.notes)
+        self._written = time.monotonic()
+
+    def _of(self, case: Case) -> str:
+        return f"{case.name} on {self._device}: "
+
+
+def _measure_case(torch: Any, case: Case, timer: Timer, table: _Table) -> None:
+    reason = ""
+    try:
+        table.add(case, list(_rows(torch, case, timer)))
+    except (RuntimeError, MemoryError, NotImplementedError) as error:
+        reason = _reason(case, error)
+    if reason:  # now that the error, which holds the tensors, is gone
+        table.skip(case, reason)
+        timer.clear()
+
+
+def _rows(torch: Any, case: Case, timer: Timer) -> Iterator[Row]:
+    """Measure a case: its operator, and what differentiates it, each with a warm and with a cold cache."""
+    one = case.operator
+    inputs = [_made(torch, tensor, timer.device, case.whole.get(place)) for place, tensor in enumerate(one.inputs)]
+    leaves = [tensor for tensor in inputs if tensor.is_floating_point()] if case.backward else []
+    if case.benchmark == "batch_norm":  # the running statistics have no gradient
+        leaves = leaves[:3]
+    for leaf in leaves:
+        leaf.requires_grad_()
+    call = benchmark_calls.call(torch, case.benchmark, inputs, one.attributes)
+    for cache in operator_table.CACHES:
+        seconds, runs = timer.time(call, cold=cache == "cold")
+        yield Row(replace(one, seconds=seconds), "", cache, runs=runs)
+    if not leaves:
+        return
+    result = call()
+    gradient = torch.randn_like(result)
+    operator = _backward(one, result, leaves)
+
+    def differentiate() -> Any:
+        return torch.autograd.grad(result, leaves, gradient, retain_graph=True)
+
+    for cache in operator_table.CACHES:
+        seconds, runs = timer.time(differentiate, cold=cache == "cold")
+        yield Row(replace(operator, seconds=seconds), "", cache, forward=one.name, runs=runs)
+
+
+def _backward(forward: Operator, result: Any, leaves: Sequence[Any]) -> Operator:
+    """Return the operator that a trace would hold: the node of the autograd graph, unless the graph has several."""
+    name = str(result.grad_fn.name()).rpartition("::")[2]
+    bare = features.base_name(forward.name)
+    if kind_of(name) != kind_of(bare):
+        name = f"{forward.name}_backward"
+    first = 1 + max(tensor.id for tensor in (*forward.inputs, *forward.outputs))
+    dtype = forward.outputs[0].dtype
+    gradients = tuple(Tensor(first + place, tuple(leaf.shape), dtype) for place, leaf in enumerate(leaves))
+    return replace(forward, name=name, phase="backward", inputs=(*forward.outputs, *forward.inputs), outputs=gradients)
+
+
+def _made(torch: Any, tensor: Tensor, device: str, below: int | None) -> Any:
+    if below is not None:
+        return torch.randint(0, below, tensor.shape, device=device)
+    return torch.rand(tensor.shape, dtype=getattr(torch, tensor.dtype), device=device) + 0.1
+
+
+def _reason(case: Case, error: Exception) -> str:
+    """Say why a case has no rows. Raises ``TriosimError`` where going on would measure nothing either."""
+    text = " ".join(str(error).split())
+    if isinstance(error, MemoryError) or "out of memory" in text or "allocate memory" in text:
+        shapes = " ".join("x".join(map(str, tensor.shape)) for tensor in case.operator.inputs[:3])
+        return f"{shapes} does not fit into memory"
+    if isinstance(error, NotImplementedError) or "not implemented" in text or "not support" in text:
+        return text[:120]
+    raise TriosimError(f"failed: {text[:300]}", where=case.name) from error
+
+
+def _torch() -> Any:
+    try:
+        import torch
+    except ImportError:
+        raise OptionError("measuring needs PyTorch", fix="install it: pip install 'triosim[torch]'") from None
+    return torch
+
+
+def _device(torch: Any, asked: str | None) -> tuple[Timer, str]:
+    """Return the timer and the name of a device: the GPU where there is one, unless another is asked for."""
+    kind = asked or ("cuda" if torch.cuda.is_available() else "cpu")
+    if kind not in ("cpu", "cuda"):
+        raise OptionError(f"'{kind}' is no device", where="--device", fix="use cpu or cuda")
+    if kind == "cpu":
+        return CpuTimer(torch), "CPU"
+    if not torch.cuda.is_available():
+        raise OptionError("PyTorch finds no GPU", where="--device", fix="use --device cpu")
+    return CudaTimer(torch), str(torch.cuda.get_device_name())
+
+
+def _limits(torch: Any, timer: Timer, name: str) -> Limits:
+    gpu = gpus.get(name)
+    rate = gpu.rate("float32") if gpu is not None else 20e12
+    if timer.device == "cpu":
+        rate = min(rate, (os.cpu_count() or 1) * 50e9)
+        return Limits(_MOST_BYTES_ON_CPU, rate * _MOST_SECONDS)
+    return Limits(_SHARE_OF_MEMORY * float(torch.cuda.mem_get_info()[0]), rate * _MOST_SECONDS)

@@ -1,0 +1,1 @@
+"""A CUDA device that is not there: shapes, streams and memory without contents."""

@@ -1,0 +1,170 @@
+"""Which attention kernel a GPU would run: PyTorch's choice in ``scaled_dot_product_attention``, made without the GPU.
+
+The order is PyTorch's own for CUDA (``aten/src/ATen/native/transformers/cuda/sdp_utils.cpp``): FlashAttention for half
+precision without a mask and heads of up to 256, which are padded to a multiple of 8, from Ampere on; the memory-efficient
+kernel where keys have as many heads as queries; else the plain products, also for groups of heads in single precision
+(``enable_gqa``), which no other kernel takes. Each can be switched off, as ``torch.backends.cuda`` and ``sdpa_kernel`` do.
+For cuDNN's kernel, which PyTorch prefers on Hopper with a recent cuDNN, FlashAttention stands: the shapes are the same. Flex
+attention is one operator, as its compiled kernel is; its backward pass another.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.nn.attention import flex_attention
+
+from triosim.tracer.device.dtypes import one_dtype
+from triosim.tracer.patches import Patch, Patches
+
+if TYPE_CHECKING:
+    from triosim.tracer.device.tensors import DeviceMode
+
+_FLASH_FROM = (8, 0)
+_ALIGNMENT = 16  # bytes that tensor cores load at once
+_LARGEST_HEAD = 256
+_FLASH_MULTIPLE = 8
+
+
+def install(patches: Patches, mode: DeviceMode) -> None:
+    """Choose attention kernels for tensors on the device that is not there, until the patches are undone."""
+    library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+    patches.on_leaving(library._destroy)
+    for key in ("AutogradCUDA", "CUDA"):
+        library.impl("scaled_dot_product_attention", attention, key)
+    original = getattr(flex_attention, "flex_attention_hop", None)
+    patches.make([Patch(flex_attention, "flex_attention_hop", _flex(mode, original))])
+
+
+def attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> torch.Tensor:
+    """Run the kernel that PyTorch would choose. Shapes are (batch, heads, length, features)."""
+    one_dtype("scaled_dot_product_attention", [query, key, value])
+    capability = torch.cuda.get_device_capability()
+    same_heads = query.dim() == 4 and query.size(1) == key.size(1) == value.size(1)
+    if (same_heads or enable_gqa) and _flash_serves(query, key, value, attn_mask, is_causal, dropout_p, capability):
+        return _flash(query, key, value, dropout_p, is_causal, scale)
+    if same_heads and _efficient_serves(query, value, capability):
+        return _efficient(query, key, value, attn_mask, dropout_p, is_causal, scale)
+    if not torch._C._get_math_sdp_enabled():
+        raise RuntimeError("No available kernel. Aborting execution.")  # as PyTorch says it
+    math = torch.ops.aten._scaled_dot_product_attention_math
+    return math(query, key, value, attn_mask, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa)[0]  # type: ignore[no-any-return]
+
+
+def _flash_serves(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    is_causal: bool,
+    dropout_p: float,
+    capability: tuple[int, int],
+) -> bool:
+    features = query.size(-1)
+    trains = query.requires_grad or key.requires_grad or value.requires_grad
+    small = capability in ((8, 6), (8, 9)) or capability[0] == 12  # too little shared memory for some backward passes
+    return (
+        capability >= _FLASH_FROM
+        and mask is None
+        and query.dim() == 4
+        and query.dtype in (torch.float16, torch.bfloat16)
+        and key.size(-1) == value.size(-1) == features <= _LARGEST_HEAD
+        and not (is_causal and query.size(-2) != key.size(-2))
+        and not (trains and small and (192 < features <= 224 or (features > 224 and dropout_p > 0)))
+        and _flash_is_on()
+    )
+
+
+def _flash_is_on() -> bool:
+    """Whether FlashAttention may run, or cuDNN's kernel is all that may."""
+    c = torch._C
+    others = c._get_mem_efficient_sdp_enabled() or c._get_math_sdp_enabled()
+    return c._get_flash_sdp_enabled() or (c._get_cudnn_sdp_enabled() and not others)
+
+
+def _efficient_serves(query: torch.Tensor, value: torch.Tensor, capability: tuple[int, int]) -> bool:
+    half = query.dtype in (torch.float16, torch.bfloat16)
+    known = query.dtype in (torch.float16, torch.float32) or (half and capability >= _FLASH_FROM)
+    tensor_cores = capability >= _FLASH_FROM or (half and capability >= (7, 0))
+    elements = _ALIGNMENT // query.element_size() if tensor_cores else 1
+    aligned = query.size(-1) % elements == 0 == value.size(-1) % elements
+    return known and aligned and torch._C._get_mem_efficient_sdp_enabled()
+
+
+def _flash(query: Any, key: Any, value: Any, dropout_p: float, is_causal: bool, scale: float | None) -> torch.Tensor:
+    features = query.size(-1)
+    padding = -features % _FLASH_MULTIPLE
+    if padding:
+        query, key, value = (torch.nn.functional.pad(one, (0, padding)) for one in (query, key, value))
+    flash = torch.ops.aten._scaled_dot_product_flash_attention
+    factor = features**-0.5 if scale is None else scale
+    result: torch.Tensor = flash(query, key, value, dropout_p, is_causal, False, scale=factor)[0]
+    return result[..., :features] if padding else result
+
+
+def _efficient(
+    query: Any, key: Any, value: Any, mask: Any, dropout_p: float, is_causal: bool, scale: float | None
+) -> torch.Tensor:
+    if mask is not None:
+        if mask.dtype == torch.bool:
+            zero = torch.zeros_like(mask, dtype=query.dtype)
+            mask = zero.masked_fill(mask.logical_not(), float("-inf"))
+        mask = _padded(mask).expand(query.size(0), query.size(1), query.size(2), key.size(2))
+    needs_gradient = query.requires_grad or key.requires_grad or value.requires_grad
+    efficient = torch.ops.aten._scaled_dot_product_efficient_attention
+    return efficient(query, key, value, mask, needs_gradient, dropout_p, is_causal, scale=scale)[0]  # type: ignore[no-any-return]
+
+
+def _padded(mask: torch.Tensor) -> torch.Tensor:
+    """Rows of a mask begin at multiples of 16 bytes: a mask of another length is put into memory that is a little larger."""
+    length = mask.size(-1)
+    padding = -length % 16
+    if not padding or mask.stride(-1) != 1:
+        return mask
+    return torch.nn.functional.pad(mask, (0, padding))[..., :length]
+
+
+def _flex(mode: DeviceMode, original: Any) -> Any:
+    """Return what stands for the operator behind ``flex_attention``: shapes, and one operator in the trace.
+
+    Which blocks of the scores a mask leaves out is not known, so they all count.
+    """
+
+    class Flex(torch.autograd.Function):
+        """Flex attention of (batch, heads, length, features): the result, and the scores' log-sum-exp and maximum."""
+
+        @staticmethod
+        def forward(ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> Any:
+            with mode.muted():
+                out = query.new_empty((*query.shape[:-1], value.shape[-1]))
+                sums, largest = (query.new_empty(query.shape[:-1], dtype=torch.float32) for _ in range(2))
+            mode.recorder.operator("flex_attention", {}, (query, key, value), (out, sums, largest))
+            ctx.save_for_backward(query, key, value, out, sums)
+            ctx.mark_non_differentiable(sums, largest)
+            return out, sums, largest
+
+        @staticmethod
+        def backward(ctx: Any, gradient: torch.Tensor, *_: Any) -> Any:
+            saved = ctx.saved_tensors
+            with mode.muted():
+                made = tuple(one.new_empty(one.shape) for one in saved[:3])
+            mode.recorder.operator("flex_attention_backward", {}, (gradient, *saved), made)
+            return made
+
+    def flex(query: Any, key: Any, value: Any, *others: Any, **options: Any) -> Any:
+        if not hasattr(query, "fake_device"):
+            return original(query, key, value, *others, **options)
+        return Flex.apply(query, key, value)  # type: ignore[no-untyped-call]
+
+    return flex

@@ -1,0 +1,177 @@
+"""LSTM, GRU and plain recurrent layers as a GPU runs them: cuDNN's one operator for all layers, directions and time steps.
+
+PyTorch takes it for the dtypes that ``cudnn_is_acceptable`` names, and for bfloat16 from Ampere on
+(``aten/src/ATen/native/RNN.cpp``); else, as with ``torch.backends.cudnn.enabled = False``, an operator for each time step.
+Under autocast data and weights are cast first (``aten/src/ATen/cudnn/AutocastRNN.cpp``).
+
+What cuDNN keeps for the backward pass is its own matter and not documented. It is taken to be what the gradients need of
+each step: the gates, of an LSTM the state of its cell, of a GRU the part of its candidate that it resets, and what it returns.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from triosim.tracer.device.dtypes import one_dtype
+from triosim.tracer.patches import Patch, Patches
+
+if TYPE_CHECKING:
+    from triosim.tracer.device.tensors import DeviceMode
+
+#: Numbers that are kept for each feature of each step, by kind of layer.
+_KEPT = {"lstm": 6, "gru": 5, "rnn_tanh": 1, "rnn_relu": 1}
+_BFLOAT16_FROM = (8, 0)
+_ALWAYS = (torch.float16, torch.float32, torch.float64)
+
+
+@dataclass(frozen=True, slots=True)
+class _Layers:
+    """A call of a recurrent layer. Shapes: data is (length, samples, features), samples first with ``batch_first``, or
+    (steps of all samples, features) where it is ``packed``; states are (layers x directions, samples, features).
+    """
+
+    kind: str
+    data: Any
+    states: tuple[Any, ...]  # hidden, and an LSTM's cell
+    weights: tuple[Any, ...]
+    directions: int
+    trains: bool
+    batch_first: bool
+    packed: bool
+
+    @property
+    def tensors(self) -> tuple[Any, ...]:
+        """All that it reads, as ``aten::_cudnn_rnn`` lists it."""
+        return (self.data, *self.weights, *self.states)
+
+    def cast(self, dtype: torch.dtype) -> _Layers:
+        """Return it with tensors of another dtype."""
+        to = [one.to(dtype) for one in self.tensors]
+        weights, states = to[1 : 1 + len(self.weights)], to[1 + len(self.weights) :]
+        return replace(self, data=to[0], weights=tuple(weights), states=tuple(states))
+
+    def results(self) -> tuple[Any, ...]:
+        """Return the output, the last states, and what is kept for the backward pass, without contents."""
+        data, hidden = self.data, self.states[0]
+        swapped = self.batch_first and not self.packed
+        steps = data.shape[:-1][::-1] if swapped else data.shape[:-1]
+        output = data.new_empty((*steps, hidden.shape[-1] * self.directions))
+        output = output.transpose(0, 1) if swapped else output
+        cells = self.states[-1].numel() // self.states[-1].shape[1]  # features of all layers, in both directions
+        kept = math.prod(steps) * cells * _KEPT[self.kind] * data.element_size() if self.trains else 0
+        return output, *(data.new_empty(one.shape) for one in self.states), data.new_empty((kept,), dtype=torch.uint8)
+
+
+def install(patches: Patches, mode: DeviceMode) -> None:
+    """Run recurrent layers on the device that is not there by cuDNN's operator, until the patches are undone."""
+    library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+    patches.on_leaving(library._destroy)
+    run = _cudnn_rnn(mode)
+    for kind in _KEPT:
+        operators = getattr(torch.ops.aten, kind)
+        for key in ("AutogradCUDA", "CUDA"):
+            library.impl(f"{kind}.input", _of_one_length(kind, operators.input, run), key)
+            library.impl(f"{kind}.data", _of_packed(kind, operators.data, run), key)
+    mode.special[torch.ops.aten._pack_padded_sequence.default] = _packed
+    # A module asks whether its weights are to be put side by side, for which their addresses would be needed.
+    patches.make([Patch(torch.backends.cudnn, "is_acceptable", lambda tensor: False)])
+
+
+def _of_one_length(kind: str, plain: Any, run: Callable[[_Layers], Any]) -> Callable[..., Any]:
+    def layer(data: Any, states: Any, weights: Sequence[Any], *options: Any) -> Any:
+        _, _, _, trains, both, batch_first = options
+        if not _is_acceptable(data):
+            return _step_by_step(plain, data, states, weights, *options)
+        return run(_Layers(kind, data, _tuple(states), tuple(weights), 2 if both else 1, trains, batch_first, False))
+
+    return layer
+
+
+def _of_packed(kind: str, plain: Any, run: Callable[[_Layers], Any]) -> Callable[..., Any]:
+    def layer(data: Any, sizes: Any, states: Any, weights: Sequence[Any], *options: Any) -> Any:
+        _, _, _, trains, both = options
+        if not _is_acceptable(data):
+            return _step_by_step(plain, data, sizes, states, weights, *options)
+        return run(_Layers(kind, data, _tuple(states), tuple(weights), 2 if both else 1, trains, False, True))
+
+    return layer
+
+
+def _packed(data: torch.Tensor, lengths: torch.Tensor, batch_first: bool) -> Any:
+    """Return the steps of all samples, those of one time together, and how many samples each time has, for real.
+
+    The lengths are on the host, and decrease.
+    """
+    if hasattr(lengths, "fake_device"):
+        return NotImplemented
+    with torch._C._DisableTorchDispatch():
+        each = [int(one) for one in lengths]
+        sizes = torch.tensor([sum(length > time for length in each) for time in range(max(each, default=0))])
+    return data.new_empty((sum(each), *data.shape[2:])), sizes
+
+
+def _tuple(states: Any) -> tuple[Any, ...]:
+    return tuple(states) if isinstance(states, (list, tuple)) else (states,)
+
+
+def _is_acceptable(data: torch.Tensor) -> bool:
+    """Whether PyTorch takes cuDNN's operator, under autocast for what the data is cast to."""
+    dtype = torch.get_autocast_dtype("cuda") if _is_cast(data) else data.dtype
+    known = dtype in _ALWAYS or (dtype == torch.bfloat16 and torch.cuda.get_device_capability() >= _BFLOAT16_FROM)
+    return known and data.numel() > 0 and torch.backends.cudnn.enabled  # type: ignore[no-any-return]
+
+
+def _is_cast(data: torch.Tensor) -> bool:
+    return torch.is_autocast_enabled("cuda") and data.is_floating_point() and data.dtype != torch.float64
+
+
+def _step_by_step(plain: Any, *arguments: Any) -> Any:
+    """Run PyTorch's own taking apart, which is what the operator is on any device without cuDNN."""
+    return plain._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *arguments)
+
+
+def _cudnn_rnn(mode: DeviceMode) -> Callable[[_Layers], Any]:
+    """Return what stands for the operator: shapes, and one operator in the trace for each direction of the step."""
+
+    class CudnnRnn(torch.autograd.Function):
+        """All layers of a call. ``tensors`` are those of ``call``, so that autograd sees them."""
+
+        @staticmethod
+        def forward(ctx: Any, call: _Layers, *tensors: torch.Tensor) -> Any:
+            with mode.muted():
+                *results, kept = call.results()
+            made = (*results, kept) if kept.numel() else results
+            mode.recorder.operator("aten::_cudnn_rnn", {}, tensors, made)
+            ctx.save_for_backward(*tensors, results[0], kept)
+            ctx.set_materialize_grads(False)
+            return tuple(results)
+
+        @staticmethod
+        @once_differentiable  # type: ignore[untyped-decorator]
+        def backward(ctx: Any, *gradients: Any) -> Any:
+            saved = ctx.saved_tensors
+            wanted = [
+                tensor if needed else None for tensor, needed in zip(saved, ctx.needs_input_grad[1:], strict=False)
+            ]
+            with mode.muted():
+                made = [None if one is None else one.new_empty(one.shape) for one in wanted]
+            given = (*saved, *[one for one in gradients if one is not None])
+            outputs = [one for one in made if one is not None]
+            mode.recorder.operator("aten::_cudnn_rnn_backward", {}, given, outputs)
+            return None, *made
+
+    def run(call: _Layers) -> Any:
+        if _is_cast(call.data):
+            dtype = torch.get_autocast_dtype("cuda")
+            with torch.autocast("cuda", enabled=False):
+                call = call.cast(dtype)
+        one_dtype(call.kind, list(call.tensors))
+        return CudnnRnn.apply(call, *call.tensors)  # type: ignore[no-untyped-call]
+
+    return run

@@ -1,0 +1,208 @@
+"""What a training script does beside operators, and cannot do without a GPU: compile, load in other processes, save.
+
+A compiled model is captured as it is written. Data loaders load in the script's own process. Nothing is saved, for the
+tensors have no contents.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator, Sequence
+from functools import partial
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch._subclasses import fake_tensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils.data import DataLoader
+
+from triosim.tracer.patches import Patch, Patches
+from triosim.tracer.recorder.recorder import Recorder
+
+_EAGER = "compilation is left out: the model is captured as it is written, without fused kernels"
+
+_torchvision: list[Any] = []
+
+
+def install(patches: Patches, recorder: Recorder, shapes: FakeTensorMode) -> None:
+    """Replace what needs a GPU, processes or contents until the patches are undone."""
+    patches.make(_patches(recorder, shapes))
+    finder: Any = _BeforeImports(patches)
+    sys.meta_path.insert(0, finder)
+    patches.on_leaving(partial(sys.meta_path.remove, finder))
+    for module in (importlib.import_module("torch.optim.optimizer"), torch.utils._foreach_utils):
+        patches.add(module, "_foreach_supported_types", FakeTensor)  # or optimizers take each parameter by itself
+    swap = torch.__future__.get_swap_module_params_on_conversion()
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    patches.on_leaving(lambda: torch.__future__.set_swap_module_params_on_conversion(swap))
+
+
+class _BeforeImports:
+    """Is asked before a module is imported: completes torchvision, and tells transformers that nothing is compiled.
+
+    transformers takes the tensors of a capture for those of a compiler, and then writes out masks that a GPU never sees.
+    """
+
+    _ASKS = "transformers.utils.import_utils"
+
+    def __init__(self, patches: Patches) -> None:
+        self._patches = patches
+        if self._ASKS in sys.modules:
+            self._answer(sys.modules[self._ASKS])
+
+    def find_spec(self, name: str, path: Sequence[str] | None = None, target: object = None) -> ModuleSpec | None:
+        """Find no module, but the one that is changed once it is there."""
+        if name == "torchvision":
+            complete_torchvision()
+        found = PathFinder.find_spec(name, path) if name == self._ASKS else None
+        if found is None or found.loader is None:
+            return None
+        loader: Any = found.loader
+        run = loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            run(module)
+            self._answer(module)
+
+        loader.exec_module = exec_module
+        return found
+
+    def _answer(self, module: ModuleType) -> None:
+        self._patches.make([Patch(module, "is_fake_tensor", lambda x: False, missing="leave")])
+
+
+def complete_torchvision() -> None:
+    """Define the operators without which torchvision's import fails, where its compiled part cannot be loaded.
+
+    So it is where torchvision, as it is found on PyPI, is built for CUDA and PyTorch is not. The definitions stay, for the
+    imported torchvision does.
+    """
+    found = PathFinder.find_spec("torchvision")
+    if _torchvision or found is None or found.origin is None:
+        return
+    try:
+        torch.ops.load_library(Path(found.origin).with_name("_C.so"))  # type: ignore[no-untyped-call]
+    except OSError:
+        library: Any = torch.library.Library("torchvision", "FRAGMENT")  # type: ignore[no-untyped-call]
+        for operator in ("nms", "qnms"):
+            if not hasattr(torch.ops.torchvision, operator):
+                library.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+        _torchvision.append(library)
+
+
+def _patches(recorder: Recorder, shapes: FakeTensorMode) -> Iterator[Patch]:
+    tensor = torch.Tensor
+    yield Patch(torch.utils, "swap_tensors", _swap(shapes))
+    yield Patch(FakeTensorMode, "avoid_device_init", property(lambda mode: True))
+    yield Patch(fake_tensor, "init_gpu_context", lambda device: None, missing="leave")  # asks the driver, in 2.11
+    # PyTorch's own parts look at addresses, of which there are none, and its warning is about each of them.
+    yield Patch(torch._C, "_set_warn_deprecated_on_mutable_data_ptr", lambda tensor: None, missing="leave")
+    yield Patch(tensor, "pin_memory", lambda self, device=None: self)
+    yield Patch(tensor, "is_pinned", lambda self, device=None: False)
+    yield Patch(tensor, "record_stream", lambda self, stream: None)
+    yield Patch(tensor, "numpy", _numpy(recorder))
+    yield Patch(tensor, "__format__", _format)
+    yield Patch(torch.UntypedStorage, "resize_", _resize(recorder))
+    yield Patch(DataLoader, "__init__", _loader(recorder))
+    yield Patch(torch, "compile", _compile(recorder))
+    yield Patch(torch.nn.Module, "compile", _compile_module(recorder))
+    yield Patch(torch, "save", _save(recorder))
+
+
+def _swap(shapes: FakeTensorMode) -> Any:
+    """A module's parameters move to the device by a swap, which refuses tensors with weak references to them.
+
+    ``FakeTensorMode`` keeps such references to all that it made, to find again what it makes of a real tensor twice.
+    """
+    original = torch.utils.swap_tensors
+    converter = shapes.fake_tensor_converter.meta_converter
+
+    def swap_tensors(first: torch.Tensor, second: torch.Tensor) -> None:
+        converter.tensor_memo.clear()
+        original(first, second)  # type: ignore[no-untyped-call]
+
+    return swap_tensors
+
+
+def _numpy(recorder: Recorder) -> Any:
+    original = torch.Tensor.numpy
+
+    def numpy(self: torch.Tensor, *, force: bool = False) -> Any:
+        if not isinstance(self, FakeTensor):
+            return original(self, force=force)
+        import numpy
+
+        recorder.value_read("all 1", known=False)
+        dtype = torch.float32 if self.dtype == torch.bfloat16 else self.dtype
+        return numpy.ones(tuple(self.shape), dtype=str(dtype).removeprefix("torch."))
+
+    return numpy
+
+
+_plain_format = torch.Tensor.__format__
+
+
+def _format(self: torch.Tensor, form: str) -> str:
+    """Print a single number as one, as PyTorch does only for tensors of no class of their own."""
+    if isinstance(self, FakeTensor) and not self.dim() and not self.is_meta:
+        return format(self.item(), form)
+    return _plain_format(self, form)  # type: ignore[no-untyped-call,no-any-return]
+
+
+def _resize(recorder: Recorder) -> Any:
+    original = torch.UntypedStorage.resize_
+
+    def resize_(self: Any, size: int) -> Any:
+        result = original(self, size)
+        recorder.blocks.resized(self)
+        return result
+
+    return resize_
+
+
+def _loader(recorder: Recorder) -> Any:
+    original = DataLoader.__init__
+    workers = 5  # the place of num_workers among the arguments without a name
+
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
+        wanted = args[workers] if len(args) > workers else kwargs.get("num_workers", 0)
+        if wanted:
+            recorder.note(f"the data loader's {wanted} processes are left out: it loads in the script's own")
+            if len(args) > workers:
+                args = (*args[:workers], 0, *args[workers + 1 :])
+            for name in ("num_workers", "persistent_workers", "prefetch_factor", "multiprocessing_context", "timeout"):
+                kwargs.pop(name, None)
+        kwargs.pop("pin_memory", None)
+        original(self, *args, **kwargs)
+
+    return __init__
+
+
+def _compile(recorder: Recorder) -> Any:
+    def compile(model: Any = None, *args: Any, **kwargs: Any) -> Any:
+        if getattr(model, "__name__", "") not in (
+            "flex_attention",
+            "_flex_attention_hop_wrapper",
+        ):  # one operator anyway
+            recorder.note(_EAGER)
+        return model if model is not None else lambda function: function
+
+    return compile
+
+
+def _compile_module(recorder: Recorder) -> Any:
+    def compile(self: Any, *args: Any, **kwargs: Any) -> None:
+        recorder.note(_EAGER)
+
+    return compile
+
+
+def _save(recorder: Recorder) -> Any:
+    def save(*args: Any, **kwargs: Any) -> None:
+        recorder.note("nothing is saved: the tensors have no contents")
+
+    return save

@@ -1,0 +1,345 @@
+"""How operators run without a GPU: on the device only shapes are computed, on the host what is small enough for real.
+
+Below this mode is PyTorch's own ``FakeTensorMode``, which knows the shape that each operator returns. A tensor on the host
+with no more than a few megabytes is a real one, so that a script's settings, indices and labels are what they are; a larger
+one (the weights before they move to the GPU) has a shape and no contents. Where an operator's shape follows from contents
+that do not exist, every element is taken to count.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, UnsupportedOperatorException
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from triosim.trace.formats.pytorch.execution_trace import ATTRIBUTES
+from triosim.tracer.device import dtypes as fake_dtypes
+from triosim.tracer.device import values as fake_values
+from triosim.tracer.device.shapes import Shapes
+from triosim.tracer.recorder.recorder import Recorder, on_device
+
+#: Tensors that a script makes on the host are real up to this many elements ...
+MOST_MADE = 2**18
+#: ... and those that are computed from real ones, when these have no more than so many.
+MOST_COMPUTED = 2**24
+
+aten = torch.ops.aten
+_DEVICE = torch.ops.prim.device.default
+_PLAIN = frozenset((torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, FakeTensor))
+#: What changes its arguments in place, returns nothing, and has no shape to compute.
+_IN_PLACE_ONLY = frozenset(("aten::_fused_sgd_", "aten::_fused_adagrad_", "aten::_fused_adam_", "aten::_fused_adamw_"))
+
+
+class Known:
+    """What is known of an operator before it runs: its name, and where its arguments are."""
+
+    def __init__(self, function: OpOverload) -> None:
+        schema = function._schema
+        self.name = schema.name
+        self.bare = (
+            schema.name.partition("::")[2].rstrip("_") if schema.name.endswith("_") else schema.name.partition("::")[2]
+        )
+        self.attributes = [
+            (place, argument.name, argument.default_value)
+            for place, argument in enumerate(schema.arguments)
+            if argument.name in ATTRIBUTES or (argument.name == "device" and schema.name == "aten::_to_copy")
+        ]
+        self.changed = [
+            (place, argument.name)
+            for place, argument in enumerate(schema.arguments)
+            if argument.alias_info is not None and argument.alias_info.is_write
+        ]
+        each = schema.name.startswith("aten::_foreach_") and schema.name.endswith("_")
+        self.in_place = each or schema.name in _IN_PLACE_ONLY
+        self.check = fake_dtypes.check_of(self.bare)
+        self.to_host = schema.name in ("aten::_to_copy", "aten::copy_")
+
+    def attributes_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the arguments that are no tensors, by name."""
+        found: dict[str, Any] = {}
+        for place, name, default in self.attributes:
+            value = args[place] if place < len(args) else kwargs.get(name, default)
+            if isinstance(value, (list, tuple)):
+                found[name] = [plain(one) for one in value]
+            elif isinstance(value, (bool, int, float, str)):
+                found[name] = value
+            elif isinstance(value, torch.device):
+                found[name] = value.type
+        return found
+
+    def changed_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[Any]:
+        """Yield the tensors that a call changes in place."""
+        for place, name in self.changed:
+            yield from flat(args[place] if place < len(args) else kwargs.get(name))
+
+
+def plain(value: Any) -> Any:
+    """Return a number as JSON has it."""
+    return value if isinstance(value, (bool, int, float, str)) else int(value)
+
+
+def _add_tensors(found: list[torch.Tensor], values: Iterable[Any]) -> None:
+    """Add the tensors among arguments to a list, in order."""
+    for value in values:
+        kind = type(value)
+        if kind is FakeTensor or isinstance(value, torch.Tensor):
+            found.append(value)
+        elif kind is list or kind is tuple:
+            _add_tensors(found, value)
+        elif isinstance(value, (list, tuple, dict)):
+            found += flat(value)
+
+
+def flat(value: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors of an argument or a result."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for one in value:
+            yield from flat(one)
+    elif isinstance(value, dict):
+        for one in value.values():
+            yield from flat(one)
+
+
+class DeviceMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Runs each operator as far as it can be, and tells the recorder of those on the device."""
+
+    supports_higher_order_operators = True
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Keep PyTorch from wrapping each call of this mode against its compiler, which a capture leaves out anyway."""
+        return False
+
+    def __init__(self, recorder: Recorder, shapes: FakeTensorMode) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.recorder = recorder
+        self._shapes = Shapes(shapes)
+        self._muted = 0
+        #: Operators that are run, and recorded, by a function of their own: ``run(operator, arguments, named ones)``.
+        self.run_by: dict[Any, Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]] = {}
+        self._known: dict[Any, Known] = {}
+        #: What returns an operator's result where PyTorch has no rule for it, or ``NotImplemented``.
+        self.special: dict[Any, Callable[..., Any]] = {
+            aten._local_scalar_dense.default: self._scalar,
+            aten.equal.default: self._equal,
+            aten.nonzero.default: self._nonzero,
+            aten.masked_select.default: self._masked_select,
+            aten.index.Tensor: self._index,
+            aten._unique2.default: self._unique,
+            aten.batch_norm_stats.default: _channels(2),
+            aten.batch_norm_gather_stats_with_counts.default: _channels(2),
+            aten.batch_norm_backward_reduce.default: _channels(4),
+            aten.batch_norm_elemt.default: _alike,
+            aten.batch_norm_backward_elemt.default: _alike,
+        }
+
+    @property
+    def is_muted(self) -> bool:
+        """Whether what runs is left out of the record."""
+        return self._muted > 0
+
+    @contextmanager
+    def muted(self) -> Iterator[None]:
+        """Leave out of the record what runs inside."""
+        self._muted += 1
+        try:
+            yield
+        finally:
+            self._muted -= 1
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        if function is _DEVICE and isinstance(args[0], FakeTensor):  # more than half of all calls
+            return args[0].fake_device
+        kwargs = kwargs or {}
+        if not isinstance(function, OpOverload):
+            return self._higher_order(function, args, kwargs)
+        for kind in types:
+            if kind not in _PLAIN and hasattr(kind, "__tensor_flatten__"):
+                return NotImplemented  # a distributed tensor first says what it does with its parts
+        own = self.run_by.get(function)
+        if own is not None:
+            return own(function, args, kwargs)
+        known = self._known.get(function)
+        if known is None:
+            self._known[function] = known = Known(function)
+        given: list[torch.Tensor] = []
+        _add_tensors(given, args)
+        if kwargs:
+            _add_tensors(given, kwargs.values())
+        fake = any(hasattr(tensor, "fake_device") for tensor in given)
+        if not fake and _is_real(given, args, kwargs):
+            with torch._C._DisableTorchDispatch():
+                return function(*args, **_on_host(kwargs))
+        return self._on_device(function, known, given, args, kwargs)
+
+    def _on_device(
+        self, function: Any, known: Known, given: list[torch.Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        if known.check is not None:
+            known.check(args)
+        special = self.special.get(function)
+        found = special(*args, **kwargs) if special is not None else NotImplemented
+        if found is not NotImplemented:
+            result = found
+        elif known.in_place:
+            result = None
+        else:
+            stand_ins = _stand_ins(given)
+            try:
+                if stand_ins:
+                    result = function(*_replaced(args, stand_ins), **_replaced(kwargs, stand_ins))
+                else:
+                    result = self._shapes.run(function, given, args, kwargs)
+            except NotImplementedError as error:  # without a rule for the shape, PyTorch tries the kernel itself
+                raise UnsupportedOperatorException(function) from error
+        if isinstance(result, torch.Tensor):
+            if known.changed and not hasattr(args[0], "fake_device") and isinstance(args[0], torch.Tensor):
+                result = args[0]  # a real tensor that was to be changed in place
+            elif hasattr(result, "fake_device"):
+                fake_values.learn(known.bare, args, result)
+        self._record(known, given, args, kwargs, result)
+        return result
+
+    def _record(
+        self, known: Known, given: list[torch.Tensor], args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
+    ) -> None:
+        if self._muted:
+            return
+        inputs = [tensor for tensor in given if on_device(tensor)]
+        outputs = [tensor for tensor in flat(result) if on_device(tensor)]
+        if known.changed:
+            outputs += [tensor for tensor in known.changed_of(args, kwargs) if on_device(tensor)]
+        if not inputs and not outputs:
+            return
+        self.recorder.operator(known.name, known.attributes_of(args, kwargs), inputs, outputs)
+        if known.to_host and not outputs and not kwargs.get("non_blocking"):
+            self.recorder.host_waits_here()
+
+    def _higher_order(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run an operator that runs functions, such as flex attention."""
+        return function(*args, **kwargs)
+
+    # What needs contents
+
+    def _scalar(self, tensor: torch.Tensor) -> Any:
+        """``item``: the number if it is known, else 1."""
+        if not hasattr(tensor, "fake_device"):
+            return NotImplemented
+        constant = getattr(tensor, "constant", None)
+        if constant is not None:
+            with torch._C._DisableTorchDispatch():
+                value, known = constant.item(), True
+        else:
+            value, known = fake_values.value(tensor), fake_values.is_known(tensor)
+        if on_device(tensor) or not known:
+            self.recorder.value_read(value, known=known)
+        return value
+
+    def _equal(self, first: torch.Tensor, second: torch.Tensor) -> Any:
+        self.recorder.value_read(True, known=False)
+        return first.shape == second.shape
+
+    def _nonzero(self, tensor: torch.Tensor) -> Any:
+        self.recorder.value_read("all nonzero", known=False)
+        return tensor.new_empty((tensor.numel(), tensor.dim()), dtype=torch.int64)
+
+    def _masked_select(self, tensor: torch.Tensor, mask: torch.Tensor) -> Any:
+        self.recorder.value_read("all True", known=False)
+        shape = torch.broadcast_shapes(tensor.shape, mask.shape)  # type: ignore[no-untyped-call]
+        return tensor.new_empty((math.prod(shape),))
+
+    def _unique(self, tensor: torch.Tensor, *_: Any, **__: Any) -> Any:
+        self.recorder.value_read("all different", known=False)
+        places = tensor.new_empty(tensor.shape, dtype=torch.int64)
+        return tensor.new_empty((tensor.numel(),)), places, tensor.new_empty((tensor.numel(),), dtype=torch.int64)
+
+    def _index(self, tensor: torch.Tensor, indices: list[Any]) -> Any:
+        """Indexing by a mask is by as many numbers as the mask has elements."""
+        masks = [one for one in indices if one is not None and one.dtype in (torch.bool, torch.uint8)]
+        if not masks:
+            return NotImplemented
+        self.recorder.value_read("all True", known=False)
+        numbers: list[Any] = []
+        for one in indices:
+            if one is not None and one.dtype in (torch.bool, torch.uint8):
+                numbers += [tensor.new_empty((one.numel(),), dtype=torch.int64) for _ in range(one.dim())]
+            else:
+                numbers.append(one)
+        return aten.index.Tensor(tensor, numbers)
+
+
+def _channels(count: int) -> Callable[..., Any]:
+    """Return a rule for operators of synchronised batch normalisation, which PyTorch has for CUDA alone.
+
+    They return numbers by channel, in single precision where the data is in half (PyTorch, Normalization.cu); of the
+    four after a backward pass the last two are the parameters' gradients.
+    """
+
+    def shapes(data: torch.Tensor, *others: Any, **_: Any) -> tuple[torch.Tensor, ...]:
+        half = data.dtype in (torch.float16, torch.bfloat16)
+        kind = torch.float32 if half else data.dtype
+        weight = others[3] if count == 4 and others[3] is not None else None
+        kinds = [kind, kind, *[kind if weight is None else weight.dtype] * (count - 2)]
+        return tuple([data.new_empty((data.shape[1],), dtype=one) for one in kinds])
+
+    return shapes
+
+
+def _alike(data: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+    return torch.empty_like(data)
+
+
+def _is_real(given: list[torch.Tensor], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Whether an operator on real tensors, or on none, runs for real: on the host, and not too large, or on "meta"."""
+    device = kwargs.get("device")
+    if device is not None and device.type != "cpu":
+        return device.type == "meta" and all(tensor.device.type in ("cpu", "meta") for tensor in given)
+    if given:
+        return all(
+            tensor.device.type == "meta" or (tensor.device.type == "cpu" and tensor.numel() <= MOST_COMPUTED)
+            for tensor in given
+        )
+    sizes = next((one for one in args if isinstance(one, (list, tuple))), None)
+    if sizes is not None:
+        return math.prod(sizes) <= MOST_MADE
+    return all(abs(one) <= MOST_MADE for one in args if isinstance(one, (int, float)))
+
+
+def _on_host(kwargs: dict[str, Any]) -> dict[str, Any]:
+    return {**kwargs, "pin_memory": False} if kwargs.get("pin_memory") else kwargs
+
+
+def _stand_ins(given: list[torch.Tensor]) -> dict[int, torch.Tensor]:
+    """Return for each real tensor one without contents. A single number stays: PyTorch's own mode keeps its value."""
+    found = {}
+    for tensor in given:
+        if not hasattr(tensor, "fake_device") and tensor.dim():
+            found[id(tensor)] = torch.empty_strided(
+                tensor.size(), tensor.stride(), dtype=tensor.dtype, device=tensor.device
+            )
+    return found
+
+
+def _replaced(value: Any, by: Mapping[int, torch.Tensor]) -> Any:
+    if isinstance(value, torch.Tensor):
+        return by.get(id(value), value)
+    if isinstance(value, (list, tuple)):
+        return type(value)(_replaced(one, by) for one in value)
+    if isinstance(value, dict):
+        return {key: _replaced(one, by) for key, one in value.items()}
+    return value
+
+
+def shape_mode() -> FakeTensorMode:
+    """Return PyTorch's mode that computes shapes alone. Its memory forgets which device is the current one; ours is enough."""
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    mode.cache_enabled = False
+    return mode

@@ -1,0 +1,1 @@
+"""One rank of a distributed script, captured alone."""

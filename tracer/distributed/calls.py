@@ -1,0 +1,229 @@
+"""What a distributed script asks of other ranks: the calls of ``torch.distributed``, as communications of the trace.
+
+``c10d`` operators are PyTorch's process groups' own; those of ``_c10d_functional`` and ``_dtensor`` are what distributed
+tensors use. Nothing is sent: a result has its shape, and what a rank would wait for is a number that a mark waits for. A
+collective without ``async_op`` runs on the stream that issues it, and nobody has to wait (PyTorch, ProcessGroupNCCL.cpp).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch._C._distributed_c10d import _resolve_process_group
+from torch.distributed import ProcessGroup
+
+from triosim.trace import Communication, CommunicationKind
+from triosim.tracer.device.tensors import DeviceMode, flat
+from triosim.tracer.distributed.groups import Groups
+from triosim.tracer.patches import missing_api
+from triosim.tracer.recorder.recorder import Recorder, on_device
+
+#: The work that PyTorch's group without communication hands out.
+FakeWork: Any = getattr(torch._C._distributed_c10d, "FakeWork", None)
+
+#: The kind of each operator of a process group, the place of the tensors that give its size, and of root or peer.
+_CALLS: dict[str, tuple[CommunicationKind, int, int | None]] = {
+    "allreduce_": ("all_reduce", 0, None),
+    "allreduce_coalesced_": ("all_reduce", 0, None),
+    "broadcast_": ("broadcast", 0, 2),
+    "reduce_": ("reduce", 0, 3),
+    "allgather_": ("all_gather", 0, None),
+    "_allgather_base_": ("all_gather", 0, None),
+    "allgather_coalesced_": ("all_gather", 0, None),
+    "allgather_into_tensor_coalesced_": ("all_gather", 0, None),
+    "reduce_scatter_": ("reduce_scatter", 1, None),
+    "_reduce_scatter_base_": ("reduce_scatter", 1, None),
+    "reduce_scatter_tensor_coalesced_": ("reduce_scatter", 1, None),
+    "alltoall_": ("all_to_all", 1, None),
+    "alltoall_base_": ("all_to_all", 1, None),
+    "gather_": ("gather", 0, 3),
+    "scatter_": ("scatter", 1, 3),
+    "send": ("send", 0, 2),
+    "recv_": ("recv", 0, 2),
+    "barrier": ("barrier", 0, None),
+}
+#: Of a functional operator: the kind, and whether its result, or what goes in, is the larger side.
+_FUNCTIONAL: dict[str, tuple[CommunicationKind, str]] = {
+    "all_reduce": ("all_reduce", "in"),
+    "all_reduce_": ("all_reduce", "in"),
+    "all_reduce_coalesced": ("all_reduce", "in"),
+    "all_reduce_coalesced_": ("all_reduce", "in"),
+    "broadcast": ("broadcast", "in"),
+    "broadcast_": ("broadcast", "in"),
+    "all_gather_into_tensor": ("all_gather", "out"),
+    "all_gather_into_tensor_out": ("all_gather", "out"),
+    "all_gather_into_tensor_coalesced": ("all_gather", "out"),
+    "reduce_scatter_tensor": ("reduce_scatter", "in"),
+    "reduce_scatter_tensor_out": ("reduce_scatter", "in"),
+    "reduce_scatter_tensor_coalesced": ("reduce_scatter", "in"),
+    "all_to_all_single": ("all_to_all", "in"),
+}
+
+
+class Calls:
+    """Writes down communications, and the works that they hand out."""
+
+    def __init__(self, recorder: Recorder, mode: DeviceMode, groups: Groups, rank: int) -> None:
+        self.recorder = recorder
+        self.mode = mode
+        self.groups = groups
+        self.rank = rank
+        self.begun: list[int] = []  # works that nobody has waited for yet, in order
+        self._count = 0
+        self._batch: int | None = None
+        self._batches = 0
+        self._by_block: dict[int, int] = {}  # works of functional operators, by the storage of their result
+        self._results: dict[int, list[torch.Tensor]] = {}
+
+    def operators(self) -> Iterator[tuple[Any, Callable[..., Any]]]:
+        """Yield the operators that are to be run here, and how. Raises ``CaptureError`` where PyTorch has one no more."""
+        for name in _CALLS:
+            yield _operator("c10d", name), self._call
+        for name in _FUNCTIONAL:
+            yield _operator("_c10d_functional", name), self._functional
+        yield _operator("_c10d_functional", "wait_tensor"), self._wait_tensor
+        yield _operator("_dtensor", "shard_dim_alltoall"), self._shard_dim
+
+    # ---- process groups ----------------------------------------------------------------------------------------
+
+    def _call(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run an operator of a process group: nothing is sent, and the work is over at once."""
+        named = _named(function, args, kwargs)
+        name = function._schema.name.partition("::")[2]
+        kind, sized, aimed = _CALLS[name]
+        family = self.groups.family(ProcessGroup.unbox(named["process_group"]).group_name)
+        given = list(flat(args))
+        later = bool(named.get("async_op", True))  # sends and receives always hand out a work
+        work = FakeWork()
+        if kind == "barrier" or any(on_device(tensor) for tensor in given):
+            target = None if aimed is None else args[aimed]
+            number = self._number(given) if later else None
+            if number is not None:
+                work.seq_id = number
+            exchange = kind in ("send", "recv")
+            asked = Communication(
+                kind,
+                family,
+                0 if kind == "barrier" else sum(tensor.nbytes for tensor in flat(args[sized])),
+                root=None if exchange else target,
+                peer=target if exchange else None,
+                tag=args[3] if exchange else 0,
+                work=number,
+                batch=self._batch if exchange else None,
+                shares=_sent(named, args[sized]) if kind == "all_to_all" else None,
+            )
+            self._record(function, asked, given, [])
+        boxed = work.boxed()
+        first = function._schema.returns[0].type
+        return (args[0], boxed) if len(function._schema.returns) == 2 else boxed if first is not None else None
+
+    def _record(
+        self, function: Any, asked: Communication, inputs: list[torch.Tensor], outputs: list[torch.Tensor]
+    ) -> None:
+        if self.mode.is_muted:
+            return
+        here = [tensor for tensor in inputs if on_device(tensor)]
+        made = [tensor for tensor in outputs if on_device(tensor)] or here
+        self.recorder.operator(function._schema.name, {}, here, made, asked)
+
+    def _number(self, results: list[torch.Tensor]) -> int:
+        self._count += 1
+        self.begun.append(self._count)
+        self._results[self._count] = results
+        return self._count
+
+    @contextmanager
+    def batch(self) -> Iterator[None]:
+        """Sends and receives inside go together."""
+        self._batches += 1
+        self._batch = self._batches
+        try:
+            yield
+        finally:
+            self._batch = None
+
+    def wait(self, number: int) -> None:
+        """The current stream waits for a work; waiting again changes nothing."""
+        if number in self._results:
+            del self._results[number]
+            self.begun.remove(number)
+            if not self.mode.is_muted:
+                self.recorder.work_awaited(number)
+
+    def results(self, number: int) -> list[torch.Tensor]:
+        """Return the tensors of a work that is under way."""
+        return self._results.get(number, [])
+
+    def forget(self) -> None:
+        """A step begins: what an earlier one began is over."""
+        self._by_block.clear()
+        self._results.clear()
+        self.begun.clear()
+
+    # ---- functional operators ----------------------------------------------------------------------------------
+
+    def _functional(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        named = _named(function, args, kwargs)
+        kind, side = _FUNCTIONAL[function._schema.name.partition("::")[2]]
+        result = function(*args, **kwargs)
+        given, made = list(flat(args)), list(flat(result))
+        if any(on_device(tensor) for tensor in given):
+            number = self._number([])
+            larger = [named["out"]] if "out" in named else made if side == "out" else given
+            nbytes = sum(tensor.nbytes for tensor in larger)
+            shares = _sent(named, args[0]) if kind == "all_to_all" else None
+            root = named.get("src")
+            family = self._family(named["group_name"])
+            asked = Communication(kind, family, nbytes, root=root, work=number, shares=shares)
+            self._record(function, asked, given, made)
+            for tensor in made:
+                if on_device(tensor):
+                    self._by_block[self.recorder.blocks.of(tensor).number] = number
+        return result
+
+    def _wait_tensor(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if on_device(args[0]):
+            number = self._by_block.get(self.recorder.blocks.of(args[0]).number)
+            if number is not None:
+                self.wait(number)
+        return args[0]
+
+    def _shard_dim(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Divide along another dimension; it waits by itself (PyTorch, ``shard_dim_alltoall`` in Functional.cpp)."""
+        named = _named(function, args, kwargs)
+        result = function(*args, **kwargs)
+        asked = Communication("all_to_all", self._family(named["group_name"]), args[0].nbytes)
+        if on_device(args[0]):
+            self._record(function, asked, [args[0]], [result])
+        return result
+
+    def _family(self, group: Any) -> str:
+        found = group if isinstance(group, str) else None
+        return self.groups.family(_resolve_process_group(group).group_name if found is None else found)
+
+
+def _operator(namespace: str, name: str) -> Any:
+    packet = getattr(getattr(torch.ops, namespace), name, None)
+    if packet is None or not hasattr(packet, "default"):
+        raise missing_api(f"operator {namespace}::{name}")
+    return packet.default
+
+
+def _sent(named: dict[str, Any], given: Any) -> tuple[float, ...] | None:
+    """Return the bytes that an all-to-all sends to each member; None where they are equal."""
+    if isinstance(given, torch.Tensor):
+        splits = named.get("input_split_sizes") or ()
+        row = given.nbytes / given.shape[0] if given.dim() and given.shape[0] else 0.0
+        found = tuple([float(count) * row for count in splits])
+    else:
+        found = tuple([float(tensor.nbytes) for tensor in flat(given)])
+    return found if len(set(found)) > 1 else None
+
+
+def _named(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Return a call's arguments by name."""
+    names = [argument.name for argument in function._schema.arguments]
+    return {**dict(zip(names, args, strict=False)), **kwargs}

@@ -1,0 +1,150 @@
+"""DistributedDataParallel on tensors without contents: its own reducer makes the buckets, and a hook reduces them.
+
+The reducer is PyTorch's, in C++. It hands each bucket of gradients that is ready to a communication hook; without one it
+would do the same by itself, where Python cannot see it. It waits for a bucket at the end of the backward pass, before it
+copies the bucket into the gradients (Li et al. 2020, "PyTorch Distributed", section 3.2; reducer.cpp, finalize_backward).
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from functools import wraps
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import distributed as module
+
+from triosim.tracer.distributed.calls import Calls
+from triosim.tracer.patches import Patch, Patches, missing_api
+from triosim.tracer.recorder.recorder import Recorder, on_device
+
+#: With ``static_graph`` so many passes are over before the buckets are built in the order of the gradients.
+_SETTLED = 2
+
+
+class _NoLogger:
+    """Stands for the reducer's logger, which would ask the device for times."""
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *_, **__: None
+
+
+def install(patches: Patches, recorder: Recorder, calls: Calls) -> None:
+    """Let ``DistributedDataParallel`` work, and be recorded, until the patches are undone."""
+    patches.make(_patches(recorder, calls))
+    # The reducer insists that its list of used parameters is in pinned memory, of which there is none without CUDA.
+    calls.mode.run_by[torch.ops.aten.is_pinned.default] = lambda function, args, kwargs: not on_device(args[0])
+
+
+def _patches(recorder: Recorder, calls: Calls) -> Iterator[Patch]:
+    package: Any = dist
+    wrapper: Any = module.DistributedDataParallel
+    reducer = getattr(package, "Reducer", None)
+    if reducer is None or not hasattr(package, "_register_comm_hook"):
+        raise missing_api("torch.distributed.Reducer")
+    make, forward, register = wrapper.__init__, wrapper._pre_forward, package._register_comm_hook
+    rebuild, broadcast = reducer._rebuild_buckets, package._broadcast_coalesced
+    buckets = _Buckets(recorder, calls)
+    hooked: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # and how often each was called
+
+    def first_buckets() -> None:
+        """Say that a step begins whose buckets are not those of later steps."""
+        if any(model.static_graph and 0 < count < _SETTLED for model, count in hooked.items()):
+            recorder.note(
+                "DDP with static_graph builds its buckets after its second step: capture a later one (--skip 2)"
+            )
+
+    recorder.on_begin.append(first_buckets)
+
+    @wraps(make)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
+        make(self, *args, **kwargs)
+        self.logger = _NoLogger()
+        calls.groups.data.add(calls.groups.family(self.process_group.group_name))
+
+    def _pre_forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if self not in hooked and not self._use_python_reducer:
+            hooked[self] = 0
+            if not self._comm_hooks:
+                group = self.process_group
+                register(self.reducer, group, buckets.hooked(_all_reduce, as_views=self.gradient_as_bucket_view))
+        if self in hooked and torch.is_grad_enabled():
+            hooked[self] += 1
+        return forward(self, *args, **kwargs)
+
+    def _register_comm_hook(reduces: Any, state: Any, hook: Any) -> None:
+        register(reduces, state, buckets.hooked(hook, as_views=False))
+
+    def _rebuild_buckets(self: Any) -> Any:
+        """It happens once, after the first step, and asks the other ranks: no part of a step."""
+        with recorder.unrecorded():
+            return rebuild(self)
+
+    def _broadcast_coalesced(*args: Any, **kwargs: Any) -> Any:
+        """Broadcast tensors; C++ waits for each before it unpacks it, so that nothing that comes later may begin."""
+        before = len(calls.begun)
+        result = broadcast(*args, **kwargs)
+        for number in calls.begun[before:]:
+            calls.wait(number)
+        return result
+
+    yield Patch(wrapper, "__init__", __init__)
+    yield Patch(wrapper, "_pre_forward", _pre_forward)
+    yield Patch(dist, "_register_comm_hook", _register_comm_hook)
+    yield Patch(reducer, "_rebuild_buckets", _rebuild_buckets)
+    yield Patch(dist, "_broadcast_coalesced", _broadcast_coalesced)
+    yield Patch(dist, "_verify_params_across_processes", lambda *_, **__: None)
+    yield Patch(module, "_verify_param_shape_across_processes", lambda *_, **__: None)
+
+
+def _all_reduce(group: Any, bucket: Any) -> Any:
+    """Reduce a bucket as PyTorch does by itself."""
+    dist.all_reduce(bucket.buffer(), group=group, async_op=True)
+    future: Any = torch.futures.Future()
+    future.set_result(bucket.buffer())
+    return future
+
+
+class _Buckets:
+    """The buckets that are under way in a backward pass."""
+
+    def __init__(self, recorder: Recorder, calls: Calls) -> None:
+        self.recorder = recorder
+        self.calls = calls
+        self.pending: list[tuple[torch.Tensor, list[int]]] = []
+        self.first = 0  # how many works were under way when the first bucket was ready
+
+    def hooked(self, hook: Any, *, as_views: bool) -> Any:
+        """Return a hook that remembers what a hook began; with ``as_views`` nothing is copied out of the buckets."""
+
+        def remember(state: Any, bucket: Any) -> Any:
+            if not self.pending:
+                # What is queued first runs first when the backward pass ends: before the reducer's own end.
+                torch.autograd.Variable._execution_engine.queue_callback(lambda: self.finish(as_views=as_views))
+                self.first = len(self.calls.begun)
+            before = len(self.calls.begun)
+            future = hook(state, bucket)
+            self.pending.append((bucket.buffer(), self.calls.begun[before:]))
+            return future
+
+        return remember
+
+    def finish(self, *, as_views: bool) -> None:
+        """The reducer waits for bucket after bucket, and copies each: the wait comes before the first copy from it.
+
+        What else it began (which parameters were used on any rank) comes last.
+        """
+        pending, self.pending = self.pending, []
+        known = {number for _, works in pending for number in works}
+        pending[-1][1].extend(number for number in self.calls.begun[self.first :] if number not in known)
+        for buffer, works in pending:
+            if as_views:
+                self.wait(works)
+            else:
+                self.recorder.before_read(buffer, lambda works=works: self.wait(works))  # type: ignore[misc]
+
+    def wait(self, works: list[int]) -> None:
+        for number in works:
+            self.calls.wait(number)

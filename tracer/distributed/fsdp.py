@@ -1,0 +1,116 @@
+"""Fully sharded data parallelism on tensors without contents: its streams by name, and its operators as a GPU runs them.
+
+FSDP gathers and reduces on streams of its own (Zhao et al. 2023, "PyTorch FSDP", section 3.3), which are named here so that a
+trace says which is which. FSDP2 packs and unpacks by operators of its own that on a GPU are ordinary ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.distributed.fsdp import _init_utils, _runtime_utils
+from torch.distributed.fsdp._fully_shard import _fsdp_collectives, _fsdp_param_group
+
+from triosim.tracer.device.tensors import DeviceMode
+from triosim.tracer.distributed.calls import Calls
+from triosim.tracer.patches import Patch, Patches, missing_api
+from triosim.tracer.recorder.recorder import Recorder
+
+#: FSDP2's streams, as ``FSDPCommContext`` names them.
+_STREAMS = {
+    "all_gather_copy_in_stream": "all_gather_copy_in",
+    "all_gather_stream": "all_gather",
+    "reduce_scatter_stream": "reduce_scatter",
+    "all_reduce_stream": "all_reduce",
+}
+#: FSDP1's.
+_STREAMS_OF_FSDP1 = {
+    "_unshard_stream": "all_gather",
+    "_pre_unshard_stream": "all_gather_copy_in",
+    "_post_backward_stream": "reduce_scatter",
+    "_all_reduce_stream": "all_reduce",
+}
+
+
+def install(patches: Patches, recorder: Recorder, mode: DeviceMode, calls: Calls) -> None:
+    """Name FSDP's streams, and run its operators as on a GPU, until the patches are undone."""
+    patches.make(_patches(recorder, calls))
+    mode.run_by.update(_operators(mode))
+
+
+def _patches(recorder: Recorder, calls: Calls) -> Iterator[Patch]:
+    groups: Any = _fsdp_param_group
+    context = groups.FSDPCommContext
+    begin, reduce = context.lazy_init, groups.foreach_reduce
+    gathered = getattr(groups, "foreach_all_gather_copy_out", None)
+    if gathered is None:
+        raise missing_api("torch.distributed.fsdp's foreach_all_gather_copy_out")
+    first = getattr(_runtime_utils, "_init_streams", None)
+    if first is None:
+        raise missing_api("torch.distributed.fsdp._runtime_utils._init_streams")
+
+    def lazy_init(self: Any, *args: Any, **kwargs: Any) -> None:
+        begin(self, *args, **kwargs)
+        for attribute, name in _STREAMS.items():
+            recorder.name_stream(getattr(self, attribute).stream_id, name)
+
+    def foreach_all_gather_copy_out(result: Any, params: Any, group: Any) -> None:
+        """Copy what was gathered into whole parameters, which are there for the layer that runs, and no activations."""
+        gathered(result, params, group)
+        for param in params:
+            for whole in param.all_gather_outputs:
+                recorder.blocks.of(whole).category = "communication"
+
+    def foreach_reduce(*args: Any, **kwargs: Any) -> Any:
+        for group in (*args, *kwargs.values()):
+            if isinstance(group, torch.distributed.ProcessGroup):
+                calls.groups.data.add(calls.groups.family(group.group_name))
+        return reduce(*args, **kwargs)
+
+    def _init_streams(state: Any, *args: Any, **kwargs: Any) -> None:
+        first(state, *args, **kwargs)
+        for attribute, name in _STREAMS_OF_FSDP1.items():
+            stream = getattr(state, attribute, None)
+            if stream is not None and stream.stream_id:
+                recorder.name_stream(stream.stream_id, name)
+        for group in (state.process_group, getattr(state, "_inter_node_pg", None)):
+            if group is not None:
+                calls.groups.data.add(calls.groups.family(group.group_name))
+
+    move = getattr(_init_utils, "_move_states_to_device", None)
+    if move is None:
+        raise missing_api("torch.distributed.fsdp._init_utils._move_states_to_device")
+
+    def _move_states_to_device(params: Any, buffers: Any, device: Any) -> None:
+        """Move what has contents to where nothing has: as modules do it, for a tensor cannot lose its contents in place."""
+        if device is None:
+            move(params, buffers, device)
+            return
+        with torch.no_grad():
+            for one in params:
+                moved = torch.nn.Parameter(one.to(device), requires_grad=one.requires_grad)
+                torch.utils.swap_tensors(one, moved)  # type: ignore[no-untyped-call]
+            for one in buffers:
+                torch.utils.swap_tensors(one, one.to(device))  # type: ignore[no-untyped-call]
+
+    yield Patch(_init_utils, "_move_states_to_device", _move_states_to_device)
+    yield Patch(context, "lazy_init", lazy_init)
+    yield Patch(groups, "foreach_reduce", foreach_reduce)
+    yield Patch(groups, "foreach_all_gather_copy_out", foreach_all_gather_copy_out)
+    yield Patch(_runtime_utils, "_init_streams", _init_streams)
+
+
+def _operators(mode: DeviceMode) -> Iterator[tuple[Any, Any]]:
+    """Yield FSDP2's operators, and what they are on a GPU."""
+
+    def as_on_a_gpu(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        with mode:
+            return function._op_dk(torch._C.DispatchKey.CUDA, *args, **kwargs)
+
+    for name in ("all_gather_copy_in", "split_with_sizes_copy", "chunk_cat"):
+        packet = getattr(torch.ops.fsdp, name, None)
+        if packet is None or not hasattr(_fsdp_collectives, "foreach_all_gather"):
+            raise missing_api(f"operator fsdp::{name}")
+        yield packet.default, as_on_a_gpu

@@ -1,0 +1,181 @@
+"""One rank of a distributed script, alone: process groups without communication, and what PyTorch puts on top of them.
+
+The script finds the environment that ``torchrun`` gives it, and groups that say "nccl". Every group is PyTorch's own fake one
+(``torch.testing._internal.distributed.fake_pg``); what the script asks of it is written down (``distributed_calls``).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from functools import wraps
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import device_mesh, distributed_c10d
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from triosim.tracer.device.fake_device import LOCAL_RANKS
+from triosim.tracer.device.tensors import DeviceMode
+from triosim.tracer.distributed import ddp as distributed_ddp
+from triosim.tracer.distributed import fsdp as distributed_fsdp
+from triosim.tracer.distributed import pipeline as distributed_pipeline
+from triosim.tracer.distributed import tensors as distributed_tensors
+from triosim.tracer.distributed.calls import Calls, FakeWork
+from triosim.tracer.distributed.groups import Groups
+from triosim.tracer.distributed.mailbox import Mailbox
+from triosim.tracer.patches import Patch, Patches, missing_api
+from triosim.tracer.recorder.recorder import Recorder
+
+_BACKEND = "fake"
+
+
+def environment(rank: int, world: int) -> dict[str, str]:
+    """Return what ``torchrun`` tells a rank."""
+    local = min(world, LOCAL_RANKS)
+    return {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(world),
+        "LOCAL_RANK": str(rank % local),
+        "LOCAL_WORLD_SIZE": str(local),
+        "GROUP_RANK": str(rank // local),
+        "GROUP_WORLD_SIZE": str(-(-world // local)),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "29500",
+        "TORCHELASTIC_RUN_ID": "none",
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_MAX_RESTARTS": "0",
+    }
+
+
+def install(
+    patches: Patches, recorder: Recorder, mode: DeviceMode, *, world: int, rank: int, mailbox: Mailbox | None = None
+) -> Groups:
+    """Make this process one rank of a world until the patches are undone; return the groups that it will make.
+
+    Through ``mailbox`` the stages of a pipeline, each a process, tell each other their shapes.
+    """
+    if FakeWork is None:
+        raise missing_api("torch.distributed's FakeWork")
+    _set_environment(patches, environment(rank, world))
+    groups = Groups(world)
+    calls = Calls(recorder, mode, groups, rank)
+    mode.run_by.update(calls.operators())
+    recorder.on_begin.append(calls.forget)
+    patches.on_leaving(_leave_groups)
+    patches.make(_groups(groups, rank, world))
+    patches.make(_works(calls))
+    patches.make(_objects())
+    distributed_ddp.install(patches, recorder, calls)
+    distributed_fsdp.install(patches, recorder, mode, calls)
+    distributed_tensors.install(patches, mode)
+    distributed_pipeline.install(patches, mailbox)
+    return groups
+
+
+def _set_environment(patches: Patches, values: Mapping[str, str]) -> None:
+    before = {name: os.environ.get(name) for name in values}
+
+    def undo() -> None:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+    patches.on_leaving(undo)
+    os.environ.update(values)
+
+
+def _leave_groups() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def _groups(groups: Groups, rank: int, world: int) -> Iterator[Patch]:
+    """Whatever group is asked for, it is one that does not communicate."""
+    make_world, make = distributed_c10d.init_process_group, distributed_c10d._new_group_with_tag
+
+    def init_process_group(
+        backend: Any = None, init_method: Any = None, timeout: Any = None, *_: Any, **__: Any
+    ) -> None:
+        make_world(_BACKEND, store=FakeStore(), rank=rank, world_size=world)
+
+    def _new_group_with_tag(
+        ranks: Any = None, timeout: Any = None, backend: Any = None, *_: Any, **options: Any
+    ) -> Any:
+        members = list(range(world)) if ranks is None else list(ranks)
+        if options.get("sort_ranks", True):
+            members = sorted(members)
+        family = groups.made(members, options.get("group_desc") or "")
+        options = {name: value for name, value in options.items() if name in ("group_desc", "pg_tag", "sort_ranks")}
+        group = make(members, None, _BACKEND, **options)
+        if rank in members:
+            groups.name(group.group_name, family)
+        return group
+
+    def split_group(parent_pg: Any = None, split_ranks: Any = None, *_: Any, group_desc: Any = None, **__: Any) -> Any:
+        parent = list(range(world)) if parent_pg is None else dist.get_process_group_ranks(parent_pg)
+        mine = None
+        for part in split_ranks:
+            members = [parent[place] for place in part]
+            group = _new_group_with_tag(members, group_desc=group_desc)
+            mine = group if rank in members else mine
+        return mine
+
+    for owner in (dist, distributed_c10d, device_mesh):
+        yield Patch(owner, "init_process_group", init_process_group)
+        yield Patch(owner, "split_group", split_group, "leave")
+    yield Patch(distributed_c10d, "_new_group_with_tag", _new_group_with_tag)
+    for owner in (dist, distributed_c10d):
+        yield Patch(owner, "is_nccl_available", lambda: True)
+        yield Patch(owner, "get_backend", lambda group=None: "nccl")
+    yield Patch(torch.cuda.nccl, "version", lambda: (2, 27, 5))
+
+
+def _works(calls: Calls) -> Iterator[Patch]:
+    """Waiting for a work is written down."""
+
+    def wait(self: Any, *_: Any, **__: Any) -> bool:
+        calls.wait(self.seq_id)
+        return True
+
+    def get_future(self: Any) -> Any:
+        future: Any = torch.futures.Future()
+        future.set_result(calls.results(self.seq_id))
+        return future
+
+    for name in ("wait", "synchronize", "block_current_stream"):
+        yield Patch(FakeWork, name, wait)
+    for name in ("get_future", "getFuture"):
+        yield Patch(FakeWork, name, get_future, "leave")
+    for owner in (dist, distributed_c10d):
+        original = owner.batch_isend_irecv
+
+        def batch_isend_irecv(p2p_op_list: Any, _original: Any = original) -> Any:
+            with calls.batch():
+                return _original(p2p_op_list)
+
+        yield Patch(owner, "batch_isend_irecv", wraps(original)(batch_isend_irecv))
+
+
+def _objects() -> Iterator[Patch]:
+    """Python objects that ranks tell each other: each rank is told its own."""
+
+    def all_gather_object(object_list: list[Any], obj: Any, *_: Any, **__: Any) -> None:
+        object_list[:] = [obj] * len(object_list)
+
+    def gather_object(obj: Any, object_gather_list: list[Any] | None = None, *_: Any, **__: Any) -> None:
+        if object_gather_list is not None:
+            object_gather_list[:] = [obj] * len(object_gather_list)
+
+    def scatter_object_list(output: list[Any], given: list[Any] | None = None, *_: Any, **__: Any) -> None:
+        output[0] = given[0] if given else None
+
+    for owner in (dist, distributed_c10d):
+        yield Patch(owner, "all_gather_object", all_gather_object)
+        yield Patch(owner, "gather_object", gather_object)
+        yield Patch(owner, "broadcast_object_list", lambda object_list, *_, **__: None)
+        yield Patch(owner, "scatter_object_list", scatter_object_list)
+        yield Patch(owner, "monitored_barrier", lambda *_, **__: None)

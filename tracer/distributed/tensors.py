@@ -1,0 +1,116 @@
+"""Distributed tensors without contents: what PyTorch works out about their shapes is no part of a step.
+
+To find out how a result is divided, DTensor runs each operator once on tensors of the whole size, without contents of its own
+making (``torch.distributed.tensor._sharding_prop``). A device mesh counts on small tensors of ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from torch.distributed.tensor import _sharding_prop, placement_types
+from torch.distributed.tensor._dtensor_spec import DTensorSpec
+from torch.utils._python_dispatch import _disable_current_modes
+
+from triosim.tracer.device.tensors import DeviceMode
+from triosim.tracer.patches import Patch, Patches, missing_api
+
+#: Operators on lists of tensors that treat each place of the lists by itself.
+_BY_PLACE = ("aten::_foreach_", "aten::_amp_foreach_", "aten::_fused_")
+
+
+def install(patches: Patches, mode: DeviceMode) -> None:
+    """Keep DTensor's own work out of the record until the patches are undone."""
+    patches.make(_patches(mode))
+
+
+def _patches(mode: DeviceMode) -> Iterator[Patch]:
+    propagator = _sharding_prop.ShardingPropagator
+    names = [name for name in vars(propagator) if name.startswith("_propagate_tensor_meta")]
+    if not names:
+        raise missing_api("ShardingPropagator._propagate_tensor_meta")
+    for name in names:
+        yield Patch(propagator, name, _apart(getattr(propagator, name), mode))
+    whole = getattr(propagator, "propagate_op_sharding_non_cached", None)
+    if whole is not None:
+        yield Patch(propagator, "propagate_op_sharding_non_cached", _by_kind(whole))
+    flag = getattr(_sharding_prop, "_propagate_use_strided_shard_flag", None)
+    if flag is not None:
+        yield Patch(_sharding_prop, "_propagate_use_strided_shard_flag", _where_strided(flag))
+
+
+def _where_strided(function: Any) -> Any:
+    """Return a function that runs another one only where an argument is sharded in strides.
+
+    It is called for each tensor of an optimizer's step, and looks each time at all of them, for nothing in nearly all cases.
+    """
+    seen: list[Any] = [None, False]  # the arguments that were looked at last, and whether one is
+
+    def where_strided(strategy: Any, schema: Any) -> None:
+        if seen[0] is not schema:
+            strided = placement_types._StridedShard
+            seen[:] = schema, any(isinstance(one, strided) for spec in schema.args_spec for one in spec.placements)
+        if seen[1]:
+            function(strategy, schema)
+
+    return where_strided
+
+
+def _by_kind(function: Any) -> Any:
+    """Return a function that asks another one how lists of tensors are divided, with one place of each kind.
+
+    An optimizer has hundreds of parameters of a few kinds, and DTensor works out the same for each parameter of a kind.
+    """
+
+    def by_kind(propagator: Any, schema: Any) -> Any:
+        kinds = _kinds(schema)
+        if kinds is None:
+            return function(propagator, schema)
+        first = list(dict.fromkeys(kinds))
+        places = [kinds.index(kind) for kind in first]
+        found = function(propagator, _at(schema, places, len(kinds)))
+        number = {kind: place for place, kind in enumerate(first)}
+        back = [number[kind] for kind in kinds]
+        asked, specs = found.redistribute_schema, found.output_spec
+        return replace(
+            found,
+            output_spec=tuple([specs[place] for place in back]) if isinstance(specs, (list, tuple)) else specs,
+            redistribute_schema=None if asked is None else _at(asked, back, len(first)),
+        )
+
+    return by_kind
+
+
+def _kinds(schema: Any) -> list[Any] | None:
+    """Return for each place of an operator's lists what its tensors are; None where it is not such, or all differ."""
+    if not schema.op.name().startswith(_BY_PLACE) or any(
+        isinstance(one, list) for one in schema.kwargs_schema.values()
+    ):
+        return None
+    lists = [one for one in schema.args_schema if isinstance(one, (list, tuple)) and one]
+    tensors = [one for one in lists if isinstance(one[0], DTensorSpec)]
+    if not tensors or any(len(one) != len(tensors[0]) for one in lists):
+        return None
+    kinds = list(zip(*tensors, strict=True))
+    return kinds if len(set(kinds)) < len(kinds) else None
+
+
+def _at(schema: Any, places: Sequence[int], length: int) -> Any:
+    """Return a schema whose lists of a length have what is at some of their places."""
+    arguments = [
+        type(one)([one[place] for place in places]) if isinstance(one, (list, tuple)) and len(one) == length else one
+        for one in schema.args_schema
+    ]
+    return replace(schema, args_schema=tuple(arguments), _comparison_key=None)
+
+
+def _apart(function: Any, mode: DeviceMode) -> Any:
+    """Return a function that runs another one outside of all modes."""
+
+    def apart(*args: Any, **kwargs: Any) -> Any:
+        with mode.muted(), _disable_current_modes():
+            return function(*args, **kwargs)
+
+    return apart

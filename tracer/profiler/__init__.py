@@ -1,0 +1,1 @@
+"""Captures on a real device, with PyTorch's profiler."""

@@ -1,0 +1,213 @@
+"""A step of a model that runs here and now becomes a trace: a block of one's own code, a function, or a script.
+
+with triosim.tracer.profiler.capture(model, optimizer) as captured:
+    for batch in loader:
+        step(batch)
+triosim.save_trace(captured.trace, "trace.json.gz")
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from triosim.errors import CaptureError, OptionError, OutputError
+from triosim.trace import Trace
+from triosim.tracer.eager import left_eager
+from triosim.tracer.patches import check_version
+from triosim.tracer.profiler.profiling import Cost, Kind, StepProfiler, only_capture, plan
+from triosim.tracer.script import run_script
+from triosim.tracer.steps import Seen, module_calls, optimizer_steps
+
+if TYPE_CHECKING:
+    import torch
+
+
+class capture:  # noqa: N801  # it is used as a function is
+    """A block of code whose steps are captured; afterwards ``trace`` is the trace, and ``cost`` what profiling it cost.
+
+    A step ends when ``optimizer.step()`` returns, or that of the optimizer that the block calls first. The first step is
+    profiled, so that one is enough. If there are more, the first ``skip`` only warm up, the next one is profiled instead, and
+    then ``steps`` are measured without the profiler, in turns with as many under its lightest form, from which the times come.
+    What runs after that is left alone. Without an optimizer (inference) the block is one step.
+
+    ``batch_size`` is by default the first dimension of the model's first argument. With ``directory`` the profiler's files are
+    kept there. Raises ``OptionError`` without PyTorch, ``CaptureError`` when the block has no step.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module | None = None,
+        optimizer: torch.optim.Optimizer | None = None,
+        *,
+        batch_size: int | None = None,
+        skip: int = 3,
+        steps: int = 5,
+        directory: str | os.PathLike[str] | None = None,
+    ) -> None:
+        _check(batch_size)
+        _needs_torch()
+        self._model, self._optimizer, self._batch_size = model, optimizer, batch_size
+        again = plan(steps)
+        self._kinds: list[Kind] = again if not skip else ["full", *(["idle"] * (skip - 1)), *again]  # type: ignore[list-item]
+        self._directory = directory
+        self._seen = Seen()
+        self._number = 0
+        self._running = ExitStack()
+        self._trace: Trace | None = None
+        self._cost: Cost | None = None
+
+    @property
+    def trace(self) -> Trace:
+        """The trace of the block's step. Raises ``CaptureError`` before the block is left."""
+        if self._trace is None:
+            raise CaptureError("the capture has no step yet", fix="leave the block first")
+        return self._trace
+
+    @property
+    def cost(self) -> Cost:
+        """Seconds of a step with and without the profiler."""
+        if self._cost is None:
+            raise CaptureError("the capture has no step yet", fix="leave the block first")
+        return self._cost
+
+    def __enter__(self) -> capture:
+        """Begin the first step."""
+        seen = self._seen
+        seen.model = self._model
+        if self._optimizer is not None:
+            seen.optimizers.append(self._optimizer)
+        self._running.enter_context(only_capture())
+        folder = self._running.enter_context(_folder(self._directory))
+        self._profiler = StepProfiler(self._kinds, Path(folder))
+        self._running.callback(self._profiler.close)
+        self._running.enter_context(left_eager())
+        self._calls = self._running.enter_context(ExitStack())
+        self._calls.enter_context(module_calls(seen))
+        self._running.enter_context(optimizer_steps(self._over, seen))
+        self._profiler.step_begins(0, seen)
+        return self
+
+    def _over(self, _: torch.optim.Optimizer) -> None:
+        if self._model is not None:
+            self._seen.model = self._model
+        self._profiler.step_ends(self._number, self._seen)
+        self._number += 1
+        if "full" not in self._kinds[self._number :]:
+            self._calls.close()  # to watch what is called costs each call of a module a little
+        self._profiler.step_begins(self._number, self._seen)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        """Make the trace; an exception of the block goes on its way."""
+        with self._running:
+            if kind is not None:
+                return
+            if self._number == 0 and not self._seen.optimizers:
+                self._seen.step_over()
+                self._seen.model = self._model or self._seen.model
+                self._profiler.step_ends(0, self._seen)
+            self._profiler.close()
+            self._trace = self._profiler.trace(self._seen, self._batch_size)
+            self._cost = self._profiler.cost
+
+
+def capture_step(
+    step: Callable[[], Any],
+    model: torch.nn.Module | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
+    *,
+    batch_size: int | None = None,
+    warmup: int = 3,
+    steps: int = 5,
+    directory: str | os.PathLike[str] | None = None,
+) -> Trace:
+    """Return the trace of a function that runs one training step, or one inference pass; it is called several times.
+
+    First ``warmup`` times, then once to be profiled, then as ``capture`` does for its ``steps``. Raises as ``capture`` does.
+    """
+    _check(batch_size)
+    _needs_torch()
+    for _ in range(warmup):
+        step()
+    seen = Seen()
+    seen.model = model
+    if optimizer is not None:
+        seen.optimizers.append(optimizer)
+    with _folder(directory) as folder, ExitStack() as running:
+        running.enter_context(only_capture())
+        kinds = plan(steps)
+        profiler = StepProfiler(kinds, Path(folder))
+        running.callback(profiler.close)
+        running.enter_context(left_eager())
+        calls = running.enter_context(ExitStack())
+        calls.enter_context(module_calls(seen))
+        for number in range(len(kinds)):
+            profiler.step_begins(number, seen)
+            step()
+            seen.step_over()
+            seen.model = model or seen.model
+            profiler.step_ends(number, seen)
+            calls.close()
+        return profiler.trace(seen, batch_size)
+
+
+def capture_script(
+    path: str | os.PathLike[str],
+    arguments: Sequence[str] = (),
+    *,
+    batch_size: int | None = None,
+    skip: int = 3,
+    warmup: int = 1,
+    steps: int = 5,
+    directory: str | os.PathLike[str] | None = None,
+) -> tuple[Trace, Cost]:
+    """Run a training script as Python would, and return the trace of a step of it, with what profiling cost.
+
+    Of the steps after the first ``skip`` one is profiled in full, ``warmup`` are thrown away, and ``steps`` are measured
+    without the profiler, in turns with as many under its lightest form; a script that ends before gives what it had. Raises
+    as ``run_script`` does.
+    """
+    _check(batch_size)
+    _needs_torch()
+    kinds = plan(steps, warmup=warmup)
+    with _folder(directory) as folder, ExitStack() as running:
+        running.enter_context(only_capture())
+        profiler = StepProfiler(kinds, Path(folder))
+        running.callback(profiler.close)
+        running.enter_context(left_eager())
+        seen = run_script(path, arguments, profiler, skip=skip, steps=len(kinds), least=1)
+        profiler.close()
+        return profiler.trace(seen, batch_size), profiler.cost
+
+
+def _folder(directory: str | os.PathLike[str] | None) -> AbstractContextManager[str]:
+    """Return a folder for the profiler's files, which goes with the block unless someone named it."""
+    if directory is None:
+        return tempfile.TemporaryDirectory(prefix="triosim-")
+    try:
+        Path(directory).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError(f"cannot be made: {error.strerror}", where=str(directory)) from error
+    return nullcontext(os.fspath(directory))
+
+
+def _check(batch_size: int | None) -> None:
+    if batch_size is None:
+        return
+    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
+        raise OptionError(f"{batch_size!r} is no batch size", where="batch_size", fix="give a positive integer")
+
+
+def _needs_torch() -> None:
+    try:
+        import torch  # noqa: F401
+    except ImportError:
+        raise OptionError("capturing needs PyTorch", fix="install it: pip install 'triosim[torch]'") from None
+    check_version(device=True)

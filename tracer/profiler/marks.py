@@ -1,0 +1,181 @@
+"""What the profiler does not know by itself, written into its files as annotations: module paths, and what tensors are for.
+
+``layer: encoder.0.attention`` is around a module's forward pass. ``role: gradient 94861233363456 2048 fc.weight`` is around
+a ``detach`` of that tensor, by which the execution trace's numbers for it and its storage are found; the figures are its
+storage's address and bytes.
+
+No other annotation may be open when a profiler stops: PyTorch's profiler writes the end of a range that began under it into
+memory that it has given back (seen with 2.13). A step ends inside of ``optimizer.step()``, which is such a range, and a script
+may put its own around that. So all annotations but ours are left out while a profiler runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from triosim.trace.formats.pytorch.step import LAYER_PREFIX, ROLE_PREFIX
+from triosim.tracer.patches import Patch, Patches
+from triosim.tracer.steps import class_name, module_hooks, unwrapped
+
+if TYPE_CHECKING:
+    import torch
+
+_OURS = "triosim_mark"
+#: What PyTorch marks and is over before a step is; it tells the optimizer's operators from the forward pass's.
+_WITHIN_A_STEP = "Optimizer.zero_grad#"
+
+
+@contextmanager
+def only_our_marks() -> Iterator[None]:
+    """Leave out all annotations but ours until the block is left; those that are open already end as they would."""
+    from torch.profiler import record_function
+
+    original: Callable[[Any], Any] = record_function.__enter__
+
+    def enters(mark: Any) -> Any:
+        if getattr(mark, _OURS, False) or mark.name.startswith(_WITHIN_A_STEP):
+            return original(mark)
+        mark.run_callbacks_on_exit = False  # so that leaving it does nothing
+        return mark
+
+    with Patches() as patches:
+        patches.make([Patch(record_function, "__enter__", enters)])
+        yield
+
+
+def _annotation(name: str) -> Any:
+    from torch.profiler import record_function
+
+    mark = record_function(name)
+    setattr(mark, _OURS, True)
+    return mark
+
+
+@contextmanager
+def marked_layers() -> Iterator[None]:
+    """Mark each module's forward pass with its path in the outermost module that was called, whose own path is its class."""
+    paths: dict[Any, str] = {}
+    open_marks: list[Any] = []
+    depth = 0
+
+    def enters(module: torch.nn.Module, *_: Any) -> None:
+        nonlocal depth
+        if depth == 0:
+            _add_paths(module, paths)
+        depth += 1
+        mark = _annotation(LAYER_PREFIX + paths[module]) if module in paths else None
+        if mark is not None:
+            mark.__enter__()
+        open_marks.append(mark)
+
+    def leaves(module: torch.nn.Module, arguments: Any, keywords: Any, *_: Any) -> None:
+        nonlocal depth
+        depth -= 1
+        mark = open_marks.pop()
+        if mark is not None:
+            mark.__exit__(None, None, None)
+        if depth == 0:
+            _mark_inputs((arguments, keywords))
+
+    with module_hooks(enters, leaves):
+        yield
+
+
+@contextmanager
+def marked_optimizers() -> Iterator[list[Any]]:
+    """Mark the calls of optimizers as PyTorch does, but so that the mark can be closed while the optimizer still runs."""
+    from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+    marks: list[Any] = []
+    watched: dict[int, Any] = {}  # by optimizer: the hook that closes its mark
+
+    def begins(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        # A hook of its own: the global ones are being gone through when the profiler starts and stops.
+        if id(optimizer) not in watched:
+            watched[id(optimizer)] = optimizer.register_step_post_hook(ends)
+        mark = _annotation(f"Optimizer.step#{type(optimizer).__name__}.step")
+        mark.__enter__()
+        marks.append((optimizer, mark))
+
+    def ends(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        while any(one is optimizer for one, _ in marks):  # above it may be those of steps that raised
+            marks.pop()[1].__exit__(None, None, None)
+
+    handle = register_optimizer_step_pre_hook(begins)
+    try:
+        yield marks
+    finally:
+        while marks:
+            marks.pop()[1].__exit__(None, None, None)
+        for one in (handle, *watched.values()):
+            one.remove()
+
+
+def mark_roles(model: torch.nn.Module | None, optimizers: Iterable[torch.optim.Optimizer]) -> None:
+    """Mark parameters, buffers, gradients and optimizer states as they are now."""
+    names: dict[int, str] = {}
+    parameter: Any
+    if model is not None:
+        inner = unwrapped(model)
+        for name, parameter in inner.named_parameters():
+            names[id(parameter)] = name
+            _mark(parameter, "parameter", name)
+        for name, buffer in inner.named_buffers():
+            _mark(buffer, "buffer", name)
+    optimizers = list(optimizers)
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if id(parameter) not in names:
+                    names[id(parameter)] = f"parameter_{len(names)}"
+                    _mark(parameter, "parameter", names[id(parameter)])
+                if parameter.grad is not None:
+                    _mark(parameter.grad, "gradient", names[id(parameter)])
+        for parameter, state in optimizer.state.items():
+            for value in state.values() if isinstance(state, dict) else ():
+                if id(parameter) in names:
+                    _mark(value, "optimizer_state", names[id(parameter)])
+
+
+def _add_paths(module: torch.nn.Module, paths: dict[Any, str]) -> None:
+    inner = unwrapped(module)
+    if inner in paths:
+        return
+    for path, part in inner.named_modules():
+        paths.setdefault(part, path or class_name(inner))
+
+
+def _mark_inputs(arguments: Any) -> None:
+    from torch import Tensor
+    from torch.utils._pytree import tree_leaves
+
+    for leaf in tree_leaves(arguments):
+        if isinstance(leaf, Tensor) and not leaf.requires_grad:
+            _mark(leaf, "input", "")
+
+
+def _mark(tensor: Any, category: str, name: str) -> None:
+    import torch
+
+    for one in _with_memory(tensor):
+        storage = one.untyped_storage()
+        said = f"{ROLE_PREFIX}{category} {storage.data_ptr()} {storage.nbytes()} {name}"
+        with _annotation(said), torch.no_grad():
+            one.detach()
+
+
+def _with_memory(tensor: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors that have the memory of one: itself, or those inside of it, such as a distributed tensor's local part.
+
+    What stands on the meta device has no memory, whatever its size.
+    """
+    import torch
+    from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+    if is_traceable_wrapper_subclass(tensor):
+        for attribute in tensor.__tensor_flatten__()[0]:
+            yield from _with_memory(getattr(tensor, attribute))
+    elif isinstance(tensor, torch.Tensor) and tensor.layout == torch.strided and tensor.device.type != "meta":
+        yield tensor

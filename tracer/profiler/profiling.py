@@ -1,0 +1,225 @@
+"""A step under PyTorch's profiler: once in full, then in turns without it and lightly, so that its own cost is known.
+
+In full are the shapes, the execution trace, and marks that say what the profiler does not know (``triosim.tracer.profiler.marks``): this
+is slow, and tells what is called. Kineto alone then tells how long the calls take, and steps without any profiler how
+long a step takes. They come in turns, because a machine's speed drifts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from statistics import median, quantiles
+from typing import Any, Literal
+
+from triosim.errors import CaptureError, OutputError
+from triosim.trace import Trace
+from triosim.trace.formats.pytorch import profiler_folder as pytorch
+from triosim.tracer.profiler.full_profile import FullProfile, quiet
+from triosim.tracer.profiler.marks import mark_roles, marked_layers, marked_optimizers, only_our_marks
+from triosim.tracer.steps import Seen, class_name, unwrapped
+
+PROFILER_FILE = "profiler.json"
+EXECUTION_TRACE_FILE = "execution_trace.json"
+
+Kind = Literal["full", "warm", "plain", "light", "idle"]
+
+
+def plan(steps: int, *, warmup: int = 1) -> list[Kind]:
+    """Return what is done in each step: one in full, ``warmup`` that are thrown away, then ``steps`` pairs."""
+    return ["full", *(["warm"] * warmup if steps else []), *(["plain", "light"] * steps)]  # type: ignore[list-item]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Cost:
+    """Seconds of a step by how it was watched: medians of ``steps`` each; ``full`` is one step. None where there was none."""
+
+    plain: float | None
+    light: float | None
+    full: float
+    steps: int
+    spread: float = 0.0  # of the plain steps: the middle half of them, as a part of their median
+
+    @property
+    def overhead(self) -> float | None:
+        """What the light profiler adds to a step, as a part of it."""
+        return None if self.plain is None or self.light is None else self.light / self.plain - 1.0
+
+
+_capturing = False
+
+
+@contextmanager
+def only_capture() -> Iterator[None]:
+    """Let no other capture begin until the block is left: PyTorch has one profiler. Raises ``CaptureError``."""
+    global _capturing
+    if _capturing:
+        raise CaptureError("a capture is running already", fix="leave its block before the next one begins")
+    _capturing = True
+    try:
+        yield
+    finally:
+        _capturing = False
+
+
+class StepProfiler:
+    """An observer of steps (``triosim.tracer.steps.Observer``) that profiles them as a ``plan`` says, into a folder."""
+
+    def __init__(self, kinds: list[Kind], folder: Path) -> None:
+        self._kinds = kinds
+        self._folder = folder
+        self._times: dict[Kind, list[float]] = {}
+        self._light: list[Path] = []
+        self._running = ExitStack()
+        self._began = 0.0
+        self._profiler: Any = None
+        self._marks: list[Any] = []
+
+    def step_begins(self, number: int, seen: Seen) -> None:
+        """Start what the plan says for a step."""
+        if self._profiler is not None:  # the step before was none
+            self.close()
+        kind = self._kind(number)
+        if kind == "full":
+            self._start_full(seen)
+        elif kind in ("light", "warm"):
+            self._start_light()
+        _synchronize()
+        self._began = time.perf_counter()
+
+    def step_ends(self, number: int, seen: Seen) -> None:
+        """Stop it, and write its file."""
+        kind = self._kind(number)
+        if kind == "idle":
+            return
+        _synchronize()
+        self._times.setdefault(kind, []).append(time.perf_counter() - self._began)
+        if kind == "full":
+            self._stop_full(seen)
+        elif kind in ("light", "warm"):
+            with quiet():
+                self._running.close()
+            if kind == "light":
+                self._light.append(self._folder / f"{pytorch.LIGHT_PREFIX}{len(self._light)}.json")
+                self._profiler.export_chrome_trace(str(self._light[-1]))
+        self._profiler = None
+
+    def close(self) -> None:
+        """Stop whatever runs: the step that it belongs to never ended."""
+        with quiet():
+            self._running.close()
+        self._profiler = None
+
+    @property
+    def has_step(self) -> bool:
+        """Whether a step was profiled in full."""
+        return "full" in self._times
+
+    @property
+    def cost(self) -> Cost:
+        """What steps took."""
+        plain, light = self._times.get("plain", []), self._times.get("light", [])
+        return Cost(
+            median(plain) if plain else None,
+            median(light) if light else None,
+            self._times["full"][-1],
+            min(len(plain), len(light)),
+            _spread(plain),
+        )
+
+    def trace(self, seen: Seen, batch_size: int | None = None, model: str | None = None) -> Trace:
+        """Return the trace of what was profiled. Raises ``CaptureError`` without a step, ``TraceError`` for what makes none,
+        ``OutputError`` where the disk was full.
+        """
+        if not self.has_step:
+            raise CaptureError("the capture has no step", fix="run at least one training step inside of it")
+        import torch
+
+        self._check_files()
+        trace, separate = pytorch.read_step(
+            self._folder,
+            self._folder / PROFILER_FILE,
+            self._folder / EXECUTION_TRACE_FILE,
+            lightly=self._light,
+            batch_size=batch_size or seen.batch_size,
+        )
+        name = model or (class_name(unwrapped(seen.model)) if seen.model is not None else trace.model)
+        software = {**trace.software, "torch": torch.__version__, "profiler": self._said(separate)}
+        return dataclasses.replace(trace, model=name, step_seconds=self.cost.plain, software=software, source="")
+
+    def _check_files(self) -> None:
+        """Raise ``OutputError`` where PyTorch, which does not raise, could not write what it profiled."""
+        for path in (self._folder / PROFILER_FILE, self._folder / EXECUTION_TRACE_FILE, *self._light):
+            if not path.exists() or not path.stat().st_size:
+                raise OutputError(
+                    "the profiler could not write it",
+                    where=str(path),
+                    fix="make room, or set TMPDIR to a folder with some",
+                )
+
+    def _said(self, separate: bool) -> str:
+        cost = self.cost
+        if cost.overhead is None or cost.plain is None:
+            return "in full for the step whose times these are, which it slows down"
+        if not separate:
+            return f"in full for the step whose times these are; it takes {cost.full / cost.plain:.2f} times as long"
+        return (
+            f"adds {100 * cost.overhead:.1f}% to a step (one with it and one without; how much steps vary is not known)"
+            if cost.steps == 1
+            else f"adds {100 * cost.overhead:.1f}% to a step "
+            f"(medians of {cost.steps}, in turns; without it steps vary by {100 * cost.spread:.1f}%)"
+        )
+
+    def _kind(self, number: int) -> Kind:
+        return self._kinds[number] if number < len(self._kinds) else "idle"
+
+    def _start_full(self, seen: Seen) -> None:
+        self._running.enter_context(only_our_marks())
+        self._profiler = FullProfile(
+            _activities(), self._folder / EXECUTION_TRACE_FILE, lambda: mark_roles(seen.model, seen.optimizers)
+        )
+        self._running.enter_context(self._profiler)
+        self._running.enter_context(marked_layers())
+        self._marks = self._running.enter_context(marked_optimizers())
+
+    def _stop_full(self, seen: Seen) -> None:
+        while self._marks:
+            self._marks.pop()[1].__exit__(None, None, None)
+        self._profiler.begin()
+        mark_roles(seen.model, seen.optimizers)
+        with quiet():
+            self._running.close()
+        self._profiler.export_chrome_trace(str(self._folder / PROFILER_FILE))
+
+    def _start_light(self) -> None:
+        from torch.profiler import profile
+
+        self._running.enter_context(only_our_marks())
+        with quiet():
+            self._profiler = self._running.enter_context(profile(activities=_activities()))
+
+
+def _spread(times: list[float]) -> float:
+    """Return the width of the middle half of some times, as a part of their median."""
+    if len(times) < 2:
+        return 0.0
+    first, middle, third = quantiles(times, n=4, method="inclusive")
+    return (third - first) / middle
+
+
+def _activities() -> list[Any]:
+    import torch
+    from torch.profiler import ProfilerActivity
+
+    return [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])]
+
+
+def _synchronize() -> None:
+    import torch
+
+    cuda: Any = torch.cuda
+    if cuda.is_available() and cuda.is_initialized():
+        cuda.synchronize()

@@ -1,0 +1,1 @@
+"""What a captured step did: operators, streams, storages."""

@@ -1,0 +1,1 @@
+"""Captures of training scripts, rank by rank, with predicted operator times."""

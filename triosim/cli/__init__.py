@@ -1,0 +1,11 @@
+"""The command line: one file a command."""
+
+from triosim.cli.main import (
+    app,
+    run,
+)
+
+__all__ = [
+    "app",
+    "run",
+]

@@ -1,0 +1,1 @@
+"""Several runs side by side: strategies, what-if, and pipeline schedules by themselves."""

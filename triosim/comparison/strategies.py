@@ -1,0 +1,253 @@
+"""``compare``: one trace on one number of GPUs by every strategy, side by side.
+
+Strategies are compared by samples per second, because they do not all take the same batch: data parallelism gives each
+GPU the trace's batch, tensor and pipeline parallelism divide the work of one. The speed-up is that over one GPU's, the
+efficiency the speed-up over the number of GPUs.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from triosim import plugins
+from triosim.errors import OptionError, TriosimError
+from triosim.extrapolators.core.extrapolator import ParallelOptions
+from triosim.extrapolators.pipeline.schedules import Wanted
+from triosim.output_files import PathLike
+from triosim.results.result import Result
+from triosim.simulation import BELONGS_TO, TopologyLike, TraceLike, simulate
+from triosim.trace import Trace, dtype_name
+from triosim.trace.formats import read_trace
+from triosim.trace.task_streams import TaskStreams
+from triosim.units import parse_bytes
+
+SCHEMA = "triosim-comparison/1"
+
+#: The sizes of the inner dimension (tensor or pipeline) of the combinations that are tried.
+INNER = (2, 4, 8)
+
+
+@dataclass(frozen=True, slots=True)
+class Strategy:
+    """What is simulated: a label, and the arguments of ``simulate`` that make it."""
+
+    label: str
+    parallel: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A strategy with its result, or with the reason why it cannot run."""
+
+    strategy: Strategy
+    result: Result | None
+    reason: str = ""
+    speed_up: float | None = None
+    efficiency: float | None = None
+
+    @property
+    def label(self) -> str:
+        """The strategy's label."""
+        return self.strategy.label
+
+    @property
+    def throughput(self) -> float:
+        """Samples per second; of several draws those of the median step. 0 where it cannot run."""
+        if self.result is None:
+            return 0.0
+        drawn = self.result.data.draws
+        return self.result.throughput_samples_per_s * (self.result.step_time_s / drawn.p50_s if drawn else 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """All strategies, the fastest first, and those that cannot run at the end."""
+
+    title: str
+    gpus: int
+    runs: tuple[Run, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the comparison as JSON holds it; what cannot run has a reason and no figures."""
+        return {"schema": SCHEMA, "title": self.title, "gpus": self.gpus, "runs": [_row(run) for run in self.runs]}
+
+    def to_json(self) -> str:
+        """Return the comparison as JSON text."""
+        return json.dumps(self.to_dict(), indent=2, allow_nan=False) + "\n"
+
+    def plot(self, path: PathLike) -> None:
+        """Draw the strategies' step times and speeds as bars."""
+        from triosim.reports.pictures.plot import write_comparison
+
+        write_comparison(self, path)
+
+    def __str__(self) -> str:
+        from triosim.reports.terminal.comparison_table import as_text
+
+        return as_text(self)
+
+    def _repr_html_(self) -> str:
+        from triosim.reports.terminal.comparison_table import as_html
+
+        return as_html(self)
+
+
+def strategies(gpus: int) -> Iterator[Strategy]:
+    """Yield what can be tried on a number of GPUs; M is the number of micro-batches."""
+    yield Strategy("single", "single")
+    if gpus == 1:
+        return
+    yield Strategy("dp", f"dp={gpus}")
+    for name in ("ddp", "fsdp", "zero1"):
+        yield Strategy(name, f"{name}={gpus}")
+    for style in ("gather", "megatron"):
+        yield Strategy(f"tp {style}", f"tp={gpus}", {"tp_style": style})
+    for micro_batches in (1, gpus, 4 * gpus):
+        yield Strategy(f"pp, M={micro_batches}", f"pp={gpus}", {"micro_batches": micro_batches})
+    for inner in INNER:
+        if gpus % inner == 0 and gpus > inner:
+            outer = gpus // inner
+            yield Strategy(f"dp={outer} x tp={inner}", f"dp={outer},tp={inner}")
+            yield Strategy(f"dp={outer} x pp={inner}", f"dp={outer},pp={inner}")
+
+
+def compare(
+    trace: TraceLike,
+    gpus: int,
+    *,
+    trace_format: str | None = None,
+    topology: TopologyLike | None = None,
+    started: Callable[[Strategy], None] | None = None,
+    **options: Any,
+) -> Comparison:
+    """Simulate every strategy on ``gpus`` GPUs; ``options`` are those of ``simulate``, each for the strategies that read it.
+
+    ``started`` is told of each strategy before it runs. Raises ``TriosimError`` where none can run, for whatever is wrong
+    with the trace or the topology, and for an option with which none can that reads it.
+    """
+    if isinstance(trace, TaskStreams):
+        raise TriosimError("task streams run as they are", fix="compare the strategies for a trace of one GPU")
+    if not isinstance(trace, Trace):
+        trace = read_trace(trace, trace_format)
+    if gpus < 1:
+        raise TriosimError(f"{gpus} GPUs", where="--gpus", fix="ask for 1 or more")
+    _check(options, gpus)
+    found: list[Run] = []
+    for strategy in strategies(gpus):
+        if started is not None:
+            started(strategy)
+        found.append(_run(strategy, trace, gpus, topology, options))
+    if all(run.result is None for run in found):
+        raise TriosimError(f"no strategy can run: {found[min(1, len(found) - 1)].reason}")  # one GPU is the first
+    for run in _spoilt(found, options, lambda strategy, left: _run(strategy, trace, gpus, topology, left)):
+        raise TriosimError(run.reason)
+    runs = sorted(_measured(found), key=lambda run: -run.throughput)
+    gpu = next(run.result.inputs["trace"]["gpu"] for run in runs if run.result is not None)
+    return Comparison(f"{trace.model} on {gpus} x {gpu}", gpus, tuple(runs))
+
+
+def _check(options: Mapping[str, Any], gpus: int) -> None:
+    """Refuse what is no value for any strategy, which is not a reason why one of them cannot run."""
+    if options.get("schedule") is not None:
+        Wanted(options["schedule"], gpus).micro_batches()  # which a table that cannot be read does not say
+    if options.get("gradient_dtype") is not None:
+        ParallelOptions(gradient_dtype=dtype_name(options["gradient_dtype"]))
+    for name in ("bucket_size", "first_bucket_size"):
+        if name in options:
+            try:
+                parse_bytes(options[name])
+            except TriosimError as error:
+                raise OptionError(error.what, where=f"--{name.replace('_', '-')}", fix=error.fix) from None
+
+
+def _spoilt(
+    runs: Sequence[Run], options: Mapping[str, Any], run: Callable[[Strategy, Mapping[str, Any]], Run]
+) -> Iterator[Run]:
+    """Yield those that cannot run because of an option with which nothing can that reads it, and which can without it."""
+    defaults = inspect.signature(simulate).parameters
+    for name, of in BELONGS_TO.items():
+        if name in options and options[name] != defaults[name].default:
+            left = {key: value for key, value in options.items() if key != name}
+            yield from _none_runs([one for one in runs if _names(one.strategy) & {*of}], left, run)
+    given: Mapping[str, str] = options.get("options") or {}
+    for name in given:
+        left = {**options, "options": {key: value for key, value in given.items() if key != name}}
+        yield from _none_runs([one for one in runs if name in _extra_options(_names(one.strategy))], left, run)
+
+
+def _none_runs(
+    readers: Sequence[Run], left: Mapping[str, Any], run: Callable[[Strategy, Mapping[str, Any]], Run]
+) -> Iterator[Run]:
+    if not any(one.result for one in readers):
+        yield from (one for one in readers if run(one.strategy, left).result is not None)
+
+
+def _run(strategy: Strategy, trace: Trace, gpus: int, topology: TopologyLike | None, options: Mapping[str, Any]) -> Run:
+    world = 1 if strategy.parallel == "single" else gpus
+    given = {**_read_by(strategy, gpus, options), **strategy.options}
+    try:
+        result = simulate(trace, strategy.parallel, gpus=world, topology=topology, **given)
+    except TriosimError as error:
+        return Run(strategy, None, str(error))
+    return Run(strategy, result)
+
+
+def _read_by(strategy: Strategy, gpus: int, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options without those that other strategies read, and this one does not."""
+    names = _names(strategy)
+    found = {name: value for name, value in options.items() if names & {*BELONGS_TO.get(name, names)}}
+    mine = _extra_options(names)
+    others = _extra_options(set().union(*map(_names, strategies(gpus)))) - mine
+    if options.get("options"):
+        found["options"] = {name: value for name, value in options["options"].items() if name not in others}
+    return found
+
+
+def _names(strategy: Strategy) -> set[str]:
+    return {part.partition("=")[0] for part in strategy.parallel.split(",")}
+
+
+def _extra_options(names: set[str]) -> set[str]:
+    """The options that parallelisms read by name."""
+    return {option for name in names for option in plugins.load("extrapolators", name).extra_options}
+
+
+def _measured(runs: list[Run]) -> Iterator[Run]:
+    """Yield the runs with their speed-up over the first, which is one GPU's."""
+    alone = runs[0]
+    for run in runs:
+        if run.result is None or alone.result is None:
+            yield run
+        else:
+            speed_up = run.throughput / alone.throughput
+            yield Run(run.strategy, run.result, "", speed_up, speed_up / run.result.world)
+
+
+def _row(run: Run) -> dict[str, Any]:
+    row: dict[str, Any] = {"label": run.label, "parallel": run.strategy.parallel, **run.strategy.options}
+    if run.result is None:
+        return {**row, "reason": run.reason}
+    data = run.result.data
+    count = len(data.ranks)
+    return {
+        **row,
+        "gpus": count,
+        "global_batch_size": data.global_batch_size,
+        "step_time_s": data.step_time_s,
+        "throughput_samples_per_s": run.throughput,
+        "draws": None if data.draws is None else asdict(data.draws),
+        "compute_s": sum(rank.compute_s for rank in data.ranks) / count,
+        "exposed_communication_s": sum(rank.exposed_communication_s for rank in data.ranks) / count,
+        "idle_s": sum(rank.idle_s for rank in data.ranks) / count,
+        "peak_memory_bytes": max((row.peak_bytes for row in data.memory), default=None),
+        "mfu": None if data.metrics is None else data.metrics.mfu,
+        "cost": None if data.metrics is None else data.metrics.cost,
+        "speed_up": run.speed_up,
+        "efficiency": run.efficiency,
+        "notes": list(data.notes),
+    }

@@ -1,0 +1,1 @@
+"""How compute models are fitted to tables of measured operators, and judged."""

@@ -1,0 +1,286 @@
+"""From measured operators to files of fitted models: what ``triosim calibrate compute`` does.
+
+Measured operators come in three forms: tables of one operator (``triosim.compute.fit.tables``), tables of any operators
+(``triosim.compute.fit.operator_table``) and traces. All rows become laws by kind of operator (``triosim.compute.fit.kind_fitting``);
+families of operators of which there are enough rows also get models of their own (``triosim.compute.fit.fitting``), and of
+the two ``auto`` takes the one that was seen to err less. What ships is fitted to families alone, of all GPUs together.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from triosim import gpus
+from triosim.compute import shapes as families
+from triosim.compute.fit import evaluation, kind_fitting, operator_rows, operator_table, tables
+from triosim.compute.fit import fitting as calibration
+from triosim.compute.fit.boosting import regressor
+from triosim.compute.fit.fitting import Rows
+from triosim.compute.fit.operator_rows import OperatorRows
+from triosim.compute.fit.tables import Table
+from triosim.compute.learned import stored
+from triosim.compute.learned.family_model import Learned
+from triosim.compute.learned.kind_laws import KindLaw
+from triosim.compute.models import elementwise
+from triosim.compute.models.elementwise import Segments, memory_seconds
+from triosim.errors import OptionError, OutputError, TriosimError
+from triosim.operators import features
+from triosim.output_files import check_outputs, writing_text
+from triosim.trace import Trace
+from triosim.trace import formats as trace_formats
+from triosim.trace.formats.files import head
+
+EVERY = "all"
+#: So many different shapes of a family, measured on one GPU among other operators, are worth a model of the family.
+ENOUGH_FOR_FAMILY = 200
+#: How the tables that ship fitted are named, and whose they are.
+_OF_FILE = ("a100", "h100", "h200")
+SOURCES = {
+    "bfloat16": "NVIDIA ai-dynamo/aiconfigurator performance database, Apache-2.0",
+    "float32": "sitar-lab/NeuSight, MIT",
+}
+_OPERATORS_FILE = "operators.npz"
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What files hold: ``tables`` of one family of operators, each with the GPU's name unless it names its own, and rows of
+    any ``operators``, one entry a GPU and file.
+    """
+
+    tables: list[tuple[Table, str | None]]
+    operators: list[OperatorRows]
+
+    def gpus(self) -> list[str]:
+        """Return the names of the GPUs that were measured."""
+        named = [name for table, one in self.tables for name in ([one] if one else table.gpus())]
+        known = [gpus.find(name).name for name in named]
+        return sorted({*known, *(rows.gpu.name for rows in self.operators)})
+
+
+def is_folder(path: str) -> bool:
+    """Whether fitted models go into a folder, a file for each, instead of one file. Raises ``OutputError`` for other files."""
+    place = Path(path)
+    if place.suffix == ".npz" and not place.is_dir():
+        return False
+    if place.is_file() or (place.suffix and not place.is_dir()):
+        raise OutputError("is no place for fitted models", where=path, fix="name a file that ends in .npz, or a folder")
+    return True
+
+
+def run(
+    data: Sequence[str],
+    gpu: str | None,
+    path: str | None = None,
+    operator: str | None = None,
+    progress: Callable[[str], None] = print,
+    cache: str | None = None,
+) -> str:
+    """Read tables and traces, fit, cross-validate and write; return where to. ``gpu`` is a name, ``all`` for every row of the
+    tables, or None: each file then says what it is about.
+    """
+    if path is not None and not is_folder(path):
+        check_outputs(path, reading=data)
+    measured = measurements(data, gpu, operator, cache)
+    named = measured.gpus()
+    path = path or f"{named[0] if len(named) == 1 else 'models'}.npz"
+    folder = is_folder(path)
+    together = folder and gpu == EVERY
+    rows = measured.operators if together else as_operators(measured)
+    for line in unknown(rows):
+        progress(line)
+    tables_of_families = measured.tables if together else _families(rows)
+    fitted = _fit_families(tables_of_families, progress, together)
+    laws = [law for one in rows for law in kind_fitting.fit(one, progress)]
+    if folder:
+        os.makedirs(path, exist_ok=True)
+        _write_folder(Path(path), fitted, laws)
+    else:
+        stored.save(fitted.models, path, laws)
+    return path
+
+
+@dataclass(frozen=True)
+class _Fitted:
+    """Models of families, and the text of the element-wise segments where these were fitted."""
+
+    models: list[Learned]
+    segments: str = ""
+
+
+def _fit_families(
+    several: Sequence[tuple[Table, str | None]], progress: Callable[[str], None], together: bool
+) -> _Fitted:
+    models, text = [], ""
+    if several:
+        regressor()  # says what is missing before anything takes long
+    for rows in calibration.collect([table for table, _ in several], [name for _, name in several]):
+        source = SOURCES.get(rows.shapes.dtype, "") if together else ""
+        if rows.shapes.family == "elementwise":
+            text = segments(rows, source)
+            continue
+        if sum(_different(rows.shapes.select(mask)) for _, mask in rows.each()) < ENOUGH_FOR_FAMILY:
+            what = f"{len(rows)} rows of {rows.shapes.family} in {rows.shapes.dtype} are too few for all GPUs together"
+            raise TriosimError(what, where=", ".join(rows.sources), fix=f"leave out --gpu {EVERY}")
+        model = calibration.calibrate(rows, progress, source=source)
+        models.append(model)
+        for name, errors in model.errors["random"].items():
+            progress(f"{rows.shapes.family} in {rows.shapes.dtype} on {name}: {100 * errors['all']:.1f}% off, held out")
+    return _Fitted(models, text)
+
+
+def _write_folder(folder: Path, fitted: _Fitted, laws: Sequence[KindLaw]) -> None:
+    for model in fitted.models:
+        stored.save([model], folder / stored.file_name(model))
+    if fitted.segments:
+        with writing_text(folder / "elementwise.json") as file:
+            file.write(fitted.segments + "\n")
+    if laws:
+        stored.save([], folder / _OPERATORS_FILE, laws)
+
+
+def measurements(
+    data: Sequence[str], gpu: str | None, operator: str | None = None, cache: str | None = None
+) -> Measured:
+    """Read files of all three forms."""
+    found = Measured([], [])
+    for path in data:
+        if not Path(path).exists():
+            raise TriosimError("there is no such file or directory", where=path)
+        if is_trace(path):
+            trace = trace_formats.read(path)
+            if not isinstance(trace, Trace):
+                raise TriosimError("holds task streams of several ranks", where=path, fix="give a trace of one GPU")
+            found.operators.append(operator_rows.of_trace(trace, gpus.find(gpu) if gpu not in (None, EVERY) else None))
+        elif operator_table.recognises(path):
+            found.operators.extend(_operators(path, gpu, cache))
+        else:
+            found.tables.append(_table(path, gpu, operator))
+    return found
+
+
+def single_gpu(measured: Measured, where: str) -> gpus.Gpu:
+    """Return the GPU that everything was measured on. Raises ``OptionError`` where there are several."""
+    names = measured.gpus()
+    if len(names) != 1:
+        raise OptionError(f"has rows of {', '.join(names)}", where=where, fix="add --gpu NAME, with one of them")
+    return gpus.find(names[0])
+
+
+def is_trace(path: str) -> bool:
+    """Whether a path is that of a trace and not of a table: a folder, or a file of JSON."""
+    place = Path(path)
+    return place.is_dir() or head(place, 4096).lstrip(b"\xef\xbb\xbf \t\r\n")[:1] in (b"{", b"[")
+
+
+def read(data: Sequence[str], gpu: str, operator: str | None = None) -> list[Rows]:
+    """Read tables as the rows of one GPU, or of all."""
+    found = [_table(path, gpu, operator) for path in data]
+    return calibration.collect([table for table, _ in found], [name for _, name in found])
+
+
+def _table(path: str, gpu: str | None, operator: str | None) -> tuple[Table, str | None]:
+    table = tables.read(path, operator)
+    if gpu not in (None, EVERY):
+        target = evaluation.gpu_in(table, str(gpu))
+        return evaluation.rows_of(table, target), target.name
+    stem = Path(path).name.lower()
+    name = next((one for one in _OF_FILE if one in stem), None) if gpu == EVERY else None
+    if table.devices is None and name is None:
+        raise OptionError("does not say which GPU it is about", where=path, fix="add --gpu NAME")
+    evaluation.check_devices(table.first_lines, path)
+    return table, name
+
+
+def _operators(path: str, gpu: str | None, cache: str | None) -> list[OperatorRows]:
+    rows = operator_table.read(path)
+    lines = {row.device: row.line for row in reversed(rows)}
+    devices = sorted(lines)
+    if gpu in (None, EVERY):
+        if devices == [""]:
+            raise OptionError("does not say which GPU it is about", where=path, fix="add --gpu NAME")
+        evaluation.check_devices(lines, path)
+        targets = list({found.name: found for found in (gpus.find(name) for name in devices)}.values())
+    else:
+        targets = [evaluation.gpu_among(devices, str(gpu), path)]
+    found = []
+    for target in targets:
+        names = evaluation.names_of(devices, target, path)
+        made = operator_table.operators([row for row in rows if row.device in names], target, path, cache)
+        if made is None:
+            raise TriosimError(f"has no {cache} rows of {target.name}", where=path, fix="leave out --cache")
+        found.append(made)
+    return found
+
+
+def as_operators(measured: Measured) -> list[OperatorRows]:
+    """Return everything that was measured as rows of operators, one entry a GPU."""
+    operators = list(measured.operators)
+    for table, name in measured.tables:
+        for known in sorted({gpus.find(device).name for device in ([name] if name is not None else table.gpus())}):
+            gpu = gpus.find(known)
+            operators.append(operator_rows.of_table(table if name else evaluation.rows_of(table, gpu), gpu))
+    return operator_rows.by_gpu(operators)
+
+
+def unknown(several: Sequence[OperatorRows]) -> list[str]:
+    """Return a line for the names of operators that nothing is known of, if there are any."""
+    names = sorted({name for rows in several for name in features.unknown(rows.rows())})
+    if not names:
+        return []
+    return [f"nothing is known of {', '.join(names)}: taken as moving the bytes of their tensors, and no more"]
+
+
+def _families(several: Sequence[OperatorRows]) -> list[tuple[Table, str | None]]:
+    """Return rows as tables of a family, where there are enough of them on one GPU."""
+    made: list[tuple[Table, str | None]] = []
+    for rows in several:
+        for places, shapes in families.of(rows.rows()):
+            if shapes.family != "elementwise" and _different(shapes) >= ENOUGH_FOR_FAMILY:
+                made.append((Table(shapes, rows.seconds[places], None, rows.source), rows.gpu.name))
+    return made
+
+
+def _different(shapes: families.Shapes) -> int:
+    return int(np.unique(np.stack(list(shapes.columns.values())), axis=1).shape[1])
+
+
+def segments(rows: Rows, source: str = "") -> str:
+    """Fit the segments of each GPU, and of any other, with errors from five folds and from GPUs left out."""
+    fitted: dict[str, Segments] = {}
+    apart: dict[str, float] = {}
+    memory = {gpu.name: memory_seconds(rows.shapes.select(mask), gpu) for gpu, mask in rows.each()}
+    for gpu, mask in rows.each():
+        kinds = None if rows.shapes.kinds is None else rows.shapes.kinds[mask]
+        seconds, bytes_time = rows.seconds[mask], memory[gpu.name]
+        fold = np.random.default_rng(0).permutation(len(seconds)) % calibration.FOLDS
+        off = []
+        for number in range(calibration.FOLDS):
+            seen, held = fold != number, fold == number
+            one = elementwise.fit(bytes_time[seen], seconds[seen], None if kinds is None else kinds[seen])
+            off.append(
+                np.abs(one.seconds(bytes_time[held], None if kinds is None else kinds[held]) / seconds[held] - 1)
+            )
+        whole = elementwise.fit(bytes_time, seconds, kinds)
+        fitted[gpu.name] = _with_error(whole, float(np.concatenate(off).mean()))
+    for gpu, mask in rows.each() if len(fitted) > 1 else []:
+        others = elementwise.of_others(fitted, gpu)
+        kinds = None if rows.shapes.kinds is None else rows.shapes.kinds[mask]
+        apart[gpu.name] = float(np.abs(others.seconds(memory[gpu.name], kinds) / rows.seconds[mask] - 1).mean())
+    fitted[""] = _with_error(next(iter(fitted.values())), float(np.mean(list(apart.values()))) if apart else 0.25)
+    about = {
+        "files": list(rows.sources),
+        "rows": {gpu.name: int(mask.sum()) for gpu, mask in rows.each()},
+        "left out": {name: round(value, 4) for name, value in apart.items()},
+        "source": source,
+    }
+    return elementwise.dump(fitted, about)
+
+
+def _with_error(one: Segments, error: float) -> Segments:
+    return Segments(one.share, one.first, one.second, one.floor, one.kinds, round(error, 4))

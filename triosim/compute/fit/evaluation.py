@@ -1,0 +1,174 @@
+"""How far predictions are off measured times: relative to what was measured, over the rows of a table."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from triosim import gpus
+from triosim.compute.fit import operator_rows
+from triosim.compute.fit.operator_rows import OperatorRows
+from triosim.compute.fit.tables import Table
+from triosim.compute.learned import stored
+from triosim.compute.learned.family_model import CLASS_EDGES, CLASSES
+from triosim.compute.models.auto import Auto
+from triosim.compute.pricing.repricing import model_name
+from triosim.errors import TriosimError
+from triosim.gpus import Gpu
+
+Array = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Statistics:
+    """Of |predicted / measured - 1|, in percent: mean, median, 95th percentile, and the share of rows within 10%."""
+
+    mape_percent: float
+    median_percent: float
+    p95_percent: float
+    within_10_percent: float
+    rows: int
+
+    def as_dict(self) -> dict[str, float]:
+        """Return the figures by name."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """How far predictions of any operators are off: ``kinds`` by operator and phase, ``models`` what predicted these."""
+
+    total: Statistics
+    classes: dict[str, Statistics]
+    kinds: dict[str, Statistics]
+    models: dict[str, str]
+    measured_seconds: float
+    predicted_seconds: float
+
+    @property
+    def model(self) -> str:
+        """The models that said so."""
+        return ", ".join(sorted({name for several in self.models.values() for name in several.split(", ")}))
+
+
+def statistics(predicted: Array, measured: Array) -> Statistics:
+    """Return the figures of the rows. Raises ``ValueError`` without any."""
+    if not len(measured):
+        raise ValueError("no rows")
+    error = 100.0 * np.abs(predicted / measured - 1.0)
+    return Statistics(
+        float(error.mean()),
+        float(np.median(error)),
+        float(np.percentile(error, 95.0)),
+        float(100.0 * (error <= 10.0).mean()),
+        len(error),
+    )
+
+
+def by_class(predicted: Array, measured: Array) -> dict[str, Statistics]:
+    """Return the figures of each size class, by what was measured."""
+    which = np.searchsorted(CLASS_EDGES, measured, side="right")
+    return {
+        name: statistics(predicted[which == number], measured[which == number])
+        for number, name in enumerate(CLASSES)
+        if (which == number).any()
+    }
+
+
+def rows_of(table: Table, gpu: Gpu) -> Table:
+    """Return a table's rows of one GPU; all where it does not tell GPUs apart. Raises ``TriosimError`` without any."""
+    if table.devices is None:
+        return table
+    return table.select(np.isin(table.devices, names_of(table.gpus(), gpu, table.source)))
+
+
+def names_of(devices: Sequence[str], gpu: Gpu, source: str) -> list[str]:
+    """Return which of a table's names of GPUs stand for one that a user named. Raises ``TriosimError`` where none does.
+
+    No name at all stands for it; so does the only name of a table, where neither is in the catalogue.
+    """
+    found = [one for one in devices if not one or ((known := gpus.get(one)) is not None and known.name == gpu.name)]
+    if found:
+        return found
+    unknown = [one for one in devices if gpus.get(one) is None]
+    if len(devices) == len(unknown) == 1 and gpu not in gpus.catalogue():
+        return unknown
+    fix = f"it has rows of {', '.join(devices)}"
+    if unknown:
+        fix += f"; describe '{unknown[0]}' in a file of your own: --gpu my_gpu.yaml"
+    raise TriosimError(f"has no rows of {gpu.name}", where=source, fix=fix)
+
+
+def check_devices(lines: Mapping[str, int], source: str) -> None:
+    """Raise ``TriosimError`` where a table names a GPU that nobody knows, or none; ``lines``: where each name first stands."""
+    for name, line in sorted(lines.items(), key=lambda item: item[1]):
+        if not name:
+            raise TriosimError("device: empty", where=f"{source}:{line}", fix="name the GPU there, or add --gpu NAME")
+        if gpus.get(name) is None:
+            raise TriosimError(
+                f"device: '{name}' is not in the GPU catalogue",
+                where=f"{source}:{line}",
+                fix="'triosim gpus' lists it; or describe the GPU in a file of your own: --gpu my_gpu.yaml",
+            )
+
+
+def gpu_in(table: Table, name: str) -> Gpu:
+    """Return the GPU of a table that a user means."""
+    return gpu_among(table.gpus(), name, table.source)
+
+
+def gpu_among(devices: Sequence[str], name: str, source: str) -> Gpu:
+    """Return the GPU that a user means: of those that were measured, one whose architecture and memory the name leaves open.
+
+    ``H100`` is the catalogue's first; in a table of an A100 on PCIe alone, ``A100`` is that one.
+    """
+    gpu = gpus.find(name)
+    known = [found for one in devices if (found := gpus.get(one)) is not None]
+    if not known or any(one.name == gpu.name for one in known):
+        return gpu
+    family = gpu.name.partition("-")[0]
+    alike = [one for one in known if one.name.partition("-")[0] == family]
+    if len(alike) > 1:
+        raise TriosimError(
+            f"has no rows of {gpu.name}",
+            where=source,
+            fix=f"write --gpu {' or '.join(one.name for one in alike)}",
+        )
+    return alike[0] if alike else gpu
+
+
+def already_fitted(rows: OperatorRows, families: Collection[tuple[str, str]]) -> list[str]:
+    """Return a line where models that will be asked were fitted to these very rows, as far as the files' names say.
+
+    ``families`` are the families and dtypes of a table of one operator, which what ships may have been fitted to.
+    """
+    asked = {Path(name).name for name in rows.source.split(", ")}
+    own, shipped = stored.fitted_files(families)
+    for whose, files in (("the given models", asked & own), ("the models that ship", asked & shipped)):
+        if files:
+            return [
+                f"{whose} were fitted to {', '.join(sorted(files))}: rows that they did not see are predicted less well, "
+                "see docs/calibration.md"
+            ]
+    return []
+
+
+def judge(rows: OperatorRows) -> Judged:
+    """Compare measured operators with what ``auto`` says of them, from fitted models and the roofline alone."""
+    found = Auto().estimate(rows.operators, rows.gpu.name)
+    predicted, measured = found.seconds[rows.measured], rows.seconds
+    keys = [f"{operator_rows.word(one.name)} {one.phase}" for one in rows.rows()]
+    said = [model_name(found.model[place]) for place in rows.measured]
+    kinds, models = {}, {}
+    for key in sorted(set(keys), key=lambda key: -sum(t for t, k in zip(measured, keys, strict=True) if k == key)):
+        chosen = np.array([one == key for one in keys])
+        kinds[key] = statistics(predicted[chosen], measured[chosen])
+        models[key] = ", ".join(sorted({name for name, one in zip(said, keys, strict=True) if one == key}))
+    return Judged(
+        statistics(predicted, measured), by_class(predicted, measured), kinds, models, float(measured.sum()),
+        float(predicted.sum()),
+    )  # fmt: skip

@@ -1,0 +1,236 @@
+"""Fits the learned models to tables of measured operators, and says by cross-validation how far they are off.
+
+Errors are those of rows that the fit did not see: rows held out at random (five folds), whole values of one size held out
+(a fifth of the values of m, of n, of k ..., none of the ends), and whole GPUs. Fitting needs scikit-learn; predicting does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from triosim import gpus
+from triosim.compute import rates
+from triosim.compute.fit.boosting import Settings, grow
+from triosim.compute.fit.tables import Table
+from triosim.compute.learned.ensemble import Ensemble
+from triosim.compute.learned.family_model import CLASS_EDGES, CLASSES, Learned
+from triosim.compute.learned.shape_features import describe, specifications
+from triosim.compute.shapes import COLUMNS, Family, Shapes
+from triosim.errors import TriosimError
+from triosim.gpus import Gpu
+
+Array = npt.NDArray[np.float64]
+Mask = npt.NDArray[np.bool_]
+
+FOLDS = 5
+#: So many rows of one GPU get trees of their own; the trees of several GPUs together are told the GPU's specifications.
+ENOUGH_ALONE = 15000
+_ALONE = Settings(trees=250, leaves=63, rate=0.12, least=8)
+_POOLED = Settings(trees=300, leaves=31, rate=0.1, least=5)
+_ATTENTION = Settings(trees=450, leaves=63, rate=0.08, least=4, robust=False)
+_OTHER = Settings(trees=150, leaves=15, rate=0.1, least=20, robust=False)
+_FEW = Settings(trees=120, leaves=8, rate=0.08, least=3, robust=False, features=1.0)
+_FEW_OTHER = Settings(trees=40, leaves=4, rate=0.1, least=25, features=1.0)
+_FEW_ROWS = 2000
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Measured calls of one family and dtype: ``gpu`` is each row's place in ``gpus``."""
+
+    shapes: Shapes
+    seconds: Array
+    gpu: npt.NDArray[np.int64]
+    gpus: tuple[Gpu, ...]
+    sources: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.seconds)
+
+    def select(self, rows: Mask) -> Rows:
+        """Return some of the rows."""
+        return replace(self, shapes=self.shapes.select(rows), seconds=self.seconds[rows], gpu=self.gpu[rows])
+
+    def each(self) -> Iterator[tuple[Gpu, Mask]]:
+        """Yield the GPUs that have rows, and which."""
+        for number, gpu in enumerate(self.gpus):
+            mask = self.gpu == number
+            if mask.any():
+                yield gpu, mask
+
+
+def collect(tables: Sequence[Table], names: Sequence[str | None]) -> list[Rows]:
+    """Return the rows of tables by family and dtype; ``names`` gives the GPU of each table that does not name its own."""
+    found: dict[tuple[Family, str], list[tuple[Table, list[Gpu]]]] = {}
+    for table, name in zip(tables, names, strict=True):
+        if table.devices is None and name is None:
+            raise TriosimError("does not say which GPU it is about", where=table.source, fix="add --gpu NAME")
+        rows = [name] * len(table) if table.devices is None else table.devices.tolist()
+        by_name = {one: gpus.find(one) for one in set(rows)}
+        found.setdefault((table.shapes.family, table.shapes.dtype), []).append((table, [by_name[one] for one in rows]))
+    collected = []
+    for (family, dtype), parts in found.items():
+        known = sorted({gpu.name: gpu for _, each in parts for gpu in each}.items())
+        place = {name: number for number, (name, _) in enumerate(known)}
+        columns = {name: np.concatenate([part.shapes[name] for part, _ in parts]) for name in COLUMNS[family]}
+        kinds = [part.shapes.kinds for part, _ in parts]
+        shapes = Shapes(
+            family, dtype, columns, None if kinds[0] is None else np.concatenate([k for k in kinds if k is not None])
+        )
+        collected.append(
+            Rows(
+                shapes,
+                np.concatenate([part.seconds for part, _ in parts]),
+                np.array([place[gpu.name] for _, each in parts for gpu in each]),
+                tuple(gpu for _, gpu in known),
+                tuple(part.source.rpartition("/")[2] for part, _ in parts),
+            )
+        )
+    return collected
+
+
+def fit(rows: Rows, *, known: bool = True, others: bool = True) -> Learned:
+    """Fit a model to rows: ``known``, the trees of the rows' GPUs; ``others``, those of any other GPU."""
+    reached = {gpu.name: _rate(rows, gpu, mask) for gpu, mask in rows.each()}
+    present = [gpu for gpu, _ in rows.each()]
+    law = rates.fit(present, [reached[gpu.name] for gpu in present], rows.shapes.dtype)
+    own: dict[str, Ensemble] = {}
+    features, told, target, group = [], [], [], []
+    for number, (gpu, mask) in enumerate(rows.each()):
+        described = describe(rows.shapes.select(mask), gpu, reached[gpu.name])
+        wanted = np.log(rows.seconds[mask] / described.seconds)
+        if known and int(mask.sum()) >= ENOUGH_ALONE:
+            own[gpu.name] = grow(described.features, wanted, _ALONE)
+        features.append(described.features)
+        told.append(np.tile(specifications(gpu, reached[gpu.name]), (len(wanted), 1)))
+        target.append(wanted)
+        group.append(np.full(len(wanted), number))
+    alike, wanted = np.concatenate(features), np.concatenate(target)
+    few = len(wanted) < _FEW_ROWS
+    pooled = None
+    if known and len(own) < len(present):
+        both = np.hstack([alike, np.concatenate(told)])
+        settings = _FEW if few else _ATTENTION if rows.shapes.family == "attention" else _POOLED
+        pooled = grow(both, wanted, settings, np.concatenate(group))
+    other = grow(alike, wanted, _FEW_OTHER if few else _OTHER, np.concatenate(group)) if others else None
+    sizes = {name: np.unique(rows.shapes[name]).tolist() for name in COLUMNS[rows.shapes.family]}
+    return Learned(rows.shapes.family, rows.shapes.dtype, reached, law, own, pooled, other, sizes)
+
+
+def _rate(rows: Rows, gpu: Gpu, mask: Mask) -> float:
+    """Return the FLOP/s that large calls reach."""
+    shapes, seconds = rows.shapes.select(mask), rows.seconds[mask]
+    if shapes.family == "product":
+        flops = 2.0 * shapes["b"] * shapes["m"] * shapes["n"] * shapes["k"]
+    elif shapes.family == "attention":
+        flops = 2.0 * shapes["batch"] * shapes["heads"] * shapes["sequence"] ** 2 * shapes["head_dim"]
+    else:
+        return gpu.rate(shapes.dtype)
+    large = flops >= np.quantile(flops, 0.5)
+    return float(np.quantile(flops[large] / seconds[large], 0.75))
+
+
+def predict(model: Learned, rows: Rows) -> Array:
+    """Return the model's seconds for each row."""
+    found = np.empty(len(rows))
+    for gpu, mask in rows.each():
+        found[mask] = model.seconds(rows.shapes.select(mask), gpu)
+    return found
+
+
+def at_random(rows: Rows, folds: int = FOLDS, most: int | None = None) -> Array:
+    """Return predictions of each row by a model that was fitted without it and its fold; NaN beyond ``most`` folds."""
+    fold = np.random.default_rng(0).permutation(len(rows)) % folds
+    return _held_out(rows, [fold == number for number in range(most or folds)])
+
+
+def by_shapes(rows: Rows, folds: int = FOLDS, most: int | None = None) -> Array:
+    """Return predictions as ``at_random`` does, with all GPUs' rows of one shape in one fold: no twin tells the answer."""
+    columns = np.stack([rows.shapes[name] for name in COLUMNS[rows.shapes.family]], axis=1)
+    different, which = np.unique(columns, axis=0, return_inverse=True)
+    fold = (np.random.default_rng(0).permutation(len(different)) % folds)[which.reshape(-1)]
+    return _held_out(rows, [fold == number for number in range(most or folds)])
+
+
+def by_slices(rows: Rows, column: str, share: float = 0.2) -> Array:
+    """Return predictions of the rows of some values of a column by a model that saw none of these values; NaN elsewhere.
+
+    The smallest and the largest value stay: what is beyond all measurements is another question.
+    """
+    values = np.unique(rows.shapes[column])
+    inner = np.random.default_rng(0).permutation(values[1:-1])
+    chosen = inner[: max(1, round(share * len(values)))] if len(inner) else inner
+    return _held_out(rows, [np.isin(rows.shapes[column], chosen)])
+
+
+def by_gpus(rows: Rows) -> Array:
+    """Return predictions of each GPU's rows by a model that was fitted to the other GPUs."""
+    found = np.full(len(rows), np.nan)
+    masks = [mask for _, mask in rows.each()]
+    for mask in masks if len(masks) > 1 else []:
+        found[mask] = predict(fit(rows.select(~mask), known=False), rows.select(mask))
+    return found
+
+
+def _held_out(rows: Rows, masks: Sequence[Mask]) -> Array:
+    found = np.full(len(rows), np.nan)
+    for mask in masks:
+        if mask.any() and not mask.all():
+            found[mask] = predict(fit(rows.select(~mask), others=False), rows.select(mask))
+    return found
+
+
+def columns_with_slices(rows: Rows) -> list[str]:
+    """Return the columns that have enough values to hold some of them out."""
+    return [name for name in COLUMNS[rows.shapes.family] if len(np.unique(rows.shapes[name])) >= 8]
+
+
+def calibrate(rows: Rows, progress: Callable[[str], None] = lambda text: None, *, source: str = "") -> Learned:
+    """Fit to all rows, with errors from cross-validation."""
+    name = f"{rows.shapes.family} in {rows.shapes.dtype}"
+    progress(f"{name}: {len(rows)} rows, cross-validating")
+    random = at_random(rows)
+    slices = [by_slices(rows, column) for column in columns_with_slices(rows)]
+    left_out = by_gpus(rows)
+    progress(f"{name}: fitting to all rows")
+    model = fit(rows)
+    errors = {
+        "random": {gpu.name: _errors(rows, random, mask) for gpu, mask in rows.each()},
+        "slices": {gpu.name: _pooled_errors(rows, slices, mask) for gpu, mask in rows.each()},
+        "left out": {"all": _errors(rows, left_out, np.ones(len(rows), dtype=bool))},
+    }
+    used: dict[str, Any] = {
+        "files": list(rows.sources),
+        "rows": {gpu.name: int(mask.sum()) for gpu, mask in rows.each()},
+        "fit": "boosted trees on log(seconds / roofline)",
+        "folds": FOLDS,
+        "source": source,
+    }
+    return replace(model, errors=errors, provenance=used)
+
+
+def _errors(rows: Rows, predicted: Array, mask: Mask) -> dict[str, float]:
+    """Return mean relative errors, all together and by size class as predicted."""
+    seen = mask & np.isfinite(predicted)
+    if not seen.any():
+        return {}
+    error = np.abs(predicted[seen] / rows.seconds[seen] - 1.0)
+    which = np.searchsorted(CLASS_EDGES, predicted[seen], side="right")
+    found = {"all": round(float(error.mean()), 4)}
+    for number, name in enumerate(CLASSES):
+        if (which == number).sum() >= 20:
+            found[name] = round(float(error[which == number].mean()), 4)
+    return found
+
+
+def _pooled_errors(rows: Rows, several: Sequence[Array], mask: Mask) -> dict[str, float]:
+    found: dict[str, list[float]] = {}
+    for predicted in several:
+        for name, value in _errors(rows, predicted, mask).items():
+            found.setdefault(name, []).append(value)
+    return {name: round(float(np.mean(values)), 4) for name, values in found.items()}

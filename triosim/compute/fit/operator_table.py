@@ -1,0 +1,219 @@
+"""The generic table of measured operators: one operator a row, with the shapes and dtypes of its tensors, as a CSV file.
+
+``triosim calibrate measure`` writes it, ``calibrate compute`` and ``calibrate evaluate`` read it. The columns:
+
+| column | |
+| --- | --- |
+| device | the GPU, as PyTorch names it; it may be missing where whoever reads the table names the GPU |
+| operator, phase | as a trace names them: ``aten::conv2d`` forward, ``ConvolutionBackward0`` backward |
+| dtype | of the tensors that say no other |
+| inputs, outputs | shapes: ``8x1024 512x1024``; another dtype behind a colon, ``8x16:int64``; ``scalar`` has no dimension |
+| attributes | a JSON object of the arguments that are no tensors, or nothing |
+| forward | of a backward operator: what it differentiates; the inputs are then the result's gradient and what that one read |
+| cache | ``warm`` or ``cold``, or nothing |
+| seconds | how long it took |
+
+Further columns (``runs``, ``case``, ``software``) are for people. Lines that begin with # are no rows.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+
+from triosim.compute import csv_rows
+from triosim.compute.fit.operator_rows import OperatorRows
+from triosim.errors import TriosimError, nearest
+from triosim.gpus import Gpu
+from triosim.operators.shape_checks import contradiction
+from triosim.output_files import writing_text
+from triosim.trace import DTYPE_BYTES, PHASES, Operator, Phase, Tensor, dtype_name
+from triosim.trace.formats.files import read_text
+
+REQUIRED = ("operator", "phase", "dtype", "inputs", "outputs", "seconds")
+COLUMNS = (
+    "device", "operator", "phase", "dtype", "inputs", "outputs", "attributes", "forward", "cache", "seconds", "runs", "case",
+    "software",
+)  # fmt: skip
+CACHES = ("warm", "cold")
+_SCALAR = "scalar"
+_FIRST_OUTPUT = 1_000_000  # ids of outputs, apart from those of inputs
+
+
+@dataclass(frozen=True)
+class Row:
+    """One measured operator; ``case`` names the drawn sizes that it comes from, ``runs`` how often it was timed, ``line`` where
+    it stands in its file.
+    """
+
+    operator: Operator
+    device: str
+    cache: str = ""
+    forward: str = ""
+    runs: int = 0
+    case: str = ""
+    software: str = ""
+    line: int = field(default=0, compare=False)
+
+
+def recognises(path: str | os.PathLike[str]) -> bool:
+    """Whether a file is such a table, by its first line."""
+    return {"operator", "inputs"} <= {*csv_rows.header_of(path)}
+
+
+def read(path: str | os.PathLike[str]) -> list[Row]:
+    """Read the rows of a table, compressed or not. Raises ``TriosimError`` that names file, line and what would be right."""
+    place = os.fspath(path)
+    sheet = csv_rows.read(place)
+    for name in sheet.header:
+        if name not in COLUMNS:
+            raise TriosimError(f"unknown column '{name}'", where=sheet.where, fix=nearest(name, COLUMNS))
+    repeated = [name for number, name in enumerate(sheet.header) if name in sheet.header[:number]]
+    if repeated:
+        raise TriosimError(f"two columns '{repeated[0]}'", where=sheet.where)
+    for name in REQUIRED:
+        if name not in sheet.header:
+            raise TriosimError(f"there is no column '{name}'", where=sheet.where, fix="see docs/calibration.md")
+    sheet.require_rows()
+    return [
+        replace(_row(dict(zip(sheet.header, cells, strict=True)), f"{place}:{line}"), line=line)
+        for line, cells in sheet.rows
+    ]
+
+
+def write(rows: Sequence[Row], path: str | os.PathLike[str], notes: Sequence[str] = ()) -> None:
+    """Write a table, whole or not at all; ``notes`` become lines that begin with #."""
+    with writing_text(path) as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(COLUMNS)
+        writer.writerows(_cells(row) for row in rows)
+        file.writelines(f"# {note}\n" for note in notes)
+
+
+def notes(path: str | os.PathLike[str]) -> list[str]:
+    """Return the lines of a table that are no rows."""
+    return [line[2:] for line in read_text(Path(path)).splitlines() if line.startswith("# ")]
+
+
+def operators(rows: Sequence[Row], gpu: Gpu, source: str, cache: str | None = None) -> OperatorRows | None:
+    """Return rows as the measured operators of a GPU, each with the forward operator that it differentiates; None of none.
+
+    Of operators that were measured warm and cold, one is taken: ``cache``, or by itself the one that is nearer to a training
+    step, in which the forward pass reads what was just written and the others what was written long ago.
+    """
+    both = {(row.case, row.operator.name) for row in rows if row.cache == "warm"} & {
+        (row.case, row.operator.name) for row in rows if row.cache == "cold"
+    }
+    made: list[Operator] = []
+    measured = []
+    for row in rows:
+        wanted = cache or ("warm" if row.operator.phase == "forward" else "cold")
+        if row.cache and row.cache != wanted and (cache or (row.case, row.operator.name) in both):
+            continue
+        number = 2 * len(made)
+        one = row.operator
+        if row.forward:
+            made.append(_forward(row, number))
+            one = _with(one, number + 1, number)
+        else:
+            one = _with(one, number, None)
+        measured.append(len(made))
+        made.append(one)
+    return OperatorRows(gpu, tuple(made), np.array(measured), source) if made else None
+
+
+def _forward(row: Row, number: int) -> Operator:
+    gradient, *inputs = row.operator.inputs
+    return Operator(
+        number, row.forward, "forward", "", tuple(inputs), (gradient,), 0.0, attributes=row.operator.attributes
+    )
+
+
+def _with(operator: Operator, number: int, forward: int | None) -> Operator:
+    return Operator(
+        number, operator.name, operator.phase, "", operator.inputs, operator.outputs, operator.seconds,
+        forward=forward, attributes=operator.attributes,
+    )  # fmt: skip
+
+
+def _cells(row: Row) -> list[Any]:
+    one = row.operator
+    dtype = next((t.dtype for t in (*one.inputs, *one.outputs) if "float" in t.dtype), "float32")
+    attributes = json.dumps(dict(one.attributes), separators=(",", ":"), sort_keys=True) if one.attributes else ""
+    shapes = [" ".join(_shown(tensor, dtype) for tensor in tensors) for tensors in (one.inputs, one.outputs)]
+    named = (row.device, one.name, one.phase, dtype, *shapes, attributes, row.forward, row.cache)
+    return [*named, f"{one.seconds:.6g}", row.runs or "", row.case, row.software]
+
+
+def _shown(tensor: Tensor, dtype: str) -> str:
+    shape = "x".join(map(str, tensor.shape)) or _SCALAR
+    return shape if tensor.dtype == dtype else f"{shape}:{tensor.dtype}"
+
+
+def _row(cells: dict[str, str], where: str) -> Row:
+    phase, dtype = cells["phase"], dtype_name(cells["dtype"])
+    _known("phase", phase, PHASES, where)
+    _known("dtype", dtype, DTYPE_BYTES, where)
+    cache = cells.get("cache", "")
+    if cache:
+        _known("cache", cache, CACHES, where)
+    seconds = csv_rows.seconds(cells["seconds"], "seconds", where)
+    inputs, outputs = (_tensors(cells[name], dtype, where, name) for name in ("inputs", "outputs"))
+    if not cells["operator"] or not (inputs or outputs):
+        raise TriosimError("an operator needs a name and at least one tensor", where=where)
+    forward = cells.get("forward", "")
+    if forward and len(inputs) < 2:
+        raise TriosimError(
+            "a backward operator reads the gradient, then what the forward operator read",
+            where=where,
+            fix="list them as inputs, or leave the column 'forward' empty",
+        )
+    try:
+        attributes = json.loads(cells.get("attributes") or "{}")
+    except ValueError:
+        attributes = None
+    if not isinstance(attributes, dict):
+        raise TriosimError(f"attributes: '{cells['attributes']}' is not a JSON object", where=where)
+    one = Operator(0, cells["operator"], cast(Phase, phase), "", inputs, outputs, seconds, attributes=attributes)
+    wrong = contradiction(one)
+    if wrong:
+        raise TriosimError(wrong, where=where)
+    runs = cells.get("runs", "")
+    return Row(
+        one, cells.get("device", ""), cache, forward, int(runs) if runs.isdigit() else 0, cells.get("case", ""),
+        cells.get("software", ""),
+    )  # fmt: skip
+
+
+def _known(what: str, word: str, words: Any, where: str) -> None:
+    if word not in words:
+        raise TriosimError(f"{what}: '{word}' is not known", where=where, fix=nearest(word, words))
+
+
+def _tensors(text: str, dtype: str, where: str, column: str) -> tuple[Tensor, ...]:
+    found = []
+    for number, part in enumerate(text.split()):
+        shape, _, said = part.partition(":")
+        other = dtype_name(said)
+        if other:
+            _known(f"{column}: dtype", other, DTYPE_BYTES, where)
+        try:
+            lengths = () if shape == _SCALAR else tuple(int(length) for length in shape.split("x"))
+        except ValueError:
+            lengths = (-1,)
+        if any(length < 0 for length in lengths):
+            raise TriosimError(f"{column}: '{part}' is no shape", where=where, fix="write 8x1024, or 8x16:int64")
+        if 0 in lengths:
+            raise TriosimError(f"{column}: '{part}' has no element", where=where, fix="leave such rows out")
+        if math.prod(lengths) > csv_rows.LARGEST_SIZE:
+            raise TriosimError(f"{column}: '{part}' fits into no memory", where=where)
+        found.append(Tensor(number if column == "inputs" else _FIRST_OUTPUT + number, lengths, other or dtype))
+    return tuple(found)

@@ -1,0 +1,1 @@
+"""Operator time models that were fitted to measurements: their form, their files, their features."""

@@ -1,0 +1,131 @@
+"""Attention on Hopper by the kernel that an operator's name stands for: FlashAttention-2, or cuDNN's.
+
+The measured tables hold FlashAttention 3 and 4 there, which are written for the chip. What PyTorch calls flash attention is
+FlashAttention-2, whose products do not use Hopper's asynchronous tensor core instructions: it reaches about half of that rate.
+Shah et al., "FlashAttention-3" (2024), figures 5 and 6, have the rates of each kernel on an H100, of 16,384 tokens and heads of
+2,048 features together, by sequence length s. They lie within 8% of
+
+    rate = peak * share * s / (s + half)
+
+where ``half`` is the length at which half of the rate is reached. The figures have no causal backward pass: it is taken to lose
+by the mask what the forward pass does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from triosim import gpus
+from triosim.compute.base import ComputeModel, Estimates
+from triosim.compute.distinct_operators import Operators, each_once
+from triosim.gpus import Gpu
+from triosim.operators.features import base_name
+from triosim.trace import Operator
+
+#: What a call takes beside its arithmetic.
+LAUNCH_SECONDS = 8e-6
+#: How far off an estimate is: the law, and what the figures leave out, such as other numbers of heads.
+ERROR = 0.1
+_BLOCK = 128
+_EMPTY_THERE = 16 / (2048 / 132)  # waves that are launched, over what they could hold
+_PEAK = 989.4e12  # of the H100 of the figures
+_HALF = ("float16", "bfloat16")
+
+
+@dataclass(frozen=True, slots=True)
+class Law:
+    """A kernel's TFLOP/s for long sequences on the H100, and the length at which it reaches half of them."""
+
+    tflops: float
+    half: float
+
+    def rate(self, length: float, peak: float) -> float:
+        """Return FLOP/s at a length, on a chip with another peak."""
+        return self.tflops * 1e12 / _PEAK * peak * length / (length + self.half)
+
+
+#: By kernel, pass and whether it is causal: the laws of heads of 64, 128 and 256 features, of whatever lies between the larger.
+_LAWS: Mapping[tuple[str, str, bool], Mapping[int, Law]] = {
+    ("flash", "forward", True): {64: Law(303, 350), 128: Law(340, 400), 256: Law(303, 230)},
+    ("flash", "forward", False): {64: Law(325, 75), 128: Law(373, 100), 256: Law(327, 80)},
+    ("flash", "backward", False): {64: Law(293, 245), 128: Law(328, 270)},
+    ("cudnn", "forward", True): {64: Law(394, 380), 128: Law(550, 380), 256: Law(515, 330)},
+    ("cudnn", "forward", False): {64: Law(417, 120), 128: Law(615, 80), 256: Law(590, 110)},
+    ("cudnn", "backward", False): {64: Law(442, 340), 128: Law(535, 385)},
+}
+_BACKWARD = 2.5  # products, of the forward pass's two: Dao et al. 2022
+
+
+class AttentionKernels(ComputeModel):
+    """``_scaled_dot_product_flash_attention``, ``..._cudnn_attention`` and their backward, in half precision on Hopper."""
+
+    label = "attention kernels"
+
+    def __init__(self, gpu: str) -> None:
+        self._gpu = gpu
+
+    @classmethod
+    def load(cls, gpu: str) -> AttentionKernels | None:
+        """Return the model for a GPU of the catalogue, or None where its kernels are those of the tables."""
+        found = gpus.get(gpu)
+        return cls(gpu) if found is not None and found.architecture == "hopper" else None
+
+    @each_once
+    def estimate(self, operators: Sequence[Operator], gpu: str = "") -> Estimates:
+        """Return the time of each call of a known kernel on a GPU; NaN for everything else."""
+        target = gpus.find(gpu or self._gpu)
+        seen = Operators.of(operators)
+        seconds = [seconds_of(operator, forward, target) for operator, forward in zip(seen, seen.forwards, strict=True)]
+        errors = np.full(len(seconds), ERROR)
+        return Estimates(np.array(seconds), errors, [f"{self.label}, as published for an H100"] * len(seconds))
+
+
+def seconds_of(operator: Operator, forward: Operator | None, gpu: Gpu) -> float:
+    """Return how long a call of a known kernel takes; NaN for everything else."""
+    call = _call(operator, forward)
+    if call is None or gpu.architecture != "hopper":
+        return float("nan")
+    kernel, causal, sizes = call
+    batch, heads, length, keys, width = sizes
+    backward = base_name(operator.name).endswith("_backward")
+    rate = _law(kernel, backward, causal, width).rate(length, gpu.rate("bfloat16"))
+    flops = 4.0 * batch * heads * length * keys * width * (0.5 if causal else 1.0) * (_BACKWARD if backward else 1.0)
+    # The figures' calls are 2,048 blocks, so that the share of the last wave that is empty there is in the rates.
+    blocks = batch * heads * -(-(keys if backward else length) // _BLOCK)
+    waves = blocks / max(gpu.sms, 1)
+    return flops / rate * (-(-waves // 1) / waves) / _EMPTY_THERE + LAUNCH_SECONDS
+
+
+def knows(operator: Operator, gpu: Gpu) -> bool:
+    """Whether an operator is a call of a kernel whose rates are known on a GPU."""
+    return gpu.architecture == "hopper" and _call(operator, None) is not None
+
+
+def _call(operator: Operator, forward: Operator | None) -> tuple[str, bool, tuple[int, int, int, int, int]] | None:
+    """Return the kernel, whether it is causal, and (batch, heads, queries, keys, features of a head)."""
+    of = forward or operator
+    name = base_name(of.name)
+    kernel = next((one for one in ("flash", "cudnn") if name.startswith(f"scaled_dot_product_{one}_attention")), None)
+    if kernel is None or "cpu" in name or "kernel" in of.attributes:
+        return None
+    given = [tensor for tensor in of.inputs if len(tensor.shape) == 4]
+    if forward is None and name.endswith("_backward"):
+        given = given[1:]  # the gradient goes ahead of the queries
+    if len(given) < 3 or given[0].dtype not in _HALF:
+        return None
+    (batch, heads, length, width), (_, _, keys, _) = given[0].shape, given[1].shape
+    sizes = (batch, heads, length, keys, width)
+    return (kernel, of.attributes.get("is_causal") is True, sizes) if min(sizes) else None
+
+
+def _law(kernel: str, backward: bool, causal: bool, width: int) -> Law:
+    direction = "backward" if backward else "forward"
+    laws = _LAWS[kernel, direction, causal and not backward]
+    law = laws[min((known for known in laws if known >= width), default=max(laws))]
+    if not (backward and causal):
+        return law
+    masked, full = (_law(kernel, False, one, width) for one in (True, False))
+    return Law(law.tflops * masked.tflops / full.tflops, law.half + masked.half - full.half)

@@ -1,0 +1,1 @@
+"""The compute models that a user can name: one file each."""

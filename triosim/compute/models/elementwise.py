@@ -1,0 +1,187 @@
+"""Operator times of element-wise operators: three straight segments over the bytes moved, on logarithmic scales.
+
+Category one of TorchSim (appendix E): flat while a launch lasts longer than its work, a transition, and slope one where
+memory bandwidth bounds. Bytes are counted as the time that they need at the GPU's peak bandwidth, so that the segments of
+one GPU say something of another. An operator of two tensors moves three times a tensor's bytes, any other twice.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from triosim import gpus
+from triosim.compute import doubt
+from triosim.compute.base import ComputeModel, Estimates
+from triosim.compute.distinct_operators import Operators, each_once
+from triosim.compute.learned import stored
+from triosim.compute.shapes import BINARY, Shapes
+from triosim.gpus import Gpu
+from triosim.trace import DTYPE_BYTES, Operator
+
+Array = npt.NDArray[np.float64]
+
+#: Below this no table has rows; a launch and its drain on current GPUs.
+FLOOR_SECONDS = 2.2e-6
+#: How many rows of one operator move its factor halfway from 1 to what they say.
+_WEIGHT_OF_NONE = 2.0
+#: Two GPUs whose bandwidths differ by this much, as a logarithm, have little to say of each other.
+_NEAR = 0.7
+
+
+@dataclass(frozen=True)
+class Segments:
+    """Seconds by the time t that the bytes need at peak bandwidth: ``floor`` up to ``first``, t / ``share`` from ``second`` on,
+    and a straight line on logarithmic scales between. ``kinds`` are factors of single operators.
+    """
+
+    share: float
+    first: float
+    second: float
+    floor: float = FLOOR_SECONDS
+    kinds: Mapping[str, float] | None = None
+    error: float = 0.15
+
+    def seconds(self, memory: Array, kinds: npt.NDArray[np.str_] | None = None) -> Array:
+        """Return the time of calls whose bytes need ``memory`` seconds at peak bandwidth."""
+        low, high = math.log(self.first), math.log(self.second)
+        bottom, top = math.log(self.floor), high - math.log(self.share)
+        where = np.log(memory)
+        found = np.interp(where, [low, high], [bottom, top]) + np.maximum(where - high, 0.0)
+        factor = np.ones(len(memory))
+        if kinds is not None and self.kinds:
+            factor = np.array([self.kinds.get(kind, 1.0) for kind in kinds.tolist()])
+        timed: Array = np.exp(found) * factor
+        return timed
+
+
+def memory_seconds(calls: Shapes, gpu: Gpu) -> Array:
+    """Return how long the bytes of calls need at a GPU's peak bandwidth."""
+    passes = np.full(len(calls), 2.0)
+    if calls.kinds is not None:
+        passes += np.isin(calls.kinds, list(BINARY))
+    nbytes: Array = passes * DTYPE_BYTES[calls.dtype] * calls["rows"] * calls["columns"]
+    return nbytes / gpu.bandwidth
+
+
+def fit(memory: Array, seconds: Array, kinds: npt.NDArray[np.str_] | None) -> Segments:
+    """Return the segments with the smallest mean absolute error of the logarithm, and each kind's factor, shrunk by count.
+
+    The factors found in a first round are taken out of the times before the second.
+    """
+    found = _fit_segments(memory, seconds)
+    factors: dict[str, float] = {}
+    for _ in range(2 if kinds is not None else 0):
+        assert kinds is not None
+        off = np.log(seconds / found.seconds(memory))
+        factors = {}
+        common = np.zeros(len(seconds))
+        for kind in sorted(set(kinds.tolist())):
+            own = off[kinds == kind]
+            common[kinds == kind] = float(np.median(own)) * len(own) / (len(own) + _WEIGHT_OF_NONE)
+            factors[kind] = float(np.exp(common[kinds == kind][0]))
+        found = _fit_segments(memory, seconds / np.exp(common))
+    return Segments(found.share, found.first, found.second, found.floor, factors)
+
+
+def _fit_segments(memory: Array, seconds: Array) -> Segments:
+    large = memory >= np.quantile(memory, 0.5)
+    share = float(np.median(memory[large] / seconds[large]))
+    floor = min(FLOOR_SECONDS, float(seconds.min()))
+    measured = np.log(seconds)
+    best, found = math.inf, Segments(share, 1e-6, 1e-4, floor)
+    for first, second in itertools.product(np.geomspace(2e-7, 4e-6, 12), np.geomspace(4e-6, 2e-3, 40)):
+        tried = Segments(share, float(first), float(second), floor)
+        off = measured - np.log(tried.seconds(memory))
+        level = math.exp(float(np.median(off)))
+        error = float(np.abs(off - math.log(level)).mean())
+        if error < best - 1e-6:
+            best, found = error, Segments(share / level, float(first), float(second), floor * level)
+    return found
+
+
+def of_others(fitted: Mapping[str, Segments], gpu: Gpu) -> Segments:
+    """Return segments for a GPU that was not measured: the mean of the others', by how near their bandwidth is.
+
+    Memories of one kind reach about the same share of their peak (GDDR 0.75, HBM2 and later 0.9), and lie close in bandwidth.
+    """
+    names = [name for name in fitted if name != gpu.name]
+    distance = np.log([gpus.find(name).bandwidth / gpu.bandwidth for name in names])
+    weights = np.exp(-0.5 * (distance / _NEAR) ** 2) + 1e-3
+    weights /= weights.sum()
+
+    def mean(values: list[float]) -> float:
+        return float(np.exp(weights @ np.log(values)))
+
+    several = [fitted[name] for name in names]
+    kinds = sorted({kind for one in several for kind in one.kinds or ()})
+    factors = {kind: mean([(one.kinds or {}).get(kind, 1.0) for one in several]) for kind in kinds}
+    share, first, second, floor = (
+        mean([getattr(one, name) for one in several]) for name in ("share", "first", "second", "floor")
+    )
+    return Segments(share, first, second, floor, factors)
+
+
+class Elementwise(ComputeModel):
+    """``add``, ``mul``, ``relu``, ``gelu`` and their like, in any dtype: what counts is the bytes."""
+
+    label = "elementwise"
+
+    def __init__(self, gpu: str | None = None) -> None:
+        self._gpu = gpu
+
+    @classmethod
+    def load(cls, gpu: str) -> Elementwise | None:
+        """Return the model for a GPU of the catalogue, or None where the catalogue does not have it."""
+        return cls(gpu) if gpus.get(gpu) is not None and _table() else None
+
+    @each_once
+    def estimate(self, operators: Sequence[Operator], gpu: str = "") -> Estimates:
+        """Return each element-wise operator's time on a GPU, NaN for the others."""
+        target = gpus.find(gpu or self._gpu or "")
+        seconds = np.full(len(operators), np.nan)
+        errors = np.full(len(operators), np.nan)
+        for places, group in Operators.of(operators).calls:
+            if group.family == "elementwise":
+                seconds[places], errors[places] = self.ask(group, target)
+        known = "" if target.name in _table() else f", {doubt.NOT_MEASURED}"
+        return Estimates(seconds, errors, [f"{self.label}, three segments{known}"] * len(operators))
+
+    def ratios(self, before: Sequence[Operator], after: Sequence[Operator], gpu: str, target: str) -> Estimates:
+        """Return time(after) / time(before). What is off on a GPU that was not measured is partly the same in both."""
+        found = super().ratios(before, after, gpu, target)
+        return doubt.on_one_gpu(found) if gpu == target else found
+
+    def ask(self, calls: Shapes, gpu: Gpu) -> tuple[Array, Array]:
+        """Return seconds and relative errors of calls."""
+        fitted = _table()
+        if not fitted:
+            return np.full(len(calls), np.nan), np.full(len(calls), np.nan)
+        measured = {name: one for name, one in fitted.items() if name}
+        unknown = fitted[""].error * doubt.of_few(len(measured))
+        one = fitted.get(gpu.name) or replace(of_others(measured, gpu), error=unknown)
+        return one.seconds(memory_seconds(calls, gpu), calls.kinds), np.full(len(calls), one.error)
+
+
+def dump(fitted: Mapping[str, Segments], provenance: Mapping[str, Any]) -> str:
+    """Return fitted segments as JSON; the GPU without a name is any other."""
+    return json.dumps({"gpus": {name: asdict(one) for name, one in fitted.items()}, "provenance": provenance}, indent=1)
+
+
+def parse(text: str) -> dict[str, Segments]:
+    """Return what ``dump`` wrote."""
+    return {name: Segments(**one) for name, one in json.loads(text)["gpus"].items()}
+
+
+@cache
+def _table() -> dict[str, Segments]:
+    path = stored.SHIPPED / "elementwise.json"
+    return parse(path.read_text(encoding="utf-8")) if path.is_file() else {}

@@ -1,0 +1,173 @@
+"""Operator times by linear regression within the trace, for each kind of operator (name and phase).
+
+Li et al., "Path Forward Beyond Simulators" (MICRO 2023): the time of a kernel is linear in its FLOPs, its input bytes or its
+output bytes, whichever fits best. One driver alone does not fit what is bound by both: over the ten convolutions of VGG-13
+it misses by 44% and more, and explains the rest by a fixed time of half a millisecond, which makes a larger batch far too
+cheap. So this is the regression over any of the drivers together,
+
+    time = a + b1 * FLOPs + b2 * input bytes + b3 * output bytes,    a, b1, b2, b3 >= 0,
+
+with relative errors as what is made small, and with as few of the terms as explain the points about as well as more would.
+Without negative terms, an operator of k times the size takes between once and k times as long.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+import numpy as np
+import numpy.typing as npt
+
+from triosim.compute import doubt
+from triosim.compute.base import ComputeModel, Estimates, ratio
+from triosim.compute.distinct_operators import Operators, each_once
+from triosim.trace import Operator, Trace
+
+_DRIVERS = ("FLOPs", "input bytes", "output bytes")
+#: Which terms a regression may have (0 is the fixed time), the simplest first.
+_TERMS = sorted(
+    ((*fixed, *drivers) for count in (1, 2, 3) for drivers in combinations((1, 2, 3), count) for fixed in ((), (0,))),
+    key=len,
+)
+#: A difference between standard errors of less than this part of an operator's time counts as none.
+_NEGLIGIBLE = 0.005
+#: No line is expected to err by less than what the same operator's time varies by from step to step.
+_LEAST_ERROR = 0.01
+
+#: How far off a ratio is for each factor of e between two sizes, in the measured tables: see ``doubt.resized``.
+PER_E_FOLD = (0.23, 0.20, 0.11)
+
+Kind = tuple[str, str]
+Array = npt.NDArray[np.float64]
+_POOLED: Kind = ("", "")
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """``coefficients`` of the fixed time and of each driver; ``error`` is the relative standard error, NaN for one point.
+
+    ``left_out`` is the mean absolute relative error of each point on the line through the others (leave-one-out
+    cross-validation), times what so few points leave open (``doubt.of_few``), NaN where all points have one size, which say
+    nothing of another.
+    """
+
+    coefficients: tuple[float, float, float, float]
+    error: float
+    points: int
+    left_out: float = math.nan
+
+    def __str__(self) -> str:
+        drivers = [name for name, b in zip(_DRIVERS, self.coefficients[1:], strict=True) if b > 0]
+        return f"linear in {' and '.join(drivers) or 'nothing'}, from {self.points} operator{'s' if self.points > 1 else ''}"
+
+
+class Linear(ComputeModel):
+    """Linear regression within the trace, by operator kind. ``lines`` shows what was found."""
+
+    def __init__(self) -> None:
+        self.lines: dict[Kind, Line] = {}
+        self.gpu = ""
+
+    def fit(self, trace: Trace) -> None:
+        """Fit a line to each kind of operator, and one to all together for kinds that are not in the trace."""
+        self.learn(trace.operators, trace.gpu)
+
+    def learn(self, operators: Sequence[Operator], gpu: str) -> None:
+        """Fit to operators of a trace of a GPU."""
+        self.gpu = gpu
+        drivers = _drivers(operators)
+        seconds = np.array([operator.seconds for operator in operators])
+        rows: dict[Kind, list[int]] = {}
+        for row, operator in enumerate(operators):
+            rows.setdefault((operator.name, operator.phase), []).append(row)
+        self.lines = {kind: fit_line(drivers[members], seconds[members]) for kind, members in rows.items()}
+        self.lines[_POOLED] = fit_line(drivers, seconds)
+
+    @each_once
+    def estimate(self, operators: Sequence[Operator], gpu: str = "") -> Estimates:
+        """Return each operator's time on its kind's line. The lines hold for the trace's GPU, and say nothing of others."""
+        if gpu and gpu != self.gpu:
+            unknown = np.full(len(operators), np.nan)
+            return Estimates(unknown, unknown, ["linear"] * len(operators))
+        lines = [self.lines.get((operator.name, operator.phase)) for operator in operators]
+        pooled = self.lines[_POOLED]
+        coefficients = np.array([(line or pooled).coefficients for line in lines]).reshape(len(lines), 4)
+        return Estimates(
+            (coefficients * _drivers(operators)).sum(axis=1),
+            np.array([(line or pooled).left_out for line in lines]),
+            [str(line) if line else f"{pooled} of all kinds" for line in lines],
+        )
+
+    def ratios(self, before: Sequence[Operator], after: Sequence[Operator], gpu: str, target: str) -> Estimates:
+        """Return time(after) / time(before) on the trace's GPU: off as one is, and more the more the size changes."""
+        old, new = self.estimate(before, gpu), self.estimate(after, target)
+        nothing = np.array([operator.seconds == 0.0 for operator in before])
+        found = ratio(old, new, nothing)
+        known = np.fmax(old.relative_error, new.relative_error)
+        return Estimates(found, doubt.resized(known, before, after, found, PER_E_FOLD), new.model)
+
+
+def _drivers(operators: Sequence[Operator]) -> Array:
+    """One row an operator; one for the fixed time, then one column a driver."""
+    return np.column_stack([np.ones(len(operators)), Operators.of(operators).drivers])
+
+
+def fit_line(drivers: Array, seconds: Array) -> Line:
+    """The simplest of the regressions that are about as good as the best."""
+    timed = seconds > 0.0
+    points = int(timed.sum())
+    if not points:
+        return Line((0.0, 0.0, 0.0, 0.0), math.nan, len(seconds))
+    relative = drivers[timed] / seconds[timed, None]
+    found = []
+    for terms in _TERMS:
+        if len(terms) == 1 or points > len(terms):
+            solved = _solve(relative[:, terms])
+            if solved is not None:
+                found.append((terms, *solved))
+    if not found:  # operators without tensors: nothing to scale by
+        return Line((float(seconds[timed].mean()), 0.0, 0.0, 0.0), math.nan, points)
+    # The standard error of few points is itself uncertain, by one in sqrt(2 * degrees of freedom): within twice that, the
+    # simpler regression is as good, and of two equally simple ones the first, in FLOPs.
+    best_terms, _, best = min(found, key=lambda one: one[2])
+    uncertainty = 2.0 / math.sqrt(2.0 * max(points - len(best_terms), 1))
+    good = best * (1.0 + uncertainty) + _NEGLIGIBLE
+    terms, solution, error = next(one for one in found if one[2] <= good)
+    coefficients = [0.0, 0.0, 0.0, 0.0]
+    for term, value in zip(terms, solution, strict=True):
+        coefficients[term] = float(value)
+    several = len(np.unique(drivers[timed], axis=0)) > 1
+    return Line(
+        (coefficients[0], coefficients[1], coefficients[2], coefficients[3]),
+        error if points > 1 else math.nan,
+        points,
+        max(_left_out(relative[:, terms]) * doubt.of_few(points), _LEAST_ERROR) if several else math.nan,
+    )
+
+
+def _left_out(relative: Array) -> float:
+    """The mean absolute residual of each point on the line through the others: r / (1 - h), h of the hat matrix."""
+    scaled = relative / relative.max(axis=0)
+    inverse = np.linalg.pinv(
+        scaled
+    )  # of the hat matrix, one row and column a point, its diagonal and row sums are enough
+    residual = 1.0 - scaled @ inverse.sum(axis=1)
+    leverage = np.einsum("ij,ji->i", scaled, inverse)
+    return float(np.mean(np.abs(residual) / np.maximum(1.0 - leverage, 1e-3)))
+
+
+def _solve(relative: Array) -> tuple[Array, float] | None:
+    """Least squares of relative errors: the coefficients and the standard error; None where one is not positive."""
+    scale = relative.max(axis=0)
+    if not (scale > 0.0).all():
+        return None
+    points, terms = relative.shape
+    solution, _, rank, _ = np.linalg.lstsq(relative / scale, np.ones(points), rcond=1e-9)
+    if rank < terms or not (solution > 0.0).all():
+        return None
+    residual = (relative / scale) @ solution - 1.0
+    error = math.sqrt(float(residual @ residual) / max(points - terms, 1))
+    return solution / scale, error

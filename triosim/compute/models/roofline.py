@@ -1,0 +1,242 @@
+"""Operator times by the roofline: a launch, and whichever takes longer, arithmetic near the peak or bytes near the bandwidth.
+
+    time = launch + max(FLOPs / (e_c * rate of the dtype), bytes / (e_m * bandwidth))
+
+Williams, Waterman and Patterson, "Roofline" (CACM 2009). The efficiencies e_c and e_m belong to a class of operators. The
+defaults are coarse, rounded fits to the measured tables that docs/compute-models.md names, over all of their GPUs; ``fit``
+replaces those of the classes that a trace has enough operators of. Float32 convolutions run in TF32 where the GPU has it,
+as PyTorch's default is, and products do not: these compute at what the board's power allows, where that is less than their
+part of the peak. The products of a recurrent layer's steps wait for each other: it has a launch for each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from triosim import gpus
+from triosim.compute import doubt, rates
+from triosim.compute.base import CLASS_EDGES, ComputeModel, Estimates, checked, ratio
+from triosim.compute.distinct_operators import Operators, each_once
+from triosim.operators import features, products
+from triosim.operators.kinds import kind_of
+from triosim.trace import Operator, Trace
+
+#: No kernel is shorter than its launch, and what it does comes on top.
+FLOOR_SECONDS = 2e-6
+#: What a launch takes where the operators of a trace show none: the next kernel starts while one drains.
+_LEAST_LAUNCH = 0.5e-6
+#: The GPU whose proportions stand for one that nobody knows.
+STAND_IN = "A100"
+#: By how much its estimates are less certain: what the L4's steps in another size ask for if nobody knows that it is an L4.
+OF_UNKNOWN_GPU = 1.4
+#: A class of fewer operators than this keeps its efficiencies.
+FEWEST = 4
+
+Array = npt.NDArray[np.float64]
+Errors = tuple[float, float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Efficiency:
+    """The part of the peak rate and of the bandwidth that a class reaches, and how far off its estimates are.
+
+    ``errors`` are mean absolute relative errors by size class (``base.CLASS_EDGES``), such that nine in ten rows of the tables
+    are within 2.06 times them; ``launch`` is in seconds.
+    """
+
+    compute: float
+    memory: float
+    errors: Errors
+    launch: float = FLOOR_SECONDS
+    points: int = 0  # of the fit, 0 for a default
+
+    @property
+    def error(self) -> float:
+        """The error of a long operator."""
+        return self.errors[-1]
+
+
+#: By class. Products, attention, element-wise operators, reductions: fitted to measured tables. The rest are assumptions.
+DEFAULTS = {
+    "product": Efficiency(0.75, 0.6, (0.5, 0.5, 0.3), 4e-6),
+    "convolution": Efficiency(0.7, 0.6, (0.5, 0.5, 0.4), 4e-6),
+    "convolution on tensor cores": Efficiency(0.4, 0.6, (0.5, 0.5, 0.4), 4e-6),
+    "attention": Efficiency(0.5, 0.6, (0.7, 0.9, 0.45), 8e-6),
+    "reduction": Efficiency(0.5, 0.62, (0.3, 0.3, 0.25)),
+    "elementwise": Efficiency(0.5, 0.78, (0.2, 0.12, 0.12)),
+    "optimizer": Efficiency(0.5, 0.7, (0.4, 0.3, 0.3)),
+}
+Key = tuple[str, str, str]  # class, phase, and what it computes in: "" for a class that only moves bytes
+_ARITHMETIC = ("product", "convolution", "attention")
+_REDUCTIONS = ("norm", "softmax", "sum", "mean", "pool", "loss", "var", "argmax", "cumsum", "topk", "sort", "embedding")
+#: How far off a ratio is for each factor of e between two sizes, in the measured tables: see ``doubt.resized``; and which
+#: part of the error of one estimate is left in the ratio of two on one GPU.
+PER_E_FOLD = (0.14, 0.13, 0.09)
+_SAME_GPU = 0.5
+#: By how much more, as a part and at least, one fit may be off than another and count as good: the candidates are 8% apart.
+_AS_GOOD, _NEGLIGIBLE = 0.02, 0.03
+#: The candidates of a fit.
+_GRID = np.geomspace(0.02, 1.6, 56)
+
+
+class Roofline(ComputeModel):
+    """The roofline of a GPU of the catalogue. ``efficiencies`` shows those of the fit, by class, phase and dtype."""
+
+    def __init__(self) -> None:
+        self.gpu = ""
+        self.efficiencies: dict[Key, Efficiency] = {}
+
+    def fit(self, trace: Trace) -> None:
+        """Find the efficiencies of each class, phase and dtype that the trace has operators of."""
+        self.learn(trace.operators, trace.gpu)
+
+    def learn(self, operators: Sequence[Operator], gpu: str) -> None:
+        """Find the efficiencies from operators of a trace of a GPU."""
+        self.gpu = gpu
+        self.efficiencies = {}
+        found = _ceilings(operators, _gpu(gpu))
+        seconds = np.array([operator.seconds for operator in operators])
+        members: dict[Key, list[int]] = {}
+        for row, key in enumerate(found.classes):
+            members.setdefault(key, []).append(row)
+        for key, rows in members.items():
+            timed = np.array(rows)[seconds[rows] > 0.0]
+            self.efficiencies[key] = _fit(found.arithmetic[timed], found.traffic[timed], seconds[timed], default(key))
+
+    @each_once
+    def estimate(self, operators: Sequence[Operator], gpu: str = "") -> Estimates:
+        """Return each operator's time on a GPU; efficiencies that were fitted on another one are taken to hold for it."""
+        found = _ceilings(operators, _gpu(gpu))
+        used = [self.efficiencies.get(key) or default(key) for key in found.classes]
+        compute = np.array([one.compute for one in used])
+        memory = np.array([one.memory for one in used])
+        launch = np.array([one.launch for one in used]) * found.launches
+        seconds = np.fmax(found.arithmetic / compute, found.traffic / memory) + launch
+        errors = np.array([one.errors for one in used]).reshape(len(used), 3)
+        if gpu not in ("", self.gpu):
+            errors = np.fmax(errors, np.array([default(key).errors for key in found.classes]).reshape(len(used), 3))
+        which = np.searchsorted(CLASS_EDGES, seconds, side="right")
+        said = [
+            f"roofline of {key[0]}, {f'from {one.points} operators' if one.points else 'default efficiencies'}"
+            for one, key in zip(used, found.classes, strict=True)
+        ]
+        unknown = OF_UNKNOWN_GPU if gpu and gpus.get(gpu) is None else 1.0
+        return Estimates(seconds, errors[np.arange(len(used)), which] * found.factor * unknown, said)
+
+    def ratios(self, before: Sequence[Operator], after: Sequence[Operator], gpu: str, target: str) -> Estimates:
+        """Return time(after, on ``target``) / time(before, on ``gpu``): off as one is, and more the more the size changes."""
+        old = checked(self.estimate(before, gpu), before, self)
+        new = checked(self.estimate(after, target), after, self)
+        found = ratio(old, new)
+        known = np.fmax(old.relative_error, new.relative_error) * (_SAME_GPU if gpu == target else 1.0)
+        return Estimates(found, doubt.resized(known, before, after, found, PER_E_FOLD), new.model)
+
+
+def default(key: Key) -> Efficiency:
+    """Return the efficiency of what no trace was fitted to."""
+    kind, _, dtype = key
+    cores = " on tensor cores" if dtype not in ("float32", "float64", "") else ""
+    return DEFAULTS.get(f"{kind}{cores}") or DEFAULTS[kind]
+
+
+def class_of(operator: Operator, forward: Operator | None = None) -> str:
+    """Return which efficiencies an operator has; that of the operator that it differentiates, where it is known."""
+    if operator.phase == "optimizer":
+        return "optimizer"
+    name = features.base_name((forward or operator).name)
+    lower = name.lower()
+    of = kind_of(name)
+    if of in ("product", "convolution", "attention"):
+        return of
+    if of == "recurrent":
+        return "product"  # of which most of it is
+    if of == "unknown" and "convolution" in lower:
+        return "convolution"
+    return "reduction" if any(word in lower for word in _REDUCTIONS) else "elementwise"
+
+
+def arithmetic_dtype(operator: Operator, gpu: gpus.Gpu, kind: str) -> str:
+    """Return the dtype that an operator computes in: that of its first tensor of numbers."""
+    dtype = next((t.dtype for t in (*operator.inputs, *operator.outputs) if "float" in t.dtype), "float32")
+    return "tf32" if dtype == "float32" and kind == "convolution" and "tf32" in gpu.flops else dtype
+
+
+@dataclass(frozen=True, slots=True)
+class _Ceilings:
+    """Each operator's class, the seconds of its arithmetic and of its bytes at the GPU's peaks, a factor of its error, and how
+    many launches follow upon each other in it.
+    """
+
+    classes: list[Key]
+    arithmetic: Array
+    traffic: Array
+    factor: Array
+    launches: Array
+
+
+def _ceilings(operators: Sequence[Operator], gpu: gpus.Gpu) -> _Ceilings:
+    seen, places = Operators.of(operators).different
+    classes: list[Key] = []
+    arithmetic, factor, launches = np.zeros(len(seen)), np.ones(len(seen)), np.ones(len(seen))
+    flops = seen.drivers[:, 0]
+    for row, (operator, forward) in enumerate(zip(seen, seen.forwards, strict=True)):
+        kind = class_of(operator, forward)
+        dtype = arithmetic_dtype(operator, gpu, kind) if kind in _ARITHMETIC else ""
+        classes.append((kind, operator.phase, dtype))
+        if dtype:
+            arithmetic[row] = flops[row] * _computed(operator, forward, kind) / _rate(gpu, dtype, kind)
+            factor[row] = doubt.of_limited(gpu, dtype) if kind == "product" else 1.0
+        if features.kind(operator) == "recurrent":
+            launches[row] = products.recurrent_steps(forward or operator)
+    traffic = seen.drivers[:, 1:].sum(axis=1) / gpu.bandwidth
+    of_each = [classes[place] for place in places.tolist()]
+    return _Ceilings(of_each, arithmetic[places], traffic[places], factor[places], launches[places])
+
+
+def _computed(operator: Operator, forward: Operator | None, kind: str) -> float:
+    """Return the part of its FLOPs that a kernel does: half, of causal attention, where the trace says that it is."""
+    return 0.5 if kind == "attention" and (forward or operator).attributes.get("is_causal") is True else 1.0
+
+
+def _rate(gpu: gpus.Gpu, dtype: str, kind: str) -> float:
+    """Return the rate of which a class reaches its part."""
+    peak = gpu.rate(dtype)
+    if kind != "product":
+        return peak
+    return min(peak, rates.PLAIN.power_limit(gpu, dtype) / DEFAULTS["product"].compute)
+
+
+def _fit(arithmetic: Array, traffic: Array, seconds: Array, default: Efficiency) -> Efficiency:
+    """The pair of efficiencies with about the smallest mean absolute relative error."""
+    points = len(seconds)
+    if not points:
+        return default
+    launches = (min(default.launch, float(seconds.min()) / 2.0), min(_LEAST_LAUNCH, float(seconds.min()) / 2.0))
+    if points < FEWEST:  # what bounds them is brought to the trace's level; what the error is, so few cannot say
+        by_compute, by_memory = arithmetic / default.compute, traffic / default.memory
+        level = float(np.median(np.fmax(by_compute, by_memory) / (seconds - launches[0]))) or 1.0
+        if (by_compute > by_memory).mean() >= 0.5:
+            return replace(default, compute=default.compute * level, launch=launches[0])
+        return replace(default, memory=default.memory * level, launch=launches[0])
+    compute = _GRID if arithmetic.any() else np.array([default.compute])
+    # A network repeats its layers: what is off is worked out once for points that are the same, and counted for each.
+    points_once, places = np.unique(np.stack((arithmetic, traffic, seconds)), axis=1, return_inverse=True)
+    arithmetic_once, traffic_once, seconds_once = points_once
+    busy = np.maximum(arithmetic_once / compute[:, None, None], traffic_once / _GRID[:, None])
+    off = (np.abs((busy + launch) / seconds_once - 1.0) for launch in launches)
+    errors = np.array([[row.take(places, axis=1).mean(axis=1) for row in one] for one in off])
+    # A trace does not tell what bounds none of its operators: of pairs that explain it as well, the nearest to the default.
+    far = np.abs(np.log(compute / default.compute))[:, None] + np.abs(np.log(_GRID / default.memory))
+    good = errors <= errors.min() * (1.0 + _AS_GOOD) + _NEGLIGIBLE
+    which, row, column = np.unravel_index(int(np.where(good, far, np.inf).argmin()), errors.shape)
+    free = max(points - (2 if len(compute) > 1 else 1), 1)
+    error = float(errors[which, row, column]) * points / free * doubt.of_few(points)
+    return Efficiency(float(compute[row]), float(_GRID[column]), (error, error, error), launches[which], points)
+
+
+def _gpu(name: str) -> gpus.Gpu:
+    return gpus.get(name) or gpus.find(STAND_IN)

@@ -1,0 +1,1 @@
+"""Operator times for another shape, another GPU, or from a file."""

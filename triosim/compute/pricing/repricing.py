@@ -1,0 +1,178 @@
+"""The time of an operator in other shapes or on another GPU: its time so far, times the ratio of two predictions.
+
+TrioSim 4.4: a measured time is used untouched, to the last bit, where nothing changed; elsewhere it is scaled by
+predicted(new shapes) / predicted(old shapes), never by the plain ratio of sizes. Ratios chain: what was priced can be
+reshaped and priced again, and so can a piece that was given a share of an operator's time. A trace of one GPU becomes that
+of another by the ratio of the two GPUs' predictions. What was priced carries its model's name and expected error.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import lru_cache
+
+import numpy as np
+
+from triosim import gpus
+from triosim.compute.base import ComputeModel, Estimates, checked
+from triosim.compute.distinct_operators import Operators
+from triosim.trace import Operator, Trace
+
+#: No kernel is shorter than this, unless it was measured so.
+FLOOR_SECONDS = 1e-6
+
+
+def reprice(
+    before: Sequence[Operator], after: Sequence[Operator], model: ComputeModel, gpu: str = "", *, once: bool = True
+) -> list[Operator]:
+    """Return ``after`` with times: ``before`` are the same operators, one for one, in the shapes that their times hold for.
+
+    A backward operator is taken to have changed when the forward operator that it differentiates has; give both.
+    Models are asked ``once`` for operators that are the same, or for each.
+    """
+    old_forward = {operator.id: operator for operator in before if operator.phase == "forward"}
+    changed = {new.id for old, new in zip(before, after, strict=True) if not _same_shapes(old, new)}
+    changed |= {new.id for new in after if new.forward in changed and new.forward in old_forward}
+    if not changed:
+        return list(after)
+    asked = changed | {new.forward for new in after if new.id in changed}
+    pairs = [pair for pair in zip(before, after, strict=True) if pair[1].id in asked]
+    old_ones, new_ones = (Operators((pair[which] for pair in pairs), once=once) for which in (0, 1))
+    found, _ = _ratios(model, old_ones, new_ones, gpu, gpu)
+    priced = {
+        new.id: predicted(scaled(new, float(found.seconds[row]), old), found, row, old)
+        for row, (old, new) in enumerate(pairs)
+        if new.id in changed
+    }
+    return [priced.get(new.id, new) for new in after]
+
+
+def on_gpu(trace: Trace, target: gpus.Gpu, model: ComputeModel) -> Trace:
+    """Return the trace as it would be on another GPU; the same trace where that is the GPU it was measured on.
+
+    Measured times are scaled by predicted(target) / predicted(trace's GPU). Where nothing was measured, or on a GPU that
+    the catalogue does not have, the prediction stands alone. What the host needs for each call stays as it is.
+    """
+    source = gpus.get(trace.gpu)
+    if source == target:
+        return trace
+    measured = trace.times.startswith("measured")
+    if source is not None and measured:
+        model.fit(trace)
+        found, asked = _ratios(model, trace.operators, trace.operators, trace.gpu, target.name, trace)
+        operators = [
+            predicted(scaled(operator, float(found.seconds[row])), found, row, operator)
+            for row, operator in enumerate(trace.operators)
+        ]
+        times = f"predicted for {target.name} from those measured on {trace.gpu}"
+    else:
+        found, asked = _alone(model, trace, target)
+        nothing = not any(operator.seconds for operator in trace.operators)
+        operators = [
+            predicted(_taking(operator, float(found.seconds[row])), found, row)
+            if nothing or operator.seconds
+            else operator
+            for row, operator in enumerate(trace.operators)
+        ]
+        times = f"predicted for {target.name}"
+        if measured:
+            times += f" without those measured on '{trace.gpu}', which is not in the GPU catalogue"
+    if not asked:
+        times += f" by auto, since {type(model).__name__.lower()} says nothing of another GPU than a trace's"
+    return replace(trace, operators=tuple(operators), gpu=target.name, times=times, step_seconds=None)
+
+
+def estimated(operators: Sequence[Operator], model: ComputeModel, gpu: str) -> list[Operator]:
+    """Return operators that no trace has (copies that a parallelism adds) with the times of a model, or of ``auto``."""
+    found, _ = _filled(
+        checked(model.estimate(operators, gpu), operators, model), lambda other: other.estimate(operators, gpu), None
+    )
+    return [
+        predicted(_taking(operator, float(found.seconds[row])), found, row) for row, operator in enumerate(operators)
+    ]
+
+
+def scaled(operator: Operator, ratio: float, measured: Operator | None = None) -> Operator:
+    """Return an operator with ``ratio`` times its seconds, not below the floor; ``measured`` is it in its old shapes."""
+    flops = operator.flops if measured is None else None  # what the profiler counted held for the shapes that it saw
+    measured = measured or operator
+    seconds = max(measured.seconds * ratio, min(measured.seconds, FLOOR_SECONDS))
+    factor = seconds / measured.seconds if measured.seconds > 0.0 else 1.0
+    busy = None if measured.busy_seconds is None else measured.busy_seconds * factor
+    return operator.with_times(seconds, busy, flops)
+
+
+def predicted(operator: Operator, found: Estimates, row: int, old: Operator | None = None) -> Operator:
+    """Return an operator that says which model its time comes from, and how far off that is expected to be.
+
+    The error of a time that was predicted before is added to that of another model as independent of it; a chain of ratios
+    of one model is one ratio, and has the larger of its errors.
+    """
+    if operator.seconds == 0.0:
+        return operator  # nothing is nothing on any GPU and in any shape
+    name = model_name(found.model[row])
+    error = float(found.relative_error[row])
+    if old is not None and old.predicted_by is not None:
+        before = math.nan if old.relative_error is None else old.relative_error
+        error = float(np.maximum(error, before)) if old.predicted_by == name else math.hypot(error, before)
+        if old.predicted_by != name:
+            name = f"{old.predicted_by}, {name}"
+    return operator.predicted(name, None if math.isnan(error) else error)
+
+
+def _same_shapes(first: Operator, second: Operator) -> bool:
+    return first is second or (
+        [tensor.shape for tensor in first.inputs] == [tensor.shape for tensor in second.inputs]
+        and [tensor.shape for tensor in first.outputs] == [tensor.shape for tensor in second.outputs]
+    )
+
+
+@lru_cache(maxsize=4096)
+def model_name(said: str) -> str:
+    """Return the model of what an estimate says of itself: its first word."""
+    return said.split(maxsplit=1)[0].strip(",:;") if said.strip() else "unnamed"
+
+
+def _taking(operator: Operator, seconds: float) -> Operator:
+    return operator.with_times(seconds, None, operator.flops)
+
+
+def _ratios(
+    model: ComputeModel,
+    before: Sequence[Operator],
+    after: Sequence[Operator],
+    gpu: str,
+    target: str,
+    trace: Trace | None = None,
+) -> tuple[Estimates, bool]:
+    """Return a model's ratios, and those of ``auto`` where the model does not know an operator or a GPU; and whether it knows
+    any.
+    """
+    found = checked(model.ratios(before, after, gpu, target), before, model)
+    return _filled(found, lambda other: other.ratios(before, after, gpu, target), trace)
+
+
+def _alone(model: ComputeModel, trace: Trace, target: gpus.Gpu) -> tuple[Estimates, bool]:
+    found = checked(model.estimate(trace.operators, target.name), trace.operators, model)
+    return _filled(found, lambda other: other.estimate(trace.operators, target.name), None)
+
+
+def _filled(found: Estimates, ask: Callable[[ComputeModel], Estimates], trace: Trace | None) -> tuple[Estimates, bool]:
+    known = np.isfinite(found.seconds)
+    if known.all():
+        return found, True
+    from triosim.compute.models.auto import Auto
+
+    auto = Auto()
+    if trace is not None:
+        auto.fit(trace)
+    other = ask(auto)
+    names = [mine if is_known else its for mine, its, is_known in zip(found.model, other.model, known, strict=True)]
+    both = Estimates(
+        np.where(known, found.seconds, other.seconds),
+        np.where(known, found.relative_error, other.relative_error),
+        names,
+    )
+    return both, bool(known.any())

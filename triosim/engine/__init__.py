@@ -1,0 +1,1 @@
+"""The engine: ranks, streams, compute units and the rendezvous of collectives on a SimPy clock."""

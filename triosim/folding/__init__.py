@@ -1,0 +1,1 @@
+"""Rank folding: identical ranks are simulated once, with exactly the same results."""

@@ -1,0 +1,150 @@
+"""Expandable segments of the caching allocator: address space for a whole GPU, into which memory is mapped page by page.
+
+Source: note "Expandable Segments" in ``c10/cuda/CUDACachingAllocator.cpp``. There is one for each stream and pool, and it
+grows at its end, or where pages were given back before. A free block that ends where unmapped space begins can grow, and
+counts as being that large when the best block is looked for.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from triosim.memory.allocator.blocks import Block, Pool, Segment
+from triosim.memory.allocator.settings import SMALL_SEGMENT
+
+if TYPE_CHECKING:
+    from triosim.memory.allocator.allocator import CachingAllocator
+
+#: Address space of a segment on a GPU whose memory has no end.
+_UNBOUNDED = 2**46
+
+
+class Expandable:
+    """The expandable segments of an allocator."""
+
+    def __init__(self, allocator: CachingAllocator) -> None:
+        self._allocator = allocator
+        self._segments: dict[tuple[str, bool], list[Segment]] = {}
+
+    def best(self, pool: Pool, size: int, stream: str) -> Block | None:
+        """Return the free block that serves ``size`` best and loses least room to grow, still in its pool."""
+        found: Block | None = None
+        for block in pool.at_least(size, stream):
+            if found is not None and _reach(block) >= _reach(found):
+                break
+            found = block
+        return found
+
+    def expand(self, pool: Pool, size: int, stream: str) -> Block | None:
+        """Return a free block of ``size`` bytes or more, after mapping what it lacks; None where there is no memory."""
+        block = self._room(pool, size, stream)
+        if not block.mapped:
+            grown = self._map(block, size)
+            if grown is None:
+                return None
+            block = grown
+        while block.size < size:
+            behind = block.next
+            assert behind is not None
+            grown = self._map(behind, size - block.size)
+            if grown is None:
+                return None
+            block = grown
+        pool.remove(block)
+        return block
+
+    def give_back(self, block: Block) -> None:
+        """Unmap the whole pages in a free block."""
+        segment = block.segment
+        page = self._page(segment.small)
+        begin = segment.address - (segment.address - block.address) // page * page
+        end = segment.address + (block.address + block.size - segment.address) // page * page
+        if end <= begin:
+            return
+        self._allocator.pool(segment.small).remove(block)
+        if begin > block.address:
+            block = self._cut(block, begin - block.address)
+        if block.address + block.size > end:
+            self._allocator.pool(segment.small).add(block.split(end - block.address))
+        block.mapped = False
+        segment.mapped -= block.size
+        self._allocator.reserved -= block.size
+        self._allocator.record(False, block.address, block.size, segment.stream)
+        self._join_unmapped(block)
+        if not segment.mapped:
+            self._drop(segment)
+
+    def _cut(self, block: Block, size: int) -> Block:
+        """Put the first ``size`` bytes back into the pool, and return the rest."""
+        rest = block.split(size)
+        self._allocator.pool(block.segment.small).add(block)
+        return rest
+
+    def _room(self, pool: Pool, size: int, stream: str) -> Block:
+        """Return the first block, free or unmapped, from which on ``size`` bytes are not in use."""
+        for segment in self._segments.get((stream, pool.small), ()):
+            for block in self._unmapped(segment):
+                start = block.previous if block.previous is not None and not block.previous.used else block
+                if _free_from(start) >= size:
+                    return start
+        return self._new_segment(pool, size, stream).first
+
+    def _new_segment(self, pool: Pool, size: int, stream: str) -> Segment:
+        page = self._page(pool.small)
+        capacity = self._allocator.capacity
+        space = _UNBOUNDED if math.isinf(capacity) else max(int(capacity * 9 / 8), size)
+        space = -(-space // page) * page
+        segment = Segment(self._allocator.addresses(space), space, stream, pool.small, expandable=True)
+        self._segments.setdefault((stream, pool.small), []).append(segment)
+        return segment
+
+    def _map(self, block: Block, size: int) -> Block | None:
+        """Put memory behind the first ``size`` bytes of an unmapped block, in whole pages; return what it joined."""
+        segment = block.segment
+        page = self._page(segment.small)
+        nbytes = min(-(-size // page) * page, block.size)
+        if not self._allocator.take(nbytes):
+            return None
+        if nbytes < block.size:
+            block.split(nbytes).mapped = False
+        block.mapped = True
+        segment.mapped += nbytes
+        self._allocator.segments[segment.address] = segment
+        self._allocator.record(True, block.address, nbytes, segment.stream)
+        self._allocator.cache(block)
+        return block
+
+    def _join_unmapped(self, block: Block) -> None:
+        for other in (block.previous, block.next):
+            if other is not None and not other.mapped:
+                block.absorb(other)
+
+    def _drop(self, segment: Segment) -> None:
+        """Forget a segment behind which there is no memory."""
+        del self._allocator.segments[segment.address]
+        self._segments[segment.stream, segment.small].remove(segment)
+
+    def _page(self, small: bool) -> int:
+        return SMALL_SEGMENT if small else self._allocator.settings.large_segment_size
+
+    @staticmethod
+    def _unmapped(segment: Segment) -> Iterator[Block]:
+        return (block for block in segment.blocks() if not block.mapped)
+
+
+def _reach(block: Block) -> int:
+    """Return how large a free block can grow."""
+    behind = block.next
+    return block.size + (behind.size if behind is not None and not behind.mapped else 0)
+
+
+def _free_from(block: Block) -> int:
+    """Return how many bytes from a block on are not in use."""
+    total = 0
+    at: Block | None = block
+    while at is not None and not at.used:
+        total += at.size
+        at = at.next
+    return total

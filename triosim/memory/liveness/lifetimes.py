@@ -1,0 +1,237 @@
+"""What memory a step takes and gives back, in order: from a capture's storages, or estimated from its tensors' uses.
+
+Without storages, a tensor lives from the operator that makes it to the last one that reads it; parameters, buffers, optimizer
+states and inputs live for the whole step, and a parameter's gradient from its first writing to the end of the step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from triosim.gpus import Gpu
+from triosim.memory.allocator.workspace import WORKSPACE, workspaces
+from triosim.trace import CATEGORIES, Operator, Tensor, Trace
+
+#: The categories of memory in the order in which a person is shown them: what stays, at the bottom.
+MEMORY_CATEGORIES: tuple[str, ...] = (
+    "parameter",
+    "buffer",
+    "optimizer_state",
+    "gradient",
+    "input",
+    "activation",
+    "output",
+    "temporary",
+    "communication",
+    WORKSPACE,
+)
+_PASSING = ("input", "activation", "output", "temporary", "communication")
+assert set(CATEGORIES) < set(MEMORY_CATEGORIES)
+
+
+@dataclass(frozen=True, slots=True)
+class Lifetime:
+    """Memory from its birth to its death, on a clock of whole numbers that no two events share.
+
+    ``born`` is None for what the step found, ``died`` for what outlives it. ``operator`` and ``last_operator`` are the
+    positions of the operators that ran then, -1 before the first. ``first_born`` is the clock at which what the step found
+    was born in the run's very first step, None for before it. ``goes`` says that it outlives the step, but that the next one
+    frees it unseen.
+    """
+
+    nbytes: int
+    category: str
+    layer: str
+    born: int | None
+    died: int | None
+    operator: int
+    last_operator: int | None
+    stream: str = "compute"
+    shape: tuple[int, ...] = ()
+    dtype: str = ""
+    first_born: int | None = None
+    goes: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """That the lifetime with this number begins or ends, while the operator at ``operator`` runs."""
+
+    clock: int
+    birth: bool
+    number: int
+    operator: int
+
+
+@dataclass(frozen=True, slots=True)
+class Lifetimes:
+    """The memory of a step; ``estimated`` says that it comes from the tensors' uses and not from a capture."""
+
+    items: tuple[Lifetime, ...]
+    operators: tuple[Operator, ...]
+    estimated: bool
+
+    @property
+    def events(self) -> list[Event]:
+        """The births and deaths in the step, in order."""
+        found = []
+        for number, item in enumerate(self.items):
+            if item.born is not None:
+                found.append(Event(item.born, True, number, item.operator))
+            if item.died is not None:
+                operator = item.operator if item.last_operator is None else item.last_operator
+                found.append(Event(item.died, False, number, operator))
+        return sorted(found, key=lambda event: event.clock)
+
+    @property
+    def found(self) -> list[int]:
+        """The numbers of what was there before the step, in order of birth."""
+        return [number for number, item in enumerate(self.items) if item.born is None]
+
+
+def lifetimes(trace: Trace, gpu: Gpu | None = None) -> Lifetimes:
+    """Return what memory a trace's step uses; with a GPU, also the workspaces that cuBLAS takes on it."""
+    items = tuple(_captured(trace)) if trace.storages else tuple(_estimated(trace))
+    step = Lifetimes(items, trace.operators, not trace.storages)
+    return step if gpu is None else with_workspaces(step, gpu)
+
+
+def with_workspaces(step: Lifetimes, gpu: Gpu) -> Lifetimes:
+    """Return a step with the workspaces that cuBLAS takes on a GPU."""
+    extra = []
+    events = step.events
+    for size, operator in workspaces(step.operators, gpu):
+        clock = next((event.clock for event in events if event.operator >= operator), None)
+        extra.append(Lifetime(size, WORKSPACE, "cuBLAS", None, None, operator, None, first_born=clock))
+    return Lifetimes((*step.items, *extra), step.operators, step.estimated)
+
+
+def _captured(trace: Trace) -> Iterator[Lifetime]:
+    """Yield the storages of a capture by birth; those of the optimizer were made when it first ran."""
+    optimizer = next((place for place, one in enumerate(trace.operators) if one.phase == "optimizer"), None)
+    storages = sorted(
+        (one for one in trace.storages if one.nbytes and (one.died or 0) >= 0), key=lambda storage: storage.born
+    )
+    first_update = next((one.born for one in storages if optimizer is not None and one.operator >= optimizer), None)
+    owners = _owners(trace)
+    for one in storages:
+        found = one.born < 0
+        yield Lifetime(
+            one.nbytes,
+            one.category,
+            owners.get(one.id, one.layer),
+            None if found else one.born,
+            one.died,
+            one.operator,
+            one.last_operator,
+            one.stream,
+            one.shape,
+            one.dtype,
+            first_update if found and one.category == "optimizer_state" else None,
+            # A host's profiler tells of no free of what an earlier step made, so nothing says that its likes were there before.
+            goes=trace.gpu == "CPU" and not found and one.died is None and one.category in _PASSING,
+        )
+
+
+def _owners(trace: Trace) -> dict[int, str]:
+    """Return the module that a storage is about, for parameters, buffers, and their gradients and states.
+
+    A parameter belongs to the layer whose operator first reads it, wherever it was made, and what is about it goes with it.
+    """
+    found: dict[int, str] = {}
+    tensors = trace.tensors
+    for operator in trace.operators:
+        if operator.phase != "optimizer":
+            for tensor in operator.inputs:
+                if tensor.category in ("parameter", "buffer"):
+                    found.setdefault(tensor.storage, operator.layer)
+    for tensor in tensors.values():
+        about = None if tensor.parameter is None else tensors.get(tensor.parameter)
+        if about is not None and about.storage in found:
+            found.setdefault(tensor.storage, found[about.storage])
+    return found
+
+
+@dataclass(slots=True)
+class _Use:
+    """Where the tensors of a storage are made, read and written."""
+
+    tensor: Tensor
+    first: int
+    made: bool
+    last: int
+    stream: str
+    layer: str
+    nbytes: int
+
+
+def _estimated(trace: Trace) -> Iterator[Lifetime]:
+    """Yield the storages of a trace's tensors, alive between the operators that use them."""
+    uses = _uses(trace)
+    owners = _owners(trace)
+    kept = _kept_gradients(trace)
+    end = len(trace.operators)
+    passing = {
+        storage: (use.first, end if storage in kept else use.last) for storage, use in uses.items() if not _stays(use)
+    }
+    born, died = _clocks(passing)
+    updates = (born[storage] for storage in passing if trace.operators[uses[storage].first].phase == "optimizer")
+    first_update = min(updates, default=None)
+    for storage, use in uses.items():
+        stays = storage not in passing
+        yield Lifetime(
+            use.nbytes,
+            use.tensor.category,
+            owners.get(storage, use.layer),
+            born.get(storage),
+            died.get(storage),
+            -1 if stays else use.first,
+            None if stays else min(passing[storage][1], end - 1),
+            use.stream,
+            use.tensor.shape,
+            use.tensor.dtype,
+            first_update if use.tensor.category == "optimizer_state" else None,
+        )
+
+
+def _stays(use: _Use) -> bool:
+    """Whether a storage was there before the step and stays after it."""
+    return use.tensor.category in ("parameter", "buffer", "optimizer_state", "input") or not use.made
+
+
+def _clocks(passing: Mapping[int, tuple[int, int]]) -> tuple[dict[int, int], dict[int, int]]:
+    """Number the births and deaths of storages in order; an operator's results are there before its inputs are gone."""
+    births = sorted((first, 0, storage) for storage, (first, _) in passing.items())
+    deaths = sorted((last, 1, storage) for storage, (_, last) in passing.items())
+    born: dict[int, int] = {}
+    died: dict[int, int] = {}
+    for clock, (_, dies, storage) in enumerate(sorted([*births, *deaths], key=lambda entry: entry[:2])):
+        (died if dies else born)[storage] = clock
+    return born, died
+
+
+def _uses(trace: Trace) -> dict[int, _Use]:
+    """Return how each storage is used, in order of first use; its size is that of its largest tensor."""
+    found: dict[int, _Use] = {}
+    for place, operator in enumerate(trace.operators):
+        for made, tensors in ((False, operator.inputs), (True, operator.outputs)):
+            for tensor in tensors:
+                use = found.get(tensor.storage)
+                if use is None:
+                    found[tensor.storage] = use = _Use(
+                        tensor, place, made, place, operator.stream, operator.layer, tensor.nbytes
+                    )
+                use.last = place
+                use.nbytes = max(use.nbytes, tensor.nbytes)
+    return {storage: use for storage, use in found.items() if use.nbytes}
+
+
+def _kept_gradients(trace: Trace) -> set[int]:
+    """Return the storages of parameters' gradients: those that name their parameter, or that the optimizer reads."""
+    found = set()
+    for operator in trace.operators:
+        for tensor in (*operator.inputs, *operator.outputs):
+            if tensor.category == "gradient" and (tensor.parameter is not None or operator.phase == "optimizer"):
+                found.add(tensor.storage)
+    return found

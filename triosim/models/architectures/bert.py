@@ -1,0 +1,102 @@
+"""BERT (Devlin et al. 2019) with its head for masked words, as transformers writes it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from triosim.models.architectures.model import Choices, check_heads, check_length, tokens
+from triosim.models.operators.elementwise import add, dropout, gelu
+from triosim.models.operators.layers import cross_entropy, embedding, heads_of, layer_norm, many_headed
+from triosim.models.operators.products import linear
+from triosim.models.operators.shaping import expand, slice_of, view
+from triosim.models.operators.tape import Tape, Value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bert:
+    """Sizes of a BERT. ``positions`` is the most that it can tell apart; ``sequence`` the usual length of a sample."""
+
+    layers: int
+    hidden: int
+    heads: int
+    feed_forward: int
+    vocab: int = 30522
+    positions: int = 512
+    kinds: int = 2
+    sequence: int = 512
+    dropout: float = 0.1
+    name: str = "bert"
+
+    def loss(self, tape: Tape, batch: int, sequence: int, choices: Choices) -> Value:
+        """Write the forward pass down; the loss is that of every word."""
+        check_heads(self.hidden, self.heads)
+        check_length(sequence, self.positions, self.name)
+        words, labels = tokens(tape, batch, sequence), tokens(tape, batch, sequence)
+        dropped = choices.probability(self.dropout)
+        with tape.at("bert"):
+            with tape.at("embeddings"):
+                found = self._embedded(tape, words, dropped)
+            for number in range(self.layers):
+                with tape.at(f"encoder.layer.{number}"):
+                    found = self._layer(found, choices, dropped)
+        with tape.at("cls.predictions"):
+            with tape.at("transform"):
+                with tape.at("dense"):
+                    found = linear(found, self.hidden)
+                with tape.at("transform_act_fn"):
+                    found = gelu(found)
+                with tape.at("LayerNorm"):
+                    found = layer_norm(found)
+            with tape.at("decoder"):
+                table = tape.parameters["bert.embeddings.word_embeddings.weight"]
+                logits = linear(found, self.vocab, weight=table)
+        with tape.at("loss"):
+            return cross_entropy(view(logits, (-1, self.vocab)), view(labels, (-1,)))
+
+    def _embedded(self, tape: Tape, words: Value, dropped: float) -> Value:
+        length = words.shape[1]
+        numbers, zeros = (tape.new((1, self.positions), "int64", category="buffer") for _ in range(2))
+        numbers = slice_of(numbers, 1, 0, length)
+        kinds = expand(slice_of(zeros, 1, 0, length), words.shape)
+        with tape.at("word_embeddings"):
+            found = embedding(words, self.vocab, self.hidden)
+        with tape.at("token_type_embeddings"):
+            of_kinds = embedding(kinds, self.kinds, self.hidden)
+        found = add(found, of_kinds)
+        with tape.at("position_embeddings"):
+            placed = embedding(numbers, self.positions, self.hidden)
+        found = add(found, placed)
+        with tape.at("LayerNorm"):
+            found = layer_norm(found)
+        with tape.at("dropout"):
+            return dropout(found, dropped)
+
+    def _layer(self, x: Value, choices: Choices, dropped: float) -> Value:
+        tape = x.tape
+        with tape.at("attention.self"):
+            parts = []
+            for name in ("query", "key", "value"):
+                with tape.at(name):
+                    part = linear(x, self.hidden)
+                parts.append(heads_of(part, self.heads))
+            found = many_headed(*parts, kernel=choices.attention_kernel(), probability=dropped)
+        with tape.at("attention.output"):
+            x = self._added(found, x, dropped)
+        with tape.at("intermediate"):
+            with tape.at("dense"):
+                found = linear(x, self.feed_forward)
+            with tape.at("intermediate_act_fn"):
+                found = gelu(found)
+        with tape.at("output"):
+            return self._added(found, x, dropped)
+
+    def _added(self, found: Value, x: Value, dropped: float) -> Value:
+        """A layer's end: back to the hidden size, added to what it began with, normalised."""
+        tape = x.tape
+        with tape.at("dense"):
+            found = linear(found, self.hidden)
+        with tape.at("dropout"):
+            found = dropout(found, dropped)
+        found = add(found, x)
+        with tape.at("LayerNorm"):
+            return layer_norm(found)

@@ -1,0 +1,172 @@
+"""CLIP (Radford et al. 2021), as transformers writes it: a transformer over images, one over words, and their likeness.
+
+The loss is contrastive: each image of the batch is to be most like its own words, and each words most like their own image.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from triosim.models.architectures.model import Choices, check_heads, check_length, tokens
+from triosim.models.operators.elementwise import add, div, div_number, elementwise, mul, power, quick_gelu, total
+from triosim.models.operators.layers import cross_entropy, embedding, heads_of, layer_norm, many_headed
+from triosim.models.operators.products import convolution, linear, mm
+from triosim.models.operators.shaping import cat, expand, select, t, transpose, view
+from triosim.models.operators.tape import Tape, Value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tower:
+    """Sizes of one of the two transformers."""
+
+    layers: int
+    hidden: int
+    heads: int
+    feed_forward: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Clip:
+    """``vision`` reads square images in square patches, ``text`` up to ``positions`` words; both end in ``shared`` features."""
+
+    vision: Tower
+    text: Tower
+    patch: int = 32
+    image: int = 224
+    vocab: int = 49408
+    positions: int = 77
+    shared: int = 512
+    sequence: int = 77
+    name: str = "clip"
+
+    def loss(self, tape: Tape, batch: int, sequence: int, choices: Choices) -> Value:
+        """Write the forward pass down; the loss is contrastive, over the pairs of the batch."""
+        for tower in (self.vision, self.text):
+            check_heads(tower.hidden, tower.heads)
+        check_length(sequence, self.positions, self.name)
+        images = tape.new((batch, 3, self.image, self.image), tape.dtype, category="input")
+        words = tokens(tape, batch, sequence)
+        with tape.at("vision_model"):
+            seen = self._seen(images, choices)
+        with tape.at("visual_projection"):
+            seen = linear(seen, self.shared, bias=False)
+        with tape.at("text_model"):
+            said = self._said(words, choices)
+        with tape.at("text_projection"):
+            said = linear(said, self.shared, bias=False)
+        seen, said = _of_length_one(seen), _of_length_one(said)
+        scale = _exponential(tape.parameter("logit_scale", ()))
+        return _contrastive(mul(mm(said, t(seen)), scale))
+
+    def _seen(self, images: Value, choices: Choices) -> Value:
+        """Return the features of the first place, which stands for the whole image."""
+        tape, (batch, *_), hidden = images.tape, images.shape, self.vision.hidden
+        count = (self.image // self.patch) ** 2
+        with tape.at("embeddings"):
+            with tape.at("patch_embedding"):
+                found = convolution(images, hidden, self.patch, stride=self.patch)
+            found = transpose(view(found, (batch, hidden, count)), 1, 2)
+            first = expand(tape.parameter("class_embedding", (hidden,)), (batch, 1, hidden))
+            found = _placed(cat((first, found), 1), count + 1)
+        with tape.at("pre_layrnorm"):
+            found = layer_norm(found)
+        found = _encoded(found, self.vision, choices, causal=False)
+        with tape.at("post_layernorm"):
+            return layer_norm(select(found, 1, 0))
+
+    def _said(self, words: Value, choices: Choices) -> Value:
+        """Return the features of the last word, which has seen all others."""
+        tape = words.tape
+        with tape.at("embeddings"):
+            with tape.at("token_embedding"):
+                found = embedding(words, self.vocab, self.text.hidden)
+            found = _placed(found, self.positions)
+        found = _encoded(found, self.text, choices, causal=True)
+        with tape.at("final_layer_norm"):
+            found = layer_norm(found)
+        return _picked(found, words)
+
+
+def _placed(x: Value, positions: int) -> Value:
+    """Return features with those of their places added."""
+    places = x.tape.new((1, x.shape[1]), "int64", category="buffer")
+    with x.tape.at("position_embedding"):
+        return add(x, embedding(places, positions, x.shape[-1]))
+
+
+def _encoded(x: Value, sizes: Tower, choices: Choices, *, causal: bool) -> Value:
+    for number in range(sizes.layers):
+        with x.tape.at(f"encoder.layers.{number}"):
+            x = _layer(x, sizes, choices, causal)
+    return x
+
+
+def _layer(x: Value, sizes: Tower, choices: Choices, causal: bool) -> Value:
+    tape = x.tape
+    with tape.at("layer_norm1"):
+        found = layer_norm(x)
+    with tape.at("self_attn"):
+        found = _attention(found, sizes, choices, causal)
+    x = add(x, found)
+    with tape.at("layer_norm2"):
+        found = layer_norm(x)
+    with tape.at("mlp"):
+        with tape.at("fc1"):
+            found = linear(found, sizes.feed_forward)
+        with tape.at("activation_fn"):
+            found = quick_gelu(found)
+        with tape.at("fc2"):
+            found = linear(found, sizes.hidden)
+    return add(x, found)
+
+
+def _attention(x: Value, sizes: Tower, choices: Choices, causal: bool) -> Value:
+    parts = []
+    for name in ("q_proj", "k_proj", "v_proj"):
+        with x.tape.at(name):
+            part = linear(x, sizes.hidden)
+        parts.append(heads_of(part, sizes.heads))
+    found = many_headed(*parts, kernel=choices.attention_kernel(), probability=0.0, causal=causal)
+    with x.tape.at("out_proj"):
+        return linear(found, sizes.hidden)
+
+
+def _picked(x: Value, words: Value) -> Value:
+    """Return the features of one place of each sample, which its words tell."""
+    tape, (batch, length, features) = x.tape, x.shape
+    rows, places = tape.new((batch,), "int64"), tape.new((batch,), "int64")
+    tape.record("arange", (), (rows,))
+    tape.record("argmax", (words,), (places,), dim=-1)
+    out = tape.new((batch, features), x.dtype)
+    tape.record("index", (x, rows, places), (out,))
+
+    def backward(g: Value) -> tuple[Value]:
+        whole = tape.new((batch, length, features), x.dtype)
+        tape.record("zeros", (), (whole,))
+        tape.record("index_put_", (whole, rows, places, g), (whole,))
+        return (whole,)
+
+    tape.differentiate((out,), (x,), backward)
+    return out
+
+
+def _of_length_one(x: Value) -> Value:
+    return div(x, power(total(power(x, 2), [-1], keepdim=True), 0.5))
+
+
+def _exponential(x: Value) -> Value:
+    out = elementwise("exp", x)
+    x.tape.differentiate((out,), (x,), lambda g: (elementwise("mul", g, out),))
+    return out
+
+
+def _contrastive(likeness: Value) -> Value:
+    """The loss of (words, images), of which those on the diagonal belong together."""
+    tape = likeness.tape
+    losses = []
+    with tape.at("loss"):
+        for logits in (likeness, t(likeness)):
+            labels = tape.new((likeness.shape[0],), "int64")
+            tape.record("arange", (), (labels,))
+            losses.append(cross_entropy(logits, labels))
+        return div_number(add(*losses))

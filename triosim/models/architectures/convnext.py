@@ -1,0 +1,112 @@
+"""ConvNeXt (Liu et al. 2022) and ConvNeXt V2 (Woo et al. 2023), as transformers writes them.
+
+Blocks of a depthwise convolution, a norm over the channels and two linear layers, which read the channels as the last
+dimension. The first version scales what a block returns, the second divides channels by how strong they are in the image.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from triosim.models.architectures.convnets import classified, fed
+from triosim.models.architectures.model import Choices
+from triosim.models.operators.elementwise import add, add_number, div, elementwise, gelu, mean, mul
+from triosim.models.operators.layers import layer_norm
+from triosim.models.operators.products import convolution, linear
+from triosim.models.operators.shaping import permute
+from triosim.models.operators.tape import Tape, Value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConvNext:
+    """``blocks`` and ``widths`` of the stages; ``version`` is 1 or 2."""
+
+    blocks: Sequence[int]
+    widths: Sequence[int]
+    version: int = 1
+    patch: int = 4
+    image: int = 224
+    classes: int = 1000
+    sequence: int = 0
+    name: str = "convnext"
+
+    def loss(self, tape: Tape, batch: int, sequence: int, choices: Choices) -> Value:
+        """Write the forward pass down; the loss is that of the images' classes."""
+        found, labels = fed(tape, batch, self.image)
+        with tape.at("convnext" if self.version == 1 else "convnextv2"):
+            with tape.at("embeddings"):
+                with tape.at("patch_embeddings"):
+                    found = convolution(found, self.widths[0], self.patch, stride=self.patch, bias=True)
+                found = _normed(found, "layernorm")
+            for stage, count in enumerate(self.blocks):
+                with tape.at(f"encoder.stages.{stage}"):
+                    found = self._stage(found, stage, count)
+            found = mean(found, [-2, -1])
+            with tape.at("layernorm"):
+                found = layer_norm(found)
+        with tape.at("classifier"):
+            found = linear(found, self.classes)
+        return classified(found, labels)
+
+    def _stage(self, x: Value, stage: int, count: int) -> Value:
+        tape = x.tape
+        if stage:
+            x = _normed(x, "downsampling_layer.0")
+            with tape.at("downsampling_layer.1"):
+                x = convolution(x, self.widths[stage], 2, stride=2, bias=True)
+        for number in range(count):
+            with tape.at(f"layers.{number}"):
+                x = self._block(x)
+        return x
+
+    def _block(self, x: Value) -> Value:
+        tape, width = x.tape, x.shape[1]
+        with tape.at("dwconv"):
+            found = convolution(x, width, 7, padding=3, groups=width, bias=True)
+        found = permute(found, (0, 2, 3, 1))
+        with tape.at("layernorm"):
+            found = layer_norm(found)
+        with tape.at("pwconv1"):
+            found = linear(found, 4 * width)
+        with tape.at("act"):
+            found = gelu(found)
+        if self.version == 2:
+            with tape.at("grn"):
+                found = _responses(found)
+        with tape.at("pwconv2"):
+            found = linear(found, width)
+        if self.version == 1:
+            found = mul(tape.parameter("layer_scale_parameter", (width,)), found)
+        return add(x, permute(found, (0, 3, 1, 2)))
+
+
+def _normed(x: Value, name: str) -> Value:
+    """A norm over the channels of (samples, channels, height, width)."""
+    with x.tape.at(name):
+        return permute(layer_norm(permute(x, (0, 2, 3, 1))), (0, 3, 1, 2))
+
+
+def _responses(x: Value) -> Value:
+    """Global response normalisation of (samples, height, width, channels)."""
+    shape = (1, 1, 1, x.shape[-1])
+    weight, bias = x.tape.parameter("weight", shape), x.tape.parameter("bias", shape)
+    strengths = _strengths(x)
+    scaled = mul(x, div(strengths, add_number(mean(strengths, [-1], keepdim=True))))
+    return add(add(mul(weight, scaled), bias), x)
+
+
+def _strengths(x: Value) -> Value:
+    """The length of each channel over the image's places (``linalg.vector_norm``)."""
+    tape, (batch, _, _, channels) = x.tape, x.shape
+    out = tape.new((batch, 1, 1, channels), x.dtype)
+    tape.record("linalg_vector_norm", (x,), (out,), dim=[1, 2], keepdim=True)
+
+    def backward(g: Value) -> tuple[Value]:
+        ratio = elementwise(
+            "masked_fill", elementwise("div", x, out), elementwise("eq", out, dtype="bool"), dtype=x.dtype
+        )
+        return (elementwise("mul", ratio, g),)
+
+    tape.differentiate((out,), (x,), backward)
+    return out

@@ -1,0 +1,140 @@
+"""Gemma 1 and 2 (Gemma Team 2024, arXiv 2403.08295 and 2408.00118), as transformers writes them.
+
+Like Llama but for embeddings that are scaled, gates by GELU, norms that scale by one more than their weight, and tied words.
+Gemma 2 also norms what attention and the feed-forward network return, and caps scores and logits by ``tanh``. All its layers
+are described with attention to the whole sequence; every second one looks back 4,096 words at most.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from triosim.models.architectures.llama import gated, rotated, rotations
+from triosim.models.architectures.model import Choices, check_shared, tokens
+from triosim.models.operators import fused
+from triosim.models.operators.elementwise import (
+    add,
+    add_number,
+    div_number,
+    gelu,
+    masked_fill,
+    mean,
+    mul,
+    mul_number,
+    power,
+    rsqrt,
+    tanh,
+    to,
+)
+from triosim.models.operators.layers import causal_mask, embedding, many_headed, next_word, repeated, softmax
+from triosim.models.operators.products import linear, matmul
+from triosim.models.operators.shaping import reshape, transpose, unsqueeze, view
+from triosim.models.operators.tape import Tape, Value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gemma:
+    """Sizes of a Gemma; ``kv_heads`` are shared by groups of heads, ``capped`` is what Gemma 2 has more.
+
+    In the style of transformers of 2024, keys and values are repeated for the heads that share them, and the loss copies the
+    logits that have a next word.
+    """
+
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    feed_forward: int
+    head_width: int = 256
+    vocab: int = 256000
+    sequence: int = 8192
+    capped: bool = False
+    tied: bool = True
+    style: Literal["transformers", "transformers-2024"] = "transformers"
+    name: str = "gemma"
+
+    def loss(self, tape: Tape, batch: int, sequence: int, choices: Choices) -> Value:
+        """Write the forward pass down; the loss is that of the next word."""
+        check_shared(self.heads, self.kv_heads)
+        words, labels = tokens(tape, batch, sequence), tokens(tape, batch, sequence)
+        with tape.at("model"):
+            with tape.at("embed_tokens"):
+                found = mul_number(embedding(words, self.vocab, self.hidden))
+            angles = rotations(tape, sequence, self.head_width, found.dtype)
+            for number in range(self.layers):
+                with tape.at(f"layers.{number}"):
+                    found = self._layer(found, angles, choices)
+            found = _normed(found, "norm", choices)
+        with tape.at("lm_head"):
+            table = tape.parameters["model.embed_tokens.weight"] if self.tied else None
+            logits = linear(found, self.vocab, bias=False, weight=table)
+        if self.capped:
+            logits = _capped(logits, choices)
+        return next_word(logits, labels, fused=choices.fused(), shifted=self.style == "transformers-2024")
+
+    def _layer(self, x: Value, angles: tuple[Value, Value], choices: Choices) -> Value:
+        tape = x.tape
+        found = _normed(x, "input_layernorm", choices)
+        with tape.at("self_attn"):
+            found = self._attention(found, angles, choices)
+        if self.capped:
+            found = _normed(found, "post_attention_layernorm", choices)
+        x = add(x, found)
+        found = _normed(x, "pre_feedforward_layernorm" if self.capped else "post_attention_layernorm", choices)
+        with tape.at("mlp"):
+            found = gated(found, self.feed_forward, gelu, fused=choices.fused())
+        if self.capped:
+            found = _normed(found, "post_feedforward_layernorm", choices)
+        return add(x, found)
+
+    def _attention(self, x: Value, angles: tuple[Value, Value], choices: Choices) -> Value:
+        tape, (batch, length, _) = x.tape, x.shape
+        turn = fused.rotated if choices.fused() else rotated
+        parts = []
+        for name, heads in (("q", self.heads), ("k", self.kv_heads), ("v", self.kv_heads)):
+            with tape.at(f"{name}_proj"):
+                part = linear(x, heads * self.head_width, bias=False)
+            parts.append(transpose(view(part, (batch, length, heads, self.head_width)), 1, 2))
+        turned = unsqueeze(angles[0], 1), unsqueeze(angles[1], 1)
+        query, key, value = turn(parts[0], turned), turn(parts[1], turned), parts[2]
+        if self.style == "transformers-2024":
+            key, value = (repeated(one, self.heads // self.kv_heads) for one in (key, value))
+        kernel = choices.attention_kernel()
+        if self.capped and kernel == "math":
+            found = self._capped_attention(query, key, value, choices)
+        else:
+            found = many_headed(query, key, value, kernel=kernel, probability=0.0, causal=True)
+        with tape.at("o_proj"):
+            return linear(found, self.hidden, bias=False)
+
+    def _capped_attention(self, query: Value, key: Value, value: Value, choices: Choices) -> Value:
+        """Attention by its two products, with capped scores (``eager_attention_forward`` of transformers)."""
+        batch, _, length, _ = query.shape
+        times = self.heads // key.shape[1]
+        key, value = repeated(key, times), repeated(value, times)
+        scores = _capped(mul_number(matmul(query, transpose(key, 2, 3))), choices)
+        scores = masked_fill(scores, causal_mask(query.tape, length))
+        found = matmul(to(softmax(scores, dtype="float32"), query.dtype), value)
+        return reshape(transpose(found, 1, 2), (batch, length, self.heads * self.head_width))
+
+
+def _normed(x: Value, name: str, choices: Choices) -> Value:
+    with x.tape.at(name):
+        return fused.rms_norm(x) if choices.fused() else _rms_norm(x)
+
+
+def _rms_norm(x: Value) -> Value:
+    """A root mean square norm that is in fp32 until it is scaled, an operator at a time."""
+    tape, dtype = x.tape, x.dtype
+    weight = tape.parameter("weight", (x.shape[-1],))
+    x = to(x, "float32")
+    found = mul(x, rsqrt(add_number(mean(power(x, 2), [-1], keepdim=True))))
+    return to(mul(found, add_number(to(weight, "float32"))), dtype)
+
+
+def _capped(x: Value, choices: Choices) -> Value:
+    """``cap * tanh(x / cap)``."""
+    if choices.fused():
+        return fused.soft_capped(x)
+    return mul_number(tanh(div_number(x)))

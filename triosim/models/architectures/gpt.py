@@ -1,0 +1,196 @@
+"""GPT: the decoder of Radford et al. (2019) and Brown et al. (2020), as transformers or as Megatron-LM writes it.
+
+Megatron-LM (Narayanan et al. 2021) keeps activations as (sequence, batch, features); with ``attention="math"`` the scores
+of attention are in memory, as before FlashAttention. In half precision its softmax leaves out what a word may not look at
+by itself; in fp32 that is filled in before, since its fused kernel does not serve fp32. It fuses biases with what follows
+them, unless ``kernels="eager"`` says otherwise.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from triosim.models.architectures.model import Choices, check_heads, check_length, tokens
+from triosim.models.operators import fused
+from triosim.models.operators.elementwise import add, dropout, gelu, gelu_of_parts
+from triosim.models.operators.layers import (
+    attention,
+    causal_mask,
+    embedding,
+    heads_of,
+    layer_norm,
+    many_headed,
+    next_word,
+    unfused_attention,
+)
+from triosim.models.operators.products import linear, turned_linear
+from triosim.models.operators.shaping import contiguous_of, expand, permute, reshape, split, transpose, unsqueeze, view
+from triosim.models.operators.tape import Tape, Value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GPT:
+    """Sizes of a GPT. ``sequence`` is the number of positions; ``feed_forward`` is four times ``hidden`` by default."""
+
+    layers: int
+    hidden: int
+    heads: int
+    vocab: int = 51200
+    sequence: int = 2048
+    feed_forward: int | None = None
+    dropout: float = 0.1
+    style: Literal["megatron", "huggingface"] = "megatron"
+    name: str = "gpt"
+
+    def loss(self, tape: Tape, batch: int, sequence: int, choices: Choices) -> Value:
+        """Write the forward pass down; the loss is that of the next word."""
+        check_heads(self.hidden, self.heads)
+        check_length(sequence, self.sequence, self.name)
+        step = _Step(self, tape, batch, sequence, choices)
+        return step.megatron() if self.style == "megatron" else step.huggingface()
+
+
+class _Step:
+    """One forward pass."""
+
+    def __init__(self, model: GPT, tape: Tape, batch: int, sequence: int, choices: Choices) -> None:
+        self.model = model
+        self.tape = tape
+        self.batch = batch
+        self.sequence = sequence
+        self.kernel = choices.attention_kernel()
+        self.dropped = choices.probability(model.dropout)
+        self.fused = choices.fused(model.style == "megatron")
+        self.mask: Value | None = None
+
+    def _embedded(self, words: Value, names: tuple[str, str]) -> Value:
+        model, tape = self.model, self.tape
+        with tape.at(names[0]):
+            found = embedding(words, model.vocab, model.hidden)
+        positions = tape.new((self.sequence,), "int64")
+        tape.record("arange", (), (positions,))
+        positions = unsqueeze(positions, 0)
+        if model.style == "megatron":
+            positions = expand(positions, words.shape)
+        with tape.at(names[1]):
+            placed = embedding(positions, model.sequence, model.hidden)
+        return add(found, placed)
+
+    # ---- Megatron-LM --------------------------------------------------------------------------------------------
+
+    def megatron(self) -> Value:
+        """Activations are (sequence, batch, hidden)."""
+        model, tape = self.model, self.tape
+        words, labels = tokens(tape, self.batch, self.sequence), tokens(tape, self.batch, self.sequence)
+        with tape.at("embedding"):
+            found = self._embedded(words, ("word_embeddings", "position_embeddings"))
+            found = dropout(contiguous_of(transpose(found, 0, 1)), self.dropped)
+        with tape.at("transformer"):
+            if self.kernel == "math" and (tape.autocast or tape.dtype) == "float32":
+                self.mask = causal_mask(tape, self.sequence)
+            for number in range(model.layers):
+                with tape.at(f"layers.{number}"):
+                    found = self._megatron_layer(found)
+            with tape.at("final_layernorm"):
+                found = layer_norm(found)
+        with tape.at("output_layer"):
+            table = tape.parameters["embedding.word_embeddings.weight"]
+            logits = linear(found, model.vocab, bias=False, weight=table)
+        with tape.at("loss"):
+            labels = transpose(labels, 0, 1)
+        return next_word(logits, labels, fused=False)
+
+    def _megatron_layer(self, x: Value) -> Value:
+        tape, model = self.tape, self.model
+        with tape.at("input_layernorm"):
+            found = layer_norm(x)
+        with tape.at("self_attention"):
+            found = self._megatron_attention(found)
+            with tape.at("linear_proj"):
+                x = self._added(found, x)
+        with tape.at("pre_mlp_layernorm"):
+            found = layer_norm(x)
+        with tape.at("mlp"):
+            with tape.at("linear_fc1"):
+                found = linear(found, model.feed_forward or 4 * model.hidden, bias=not self.fused)
+                found = fused.bias_gelu(found) if self.fused else gelu(found)
+            with tape.at("linear_fc2"):
+                return self._added(found, x)
+
+    def _added(self, found: Value, x: Value) -> Value:
+        """The open module's product, added to what the layer began with."""
+        found = linear(found, self.model.hidden, bias=not self.fused)
+        if self.fused:
+            return fused.bias_dropout_add(found, x, self.dropped)
+        return add(x, dropout(found, self.dropped))
+
+    def _megatron_attention(self, x: Value) -> Value:
+        tape, model = self.tape, self.model
+        width = model.hidden // model.heads
+        with tape.at("linear_qkv"):
+            mixed = linear(x, 3 * model.hidden)
+        mixed = view(mixed, (self.sequence, self.batch, model.heads, 3 * width))
+        parts = split(mixed, [width] * 3, -1)
+        if self.kernel == "flash":
+            query, key, value = (permute(part, (1, 2, 0, 3)) for part in parts)
+            found = attention(query, key, value, causal=True, probability=self.dropped)
+            found = permute(found, (2, 0, 1, 3))
+        else:
+            rows = (self.sequence, self.batch * model.heads, width)
+            query, key, value = (transpose(reshape(part, rows), 0, 1) for part in parts)
+            found = unfused_attention(query, key, value, heads=model.heads, mask=self.mask, probability=self.dropped)
+            found = view(found, (self.batch, model.heads, self.sequence, width))
+            found = permute(found, (2, 0, 1, 3))
+        return reshape(found, (self.sequence, self.batch, model.hidden))
+
+    # ---- transformers -------------------------------------------------------------------------------------------
+
+    def huggingface(self) -> Value:
+        """Activations are (batch, sequence, hidden)."""
+        model, tape = self.model, self.tape
+        words, labels = tokens(tape, self.batch, self.sequence), tokens(tape, self.batch, self.sequence)
+        with tape.at("transformer"):
+            found = self._embedded(words, ("wte", "wpe"))
+            with tape.at("drop"):
+                found = dropout(found, self.dropped)
+            for number in range(model.layers):
+                with tape.at(f"h.{number}"):
+                    found = self._layer(found)
+            with tape.at("ln_f"):
+                found = layer_norm(found)
+        with tape.at("lm_head"):
+            table = tape.parameters["transformer.wte.weight"]
+            logits = linear(found, model.vocab, bias=False, weight=table)
+        return next_word(logits, labels, fused=self.fused)
+
+    def _layer(self, x: Value) -> Value:
+        tape, model = self.tape, self.model
+        with tape.at("ln_1"):
+            found = layer_norm(x)
+        with tape.at("attn"):
+            found = self._attention(found)
+        x = add(found, x)
+        with tape.at("ln_2"):
+            found = layer_norm(x)
+        with tape.at("mlp"):
+            with tape.at("c_fc"):
+                found = turned_linear(found, model.feed_forward or 4 * model.hidden)
+            with tape.at("act"):
+                found = gelu_of_parts(found)
+            with tape.at("c_proj"):
+                found = turned_linear(found, model.hidden)
+            with tape.at("dropout"):
+                found = dropout(found, self.dropped)
+        return add(x, found)
+
+    def _attention(self, x: Value) -> Value:
+        tape, model = self.tape, self.model
+        with tape.at("c_attn"):
+            parts = split(turned_linear(x, 3 * model.hidden), [model.hidden] * 3, 2)
+        query, key, value = (heads_of(part, model.heads) for part in parts)
+        found = many_headed(query, key, value, kernel=self.kernel, probability=self.dropped, causal=True)
+        with tape.at("c_proj"):
+            found = turned_linear(found, model.hidden)
+        with tape.at("resid_dropout"):
+            return dropout(found, self.dropped)

@@ -1,0 +1,240 @@
+"""T5 (Raffel et al. 2020): encoder and decoder with relative positions, as transformers writes it.
+
+In 2024 it had no fused attention: scores are written out, and their softmax is computed in fp32, whatever they are in. In fp16
+each part of a block ends with infinities cut off.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from triosim.models.architectures.model import Choices, tokens
+from triosim.models.operators.elementwise import (
+    add,
+    add_in_place,
+    add_number,
+    dropout,
+    elementwise,
+    gelu_of_parts,
+    mean,
+    mul,
+    mul_number,
+    power,
+    relu,
+    rsqrt,
+    to,
+)
+from triosim.models.operators.layers import cross_entropy, embedding, heads_of, many_headed, masked_bias, softmax
+from triosim.models.operators.products import linear, matmul
+from triosim.models.operators.shaping import contiguous_of, expand, permute, reshape, transpose, unsqueeze, view
+from triosim.models.operators.tape import Tape, Value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class T5:
+    """Sizes of a T5, with as many layers in the decoder as in the encoder; ``gated`` as in version 1.1.
+
+    ``style`` says whose code it is: transformers' of today, or that of 2024.
+    """
+
+    layers: int
+    hidden: int
+    heads: int
+    head_width: int
+    feed_forward: int
+    vocab: int = 32128
+    buckets: int = 32
+    gated: bool = False
+    tied: bool = True
+    sequence: int = 512
+    dropout: float = 0.1
+    style: Literal["transformers", "transformers-2024"] = "transformers"
+    name: str = "t5"
+
+    def loss(self, tape: Tape, batch: int, sequence: int, choices: Choices) -> Value:
+        """Write the forward pass down, with as many words to write as to read."""
+        words, answers, labels = (tokens(tape, batch, sequence) for _ in range(3))
+        step = _Step(self, tape, choices)
+        with tape.at("encoder"):
+            encoded = step.stack(words, None)
+        with tape.at("decoder"):
+            found = step.stack(answers, encoded)
+        if self.tied:
+            found = mul_number(found)
+        with tape.at("lm_head"):
+            logits = linear(found, self.vocab, bias=False, weight=step.table() if self.tied else None)
+        with tape.at("loss"):
+            return cross_entropy(view(logits, (-1, self.vocab)), view(labels, (-1,)))
+
+
+class _Step:
+    """One forward pass."""
+
+    def __init__(self, model: T5, tape: Tape, choices: Choices) -> None:
+        self.model = model
+        self.tape = tape
+        self.fused = None if model.style == "transformers-2024" else choices.attention_kernel()
+        self.dropped = choices.probability(model.dropout)
+
+    def table(self) -> Value:
+        """Return the words' embeddings, which encoder and decoder share."""
+        return self.tape.shared_parameter("shared.weight", (self.model.vocab, self.model.hidden))
+
+    def stack(self, words: Value, encoded: Value | None) -> Value:
+        """Return what the encoder makes of words, or, with what that made, the decoder."""
+        model, tape = self.model, self.tape
+        with tape.at("embed_tokens"):
+            found = embedding(words, model.vocab, model.hidden, weight=self.table())
+        with tape.at("dropout"):
+            found = dropout(found, self.dropped)
+        bias: Value | None = None
+        nothing: Value | None = None
+        for number in range(model.layers):
+            with tape.at(f"block.{number}"):
+                with tape.at("layer.0"):
+                    found, bias = self._self_attention(found, bias, causal=encoded is not None)
+                found = _within_range(found)
+                if encoded is not None:
+                    with tape.at("layer.1"):
+                        found, nothing = self._cross_attention(found, encoded, nothing)
+                    found = _within_range(found)
+                with tape.at("layer.1" if encoded is None else "layer.2"):
+                    found = self._feed_forward(found)
+                found = _within_range(found)
+        with tape.at("final_layer_norm"):
+            found = _norm(found)
+        with tape.at("dropout"):
+            return dropout(found, self.dropped)
+
+    def _self_attention(self, x: Value, bias: Value | None, *, causal: bool) -> tuple[Value, Value]:
+        tape = self.tape
+        with tape.at("layer_norm"):
+            found = _norm(x)
+        with tape.at("SelfAttention"):
+            parts = self._projected(found, found)
+            if bias is None:
+                bias = self._positions(x.shape[1])
+                if self.fused is None:
+                    bias = add(bias, self._mask(*x.shape[:2], causal=causal))
+            found = self._attended(parts, bias, causal=causal)
+            with tape.at("o"):
+                found = linear(found, self.model.hidden, bias=False)
+        with tape.at("dropout"):
+            found = dropout(found, self.dropped)
+        return add(x, found), bias
+
+    def _cross_attention(self, x: Value, encoded: Value, nothing: Value | None) -> tuple[Value, Value]:
+        """The decoder looks at what the encoder made; all positions are alike."""
+        tape = self.tape
+        with tape.at("layer_norm"):
+            found = _norm(x)
+        with tape.at("EncDecAttention"):
+            parts = self._projected(found, encoded)
+            if nothing is None:
+                lengths = (x.shape[1], encoded.shape[1])
+                zeros = tape.new((1, self.model.heads, *lengths), tape.dtype)
+                tape.record("zeros", (), (zeros,))
+                if self.fused is None:
+                    nothing = add(zeros, self._mask(x.shape[0], encoded.shape[1], causal=False))
+                else:
+                    nothing = expand(zeros, (x.shape[0], self.model.heads, *lengths))
+            found = self._attended(parts, nothing, causal=False)
+            with tape.at("o"):
+                found = linear(found, self.model.hidden, bias=False)
+        with tape.at("dropout"):
+            found = dropout(found, self.dropped)
+        return add(x, found), nothing
+
+    def _attended(self, parts: list[Value], bias: Value, *, causal: bool) -> Value:
+        """Return (batch, length, features) of queries, keys and values; a bias for each sample is masked already."""
+        query, key, value = parts
+        batch, _, length, _ = query.shape
+        if self.fused is not None:
+            if bias.shape[0] != batch or causal:
+                shown = masked_bias(bias) if causal else bias
+                bias = expand(contiguous_of(shown), (batch, *bias.shape[1:]))
+            return many_headed(query, key, value, kernel=self.fused, probability=self.dropped, bias=bias)
+        scores = add_in_place(matmul(query, transpose(key, 2, 3)), bias)
+        weights = dropout(to(softmax(scores, dtype="float32"), scores.dtype), self.dropped)
+        return reshape(transpose(matmul(weights, value), 1, 2), (batch, length, -1))
+
+    def _mask(self, batch: int, length: int, *, causal: bool) -> Value:
+        """Return what is added to the scores of words that may not be looked at: for each sample."""
+        tape = self.tape
+        if causal:
+            mask = tape.new((length, length), tape.dtype)
+            tape.record("triu", (), (mask,))
+            return contiguous_of(expand(unsqueeze(unsqueeze(mask, 0), 0), (batch, 1, length, length)))
+        ones = tape.new((batch, 1, 1, length), "float32")
+        tape.record("ones", (), (ones,))
+        return elementwise("mul", elementwise("rsub", to(ones, tape.dtype)))
+
+    def _projected(self, x: Value, other: Value) -> list[Value]:
+        width = self.model.heads * self.model.head_width
+        found = []
+        for name, given in (("q", x), ("k", other), ("v", other)):
+            with self.tape.at(name):
+                part = linear(given, width, bias=False)
+            found.append(heads_of(part, self.model.heads))
+        return found
+
+    def _positions(self, length: int) -> Value:
+        """A number for each head and distance between two words: (1, heads, length, length)."""
+        tape = self.tape
+        rows, columns = (tape.new((length,), "int64") for _ in range(2))
+        for made in (rows, columns):
+            tape.record("arange", (), (made,))
+        distances = elementwise("sub", unsqueeze(columns, 0), unsqueeze(rows, 1))
+        for name in ("abs", "log", "minimum"):  # to buckets: near distances each, far ones by their logarithm
+            distances = elementwise(name, distances)
+        with tape.at("relative_attention_bias"):
+            found = embedding(distances, self.model.buckets, self.model.heads)
+        return unsqueeze(permute(found, (2, 0, 1)), 0)
+
+    def _feed_forward(self, x: Value) -> Value:
+        model, tape = self.model, self.tape
+        with tape.at("layer_norm"):
+            found = _norm(x)
+        with tape.at("DenseReluDense"):
+            with tape.at("wi_0" if model.gated else "wi"):
+                inner = linear(found, model.feed_forward, bias=False)
+            with tape.at("act"):
+                inner = gelu_of_parts(inner) if model.gated else relu(inner)
+            if model.gated:
+                with tape.at("wi_1"):
+                    found = linear(found, model.feed_forward, bias=False)
+                inner = mul(inner, found)
+            with tape.at("dropout"):
+                inner = dropout(inner, self.dropped)
+            with tape.at("wo"):
+                found = linear(inner, model.hidden, bias=False)
+        with tape.at("dropout"):
+            found = dropout(found, self.dropped)
+        return add(x, found)
+
+
+def _norm(x: Value) -> Value:
+    """``T5LayerNorm``: the root mean square is taken in fp32, and divides the numbers as they are."""
+    weight = x.tape.parameter("weight", (x.shape[-1],))
+    found = mul(x, rsqrt(add_number(mean(power(to(x, "float32"), 2), [-1], keepdim=True))))
+    return mul(weight, to(found, weight.dtype) if weight.dtype != "float32" else found)
+
+
+def _within_range(x: Value) -> Value:
+    """Return fp16 numbers with the largest one in the place of infinities; any others as they are."""
+    if x.dtype != "float16":
+        return x
+    tape = x.tape
+    overflown, bound = tape.new((), "bool"), tape.new((), "float32")
+    tape.record("any", (elementwise("isinf", x, dtype="bool"),), (overflown,))
+    tape.record("where", (overflown,), (bound,))
+    least = elementwise("neg", bound)
+    out = elementwise("clamp", x, least, bound, dtype=x.dtype)
+
+    def backward(g: Value) -> tuple[Value]:
+        above, below = (elementwise(name, x, end, dtype="bool") for name, end in (("ge", least), ("le", bound)))
+        return (elementwise("where", elementwise("logical_and", above, below), g, dtype=g.dtype),)
+
+    tape.differentiate((out,), (x,), backward)
+    return out

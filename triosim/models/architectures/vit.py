@@ -1,0 +1,119 @@
+"""The vision transformer (Dosovitskiy et al. 2021), as transformers and torchvision write it.
+
+torchvision's multiplies for queries, keys and values at once (``nn.MultiheadAttention``), transformers' one after another;
+the sizes are the same.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from triosim.models.architectures.model import Choices, check_heads
+from triosim.models.operators.elementwise import add, dropout, gelu
+from triosim.models.operators.layers import cross_entropy, heads_of, layer_norm, many_headed
+from triosim.models.operators.products import convolution, linear
+from triosim.models.operators.shaping import (
+    cat,
+    contiguous_of,
+    expand,
+    reshape,
+    select,
+    squeeze,
+    transpose,
+    unsqueeze,
+    view,
+)
+from triosim.models.operators.tape import Tape, Value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ViT:
+    """Sizes of a vision transformer over square images in square patches."""
+
+    layers: int
+    hidden: int
+    heads: int
+    feed_forward: int
+    patch: int = 16
+    image: int = 224
+    classes: int = 1000
+    dropout: float = 0.0
+    style: Literal["huggingface", "torchvision"] = "huggingface"
+    sequence: int = 0
+    name: str = "vit"
+
+    def loss(self, tape: Tape, batch: int, sequence: int, choices: Choices) -> Value:
+        """Write the forward pass down; the loss is that of the images' classes."""
+        check_heads(self.hidden, self.heads)
+        images = tape.new((batch, 3, self.image, self.image), tape.dtype, category="input")
+        labels = tape.new((batch,), "int64", category="input")
+        dropped = choices.probability(self.dropout)
+        with tape.at("vit"):
+            with tape.at("embeddings"):
+                found = self._embedded(images, dropped)
+            for number in range(self.layers):
+                with tape.at(f"layers.{number}"):
+                    found = self._layer(found, choices, dropped)
+            with tape.at("layernorm"):
+                found = layer_norm(found)
+        with tape.at("classifier"):
+            logits = linear(select(found, 1, 0), self.classes)
+        with tape.at("loss"):
+            return cross_entropy(logits, labels)
+
+    def _embedded(self, images: Value, dropped: float) -> Value:
+        tape, batch = images.tape, images.shape[0]
+        with tape.at("patch_embeddings.projection"):
+            found = convolution(images, self.hidden, self.patch, stride=self.patch, bias=True)
+        count = (self.image // self.patch) ** 2
+        found = transpose(view(found, (batch, self.hidden, count)), 1, 2)
+        first = expand(tape.parameter("cls_token", (1, 1, self.hidden)), (batch, 1, self.hidden))
+        found = add(cat((first, found), 1), tape.parameter("position_embeddings", (1, count + 1, self.hidden)))
+        return dropout(found, dropped)
+
+    def _layer(self, x: Value, choices: Choices, dropped: float) -> Value:
+        tape = x.tape
+        with tape.at("layernorm_before"):
+            found = layer_norm(x)
+        with tape.at("attention"):
+            attend = self._attention if self.style == "huggingface" else self._packed_attention
+            found = dropout(attend(found, choices), dropped)
+        x = add(found, x)
+        with tape.at("layernorm_after"):
+            found = layer_norm(x)
+        with tape.at("mlp"):
+            with tape.at("fc1"):
+                found = linear(found, self.feed_forward)
+            with tape.at("activation_fn"):
+                found = gelu(found)
+            with tape.at("fc2"):
+                found = dropout(linear(found, self.hidden), dropped)
+        return add(found, x)
+
+    def _attention(self, x: Value, choices: Choices) -> Value:
+        parts = []
+        for name in ("q_proj", "k_proj", "v_proj"):
+            with x.tape.at(name):
+                part = linear(x, self.hidden)
+            parts.append(heads_of(part, self.heads))
+        found = many_headed(*parts, kernel=choices.attention_kernel(), probability=0.0)
+        with x.tape.at("o_proj"):
+            return linear(found, self.hidden)
+
+    def _packed_attention(self, x: Value, choices: Choices) -> Value:
+        """``nn.MultiheadAttention``: over (length, batch, features), with one product for queries, keys and values."""
+        batch, length, hidden = x.shape
+        width = hidden // self.heads
+        mixed = linear(transpose(x, 1, 0), 3 * hidden, names=("in_proj_weight", "in_proj_bias"))
+        mixed = unsqueeze(view(mixed, (length, batch, 3, hidden)), 0)
+        mixed = contiguous_of(squeeze(transpose(mixed, 0, 3), 3))
+        parts = []
+        for part in [select(mixed, 0, number) for number in range(3)]:
+            turned = transpose(view(part, (length, batch * self.heads, width)), 0, 1)
+            parts.append(view(turned, (batch, self.heads, length, width)))
+        found = many_headed(*parts, kernel=choices.attention_kernel(), probability=0.0)
+        found = reshape(transpose(found, 0, 1), (length * batch, hidden))
+        with x.tape.at("out_proj"):
+            found = linear(found, hidden)
+        return transpose(view(found, (length, batch, hidden)), 1, 0)

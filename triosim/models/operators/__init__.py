@@ -1,0 +1,1 @@
+"""The operators that described models are written with, and their gradients."""

@@ -1,0 +1,67 @@
+"""Linear layers in eight bits, as torchao's Float8Linear trains them: one scale for a tensor, found when it is cast.
+
+Micikevicius et al. 2022 ("FP8 Formats for Deep Learning"): activations and weights in e4m3, gradients in e5m2. A
+tensor's largest magnitude gives its scale; it is scaled, clamped and cast, once for all products that read it. The
+scales of weights are taken to be known from the optimizer's step (``precompute_float8_dynamic_scale_for_fsdp``), and
+a weight is cast by one kernel. The tensor cores take the second factor by columns, so that each product of the
+backward pass is given copies of the other layout.
+"""
+
+from __future__ import annotations
+
+import math
+
+from triosim.models.operators.elementwise import elementwise
+from triosim.models.operators.shaping import copied, t, view
+from triosim.models.operators.tape import Value
+
+_FORWARD, _BACKWARD = "float8_e4m3fn", "float8_e5m2"
+#: Both sides of a factor have to be multiples of this.
+_GRAIN = 16
+
+
+def fits(x: Value, weight: Value) -> bool:
+    """Whether the tensor cores take a product of rows by a weight in eight bits."""
+    return not any(length % _GRAIN for length in (math.prod(x.shape[:-1]), *weight.shape))
+
+
+def product(x: Value, weight: Value) -> Value:
+    """Rows (..., k) by a weight (n, k), turned, with the three products of forward and backward pass in eight bits."""
+    narrow_x, scale = _cast(x, _FORWARD)
+    rows = view(narrow_x, (-1, x.shape[-1]))
+    table, of_table = _cast(weight, _FORWARD)
+    out = _scaled(rows, t(table), scale, of_table, x.dtype)
+
+    def backward(g: Value) -> tuple[Value | None, Value | None]:
+        narrow, of_gradient = _cast(g, _BACKWARD)
+        first = second = None
+        if x.node:
+            first = view(_scaled(narrow, t(copied(t(table))), of_gradient, of_table, x.dtype), x.shape)
+        if weight.node:
+            second = _scaled(copied(t(narrow)), t(copied(t(rows))), of_gradient, scale, weight.dtype)
+        return first, second
+
+    x.tape.differentiate((out,), (x, weight), backward)
+    return out
+
+
+def _cast(x: Value, dtype: str) -> tuple[Value, Value]:
+    """Return a tensor in eight bits and its scale; the same for the same tensor."""
+    tape = x.tape
+    key = x.storage, x.shape
+    found = tape.narrow.get(key)
+    if found is None and tape.kinds[x.storage] == "parameter":
+        found = elementwise("_to_copy", x, dtype=dtype), tape.new((), "float32", category="buffer")
+        tape.narrow[key] = found
+    elif found is None:
+        largest = tape.new((), "float32")
+        tape.record("amax", (x,), (largest,), dim=list(range(len(x.shape))))
+        scaled = elementwise("clamp", elementwise("mul", x, largest, dtype="float32"))
+        found = tape.narrow[key] = elementwise("_to_copy", scaled, dtype=dtype), largest
+    return found
+
+
+def _scaled(a: Value, b: Value, of_a: Value, of_b: Value, dtype: str) -> Value:
+    out = a.tape.new((a.shape[0], b.shape[1]), dtype)
+    a.tape.record("_scaled_mm", (a, b, of_a, of_b), (out,))
+    return out

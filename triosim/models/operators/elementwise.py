@@ -1,0 +1,295 @@
+"""Element-wise operators and reductions, and how PyTorch differentiates them (``tools/autograd/derivatives.yaml``)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from triosim.models.operators.layout import broadcast, dense_like
+from triosim.models.operators.shaping import expand, view
+from triosim.models.operators.tape import Value
+
+#: Which of two dtypes a result has: the one that stands later.
+_ORDER = ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64")
+
+
+def promoted(first: str, second: str) -> str:
+    """Return the dtype of what two tensors make together."""
+    if {first, second} == {"float16", "bfloat16"}:
+        return "float32"
+    return max(first, second, key=_ORDER.index)
+
+
+def elementwise(name: str, *given: Value, dtype: str | None = None, **attributes: Any) -> Value:
+    """Write down an operator that makes one element of one of each input; its result lies as the first of full size."""
+    tape = given[0].tape
+    shape = given[0].shape if len(given) == 1 else broadcast(*[value.shape for value in given])
+    like = next((value for value in given if value.shape == shape), None)
+    if dtype is None:
+        dtype = given[0].dtype
+        for other in given[1:]:
+            if other.dtype != dtype and other.shape:
+                dtype = promoted(dtype, other.dtype)
+    out = tape.new(shape, dtype, None if like is None else dense_like(shape, like.strides))
+    tape.record(name, given, (out,), **attributes)
+    return out
+
+
+def full(x: Value) -> Value:
+    """Return a value in the dtype that autocast computes powers, exponentials and sums of many in."""
+    return to(x, "float32") if x.tape.autocast is not None and x.is_floating else x
+
+
+def fit(gradient: Value, value: Value) -> Value:
+    """Return a gradient summed to the shape of what was broadcast, and in its dtype."""
+    if gradient.shape != value.shape:
+        lead = len(gradient.shape) - len(value.shape)
+        dims = [
+            place
+            for place, length in enumerate(gradient.shape)
+            if place < lead or (length != 1 and value.shape[place - lead] == 1)
+        ]
+        if dims:
+            gradient = total(gradient, dims, keepdim=True)
+        if gradient.shape != value.shape:
+            gradient = view(gradient, value.shape)
+    return gradient if gradient.dtype == value.dtype else to(gradient, value.dtype)
+
+
+def total(x: Value, dims: Sequence[int], *, keepdim: bool = False) -> Value:
+    """``sum`` over some dimensions."""
+    out = _reduced("sum", x, dims, keepdim)
+    x.tape.differentiate((out,), (x,), lambda g: (expand(_restored(g, x, dims, keepdim), x.shape),))
+    return out
+
+
+def mean(x: Value, dims: Sequence[int], *, keepdim: bool = False) -> Value:
+    """``mean`` over some dimensions."""
+    out = _reduced("mean", x, dims, keepdim)
+
+    def backward(g: Value) -> tuple[Value]:
+        return (elementwise("div", expand(_restored(g, x, dims, keepdim), x.shape)),)
+
+    x.tape.differentiate((out,), (x,), backward)
+    return out
+
+
+def _reduced(name: str, x: Value, dims: Sequence[int], keepdim: bool) -> Value:
+    gone = {dim % len(x.shape) for dim in dims}
+    shape = [1 if place in gone else length for place, length in enumerate(x.shape) if keepdim or place not in gone]
+    out = x.tape.new(tuple(shape), x.dtype)
+    x.tape.record(name, (x,), (out,), dim=list(dims), **({"keepdim": True} if keepdim else {}))
+    return out
+
+
+def _restored(gradient: Value, x: Value, dims: Sequence[int], keepdim: bool) -> Value:
+    if keepdim:
+        return gradient
+    gone = {dim % len(x.shape) for dim in dims}
+    return view(gradient, tuple([1 if place in gone else length for place, length in enumerate(x.shape)]))
+
+
+def add(a: Value, b: Value) -> Value:
+    """``a + b``."""
+    out = elementwise("add", a, b)
+    a.tape.differentiate((out,), (a, b), lambda g: (g, g))
+    return out
+
+
+def add_in_place(a: Value, b: Value) -> Value:
+    """``a += b``: what was there is overwritten."""
+    out = Value(a.tape, a.shape, a.dtype, a.storage, a.strides, a.offset)
+    a.tape.record("add_", (a, b), (out,))
+    a.tape.differentiate((out,), (a, b), lambda g: (g, g))
+    return out
+
+
+def add_number(x: Value) -> Value:
+    """A number added."""
+    out = elementwise("add", x)
+    x.tape.differentiate((out,), (x,), lambda g: (g,))
+    return out
+
+
+def sub(a: Value, b: Value) -> Value:
+    """``a - b``."""
+    out = elementwise("sub", a, b)
+    a.tape.differentiate((out,), (a, b), lambda g: (g, elementwise("neg", g) if b.node else None))
+    return out
+
+
+def mul(a: Value, b: Value) -> Value:
+    """``a * b``."""
+    out = elementwise("mul", a, b)
+
+    def backward(g: Value) -> tuple[Value | None, Value | None]:
+        for_b = elementwise("mul", g, a) if b.node else None
+        return elementwise("mul", g, b) if a.node else None, for_b
+
+    a.tape.differentiate((out,), (a, b), backward)
+    return out
+
+
+def mul_number(x: Value) -> Value:
+    """Times a number."""
+    out = elementwise("mul", x)
+    x.tape.differentiate((out,), (x,), lambda g: (elementwise("mul", g),))
+    return out
+
+
+def div(a: Value, b: Value) -> Value:
+    """``a / b``."""
+    out = elementwise("div", a, b)
+
+    def backward(g: Value) -> tuple[Value | None, Value | None]:
+        for_b = None
+        if b.node:
+            ratio = elementwise("div", elementwise("div", a, b), b)
+            for_b = elementwise("mul", elementwise("neg", g), ratio)
+        return elementwise("div", g, b) if a.node else None, for_b
+
+    a.tape.differentiate((out,), (a, b), backward)
+    return out
+
+
+def div_number(x: Value) -> Value:
+    """Over a number."""
+    out = elementwise("div", x)
+    x.tape.differentiate((out,), (x,), lambda g: (elementwise("div", g),))
+    return out
+
+
+def power(x: Value, exponent: float) -> Value:
+    """``x ** exponent``; autocast computes it in fp32."""
+    x = full(x)
+    out = elementwise("pow", x, exponent=exponent)
+
+    def backward(g: Value) -> tuple[Value]:
+        inner = elementwise("mul", elementwise("pow", x, exponent=exponent - 1.0))
+        return (elementwise("mul", g, inner),)
+
+    x.tape.differentiate((out,), (x,), backward)
+    return out
+
+
+def neg(x: Value) -> Value:
+    """``-x``."""
+    out = elementwise("neg", x)
+    x.tape.differentiate((out,), (x,), lambda g: (elementwise("neg", g),))
+    return out
+
+
+def cos(x: Value) -> Value:
+    """``cos``, of what has no gradient."""
+    return elementwise("cos", x)
+
+
+def sin(x: Value) -> Value:
+    """``sin``, of what has no gradient."""
+    return elementwise("sin", x)
+
+
+def rsqrt(x: Value) -> Value:
+    """``1 / sqrt(x)``."""
+    out = elementwise("rsqrt", x)
+
+    def backward(g: Value) -> tuple[Value]:
+        cubed = elementwise("pow", out, exponent=3)
+        return (elementwise("mul", elementwise("mul", g), cubed),)
+
+    x.tape.differentiate((out,), (x,), backward)
+    return out
+
+
+def tanh(x: Value) -> Value:
+    """``tanh``."""
+    out = elementwise("tanh", x)
+    x.tape.differentiate((out,), (x,), lambda g: (elementwise("tanh_backward", g, out),))
+    return out
+
+
+def sigmoid(x: Value) -> Value:
+    """``sigmoid``."""
+    out = elementwise("sigmoid", x)
+    x.tape.differentiate((out,), (x,), lambda g: (elementwise("sigmoid_backward", g, out),))
+    return out
+
+
+def gelu(x: Value) -> Value:
+    """``gelu``, exact or by ``tanh``: one kernel either way."""
+    out = elementwise("gelu", x)
+    x.tape.differentiate((out,), (x,), lambda g: (elementwise("gelu_backward", g, x),))
+    return out
+
+
+def gelu_of_parts(x: Value) -> Value:
+    """The approximation by ``tanh`` as a formula, an operator at a time (``NewGELUActivation`` of transformers)."""
+    half = mul_number(x)
+    inner = mul_number(add(x, mul_number(power(x, 3.0))))
+    return mul(half, add_number(tanh(inner)))
+
+
+def quick_gelu(x: Value) -> Value:
+    """The approximation by a sigmoid, an operator at a time (``QuickGELUActivation`` of transformers)."""
+    return mul(x, sigmoid(mul_number(x)))
+
+
+def relu(x: Value) -> Value:
+    """``relu``."""
+    out = elementwise("relu", x)
+    x.tape.differentiate((out,), (x,), lambda g: (elementwise("threshold_backward", g, out),))
+    return out
+
+
+def relu_in_place(x: Value) -> Value:
+    """``relu_``: what was there is overwritten."""
+    out = Value(x.tape, x.shape, x.dtype, x.storage, x.strides, x.offset)
+    x.tape.record("relu_", (x,), (out,))
+    x.tape.differentiate((out,), (x,), lambda g: (elementwise("threshold_backward", g, out),))
+    return out
+
+
+def silu(x: Value) -> Value:
+    """``silu``; its gradient is one kernel on a GPU."""
+    out = elementwise("silu", x)
+    x.tape.differentiate((out,), (x,), lambda g: (elementwise("silu_backward", g, x),))
+    return out
+
+
+def dropout(x: Value, probability: float) -> Value:
+    """``native_dropout``: also a mask of what was kept; nothing where nothing is dropped."""
+    if not probability:
+        return x
+    tape = x.tape
+    strides = dense_like(x.shape, x.strides)
+    out, mask = tape.new(x.shape, x.dtype, strides), tape.new(x.shape, "bool", strides)
+    tape.record("native_dropout", (x,), (out, mask))
+    scale = 1.0 / (1.0 - probability)
+    tape.differentiate(
+        (out, mask), (x,), lambda g, _: (elementwise("native_dropout_backward", g, mask, dtype=g.dtype, scale=scale),)
+    )
+    return out
+
+
+def masked_fill(x: Value, mask: Value) -> Value:
+    """A number where ``mask`` is true."""
+    out = elementwise("masked_fill", x, mask, dtype=x.dtype)
+    x.tape.differentiate((out,), (x,), lambda g: (elementwise("masked_fill", g, mask, dtype=g.dtype),))
+    return out
+
+
+def masked_fill_in_place(x: Value, mask: Value) -> Value:
+    """``masked_fill_``: what was there is overwritten."""
+    out = Value(x.tape, x.shape, x.dtype, x.storage, x.strides, x.offset)
+    x.tape.record("masked_fill_", (x, mask), (out,))
+    x.tape.differentiate((out,), (x,), lambda g: (elementwise("masked_fill", g, mask, dtype=g.dtype),))
+    return out
+
+
+def to(x: Value, dtype: str) -> Value:
+    """The same numbers in another dtype (``_to_copy``); the value itself where it has it."""
+    if x.dtype == dtype:
+        return x
+    out = elementwise("_to_copy", x, dtype=dtype)
+    x.tape.differentiate((out,), (x,), lambda g: (elementwise("_to_copy", g, dtype=x.dtype),))
+    return out

@@ -1,0 +1,288 @@
+"""What a compiler makes of a step: chains of element-wise operators become kernels that read and write memory once.
+
+As TorchInductor does (Ansel et al., "PyTorch 2", ASPLOS 2024, section 4), each numbered module by itself, as people compile
+transformers. What is in no numbered module (embeddings, the last norm, the loss, the optimizer) stays as it is.
+
+- Element-wise operators, copies, and reductions over the last dimension that depend on each other are one kernel, up to an
+  operator that is not one of these (a product, attention) and reads what they made. A kernel writes what others read.
+- A reduction over rows (the gradient of a norm's weight) is a kernel of its own, which computes again what it reads.
+- The backward pass computes again what the forward pass had in no memory, from what it had; small results, such as one
+  number a row, are kept.
+- What a view shows to every head of attention is in memory: ranks that have some of the heads each add its gradients up.
+- Views stay what they are; operators in place, and the optimizer's, are left alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from triosim.extrapolators.core.module_units import ROOT, unit_of
+from triosim.operators.features import base_name, is_free
+from triosim.operators.kinds import kind_of
+from triosim.sharding.kernel_patterns import pattern_of
+from triosim.sharding.propagation import Propagation
+from triosim.trace import Operator, Tensor, Trace
+
+NAME = "fused::chain"
+_FUSED = frozenset(("elementwise", "softmax", "copy"))
+_NORMS = frozenset(("layer_norm", "native_layer_norm", "rms_norm"))
+_MOVES = frozenset(("cat", "stack", "slice_backward", "select_backward"))
+_REDUCTIONS = frozenset(("sum", "mean", "amax", "amin"))
+#: A result of which there is one number for so many of its kernel, or fewer, is kept for the backward pass.
+_SMALL = 64
+
+
+def compiled(trace: Trace) -> Trace:
+    """Return a trace without times whose element-wise operators are the kernels that a compiler makes of them."""
+    step = Propagation(trace.operators, trace.batch_size)
+    return replace(trace, operators=tuple(_Compilation(trace.operators, step).kernels()))
+
+
+@dataclass(slots=True)
+class _Kernel:
+    """Operators that are one kernel, which runs in the place of the operator ``at``.
+
+    ``rows``: it reduces over rows. It is ``closed``, and runs no later, once another operator reads what it made.
+    """
+
+    unit: tuple[str, str]
+    rows: bool = False
+    members: list[Operator] = field(default_factory=list)
+    made: dict[int, Tensor] = field(default_factory=dict)  # by storage
+    numel: int = 0
+    at: int = 0
+    closed: bool = False
+    read: set[int] = field(default_factory=set)  # storages
+
+
+class _Compilation:
+    """Finds the kernels of a step, in order, and then what each reads and writes."""
+
+    def __init__(self, operators: tuple[Operator, ...], step: Propagation) -> None:
+        self._operators = operators
+        self._step = step
+        self._maker: dict[int, Operator] = {}  # by storage: what is in a kernel and made it
+        self._base: dict[int, int] = {}  # elements by storage
+        self._ready: dict[int, int] = {}  # by storage: the operator outside of kernels that made it
+        self._readers: dict[int, _Kernel] = {}  # by storage: the last kernel that reads it
+        self._kernel: dict[int, _Kernel] = {}  # by operator
+        self._sources: dict[tuple[int, bool], dict[int, Tensor]] = {}
+        for operator in operators:
+            self._place(operator)
+        self._in_memory = self._find_in_memory()
+
+    # ---- which operators are a kernel ------------------------------------------------------------------------------
+
+    def _place(self, operator: Operator) -> None:
+        for tensor in (*operator.inputs, *operator.outputs):
+            self._base.setdefault(tensor.storage, tensor.numel)
+        form = _form(operator)
+        if form is None and is_free(operator):
+            return
+        read = {id(kernel): kernel for kernel in map(self._made_by, operator.inputs) if kernel is not None}
+        into = self._joined(operator, list(read.values())) if form == "chain" else None
+        for kernel in read.values():
+            if kernel is not into and form != "rows":
+                kernel.closed = True
+        if form is None:
+            self._ready.update((tensor.storage, operator.id) for tensor in operator.outputs)
+            return
+        if into is None:
+            into = _Kernel((operator.phase, unit_of(operator.layer)), form == "rows", at=operator.id)
+        elif not into.closed:
+            into.at = operator.id
+        into.members.append(operator)
+        into.numel = max(into.numel, _numel(operator))
+        self._kernel[operator.id] = into
+        for tensor in operator.outputs:
+            into.made[tensor.storage] = tensor
+            self._maker[tensor.storage] = operator
+        for tensor in operator.inputs:
+            self._readers[tensor.storage] = into
+            into.read.add(tensor.storage)
+
+    def _joined(self, operator: Operator, made: list[_Kernel]) -> _Kernel | None:
+        """Return the kernel that an operator becomes part of, if any; several that are not closed become one."""
+        able = [one for one in made if self._takes(one, operator)]
+        running = [one for one in able if not one.closed]
+        for other in running[1:]:
+            self._merge(running[0], other)
+        if running or able:
+            return (running or able)[0]
+        beside = [self._readers[tensor.storage] for tensor in operator.inputs if tensor.storage in self._readers]
+        same = [one for one in beside if one.numel == _numel(operator) and self._takes(one, operator)]
+        return same[0] if same else None
+
+    def _takes(self, kernel: _Kernel, operator: Operator) -> bool:
+        """Whether an operator may be part of a kernel: in its module, of its size, and with all that it reads there in time.
+
+        Of two sizes, the larger loop runs through the smaller one several times.
+        """
+        sizes = kernel.numel, _numel(operator)
+        if kernel.rows or kernel.unit != (operator.phase, unit_of(operator.layer)) or not min(sizes):
+            return False
+        if max(sizes) % min(sizes) or any(self._is_shown_to_heads(tensor, kernel) for tensor in operator.inputs):
+            return False
+        others = [tensor for tensor in operator.inputs if tensor.storage not in kernel.made]
+        makers = (self._made_by(tensor) for tensor in others)
+        if any(of is not None and not of.read.isdisjoint(kernel.made) for of in makers):
+            return False  # what it reads comes from this kernel by way of another
+        return not kernel.closed or all(self._is_ready(tensor, kernel.at) for tensor in others)
+
+    def _is_shown_to_heads(self, tensor: Tensor, kernel: _Kernel) -> bool:
+        made = kernel.made.get(tensor.storage)
+        return made is not None and self._step.shows_to_heads(tensor, made)
+
+    def _is_ready(self, tensor: Tensor, at: int) -> bool:
+        of = self._made_by(tensor)
+        return (self._ready.get(tensor.storage, 0) if of is None else of.at) < at
+
+    def _made_by(self, tensor: Tensor) -> _Kernel | None:
+        maker = self._maker.get(tensor.storage)
+        return None if maker is None else self._kernel[maker.id]
+
+    def _merge(self, into: _Kernel, other: _Kernel) -> None:
+        into.members += other.members
+        into.made |= other.made
+        into.read |= other.read
+        into.numel, into.at = max(into.numel, other.numel), max(into.at, other.at)
+        for member in other.members:
+            self._kernel[member.id] = into
+        for storage, reader in self._readers.items():
+            if reader is other:
+                self._readers[storage] = into
+
+    # ---- what they read and write ----------------------------------------------------------------------------------
+
+    def kernels(self) -> Iterable[Operator]:
+        """Yield the operators that are left, and each kernel where its last member was."""
+        reads = {id(kernel): self._read(kernel) for kernel in self._kernel.values()}
+        wanted = {tensor.storage for read in reads.values() for tensor in read}
+        for operator in self._operators:
+            if operator.id not in self._kernel and not is_free(operator):
+                wanted.update(tensor.storage for tensor in operator.inputs)
+        ends = {number: kernel.at for number, kernel in self._kernel.items()}
+        waiting: dict[int, list[Operator]] = {}  # views of what a kernel is yet to make, by its last member
+        for operator in self._operators:
+            kernel = self._kernel.get(operator.id)
+            if kernel is not None:
+                if operator.id == kernel.at:
+                    written = self._written(kernel, reads[id(kernel)], wanted, ends)
+                    after = max((of.at for of in map(self._made_by, written.inputs) if of is not None), default=0)
+                    if after > operator.id:
+                        waiting.setdefault(after, []).append(written)
+                    else:
+                        yield written
+                    yield from waiting.pop(operator.id, ())
+                continue
+            linked = replace(operator, forward=ends.get(operator.forward or 0, operator.forward))
+            of = next(filter(None, map(self._made_by, operator.inputs)), None) if is_free(operator) else None
+            if of is None:
+                yield linked
+            elif any(tensor.storage in wanted for tensor in operator.outputs):
+                if of.at > operator.id:
+                    waiting.setdefault(of.at, []).append(linked)
+                else:
+                    yield linked
+            else:
+                ends[operator.id] = of.at  # a view that only the kernel had
+
+    def _read(self, kernel: _Kernel) -> list[Tensor]:
+        """Return what a kernel reads from memory, a tensor a storage: where several views are read, the whole."""
+        found: dict[int, Tensor] = {}
+        for member in kernel.members:
+            for tensor in member.inputs:
+                if tensor.storage in kernel.made:
+                    continue
+                for source in self._from(tensor, kernel):
+                    before = found.get(source.storage)
+                    if before is None or before.numel < source.numel <= self._base[source.storage]:
+                        found[source.storage] = source
+        return list(found.values())
+
+    def _from(self, tensor: Tensor, reader: _Kernel) -> Iterable[Tensor]:
+        """Return from what memory a kernel takes a tensor: its own, or that of what it is computed from again."""
+        of = self._made_by(tensor)
+        if of is None or of is reader or of.rows or not self._again(tensor, of, reader):
+            return (tensor,)
+        maker = self._maker[tensor.storage]
+        key = maker.id, reader.rows
+        if key not in self._sources:
+            found: dict[int, Tensor] = {}
+            for given in maker.inputs:
+                inner = self._made_by(given)
+                sources = (given,) if inner is None or self._small(given, of) else self._from(given, reader)
+                found.update((one.storage, one) for one in sources)
+            self._sources[key] = found
+        return self._sources[key].values()
+
+    def _again(self, tensor: Tensor, of: _Kernel, reader: _Kernel) -> bool:
+        """Whether a result is computed again: a large one that is in no memory, by row sums or another pass."""
+        if self._small(tensor, of) or tensor.storage in self._in_memory:
+            return False
+        return reader.rows or of.unit[0] != reader.unit[0]
+
+    def _small(self, tensor: Tensor, of: _Kernel) -> bool:
+        return self._base[tensor.storage] * _SMALL <= of.numel
+
+    def _find_in_memory(self) -> frozenset[int]:
+        """Return the storages that others than kernels read, or kernels of the same pass after the one that made them."""
+        found: set[int] = set()
+        for operator in self._operators:
+            reader = self._kernel.get(operator.id)
+            if reader is None and is_free(operator):
+                continue
+            for tensor in operator.inputs:
+                of = self._made_by(tensor)
+                if of is None or of is reader:
+                    continue
+                if reader is None or (not reader.rows and of.unit[0] == reader.unit[0]):
+                    found.add(tensor.storage)
+        return frozenset(found)
+
+    def _written(self, kernel: _Kernel, read: list[Tensor], wanted: set[int], ends: Mapping[int, int]) -> Operator:
+        last = next(member for member in kernel.members if member.id == kernel.at)
+        made = [tensor for storage, tensor in kernel.made.items() if storage in wanted or _is_result(tensor)]
+        forward = ends.get(last.forward or 0, last.forward)
+        if len(kernel.members) == 1 and {one.storage for one in read} == {one.storage for one in last.inputs}:
+            return replace(last, forward=forward)
+        names = [base_name(member.name) for member in kernel.members]
+        outputs = made or list(last.outputs)
+        axes = pattern_of([self._step[tensor] for tensor in read], [self._step[tensor] for tensor in outputs])
+        return replace(
+            last,
+            name=NAME,
+            inputs=tuple(read),
+            outputs=tuple(outputs),
+            forward=forward,
+            attributes={"operators": names, "axes": axes},
+        )
+
+
+def _form(operator: Operator) -> str | None:
+    """Return whether an operator is part of a chain, reduces over rows, or is neither, as all outside of units."""
+    if unit_of(operator.layer) == ROOT:
+        return None
+    if operator.phase == "optimizer" or not operator.inputs or operator.communication is not None:
+        return None
+    given = {tensor.storage for tensor in operator.inputs}
+    if any(tensor.storage in given for tensor in operator.outputs):
+        return None
+    name = base_name(operator.name)
+    if name.startswith("foreach_"):
+        return None
+    if name in _REDUCTIONS:
+        dims = operator.attributes.get("dim")
+        rank = len(operator.inputs[0].shape)
+        return "chain" if isinstance(dims, list) and {dim % max(rank, 1) for dim in dims} == {rank - 1} else "rows"
+    return "chain" if name in _MOVES or name in _NORMS or kind_of(name) in _FUSED else None
+
+
+def _numel(operator: Operator) -> int:
+    return max(tensor.numel for tensor in (*operator.inputs, *operator.outputs))
+
+
+def _is_result(tensor: Tensor) -> bool:
+    """Whether a tensor outlives the step's operators: the loss, and gradients of parameters."""
+    return tensor.category == "output" or (tensor.category == "gradient" and tensor.parameter is not None)

@@ -1,0 +1,153 @@
+"""Mixtures of experts: routers, and experts whose weights are one parameter, as transformers' grouped products do it.
+
+Every token goes to ``chosen`` of the experts (Shazeer et al. 2017; Jiang et al. 2024); tokens are sorted by expert, multiplied
+group by group (``_grouped_mm``), and put back. How many tokens each expert has does not change the shapes.
+"""
+
+from __future__ import annotations
+
+from triosim.models.operators.elementwise import add_number, div, elementwise, mul, mul_number, sigmoid, silu, to, total
+from triosim.models.operators.layers import softmax
+from triosim.models.operators.products import linear, low, mm
+from triosim.models.operators.shaping import reshape, split, t, transpose, unsqueeze, view
+from triosim.models.operators.tape import Value
+
+
+def softmax_router(x: Value, experts: int, chosen: int) -> tuple[Value, Value]:
+    """Mixtral's: the likeliest experts of each token, with weights that add up to one."""
+    tape = x.tape
+    with tape.at("gate"):
+        scores = softmax(linear(x, experts, bias=False), dtype="float32")
+        weights, places = topk(scores, chosen)
+        return div(weights, total(weights, [-1], keepdim=True)), places
+
+
+def sigmoid_router(x: Value, experts: int, chosen: int, groups: int, kept: int) -> tuple[Value, Value]:
+    """DeepSeek-V3's (2024): of the ``kept`` best groups the best experts, chosen with a bias that balances their loads."""
+    tape = x.tape
+    with tape.at("gate"):
+        weight = tape.parameter("weight", (experts, x.shape[-1]))
+        scores = sigmoid(mm(to(x, "float32"), t(to(weight, "float32"))))
+        balance = tape.new((experts,), "float32", category="buffer")
+        # What follows chooses, and has no gradient.
+        ranked = elementwise("add", _apart(scores), balance)
+        if groups > 1:
+            by_group = view(ranked, (-1, groups, experts // groups))
+            best, _ = _largest(by_group, 2)
+            _, of_groups = _largest(total(best, [-1]), kept)
+            mask = elementwise("zeros_like", total(best, [-1]))
+            tape.record("scatter_", (mask, of_groups), (mask,), dim=1)
+            spread = tape.new(by_group.shape, mask.dtype)
+            tape.record("clone", (mask,), (spread,))
+            ranked = elementwise("masked_fill", ranked, to(view(spread, ranked.shape), "bool"), dtype=ranked.dtype)
+        _, places = _largest(ranked, chosen)
+        weights = gather(scores, places)
+        weights = div(weights, add_number(total(weights, [-1], keepdim=True)))
+        return mul_number(weights), places
+
+
+def experts(x: Value, routed: tuple[Value, Value], count: int, feed_forward: int) -> Value:
+    """Return what the experts make of (tokens, hidden), added up with the router's weights."""
+    tape, (tokens, hidden) = x.tape, x.shape
+    weights, places = routed
+    chosen = weights.shape[1]
+    with tape.at("experts"):
+        weights, places = view(weights, (-1,)), view(places, (-1,))
+        ordered, order = tape.new(places.shape, "int64"), tape.new(places.shape, "int64")
+        tape.record("sort", (places,), (ordered, order), dim=-1)
+        rows = elementwise("floor_divide", order)
+        taken = index(x, rows)
+        weights = index(weights, order)
+        ordered = to(ordered, "int32")
+        counts = tape.new((count,), "int32")
+        tape.record("histc", (ordered,), (counts,))
+        ends = elementwise("cumsum", counts, dim=0)
+        both = tape.parameter("gate_up_proj", (count, 2 * feed_forward, hidden))
+        gate, up = split(grouped(taken, transpose(low(both), 1, 2), ends), [feed_forward] * 2, -1)
+        with tape.at("act_fn"):
+            gate = silu(gate)
+        down = tape.parameter("down_proj", (count, hidden, feed_forward))
+        found = grouped(mul(gate, up), transpose(low(down), 1, 2), ends)
+        found = mul(found, unsqueeze(weights, -1))
+        back, numbers = (tape.new(order.shape, "int64") for _ in range(2))
+        tape.record("arange", (), (numbers,))
+        tape.record("index_put_", (back, order, numbers), (back,))
+        found = view(index(found, back), (tokens, chosen, hidden))
+        return to(total(found, [1]), x.dtype)
+
+
+def mixture(x: Value, routed: tuple[Value, Value], count: int, feed_forward: int) -> Value:
+    """The experts, over (batch, length, hidden)."""
+    return view(experts(reshape(x, (-1, x.shape[-1])), routed, count, feed_forward), x.shape)
+
+
+def grouped(x: Value, weight: Value, ends: Value) -> Value:
+    """(rows, k) by (groups, k, n): each row by the matrix of its group, which ends where ``ends`` says."""
+    x = low(x)
+    out = _grouped(x, weight, ends, (x.shape[0], weight.shape[2]))
+
+    def backward(g: Value) -> tuple[Value | None, Value | None]:
+        g = to(g, x.dtype)
+        turned = transpose(g, 0, 1)
+        second = _grouped(turned, x, ends, (weight.shape[0], weight.shape[2], weight.shape[1]))
+        second = transpose(second, 1, 2)
+        first = transpose(weight, 1, 2)
+        return _grouped(g, first, ends, x.shape) if x.node else None, second
+
+    x.tape.differentiate((out,), (x, weight), backward)
+    return out
+
+
+def _grouped(first: Value, second: Value, ends: Value, shape: tuple[int, ...]) -> Value:
+    out = first.tape.new(shape, first.dtype)
+    first.tape.record("_grouped_mm", (first, second, ends), (out,))
+    return out
+
+
+def index(x: Value, rows: Value) -> Value:
+    """Rows of a tensor, by their numbers."""
+    out = x.tape.new((*rows.shape, *x.shape[1:]), x.dtype)
+    x.tape.record("index", (x, rows), (out,))
+
+    def backward(g: Value) -> tuple[Value]:
+        zeros, whole = g.tape.new(x.shape, g.dtype), g.tape.new(x.shape, g.dtype)
+        g.tape.record("new_zeros", (g,), (zeros,))
+        g.tape.record("index_put", (zeros, rows, g), (whole,))
+        return (whole,)
+
+    x.tape.differentiate((out,), (x,), backward)
+    return out
+
+
+def topk(x: Value, count: int) -> tuple[Value, Value]:
+    """The largest of the last dimension, and their places."""
+    values, places = _largest(x, count)
+    x.tape.differentiate((values, places), (x,), lambda g, _: (_scattered(g, x, places),))
+    return values, places
+
+
+def gather(x: Value, places: Value) -> Value:
+    """Numbers of the last dimension, by their places."""
+    out = x.tape.new(places.shape, x.dtype)
+    x.tape.record("gather", (x, places), (out,), dim=1)
+    x.tape.differentiate((out,), (x,), lambda g: (_scattered(g, x, places),))
+    return out
+
+
+def _largest(x: Value, count: int) -> tuple[Value, Value]:
+    shape = (*x.shape[:-1], count)
+    values, places = x.tape.new(shape, x.dtype), x.tape.new(shape, "int64")
+    x.tape.record("topk", (x,), (values, places), dim=-1)
+    return values, places
+
+
+def _scattered(g: Value, x: Value, places: Value) -> Value:
+    zeros, whole = g.tape.new(x.shape, g.dtype), g.tape.new(x.shape, g.dtype)
+    g.tape.record("new_zeros", (g,), (zeros,))
+    g.tape.record("scatter", (zeros, places, g), (whole,), dim=-1)
+    return whole
+
+
+def _apart(x: Value) -> Value:
+    """A value without its gradient."""
+    return Value(x.tape, x.shape, x.dtype, x.storage, x.strides, x.offset)

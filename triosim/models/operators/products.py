@@ -1,0 +1,199 @@
+"""Products and convolutions. A gradient's products come in the order in which PyTorch computes them."""
+
+from __future__ import annotations
+
+import math
+
+from triosim.models.operators import eight_bits
+from triosim.models.operators.elementwise import add, elementwise, to, total
+from triosim.models.operators.layout import channels_last, contiguous, dense_like, is_contiguous
+from triosim.models.operators.shaping import contiguous_of, reshape, t, transpose, unsafe_view, view
+from triosim.models.operators.tape import Value
+
+_NAMES = ("weight", "bias")
+
+
+def low(x: Value) -> Value:
+    """Return a value in the dtype that autocast computes products in; a parameter's copy is made once."""
+    tape = x.tape
+    if tape.autocast is None or x.dtype == tape.autocast or not x.is_floating:
+        return x
+    if tape.kinds[x.storage] != "parameter":
+        return to(x, tape.autocast)
+    found = tape.copies.get(x.storage)
+    if found is None:
+        found = tape.copies[x.storage] = to(x, tape.autocast)
+    return found
+
+
+def _product(name: str, given: tuple[Value, ...], a: Value, b: Value) -> Value:
+    out = a.tape.new((*a.shape[:-1], b.shape[-1]), a.dtype)
+    a.tape.record(name, given, (out,))
+    return out
+
+
+def _by_first(g: Value, b: Value) -> Value:
+    """The gradient of the first factor of a product."""
+    turned = t(b)
+    return _product("mm", (g, turned), g, turned)
+
+
+def _by_second(g: Value, a: Value, b: Value) -> Value:
+    """The gradient of the second factor, laid out as that is: a weight that is turned gets a gradient that is."""
+    if b.strides[0] == 1 and b.strides[1] == b.shape[0]:
+        turned = t(g)
+        return t(_product("mm", (turned, a), turned, a))
+    turned = t(a)
+    return _product("mm", (turned, g), turned, g)
+
+
+def mm(a: Value, b: Value) -> Value:
+    """(m, k) by (k, n)."""
+    a, b = low(a), low(b)
+    out = _product("mm", (a, b), a, b)
+
+    def backward(g: Value) -> tuple[Value | None, Value | None]:
+        second = _by_second(g, a, b) if b.node else None
+        return _by_first(g, b) if a.node else None, second
+
+    a.tape.differentiate((out,), (a, b), backward)
+    return out
+
+
+def addmm(bias: Value, a: Value, b: Value) -> Value:
+    """(m, k) by (k, n), and a bias of (n)."""
+    bias, a, b = low(bias), low(a), low(b)
+    out = _product("addmm", (bias, a, b), a, b)
+
+    def backward(g: Value) -> tuple[Value | None, Value | None, Value | None]:
+        first = _by_first(g, b) if a.node else None
+        second = _by_second(g, a, b) if b.node else None
+        own = view(total(g, [0], keepdim=True), bias.shape) if bias.node else None
+        return own, first, second
+
+    a.tape.differentiate((out,), (bias, a, b), backward)
+    return out
+
+
+def linear(
+    x: Value,
+    outputs: int,
+    *,
+    bias: bool = True,
+    weight: Value | None = None,
+    names: tuple[str, str] = _NAMES,
+    whole: bool = False,
+) -> Value:
+    """``nn.Linear`` of the open module: a weight of (outputs, inputs), turned; ``weight`` where it is another's.
+
+    The bias is added within the product where the data lie one after the other. ``whole``: never in eight bits.
+    """
+    tape, inputs = x.tape, x.shape[-1]
+    if weight is None:
+        weight = tape.parameter(names[0], (outputs, inputs))
+    added = low(tape.parameter(names[1], (outputs,))) if bias else None
+    x, weight = low(x), low(weight)
+    if tape.eight and not whole and eight_bits.fits(x, weight):
+        found = view(eight_bits.product(contiguous_of(x), weight), (*x.shape[:-1], outputs))
+        return found if added is None else add(found, added)
+    if added is not None and (len(x.shape) == 2 or is_contiguous(x.shape, x.strides)):
+        rows = reshape(x, (-1, inputs))
+        found = addmm(added, rows, t(weight))
+        return found if len(x.shape) == 2 else view(found, (*x.shape[:-1], outputs))
+    turned = t(weight)
+    if len(x.shape) == 2:
+        found = mm(x, turned)
+    else:
+        found = unsafe_view(mm(reshape(x, (-1, inputs)), turned), (*x.shape[:-1], outputs))
+    return found if added is None else add(found, added)
+
+
+def turned_linear(x: Value, outputs: int) -> Value:
+    """``Conv1D`` of transformers' GPT-2: a linear layer whose weight is (inputs, outputs)."""
+    tape, inputs = x.tape, x.shape[-1]
+    weight, bias = tape.parameter("weight", (inputs, outputs)), tape.parameter("bias", (outputs,))
+    return view(addmm(bias, view(x, (-1, inputs)), weight), (*x.shape[:-1], outputs))
+
+
+def bmm(a: Value, b: Value) -> Value:
+    """A batch of products."""
+    a, b = low(a), low(b)
+    out = _product("bmm", (a, b), a, b)
+
+    def backward(g: Value) -> tuple[Value | None, Value | None]:
+        second = None
+        if b.node:
+            turned = transpose(a, 1, 2)
+            second = _product("bmm", (turned, g), turned, g)
+        if not a.node:
+            return None, second
+        turned = transpose(b, 1, 2)
+        return _product("bmm", (g, turned), g, turned), second
+
+    a.tape.differentiate((out,), (a, b), backward)
+    return out
+
+
+def scaled_bmm(a: Value, b: Value) -> Value:
+    """``baddbmm`` into memory that is not read (``beta=0``): a batch of products, scaled."""
+    a, b = low(a), low(b)
+    shape = (*a.shape[:-1], b.shape[-1])
+    into = a.tape.new(shape, a.dtype)
+    a.tape.record("empty", (), (into,))
+    out = _product("baddbmm", (into, a, b), a, b)
+
+    def backward(g: Value) -> tuple[Value | None, Value | None]:
+        first = second = None
+        if a.node:
+            turned = transpose(b, 1, 2)
+            first = elementwise("mul", _product("bmm", (g, turned), g, turned))
+        if b.node:
+            turned = transpose(a, 1, 2)
+            second = elementwise("mul", _product("bmm", (turned, g), turned, g))
+        return first, second
+
+    a.tape.differentiate((out,), (a, b), backward)
+    return out
+
+
+def matmul(a: Value, b: Value) -> Value:
+    """``torch.matmul`` of (..., m, k) and (..., k, n) with the same leading dimensions."""
+    lead = a.shape[:-2]
+    first = reshape(low(a), (math.prod(lead), *a.shape[-2:]))
+    second = reshape(low(b), (math.prod(lead), *b.shape[-2:]))
+    return unsafe_view(bmm(first, second), (*lead, a.shape[-2], b.shape[-1]))
+
+
+def convolution(
+    x: Value, outputs: int, kernel: int, *, stride: int = 1, padding: int = 0, groups: int = 1, bias: bool = False
+) -> Value:
+    """A convolution of the open module, over (samples, channels, height, width)."""
+    tape = x.tape
+    weight = low(tape.parameter("weight", (outputs, x.shape[1] // groups, kernel, kernel)))
+    added = low(tape.parameter("bias", (outputs,))) if bias else None
+    x = low(x)
+    spatial = tuple([(length + 2 * padding - kernel) // stride + 1 for length in x.shape[2:]])
+    shape = (x.shape[0], outputs, *spatial)
+    out = tape.new(
+        shape, x.dtype, dense_like(shape, x.strides) if channels_last(x.shape, x.strides) else contiguous(shape)
+    )
+    given = (x, weight) if added is None else (x, weight, added)
+    attributes = {
+        "stride": [stride, stride],
+        "padding": [padding, padding],
+        "dilation": [1, 1],
+        "transposed": False,
+        "output_padding": [0, 0],
+        "groups": groups,
+    }
+    tape.record("convolution", given, (out,), **attributes)
+
+    def backward(g: Value) -> list[Value | None]:
+        made = [tape.new(value.shape, g.dtype) if value.node else None for value in given]
+        if made[0] is not None:
+            made[0].strides = dense_like(x.shape, x.strides)
+        tape.record("convolution_backward", (g, x, weight), [one for one in made if one is not None], **attributes)
+        return made
+
+    tape.differentiate((out,), given, backward)
+    return out

@@ -1,0 +1,208 @@
+"""Operators that only show what is there in another shape, and those that copy it: ``view``, ``transpose``, ``cat`` ..."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from triosim.models.operators.layout import Shape, Strides, contiguous, is_contiguous, viewed
+from triosim.models.operators.tape import Value
+
+
+def _shown(name: str, x: Value, shape: Shape, strides: Strides, offset: int | None = None, **attributes: Any) -> Value:
+    """Write down a view."""
+    out = Value(x.tape, shape, x.dtype, x.storage, strides, x.offset if offset is None else offset)
+    x.tape.record(name, (x,), (out,), **attributes)
+    return out
+
+
+def view(x: Value, shape: Sequence[int]) -> Value:
+    """``view``; one length may be -1. Raises ``ValueError`` where only a copy could have the shape."""
+    new = _whole(x, shape)
+    strides = viewed(x.shape, x.strides, new)
+    if strides is None:
+        raise ValueError(f"{x.shape} with strides {x.strides} cannot be viewed as {new}")
+    return _viewed("view", x, new, strides)
+
+
+def _viewed(name: str, x: Value, new: Shape, strides: Strides) -> Value:
+    out = _shown(name, x, new, strides)
+    x.tape.differentiate((out,), (x,), lambda g: (reshape(g, x.shape),))
+    return out
+
+
+def reshape(x: Value, shape: Sequence[int]) -> Value:
+    """A view where one is possible, else a copy."""
+    new = _whole(x, shape)
+    if x.shape == new:
+        return x
+    strides = viewed(x.shape, x.strides, new)
+    if strides is not None:
+        return _viewed("view", x, new, strides)
+    return _viewed("_unsafe_view", copied(x), new, contiguous(new))
+
+
+def unsafe_view(x: Value, shape: Sequence[int]) -> Value:
+    """A view of what nobody else sees, such as a product's result."""
+    new = _whole(x, shape)
+    return _viewed("_unsafe_view", x, new, contiguous(new))
+
+
+def _whole(x: Value, shape: Sequence[int]) -> Shape:
+    if -1 not in shape:
+        return tuple(shape)
+    rest = math.prod([length for length in shape if length != -1])
+    return tuple([math.prod(x.shape) // rest if length == -1 else length for length in shape])
+
+
+def copied(x: Value) -> Value:
+    """``clone`` in the usual order of dimensions."""
+    out = x.tape.new(x.shape, x.dtype)
+    x.tape.record("clone", (x,), (out,))
+    x.tape.differentiate((out,), (x,), lambda g: (g,))
+    return out
+
+
+def contiguous_of(x: Value) -> Value:
+    """``contiguous``: a copy where it is not."""
+    return x if is_contiguous(x.shape, x.strides) else copied(x)
+
+
+def transpose(x: Value, first: int, second: int) -> Value:
+    """Two dimensions swapped."""
+    shape, strides = list(x.shape), list(x.strides)
+    shape[first], shape[second] = shape[second], shape[first]
+    strides[first], strides[second] = strides[second], strides[first]
+    out = _shown("transpose", x, tuple(shape), tuple(strides), dim0=first, dim1=second)
+    x.tape.differentiate((out,), (x,), lambda g: (transpose(g, first, second),))
+    return out
+
+
+def t(x: Value) -> Value:
+    """A matrix turned."""
+    out = _shown("t", x, x.shape[::-1], x.strides[::-1])
+    x.tape.differentiate((out,), (x,), lambda g: (t(g),))
+    return out
+
+
+def permute(x: Value, dims: Sequence[int]) -> Value:
+    """The dimensions in another order."""
+    shape, strides = tuple([x.shape[dim] for dim in dims]), tuple([x.strides[dim] for dim in dims])
+    out = _shown("permute", x, shape, strides, dims=list(dims))
+    back = [list(dims).index(place) for place in range(len(dims))]
+    x.tape.differentiate((out,), (x,), lambda g: (permute(g, back),))
+    return out
+
+
+def unsqueeze(x: Value, dim: int) -> Value:
+    """A dimension of one more."""
+    place = dim % (len(x.shape) + 1)
+    step = x.strides[place] * x.shape[place] if place < len(x.shape) else 1
+    shape, strides = (*x.shape[:place], 1, *x.shape[place:]), (*x.strides[:place], step, *x.strides[place:])
+    out = _shown("unsqueeze", x, shape, strides, dim=dim)
+    x.tape.differentiate((out,), (x,), lambda g: (squeeze(g, place),))
+    return out
+
+
+def squeeze(x: Value, dim: int) -> Value:
+    """Without a dimension of one."""
+    place = dim % len(x.shape)
+    shape, strides = (*x.shape[:place], *x.shape[place + 1 :]), (*x.strides[:place], *x.strides[place + 1 :])
+    out = _shown("squeeze", x, shape, strides, dim=dim)
+    x.tape.differentiate((out,), (x,), lambda g: (unsqueeze(g, place),))
+    return out
+
+
+def expand(x: Value, shape: Sequence[int]) -> Value:
+    """What is there once shown many times; the gradient adds up (``triosim.models.operators.elementwise.fit``)."""
+    new, lead = tuple(shape), len(shape) - len(x.shape)
+    strides = tuple(
+        [
+            0 if place < lead or (x.shape[place - lead] == 1 and length != 1) else x.strides[place - lead]
+            for place, length in enumerate(new)
+        ]
+    )
+    if new == x.shape:
+        return x
+    out = _shown("expand", x, new, strides)
+    x.tape.differentiate((out,), (x,), lambda g: (g,))
+    return out
+
+
+def slice_of(x: Value, dim: int, start: int, stop: int) -> Value:
+    """Part of a dimension."""
+    place = dim % len(x.shape)
+    shape = (*x.shape[:place], stop - start, *x.shape[place + 1 :])
+    out = _shown("slice", x, shape, x.strides, x.offset + start * x.strides[place], dim=dim)
+
+    def backward(g: Value) -> tuple[Value]:
+        whole = g.tape.new(x.shape, x.dtype)
+        g.tape.record("slice_backward", (g,), (whole,), dim=dim)
+        return (whole,)
+
+    x.tape.differentiate((out,), (x,), backward)
+    return out
+
+
+def select(x: Value, dim: int, index: int) -> Value:
+    """One of a dimension, which goes."""
+    place = dim % len(x.shape)
+    shape, strides = (*x.shape[:place], *x.shape[place + 1 :]), (*x.strides[:place], *x.strides[place + 1 :])
+    out = _shown("select", x, shape, strides, x.offset + index * x.strides[place], dim=dim)
+
+    def backward(g: Value) -> tuple[Value]:
+        whole = g.tape.new(x.shape, x.dtype)
+        g.tape.record("select_backward", (g,), (whole,), dim=dim)
+        return (whole,)
+
+    x.tape.differentiate((out,), (x,), backward)
+    return out
+
+
+def split(x: Value, sizes: Sequence[int], dim: int) -> tuple[Value, ...]:
+    """A dimension in parts; the gradients are put together again, with zeros for what has none."""
+    place = dim % len(x.shape)
+    found: list[Value] = []
+    start = 0
+    for size in sizes:
+        shape = (*x.shape[:place], size, *x.shape[place + 1 :])
+        found.append(Value(x.tape, shape, x.dtype, x.storage, x.strides, x.offset + start * x.strides[place]))
+        start += size
+    name = "split" if len(set(sizes)) == 1 else "split_with_sizes"
+    x.tape.record(name, (x,), found, dim=dim)
+
+    def backward(*gradients: Value | None) -> tuple[Value]:
+        whole = []
+        for part, gradient in zip(found, gradients, strict=True):
+            if gradient is None:
+                gradient = x.tape.new(part.shape, part.dtype)
+                x.tape.record("zeros", (), (gradient,))
+            whole.append(gradient)
+        return (cat(whole, dim),)
+
+    x.tape.differentiate(found, (x,), backward)
+    return tuple(found)
+
+
+def cat(values: Sequence[Value], dim: int) -> Value:
+    """Several after one another."""
+    values = tuple(values)
+    first = values[0]
+    place = dim % len(first.shape)
+    length = sum(value.shape[place] for value in values)
+    shape = (*first.shape[:place], length, *first.shape[place + 1 :])
+    out = first.tape.new(shape, first.dtype)
+    first.tape.record("cat", values, (out,), dim=dim)
+
+    def backward(g: Value) -> list[Value | None]:
+        found: list[Value | None] = []
+        start = 0
+        for value in values:
+            stop = start + value.shape[place]
+            found.append(slice_of(g, dim if dim >= 0 else place, start, stop) if value.node else None)
+            start = stop
+        return found
+
+    first.tape.differentiate((out,), values, backward)
+    return out

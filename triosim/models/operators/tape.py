@@ -1,0 +1,238 @@
+"""A step that is written down operator by operator, as a capture does it, and differentiated as PyTorch's autograd does it.
+
+A model is a function that calls operators on values (``triosim.models.operators`` and its neighbours); the tape keeps them in
+order with their shapes, storages and layers. The backward pass goes through the forward operators from the last to the first,
+which is the engine's order (a node's priority is its sequence number), adds up the gradients of what was used more than once
+as they arrive, and reduces those of what was broadcast.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from triosim.models.operators.layout import Shape, Strides, contiguous
+from triosim.trace import Category, Operator, Phase, Tensor, Trace
+
+#: From the gradients of an operator's outputs (None where nothing came) to those of its inputs.
+Backward = Callable[..., "Sequence[Value | None]"]
+
+
+class Value:
+    """A tensor of the step: a view of a storage, and the operator that it came from, where it has a gradient."""
+
+    __slots__ = ("dtype", "node", "number", "offset", "output", "shape", "storage", "strides", "tape")
+
+    def __init__(
+        self, tape: Tape, shape: Shape, dtype: str, storage: int, strides: Strides | None = None, offset: int = 0
+    ) -> None:
+        self.tape = tape
+        self.shape = shape
+        self.dtype = dtype
+        self.storage = storage
+        self.strides = contiguous(shape) if strides is None else strides
+        self.offset = offset
+        self.node: Node | None = None
+        self.output = 0
+        self.number = -1
+
+    @property
+    def is_floating(self) -> bool:
+        """Whether its elements are real numbers."""
+        return self.dtype.startswith(("float", "bfloat"))
+
+
+class Node:
+    """How an operator is differentiated; of a parameter, where its gradients are added up."""
+
+    __slots__ = ("backward", "gradients", "inputs", "layer", "operator")
+
+    def __init__(
+        self, operator: int, layer: str, inputs: Sequence[Value | None], backward: Backward | None, outputs: int
+    ) -> None:
+        self.operator = operator
+        self.layer = layer
+        self.inputs = inputs
+        self.backward = backward
+        self.gradients: list[Value | None] = [None] * outputs
+
+
+@dataclass(slots=True)
+class _Raw:
+    name: str
+    phase: Phase
+    layer: str
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    forward: int | None
+    attributes: dict[str, Any]
+
+
+@dataclass(slots=True)
+class Tape:
+    """The operators so far. ``dtype`` is that of parameters, ``autocast`` the one that products compute in, where another.
+    ``eight`` says that linear layers multiply numbers of eight bits.
+
+    ``kinds`` and ``owners`` say, by storage, what it is for and whose gradient or state it is.
+    """
+
+    dtype: str = "float32"
+    autocast: str | None = None
+    eight: bool = False
+    operators: list[_Raw] = field(default_factory=list)
+    parameters: dict[str, Value] = field(default_factory=dict)
+    copies: dict[int, Value] = field(default_factory=dict)
+    narrow: dict[tuple[int, Shape], tuple[Value, Value]] = field(default_factory=dict)  # in eight bits, and their scale
+    kinds: dict[int, Category] = field(default_factory=dict)
+    owners: dict[int, int] = field(default_factory=dict)
+    phase: Phase = "forward"
+    layer: str = ""
+    differentiates: int | None = None
+    _nodes: list[Node] = field(default_factory=list)
+    _tensors: list[tuple[int, Shape, str]] = field(default_factory=list)
+    _numbers: dict[tuple[int, Shape, Strides, int], int] = field(default_factory=dict)
+    _storages: int = 0
+
+    # ---- values -------------------------------------------------------------------------------------------------
+
+    def new(self, shape: Shape, dtype: str, strides: Strides | None = None, category: Category | None = None) -> Value:
+        """Return a value in memory of its own."""
+        self._storages += 1
+        if category is None:
+            category = _MADE[self.phase]
+        self.kinds[self._storages] = category
+        return Value(self, shape, dtype, self._storages, strides)
+
+    def parameter(self, name: str, shape: Shape, dtype: str | None = None) -> Value:
+        """Return the parameter ``name`` of the module that is open; the same for the same name."""
+        return self.shared_parameter(f"{self.layer}.{name}", shape, dtype)
+
+    def shared_parameter(self, path: str, shape: Shape, dtype: str | None = None) -> Value:
+        """Return the parameter with a full name, which several modules may use."""
+        found = self.parameters.get(path)
+        if found is None:
+            found = self.new(shape, dtype or self.dtype, category="parameter")
+            found.node = Node(-1, self.layer, (), None, 1)
+            self.parameters[path] = found
+        return found
+
+    @contextmanager
+    def at(self, name: str) -> Iterator[None]:
+        """Operators inside belong to the module ``name`` of the open one."""
+        before = self.layer
+        self.layer = f"{before}.{name}" if before else name
+        try:
+            yield
+        finally:
+            self.layer = before
+
+    @contextmanager
+    def within(self, layer: str) -> Iterator[None]:
+        """Operators inside belong to a layer with a full name."""
+        before, self.layer = self.layer, layer
+        try:
+            yield
+        finally:
+            self.layer = before
+
+    # ---- operators ----------------------------------------------------------------------------------------------
+
+    def record(self, name: str, inputs: Sequence[Value], outputs: Sequence[Value], **attributes: Any) -> int:
+        """Write an operator down, one of ATen unless its name says another library; returns its id."""
+        given = tuple([self._number(value) for value in inputs])
+        made = tuple([self._number(value) for value in outputs])
+        full = name if "::" in name else f"aten::{name}"
+        self.operators.append(_Raw(full, self.phase, self.layer, given, made, self.differentiates, attributes))
+        return len(self.operators)
+
+    def differentiate(self, outputs: Sequence[Value], inputs: Sequence[Value | None], backward: Backward) -> None:
+        """Say how the operator that was written down last is differentiated: ``backward`` gets a gradient an output."""
+        if self.phase != "forward" or all(value is None or value.node is None for value in inputs):
+            return
+        node = Node(len(self.operators), self.layer, inputs, backward, len(outputs))
+        self._nodes.append(node)
+        for place, value in enumerate(outputs):
+            value.node, value.output = node, place
+
+    def _number(self, value: Value) -> int:
+        if value.number < 0:
+            key = (value.storage, value.shape, value.strides, value.offset)
+            found = self._numbers.get(key)
+            if found is None:
+                self._numbers[key] = found = len(self._tensors)
+                self._tensors.append((value.storage, value.shape, value.dtype))
+            value.number = found
+        return value.number
+
+    # ---- the backward pass --------------------------------------------------------------------------------------
+
+    def backward(self, loss: Value, add: Callable[[Value, Value], Value], fit: Callable[[Value, Value], Value]) -> None:
+        """Differentiate ``loss``. ``add`` adds two gradients, ``fit`` gives one the shape and dtype of its value."""
+        assert loss.node is not None
+        self.kinds[loss.storage] = "output"
+        self.phase = "backward"
+        self.layer = "loss"
+        first = self.new((), loss.dtype)
+        self.record("ones_like", (loss,), (first,))
+        loss.node.gradients[loss.output] = first
+        while self._nodes:
+            node = self._nodes.pop()
+            if node.backward is None or all(gradient is None for gradient in node.gradients):
+                continue
+            self.differentiates, self.layer = node.operator, node.layer
+            made = node.backward(*node.gradients)
+            wanted = [
+                (
+                    value,
+                    gradient
+                    if gradient.shape == value.shape and gradient.dtype == value.dtype
+                    else fit(gradient, value),
+                )
+                for value, gradient in zip(node.inputs, made, strict=True)
+                if value is not None and value.node is not None and gradient is not None
+            ]
+            for value, gradient in wanted:
+                assert value.node is not None
+                before = value.node.gradients[value.output]
+                value.node.gradients[value.output] = gradient if before is None else add(before, gradient)
+            node.gradients = []
+        self.differentiates = None
+
+    def gradients(self) -> list[tuple[Value, Value]]:
+        """Return the parameters that have a gradient, with it."""
+        found = []
+        for parameter in self.parameters.values():
+            gradient = parameter.node.gradients[0] if parameter.node is not None else None
+            if gradient is not None:
+                self.owners[gradient.storage] = self._number(parameter)
+                found.append((parameter, gradient))
+        return found
+
+    # ---- the trace ----------------------------------------------------------------------------------------------
+
+    def trace(self, *, batch_size: int, model: str, gpu: str, software: Mapping[str, str]) -> Trace:
+        """Return what was written down, without times."""
+        tensors = [
+            Tensor(number, shape, dtype, self.kinds[storage], storage, self.owners.get(storage))
+            for number, (storage, shape, dtype) in enumerate(self._tensors)
+        ]
+        operators = tuple(
+            Operator(
+                number,
+                raw.name,
+                raw.phase,
+                raw.layer,
+                tuple([tensors[one] for one in raw.inputs]),
+                tuple([tensors[one] for one in raw.outputs]),
+                0.0,
+                forward=raw.forward,
+                attributes=raw.attributes,
+            )
+            for number, raw in enumerate(self.operators, 1)
+        )
+        return Trace(operators, batch_size, model, gpu, times="none", software=software)
+
+
+_MADE: dict[Phase, Category] = {"forward": "activation", "backward": "gradient", "optimizer": "temporary"}

@@ -1,0 +1,1 @@
+"""The steps of a simulation: read, price, plan, run, collect."""

@@ -1,0 +1,1 @@
+"""Results as files and pages: CSV, timeline, HTML, JSON."""

@@ -1,0 +1,88 @@
+"""How a result looks in a notebook: the figures of the terminal as HTML tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from html import escape
+
+from triosim.reports.terminal.result_tables import spread
+from triosim.results.rank_ranges import format_rate
+from triosim.results.result import ResultData
+from triosim.units import format_bytes, format_time
+
+_ROWS = 10
+
+
+def as_html(data: ResultData, title: str) -> str:
+    """Return a result as HTML without scripts or outside references."""
+    parts = [
+        f"<h4>{escape(title)}</h4>",
+        f"<p><b>{format_time(data.step_time_s)}</b> a step{_interval(data)}, "
+        f"{format_rate(data.throughput_samples_per_s)} samples/s{_mfu(data)}</p>",
+        *([] if data.draws is None else [f"<p>{len(data.draws.step_times_s)} draws: {spread(data.draws)}</p>"]),
+        html_table(
+            ["rank", "compute", "communication", "exposed", "waiting", "idle"],
+            (
+                [
+                    str(rank.rank),
+                    *map(
+                        format_time,
+                        (
+                            rank.compute_s,
+                            rank.communication_s,
+                            rank.exposed_communication_s,
+                            rank.waiting_s,
+                            rank.idle_s,
+                        ),
+                    ),
+                ]
+                for rank in data.ranks[:_ROWS]
+            ),
+            len(data.ranks) - _ROWS,
+        ),
+        html_table(
+            ["slowest layers", "forward", "backward", "optimizer", "total"],
+            (
+                [layer.layer, *map(format_time, (layer.forward_s, layer.backward_s, layer.optimizer_s, layer.total_s))]
+                for layer in sorted(data.layers, key=lambda layer: -layer.total_s)[:_ROWS]
+            ),
+            len(data.layers) - _ROWS,
+        ),
+        html_table(
+            ["transfer", "ranks", "count", "bytes", "time"],
+            (
+                [
+                    f"{row.kind} {row.axis}",
+                    str(row.group_size),
+                    f"{row.count:g}",
+                    format_bytes(row.bytes),
+                    format_time(row.total_s),
+                ]
+                for row in data.collectives[:_ROWS]
+            ),
+            len(data.collectives) - _ROWS,
+        ),
+        *(f"<p>note: {escape(note)}</p>" for note in data.notes),
+    ]
+    return "".join(parts)
+
+
+def _mfu(data: ResultData) -> str:
+    return "" if data.metrics is None or data.metrics.mfu is None else f", MFU {data.metrics.mfu:.1%}"
+
+
+def _interval(data: ResultData) -> str:
+    if data.step_time_interval_s is None:
+        return ""
+    low, high = data.step_time_interval_s
+    models = ", ".join(row.model for row in data.predictions)
+    return f" ({format_time(low)} to {format_time(high)} nine times in ten, predicted by {escape(models)})"
+
+
+def html_table(head: Sequence[str], rows: Iterable[Sequence[str]], more: int) -> str:
+    """Return a table, whose last row says how many ``more`` there are; nothing for one without rows."""
+    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    if not body:
+        return ""
+    rest = f'<tr><td colspan="{len(head)}">… {more} more</td></tr>' if more > 0 else ""
+    return "<table><tr>" + "".join(f"<th>{escape(cell)}</th>" for cell in head) + f"</tr>{body}{rest}</table>"

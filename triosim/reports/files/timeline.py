@@ -1,0 +1,298 @@
+"""A run as Chrome trace events, for Perfetto (ui.perfetto.dev) and chrome://tracing.
+
+A process a GPU, a track a stream; each operator a slice; each transfer a slice with the part of it that waits inside;
+arrows from sends to receives and along the network's flows; a counter for each link's utilisation. The format is
+Google's "Trace Event Format": ``ts`` and ``dur`` are microseconds. Times are rounded to whole nanoseconds, each end once,
+so that slices that touch do not overlap. Events are written as they are made.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TextIO
+
+from triosim.engine.recording import Recording, operator_times
+from triosim.output_files import PathLike, writing_text
+from triosim.results.rank_ranges import format_ranks
+from triosim.tasks import Batch, Collective, Compute, Copy, Handle, Recv, Send
+from triosim.trace import Operator
+from triosim.units import format_bytes
+
+if TYPE_CHECKING:
+    from triosim.networks.base import LinkRate, Network
+    from triosim.networks.topology import Topology
+
+Transfer = Collective | Send | Recv | Batch | Copy
+TRANSFERS = (Collective, Send, Recv, Batch, Copy)
+
+#: A viewer becomes slow beyond some hundred thousand events; what is left out is said in the file's ``otherData``.
+MAX_FLOWS = 20_000
+MAX_COUNTER_EVENTS = 200_000
+MAX_COUNTER_LINKS = 100
+
+#: How many layers a transfer names.
+MAX_LAYERS = 4
+
+
+def write_timeline(
+    recording: Recording, topology: Topology, network: Network | None, path: PathLike, *, title: str = "triosim"
+) -> None:
+    """Write a recorded run; the recording holds its tasks' handles."""
+    with writing_text(path) as file:
+        _Timeline(file, topology, title).write(recording, network)
+
+
+@dataclass
+class _Tracks:
+    """The tracks of one process: one a stream, and another beside it where tasks of a stream overlap."""
+
+    ids: dict[str, int] = field(default_factory=dict)
+    ends: dict[str, list[int]] = field(default_factory=dict)
+
+    def place(self, stream: str, start: int, end: int) -> tuple[str, int]:
+        """Return name and id of the track of the stream that is free from ``start``, and take it until ``end``."""
+        ends = self.ends.setdefault(stream, [])
+        lane = next((index for index, taken in enumerate(ends) if taken <= start), len(ends))
+        if lane == len(ends):
+            ends.append(end)
+        else:
+            ends[lane] = end
+        name = stream if lane == 0 else f"{stream} ({lane + 1})"
+        return name, self.ids.setdefault(name, len(self.ids) + 1)
+
+
+class _Timeline:
+    """Writes events to a file; knows which processes and tracks there are."""
+
+    def __init__(self, file: TextIO, topology: Topology, title: str) -> None:
+        self.file = file
+        self.topology = topology
+        self.title = title
+        self.first = True
+        self.arrows = 0
+        # GPUs come first, then switches and hosts, then the links. Process and track 0 mean the idle task to Perfetto.
+        others = [name for name, node in topology.nodes.items() if node.kind != "gpu"]
+        self.processes = {name: number for number, name in enumerate((*topology.gpus, *others), 1)}
+        self.link_process = len(self.processes) + 1
+        self.tracks: dict[int, _Tracks] = {}
+        # What slices of one operator, or of one task, have in common; by id(), since the recording keeps them all.
+        self.operators: dict[int, str] = {}
+        self.transfers: dict[tuple[int, int], str] = {}
+        self.left_out: dict[str, int] = {}
+
+    def write(self, recording: Recording, network: Network | None) -> None:
+        """Write the whole file."""
+        self.file.write('{"displayTimeUnit":"ms","traceEvents":[\n')
+        by_rank: dict[int, list[Handle]] = {}
+        for handle in recording.handles or ():
+            if handle.finished is not None:
+                by_rank.setdefault(handle.rank, []).append(handle)
+        placed: dict[Handle, int] = {}
+        for rank in sorted(by_rank):
+            self._rank(rank, by_rank[rank], placed)
+        for sender, receiver in _pairs(by_rank):
+            self._arrow(
+                (sender.rank + 1, placed[sender], _ns(sender.started)),
+                (receiver.rank + 1, placed[receiver], max(_ns(receiver.started), _ns(receiver.finished) - 1)),
+                "send",
+            )
+        self._flows(getattr(network, "flows", None) or ())
+        self._counters(getattr(network, "rates", None) or ())
+        self._names()
+        other = json.dumps(
+            {"title": self.title, **{f"left out: {what}": count for what, count in self.left_out.items()}}
+        )
+        self.file.write(f'\n],"otherData":{other}}}\n')
+
+    # ---- tasks --------------------------------------------------------------------------------------------------
+
+    def _rank(self, rank: int, handles: list[Handle], placed: dict[Handle, int]) -> None:
+        process = rank + 1
+        tracks = self.tracks.setdefault(process, _Tracks())
+        for handle in sorted(handles, key=_arrival):
+            task = handle.task
+            if isinstance(task, Compute):
+                start, end = _ns(handle.started), _ns(handle.finished)
+                _, track = tracks.place(task.stream or "unordered", start, end)
+                for operator, begun, done in operator_times(handle):
+                    self._slice(process, track, _ns(begun), min(_ns(done), end), self._operator(operator))
+            elif isinstance(task, TRANSFERS):
+                start, met, end = _ns(handle.arrived), _ns(handle.started), _ns(handle.finished)
+                _, track = tracks.place(task.stream or "unordered", start, end)
+                placed[handle] = track
+                self._slice(process, track, start, end, self._transfer(task, met - start))
+                if met > start:
+                    self._slice(process, track, start, met, '"name":"waiting","cat":"waiting"')
+
+    def _operator(self, operator: Operator) -> str:
+        text = self.operators.get(id(operator))
+        if text is None:
+            args = {"layer": operator.layer, "phase": operator.phase, "operator": operator.id}
+            if operator.flops is not None:
+                args["flops"] = operator.flops
+            text = f'"name":{json.dumps(operator.name)},"cat":"{operator.phase}","args":{json.dumps(args)}'
+            self.operators[id(operator)] = text
+        return text
+
+    def _transfer(self, task: Transfer, waiting: int) -> str:
+        text = self.transfers.get((id(task), waiting))
+        if text is None:
+            text = self.transfers[id(task), waiting] = _transfer(task, waiting)
+        return text
+
+    # ---- the network --------------------------------------------------------------------------------------------
+
+    def _flows(self, flows: Iterable[Any]) -> None:
+        """Show flows as slices where they leave and where they arrive, joined by arrows."""
+        shown = 0
+        for flow in sorted(flows, key=lambda flow: flow.started):
+            if flow.finished is None:
+                continue
+            if shown == MAX_FLOWS:
+                self.left_out["flows"] = self.left_out.get("flows", 0) + 1
+                continue
+            shown += 1
+            start, end = _ns(flow.started), _ns(flow.finished)
+            args = json.dumps(
+                {"bytes": flow.nbytes, "from": flow.source, "to": flow.destination, "links": list(flow.links)}
+            )
+            ends = []
+            for node, stream in ((flow.source, "network out"), (flow.destination, "network in")):
+                process = self.processes[node]
+                _, track = self.tracks.setdefault(process, _Tracks()).place(stream, start, end)
+                name = json.dumps(
+                    f"{flow.source} → {flow.destination}  {format_bytes(flow.nbytes)}", ensure_ascii=False
+                )
+                self._slice(process, track, start, end, f'"name":{name},"cat":"flow","args":{args}')
+                ends.append((process, track))
+            self._arrow((*ends[0], start), (*ends[1], max(start, end - 1)), "flow")
+
+    def _counters(self, rates: Iterable[LinkRate]) -> None:
+        """Show the busiest links' utilisation in percent; of changes at one instant the last counts."""
+        changes: dict[str, list[tuple[int, float]]] = {}
+        taken: dict[str, float] = {}
+        last: dict[str, tuple[float, float]] = {}
+        for time, name, _, share in rates:
+            before, level = last.get(name, (time, 0.0))
+            taken[name] = taken.get(name, 0.0) + (time - before) * level
+            last[name] = (time, share)
+            points = changes.setdefault(name, [])
+            if points and points[-1][0] == _ns(time):
+                points.pop()
+            points.append((_ns(time), share))
+        order = list(self.topology.links)
+        busiest = sorted(changes, key=lambda name: -taken[name])
+        if len(busiest) > MAX_COUNTER_LINKS:
+            self.left_out["links"] = len(busiest) - MAX_COUNTER_LINKS
+        room = MAX_COUNTER_EVENTS
+        for name in sorted(busiest[:MAX_COUNTER_LINKS], key=order.index):
+            points = changes[name]
+            if len(points) > room:
+                self.left_out["changes of a link's rate"] = (
+                    self.left_out.get("changes of a link's rate", 0) + len(points) - room
+                )
+            label = json.dumps(f"{name} utilisation")
+            for time, share in points[:room]:
+                value = json.dumps(round(100 * share, 4))
+                self._event(
+                    f'"ph":"C","name":{label},"pid":{self.link_process},"ts":{_us(time)},"args":{{"%":{value}}}'
+                )
+            room -= min(room, len(points))
+        if changes:
+            self.processes["links"] = self.link_process
+
+    # ---- events -------------------------------------------------------------------------------------------------
+
+    def _names(self) -> None:
+        """Name and order processes and tracks."""
+        gpus = len(self.topology.gpus)
+        for name, process in self.processes.items():
+            if process not in self.tracks and process != self.link_process:
+                continue
+            label = json.dumps(f"GPU {process - 1} ({name})" if process <= gpus else name)
+            self._event(f'"ph":"M","name":"process_name","pid":{process},"args":{{"name":{label}}}')
+            self._event(f'"ph":"M","name":"process_sort_index","pid":{process},"args":{{"sort_index":{process}}}')
+            tracks = self.tracks.get(process, _Tracks())
+            for order, stream in enumerate(sorted(tracks.ids, key=_track_order)):
+                where = f'"pid":{process},"tid":{tracks.ids[stream]}'
+                self._event(f'"ph":"M","name":"thread_name",{where},"args":{{"name":{json.dumps(stream)}}}')
+                self._event(f'"ph":"M","name":"thread_sort_index",{where},"args":{{"sort_index":{order}}}')
+
+    def _slice(self, process: int, track: int, start: int, end: int, what: str) -> None:
+        self._event(f'"ph":"X","pid":{process},"tid":{track},"ts":{_us(start)},"dur":{_us(max(0, end - start))},{what}')
+
+    def _arrow(self, source: tuple[int, int, int], destination: tuple[int, int, int], category: str) -> None:
+        """Draw an arrow from one slice to another, each named by its process, its track and a time within it."""
+        self.arrows += 1
+        for phase, (process, track, time) in (('"s"', source), ('"f","bp":"e"', destination)):
+            what = f'"ph":{phase},"name":"{category}","cat":"{category}","id":{self.arrows}'
+            self._event(f'{what},"pid":{process},"tid":{track},"ts":{_us(time)}')
+
+    def _event(self, body: str) -> None:
+        self.file.write(f"{{{body}}}" if self.first else f",\n{{{body}}}")
+        self.first = False
+
+
+def _arrival(handle: Handle) -> float:
+    return handle.arrived if handle.arrived is not None else handle.started or 0.0
+
+
+def _track_order(stream: str) -> tuple[int, str]:
+    """Put what computes above what communicates, and the network's flows last."""
+    return (0 if stream.startswith("compute") else 2 if stream.startswith("network") else 1, stream)
+
+
+def _transfer(task: Transfer, waiting: int) -> str:
+    """Return name and details of a transfer's slice."""
+    args: dict[str, Any] = {"waiting_us": waiting / 1000}
+    name: str
+    if isinstance(task, Collective):
+        args |= {"bytes": task.nbytes, "group": format_ranks(task.group.ranks), "axis": task.group.name}
+        name, size = task.kind, task.nbytes
+    elif isinstance(task, Send):
+        args |= {"bytes": task.nbytes, "to": task.destination, "tag": task.tag}
+        name, size = f"send to {task.destination}", task.nbytes
+    elif isinstance(task, Recv):
+        args |= {"from": task.source, "tag": task.tag}
+        name, size = f"receive from {task.source}", 0.0
+    elif isinstance(task, Batch):
+        sizes = [part.nbytes for part in task.parts if isinstance(part, Send)]
+        args |= {"bytes": sum(sizes), "sends": len(sizes), "receives": len(task.parts) - len(sizes)}
+        name, size = "send and receive", sum(sizes)
+    else:
+        args |= {"bytes": task.nbytes, "from": task.source, "to": task.destination}
+        name, size = f"copy from {task.source}", task.nbytes
+    if task.layers is not None:
+        names = list(task.layers.nbytes)
+        args["layers"] = ", ".join(names[:MAX_LAYERS]) + (", …" if len(names) > MAX_LAYERS else "")
+    if task.label:
+        args["label"] = task.label
+    text = f"{name}  {format_bytes(size)}" if size else name
+    return f'"name":{json.dumps(text)},"cat":"communication","args":{json.dumps(args)}'
+
+
+def _pairs(by_rank: dict[int, list[Handle]]) -> Iterator[tuple[Handle, Handle]]:
+    """Yield each send with its receive: matched by pair, tag and order, as the engine does."""
+    sent: dict[tuple[int, int, int], deque[Handle]] = {}
+    received: dict[tuple[int, int, int], deque[Handle]] = {}
+    for rank, handles in by_rank.items():
+        for handle in handles:
+            task = handle.task
+            for part in task.parts if isinstance(task, Batch) else (task,):
+                if isinstance(part, Send):
+                    sent.setdefault((rank, part.destination, part.tag), deque()).append(handle)
+                elif isinstance(part, Recv):
+                    received.setdefault((part.source, rank, part.tag), deque()).append(handle)
+    for channel, senders in sent.items():
+        yield from zip(senders, received.get(channel, ()), strict=False)
+
+
+def _ns(seconds: float | None) -> int:
+    return round((seconds or 0.0) * 1e9)
+
+
+def _us(nanoseconds: int) -> str:
+    return f"{nanoseconds // 1000}.{nanoseconds % 1000:03d}"

@@ -1,0 +1,174 @@
+"""A heat map of a run's links: the topology with each link as hot as it was loaded, above the links' load over time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from triosim import plugins
+from triosim.errors import OptionError
+from triosim.networks.base import LinkRate, Network
+from triosim.networks.topology import Topology
+from triosim.output_files import PathLike
+from triosim.reports.pictures import topology_picture as picture
+from triosim.reports.pictures.plot import check_plot, save_figure, unit_of
+from triosim.reports.terminal.result_tables import shorten
+from triosim.results.link_loads import Load, edges, loads
+
+MOST_ROWS = 400  # in the lower part; the busiest links are shown
+MOST_LABELLED = 40
+MOST_NODES = 1_000
+MOST_ARROWS = 80
+SLOTS = 400  # into which the run is divided
+
+_WIDTH = 11.0  # inches
+_COLD = "#D9D9D9"  # a link that carried nothing
+
+
+def write_link_plot(
+    rates: Iterable[LinkRate], topology: Topology, end: float, path: PathLike, *, title: str = ""
+) -> None:
+    """Draw the links' loads of a run that took ``end`` seconds. Raises ``OptionError`` where nothing was sent."""
+    check_plot(path)
+    from matplotlib.figure import Figure  # without pyplot: no window system, no state
+
+    found = loads(rates, end)
+    if not found:
+        raise OptionError("nothing was sent over any link, so there is no heat map", where=topology.name)
+    bounds = edges(end, SLOTS)
+    mean = {name: float(load.taken(bounds).sum()) / end for name, load in found.items()}
+    rows = _rows(found, sorted(found, key=lambda name: -round(mean[name], 9)), bounds)
+    drawing = _Drawing.of(topology)
+    raster_height = 1.3 + (0.24 * len(rows) if len(rows) <= MOST_LABELLED else 6.0)
+    heights = ([drawing.height] if drawing else []) + [raster_height]
+    figure = Figure(figsize=(_WIDTH, sum(heights) + 0.6), layout="constrained")
+    axes = figure.subplots(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0]
+    if drawing:
+        _heat(axes[0], topology, drawing, mean)
+    _raster(axes[-1], rows[:MOST_ROWS], bounds)
+    figure.suptitle(f"{title}\nhow much of each link was taken", fontsize=11)
+    save_figure(figure, path)
+
+
+def check_link_plot(path: PathLike, network: str) -> None:
+    """Raise ``OutputError`` where a picture cannot be drawn, ``OptionError`` where a network of this name has no links."""
+    check_plot(path)
+    found = plugins.load("networks", network)
+    if getattr(found, "bytes_by_link", None) is Network.bytes_by_link:
+        raise OptionError(
+            f"the network '{network}' simulates no links, so there is nothing to draw",
+            where="--link-plot",
+            fix="take the network 'packet' or 'photonic'",
+        )
+
+
+class _Drawing:
+    """Where the nodes of a topology stand, and how large the picture is."""
+
+    def __init__(self, topology: Topology, nodes: list[str], lines: list[picture.Line]) -> None:
+        self.nodes = nodes
+        self.at = picture.layout(topology, nodes, lines)
+        xs, ys = [x for x, _ in self.at.values()], [y for _, y in self.at.values()]
+        self.box = (min(xs) - 0.7, max(xs) + 0.7, min(ys) - 0.7, max(ys) + 0.7)
+        left, right, low, high = self.box
+        self.inch = min(1.3, (_WIDTH - 1.2) / (right - left), 8.0 / (high - low))  # a unit of the layout
+        self.height = (high - low) * self.inch + 0.2
+
+    @classmethod
+    def of(cls, topology: Topology) -> _Drawing | None:
+        """Return the drawing, or None where there are no ends to draw lines between, or too many nodes to see any."""
+        left_out = picture.hanging_memories(topology)
+        nodes = [name for name in topology.nodes if name not in left_out]
+        lines = picture.merged(topology, left_out)
+        return cls(topology, nodes, lines) if lines and len(nodes) <= MOST_NODES else None
+
+
+def _heat(axes: Any, topology: Topology, drawing: _Drawing, mean: Mapping[str, float]) -> None:
+    """Draw each direction of each link as a curve of its own; parallel links are one, as hot as the hottest of them."""
+    from matplotlib.patches import FancyArrowPatch
+
+    left, right, low, high = drawing.box
+    axes.set(xlim=(left, right), ylim=(low, high), aspect="equal")
+    axes.axis("off")
+    heat: dict[tuple[str, str], float] = {}
+    for link in topology.links.values():
+        if link.source in drawing.at and link.destination in drawing.at:
+            ends = link.source, link.destination
+            heat[ends] = max(heat.get(ends, 0.0), mean.get(link.name, 0.0))
+    hottest = max(heat.values(), default=0.0) or 1.0
+    colours, rows = _colours(hottest), picture.rows_and_columns(drawing.at)
+    width = max(0.8, min(3.0, 3.2 * drawing.inch))
+    arrows = sum(value > 0 for value in heat.values()) <= MOST_ARROWS
+    for (a, b), value in sorted(heat.items(), key=lambda item: item[1]):  # the hottest on top
+        bend = 0.28 if picture.blocked(drawing.at[a], drawing.at[b], rows) else 0.07
+        pointed = arrows and value > 0
+        axes.add_patch(
+            FancyArrowPatch(
+                drawing.at[a], drawing.at[b], connectionstyle=f"arc3,rad={bend}",
+                arrowstyle="-|>" if pointed else "-", mutation_scale=10, shrinkA=0,
+                shrinkB=min(19.0, 22 * drawing.inch) if pointed else 0,
+                color=colours.to_rgba(value) if value else _COLD, linewidth=width if value else width / 3,
+                zorder=1 if not value else 2, clip_on=False,
+            )
+        )  # fmt: skip
+    picture.draw_nodes(axes, topology, drawing.nodes, drawing.at, drawing.inch)
+    _bar(axes, colours, "mean over the run")
+
+
+def _rows(found: Mapping[str, Load], names: Sequence[str], bounds: Any) -> list[tuple[str, Any]]:
+    """Return a row a link: its name, and what part of it was taken in each slot. Of many links, equal ones are one row."""
+    slot = bounds[1] - bounds[0]
+    rows = [(name, found[name].taken(bounds) / slot) for name in names]
+    if len(rows) <= MOST_LABELLED:
+        return rows
+    alike: dict[bytes, list[tuple[str, Any]]] = {}
+    for name, cells in rows:
+        alike.setdefault(cells.round(6).tobytes(), []).append((name, cells))
+    return [
+        (name if len(same) == 1 else f"{name} and {len(same) - 1} alike", cells)
+        for same in alike.values()
+        for name, cells in same[:1]
+    ]
+
+
+def _raster(axes: Any, rows: Sequence[tuple[str, Any]], bounds: Any) -> None:
+    """Draw the rows, the busiest on top."""
+    import numpy as np
+
+    end = float(bounds[-1])
+    unit, scale = unit_of(end)
+    colours = _colours(1.0)
+    extent = (0.0, end * scale, len(rows) - 0.5, -0.5)
+    blank = np.ma.masked_less_equal(np.stack([cells for _, cells in rows]), 0.0)
+    axes.imshow(blank, aspect="auto", interpolation="nearest", cmap=colours.cmap, norm=colours.norm, extent=extent)
+    axes.set_facecolor("#F4F4F4")
+    axes.set_xlabel(f"time ({unit})")
+    if len(rows) <= MOST_LABELLED:
+        axes.set_yticks(range(len(rows)), [shorten(name, 40) for name, _ in rows], fontsize=7)
+    else:
+        axes.set_yticks([])
+        axes.set_ylabel(f"the {len(rows)} busiest of different links, the busiest on top")
+    for side in axes.spines.values():
+        side.set_visible(False)
+    axes.tick_params(axis="y", length=0)
+    _bar(axes, colours, "at that time")
+
+
+def _colours(top: float) -> Any:
+    from matplotlib import colormaps
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import LinearSegmentedColormap, Normalize
+
+    warm = LinearSegmentedColormap.from_list("warm", colormaps["YlOrRd"]([0.2 + 0.8 * i / 63 for i in range(64)]))
+    return ScalarMappable(norm=Normalize(0.0, top), cmap=warm)
+
+
+def _bar(axes: Any, colours: Any, label: str) -> None:
+    from matplotlib.ticker import PercentFormatter
+
+    bar = axes.figure.colorbar(
+        colours, ax=axes, shrink=0.8, aspect=16, pad=0.01, panchor=False, format=PercentFormatter(1.0)
+    )
+    bar.set_label(label, fontsize=8)
+    bar.ax.tick_params(labelsize=7)
+    bar.outline.set_visible(False)

@@ -1,0 +1,272 @@
+"""A picture of a result: a Gantt chart of the ranks beside the parts of their step time.
+
+Colours are Paul Tol's "bright" scheme, which people who are colour-blind can tell apart.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from triosim.engine.recording import Interval, Intervals, Recording, operator_times
+from triosim.errors import OutputError
+from triosim.output_files import PathLike, writing_bytes
+from triosim.results.rank_ranges import format_rate
+from triosim.tasks import Compute
+from triosim.units import format_time
+
+if TYPE_CHECKING:
+    from triosim.comparison.strategies import Comparison
+    from triosim.results.draws import Draws
+    from triosim.results.result import RankTimes, Result
+
+MAX_RANKS = 16
+
+#: How high the histogram of several draws is, in inches.
+_HISTOGRAM = 1.6
+
+#: Gaps and intervals shorter than this part of the run would not be seen, and cost time to draw.
+_FINEST = 1 / 2000
+
+COLOURS = {
+    "forward": "#4477AA",
+    "backward": "#66CCEE",
+    "optimizer": "#228833",
+    "compute": "#4477AA",
+    "communication": "#EE6677",
+    "exposed communication": "#EE6677",
+    "waiting for a partner": "#F6C4C9",
+    "idle": "#DDDDDD",
+}
+FORMATS = (".png", ".svg", ".pdf")
+
+
+def check_plot(path: PathLike) -> None:
+    """Raise ``OutputError`` where a picture cannot be drawn: an unknown kind of file, or no matplotlib."""
+    from importlib.util import find_spec
+
+    if Path(path).suffix.lower() not in FORMATS:
+        raise OutputError(
+            "is no kind of picture that is known", where=str(path), fix=f"end the name in {' or '.join(FORMATS)}"
+        )
+    if find_spec("matplotlib") is None:
+        raise OutputError("a picture needs matplotlib", where=str(path), fix="pip install 'triosim[plot]'")
+
+
+def write_plot(result: Result, path: PathLike) -> None:
+    """Draw a result. A result that was loaded from a file has no Gantt chart: it does not know when what happened."""
+    ranks = select(result.data.ranks)
+    height = 1.9 + 0.42 * max(2, len(ranks))
+    figure = new_figure(path, height=height + (_HISTOGRAM if result.data.draws is not None else 0.0))
+    upper = figure
+    if result.data.draws is not None:
+        upper, lower = figure.subfigures(2, 1, height_ratios=[height, _HISTOGRAM])
+        _histogram(lower.subplots(), result.data.draws)
+    if result.recording is not None:
+        gantt, bars = upper.subplots(1, 2, sharey=True, width_ratios=[2.6, 1])
+        _gantt(gantt, result.recording, ranks)
+    else:
+        bars = upper.subplots()
+    _bars(bars, ranks)
+    bars.set_yticks(range(len(ranks)), [f"GPU {rank.rank}" for rank in ranks])
+    bars.set_ylim(len(ranks) - 0.4, -0.6)
+    shown = f"   ({len(ranks)} of {result.world} GPUs shown)" if len(ranks) < result.world else ""
+    rate = format_rate(result.throughput_samples_per_s)
+    figure.suptitle(
+        f"{result.title}\n{format_time(result.step_time_s)} a step, {rate} samples/s{shown}",
+        fontsize=11,
+    )
+    save_figure(figure, path)
+
+
+def _histogram(axes: Any, draws: Draws) -> None:
+    """Draw how often a step took how long, over the draws."""
+    unit, scale = unit_of(draws.max_s)
+    axes.hist([seconds * scale for seconds in draws.step_times_s], bins="auto", color="#CCBB44", edgecolor="white")
+    for name, seconds in (("p5", draws.p5_s), ("p50", draws.p50_s), ("p95", draws.p95_s)):
+        axes.axvline(seconds * scale, color="#888888", linewidth=0.8, linestyle=":")
+        axes.annotate(
+            name, (seconds * scale, 1), xycoords=("data", "axes fraction"), fontsize=8, ha="center", va="bottom"
+        )
+    axes.yaxis.get_major_locator().set_params(integer=True)
+    axes.set_xlabel(f"step time of {len(draws.step_times_s)} draws ({unit})")
+    bare(axes)
+
+
+def write_comparison(comparison: Comparison, path: PathLike) -> None:
+    """Draw the strategies of a comparison side by side: what their step time consists of, and how many samples a second."""
+    runs = [(run.label, run.result) for run in comparison.runs if run.result is not None]
+    figure = new_figure(path, height=1.9 + 0.36 * max(2, len(runs)))
+    times, speeds = figure.subplots(1, 2, sharey=True, width_ratios=[1.7, 1])
+    means = [mean(result.data.ranks, row) for row, (_, result) in enumerate(runs)]
+    _bars(times, means)
+    unit, scale = unit_of(max(_whole(row) for row in means))
+    for row, (_, result) in enumerate(runs):
+        times.text(_whole(means[row]) * scale, row, f" {result.step_time_s * scale:.3g}", va="center", fontsize=8)
+    of = "step time of the first draw" if any(result.data.draws for _, result in runs) else "step time"
+    times.set_xlabel(f"{of}, mean over the GPUs ({unit})")
+    times.margins(x=0.12)
+    times.set_yticks(range(len(runs)), [label for label, _ in runs])
+    times.set_ylim(len(runs) - 0.4, -0.6)
+    rates = [run.throughput for run in comparison.runs if run.result is not None]
+    speeds.barh(range(len(runs)), rates, 0.62, color="#CCBB44")
+    for row, rate in enumerate(rates):
+        speeds.text(rate, row, f" {format_rate(rate)}", va="center", fontsize=8)
+    speeds.margins(x=0.2)
+    speeds.set_xlabel("samples per second")
+    bare(speeds)
+    figure.suptitle(comparison.title, fontsize=11)
+    save_figure(figure, path)
+
+
+def select(ranks: Sequence[RankTimes]) -> list[RankTimes]:
+    """Return the ranks to draw: all, or one of each that differ, and then some at even distances, in order."""
+    if len(ranks) <= MAX_RANKS:
+        return list(ranks)
+    chosen: dict[tuple[str, ...], RankTimes] = {}
+    for rank in ranks:
+        key = tuple(format_time(value) for value in (rank.compute_s, rank.exposed_communication_s, rank.idle_s))
+        chosen.setdefault(key, rank)
+    picked = {rank.rank: rank for rank in list(chosen.values())[: MAX_RANKS // 2]}
+    step = (len(ranks) - 1) / (MAX_RANKS - 1)
+    for index in range(MAX_RANKS):
+        if len(picked) < MAX_RANKS:
+            rank = ranks[round(index * step)]
+            picked.setdefault(rank.rank, rank)
+    return [picked[rank] for rank in sorted(picked)]
+
+
+def mean(ranks: Sequence[RankTimes], row: int) -> RankTimes:
+    """Return the mean of the ranks' figures, as a rank of its own."""
+    from triosim.results.result import RankTimes
+
+    names = ("compute_s", "communication_s", "exposed_communication_s", "idle_s", "waiting_s")
+    return RankTimes(row, *(math.fsum(getattr(rank, name) for rank in ranks) / len(ranks) for name in names))
+
+
+def _gantt(axes: Any, recording: Recording, ranks: Sequence[RankTimes]) -> None:
+    """Draw each rank's computing above its communication."""
+    unit, scale = unit_of(recording.end)
+    rows = {rank.rank: row for row, rank in enumerate(ranks)}
+    used: dict[str, None] = {}
+    for rank, row in rows.items():
+        record = next(record for record in recording.ranks if record.rank == rank)
+        for kind, intervals in _kinds(recording, rank, record.compute.merged(), record.communication.merged()):
+            top = row - 0.36 if kind in ("forward", "backward", "optimizer", "compute") else row + 0.02
+            spans = [
+                (start * scale, (end - start) * scale) for start, end in coarser(intervals, recording.end * _FINEST)
+            ]
+            if spans:
+                axes.broken_barh(spans, (top, 0.34), facecolor=COLOURS[kind], linewidth=0)
+                used[kind] = None
+    iterations = max(len(record.iterations) for record in recording.ranks)
+    if iterations > 1:
+        for index in range(iterations):
+            end = max(record.iterations[index] for record in recording.ranks if index < len(record.iterations))
+            axes.axvline(end * scale, color="#888888", linewidth=0.6, linestyle=":")
+    axes.set_xlim(0, recording.end * scale)
+    axes.set_xlabel(f"time ({unit})")
+    bare(axes)
+    order = [kind for kind in COLOURS if kind in used]
+    _legend(axes, order)
+
+
+def _kinds(
+    recording: Recording, rank: int, compute: list[Interval], communication: list[Interval]
+) -> Iterable[tuple[str, list[Interval]]]:
+    """Yield what a rank did: by phase, and with the waiting apart, where the recording kept its tasks."""
+    if recording.handles is None:
+        yield "compute", compute
+        yield "communication", communication
+        return
+    found = {kind: Intervals() for kind in COLOURS}
+    for handle in recording.handles:
+        if handle.rank != rank or handle.finished is None:
+            continue
+        if isinstance(handle.task, Compute):
+            for operator, start, end in operator_times(handle):
+                found[operator.phase].add(start, end)
+        elif hasattr(handle.task, "issuer") and handle.arrived is not None and handle.started is not None:
+            found["waiting for a partner"].add(handle.arrived, handle.started)
+            found["communication"].add(handle.started, handle.finished)
+    # The waiting is drawn first: where two transfers overlap, the one that moves bytes is seen.
+    for kind in ("forward", "backward", "optimizer", "waiting for a partner", "communication"):
+        yield kind, found[kind].merged()
+
+
+def coarser(intervals: Iterable[Interval], finest: float) -> list[Interval]:
+    """Join intervals whose gap would not be seen."""
+    joined: list[Interval] = []
+    for start, end in intervals:
+        if joined and start - joined[-1][1] < finest:
+            joined[-1] = (joined[-1][0], end)
+        else:
+            joined.append((start, end))
+    return joined
+
+
+def _bars(axes: Any, ranks: Sequence[RankTimes]) -> None:
+    """Draw the parts of each rank's step time."""
+    unit, scale = unit_of(max(_whole(rank) for rank in ranks))
+    left = [0.0] * len(ranks)
+    for kind, widths in (
+        ("compute", [_whole(rank) - rank.exposed_communication_s - rank.idle_s for rank in ranks]),
+        ("exposed communication", [rank.exposed_communication_s for rank in ranks]),
+        ("idle", [rank.idle_s for rank in ranks]),
+    ):
+        scaled = [width * scale for width in widths]
+        axes.barh(range(len(ranks)), scaled, 0.62, left=left, color=COLOURS[kind])
+        left = [start + width for start, width in zip(left, scaled, strict=True)]
+    axes.set_xlabel(f"parts of the step ({unit})")
+    bare(axes)
+    _legend(axes, ["compute", "exposed communication", "idle"])
+
+
+def _whole(rank: RankTimes) -> float:
+    return rank.compute_s + rank.exposed_communication_s + rank.idle_s
+
+
+def unit_of(seconds: float) -> tuple[str, float]:
+    """Return the unit in which an axis up to ``seconds`` reads well, and its factor."""
+    return ("s", 1.0) if seconds >= 2 else ("ms", 1e3) if seconds >= 2e-3 else ("us", 1e6)
+
+
+def _legend(axes: Any, kinds: Sequence[str]) -> None:
+    from matplotlib.patches import Patch
+
+    axes.legend(
+        handles=[Patch(color=COLOURS[kind], label=kind) for kind in kinds],
+        loc="lower left",
+        bbox_to_anchor=(0, 1.0),
+        ncols=len(kinds),
+        frameon=False,
+        fontsize=8,
+        handlelength=1,
+        columnspacing=1,
+        borderaxespad=0.2,
+    )
+
+
+def bare(axes: Any) -> None:
+    """Take away the frame; leave a light grid."""
+    for side in ("top", "right", "left"):
+        axes.spines[side].set_visible(False)
+    axes.tick_params(axis="y", length=0)
+    axes.grid(axis="x", color="#EEEEEE", zorder=0)
+    axes.set_axisbelow(True)
+
+
+def new_figure(path: PathLike, *, height: float) -> Any:
+    """Return an empty figure of so many inches for a file. Raises ``OutputError`` where it cannot be drawn."""
+    check_plot(path)
+    from matplotlib.figure import Figure  # without pyplot: no window system, no state
+
+    return Figure(figsize=(11, height), layout="constrained")
+
+
+def save_figure(figure: Any, path: PathLike) -> None:
+    """Write a figure; the kind of file follows from the name."""
+    with writing_bytes(path) as file:
+        figure.savefig(file, format=Path(path).suffix[1:].lower(), dpi=150)

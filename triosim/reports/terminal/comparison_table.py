@@ -1,0 +1,157 @@
+"""How a comparison of strategies looks in a terminal."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from html import escape
+
+from rich.console import Console, Group, RenderableType
+from rich.text import Text
+
+from triosim.comparison.strategies import Comparison
+from triosim.reports.files.html import html_table
+from triosim.reports.pictures.plot import mean
+from triosim.reports.terminal.result_tables import per_million, percent, table
+from triosim.results.metrics import PlaceMemory
+from triosim.results.rank_ranges import format_rate
+from triosim.results.result import ResultData
+from triosim.units import format_time
+
+_NUMBER = re.compile(r"(\d+)")
+
+
+def render(comparison: Comparison) -> RenderableType:
+    """Return a comparison as something that rich can show."""
+    made = table(comparison.title, *_columns(comparison))
+    made.columns[0].no_wrap = True
+    for row in _rows(comparison):
+        made.add_row(*row)
+    parts: list[RenderableType] = [made]
+    parts.extend(Text(reason, style="dim") for reason in _reasons(comparison))
+    parts.append(Text(_legend(comparison), style="dim"))
+    parts.extend(Text(f"note: {note}", style="yellow") for note in _notes(comparison))
+    return Group(*parts)
+
+
+def as_html(comparison: Comparison) -> str:
+    """Return a comparison as HTML without scripts or outside references."""
+    return "".join(
+        (
+            f"<h4>{escape(comparison.title)}</h4>",
+            html_table(_columns(comparison), _rows(comparison), 0),
+            *(f"<p>{escape(reason)}</p>" for reason in _reasons(comparison)),
+            f"<p>{escape(_legend(comparison))}</p>",
+            *(f"<p>note: {escape(note)}</p>" for note in _notes(comparison)),
+        )
+    )
+
+
+def _columns(comparison: Comparison) -> list[str]:
+    step = ["median", "5%", "95%"] if _is_drawn(comparison) else ["step", "comp.", "exp.", "idle"]
+    found = ["strategy", "batch", *step, "GiB", "samples/s", "gain"]
+    return [*found, "cost" if _is_priced(comparison) else "eff."]
+
+
+def _is_priced(comparison: Comparison) -> bool:
+    """Whether somebody said what a GPU costs."""
+    return any(run.result is not None and run.result.inputs["options"]["price"] for run in comparison.runs)
+
+
+def _is_drawn(comparison: Comparison) -> bool:
+    """Whether what is left to chance was drawn several times."""
+    return any(run.result is not None and run.result.data.draws is not None for run in comparison.runs)
+
+
+def _step(data: ResultData) -> list[str]:
+    """A step's time and what it consists of; of several draws, the median and how they are spread."""
+    if data.draws is not None:
+        return [format_time(seconds) for seconds in (data.draws.p50_s, data.draws.p5_s, data.draws.p95_s)]
+    average = mean(data.ranks, 0)
+    parts = average.compute_s, average.exposed_communication_s, average.idle_s
+    return [format_time(data.step_time_s), *(percent(part, data.step_time_s) for part in parts)]
+
+
+def _rows(comparison: Comparison) -> Iterator[list[str]]:
+    """Yield a row for each strategy that runs."""
+    priced = _is_priced(comparison)
+    for run in comparison.runs:
+        if run.result is None:
+            continue
+        data = run.result.data
+        cost = data.metrics.cost if data.metrics is not None else None
+        found = [
+            run.label,
+            f"{data.global_batch_size:,}",
+            *_step(data),
+            _fullest(data.memory),
+            format_rate(run.throughput),
+            "" if run.speed_up is None else f"{run.speed_up:.2f}x",
+        ]
+        if priced:  # which leaves no room for the efficiency
+            found.append("" if cost is None else per_million(data, cost))
+        else:
+            found.append("" if run.efficiency is None else percent(run.efficiency, 1.0))
+        yield found
+
+
+def _reasons(comparison: Comparison) -> Iterator[str]:
+    """Say why strategies cannot run."""
+    return (f"{run.label} cannot run: {run.reason}" for run in comparison.runs if run.result is None)
+
+
+def _legend(comparison: Comparison) -> str:
+    legend = "compute, exposed communication, idle: of the step, mean over the GPUs"
+    if _is_drawn(comparison):
+        legend = "median, 5%, 95%: of the steps of all draws"
+    legend += "; GiB: of tensors, on the fullest; gain: the speed-up"
+    if _is_priced(comparison):
+        legend += "; cost: of a million tokens, or samples"
+    if any("M=" in run.label for run in comparison.runs):
+        legend += "; M: micro-batches"
+    return legend
+
+
+def _notes(comparison: Comparison) -> list[str]:
+    """The notes of all strategies, each once."""
+    return merged(dict.fromkeys(note for run in comparison.runs if run.result for note in run.result.notes))
+
+
+def _fullest(memory: Sequence[PlaceMemory]) -> str:
+    """The most that a rank has; with an exclamation mark where its GPU has less."""
+    if not memory:
+        return ""
+    row = max(memory, key=lambda one: one.peak_bytes)
+    fits = row.capacity_bytes is None or row.peak_bytes <= row.capacity_bytes
+    return f"{row.peak_bytes / 2**30:.3g}" + ("" if fits else "!")
+
+
+def merged(notes: Iterable[str]) -> list[str]:
+    """Return the notes with those in one that differ in a single number: "predicted for 4, 16 or 64"."""
+    groups: dict[tuple[str, ...], list[list[str]]] = {}
+    for note in notes:
+        pieces = _NUMBER.split(note)  # words at even places, numbers at odd ones
+        groups.setdefault(tuple(pieces[::2]), []).append(pieces)
+    found: list[str] = []
+    for members in groups.values():
+        columns = [list(dict.fromkeys(column)) for column in zip(*members, strict=True)]
+        if sum(len(column) > 1 for column in columns) > 1:
+            found.extend("".join(pieces) for pieces in members)
+        else:
+            found.append("".join(_any_of(column) for column in columns))
+    return found
+
+
+def _any_of(numbers: list[str]) -> str:
+    if len(numbers) == 1:
+        return numbers[0]
+    *most, last = sorted(numbers, key=int)
+    return f"{', '.join(most)} or {last}"
+
+
+def as_text(comparison: Comparison, width: int = 100) -> str:
+    """Return a comparison as plain text."""
+    file = io.StringIO()
+    Console(file=file, width=width, color_system=None, force_terminal=False).print(render(comparison))
+    return "\n".join(line.rstrip() for line in file.getvalue().splitlines())

@@ -1,0 +1,67 @@
+"""How the GPU catalogue looks in a terminal, as JSON, and as a file that a user can change."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from triosim.gpus import Gpu
+from triosim.reports.terminal.result_tables import table
+from triosim.units import format_bandwidth, format_bytes
+
+
+def render(gpus: Sequence[Gpu]) -> RenderableType:
+    """Return a row for each GPU."""
+    made = table("GPU catalogue", "name", "fp32", "tf32", "bf16", "fp8", "memory", "bandwidth", "links")
+    for gpu in gpus:
+        rates = (gpu.flops.get(dtype) for dtype in ("float32", "tf32", "bfloat16", "float8_e4m3fn"))
+        links = gpu.nvlink_bandwidth or gpu.pcie_bandwidth
+        made.add_row(
+            gpu.name,
+            *("" if rate is None else _rate(rate) for rate in rates),
+            format_bytes(gpu.capacity),
+            format_bandwidth(gpu.bandwidth),
+            format_bandwidth(links) if links else "",
+        )
+    text = "TFLOP/s, dense peaks; links: NVLink or Infinity Fabric, else PCIe, one direction"
+    return Group(made, Text(text, style="dim"))
+
+
+def render_one(gpu: Gpu) -> RenderableType:
+    """Return everything that is known of a GPU."""
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="dim")
+    grid.add_column(overflow="fold")
+    facts = [
+        ("name", gpu.name),
+        ("also called", ", ".join(gpu.aliases)),
+        ("architecture", gpu.architecture),
+        ("peak TFLOP/s", ", ".join(f"{dtype} {_rate(rate)}" for dtype, rate in gpu.flops.items())),
+        ("memory", f"{format_bytes(gpu.capacity)}, {format_bandwidth(gpu.bandwidth)}"),
+        ("L2 cache", format_bytes(gpu.l2_bytes) if gpu.l2_bytes else ""),
+        ("processors", f"{gpu.sms}" + (f" at {gpu.clock_hz / 1e9:g} GHz" if gpu.clock_hz else "") if gpu.sms else ""),
+        ("NVLink", f"{format_bandwidth(gpu.nvlink_bandwidth)} in one direction" if gpu.nvlink_bandwidth else ""),
+        ("PCIe", f"{format_bandwidth(gpu.pcie_bandwidth)} in one direction" if gpu.pcie_bandwidth else ""),
+        ("power", f"{gpu.tdp_watts:g} W" if gpu.tdp_watts else ""),
+        ("energy", f"{1e12 * gpu.joules_per_flop:g} pJ a half-precision FLOP" if gpu.joules_per_flop else ""),
+        ("price", f"{gpu.price_per_hour:g} an hour" if gpu.price_per_hour is not None else ""),
+        ("source", gpu.source),
+    ]
+    for name, value in facts:
+        if value:
+            grid.add_row(name, Text(value))
+    return grid
+
+
+def as_json(gpus: Sequence[Gpu] | Gpu) -> str:
+    """Return one GPU as an object, several as a list; each is also a GPU file, since JSON is YAML."""
+    return json.dumps(asdict(gpus) if isinstance(gpus, Gpu) else [asdict(gpu) for gpu in gpus], indent=2) + "\n"
+
+
+def _rate(rate: float) -> str:
+    return f"{rate / 1e12:.4g}"

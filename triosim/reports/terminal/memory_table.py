@@ -1,0 +1,204 @@
+"""How a step's memory looks in a terminal: the peak and where it is, what it consists of, and whether it fits."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from rich.console import Group, RenderableType
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from triosim.memory import MemoryReport, ModuleBytes, OutOfMemory, by_module
+from triosim.memory.world import WorldMemory
+from triosim.reports.terminal.result_tables import percent, places, shorten, spaced, table
+from triosim.results.memory_rows import rows
+from triosim.results.rank_ranges import format_ranks
+
+#: How many rows of a table a person reads.
+MAX_MODULES = 18
+MAX_TENSORS = 6
+
+#: The columns of the table by module, and the categories in them.
+_COLUMNS: Mapping[str, tuple[str, ...]] = {
+    "param.": ("parameter", "buffer"),
+    "optim.": ("optimizer_state",),
+    "grad.": ("gradient",),
+    "activ.": ("activation", "output"),
+    "other": ("input", "temporary", "communication", "workspace"),
+}
+
+
+def render(report: MemoryReport, rank: int | None = None, depth: int | None = None) -> RenderableType:
+    """Return the memory of one rank as something that rich can show."""
+    parts: list[RenderableType] = [_summary(report, rank), _categories(report), _modules(report, depth)]
+    parts.append(_tensors(report))
+    if report.notes:
+        parts.append(Text())
+    parts.extend(Text(f"note: {note}", style="yellow") for note in report.notes)
+    return Group(*spaced(parts))
+
+
+def render_ranks(reports: Mapping[int, MemoryReport], like: Sequence[int]) -> RenderableType:
+    """Return a table of the captured ranks, the one that needs most first, and how many ranks are like each."""
+    made = table("Memory by rank", "ranks", "tensors", "allocated", "reserved", "fits")
+    for rank, report in sorted(reports.items(), key=lambda pair: (-pair[1].peak_reserved, pair[0])):
+        alike = format_ranks(other for other, model in enumerate(like) if model == rank)
+        fits = "?" if math.isinf(report.capacity) else "yes" if report.fits else "no"
+        sizes = (report.peak_live, report.peak_allocated, report.peak_reserved)
+        made.add_row(shorten(alike, 24), *map(size, sizes), fits)
+    return made
+
+
+def render_world(memory: WorldMemory, report: MemoryReport, notes: Sequence[str] = ()) -> RenderableType:
+    """Return a table of the ranks of an extrapolated run, those at one place of the pipeline in a row.
+
+    ``report`` is of one of them, and says what there is to have; ``notes`` are of the run, and stand below.
+    """
+    room = report.capacity - report.context
+    made = places(rows(memory), room, title=f" ({memory.parallel} on {memory.world} GPUs)")
+    said = (Text(f"note: {note}", style="yellow") for note in notes)
+    return Group(Text(), made, *((Text(), *said) if notes else ()))
+
+
+def size(nbytes: float) -> str:
+    """Return bytes as a person reads them, in powers of two: ``10.6 GiB``."""
+    for unit, scale in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if abs(nbytes) >= scale * 0.9995:
+            value = nbytes / scale
+            return f"{value:.{2 if value < 9.995 else 1 if value < 99.95 else 0}f} {unit}"
+    return f"{nbytes:.0f} B"
+
+
+def where(report: MemoryReport, operator: int) -> str:
+    """Return which operator that is, and in which layer and phase."""
+    operators = report.trace.operators
+    if operator < 0:
+        return "before the first operator"
+    ran = operators[operator]
+    layer = f" of {ran.layer}" if ran.layer else ""
+    return f"in {ran.name}{layer} (operator {operator + 1} of {len(operators)}, {ran.phase})"
+
+
+def failure(report: MemoryReport, failed: OutOfMemory) -> str:
+    """Say which allocation fails, and what the step would need."""
+    step = "the first step" if failed.step == 1 else f"step {failed.step}"
+    at = where(report, failed.operator)
+    what = _words(failed.category) + (f" of {failed.layer}" if failed.layer else "")
+    return (
+        f"does not fit: {step} fails {at}, which asks for {size(failed.nbytes)} ({what}) when "
+        f"{size(failed.allocated)} are allocated and {size(failed.free)} are left; on a GPU that is large enough it "
+        f"reserves {size(report.peak_reserved)}"
+    )
+
+
+def _words(category: str) -> str:
+    return category.replace("_", " ")
+
+
+def _summary(report: MemoryReport, rank: int | None) -> RenderableType:
+    trace, played = report.trace, report.replay
+    peak = report.usage.peak
+    facts = [("model", f"{trace.model}, batch size {trace.batch_size:,} ({len(trace.operators):,} operators)")]
+    if rank is not None:
+        facts.append(("rank", str(rank)))
+    gpu = report.gpu
+    if not math.isinf(report.capacity):
+        gpu = f"{gpu}, {size(report.capacity)}, of which the CUDA context takes {size(report.context)}"
+    facts.append(("GPU", gpu))
+    facts.append(("peak", f"{size(peak.live)} of tensors, {where(report, peak.operator)}"))
+    facts.append(
+        (
+            "allocator",
+            f"{size(report.peak_allocated)} allocated, {size(report.peak_reserved)} reserved at most; "
+            f"{percent(played.fragmentation, 1.0)} of it not in use at the peak",
+        )
+    )
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="dim")
+    grid.add_column(overflow="fold")
+    for name, value in facts:
+        grid.add_row(name, Text(value))
+    if report.out_of_memory is not None:
+        grid.add_row("verdict", Text(failure(report, report.out_of_memory), style="bold red"))
+    elif not math.isinf(report.capacity):
+        left = report.capacity - report.context - report.peak_reserved
+        grid.add_row("verdict", Text(f"fits; {size(left)} are left", style="bold green"))
+    return Panel(grid, title=Text(trace.source or "memory", overflow="ellipsis"), title_align="left", expand=False)
+
+
+def _categories(report: MemoryReport) -> RenderableType:
+    """Show the live bytes by category: when the step begins, at the peak, and the most of each."""
+    usage = report.usage
+    made = table("Live tensors by category", "category", "at the start", "at the peak", "of the peak", "at most")
+    for column, name in enumerate(usage.categories):
+        values = usage.live[:, column]
+        if values.any():
+            start, peak = int(values[0]), int(values[usage.peak.index])
+            made.add_row(_words(name), size(start), size(peak), percent(peak, usage.peak.live), size(int(values.max())))
+    made.add_row(
+        "all", size(int(usage.total[0])), size(usage.peak.live), "", size(int(usage.total.max())), style="bold"
+    )
+    return made
+
+
+def _modules(report: MemoryReport, depth: int | None) -> RenderableType:
+    """Show the bytes at the peak by module; at the greatest depth that gives few enough rows, if none is asked for."""
+    alive = report.usage.alive()
+    rows = by_module(report.usage, alive, depth) if depth is not None else _deepest(report, alive)
+    made = table("Live tensors at the peak, by module, in MiB", "module", *_COLUMNS, "all")
+    for row in rows[:MAX_MODULES]:
+        made.add_row(Text(_module_name(row)), *_cells(row.by_category, row.total))
+    if len(rows) > MAX_MODULES:
+        rest: dict[str, int] = {}
+        for row in rows[MAX_MODULES:]:
+            for name, value in row.by_category.items():
+                rest[name] = rest.get(name, 0) + value
+        made.add_row(f"… {len(rows) - MAX_MODULES} more", *_cells(rest, sum(rest.values())), style="dim")
+    return made
+
+
+def _deepest(report: MemoryReport, alive: Sequence[int]) -> list[ModuleBytes]:
+    rows = by_module(report.usage, alive, 1)
+    most = max(item.layer.count(".") for item in report.usage.lifetimes.items) + 1
+    for depth in range(2, most + 1):
+        finer = by_module(report.usage, alive, depth)
+        if len(finer) > MAX_MODULES:
+            break
+        rows = finer
+    return rows
+
+
+def _module_name(row: ModuleBytes) -> str:
+    times = f" x{row.count}" if row.count > 1 else ""
+    return shorten(row.module or "(no layer)", 28 - len(times)) + times
+
+
+def _cells(by_category: Mapping[str, int], total: int) -> list[str]:
+    sums = (sum(by_category.get(name, 0) for name in names) for names in _COLUMNS.values())
+    return [_short(value) for value in sums] + [_short(total)]
+
+
+def _short(nbytes: int) -> str:
+    """Return bytes in MiB, without the unit, which the table's title names."""
+    value = nbytes / 2**20
+    return "-" if not nbytes else "<0.1" if value < 0.05 else f"{value:,.1f}" if value < 99.95 else f"{value:,.0f}"
+
+
+def _tensors(report: MemoryReport) -> RenderableType:
+    """Show the largest tensors at the peak, those alike in one row."""
+    groups: dict[tuple[str, ...], list[int]] = {}
+    for number in report.usage.alive():
+        item = report.usage.lifetimes.items[number]
+        shape = " x ".join(map(str, item.shape))
+        layer = ".".join("*" if part.isdigit() else part for part in item.layer.split("."))
+        groups.setdefault((_words(item.category), f"{shape} {item.dtype}".strip(), layer), []).append(item.nbytes)
+    made = table(
+        "Largest tensors at the peak, together with those alike", "module", "category", "shape", "count", "all"
+    )
+    for (category, shape, layer), sizes in sorted(groups.items(), key=lambda pair: -sum(pair[1]))[:MAX_TENSORS]:
+        made.add_row(
+            Text(shorten(layer or "(no layer)", 20)), category, Text(shape or "?"), str(len(sizes)), size(sum(sizes))
+        )
+    return made

@@ -1,0 +1,108 @@
+"""How a topology looks in a terminal: how many nodes of each kind, and its links, equal ones together."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from triosim.networks.photonic.optics import Optics
+from triosim.networks.topology import Link, Topology
+from triosim.networks.topology.summary import summary
+from triosim.reports.terminal.result_tables import shorten, spaced, table
+from triosim.units import format_bandwidth, format_bytes, format_time
+
+#: More links than this are shown by kind alone.
+MAX_LINKS = 64
+
+
+def render(topology: Topology) -> RenderableType:
+    """Return a topology as something that rich can show."""
+    facts = summary(topology)
+    counted = ", ".join(f"{count} {_plural(kind, count)}" for kind, count in facts.nodes.items())
+    total = len(topology.links)
+    parts: list[RenderableType] = [
+        Text.assemble((topology.name, "bold"), f": {counted}, {total} {_plural('link', total)} (one direction each)")
+    ]
+    if facts.diameter is not None and facts.longest_latency is not None and facts.bisection is not None:
+        far, wide = format_time(facts.longest_latency), format_bandwidth(facts.bisection)
+        hops = f"{facts.diameter} {_plural('link', facts.diameter)}"
+        parts.append(Text(f"GPUs at most {hops} ({far}) apart, {wide} between their halves"))
+    calibration = topology.calibration
+    if calibration is not None:
+        assumed = "; between nodes assumed" if any(one.assumed for one in calibration.between.values()) else ""
+        said = f"{', '.join(calibration.kinds)}: {calibration.note or 'no note'}{assumed}"
+        parts.append(Text(f"collectives are calibrated ({said})"))
+    if topology.uncalibrated:
+        parts.append(Text(f"collectives are not calibrated: {topology.uncalibrated}"))
+    if topology.photonic is not None:
+        parts.append(Text(f"the network photonic finds {_optics(topology.photonic)}"))
+    if not total:
+        return Group(*parts)
+    links = pairs(topology.links.values())
+    by_kind = Counter(
+        (_kind(topology, link.source), both, _kind(topology, link.destination), link.bandwidth, link.latency)
+        for link, both in links
+    )
+    made = _table("Links by kind", "count")
+    for (source, both, destination, bandwidth, latency), count in by_kind.items():
+        made.add_row(source, _ARROW[both], destination, f"{count:,}", format_bandwidth(bandwidth), format_time(latency))
+    parts.append(made)
+    if len(links) <= MAX_LINKS:
+        made = _table("Links", "name")
+        for link, both in links:
+            name = "" if link.name == f"{link.source}->{link.destination}" else link.name
+            ends = [Text(shorten(end, 18)) for end in (link.source, link.destination)]
+            made.add_row(
+                ends[0], _ARROW[both], ends[1], Text(name), format_bandwidth(link.bandwidth), format_time(link.latency)
+            )
+        parts.append(made)
+    return Group(*spaced(parts))
+
+
+def _optics(optics: Optics) -> str:
+    """Say what GPUs reach each other by, where circuits take the place of links."""
+    each = "" if optics.ports_per_circuit == 1 else f", {optics.ports_per_circuit} to a circuit"
+    buffer = "" if math.isinf(optics.buffer) else f", a buffer of {format_bytes(optics.buffer)}"
+    return (
+        f"{optics.ports} {_plural('port', optics.ports)} a GPU of {format_bandwidth(optics.bandwidth)}{each}, "
+        f"circuits set up in {format_time(optics.setup)} with a latency of {format_time(optics.latency)}{buffer}"
+    )
+
+
+_ARROW = {False: "→", True: "↔"}
+
+
+def _table(title: str, of_links: str) -> Table:
+    made = table(title, "from", "", "to", of_links, "bandwidth", "latency")
+    made.columns[2].justify = "left"
+    return made
+
+
+def _kind(topology: Topology, node: str) -> str:
+    return topology.nodes[node].kind if node in topology.nodes else ""
+
+
+def pairs(links: Iterable[Link]) -> list[tuple[Link, bool]]:
+    """Return the links with whether they stand for both directions: those whose way back is the same stand for both."""
+    found: dict[int, tuple[Link, bool]] = {}
+    single: dict[tuple[str, str, float, float], list[int]] = {}  # by what the way back would be
+    for number, link in enumerate(links):
+        back = single.get((link.source, link.destination, link.bandwidth, link.latency))
+        if back:
+            other = back.pop()
+            found[other] = found[other][0], True
+        else:
+            found[number] = link, False
+            single.setdefault((link.destination, link.source, link.bandwidth, link.latency), []).append(number)
+    return list(found.values())
+
+
+def _plural(word: str, count: int) -> str:
+    if count == 1:
+        return word.upper() if word == "gpu" else word
+    return {"gpu": "GPUs", "switch": "switches", "memory": "memories"}.get(word, f"{word}s")

@@ -1,0 +1,1 @@
+"""Results as values: times, metrics, memory and link loads of a simulated step."""

@@ -1,0 +1,54 @@
+"""The memory of the ranks of a run as rows of its result, and in a line for a person."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from triosim.memory.world import WorldMemory
+from triosim.results.metrics import PlaceMemory
+from triosim.results.rank_ranges import format_ranks
+
+#: The categories that have a column; the others are taken together.
+COLUMNS: Mapping[str, str] = {
+    "parameter": "parameter_bytes",
+    "gradient": "gradient_bytes",
+    "optimizer_state": "optimizer_state_bytes",
+    "activation": "activation_bytes",
+    "temporary": "temporary_bytes",
+    "communication": "communication_bytes",
+}
+_MOST = 3
+GIB = 2**30
+
+
+def rows(memory: WorldMemory) -> tuple[PlaceMemory, ...]:
+    """Return a row for each place of the pipeline."""
+    return tuple(
+        PlaceMemory(
+            ranks=format_ranks(memory.ranks_at(one.place)),
+            peak_bytes=one.peak_bytes,
+            other_bytes=sum(size for name, size in one.by_category.items() if name not in COLUMNS),
+            action=one.action,
+            layer=one.layer,
+            capacity_bytes=None if math.isinf(memory.capacity) else int(memory.capacity),
+            fits=None if math.isinf(memory.capacity) else memory.fits_at(one.place),
+            **{column: one.by_category.get(name, 0) for name, column in COLUMNS.items()},
+        )
+        for one in memory.ranks
+    )
+
+
+def fullest(found: Sequence[PlaceMemory]) -> str:
+    """Say how much the fullest rank has, and of what: in GiB, or in MiB where that would be nothing."""
+    row = max(found, key=lambda one: one.peak_bytes)
+    large = row.peak_bytes >= GIB / 10
+    scale, unit = (GIB, "") if large else (2**20, " MiB")
+    columns = {**COLUMNS, "other": "other_bytes"}
+    parts = sorted(((getattr(row, column), name) for name, column in columns.items()), reverse=True)
+    shown = ", ".join(f"{name.replace('_', ' ')} {size / scale:.3g}" for size, name in parts[:_MOST] if size)
+    room = "" if row.capacity_bytes is None else f"{unit} of {row.capacity_bytes / GIB:.3g}"
+    after = " MiB" if row.capacity_bytes is None and not large else " GiB"
+    where = f" on rank {row.ranks}" if row.ranks.isdigit() else f" on ranks {row.ranks}"
+    every = "" if len(found) == 1 and row.ranks == "0" else where
+    return f"{row.peak_bytes / scale:.3g}{room}{after}{every} ({shown})"

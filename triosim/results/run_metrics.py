@@ -1,0 +1,175 @@
+"""How the metrics are worked out: FLOPs of operators, tokens of a sample, traffic by axis.
+
+Model FLOPs are counted in the trace, not in what the parallelisms make of it: the forward pass, and in training those
+operators of the backward pass that differentiate one of its operators. Attention's backward counts twice its forward pass: the
+scores that it computes again are the hardware's. Where no operator of a trace says what it differentiates, the backward
+pass counts twice the forward pass. Hardware FLOPs are counted in what the ranks ran.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from triosim import gpus
+from triosim.compute.models.roofline import arithmetic_dtype
+from triosim.gpus import Gpu
+from triosim.operators import features
+from triosim.operators.kinds import Kind, kind_of
+from triosim.results.exposure import by_axis
+from triosim.results.metrics import AxisTraffic, MetricOptions, Metrics
+from triosim.results.result import CollectiveTimes, ExposedShare, RankTimes
+from triosim.trace import Operator, Trace
+
+if TYPE_CHECKING:
+    from triosim.results.collect import Plan, RankClass
+
+#: What counts; a recurrent layer is mostly products.
+COUNTED: tuple[Kind, ...] = ("product", "convolution", "attention", "recurrent")
+
+#: Of attention's backward, what is no recomputation: four products of five (Dao et al. 2022).
+_WITHOUT_SCORES = 0.8
+
+
+def metrics(
+    step: float,
+    ranks: Sequence[RankTimes],
+    classes: Iterable[RankClass],
+    steps: int,
+    exposed: Iterable[ExposedShare],
+    trace: Trace,
+    plan: Plan,
+    options: MetricOptions,
+) -> Metrics:
+    """Return the metrics of a step that takes ``step`` seconds."""
+    world = len(ranks)
+    rate = plan.global_batch_size / step
+    tokens = options.tokens_per_sample or tokens_of(trace)
+    kinds = [options.kinds.get(rank.rank, trace.gpu) for rank in ranks]
+    catalogue = {kind: gpus.get(kind) for kind in set(kinds)}
+    system = [catalogue[kind] for kind in kinds]
+    known = [gpu for gpu in system if gpu is not None]
+    complete = len(known) == world
+    by_dtype = model_flops(plan.work, known[0] if known else None, training=plan.training)
+    model = math.fsum(by_dtype.values())
+    hardware = hardware_flops(classes) / steps if model else 0.0
+    dtype = max(by_dtype, key=lambda name: by_dtype[name]) if model else None
+    peak = math.fsum(gpu.rate(dtype) for gpu in known) if dtype and complete else None
+    idle = math.fsum(rank.idle_s for rank in ranks) / world
+    waiting = by_axis(exposed).get(plan.pipeline_axis or "", (0.0, 0.0))[1]
+    watts = [gpu.tdp_watts for gpu in known]
+    prices = [gpu.price_per_hour for gpu in known] if options.price_per_gpu_hour is None else None
+    price = options.price_per_gpu_hour if prices is None else _mean(prices) if complete else None
+    return Metrics(
+        samples_per_s_per_gpu=rate / world,
+        tokens_per_sample=tokens,
+        tokens_per_s=rate * tokens if tokens else None,
+        tokens_per_s_per_gpu=rate * tokens / world if tokens else None,
+        model_flops=model or None,
+        hardware_flops=hardware or None,
+        peak_dtype=dtype if peak else None,
+        peak_flops=peak,
+        mfu=model / (step * peak) if model and peak else None,
+        hfu=hardware / (step * peak) if hardware and peak else None,
+        bubble_fraction=(idle + waiting) / step if plan.pipeline_axis else None,
+        energy_j=step * math.fsum(watts) if complete and all(watts) else None,
+        price_per_gpu_hour=price,
+        cost=None if price is None else price * world * step / 3600,
+    )
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return math.fsum(known) / len(known) if len(known) == len(values) else None
+
+
+def doubts(found: Metrics) -> Iterable[str]:
+    """Yield a note where a GPU would do more than its peak."""
+    if found.hfu is not None and found.hfu > 1.0:
+        yield (
+            f"HFU is {found.hfu:.0%} of the {found.peak_dtype} peak: the trace's operators ran in another arithmetic (tf32), "
+            "or its times are too short"
+        )
+
+
+def axis_traffic(collectives: Iterable[CollectiveTimes], exposed: Iterable[ExposedShare]) -> list[AxisTraffic]:
+    """Return what is communicated along each axis, the most exposed first."""
+    exposures = by_axis(exposed)
+    totals: dict[str, list[float]] = {axis: [0.0, 0.0] for axis in exposures}
+    for row in collectives:
+        entry = totals.setdefault(row.axis, [0.0, 0.0])
+        entry[0] += row.bytes * row.count
+        entry[1] += row.count
+    rows = [
+        AxisTraffic(axis, nbytes, count, *exposures.get(axis, (0.0, 0.0))) for axis, (nbytes, count) in totals.items()
+    ]
+    return sorted(rows, key=lambda row: (-row.exposed_s, -row.bytes, row.axis))
+
+
+def tokens_of(trace: Trace) -> float | None:
+    """Return the tokens of a sample: how many numbers the network is fed that it looks up in a table; None without any."""
+    fed = [
+        tensor.numel / trace.batch_size
+        for operator in trace.operators
+        if operator.phase == "forward" and kind_of(features.base_name(operator.name)) == "embedding"
+        for tensor in operator.inputs
+        if tensor.category == "input" and "int" in tensor.dtype and tensor.shape[:1] == (trace.batch_size,)
+    ]
+    return max(fed, default=None)
+
+
+def model_flops(work: Iterable[tuple[Trace, float]], gpu: Gpu | None, *, training: bool = True) -> dict[str, float]:
+    """Return the FLOPs that a step needs, by the dtype that they are computed in: so many times those of each trace."""
+    found: dict[str, float] = {}
+    for trace, times in work:
+        forwards = {one.id: one for one in trace.operators if one.phase == "forward"}
+        linked = any(one.forward in forwards for one in trace.operators if one.phase == "backward")
+        backwards = training and any(one.phase == "backward" for one in trace.operators)
+        for operator in trace.operators:
+            flops = 0.0
+            if operator.phase == "forward":
+                flops = counted(operator) * (3.0 if backwards and not linked else 1.0)
+            elif operator.phase == "backward" and backwards and operator.forward in forwards:
+                flops = counted(operator, forwards[operator.forward], again=False)
+            if flops:
+                dtype = _dtype(operator, gpu)
+                found[dtype] = found.get(dtype, 0.0) + times * flops
+    return found
+
+
+def hardware_flops(classes: Iterable[RankClass]) -> float:
+    """Return the FLOPs that all ranks have executed in the run."""
+    total = 0.0
+    known: dict[tuple[int, int, int], float] = {}  # slowed operators are others, and have the same tensors
+    for ranks, tasks in classes:
+        forwards = {one.id: one for operators, _ in tasks for one in operators if one.phase == "forward"}
+        for operators, runs in tasks:
+            for operator in operators:
+                key = operator.id, id(operator.inputs), id(operator.outputs)
+                if key not in known:
+                    of = forwards.get(operator.forward) if operator.forward is not None else None
+                    known[key] = counted(operator, of)
+                total += known[key] * runs * len(ranks)
+    return total
+
+
+def counted(operator: Operator, forward: Operator | None = None, *, again: bool = True) -> float:
+    """Return an operator's FLOPs if it is of a kind that counts; ``again`` with those that attention's backward repeats."""
+    name = features.base_name(operator.name)
+    kind = kind_of(name)
+    if kind not in COUNTED and forward is not None and features.is_autograd_node(name):
+        kind = kind_of(features.base_name(forward.name))
+    if kind not in COUNTED or operator.phase == "optimizer":
+        return 0.0
+    if not operator.inputs and not operator.outputs:
+        return operator.flops or 0.0
+    flops = features.flops(operator, forward)
+    return flops * _WITHOUT_SCORES if kind == "attention" and operator.phase == "backward" and not again else flops
+
+
+def _dtype(operator: Operator, gpu: Gpu | None) -> str:
+    kind = kind_of(features.base_name(operator.name))
+    if gpu is not None:
+        return arithmetic_dtype(operator, gpu, kind)
+    return next((t.dtype for t in (*operator.inputs, *operator.outputs) if "float" in t.dtype), "float32")

@@ -1,0 +1,79 @@
+"""How far off a step time may be because operator times were predicted, and which operators and models that comes from.
+
+The errors of one model for one kind of operator (its name and phase) are taken as fully correlated, so they add up; those
+of different kinds or models as independent, so they add in squares. An operator's ``relative_error`` is the mean absolute
+error that is expected; of normal errors, 90% are within ``WIDTH`` times that. What a rank's compute time may be off by moves
+the step in proportion, except where it waits for bytes on the network or for the host's launches.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+
+from triosim.operators.features import base_name
+from triosim.results.metrics import Prediction
+from triosim.results.result import RankTimes
+from triosim.trace import Operator
+
+#: The error of an operator whose model cannot say it.
+ASSUMED_ERROR = 0.3
+#: The 95th percentile of a normal distribution over its mean absolute deviation: 1.645 / sqrt(2 / pi).
+WIDTH = 2.06
+
+#: Ranks with the operators and runs of each task that they ran.
+Classes = Sequence[tuple[Sequence[int], Sequence[tuple[Sequence[Operator], int]]]]
+
+
+def predictions(classes: Classes, steps: int) -> Iterable[Prediction]:
+    """Yield each model with what was predicted by it: the mean over the ranks, the longest first."""
+    found: dict[str, list[float]] = {}  # operators, seconds, seconds times error
+    names: dict[str, dict[str, float]] = {}
+    world = sum(len(ranks) for ranks, _ in classes)
+    for ranks, tasks in classes:
+        for operators, runs in tasks:
+            weight = runs * len(ranks) / world / steps
+            for operator in operators:
+                if operator.predicted_by is None:
+                    continue
+                row = found.setdefault(operator.predicted_by, [0.0, 0.0, 0.0])
+                seconds = operator.seconds * weight
+                row[0] += weight
+                row[1] += seconds
+                row[2] += seconds * _error(operator)
+                kinds = names.setdefault(operator.predicted_by, {})
+                name = base_name(operator.name)
+                kinds[name] = kinds.get(name, 0.0) + seconds
+    for model, (count, seconds, spread) in sorted(found.items(), key=lambda item: -item[1][1]):
+        kinds = names[model]
+        error = spread / seconds if seconds else 0.0
+        order = tuple(sorted(kinds, key=lambda name: -kinds[name]))
+        yield Prediction(model, int(count) if float(count).is_integer() else count, order, seconds, error)
+
+
+def interval(
+    step: float, classes: Classes, ranks: Mapping[int, RankTimes], launch_wait: float
+) -> tuple[float, float] | None:
+    """Return between which times a step is expected, nine times in ten; None where nothing was predicted."""
+    widest = None
+    for members, tasks in classes:
+        deviations: dict[tuple[str, str, str], float] = {}
+        compute = 0.0
+        for operators, runs in tasks:
+            for operator in operators:
+                compute += runs * operator.seconds
+                if operator.predicted_by is not None:
+                    kind = (operator.predicted_by, operator.name, operator.phase)
+                    deviations[kind] = deviations.get(kind, 0.0) + runs * operator.seconds * _error(operator)
+        if not deviations or compute <= 0.0:
+            continue
+        relative = math.sqrt(math.fsum(value * value for value in deviations.values())) / compute
+        rank = ranks[members[0]]
+        on_wire = max(0.0, rank.exposed_communication_s - rank.waiting_s)
+        share = max(0.0, step - on_wire - launch_wait) / step
+        widest = max(widest or 0.0, WIDTH * relative * share)
+    return None if widest is None else (step / (1.0 + widest), step * (1.0 + widest))
+
+
+def _error(operator: Operator) -> float:
+    return ASSUMED_ERROR if operator.relative_error is None else operator.relative_error

@@ -1,0 +1,108 @@
+"""Where traces come from and go to: a format is chosen by what a file holds, not by what it is called.
+
+A format is a module, or an object, with ``NAME``, ``recognises(path) -> bool`` and ``read(path)``, which returns a ``Trace``
+or, for a distributed step, ``TaskStreams``. The built-in ones are asked first, then the entry points of the group
+``triosim.trace.formats``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Protocol
+
+from triosim import plugins
+from triosim.errors import OptionError, PluginError, TraceError
+from triosim.trace.task_streams import TaskStreams
+from triosim.trace.trace import Trace
+
+__all__ = ["TraceFormat", "read", "read_trace", "write"]
+
+
+class TraceFormat(Protocol):
+    """What a trace format must have, as a module or as an object."""
+
+    NAME: str
+
+    def recognises(self, path: Path) -> bool:
+        """Whether the path holds this format; looks at no more of it than it must."""
+        ...
+
+    def read(self, path: Path) -> Trace | TaskStreams:
+        """Return what the path holds, or raise ``TraceError`` that names the file and what is wrong in it."""
+        ...
+
+
+def read(path: str | os.PathLike[str], format: str | TraceFormat | None = None) -> Trace | TaskStreams:
+    """Return the trace at ``path``, a file or a directory; the task streams, where it holds those of a distributed step.
+
+    ``format`` is the name of a format (``json``, ``streams``, ``csv``, ``pytorch`` or a plug-in's) or a loaded one; by default
+    it is found by content. Raises ``TraceError`` when there is no trace, or when it contradicts itself.
+    """
+    place = Path(path)
+    try:
+        if not place.exists():
+            raise TraceError("there is no such file or directory", where=str(path))
+        chosen = _find(place) if format is None else _load(format)
+        trace = chosen.read(place)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise TraceError(f"cannot be read: {reason}", where=str(path)) from error
+    if not isinstance(trace, (Trace, TaskStreams)):
+        raise PluginError(f"gave a {type(trace).__name__} for {place}, not a Trace", where=str(format or chosen.NAME))
+    return trace
+
+
+def read_trace(path: str | os.PathLike[str], format: str | TraceFormat | None = None) -> Trace:
+    """Return the trace of one GPU at ``path``, as ``read`` does. Raises ``TraceError`` where it holds task streams."""
+    found = read(path, format)
+    if isinstance(found, TaskStreams):
+        raise TraceError(
+            f"holds the task streams of {found.world} ranks, not a trace of one GPU",
+            where=str(path),
+            fix="run them with 'triosim simulate', or give a trace",
+        )
+    return found
+
+
+def write(trace: Trace | TaskStreams, path: str | os.PathLike[str]) -> None:
+    """Write as JSON, compressed where the path ends in ``.gz``; the file appears only when it is whole."""
+    from triosim.trace.formats.native import streams_json as streams_format
+    from triosim.trace.formats.native import trace_json as json_format
+
+    if isinstance(trace, TaskStreams):
+        streams_format.write(trace, path)
+    else:
+        json_format.write(trace, path)
+
+
+def _find(path: Path) -> TraceFormat:
+    for candidate in _formats():
+        if candidate.recognises(path):
+            return candidate
+    if path.is_file():
+        return _load("json")  # which says what is wrong with it
+    raise TraceError(
+        "holds no trace that triosim knows",
+        where=str(path),
+        fix="give a trace.json, a directory with trace.csv and tensor.csv, or one with a PyTorch profiler file and its "
+        "execution trace",
+    )
+
+
+def _formats() -> Iterator[TraceFormat]:
+    for name in plugins.BUILT_IN["trace_formats"]:
+        yield _load(name)
+    for name in plugins.names("trace_formats"):
+        if name not in plugins.BUILT_IN["trace_formats"]:
+            yield _load(name)
+
+
+def _load(format: str | TraceFormat) -> TraceFormat:
+    if isinstance(format, str):
+        found: TraceFormat = plugins.load("trace_formats", format)
+        return found
+    if not (callable(getattr(format, "recognises", None)) and callable(getattr(format, "read", None))):
+        raise OptionError(f"{format!r} is no trace format", fix="it needs NAME, recognises(path) and read(path)")
+    return format

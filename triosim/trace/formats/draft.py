@@ -1,0 +1,135 @@
+"""What readers of foreign formats build first: operators whose tensors have an identity, but no category yet.
+
+Ids of tensors and storages are reused after a free, in the PyTorch execution trace and in what is made from it, and nothing
+tells of the free. So identity follows from the order of calls: what a call returns is new, unless the call was given it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from triosim.trace.trace import Category, Phase
+
+
+class RawTensor(NamedTuple):
+    """What a file says of a tensor: its id and its storage's there, its shape and dtype.
+
+    ``layout`` is offset and strides, as far as the file has them.
+    """
+
+    number: int
+    storage: int
+    shape: tuple[int, ...]
+    dtype: str
+    layout: tuple[int, ...] = ()
+
+
+@dataclass(slots=True, eq=False)
+class DraftTensor:
+    """A tensor with ids that no other tensor or storage of the step has."""
+
+    id: int
+    storage: int
+    shape: tuple[int, ...]
+    dtype: str
+    layout: tuple[int, ...]
+
+
+@dataclass(slots=True, eq=False)
+class DraftOperator:
+    """An operator on its way to becoming one of the trace.
+
+    ``lists`` are the arguments that go together position by position (a for-each optimizer's parameters, gradients and
+    states; one tensor each for an ordinary call). ``returned`` is what the call itself gave back, without what it saved.
+    """
+
+    name: str
+    phase: Phase
+    layer: str
+    inputs: list[DraftTensor]
+    outputs: list[DraftTensor]
+    seconds: float = 0.0
+    busy_seconds: float | None = None
+    host_seconds: float | None = None
+    forward: DraftOperator | None = None
+    kernels: tuple[str, ...] = ()
+    lists: list[list[DraftTensor]] = field(default_factory=list)
+    returned: list[DraftTensor] = field(default_factory=list)
+    attributes: dict[str, Any] = field(default_factory=dict)
+
+
+class Identities:
+    """Gives each tensor and each storage an id of its own, in the order of calls."""
+
+    def __init__(self) -> None:
+        self._tensors: dict[int, DraftTensor] = {}  # by the file's id: the one that has it now
+        self._storages: dict[int, tuple[int, str]] = {}  # by the file's id: ours, and the dtype that it was seen with
+        self._by_place: dict[tuple[object, ...], DraftTensor] = {}
+        self._storage_count = 0
+        self._count = 0
+
+    def read(self, raw: RawTensor) -> DraftTensor:
+        """Return the tensor that a call was given, or what it returned, once the calls inside it have made it."""
+        storage = self._storages.get(raw.storage)
+        if storage is None:
+            storage = self._new_storage(raw)
+        known = self._tensors.get(raw.number)
+        if known is not None and known.storage == storage[0] and _alike(known, raw):
+            return known
+        if storage[1] != raw.dtype:  # not the one of that id which we know
+            storage = self._new_storage(raw)
+        # A saved tensor comes back under a new id: it is the tensor of the same bytes and shape.
+        alias = self._by_place.get((storage[0], raw.shape, raw.dtype, raw.layout))
+        if alias is None:
+            return self._new(raw, storage[0])
+        self._tensors[raw.number] = alias
+        return alias
+
+    def write(self, raw: RawTensor, given: Iterable[RawTensor]) -> DraftTensor:
+        """Return the tensor that a call returned, which was ``given`` those: the same, a view of one, or a new one."""
+        storages = set()
+        for other in given:
+            storages.add(other.storage)
+            if other.number == raw.number and other.storage == raw.storage and other.shape == raw.shape:
+                return self.read(raw)
+        storage = self._storages.get(raw.storage) if raw.storage in storages else None
+        return self._new(raw, (storage or self._new_storage(raw))[0])
+
+    def alias(self, raw: RawTensor, of: RawTensor) -> DraftTensor:
+        """Return the tensor that a call returned which only gave ``of`` another id (``aten::detach``)."""
+        self._tensors[raw.number] = found = self.read(of)
+        return found
+
+    def _new_storage(self, raw: RawTensor) -> tuple[int, str]:
+        self._storage_count += 1
+        self._storages[raw.storage] = found = (self._storage_count, raw.dtype)
+        return found
+
+    def _new(self, raw: RawTensor, storage: int) -> DraftTensor:
+        self._count += 1
+        found = DraftTensor(self._count, storage, raw.shape, raw.dtype, raw.layout)
+        self._tensors[raw.number] = found
+        self._by_place.setdefault((storage, raw.shape, raw.dtype, raw.layout), found)
+        return found
+
+
+def _alike(known: DraftTensor, raw: RawTensor) -> bool:
+    return known.shape == raw.shape and known.dtype == raw.dtype and known.layout == raw.layout
+
+
+@dataclass(slots=True)
+class Hints:
+    """What a reader knows of leaf storages by the names of arguments, before any reasoning."""
+
+    parameters: set[int] = field(default_factory=set)
+    buffers: set[int] = field(default_factory=set)
+    inputs: set[int] = field(default_factory=set)
+    batch_size: int | None = None  # where someone said it
+    known: Roles = field(default_factory=dict)  # storages of which someone said what they are
+    said: dict[str, list[int]] = field(default_factory=dict)  # storages by annotation, as often as it was said
+
+
+#: Category and parameter of each storage.
+Roles = dict[int, tuple[Category, int | None]]

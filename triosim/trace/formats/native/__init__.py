@@ -1,0 +1,1 @@
+"""triosim's own files: ``trace.json`` and ``streams.json.gz``."""

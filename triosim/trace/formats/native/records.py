@@ -1,0 +1,161 @@
+"""What a captured step has beside operators and tensors, in triosim's own format: communications, marks and storages.
+
+Each kind of record is a JSON object whose keys are the fields of its class in ``triosim.trace``; a field that has its
+default value is left out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import MISSING, fields
+from typing import Any, cast, get_args
+
+from triosim.trace.formats.native.checks import LARGEST_INTEGER, Checks, shown
+from triosim.trace.trace import (
+    CATEGORIES,
+    DTYPE_BYTES,
+    Category,
+    Communication,
+    CommunicationKind,
+    Mark,
+    MarkKind,
+    Storage,
+)
+
+COMMUNICATION_KINDS: tuple[CommunicationKind, ...] = get_args(CommunicationKind)
+MARK_KINDS: tuple[MarkKind, ...] = get_args(MarkKind)
+
+#: No transfer is larger.
+MOST_BYTES = 2.0**80
+
+
+def keys_of(kind: type) -> dict[str, bool]:
+    """Return a record's keys, and whether each is required."""
+    return {field.name: field.default is MISSING for field in fields(kind)}
+
+
+COMMUNICATION_KEYS = keys_of(Communication)
+MARK_KEYS = keys_of(Mark)
+STORAGE_KEYS = keys_of(Storage)
+
+_DEFAULTS: Mapping[type, Mapping[str, Any]] = {
+    kind: {field.name: field.default for field in fields(kind)} for kind in (Communication, Mark, Storage)
+}
+_DTYPES = (*DTYPE_BYTES, "")
+
+
+def to_row(record: Communication | Mark | Storage) -> dict[str, Any]:
+    """Return a record as a JSON object."""
+    defaults = _DEFAULTS[type(record)]
+    values = {name: getattr(record, name) for name in defaults}
+    return {
+        name: list(value) if isinstance(value, tuple) else value
+        for name, value in values.items()
+        if value != defaults[name]
+    }
+
+
+def communication(check: Checks, row: Any, place: str) -> Communication:
+    """Return what an operator asks of other ranks. Raises ``TraceError`` that names the key that is wrong."""
+    check.keys(row, COMMUNICATION_KEYS, place)
+    check.choice(row["kind"], COMMUNICATION_KINDS, f"{place}.kind")
+    nbytes = check.number(row["nbytes"], f"{place}.nbytes", MOST_BYTES)
+    if nbytes is None:
+        check.fail(f"{place}.nbytes", "is absent", "it is required")
+    kind: CommunicationKind = row["kind"]
+    between_two = kind in ("send", "recv")
+    if between_two and row.get("peer") is None:
+        check.fail(f"{place}.peer", "is absent", f"a {kind} names its peer's place in the group")
+    if not between_two and row.get("peer") is not None:
+        check.fail(f"{place}.peer", "a collective has no peer", "leave it out")
+    return Communication(
+        kind,
+        check.text(row["group"], f"{place}.group", filled=True),
+        nbytes,
+        _integer(check, row, "root", place),
+        _integer(check, row, "peer", place),
+        _integer(check, row, "tag", place) or 0,
+        _integer(check, row, "work", place),
+        _integer(check, row, "batch", place),
+        _shares(check, row.get("shares"), nbytes, place),
+    )
+
+
+def marks(check: Checks, rows: Any, operators: int) -> tuple[Mark, ...]:
+    """Return the marks of a trace with some number of operators, in order."""
+    found = []
+    before = 0
+    for index, row in enumerate(check.rows(rows, "marks")):
+        place = f"marks[{index}]"
+        check.keys(row, MARK_KEYS, place)
+        position = check.integer(row["position"], f"{place}.position", least=before)
+        if position > operators:
+            check.fail(f"{place}.position", f"{position} is beyond the {operators} operators")
+        check.choice(row["kind"], MARK_KINDS, f"{place}.kind")
+        before, kind = position, cast(MarkKind, row["kind"])
+        stream, number = row.get("stream"), _integer(check, row, "number", place)
+        if stream is not None:
+            check.text(stream, f"{place}.stream", filled=True)
+        for key, value in (("stream", stream), ("number", number)):
+            if value is None and kind != "synchronize":
+                check.fail(f"{place}.{key}", "is absent", f"a mark of the kind '{kind}' needs it")
+        found.append(Mark(position, kind, stream, number, check.text(row.get("source", ""), f"{place}.source")))
+    return tuple(found)
+
+
+def storages(check: Checks, rows: Any, operators: int) -> tuple[Storage, ...]:
+    """Return the device memory of a step, in the order of birth."""
+    found = []
+    least = -LARGEST_INTEGER
+    for index, row in enumerate(check.rows(rows, "storages")):
+        place = f"storages[{index}]"
+        check.keys(row, STORAGE_KEYS, place)
+        born = least = check.integer(row["born"], f"{place}.born", least=least)
+        died, last = row["died"], row["last_operator"]
+        if died is not None:
+            check.integer(died, f"{place}.died", least=born)
+        for key, value in (("operator", row["operator"]), ("last_operator", last)):
+            if (value is not None or key == "operator") and check.integer(value, f"{place}.{key}", -1) >= operators:
+                check.fail(f"{place}.{key}", f"{value} is beyond the {operators} operators")
+        shape = check.rows(row.get("shape", []), f"{place}.shape")
+        for number, size in enumerate(shape):
+            check.integer(size, f"{place}.shape[{number}]")
+        check.choice(row["category"], CATEGORIES, f"{place}.category")
+        check.choice(row.get("dtype", ""), _DTYPES, f"{place}.dtype")
+        found.append(
+            Storage(
+                check.integer(row["id"], f"{place}.id"),
+                check.integer(row["nbytes"], f"{place}.nbytes"),
+                cast(Category, row["category"]),
+                check.text(row["layer"], f"{place}.layer"),
+                born,
+                died,
+                row["operator"],
+                last,
+                check.text(row.get("stream", "compute"), f"{place}.stream", filled=True),
+                tuple(shape),
+                row.get("dtype", ""),
+            )
+        )
+    return tuple(found)
+
+
+def _integer(check: Checks, row: Mapping[str, Any], key: str, place: str) -> int | None:
+    value = row.get(key)
+    return None if value is None else check.integer(value, f"{place}.{key}")
+
+
+def _shares(check: Checks, value: Any, nbytes: float, place: str) -> tuple[float, ...] | None:
+    """Return unequal shares, which together are the bytes of the collective."""
+    if value is None:
+        return None
+    found = []
+    for index, share in enumerate(check.rows(value, f"{place}.shares")):
+        number = check.number(share, f"{place}.shares[{index}]", MOST_BYTES)
+        if number is None:
+            check.fail(f"{place}.shares[{index}]", "is null", "write a number of bytes")
+        found.append(number)
+    if not math.isclose(math.fsum(found), nbytes, rel_tol=1e-9, abs_tol=1e-6):
+        check.fail(f"{place}.shares", f"{shown(value)} do not sum to the {nbytes:g} bytes of the collective")
+    return tuple(found)

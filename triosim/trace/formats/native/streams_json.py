@@ -1,0 +1,139 @@
+"""A file of task streams, ``streams.json.gz``: the traces of the captured ranks, who is like whom, and the groups.
+
+Each trace stands in it as in a ``trace.json`` (docs/trace-format.md). Everything is checked; an error names file and key.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from triosim.errors import TraceError
+from triosim.output_files import writing_text
+from triosim.trace.formats.files import head, read_json
+from triosim.trace.formats.native.checks import Checks
+from triosim.trace.formats.native.trace_json import TraceReader
+from triosim.trace.formats.native.writing import lines
+from triosim.trace.task_streams import TaskStreams
+from triosim.trace.trace import Trace
+
+NAME = "streams"
+SCHEMA = "triosim-streams/1"
+
+STREAMS_KEYS = {"schema": True, "global_batch_size": False, "like": True, "groups": True, "traces": True}
+
+
+def recognises(path: Path) -> bool:
+    """Whether the file says that it holds task streams, of whatever version."""
+    return path.is_file() and re.search(rb'"schema"\s*:\s*"triosim-streams', head(path)) is not None
+
+
+def read(path: Path) -> TaskStreams:
+    """Return the task streams in a file. Raises ``TraceError`` that names the file and the key that is wrong."""
+    collecting = gc.isenabled()
+    gc.disable()  # as for a trace: nothing of it is garbage
+    try:
+        return _Reader(str(path)).streams(read_json(path))
+    finally:
+        if collecting:
+            gc.enable()
+
+
+def write(streams: TaskStreams, path: str | os.PathLike[str]) -> None:
+    """Write task streams; compressed where the path ends in ``.gz``. The file appears only when it is whole."""
+    text = "".join(_lines(streams))
+    with writing_text(path) as file:
+        file.write(text)
+
+
+class _Reader(Checks):
+    def streams(self, data: dict[str, Any]) -> TaskStreams:
+        if data.get("schema") != SCHEMA:
+            self.fail(
+                "schema", f"{data.get('schema')!r:.40} is not a version that this triosim reads", f"it is '{SCHEMA}'"
+            )
+        self.keys(data, STREAMS_KEYS, "")
+        batch = data.get("global_batch_size")
+        if batch is not None:
+            self.integer(batch, "global_batch_size", least=1)
+        like = self.rows(data["like"], "like")
+        if not like:
+            self.fail("like", "there are no ranks", "name for each rank the captured one that does the same")
+        traces = self.traces(data["traces"], len(like))
+        for rank, model in enumerate(like):
+            if self.integer(model, f"like[{rank}]") not in traces:
+                known = ", ".join(map(str, traces))
+                self.fail(f"like[{rank}]", f"rank {model} was not captured", f"captured: {known}")
+        groups = self.groups(data["groups"], len(like))
+        for rank, trace in traces.items():
+            self.communications(trace, rank, groups)
+        return TaskStreams(traces, tuple(like), groups, self.file, batch)
+
+    def traces(self, value: Any, world: int) -> dict[int, Trace]:
+        """Return the traces by rank."""
+        if type(value) is not dict or not value:
+            self.fail("traces", "there is no trace", 'write {"0": {...}}')
+        found = {}
+        for key, data in value.items():
+            if not re.fullmatch("0|[1-9][0-9]{0,8}", key) or int(key) >= world:
+                self.fail(f"traces.{key}", f"is no rank from 0 to {world - 1}")
+            if type(data) is not dict:
+                self.fail(f"traces.{key}", "is not an object", "write a trace as in trace.json")
+            found[int(key)] = TraceReader(self.file, f"traces.{key}").trace(data)
+        return found
+
+    def groups(self, value: Any, world: int) -> dict[str, tuple[tuple[int, ...], ...]]:
+        """Return the families of groups; a rank is in one group of a family or in none."""
+        if type(value) is not dict:
+            self.fail("groups", "is not an object", 'write {"world": [[0, 1]]}')
+        found = {}
+        for name, family in value.items():
+            self.text(name, "groups", filled=True)
+            seen: set[int] = set()
+            for index, group in enumerate(self.rows(family, f"groups.{name}")):
+                for place, rank in enumerate(self.rows(group, f"groups.{name}[{index}]")):
+                    where = f"groups.{name}[{index}][{place}]"
+                    if self.integer(rank, where) >= world:
+                        self.fail(where, f"there is no rank {rank} in a world of {world}")
+                    if rank in seen:
+                        self.fail(where, f"rank {rank} is in two groups of '{name}'", "name the groups apart")
+                    seen.add(rank)
+            found[name] = tuple(map(tuple, family))
+        return found
+
+    def communications(self, trace: Trace, rank: int, groups: dict[str, tuple[tuple[int, ...], ...]]) -> None:
+        """Check that each communication of a captured rank has a group, and that roots and peers are in it."""
+        sizes = {name: len(group) for name, family in groups.items() for group in family if rank in group}
+        for index, operator in enumerate(trace.operators):
+            asked = operator.communication
+            if asked is None:
+                continue
+            place = f"traces.{rank}.operators[{index}].communication"
+            if asked.group not in sizes:
+                self.fail(f"{place}.group", f"rank {rank} is in no group of '{asked.group}'", "list it under 'groups'")
+            size = sizes[asked.group]
+            for key, member in (("root", asked.root), ("peer", asked.peer)):
+                if member is not None and member >= size:
+                    self.fail(f"{place}.{key}", f"the group has {size} ranks, and none at place {member}")
+            if asked.shares is not None and len(asked.shares) != size:
+                self.fail(f"{place}.shares", f"{len(asked.shares)} shares for a group of {size} ranks")
+
+
+def _lines(streams: TaskStreams) -> Iterator[str]:
+    if not streams.traces:
+        raise TraceError("there is no trace to write")
+    yield f'{{\n"schema": "{SCHEMA}",\n'
+    if streams.global_batch_size is not None:
+        yield f'"global_batch_size": {streams.global_batch_size},\n'
+    yield f'"like": {json.dumps(streams.like)},\n"groups": {{\n'
+    yield ",\n".join(f"{json.dumps(name)}: {json.dumps(family)}" for name, family in streams.groups.items())
+    yield '\n},\n"traces": {\n'
+    for number, (rank, trace) in enumerate(streams.traces.items()):
+        yield f'"{rank}": ' if number == 0 else f',\n"{rank}": '
+        yield from lines(trace)
+    yield "}\n}\n"

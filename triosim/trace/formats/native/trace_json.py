@@ -1,0 +1,319 @@
+"""triosim's own format, ``trace.json``: one step's operators and tensors, as docs/trace-format.md and trace.schema.json say.
+
+Everything is checked, by hand and not by a schema library, so that 50,000 operators are read in under a second. An error
+names the file and the key, ``trace.json: operators[17].seconds``.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+import os
+import re
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from triosim.output_files import writing_text
+from triosim.trace.formats.files import head, read_json
+from triosim.trace.formats.native.checks import LARGEST_INTEGER, LONGEST_SECONDS, Checks, shown
+from triosim.trace.formats.native.records import communication, marks, storages
+from triosim.trace.formats.native.writing import SCHEMA, lines
+from triosim.trace.trace import CATEGORIES, DTYPE_BYTES, PHASES, Operator, Tensor, Trace
+
+NAME = "json"
+
+TRACE_KEYS = {
+    "schema": True,  # whether the key is required
+    "model": False,
+    "gpu": False,
+    "batch_size": True,
+    "times": False,
+    "step_seconds": False,
+    "software": False,
+    "tensors": True,
+    "operators": True,
+    "marks": False,
+    "storages": False,
+}
+TENSOR_KEYS = {"id": True, "shape": True, "dtype": True, "category": True, "storage": False, "parameter": False}
+OPERATOR_KEYS = {
+    "id": True,
+    "name": True,
+    "phase": True,
+    "layer": True,
+    "inputs": True,
+    "outputs": True,
+    "seconds": True,
+    "busy_seconds": False,
+    "host_seconds": False,
+    "forward": False,
+    "flops": False,
+    "kernels": False,
+    "attributes": False,
+    "predicted_by": False,
+    "relative_error": False,
+    "stream": False,
+    "communication": False,
+}
+
+MOST_FLOPS = 1e30
+LARGEST_ERROR = 1e6
+MOST_ELEMENTS = 2**59
+
+_CATEGORIES = frozenset(CATEGORIES)
+_PHASES = frozenset(PHASES)
+
+
+def recognises(path: Path) -> bool:
+    """Whether the file says that it is a triosim trace, of whatever version."""
+    return path.is_file() and re.search(rb'"schema"\s*:\s*"triosim-trace', head(path)) is not None
+
+
+def read(path: Path) -> Trace:
+    """Return the trace in a file. Raises ``TraceError`` that names the file and the key that is wrong."""
+    collecting = gc.isenabled()
+    gc.disable()  # hundreds of thousands of objects, none of them garbage: looking for it takes a third of the time
+    try:
+        return TraceReader(str(path)).trace(read_json(path))
+    finally:
+        if collecting:
+            gc.enable()
+
+
+def write(trace: Trace, path: str | os.PathLike[str]) -> None:
+    """Write a trace, one tensor or operator a line; compressed where the path ends in ``.gz``."""
+    text = "".join(lines(trace))
+    with writing_text(path) as file:
+        file.write(text)
+
+
+class TraceReader(Checks):
+    """Checks each value and builds the trace."""
+
+    def trace(self, data: dict[str, Any]) -> Trace:
+        """Return the trace that a JSON object describes."""
+        schema = data.get("schema")
+        if schema != SCHEMA:
+            self.keys(data, {"schema": True, **dict.fromkeys(data, False)}, "")
+            said = (
+                f"{schema!r} is not a version that this triosim reads" if isinstance(schema, str) else "is no version"
+            )
+            self.fail("schema", said, f"it reads '{SCHEMA}'")
+        self.keys(data, TRACE_KEYS, "")
+        batch_size = self.integer(data["batch_size"], "batch_size", least=1)
+        model = self.text(data.get("model", "unknown"), "model")
+        gpu = self.text(data.get("gpu", "unknown"), "gpu")
+        times = self.text(data.get("times", "measured"), "times")
+        step = self.number(data.get("step_seconds"), "step_seconds", LONGEST_SECONDS)
+        software = data.get("software", {})
+        if type(software) is not dict:
+            self.fail("software", f"{shown(software)} is not an object", 'write {"torch": "2.9.0"}')
+        for key, value in software.items():
+            self.text(value, f"software.{key}")
+            self.text(key, "software")
+        tensors = self.tensors(self.items(data["tensors"], "tensors"))
+        operators = self.operators(self.items(data["operators"], "operators"), tensors)
+        marked = marks(self, data.get("marks", []), len(operators))
+        stored = storages(self, data.get("storages", []), len(operators))
+        return Trace(operators, batch_size, model, gpu, times, step, software, self.file, marked, stored)
+
+    def tensors(self, items: list[Any]) -> dict[int, Tensor]:
+        """Return the tensors by id."""
+        found: dict[int, Tensor] = {}
+        linked: list[tuple[int, int]] = []
+        plain = _all_integers(items, "shape")
+        for index, item in enumerate(items):
+            try:
+                number, shape, dtype, category = item["id"], item["shape"], item["dtype"], item["category"]
+                storage, parameter = item.get("storage"), item.get("parameter")
+                complete = len(item) == 4 + ("storage" in item) + ("parameter" in item)
+            except (KeyError, TypeError, AttributeError):
+                complete = False
+            if not complete:
+                self.keys(item, TENSOR_KEYS, f"tensors[{index}]")
+            if type(number) is not int or not 0 <= number <= LARGEST_INTEGER:
+                self.integer(number, f"tensors[{index}].id")
+            if number in found:
+                self.fail(f"tensors[{index}].id", f"there is another tensor with the id {number}", "ids are unique")
+            if type(shape) is not list:
+                self.fail(f"tensors[{index}].shape", f"{shown(shape)} is not a list", "write [128, 3, 224, 224]")
+            if not plain or (shape and min(shape) < 0):
+                for place, size in enumerate(shape):
+                    self.integer(size, f"tensors[{index}].shape[{place}]")
+            if math.prod(shape) > MOST_ELEMENTS:
+                self.fail(f"tensors[{index}].shape", f"{shown(shape)} has more elements than any memory holds")
+            if type(dtype) is not str or dtype not in DTYPE_BYTES:
+                self.choice(dtype, tuple(DTYPE_BYTES), f"tensors[{index}].dtype")
+            if type(category) is not str or category not in _CATEGORIES:
+                self.choice(category, CATEGORIES, f"tensors[{index}].category")
+            if storage is None:
+                storage = -1
+            elif type(storage) is not int or not 0 <= storage <= LARGEST_INTEGER:
+                self.integer(storage, f"tensors[{index}].storage")
+            if parameter is not None:
+                self.integer(parameter, f"tensors[{index}].parameter")
+                linked.append((index, parameter))
+            found[number] = Tensor(number, tuple(shape), dtype, category, storage, parameter)
+        for index, parameter in linked:
+            if parameter not in found or found[parameter].category != "parameter":
+                self.fail(
+                    f"tensors[{index}].parameter",
+                    f"tensor {parameter} is not a parameter"
+                    if parameter in found
+                    else f"there is no tensor {parameter}",
+                    "name the id of a tensor of the category 'parameter'",
+                )
+        return found
+
+    def operators(self, items: list[Any], tensors: dict[int, Tensor]) -> tuple[Operator, ...]:
+        """Return the operators in their order."""
+        found: list[Operator] = []
+        by_id: dict[int, Operator] = {}
+        texts: dict[str, str] = {}  # each text once, with the place where it first stood
+        find = tensors.__getitem__
+        plain = _all_integers(items, "inputs") and _all_integers(items, "outputs")
+        for index, item in enumerate(items):
+            try:
+                number, name, phase, layer = item["id"], item["name"], item["phase"], item["layer"]
+                inputs, outputs, seconds = item["inputs"], item["outputs"], item["seconds"]
+                complete = len(item) == 7 or item.keys() <= OPERATOR_KEYS.keys()
+            except (KeyError, TypeError, AttributeError):
+                complete = False
+            if not complete:
+                self.keys(item, OPERATOR_KEYS, f"operators[{index}]")
+            get = item.get
+            if type(number) is not int or not 0 <= number <= LARGEST_INTEGER:
+                self.integer(number, f"operators[{index}].id")
+            if number in by_id:
+                self.fail(f"operators[{index}].id", f"there is another operator with the id {number}", "ids are unique")
+            if type(name) is not str or not name:
+                self.text(name, f"operators[{index}].name", filled=True)
+            if type(layer) is not str:
+                self.text(layer, f"operators[{index}].layer")
+            if type(phase) is not str or phase not in _PHASES:
+                self.choice(phase, PHASES, f"operators[{index}].phase")
+            if type(seconds) is not float or not 0 <= seconds <= LONGEST_SECONDS:
+                if seconds is None:
+                    self.fail(f"operators[{index}].seconds", "is absent", "every operator needs its time in seconds")
+                seconds = self.number(seconds, f"operators[{index}].seconds", LONGEST_SECONDS)
+            busy, host, flops = get("busy_seconds"), get("host_seconds"), get("flops")
+            if busy is not None and not (type(busy) is float and 0 <= busy <= LONGEST_SECONDS):
+                busy = self.number(busy, f"operators[{index}].busy_seconds", LONGEST_SECONDS)
+            if host is not None and not (type(host) is float and 0 <= host <= LONGEST_SECONDS):
+                host = self.number(host, f"operators[{index}].host_seconds", LONGEST_SECONDS)
+            if flops is not None:
+                flops = self.number(flops, f"operators[{index}].flops", MOST_FLOPS)
+            forward = get("forward")
+            if forward is not None and type(forward) is not int:
+                self.integer(forward, f"operators[{index}].forward")
+            kernels = get("kernels", ())
+            if kernels != ():
+                if type(kernels) is not list:
+                    self.fail(f"operators[{index}].kernels", f"{shown(kernels)} is not a list", "write a list of names")
+                for place, kernel in enumerate(kernels):
+                    if type(kernel) is not str:
+                        self.text(kernel, f"operators[{index}].kernels[{place}]")
+                    if kernel not in texts:
+                        texts[kernel] = f"operators[{index}].kernels[{place}]"
+            attributes = get("attributes")
+            attributes = {} if attributes is None else self.attributes(attributes, f"operators[{index}].attributes")
+            model, error = get("predicted_by"), get("relative_error")
+            if model is not None and (type(model) is not str or model not in texts):
+                texts[self.text(model, f"operators[{index}].predicted_by", filled=True)] = (
+                    f"operators[{index}].predicted_by"
+                )
+            if error is not None:
+                error = self.number(error, f"operators[{index}].relative_error", LARGEST_ERROR)
+            stream, asked = get("stream", "compute"), get("communication")
+            if type(stream) is not str or stream not in texts:
+                texts[self.text(stream, f"operators[{index}].stream", filled=True)] = f"operators[{index}].stream"
+            if asked is not None:
+                asked = communication(self, asked, f"operators[{index}].communication")
+            if name not in texts:
+                texts[name] = f"operators[{index}].name"
+            if layer not in texts:
+                texts[layer] = f"operators[{index}].layer"
+            try:
+                if not plain:
+                    raise KeyError
+                read, made = tuple(map(find, inputs)), tuple(map(find, outputs))
+            except (KeyError, TypeError):
+                read, made = (self.named(item[key], tensors, index, key) for key in ("inputs", "outputs"))
+            by_id[number] = operator = Operator(
+                number,
+                name,
+                phase,
+                layer,
+                read,
+                made,
+                seconds,
+                busy,
+                host,
+                forward,
+                flops,
+                tuple(kernels),
+                model,
+                error,
+                attributes,
+                stream,
+                asked,
+            )
+            found.append(operator)
+        for index, operator in enumerate(found):
+            if operator.forward is not None:
+                target = by_id.get(operator.forward)
+                if target is None or target.phase != "forward":
+                    said = f"operator {operator.forward} is not one of the forward pass"
+                    if target is None:
+                        said = f"there is no operator {operator.forward}"
+                    self.fail(f"operators[{index}].forward", said, "name the id of a forward operator")
+        for text, where in texts.items():
+            self.text(text, where)
+        return tuple(found)
+
+    def attributes(self, value: Any, place: str) -> dict[str, Any]:
+        """Return an operator's attributes: numbers, texts, truth values, or lists of them."""
+        if type(value) is not dict:
+            self.fail(place, f"{shown(value)} is not an object", 'write {"dim": 1}')
+        for key, given in value.items():
+            self.text(key, place, filled=True)
+            for one in given if type(given) is list else (given,):
+                if type(one) is str:
+                    self.text(one, f"{place}.{key}")
+                elif type(one) not in (int, float, bool) or not math.isfinite(one) or abs(one) > LARGEST_INTEGER:
+                    self.fail(f"{place}.{key}", f"{shown(one)} is no number, text or truth value")
+        found: dict[str, Any] = value
+        return found
+
+    def named(self, ids: Any, tensors: dict[int, Tensor], index: int, key: str) -> tuple[Tensor, ...]:
+        """Return the tensors that an operator names."""
+        if type(ids) is not list:
+            self.fail(f"operators[{index}].{key}", f"{shown(ids)} is not a list", "write a list of tensor ids")
+        for place, number in enumerate(ids):
+            self.integer(number, f"operators[{index}].{key}[{place}]")
+            if number not in tensors:
+                fix = "list it under 'tensors', or leave it out"
+                self.fail(f"operators[{index}].{key}[{place}]", f"there is no tensor {number}", fix)
+        return tuple(tensors[number] for number in ids)
+
+    def items(self, value: Any, key: str) -> list[Any]:
+        """Check that ``value`` is a list of tensors or operators, of which there is one or more."""
+        if type(value) is not list:
+            self.fail(key, f"{shown(value)} is not a list", f"write a list of {key}")
+        if not value and key == "operators":
+            self.fail(key, "the trace has no operators", "capture at least one step")
+        found: list[Any] = value
+        return found
+
+
+def _all_integers(items: list[Any], key: str) -> bool:
+    """Whether each item has a list of integers under the key: one look at all, which spares a look at each.
+
+    ``True`` and ``1.0`` equal 1, and would be taken for it.
+    """
+    try:
+        lists = [item[key] for item in items]
+        return set(map(type, lists)) <= {list} and set(map(type, chain.from_iterable(lists))) <= {int}
+    except (KeyError, TypeError, IndexError):
+        return False

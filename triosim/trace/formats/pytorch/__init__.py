@@ -1,0 +1,1 @@
+"""Traces that PyTorch's profiler and execution-trace observer write."""

@@ -1,0 +1,196 @@
+"""What the PyTorch profiler (Kineto) wrote: calls on the host, modules, and the work that the GPU did.
+
+The file is in Chrome's trace format: events with a start and a duration in microseconds. A kernel is joined to the call that
+launched it by its correlation id and the place of the launch on the host's thread.
+"""
+
+from __future__ import annotations
+
+import bisect
+import math
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from triosim.errors import TraceError
+from triosim.trace.formats.files import head, read_json
+
+_LAUNCHES = ("cuda_runtime", "cuda_driver", "hip_runtime", "xpu_runtime", "privateuse1_runtime", "privateuse1_driver")
+_WORK = ("kernel", "gpu_memset", "gpu_memcpy")
+_MODULE = "nn.Module: "
+#: Microseconds that no event lasts: 30 years.
+LONGEST = 1e15
+
+_STEP = re.compile(r"ProfilerStep#\d+")
+
+
+@dataclass(slots=True, eq=False)
+class Span:
+    """Something on a thread of the host, in microseconds. ``after`` is what the host needs until the next call, where known."""
+
+    name: str
+    thread: str
+    start: float
+    end: float
+    order: int = 0
+    function: int | None = None  # the "Record function id", which the execution trace has too
+    external: int | None = None
+    annotation: bool = False
+    after: float | None = None
+    arguments: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(slots=True, eq=False)
+class Work:
+    """A kernel, copy or memset of the GPU, in microseconds, and where the host launched it, as far as that is known."""
+
+    name: str
+    start: float
+    end: float
+    thread: str | None = None
+    launched: float = 0.0
+    external: int | None = None
+
+
+class MemoryEvent(NamedTuple):
+    """That memory was taken (``nbytes`` above 0) or given back, at a moment in microseconds."""
+
+    moment: float
+    thread: str
+    nbytes: int
+    address: int
+    on_gpu: bool
+
+
+@dataclass(slots=True)
+class Profile:
+    """What is used of a profiler file."""
+
+    calls: list[Span] = field(default_factory=list)  # operators and annotations of the host
+    steps: list[Span] = field(default_factory=list)
+    modules: dict[str, Spans] = field(default_factory=dict)
+    work: list[Work] = field(default_factory=list)
+    memory: list[MemoryEvent] = field(default_factory=list)
+    gpu: str = "unknown"
+    software: dict[str, str] = field(default_factory=dict)
+
+
+class Spans:
+    """The spans of one thread, nested as calls are, to ask which of them hold a moment."""
+
+    def __init__(self, spans: Iterable[Span]) -> None:
+        self.spans = sorted(spans, key=lambda span: (span.start, -span.end, span.order))
+        self._starts = [span.start for span in self.spans]
+        self._parents: list[int] = []
+        open_spans: list[int] = []
+        for index, span in enumerate(self.spans):
+            while open_spans and self.spans[open_spans[-1]].end < span.end:
+                open_spans.pop()
+            self._parents.append(open_spans[-1] if open_spans else -1)
+            open_spans.append(index)
+
+    def holding(self, moment: float) -> list[Span]:
+        """Return the spans that hold a moment, the outermost first."""
+        found: list[Span] = []
+        index = bisect.bisect_right(self._starts, moment) - 1
+        while index >= 0:
+            if self.spans[index].end >= moment:
+                found.append(self.spans[index])
+            index = self._parents[index]
+        return found[::-1]
+
+
+def recognises(path: Path) -> bool:
+    """Whether a file is a profiler's."""
+    return re.search(rb'"(schemaVersion|traceEvents)"\s*:', head(path)) is not None
+
+
+def read(path: Path) -> Profile:
+    """Return what a profiler file holds."""
+    data = read_json(path)
+    events = data.get("traceEvents")
+    if not isinstance(events, list):
+        raise TraceError("has no list of events", where=f"{path}: traceEvents", fix="give a PyTorch profiler file")
+    profile = Profile()
+    modules: dict[str, list[Span]] = {}
+    launches: dict[object, tuple[str, float]] = {}
+    work: list[dict[str, Any]] = []
+    for order, event in enumerate(events):
+        if not isinstance(event, dict):
+            continue
+        if event.get("name") == "[memory]":
+            profile.memory.append(_memory(event))
+        if event.get("ph") != "X":
+            continue
+        category = event.get("cat")
+        if category in ("cpu_op", "user_annotation"):
+            call = _span(event, order)
+            call.annotation = category == "user_annotation"
+            (profile.steps if _STEP.fullmatch(call.name) else profile.calls).append(call)
+        elif category == "python_function" and str(event["name"]).startswith(_MODULE):
+            module = _span(event, order)
+            module.name = module.name.removeprefix(_MODULE)
+            modules.setdefault(module.thread, []).append(module)
+        elif category in _LAUNCHES:
+            launches[event["args"].get("correlation")] = (str(event["tid"]), _moments(event)[0])
+        elif category in _WORK:
+            work.append(event)
+    for event in work:
+        arguments = event.get("args", {})
+        thread, launched = launches.get(arguments.get("correlation"), (None, 0.0))
+        external = _number(arguments.get("External id"))
+        profile.work.append(Work(str(event["name"]), *_moments(event), thread, launched, external))
+    _check_kernels(work, profile.work, path)
+    profile.memory.sort(key=lambda one: one.moment)
+    profile.work.sort(key=lambda one: (one.start, one.end))
+    profile.modules = {thread: Spans(spans) for thread, spans in modules.items()}
+    device = work[0].get("args", {}).get("device", 0) if work else 0
+    for properties in data.get("deviceProperties", ()):
+        if properties.get("id") == device and work:
+            profile.gpu = str(properties.get("name", "unknown"))
+    for key, value in data.items():
+        if key.endswith("_version") and isinstance(value, (str, int)):
+            profile.software[key.removesuffix("_version")] = str(value)
+    return profile
+
+
+def _check_kernels(events: list[dict[str, Any]], work: list[Work], path: Path) -> None:
+    """Refuse a profile from a GPU whose operators would all seem to take no time."""
+    if events and not any(event.get("cat") == "kernel" for event in events):
+        raise TraceError("has no kernels, only copies", where=str(path), fix="profile with ProfilerActivity.CUDA")
+    if work and all(one.thread is None and one.external is None for one in work):
+        raise TraceError(
+            "does not say which call launched its kernels: none has a correlation",
+            where=str(path),
+            fix="profile with ProfilerActivity.CPU and ProfilerActivity.CUDA",
+        )
+
+
+def _span(event: dict[str, Any], order: int) -> Span:
+    arguments = event.get("args", {})
+    function, external = _number(arguments.get("Record function id")), _number(arguments.get("External id"))
+    return Span(str(event["name"]), str(event["tid"]), *_moments(event), order, function, external, arguments=arguments)
+
+
+def _memory(event: dict[str, Any]) -> MemoryEvent:
+    arguments = event["args"]
+    return MemoryEvent(
+        float(event["ts"]),
+        str(event["tid"]),
+        int(arguments["Bytes"]),
+        int(arguments["Addr"]),
+        int(arguments["Device Type"]) != 0,
+    )
+
+
+def _moments(event: dict[str, Any]) -> tuple[float, float]:
+    start, duration = float(event["ts"]), float(event["dur"])
+    if not (math.isfinite(start) and 0 <= duration <= LONGEST):
+        raise ValueError(f"'{event['name']}' has the time {start} and the duration {duration}")
+    return start, start + duration
+
+
+def _number(value: object) -> int | None:
+    return value if isinstance(value, int) else None

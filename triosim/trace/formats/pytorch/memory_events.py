@@ -1,0 +1,183 @@
+"""A step's storages, from the profiler's memory events and from what was said of tensors that were there before the step.
+
+The allocator knows bytes and addresses, and nothing of tensors. What parameters, gradients and optimizer states are is told
+by annotations that name their addresses (``triosim.tracer``). Everything else is what its birth and death make it.
+
+The execution trace, from which the tensors are, has no addresses. So a storage has the number that tensors give it where it
+was annotated, and otherwise one that no tensor has.
+"""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+from collections import deque
+from collections.abc import Mapping, Sequence
+from itertools import count, repeat
+
+from triosim.trace.formats.pytorch.kineto import MemoryEvent, Profile, Span
+from triosim.trace.formats.pytorch.step import ROLE_PREFIX, said_role
+from triosim.trace.trace import Category, Operator, Storage
+
+_ZERO_GRAD = "Optimizer.zero_grad#"
+
+
+@dataclasses.dataclass(slots=True)
+class _Block:
+    nbytes: int
+    born: int
+    operator: int
+    address: int
+    moment: float = 0.0  # of its birth in the step
+    category: Category | None = None
+    name: str = ""
+    layer: str | None = None
+    died: int | None = None
+    last_operator: int | None = None
+    said: int = -1  # when someone last said what it is
+    number: int | None = None  # as tensors name it
+    replaced: float | None = None  # when its address was given to another one, without a free
+
+
+def storages(
+    profile: Profile,
+    moments: Sequence[tuple[Span, int]],
+    operators: Sequence[Operator],
+    known: Mapping[str, Sequence[int]] | None = None,
+) -> tuple[Storage, ...]:
+    """Return the storages of a step by birth; none when the profile has no memory events.
+
+    ``moments`` are the step's calls and the positions of their operators in ``operators``; ``known`` are, by annotation, the
+    storages of tensors that it was said of, in order.
+    """
+    on_gpu = bool(profile.work)
+    events = [event for event in profile.memory if event.on_gpu == on_gpu]
+    if not events:
+        return ()
+    numbers = {annotation: deque(found) for annotation, found in (known or {}).items()}
+    marks = [(span.start, span.name) for span in profile.calls if span.annotation and span.name.startswith(ROLE_PREFIX)]
+    said = [(moment, name, found.popleft() if (found := numbers.get(name)) else None) for moment, name in sorted(marks)]
+    position = _Positions(moments)
+    blocks = _blocks(events, said, position)
+    unseen = _unseen(blocks, [span.end for span in profile.calls if span.name.startswith(_ZERO_GRAD)], events)
+    if unseen:
+        blocks = _blocks(sorted([*unseen, *events], key=lambda event: event.moment), said, position)
+    before = [block for block in blocks if block.born < 0]
+    for number, block in enumerate(before):
+        block.born = number - len(before)
+    blocks.sort(key=lambda block: block.born)
+    kept = _kept(blocks, operators)
+    return tuple(map(_storage, _numbers(blocks, operators), blocks, repeat(operators), repeat(kept)))
+
+
+def _blocks(
+    events: Sequence[MemoryEvent], said: Sequence[tuple[float, str, int | None]], position: _Positions
+) -> list[_Block]:
+    """Return what there was in the step; ``said`` are moments, annotations, and the tensors' number of the storage."""
+    blocks: list[_Block] = []
+    live: dict[int, _Block] = {}
+    waiting = deque(said)
+    clock = 0
+    for event in events:
+        while waiting and waiting[0][0] <= event.moment:
+            _say(*waiting.popleft()[1:], clock, blocks, live)
+        clock += 1
+        _take(event, clock, position.at(event.moment), blocks, live)
+    for _, annotation, number in waiting:
+        _say(annotation, number, clock, blocks, live)
+    return blocks
+
+
+def _unseen(blocks: Sequence[_Block], zeroed: Sequence[float], events: Sequence[MemoryEvent]) -> list[MemoryEvent]:
+    """Return the ends of old gradients that ``zero_grad`` freed: on a host the profiler tells of none that it saw no birth of.
+
+    One ended with the last ``zero_grad`` before its successor's birth; without one, before all else.
+    """
+    births = {block.name: block.moment for block in blocks if block.category == "gradient" and block.born > 0}
+    found = []
+    for block in blocks:
+        if block.category == "gradient" and block.born < 0 and block.died is None and block.said == 0:
+            ends = [one for one in (births.get(block.name), block.replaced) if one is not None]
+            moments = [moment for moment in zeroed if not ends or moment <= min(ends)]
+            moment = (max(moments) if ends else min(moments)) if moments else events[0].moment
+            found.append(MemoryEvent(max(moment, events[0].moment), "", -block.nbytes, block.address, events[0].on_gpu))
+    return found
+
+
+def _numbers(blocks: Sequence[_Block], operators: Sequence[Operator]) -> list[int]:
+    """Return the blocks' numbers; what no tensor names, and what comes second to a number, gets one that no tensor has."""
+    tensors = (tensor for operator in operators for tensor in (*operator.inputs, *operator.outputs))
+    said = {block.number for block in blocks if block.number is not None}
+    free = count(1 + max((*said, *(tensor.storage for tensor in tensors)), default=0))
+    found: dict[int, None] = {}
+    for block in blocks:
+        found[next(free) if block.number is None or block.number in found else block.number] = None
+    return list(found)
+
+
+def _take(event: MemoryEvent, clock: int, position: int, blocks: list[_Block], live: dict[int, _Block]) -> None:
+    if event.nbytes > 0:
+        if event.address in live:
+            live[event.address].replaced = event.moment
+        live[event.address] = block = _Block(event.nbytes, clock, position, event.address, event.moment)
+        blocks.append(block)
+        return
+    freed = live.pop(event.address, None)
+    if freed is None:  # there before the step, and nobody said what it is
+        freed = _Block(-event.nbytes, -1, -1, event.address)
+        blocks.append(freed)
+    freed.died, freed.last_operator = clock, position
+
+
+def _say(annotation: str, number: int | None, clock: int, blocks: list[_Block], live: dict[int, _Block]) -> None:
+    category, address, nbytes, name = said_role(annotation)
+    if not nbytes:
+        return
+    block = live.get(address)
+    if block is None:
+        live[address] = block = _Block(nbytes, -1, -1, address)
+        blocks.append(block)
+    if block.category is None or category != "input":
+        block.category, block.name, block.layer = category, name, name.rpartition(".")[0]
+    if block.number is None:
+        block.number = number
+    block.said = clock
+
+
+def _kept(blocks: Sequence[_Block], operators: Sequence[Operator]) -> Category:
+    """Return what a storage of the backward pass is that nobody named and no free was seen of.
+
+    Where gradients are named and collectives run, it is theirs: on a host the last to let go of what a collective was given can
+    be the thread of the process group, and the profiler sees no free there.
+    """
+    named = any(block.category == "gradient" for block in blocks)
+    return "communication" if named and any(one.name.startswith("c10d::") for one in operators) else "gradient"
+
+
+def _storage(number: int, block: _Block, operators: Sequence[Operator], kept: Category) -> Storage:
+    maker = operators[block.operator] if block.operator >= 0 else None
+    category = block.category
+    if category is None:
+        if maker is None:
+            category = "buffer" if block.born < 0 else "input"
+        elif block.last_operator == block.operator or maker.phase == "optimizer":
+            category = "temporary"
+        elif maker.phase == "backward":
+            category = kept if block.died is None else "gradient"
+        else:
+            category = "activation"
+    layer = block.layer or (maker.layer if maker is not None else "")
+    return Storage(number, block.nbytes, category, layer, block.born, block.died, block.operator, block.last_operator)
+
+
+class _Positions:
+    """The operator that runs at a moment, or ran last before it; -1 before the first."""
+
+    def __init__(self, moments: Sequence[tuple[Span, int]]) -> None:
+        ordered = sorted((span.start, position) for span, position in moments)
+        self._starts = [start for start, _ in ordered]
+        self._positions = [position for _, position in ordered]
+
+    def at(self, moment: float) -> int:
+        found = bisect.bisect_right(self._starts, moment) - 1
+        return self._positions[found] if found >= 0 else -1

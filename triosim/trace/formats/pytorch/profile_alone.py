@@ -1,0 +1,198 @@
+"""A PyTorch profiler file without an execution trace: its calls, as the nodes that an execution trace would have for them.
+
+The profiler knows the shapes that a call was given (``record_shapes=True``), and neither what it returned nor which tensor is
+which. Three things are concluded: the argument of a forward call whose gradient is accumulated is a parameter; the first other
+argument of a call is what the call before it returned, so that the pass is a chain; a backward call returns the gradients
+that are accumulated after it, and what the next one is given.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from triosim.errors import TraceError
+from triosim.trace.autograd import ENGINE_PREFIX
+from triosim.trace.formats.draft import RawTensor
+from triosim.trace.formats.pytorch.execution_trace import BACKWARD_SCOPE, DTYPES, USER_SCOPE, Node
+from triosim.trace.formats.pytorch.kineto import Profile, Span
+from triosim.trace.formats.pytorch.step import ROLE_PREFIX, last_step
+from triosim.trace.trace import Category
+
+_ACCUMULATE = f"{ENGINE_PREFIX}torch::autograd::AccumulateGrad"
+_OPTIMIZER = "Optimizer.step#"
+
+
+def nodes(profile: Profile, where: str) -> list[Node]:
+    """Return a node for each call and annotation, in the order in which they began, and number the profile's spans by them.
+
+    Raises ``TraceError`` when the profile has no shapes.
+    """
+    if not any("Input Dims" in span.arguments for span in profile.calls):
+        raise TraceError(
+            "has no shapes, and there is no execution trace beside it",
+            where=where,
+            fix="profile with record_shapes=True, and best register a torch.profiler.ExecutionTraceObserver too",
+        )
+    found = _tree(profile)
+    calls = [node for node in found if node.parent < 0 or found[node.parent].scope == USER_SCOPE]
+    step = last_step(profile)
+    begins = {span.function: span.start for span in profile.calls}
+    return _Tensors(found).given_to(
+        [
+            node
+            for node in calls
+            if node.scope != USER_SCOPE and (step is None or step.start <= begins[node.number] <= step.end)
+        ]
+    )
+
+
+def _tree(profile: Profile) -> list[Node]:
+    """Return the calls and annotations nested as they are on their threads."""
+    ordered = sorted([*profile.calls, *profile.steps], key=lambda span: (span.start, -span.end, span.order))
+    threads = {thread: number for number, thread in enumerate(dict.fromkeys(span.thread for span in ordered))}
+    running: dict[str, list[tuple[Span, Node]]] = {}
+    found: list[Node] = []
+    for number, span in enumerate(ordered):
+        around = running.setdefault(span.thread, [])
+        while around and around[-1][0].end < span.end:
+            around.pop()
+        parent = around[-1][1] if around else None
+        span.function = number
+        sequence = span.arguments.get("Sequence number", -1)
+        backward = bool(span.arguments.get("Fwd thread id")) or span.name.startswith(ENGINE_PREFIX)
+        scope = USER_SCOPE if span.annotation else BACKWARD_SCOPE if backward else 0
+        above = -1 if parent is None else parent.number
+        node = Node(number, span.name, above, number, sequence, scope, threads[span.thread], "", [], [])
+        node.scalars = list(_shaped(span.arguments))
+        found.append(node)
+        around.append((span, node))
+        if parent is not None:
+            parent.children.append(node)
+    return found
+
+
+class _Tensors:
+    """Gives calls the tensors that they are concluded to take and to return."""
+
+    def __init__(self, found: list[Node]) -> None:
+        self._nodes = found
+        self._count = 0
+        self._roles: list[Node] = []
+
+    def given_to(self, calls: list[Node]) -> list[Node]:
+        """Return all nodes, with the tensors of these calls, the outermost."""
+        updates = {node.number for node in self._nodes if self._optimizes(node)}
+        forward = [node for node in calls if node.scope != BACKWARD_SCOPE and node.number not in updates]
+        backward = [node for node in calls if node.scope == BACKWARD_SCOPE]
+        last = backward[0].number if backward else len(self._nodes)
+        parameters = self._parameters(forward, backward)
+        self._chain([node for node in forward if node.number < last], parameters)
+        self._chain_back(backward)
+        for node in calls:
+            if node.number in updates or (node.scope != BACKWARD_SCOPE and node.number > last):
+                node.arguments = [[self._new(*shape) for shape in row] for row in node.scalars]
+        for node in self._nodes:
+            node.scalars = []
+        return [*self._roles, *self._nodes]
+
+    def _optimizes(self, node: Node) -> bool:
+        while node.parent >= 0:
+            node = self._nodes[node.parent]
+            if node.name.startswith(_OPTIMIZER):
+                return True
+        return False
+
+    def _parameters(self, forward: list[Node], backward: list[Node]) -> dict[tuple[int, int], RawTensor]:
+        """Return the parameters by forward call and argument, and give the backward calls the gradients that they return."""
+        by_sequence = {part.sequence: node for node in forward for part in node.walk() if part.sequence >= 0}
+        found: dict[tuple[int, int], RawTensor] = {}
+        maker: Node | None = None
+        for node in backward:
+            if node.name != _ACCUMULATE:
+                maker = node
+                continue
+            accumulated = _first(node)
+            source = by_sequence.get(maker.sequence) if maker is not None else None
+            if accumulated is None or maker is None or source is None:
+                continue
+            for place, row in enumerate(source.scalars):
+                if row == [accumulated] and (source.number, place) not in found:
+                    name = f"{source.name.rpartition('::')[2]}_{source.number}.{place}"
+                    found[source.number, place] = self._said("parameter", name, self._new(*accumulated))
+                    gradient = self._said("gradient", name, self._new(*accumulated))
+                    maker.returned.append([gradient])
+                    node.arguments = [[gradient]]
+                    break
+        return found
+
+    def _chain(self, forward: list[Node], parameters: dict[tuple[int, int], RawTensor]) -> None:
+        before: Node | None = None
+        for node in forward:
+            if not any(shape for row in node.scalars for shape, _ in row):
+                node.arguments = [[self._new(*shape) for shape in row] for row in node.scalars]
+                continue  # nothing but scalars, a counter say: nothing flows through it
+            flows = True
+            for place, row in enumerate(node.scalars):
+                known = parameters.get((node.number, place))
+                if known is not None:
+                    node.arguments.append([known])
+                    continue
+                made = [self._new(*shape) for shape in row]
+                node.arguments.append(made)
+                if made and flows:
+                    flows = False
+                    if before is None:
+                        self._said("input", "", made[0])
+                    else:
+                        before.returned.append([made[0]])
+            before = node
+
+    def _chain_back(self, backward: list[Node]) -> None:
+        before: Node | None = None
+        for node in backward:
+            if node.name == _ACCUMULATE:
+                continue
+            given = next((part.scalars for part in node.walk() if any(part.scalars)), [])
+            node.arguments = [[self._new(*shape) for shape in row] for row in given]
+            first = next((row[0] for row in node.arguments if row), None)
+            if before is not None and first is not None:
+                before.returned.append([first])
+            before = node
+
+    def _new(self, shape: tuple[int, ...], dtype: str) -> RawTensor:
+        self._count += 1
+        return RawTensor(self._count, self._count, shape, dtype)
+
+    def _said(self, category: Category, name: str, tensor: RawTensor) -> RawTensor:
+        """Say a tensor's role as the tracer does, ahead of all calls."""
+        said = Node(-2, f"{ROLE_PREFIX}{category} 0 0 {name}", -1, -1, -1, USER_SCOPE, 0, "", [], [])
+        said.children.append(Node(-1, "aten::detach", -2, -1, -1, 0, 0, "", [[tensor]], []))
+        self._roles.append(said)
+        return tensor
+
+
+def _first(node: Node) -> tuple[tuple[int, ...], str] | None:
+    return next((row[0] for part in node.walk() for row in part.scalars if row), None)
+
+
+def _shaped(arguments: dict[str, Any]) -> Iterator[list[tuple[tuple[int, ...], str]]]:
+    """Yield shape and dtype of the tensors of each argument of a call: one, several of a list, or none."""
+    shapes = arguments.get("Input Dims", ())
+    for shape, kind in zip(shapes, arguments.get("Input type", ()), strict=False):
+        if isinstance(shape, str):  # as some versions write them
+            shape = json.loads(shape)
+        if kind in DTYPES:
+            yield [(_sizes(shape), DTYPES[kind])]
+        elif kind == "TensorList":
+            yield [(_sizes(one), "float32") for one in shape]
+        else:
+            yield []
+
+
+def _sizes(shape: list[Any]) -> tuple[int, ...]:
+    sizes = tuple(int(size) for size in shape)
+    if min(sizes, default=0) < 0:
+        raise ValueError(f"no tensor has the shape {shape}")
+    return sizes

@@ -1,0 +1,137 @@
+"""A PyTorch profiler file and the execution trace of the same step, as ``torch.profiler`` writes them, in one directory.
+
+An operator is the outermost ATen call of the forward pass, a node of the autograd graph in the backward pass, and a call of the
+optimizer. Its time runs from its first kernel's start to its last kernel's end. The execution trace tells which tensors a call
+took and gave; the profiler file tells the times. A profile without a GPU's work is of the host, whose calls are then timed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from triosim.errors import TraceError
+from triosim.trace.formats import roles
+from triosim.trace.formats.pytorch import execution_trace, kineto, memory_events, profile_alone
+from triosim.trace.formats.pytorch.execution_trace import Node
+from triosim.trace.formats.pytorch.kineto import Profile
+from triosim.trace.formats.pytorch.retiming import retimed
+from triosim.trace.formats.pytorch.step import Step, join
+from triosim.trace.trace import Trace
+
+NAME = "pytorch"
+#: What the profiler files of further steps, from which the times are taken, begin with.
+LIGHT_PREFIX = "light"
+
+Parsed = TypeVar("Parsed")
+
+
+def recognises(path: Path) -> bool:
+    """Whether the path is one of the two files, or a directory that holds one."""
+    profiles, graphs = _files(path)
+    return bool(profiles or graphs)
+
+
+def read(path: Path, *, batch_size: int | None = None) -> Trace:
+    """Return the trace of the last complete step; the batch size is the input's first dimension, unless it is given.
+
+    Raises ``TraceError`` when one of the two files is missing or damaged.
+    """
+    profiles, graphs = _files(path)
+    lightly = [file for file in profiles if file.name.startswith(LIGHT_PREFIX)] if len(profiles) > 1 else []
+    profiles = [file for file in profiles if file not in lightly]
+    if not profiles:
+        raise TraceError(
+            f"there is no profiler file beside {graphs[0].name if graphs else 'it'}",
+            where=str(path),
+            fix="give a directory with both, as triosim.tracer.profiler.capture() writes them",
+        )
+    for kind, found in (("profiler file", profiles), ("execution trace", graphs)):
+        if len(found) > 1:
+            names = " and ".join(file.name for file in found[:2])
+            raise TraceError(
+                f"there is more than one {kind}: {names}", where=str(path), fix="keep one step a directory"
+            )
+    return read_step(path, profiles[0], graphs[0] if graphs else None, lightly=lightly, batch_size=batch_size)[0]
+
+
+def read_step(
+    place: Path, profile: Path, graph: Path | None, *, lightly: Sequence[Path] = (), batch_size: int | None = None
+) -> tuple[Trace, bool]:
+    """Return the trace of a step whose files are named, and whether its times are from other steps than its calls.
+
+    ``lightly`` are profiler files of further steps, without shapes or an execution trace, whose times are taken where they have
+    the same calls. ``place`` is what errors name.
+    """
+    full = _parsed(kineto.read, profile, "PyTorch's profiler writes it")
+    if graph is None:
+        nodes = _parsed(lambda path: profile_alone.nodes(full, str(path)), profile, "PyTorch's profiler writes it")
+    else:
+        nodes = _parsed(lambda path: execution_trace.read(path, on_gpu=bool(full.work)), graph, "PyTorch writes it")
+    light = retimed(full, [_parsed(kineto.read, path, "PyTorch's profiler writes it") for path in lightly])
+    if graph is None:
+        (light or full).software["tensors"] = "concluded from shapes, without an execution trace"
+    return _trace(full, light or full, nodes, place, graph or profile, batch_size), light is not None
+
+
+def _parsed(read: Callable[[Path], Parsed], path: Path, how: str) -> Parsed:
+    try:
+        return read(path)
+    except (KeyError, TypeError, IndexError, AttributeError, ValueError, OverflowError) as error:
+        raise TraceError(f"is not as {how}: {_said(error)}", where=str(path)) from error
+
+
+def _trace(
+    full: Profile, timed: Profile, nodes: list[Node], path: Path, graph_path: Path, batch_size: int | None
+) -> Trace:
+    step = Step(timed, nodes, str(path))
+    step.hints.batch_size = batch_size
+    drafts = step.operators()
+    if not drafts:
+        raise TraceError("the trace has no operators", where=str(path), fix="capture at least one step")
+    parameters = roles.parameters_of(drafts, step.hints)
+    batch = roles.batch_size(drafts, step.hints, parameters)
+    if not batch:
+        raise TraceError("no operator reads an input, so the batch size is unknown", where=str(graph_path))
+    operators = roles.build(drafts, roles.assign(drafts, step.hints))
+    places = {id(draft): place for place, draft in enumerate(drafts)}
+    spans = join(full, nodes, str(path))
+    moments = [
+        (spans[number], places[id(draft)])
+        for number, draft in step.drafts.items()
+        if number in spans and id(draft) in places
+    ]
+    return Trace(
+        operators,
+        batch,
+        step.model,
+        timed.gpu if timed.work else "CPU",
+        "measured",
+        software=timed.software,
+        source=str(path),
+        storages=memory_events.storages(full, moments, operators, step.hints.said),
+    )
+
+
+def _files(path: Path) -> tuple[list[Path], list[Path]]:
+    """Return the profiler files and the execution traces at a path; for a file, the ones that go with it."""
+    if path.is_dir():
+        files = sorted(file for file in path.iterdir() if file.is_file() and _may_be_json(file))
+        graphs = [file for file in files if execution_trace.recognises(file)]
+        return [file for file in files if file not in graphs and kineto.recognises(file)], graphs
+    if not path.is_file():
+        return [], []
+    if execution_trace.recognises(path):
+        return _files(path.parent)[0], [path]
+    if kineto.recognises(path):
+        return [path], _files(path.parent)[1]
+    return [], []
+
+
+def _may_be_json(file: Path) -> bool:
+    return ".json" in file.suffixes[-2:] or file.suffix == ".json"
+
+
+def _said(error: Exception) -> str:
+    return f"no {error}" if isinstance(error, KeyError) else str(error)

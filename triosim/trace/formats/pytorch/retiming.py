@@ -1,0 +1,138 @@
+"""Times from steps that were profiled lightly, put on the calls of a step that was profiled in full.
+
+Recording shapes and the execution trace slows small calls down by half and more; Kineto alone costs a few percent. So one
+step tells what was called, and others, of the same calls in the same order, how long it took: the profile of the middle one of
+them, in which each call of a host without a GPU takes the median of all. Medians leave out what disturbs now this call, now
+that one, so that together they are less than a step usually needs; they are stretched to what it does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+from itertools import pairwise
+from statistics import median
+
+from triosim.trace.autograd import ENGINE_PREFIX
+from triosim.trace.formats.pytorch.kineto import Profile, Span
+from triosim.trace.formats.pytorch.step import ROLE_PREFIX
+
+#: Steps that have fewer of their calls in common than this are not the same step.
+ENOUGH_ALIKE = 0.9
+
+
+def retimed(structure: Profile, others: list[Profile]) -> Profile | None:
+    """Return the middle one of the ``others``, whose outermost calls carry the numbers of the ``structure``'s.
+
+    Calls are joined in their order, by name; a few may be in one step only, as those of a data loader are: what is in the
+    structure alone is added with its own time, less what the full profiler slows the others down by. Steps that are less alike
+    are left out; None when all are. What the host did between two calls is put down to the first of them.
+    """
+    threads = _threads(structure)
+    known = outermost(structure, threads)
+    steps = [step for other in others if (step := _Step.of(other, outermost(other, threads), known)) is not None]
+    if not steps:
+        return None
+    steps.sort(key=lambda step: step.seconds)
+    middle = steps[len(steps) // 2]
+    own = [call.end - call.start for call in known]
+    faster = middle.seconds / sum(own[place] for place in middle.calls)
+    lengths = [
+        median([step.lengths[place] for step in steps if place in step.lengths] or [faster * own[place]])
+        for place in range(len(known))
+    ]
+    usual = median(step.seconds for step in steps) / sum(lengths[place] for place in middle.calls)
+    for call in middle.profile.calls:
+        call.function = None
+    moment = 0.0
+    for place, numbered in enumerate(known):
+        call = middle.calls.get(place) or _added(numbered, moment, lengths[place], middle.profile)
+        if place in middle.calls and not middle.profile.work:
+            call.end = call.start + usual * lengths[place]
+        moment = call.end
+        call.function = numbered.function
+        call.after = median([step.pauses[place] for step in steps if place in step.pauses] or [0.0])
+    return middle.profile
+
+
+@dataclass(slots=True)
+class _Step:
+    """A step that was profiled lightly: by the places of the calls in the full one, its own, their lengths and pauses."""
+
+    profile: Profile
+    calls: dict[int, Span]
+    lengths: dict[int, float]
+    pauses: dict[int, float]
+
+    @property
+    def seconds(self) -> float:
+        return sum(self.lengths.values())
+
+    @staticmethod
+    def of(profile: Profile, calls: list[Span], known: list[Span]) -> _Step | None:
+        """Join a step's calls to the known ones; None when it is another step."""
+        matcher = SequenceMatcher(None, [_key(call) for call in known], [_key(call) for call in calls], autojunk=False)
+        pairs = {
+            block.a + number: block.b + number
+            for block in matcher.get_matching_blocks()
+            for number in range(block.size)
+        }
+        if len(pairs) < ENOUGH_ALIKE * max(len(known), len(calls)) or not pairs:
+            return None
+        pauses = _pauses(calls)
+        return _Step(
+            profile,
+            {place: calls[own] for place, own in pairs.items()},
+            {place: calls[own].end - calls[own].start for place, own in pairs.items()},
+            {place: pauses[own] for place, own in pairs.items()},
+        )
+
+
+def _added(known: Span, start: float, length: float, profile: Profile) -> Span:
+    """Add a call to a profile that does not have it."""
+    call = Span(known.name, known.thread, start, start + length, known.order)
+    profile.calls.append(call)
+    return call
+
+
+def _key(call: Span) -> tuple[str, str]:
+    return call.thread, call.name
+
+
+def outermost(profile: Profile, threads: set[str]) -> list[Span]:
+    """Return the calls of some threads that are inside of no other call, thread by thread; annotations are no calls."""
+    found: list[Span] = []
+    ordered = sorted(profile.calls, key=lambda span: (span.thread, span.start, -span.end, span.order))
+    thread, covered = "", 0.0
+    for span in ordered:
+        if span.thread not in threads:
+            continue
+        if span.thread != thread:
+            thread, covered = span.thread, float("-inf")
+        if span.start < covered:
+            continue
+        if not span.annotation:
+            found.append(span)
+        if not span.annotation or span.name.startswith(ROLE_PREFIX):
+            covered = span.end
+    return found
+
+
+def _threads(profile: Profile) -> set[str]:
+    """Return the thread with the most calls, and those on which autograd runs; others, a loader's say, keep their own time."""
+    counts: dict[str, int] = {}
+    for call in profile.calls:
+        counts[call.thread] = counts.get(call.thread, 0) + 1
+    most = {max(counts, key=lambda thread: counts[thread])} if counts else set()
+    return most | {call.thread for call in profile.calls if call.name.startswith(ENGINE_PREFIX)}
+
+
+def _pauses(calls: list[Span]) -> list[float]:
+    """Return for each call the time until the next one begins, on any thread, as far as no other call fills it."""
+    order = sorted(range(len(calls)), key=lambda place: calls[place].start)
+    found = [0.0] * len(calls)
+    covered = float("-inf")
+    for place, following in pairwise(order):
+        covered = max(covered, calls[place].end)
+        found[place] = max(0.0, calls[following].start - covered)
+    return found

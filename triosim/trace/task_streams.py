@@ -1,0 +1,53 @@
+"""What every rank of a distributed step does, as it was captured: the traces of the ranks that differ, and the groups.
+
+A GPU-free capture of a distributed script makes them, and the engine runs them as they are: no parallelism is put on top.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from triosim.errors import TraceError
+from triosim.trace.trace import Trace
+
+
+@dataclass(frozen=True, slots=True)
+class TaskStreams:
+    """The streams of ``len(like)`` ranks.
+
+    ``traces`` are those of the captured ranks; ``like[rank]`` is the captured rank that does the same as ``rank``, in groups of
+    its own. ``groups`` are families of groups by name ("tp", "fsdp", "world"): each rank is in at most one group of a
+    family, and all ranks of a family's groups are in the order that roots, peers and shares count by.
+    ``global_batch_size`` is how many samples all ranks together work on in a step, None where that is not known.
+    """
+
+    traces: Mapping[int, Trace]
+    like: tuple[int, ...]
+    groups: Mapping[str, tuple[tuple[int, ...], ...]]
+    source: str = ""
+    global_batch_size: int | None = None
+
+    def __post_init__(self) -> None:
+        where = self.source or None
+        for rank, model in enumerate(self.like):
+            if model not in self.traces:
+                raise TraceError(f"rank {rank} is like rank {model}, which was not captured", where=where)
+        for name, groups in self.groups.items():
+            members = [rank for group in groups for rank in group]
+            if len(set(members)) != len(members):
+                raise TraceError(f"a rank is in two groups of '{name}'", where=where, fix="name them apart")
+            if any(not 0 <= rank < self.world for rank in members):
+                raise TraceError(f"'{name}' has ranks beyond the {self.world} of the world", where=where)
+
+    @property
+    def world(self) -> int:
+        """How many ranks take part."""
+        return len(self.like)
+
+    def group(self, family: str, rank: int) -> tuple[int, ...]:
+        """Return the group of a family that a rank is in. Raises ``TraceError`` where it is in none."""
+        for group in self.groups.get(family, ()):
+            if rank in group:
+                return group
+        raise TraceError(f"rank {rank} is in no group of '{family}'", where=self.source or None)

@@ -1,0 +1,307 @@
+"""What a trace is: the operators of one step on one GPU, in order, with their tensors and what was measured.
+
+Times are seconds, sizes bytes, shapes numbers of elements. A trace says nothing of how it was stored: the formats are in
+``triosim.trace.formats``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+from triosim.errors import TraceError
+
+Phase = Literal["forward", "backward", "optimizer"]
+Category = Literal[
+    "input",
+    "parameter",
+    "buffer",
+    "activation",
+    "gradient",
+    "optimizer_state",
+    "output",
+    "temporary",
+    "communication",
+]
+CommunicationKind = Literal[
+    "all_reduce",
+    "all_gather",
+    "reduce_scatter",
+    "all_to_all",
+    "broadcast",
+    "reduce",
+    "gather",
+    "scatter",
+    "send",
+    "recv",
+    "barrier",
+]
+MarkKind = Literal["record", "wait", "wait_work", "synchronize"]
+PHASES: tuple[Phase, ...] = get_args(Phase)
+CATEGORIES: tuple[Category, ...] = get_args(Category)
+
+#: Bytes of one element, by dtype as PyTorch names it (without ``torch.``).
+DTYPE_BYTES: Mapping[str, int] = {
+    "float64": 8,
+    "float32": 4,
+    "float16": 2,
+    "bfloat16": 2,
+    "float8_e4m3fn": 1,
+    "float8_e5m2": 1,
+    "complex64": 8,
+    "complex128": 16,
+    "int64": 8,
+    "int32": 4,
+    "int16": 2,
+    "int8": 1,
+    "uint8": 1,
+    "uint16": 2,
+    "uint32": 4,
+    "uint64": 8,
+    "bool": 1,
+}
+#: What people write for a dtype, besides PyTorch's name of it.
+_SHORT = {
+    "fp64": "float64", "double": "float64", "fp32": "float32", "float": "float32", "fp16": "float16", "half": "float16",
+    "bf16": "bfloat16", "fp8": "float8_e4m3fn",
+}  # fmt: skip
+
+
+def dtype_name(text: str) -> str:
+    """Return PyTorch's name of a dtype that people write shorter (``fp16``, ``torch.half``); any other text as it is."""
+    bare = text.strip().removeprefix("torch.")
+    return _SHORT.get(bare.lower(), bare)
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A tensor: two tensors with one ``storage`` are views of the same bytes; without one, a tensor has its own.
+
+    ``parameter`` is, for a gradient or an optimizer state, the id of the parameter that it belongs to, where known.
+    """
+
+    id: int
+    shape: tuple[int, ...]
+    dtype: str = "float32"
+    category: Category = "activation"
+    storage: int = -1
+    parameter: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.storage == -1:
+            object.__setattr__(self, "storage", -1 - self.id)  # negative: no other tensor's
+
+    @property
+    def numel(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all elements."""
+        return math.prod(self.shape) * DTYPE_BYTES[self.dtype]
+
+
+@dataclass(frozen=True, slots=True)
+class Communication:
+    """What an operator of a distributed step asks of the other ranks.
+
+    ``group`` names a family of groups in ``triosim.trace.task_streams.TaskStreams``: the operator's group is the one of that family
+    that its rank is in. ``nbytes`` is the size of a collective as ``triosim.tasks`` counts it. ``root`` and ``peer`` are
+    places in the group, not ranks of the world. ``work`` is the number that a ``Mark`` waits for, None where the issuing
+    stream waits at once. Sends and receives with one ``batch`` go together. ``shares`` are unequal shares in bytes, in the
+    group's order; of an all-to-all, what this rank sends to each member.
+    """
+
+    kind: CommunicationKind
+    group: str
+    nbytes: float
+    root: int | None = None
+    peer: int | None = None
+    tag: int = 0
+    work: int | None = None
+    batch: int | None = None
+    shares: tuple[float, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """What orders streams and the host, between two operators: it comes before the operator at ``position`` of the trace.
+
+    ``record`` puts event ``number`` at the tail of ``stream``; ``wait`` lets ``stream`` wait for event ``number``, and
+    ``wait_work`` for the communication with this ``work``; ``synchronize`` lets the host wait: for event ``number``, for
+    ``stream``, or, with neither, for the whole device. ``source`` is the line of the script that made the host wait.
+    """
+
+    position: int
+    kind: MarkKind
+    stream: str | None = None
+    number: int | None = None
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """Bytes of device memory from their birth to their death; views share one. ``layer`` is the module that asked for it.
+
+    ``born`` and ``died`` are numbers on one clock that counts a step's allocations and frees (so that their order is exact);
+    before the step, ``born`` is negative; what outlives the step has no ``died``. ``operator`` and ``last_operator`` are
+    the positions of the operators that ran then, -1 before the first.
+    """
+
+    id: int
+    nbytes: int
+    category: Category
+    layer: str
+    born: int
+    died: int | None
+    operator: int
+    last_operator: int | None
+    stream: str = "compute"
+    shape: tuple[int, ...] = ()
+    dtype: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """One ATen call of the trace.
+
+    ``seconds`` runs from its first kernel's start to its last kernel's end; ``busy_seconds`` counts the kernels alone,
+    without overlap, where that was measured; ``host_seconds`` is what the call cost the host. ``forward`` is, for an
+    operator of the backward pass, the id of the forward operator that it differentiates. ``predicted_by`` names the model
+    that ``seconds`` come from, None where they were measured; ``relative_error`` is how far off they are expected to be
+    (0.05 is 5%), None where that is not known. ``attributes`` are those of its arguments that are no tensors and do not
+    depend on the batch (``dim``, ``stride``, ``is_causal``), where they are known. ``stream`` is the CUDA stream that it was
+    issued to, ``compute`` for the current one of the device; ``communication`` is what it asks of other ranks, if it does.
+    ``recomputed`` is that of an operator of the backward pass that computes an activation again.
+    """
+
+    id: int
+    name: str
+    phase: Phase
+    layer: str
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+    seconds: float
+    busy_seconds: float | None = None
+    host_seconds: float | None = None
+    forward: int | None = None
+    flops: float | None = None
+    kernels: tuple[str, ...] = ()
+    predicted_by: str | None = None
+    relative_error: float | None = None
+    attributes: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    stream: str = "compute"
+    communication: Communication | None = None
+    recomputed: bool = False
+
+    # Written out, because dataclasses.replace() takes several times as long, and there are many operators.
+
+    def with_tensors(self, inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...]) -> Operator:
+        """Return the same call of other tensors."""
+        return Operator(
+            self.id,
+            self.name,
+            self.phase,
+            self.layer,
+            inputs,
+            outputs,
+            self.seconds,
+            self.busy_seconds,
+            self.host_seconds,
+            self.forward,
+            self.flops,
+            self.kernels,
+            self.predicted_by,
+            self.relative_error,
+            self.attributes,
+            self.stream,
+            self.communication,
+            self.recomputed,
+        )
+
+    def with_times(self, seconds: float, busy_seconds: float | None, flops: float | None) -> Operator:
+        """Return the same call with other times and FLOPs."""
+        return self._timed(seconds, busy_seconds, flops, self.predicted_by, self.relative_error)
+
+    def predicted(self, by: str, relative_error: float | None) -> Operator:
+        """Return the same call, whose time a model has predicted."""
+        return self._timed(self.seconds, self.busy_seconds, self.flops, by, relative_error)
+
+    def _timed(
+        self, seconds: float, busy: float | None, flops: float | None, by: str | None, relative_error: float | None
+    ) -> Operator:
+        return Operator(
+            self.id,
+            self.name,
+            self.phase,
+            self.layer,
+            self.inputs,
+            self.outputs,
+            seconds,
+            busy,
+            self.host_seconds,
+            self.forward,
+            flops,
+            self.kernels,
+            by,
+            relative_error,
+            self.attributes,
+            self.stream,
+            self.communication,
+            self.recomputed,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """One step of one model on one GPU. ``operators`` are in the order in which the GPU ran them.
+
+    ``times`` says where the times come from ("measured", or which model predicted them); ``step_seconds`` is the step's
+    time as measured without the profiler, where that is known. ``marks`` order the streams, by position; ``storages`` are the
+    device memory that the step found, took and gave back, by birth, empty where that was not captured.
+    """
+
+    operators: tuple[Operator, ...]
+    batch_size: int
+    model: str = "unknown"
+    gpu: str = "unknown"
+    times: str = "measured"
+    step_seconds: float | None = None
+    software: Mapping[str, str] = field(default_factory=dict)
+    source: str = ""
+    marks: tuple[Mark, ...] = ()
+    storages: tuple[Storage, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.operators:
+            raise TraceError("the trace has no operators", where=self.source or None, fix="capture at least one step")
+
+    @property
+    def tensors(self) -> dict[int, Tensor]:
+        """Every tensor that an operator reads or writes, by id, in order of first use."""
+        found: dict[int, Tensor] = {}
+        for operator in self.operators:
+            for tensor in operator.inputs:
+                found.setdefault(tensor.id, tensor)
+            for tensor in operator.outputs:
+                found.setdefault(tensor.id, tensor)
+        return found
+
+    @property
+    def parameters(self) -> dict[int, Tensor]:
+        """The parameters by id, in order of first use; views of one storage count once."""
+        found: dict[int, Tensor] = {}
+        storages: set[int] = set()
+        for tensor in self.tensors.values():
+            if tensor.category == "parameter" and tensor.storage not in storages:
+                storages.add(tensor.storage)
+                found[tensor.id] = tensor
+        return found
+
+    @property
+    def seconds(self) -> float:
+        """The sum of all operators' times."""
+        return math.fsum(operator.seconds for operator in self.operators)
