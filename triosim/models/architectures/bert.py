@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from triosim.models.architectures.model import Choices, check_heads, check_length, tokens
+from triosim.models.architectures.model import check_heads, check_length, tokens
 from triosim.models.operators.elementwise import add, dropout, gelu
 from triosim.models.operators.layers import cross_entropy, embedding, heads_of, layer_norm, many_headed
 from triosim.models.operators.products import linear
 from triosim.models.operators.shaping import expand, slice_of, view
 from triosim.models.operators.tape import Tape, Value
+from triosim.models.step_choices import ChoiceReader
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,12 +28,12 @@ class Bert:
     dropout: float = 0.1
     name: str = "bert"
 
-    def loss(self, tape: Tape, batch: int, sequence: int, choices: Choices) -> Value:
+    def loss(self, tape: Tape, batch: int, sequence: int, choices: ChoiceReader) -> Value:
         """Write the forward pass down; the loss is that of every word."""
         check_heads(self.hidden, self.heads)
         check_length(sequence, self.positions, self.name)
         words, labels = tokens(tape, batch, sequence), tokens(tape, batch, sequence)
-        dropped = choices.probability(self.dropout)
+        dropped = choices.dropout(self.dropout)
         with tape.at("bert"):
             with tape.at("embeddings"):
                 found = self._embedded(tape, words, dropped)
@@ -71,7 +72,7 @@ class Bert:
         with tape.at("dropout"):
             return dropout(found, dropped)
 
-    def _layer(self, x: Value, choices: Choices, dropped: float) -> Value:
+    def _layer(self, x: Value, choices: ChoiceReader, dropped: float) -> Value:
         tape = x.tape
         with tape.at("attention.self"):
             parts = []

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from triosim.models.architectures.model import Choices, check_heads, check_length, tokens
+from triosim.models.architectures.model import check_heads, check_length, tokens
 from triosim.models.operators.elementwise import add, div, div_number, elementwise, mul, power, quick_gelu, total
 from triosim.models.operators.layers import cross_entropy, embedding, heads_of, layer_norm, many_headed
 from triosim.models.operators.products import convolution, linear, mm
 from triosim.models.operators.shaping import cat, expand, select, t, transpose, view
 from triosim.models.operators.tape import Tape, Value
+from triosim.models.step_choices import ChoiceReader
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +40,7 @@ class Clip:
     sequence: int = 77
     name: str = "clip"
 
-    def loss(self, tape: Tape, batch: int, sequence: int, choices: Choices) -> Value:
+    def loss(self, tape: Tape, batch: int, sequence: int, choices: ChoiceReader) -> Value:
         """Write the forward pass down; the loss is contrastive, over the pairs of the batch."""
         for tower in (self.vision, self.text):
             check_heads(tower.hidden, tower.heads)
@@ -58,7 +59,7 @@ class Clip:
         scale = _exponential(tape.parameter("logit_scale", ()))
         return _contrastive(mul(mm(said, t(seen)), scale))
 
-    def _seen(self, images: Value, choices: Choices) -> Value:
+    def _seen(self, images: Value, choices: ChoiceReader) -> Value:
         """Return the features of the first place, which stands for the whole image."""
         tape, (batch, *_), hidden = images.tape, images.shape, self.vision.hidden
         count = (self.image // self.patch) ** 2
@@ -74,7 +75,7 @@ class Clip:
         with tape.at("post_layernorm"):
             return layer_norm(select(found, 1, 0))
 
-    def _said(self, words: Value, choices: Choices) -> Value:
+    def _said(self, words: Value, choices: ChoiceReader) -> Value:
         """Return the features of the last word, which has seen all others."""
         tape = words.tape
         with tape.at("embeddings"):
@@ -94,14 +95,14 @@ def _placed(x: Value, positions: int) -> Value:
         return add(x, embedding(places, positions, x.shape[-1]))
 
 
-def _encoded(x: Value, sizes: Tower, choices: Choices, *, causal: bool) -> Value:
+def _encoded(x: Value, sizes: Tower, choices: ChoiceReader, *, causal: bool) -> Value:
     for number in range(sizes.layers):
         with x.tape.at(f"encoder.layers.{number}"):
             x = _layer(x, sizes, choices, causal)
     return x
 
 
-def _layer(x: Value, sizes: Tower, choices: Choices, causal: bool) -> Value:
+def _layer(x: Value, sizes: Tower, choices: ChoiceReader, causal: bool) -> Value:
     tape = x.tape
     with tape.at("layer_norm1"):
         found = layer_norm(x)
@@ -120,7 +121,7 @@ def _layer(x: Value, sizes: Tower, choices: Choices, causal: bool) -> Value:
     return add(x, found)
 
 
-def _attention(x: Value, sizes: Tower, choices: Choices, causal: bool) -> Value:
+def _attention(x: Value, sizes: Tower, choices: ChoiceReader, causal: bool) -> Value:
     parts = []
     for name in ("q_proj", "k_proj", "v_proj"):
         with x.tape.at(name):

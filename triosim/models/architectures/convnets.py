@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from triosim.models.architectures.model import Choices
 from triosim.models.operators.elementwise import add_in_place, dropout, relu_in_place
 from triosim.models.operators.images import average_pool, batch_norm, halved, max_pool, mean_pool
 from triosim.models.operators.layers import cross_entropy
 from triosim.models.operators.products import convolution, linear
 from triosim.models.operators.shaping import cat, view
 from triosim.models.operators.tape import Tape, Value
+from triosim.models.step_choices import ChoiceReader
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +29,7 @@ class VGG:
     sequence: int = 0
     name: str = "vgg"
 
-    def loss(self, tape: Tape, batch: int, sequence: int, choices: Choices) -> Value:
+    def loss(self, tape: Tape, batch: int, sequence: int, choices: ChoiceReader) -> Value:
         """Write the forward pass down; the loss is that of the images' classes."""
         found, labels = fed(tape, batch, self.image)
         number = 0
@@ -56,7 +56,7 @@ class VGG:
             with tape.at(f"classifier.{place + 1}"):
                 found = relu_in_place(found)
             with tape.at(f"classifier.{place + 2}"):
-                found = dropout(found, choices.probability(self.dropout))
+                found = dropout(found, choices.dropout(self.dropout))
         with tape.at("classifier.6"):
             found = linear(found, self.classes)
         return classified(found, labels)
@@ -75,7 +75,7 @@ class ResNet:
     sequence: int = 0
     name: str = "resnet"
 
-    def loss(self, tape: Tape, batch: int, sequence: int, choices: Choices) -> Value:
+    def loss(self, tape: Tape, batch: int, sequence: int, choices: ChoiceReader) -> Value:
         """Write the forward pass down; the loss is that of the images' classes."""
         found, labels = fed(tape, batch, self.image)
         with tape.at("conv1"):
@@ -133,7 +133,7 @@ class DenseNet:
     sequence: int = 0
     name: str = "densenet"
 
-    def loss(self, tape: Tape, batch: int, sequence: int, choices: Choices) -> Value:
+    def loss(self, tape: Tape, batch: int, sequence: int, choices: ChoiceReader) -> Value:
         """Write the forward pass down; the loss is that of the images' classes."""
         found, labels = fed(tape, batch, self.image)
         with tape.at("features"):

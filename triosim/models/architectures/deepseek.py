@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from triosim.models.architectures.llama import gated, rotations
-from triosim.models.architectures.model import Choices, tokens
+from triosim.models.architectures.model import tokens
 from triosim.models.operators import fused
 from triosim.models.operators.elementwise import add, mul, sub
 from triosim.models.operators.layers import embedding, heads_of, many_headed, next_word, rms_norm
@@ -16,6 +16,7 @@ from triosim.models.operators.moe import mixture, sigmoid_router
 from triosim.models.operators.products import linear
 from triosim.models.operators.shaping import cat, expand, reshape, slice_of, split, transpose, unsqueeze, view
 from triosim.models.operators.tape import Tape, Value
+from triosim.models.step_choices import ChoiceReader
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +48,7 @@ class DeepSeek:
     sequence: int = 4096
     name: str = "deepseek"
 
-    def loss(self, tape: Tape, batch: int, sequence: int, choices: Choices) -> Value:
+    def loss(self, tape: Tape, batch: int, sequence: int, choices: ChoiceReader) -> Value:
         """Write the forward pass down; the loss is that of the next word."""
         norm = fused.rms_norm if choices.fused() else rms_norm
         words, labels = tokens(tape, batch, sequence), tokens(tape, batch, sequence)
@@ -64,7 +65,7 @@ class DeepSeek:
             logits = linear(found, self.vocab, bias=False)
         return next_word(logits, labels, fused=choices.fused())
 
-    def _layer(self, x: Value, angles: tuple[Value, Value], choices: Choices, *, dense: bool) -> Value:
+    def _layer(self, x: Value, angles: tuple[Value, Value], choices: ChoiceReader, *, dense: bool) -> Value:
         tape = x.tape
         norm = fused.rms_norm if choices.fused() else rms_norm
         with tape.at("input_layernorm"):
@@ -78,7 +79,7 @@ class DeepSeek:
             found = gated(found, self.feed_forward, fused=choices.fused()) if dense else self._mixture(found, choices)
         return add(x, found)
 
-    def _mixture(self, x: Value, choices: Choices) -> Value:
+    def _mixture(self, x: Value, choices: ChoiceReader) -> Value:
         flat = reshape(x, (-1, self.hidden))
         routed = sigmoid_router(flat, self.experts, self.chosen, self.groups, self.kept_groups)
         found = mixture(x, routed, self.experts, self.expert_width)
@@ -87,7 +88,7 @@ class DeepSeek:
         with x.tape.at("shared_experts"):
             return add(found, gated(x, self.expert_width * self.shared, fused=choices.fused()))
 
-    def _attention(self, x: Value, angles: tuple[Value, Value], choices: Choices) -> Value:
+    def _attention(self, x: Value, angles: tuple[Value, Value], choices: ChoiceReader) -> Value:
         """Queries, keys and values are made of short latent vectors; one key part that turns is every head's."""
         tape, (batch, length, _) = x.tape, x.shape
         norm = fused.rms_norm if choices.fused() else rms_norm

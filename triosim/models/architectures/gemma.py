@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from triosim.models.architectures.llama import gated, rotated, rotations
-from triosim.models.architectures.model import Choices, check_shared, tokens
+from triosim.models.architectures.model import check_shared, tokens
 from triosim.models.operators import fused
 from triosim.models.operators.elementwise import (
     add,
@@ -31,6 +31,7 @@ from triosim.models.operators.layers import causal_mask, embedding, many_headed,
 from triosim.models.operators.products import linear, matmul
 from triosim.models.operators.shaping import reshape, transpose, unsqueeze, view
 from triosim.models.operators.tape import Tape, Value
+from triosim.models.step_choices import ChoiceReader
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +55,7 @@ class Gemma:
     style: Literal["transformers", "transformers-2024"] = "transformers"
     name: str = "gemma"
 
-    def loss(self, tape: Tape, batch: int, sequence: int, choices: Choices) -> Value:
+    def loss(self, tape: Tape, batch: int, sequence: int, choices: ChoiceReader) -> Value:
         """Write the forward pass down; the loss is that of the next word."""
         check_shared(self.heads, self.kv_heads)
         words, labels = tokens(tape, batch, sequence), tokens(tape, batch, sequence)
@@ -73,7 +74,7 @@ class Gemma:
             logits = _capped(logits, choices)
         return next_word(logits, labels, fused=choices.fused(), shifted=self.style == "transformers-2024")
 
-    def _layer(self, x: Value, angles: tuple[Value, Value], choices: Choices) -> Value:
+    def _layer(self, x: Value, angles: tuple[Value, Value], choices: ChoiceReader) -> Value:
         tape = x.tape
         found = _normed(x, "input_layernorm", choices)
         with tape.at("self_attn"):
@@ -88,7 +89,7 @@ class Gemma:
             found = _normed(found, "post_feedforward_layernorm", choices)
         return add(x, found)
 
-    def _attention(self, x: Value, angles: tuple[Value, Value], choices: Choices) -> Value:
+    def _attention(self, x: Value, angles: tuple[Value, Value], choices: ChoiceReader) -> Value:
         tape, (batch, length, _) = x.tape, x.shape
         turn = fused.rotated if choices.fused() else rotated
         parts = []
@@ -108,7 +109,7 @@ class Gemma:
         with tape.at("o_proj"):
             return linear(found, self.hidden, bias=False)
 
-    def _capped_attention(self, query: Value, key: Value, value: Value, choices: Choices) -> Value:
+    def _capped_attention(self, query: Value, key: Value, value: Value, choices: ChoiceReader) -> Value:
         """Attention by its two products, with capped scores (``eager_attention_forward`` of transformers)."""
         batch, _, length, _ = query.shape
         times = self.heads // key.shape[1]
@@ -119,7 +120,7 @@ class Gemma:
         return reshape(transpose(found, 1, 2), (batch, length, self.heads * self.head_width))
 
 
-def _normed(x: Value, name: str, choices: Choices) -> Value:
+def _normed(x: Value, name: str, choices: ChoiceReader) -> Value:
     with x.tape.at(name):
         return fused.rms_norm(x) if choices.fused() else _rms_norm(x)
 
@@ -133,7 +134,7 @@ def _rms_norm(x: Value) -> Value:
     return to(mul(found, add_number(to(weight, "float32"))), dtype)
 
 
-def _capped(x: Value, choices: Choices) -> Value:
+def _capped(x: Value, choices: ChoiceReader) -> Value:
     """``cap * tanh(x / cap)``."""
     if choices.fused():
         return fused.soft_capped(x)

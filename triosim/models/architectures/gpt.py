@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from triosim.models.architectures.model import Choices, check_heads, check_length, tokens
+from triosim.models.architectures.model import check_heads, check_length, tokens
 from triosim.models.operators import fused
 from triosim.models.operators.elementwise import add, dropout, gelu, gelu_of_parts
 from triosim.models.operators.layers import (
@@ -27,6 +27,7 @@ from triosim.models.operators.layers import (
 from triosim.models.operators.products import linear, turned_linear
 from triosim.models.operators.shaping import contiguous_of, expand, permute, reshape, split, transpose, unsqueeze, view
 from triosim.models.operators.tape import Tape, Value
+from triosim.models.step_choices import ChoiceReader
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +44,7 @@ class GPT:
     style: Literal["megatron", "huggingface"] = "megatron"
     name: str = "gpt"
 
-    def loss(self, tape: Tape, batch: int, sequence: int, choices: Choices) -> Value:
+    def loss(self, tape: Tape, batch: int, sequence: int, choices: ChoiceReader) -> Value:
         """Write the forward pass down; the loss is that of the next word."""
         check_heads(self.hidden, self.heads)
         check_length(sequence, self.sequence, self.name)
@@ -54,13 +55,13 @@ class GPT:
 class _Step:
     """One forward pass."""
 
-    def __init__(self, model: GPT, tape: Tape, batch: int, sequence: int, choices: Choices) -> None:
+    def __init__(self, model: GPT, tape: Tape, batch: int, sequence: int, choices: ChoiceReader) -> None:
         self.model = model
         self.tape = tape
         self.batch = batch
         self.sequence = sequence
         self.kernel = choices.attention_kernel()
-        self.dropped = choices.probability(model.dropout)
+        self.dropped = choices.dropout(model.dropout)
         self.fused = choices.fused(model.style == "megatron")
         self.mask: Value | None = None
 

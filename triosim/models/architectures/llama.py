@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from triosim.models.architectures.model import Choices, check_heads, check_shared, tokens
+from triosim.models.architectures.model import check_heads, check_shared, tokens
 from triosim.models.operators import fused
 from triosim.models.operators.elementwise import add, cos, mul, mul_number, neg, silu, sin, to
 from triosim.models.operators.fused import gated_unit
@@ -19,6 +19,7 @@ from triosim.models.operators.moe import mixture, softmax_router
 from triosim.models.operators.products import linear
 from triosim.models.operators.shaping import cat, reshape, slice_of, transpose, unsqueeze, view
 from triosim.models.operators.tape import Tape, Value
+from triosim.models.step_choices import ChoiceReader
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +47,7 @@ class Llama:
     style: Literal["transformers", "transformers-2024", "torchtitan"] = "transformers"
     name: str = "llama"
 
-    def loss(self, tape: Tape, batch: int, sequence: int, choices: Choices) -> Value:
+    def loss(self, tape: Tape, batch: int, sequence: int, choices: ChoiceReader) -> Value:
         """Write the forward pass down; the loss is that of the next word."""
         check_shared(self.heads, self.kv_heads)
         if self.head_width is None:
@@ -76,7 +77,7 @@ class Llama:
     def _is_titan(self) -> bool:
         return self.style == "torchtitan"
 
-    def _layer(self, x: Value, angles: tuple[Value, Value], choices: Choices) -> Value:
+    def _layer(self, x: Value, angles: tuple[Value, Value], choices: ChoiceReader) -> Value:
         tape = x.tape
         norm = fused.rms_norm if choices.fused() else rms_norm
         with tape.at("input_layernorm"):
@@ -94,7 +95,7 @@ class Llama:
                 found = gated(found, self.feed_forward, fused=choices.fused())
         return add(x, found)
 
-    def _attention(self, x: Value, angles: tuple[Value, Value], choices: Choices) -> Value:
+    def _attention(self, x: Value, angles: tuple[Value, Value], choices: ChoiceReader) -> Value:
         """Causal attention in which groups of heads share keys and values (Ainslie et al. 2023)."""
         tape = x.tape
         norm, turn = (fused.rms_norm, fused.rotated) if choices.fused() else (rms_norm, rotated)

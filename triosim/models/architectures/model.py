@@ -1,53 +1,12 @@
-"""What a described model is: sizes, and a function that writes its forward pass down; and what may be chosen about a step."""
+"""The interface of a described model: its sizes, and a function that writes its forward pass down."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Protocol
 
 from triosim.errors import OptionError
 from triosim.models.operators.tape import Tape, Value
-
-AttentionKind = Literal["flash", "math"]
-KernelKind = Literal["eager", "fused", "compiled"]
-#: What a model does not have that does not read a choice.
-_LACKING = {"attention": "no attention", "kernels": "nothing that is known to be fused", "dropout": "no dropout"}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Choices:
-    """How a step is run. ``kernels`` and ``dropout`` of None are what the model says; ``read`` are those that it asked for."""
-
-    attention: AttentionKind = "flash"
-    kernels: KernelKind | None = None
-    dropout: float | None = None
-    read: set[str] = field(default_factory=set, compare=False, repr=False)
-
-    def attention_kernel(self) -> AttentionKind:
-        """Return as what attention runs."""
-        self.read.add("attention")
-        return self.attention
-
-    def fused(self, own: bool = False) -> bool:
-        """Return whether what can be one kernel is, where the model says ``own``."""
-        self.read.add("kernels")
-        return own if self.kernels is None else self.kernels == "fused"
-
-    def probability(self, own: float) -> float:
-        """Return with what probability numbers are dropped, where the model says ``own``."""
-        self.read.add("dropout")
-        return own if self.dropout is None else self.dropout
-
-    def check_read(self, name: str) -> None:
-        """Raise ``OptionError`` where a model, as it was written down, left something of this unread."""
-        said = {
-            "attention": self.attention == "math",
-            "kernels": self.kernels == "fused",
-            "dropout": bool(self.dropout),
-        }
-        for option, given in said.items():
-            if given and option not in self.read:
-                raise OptionError(f"{name} has {_LACKING[option]}", where=option, fix="leave it out")
+from triosim.models.step_choices import ChoiceReader
 
 
 class Model(Protocol):
@@ -61,7 +20,7 @@ class Model(Protocol):
     def sequence(self) -> int:
         """How long a sample is, where nobody says."""
 
-    def loss(self, tape: Tape, batch: int, sequence: int, choices: Choices) -> Value:
+    def loss(self, tape: Tape, batch: int, sequence: int, choices: ChoiceReader) -> Value:
         """Write the forward pass of one batch down, and return its loss."""
 
 

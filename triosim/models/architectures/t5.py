@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from triosim.models.architectures.model import Choices, tokens
+from triosim.models.architectures.model import tokens
 from triosim.models.operators.elementwise import (
     add,
     add_in_place,
@@ -29,6 +29,7 @@ from triosim.models.operators.layers import cross_entropy, embedding, heads_of, 
 from triosim.models.operators.products import linear, matmul
 from triosim.models.operators.shaping import contiguous_of, expand, permute, reshape, transpose, unsqueeze, view
 from triosim.models.operators.tape import Tape, Value
+from triosim.models.step_choices import ChoiceReader
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +53,7 @@ class T5:
     style: Literal["transformers", "transformers-2024"] = "transformers"
     name: str = "t5"
 
-    def loss(self, tape: Tape, batch: int, sequence: int, choices: Choices) -> Value:
+    def loss(self, tape: Tape, batch: int, sequence: int, choices: ChoiceReader) -> Value:
         """Write the forward pass down, with as many words to write as to read."""
         words, answers, labels = (tokens(tape, batch, sequence) for _ in range(3))
         step = _Step(self, tape, choices)
@@ -71,11 +72,11 @@ class T5:
 class _Step:
     """One forward pass."""
 
-    def __init__(self, model: T5, tape: Tape, choices: Choices) -> None:
+    def __init__(self, model: T5, tape: Tape, choices: ChoiceReader) -> None:
         self.model = model
         self.tape = tape
         self.fused = None if model.style == "transformers-2024" else choices.attention_kernel()
-        self.dropped = choices.probability(model.dropout)
+        self.dropped = choices.dropout(model.dropout)
 
     def table(self) -> Value:
         """Return the words' embeddings, which encoder and decoder share."""

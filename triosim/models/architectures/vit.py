@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from triosim.models.architectures.model import Choices, check_heads
+from triosim.models.architectures.model import check_heads
 from triosim.models.operators.elementwise import add, dropout, gelu
 from triosim.models.operators.layers import cross_entropy, heads_of, layer_norm, many_headed
 from triosim.models.operators.products import convolution, linear
@@ -25,6 +25,7 @@ from triosim.models.operators.shaping import (
     view,
 )
 from triosim.models.operators.tape import Tape, Value
+from triosim.models.step_choices import ChoiceReader
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,12 +44,12 @@ class ViT:
     sequence: int = 0
     name: str = "vit"
 
-    def loss(self, tape: Tape, batch: int, sequence: int, choices: Choices) -> Value:
+    def loss(self, tape: Tape, batch: int, sequence: int, choices: ChoiceReader) -> Value:
         """Write the forward pass down; the loss is that of the images' classes."""
         check_heads(self.hidden, self.heads)
         images = tape.new((batch, 3, self.image, self.image), tape.dtype, category="input")
         labels = tape.new((batch,), "int64", category="input")
-        dropped = choices.probability(self.dropout)
+        dropped = choices.dropout(self.dropout)
         with tape.at("vit"):
             with tape.at("embeddings"):
                 found = self._embedded(images, dropped)
@@ -72,7 +73,7 @@ class ViT:
         found = add(cat((first, found), 1), tape.parameter("position_embeddings", (1, count + 1, self.hidden)))
         return dropout(found, dropped)
 
-    def _layer(self, x: Value, choices: Choices, dropped: float) -> Value:
+    def _layer(self, x: Value, choices: ChoiceReader, dropped: float) -> Value:
         tape = x.tape
         with tape.at("layernorm_before"):
             found = layer_norm(x)
@@ -91,7 +92,7 @@ class ViT:
                 found = dropout(linear(found, self.hidden), dropped)
         return add(found, x)
 
-    def _attention(self, x: Value, choices: Choices) -> Value:
+    def _attention(self, x: Value, choices: ChoiceReader) -> Value:
         parts = []
         for name in ("q_proj", "k_proj", "v_proj"):
             with x.tape.at(name):
@@ -101,7 +102,7 @@ class ViT:
         with x.tape.at("o_proj"):
             return linear(found, self.hidden)
 
-    def _packed_attention(self, x: Value, choices: Choices) -> Value:
+    def _packed_attention(self, x: Value, choices: ChoiceReader) -> Value:
         """``nn.MultiheadAttention``: over (length, batch, features), with one product for queries, keys and values."""
         batch, length, hidden = x.shape
         width = hidden // self.heads

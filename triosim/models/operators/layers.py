@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from triosim.models.architectures.model import AttentionKind
 from triosim.models.operators.elementwise import (
     add,
     add_number,
@@ -22,6 +21,7 @@ from triosim.models.operators.fused import cross_entropy as fused_cross_entropy
 from triosim.models.operators.products import bmm, low, matmul, scaled_bmm
 from triosim.models.operators.shaping import contiguous_of, expand, reshape, slice_of, transpose, unsqueeze, view
 from triosim.models.operators.tape import Tape, Value
+from triosim.models.step_choices import AttentionKind
 
 #: The widest head that FlashAttention takes.
 _WIDEST = 256
