@@ -1,7 +1,8 @@
 """Layers that are alike: work on a few of them, and give the others what came out, under their own names.
 
 A transformer repeats its layers, and what a parallelism does to one does not depend on how many there are. Of a run of units
-that are alike (``triosim.extrapolators.deduplication.repeated_layers``), a short program has the first three and the last two. What comes out for the
+that are alike (``triosim.extrapolators.deduplication.repeated_layers``), a short program has the first three and the last
+two. What comes out for the
 third is what would come out for those that were left out; that it is also what came out for its neighbours is checked.
 """
 

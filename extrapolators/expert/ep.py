@@ -3,7 +3,8 @@
 Lepikhin et al. 2020 ("GShard"); Fedus et al. 2021. It adds no ranks: the ranks that see other data share the experts out among
 themselves. Around the experts of a layer tokens are exchanged all to all, to their experts (dispatch) and home (combine), in
 the forward pass and, with gradients, in the backward pass; after each exchange a copy puts them in order. How many go from
-where to where is drawn (``triosim.extrapolators.expert.expert_loads``), for each layer and iteration. So ranks at different places of a
+where to where is drawn (``triosim.extrapolators.expert.expert_loads``), for each layer and iteration. So ranks at different
+places of a
 group run different programs: each computes the rows that its own experts get, and those with few wait for the busiest in the
 combine. Experts are sharded, and their gradients reduced, among the ranks that have the same ones alone.
 """

@@ -1,6 +1,7 @@
 """Pipeline parallelism: each stage has some of the layers, and micro-batches go through the stages one behind the other.
 
-Which rank runs what when is the schedule's (``triosim.extrapolators.pipeline.schedules``); GPipe's is the default. Stages are contiguous
+Which rank runs what when is the schedule's (``triosim.extrapolators.pipeline.schedules``); GPipe's is the default. Stages
+are contiguous
 and balanced by the time of their layers, or start where the user says; a rank may have several. Every tensor that one stage
 makes and another uses is sent there, also along skip connections, and its gradient comes back. The optimizer runs once.
 

@@ -1,8 +1,8 @@
 """Where pipeline stages start: balanced by the time of the layers, with as many units each, or where the user says.
 
 Stages are contiguous runs of the forward pass' blocks; a block's backward operators go with it. Units are what repeats (a
-transformer's layers, see ``triosim.extrapolators.core.module_units``): Megatron-LM gives each stage as many, the first what is ahead of
-them and the last what comes behind (Narayanan et al. 2021).
+transformer's layers, see ``triosim.extrapolators.core.module_units``): Megatron-LM gives each stage as many, the first what
+is ahead of them and the last what comes behind (Narayanan et al. 2021).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What the operator micro-benchmarks run: operators with shapes drawn at random, log-uniformly, in the ranges of models in use.
 
 After TorchSim, appendix E, which draws products, attention and convolutions whose runs take from 10 us up. Nothing here needs
-PyTorch: a case is an operator as a trace would hold it, and ``triosim.tracer.benchmarks.measure`` runs it. The same seed, operator, dtype
-and number always give the same case, so that an interrupted measurement can go on.
+PyTorch: a case is an operator as a trace would hold it, and ``triosim.tracer.benchmarks.measure`` runs it. The same seed,
+operator, dtype and number always give the same case, so that an interrupted measurement can go on.
 """
 
 from __future__ import annotations

@@ -46,7 +46,8 @@ _CAPABILITIES = {
 class FakeDevice:
     """While it is entered, PyTorch has a GPU of the given kind: operators on it have shapes and no contents.
 
-    With a ``world``, this process is one ``rank`` of it (``triosim.tracer.distributed.rank``): ``groups`` then has the groups that
+    With a ``world``, this process is one ``rank`` of it (``triosim.tracer.distributed.rank``): ``groups`` then has the
+    groups that
     the script has made. Through ``mailbox`` ranks that run at the same time tell each other what they must know.
 
     It is also an observer for ``triosim.tracer.script.run_script``: each step that it is told of becomes a trace in

@@ -1,6 +1,7 @@
 """A step under PyTorch's profiler: once in full, then in turns without it and lightly, so that its own cost is known.
 
-In full are the shapes, the execution trace, and marks that say what the profiler does not know (``triosim.tracer.profiler.marks``): this
+In full are the shapes, the execution trace, and marks that say what the profiler does not know
+(``triosim.tracer.profiler.marks``): this
 is slow, and tells what is called. Kineto alone then tells how long the calls take, and steps without any profiler how
 long a step takes. They come in turns, because a machine's speed drifts.
 """

@@ -1,6 +1,7 @@
 """What a compute model is: it estimates the time of operators from their shapes.
 
-A model is never asked for an operator that was measured in the very shapes that it has; see ``triosim.compute.pricing.repricing``.
+A model is never asked for an operator that was measured in the very shapes that it has; see
+``triosim.compute.pricing.repricing``.
 """
 
 from __future__ import annotations

@@ -2,9 +2,11 @@
 
 Which ranks do the same is said by the plan (``triosim.extrapolators.core.symmetry``). What the simulated ranks send stands for
 its copies. Of copies that a rotation of the ranks turns into each other, links and all, one is simulated
-(``triosim.networks.topology.link_symmetry``). Of the others, one whose links, directly or through others, are not those of the simulated
+(``triosim.networks.topology.link_symmetry``). Of the others, one whose links, directly or through others, are not those of
+the simulated
 ranks goes its own way at the same speed, and is left out; the rest are sent too. What one communicator has for itself is
-simulated once for all times that it comes (``triosim.folding.uncontended``). All this is exact; where it would not be, ``NotAlike`` says so:
+simulated once for all times that it comes (``triosim.folding.uncontended``). All this is exact; where it would not be,
+``NotAlike`` says so:
 
 - before the run, where the links of what is left out do not correspond one to one to those of what is simulated;
 - during the run, where a copy is through at another time than what it is a copy of.

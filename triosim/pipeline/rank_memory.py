@@ -34,7 +34,8 @@ def rank_memory(
     """Return the memory of each rank of a training step on many GPUs.
 
     ``gpu`` is what must hold it, by default the trace's; times, which only divide a pipeline into stages, are predicted for it.
-    ``choices`` are those of ``triosim.extrapolators.core.extrapolator.ParallelOptions``, sizes in bytes (``micro_batches=8``), ``options``
+    ``choices`` are those of ``triosim.extrapolators.core.extrapolator.ParallelOptions``, sizes in bytes
+    (``micro_batches=8``), ``options``
     those that ``--option`` gives. Raises ``TriosimError`` for whatever is wrong with the input.
     """
     subject = trace if isinstance(trace, Trace) else read(trace, trace_format)

@@ -1,7 +1,8 @@
 """Where an axis that is divided among ranks occurs: in an operator's tensors, and in those of what differentiates it.
 
 A mark says which dimension of a tensor a rank has a share of. It is carried through an operator by what the operator does to
-dimensions (``triosim.sharding.dimension_rules``), never by comparing sizes: each operator is followed apart from the rest of the
+dimensions (``triosim.sharding.dimension_rules``), never by comparing sizes: each operator is followed apart from the rest of
+the
 step, so that axes which are one elsewhere (the two sides of a square weight around which a residual goes) are two here.
 Batch, sequence and heads are told from the whole step.
 """

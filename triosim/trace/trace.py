@@ -108,7 +108,8 @@ class Tensor:
 class Communication:
     """What an operator of a distributed step asks of the other ranks.
 
-    ``group`` names a family of groups in ``triosim.trace.task_streams.TaskStreams``: the operator's group is the one of that family
+    ``group`` names a family of groups in ``triosim.trace.task_streams.TaskStreams``: the operator's group is the one of that
+    family
     that its rank is in. ``nbytes`` is the size of a collective as ``triosim.tasks`` counts it. ``root`` and ``peer`` are
     places in the group, not ranks of the world. ``work`` is the number that a ``Mark`` waits for, None where the issuing
     stream waits at once. Sends and receives with one ``batch`` go together. ``shares`` are unequal shares in bytes, in the

@@ -1,7 +1,8 @@
 """From measured operators to files of fitted models: what ``triosim calibrate compute`` does.
 
 Measured operators come in three forms: tables of one operator (``triosim.compute.fit.tables``), tables of any operators
-(``triosim.compute.fit.operator_table``) and traces. All rows become laws by kind of operator (``triosim.compute.fit.kind_fitting``);
+(``triosim.compute.fit.operator_table``) and traces. All rows become laws by kind of operator
+(``triosim.compute.fit.kind_fitting``);
 families of operators of which there are enough rows also get models of their own (``triosim.compute.fit.fitting``), and of
 the two ``auto`` takes the one that was seen to err less. What ships is fitted to families alone, of all GPUs together.
 """

@@ -4,9 +4,10 @@ A law has one of four forms: a model that ships with triosim at a level, or the 
 
     time = c * (2 us + roofline at the GPU's peaks),
 
-or a line, time = a + b1 * FLOPs + b2 * bytes read + b3 * bytes written (``triosim.compute.models.linear``), or boosted trees over the
-roofline. ``triosim.compute.fit.kind_fitting`` finds which holds best. Sizes beyond those that were measured carry the error that
-the largest and the smallest sizes had when they were held out.
+or a line, time = a + b1 * FLOPs + b2 * bytes read + b3 * bytes written (``triosim.compute.models.linear``), or boosted trees
+over the
+roofline. ``triosim.compute.fit.kind_fitting`` finds which holds best. Sizes beyond those that were measured carry the error
+that the largest and the smallest sizes had when they were held out.
 """
 
 from __future__ import annotations
