@@ -423,34 +423,6 @@ def test_ranks_and_factors_as_text() -> None:
     assert factors("copy=1.5,send=2") == {"copy": 1.5, "send": 2.0}
 
 
-def test_factors_from_measurements(tmp_path: Path) -> None:
-    """The geometric mean of 2 and 8 is 4; what was faster beside is as fast."""
-    path = tmp_path / "measured.csv"
-    path.write_text("gpu,kind,alone,beside\nA100,all_reduce,1,2\nA100,all_reduce,10,80\nA100,all_gather,10,9.5\n")
-    assert factors(str(path)) == {"all_reduce": pytest.approx(4), "all_gather": 1.0}
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("", "has no column 'kind'"),
-        ("kind,alone,beside\n", "the table has no rows"),
-        ("kind,alone,beside\nall_reduce,1,0\n", "measured.csv:2: beside: '0' is no time"),
-        ("kind,alone,beside\nall_reduce,1\n", "measured.csv:2: beside: '' is no time"),
-        ("kind,alone,beside\nallreduce,1,2\n", "measured.csv:2: there is no kind 'allreduce'"),
-        ("kind,alone,beside\nall_reduce,nan,2\n", "alone: 'nan' is no time"),
-        ("gpu,kind,alone,beside\nA100,all_reduce,1,2\nH100,all_reduce,1,2\n", "has rows of A100 and H100"),
-    ],
-)
-def test_a_table_that_is_wrong(text: str, message: str, tmp_path: Path) -> None:
-    path = tmp_path / "measured.csv"
-    path.write_text(text)
-    with pytest.raises(TriosimError) as error:
-        triosim.simulate(two_layers(), "ddp=4", topology=SWITCH, conditions={"compute_slowdown": str(path)})
-    assert message in str(error.value)
-    assert str(error.value).startswith("--compute-slowdown: ")
-
-
 @pytest.mark.parametrize(
     ("said", "message"),
     [

@@ -287,8 +287,9 @@ sim(
 )
 sim("slowdowns", f"{RESNET} -p ddp=8 --compute-slowdown all_reduce=1.2 --collective-slowdown 1.1")
 sim(
-    "slowdowns-table",
-    f"{RESNET} -p fsdp=8 --compute-slowdown {{data}}/slowdowns.csv --timeline {{tmp}}/timeline.json.gz",
+    "slowdowns-by-kind",
+    f"{RESNET} -p fsdp=8 --compute-slowdown all_reduce=1.1803265360514934,all_gather=1.09"
+    " --timeline {tmp}/timeline.json.gz",
 )
 sim("slowdowns-sends", f"{BERT} -p pp=4 --micro-batches 8 --compute-slowdown send=1.3,copy=1.1 --copy-input")
 sim("conditions-file", f"{RESNET} -p ddp=16 -t {{data}}/conditions.yaml --iterations 2 --draws 3")
@@ -524,7 +525,7 @@ bad("network", f"simulate {VGG11} -p ddp=2 --network paket")
 bad("collective", f"simulate {VGG11} -p ddp=2 --collective rign")
 bad("collective-switch", f"simulate {VGG11} -p ddp=4 -t 'ring(4, bandwidth=1 GB/s)' --collective in-switch")
 bad("compute-model", f"simulate {VGG11} -b 8 --compute-model forrest")
-bad("operator-times", f"simulate {VGG11} --operator-times {{data}}/slowdowns.csv")
+bad("operator-times", f"simulate {VGG11} --operator-times {{data}}/unknown_column.csv")
 bad("recompute", f"simulate {LLAMA} --recompute fulll")
 bad("recompute-module", f"simulate {LLAMA} --recompute modules=mpl")
 bad("dtype", f"simulate {VGG11} -p ddp=2 --gradient-dtype fp23")

@@ -20,7 +20,7 @@ ComputeSlowdown = Annotated[
     _option(
         "--compute-slowdown",
         "FACTOR",
-        "Computation is so much slower beside a collective: 1.2, or all_reduce=1.2,send=1.1, or a CSV table.",
+        "Computation is so much slower beside a collective: 1.2, or all_reduce=1.2,send=1.1.",
     ),
 ]
 CollectiveSlowdown = Annotated[
@@ -28,7 +28,7 @@ CollectiveSlowdown = Annotated[
     _option(
         "--collective-slowdown",
         "FACTOR",
-        "A collective is so much slower while a member computes: 1.1, or all_reduce=1.1, or a CSV table.",
+        "A collective is so much slower while a member computes: 1.1, or all_reduce=1.1.",
     ),
 ]
 SlowGpus = Annotated[

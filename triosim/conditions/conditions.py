@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal, get_args
 
-from triosim.conditions import slowdowns
 from triosim.errors import TriosimError, nearest
 from triosim.units import parse_bandwidth, parse_time
 
@@ -123,12 +122,7 @@ def read(
 
 
 def factors(value: Any) -> Factors:
-    """Return factors by kind: one for all collectives and sends (``1.2``), ``all_reduce=1.2,send=1.1``, or a mapping.
-
-    Or from a table of measurements (``slowdowns.csv``, see :mod:`triosim.conditions.slowdowns`).
-    """
-    if isinstance(value, str) and value.lower().endswith(".csv"):
-        return slowdowns.read(value, KINDS)
+    """Return factors by kind: one for all collectives and sends (``1.2``), ``all_reduce=1.2,send=1.1``, or a mapping."""
     if isinstance(value, str) and "=" in value:
         value = _pairs(value.split(","), "all_reduce=1.2,send=1.1")
     if not isinstance(value, Mapping):
