@@ -4,7 +4,7 @@
     stem, 120, 240, 51.4, 0.04
 
 It is used by naming the file, ``triosim.load_trace(path, format=plugins.load("trace_formats", "text_trace.py"))``, or, from an
-installed package, without a word: an entry point in the group ``triosim.trace.formats``.
+installed package, without a word: an entry point in the group ``triosim.trace_formats``.
 """
 
 from __future__ import annotations

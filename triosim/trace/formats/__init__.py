@@ -2,7 +2,7 @@
 
 A format is a module, or an object, with ``NAME``, ``recognises(path) -> bool`` and ``read(path)``, which returns a ``Trace``
 or, for a distributed step, ``TaskStreams``. The built-in ones are asked first, then the entry points of the group
-``triosim.trace.formats``.
+``triosim.trace_formats``.
 """
 
 from __future__ import annotations
