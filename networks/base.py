@@ -15,11 +15,11 @@ import simpy
 from simpy.events import EventPriority
 
 from triosim import plugins
-from triosim.errors import OptionError, PluginError, nearest
+from triosim.errors import AsymmetryError, OptionError, PluginError, nearest
 from triosim.networks.collectives.algorithm import CollectiveAlgorithm, Pipeline, Place, check, checked, latency_of
 from triosim.networks.collectives.execution import Chart, Run, run_pipeline
 from triosim.networks.topology import Topology
-from triosim.networks.topology.link_symmetry import NotAlike, Quotient
+from triosim.networks.topology.link_symmetry import LinkClasses
 from triosim.tasks import CollectiveKind, Communicator
 
 Form = Literal["pipelined", "steps"]
@@ -80,7 +80,7 @@ class Network(ABC):
         self.record = record
         self.flows: list[FlowRecord] = []
         self.rates: list[LinkRate] = []
-        self.quotient: Quotient | None = None  # of links, where what is sent stands for its copies
+        self.link_classes: LinkClasses | None = None  # of links, where what is sent stands for its copies
         self._laid_out: dict[tuple[Any, ...], tuple[Pipeline | Chart, int]] = {}
         self._kept = 0  # transfers in all that is laid out
 
@@ -120,14 +120,14 @@ class Network(ABC):
 
     def _once(self, pipeline: Pipeline, ranks: tuple[int, ...]) -> Pipeline:
         """The edges of a collective that are simulated: one of those that stand for each other."""
-        if self.quotient is None:
+        if self.link_classes is None:
             return pipeline
-        return pipeline._replace(edges=self.quotient.edges(pipeline.edges, ranks))
+        return pipeline._replace(edges=self.link_classes.representatives(pipeline.edges, ranks))
 
     def _check_whole(self, ranks: tuple[int, ...]) -> None:
-        """Raise ``NotAlike`` where the steps of a collective, of which each is sent, stand for each other."""
-        if self.quotient is not None and self.quotient.spans(ranks):
-            raise NotAlike(f"the steps of {ranks} are sent one by one")
+        """Raise ``AsymmetryError`` where the steps of a collective, of which each is sent, stand for each other."""
+        if self.link_classes is not None and self.link_classes.spans(ranks):
+            raise AsymmetryError(f"the steps of {ranks} are sent one by one")
 
     def _plan(
         self,
@@ -169,8 +169,8 @@ class Network(ABC):
         """
         return None
 
-    def fold(self, quotient: Quotient | None) -> bool:
-        """Take a link for all that a quotient says it stands for, from the start; return False where a network cannot."""
+    def fold(self, link_classes: LinkClasses | None) -> bool:
+        """Simulate one representative of each link class from now on; return False where the network cannot."""
         return False
 
     def bytes_by_link(self) -> dict[str, float]:

@@ -30,6 +30,10 @@ class TriosimError(Exception):
         return " ".join(text.split())  # one line, whatever a file's content put into it
 
 
+class AsymmetryError(Exception):
+    """Raised when ranks or links that were assumed to be identical turn out to differ; the caller then simulates every rank."""
+
+
 class TraceError(TriosimError):
     """A trace that cannot be read, or that contradicts itself."""
 

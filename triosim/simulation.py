@@ -24,7 +24,7 @@ from triosim.conditions.heterogeneity import check as check_conditions
 from triosim.conditions.heterogeneity import notes as unequal_notes
 from triosim.engine.compute_units import HostOverhead
 from triosim.engine.engine import Engine, Progress
-from triosim.errors import OptionError, PluginError, TriosimError
+from triosim.errors import AsymmetryError, OptionError, PluginError, TriosimError
 from triosim.extrapolators.captured.captured_streams import Captured
 from triosim.extrapolators.core.extrapolator import ParallelOptions
 from triosim.extrapolators.core.plan import Plan, gpus_named_by, plan
@@ -35,7 +35,6 @@ from triosim.memory.extrapolated import memory_of_run
 from triosim.networks.base import Network
 from triosim.networks.calibration import calibrated_times as calibrated
 from triosim.networks.topology import Topology
-from triosim.networks.topology.link_symmetry import NotAlike
 from triosim.pipeline import captured_run
 from triosim.results import draws as drawing
 from triosim.results.metrics import MetricOptions
@@ -294,7 +293,7 @@ def simulate(
         if the_plan.symmetry is not None and not unlike and folding.repays(fold, the_plan.world):
             try:
                 recording, the_network = folding.run(the_plan.symmetry, the_plan.tasks, new_network, engine_on)
-            except NotAlike as found:
+            except AsymmetryError as found:
                 unlike = str(found)
         if fold and unlike and the_plan.world > 1:
             notes.append(f"every rank is simulated: {unlike}")

@@ -43,7 +43,7 @@ class Symmetry:
 
     def representative(self, rank: int) -> int:
         """Return the rank that stands for one."""
-        return rank - sum(rotation.place(rank) * rotation.stride for rotation in self.rotations)
+        return rank - sum(rotation.position(rank) * rotation.stride for rotation in self.rotations)
 
     def fewer(self) -> Iterator[Symmetry]:
         """Yield what is left without one of the axes, the shortest first."""
@@ -61,7 +61,7 @@ class Symmetry:
         """
         steps = []
         for rotation in self.rotations:
-            places = sorted({rotation.place(rank) for rank in ranks})
+            places = sorted({rotation.position(rank) for rank in ranks})
             if places != list(range(len(places))) or rotation.size % len(places):
                 return None
             steps.append(len(places))
@@ -69,23 +69,23 @@ class Symmetry:
 
     def pair(self, source: int, destination: int) -> Copies | None:
         """Return where the copies of what a representative sends to another rank stand; None where nobody can say."""
-        alone = all(rotation.place(source) == rotation.place(destination) == 0 for rotation in self.rotations)
+        alone = all(rotation.position(source) == rotation.position(destination) == 0 for rotation in self.rotations)
         rings = self._rings and self.representative(source) == source
         return Copies((1,) * len(self.rotations)) if alone or rings else None
 
     def origin(self, source: int, destination: int) -> tuple[int, int]:
         """Return between which ranks goes what stands for a transfer: the one of which it is a copy, from a representative."""
         for rotation in self.rotations:
-            place = rotation.place(source)
+            place = rotation.position(source)
             if place:
-                source, destination = rotation.by(source, -place), rotation.by(destination, -place)
+                source, destination = rotation.shifted(source, -place), rotation.shifted(destination, -place)
         return source, destination
 
     def moved(self, rank: int, move: Sequence[int]) -> int:
         """Return the rank that a move leads to, beyond the last one of an axis from the first one on."""
         for place, rotation in zip(move, self.rotations, strict=True):
             if place:
-                rank = rotation.by(rank, place)
+                rank = rotation.shifted(rank, place)
         return rank
 
     def moves(self, copies: Copies, still: Container[Rotation] = ()) -> Iterator[tuple[int, ...]]:

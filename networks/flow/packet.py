@@ -26,7 +26,7 @@ from triosim.networks.flow import sharing_kernel as compiled_kernel
 from triosim.networks.flow.sharing import Sharing
 from triosim.networks.flow.symmetric_collectives import Fold, Folding
 from triosim.networks.topology import Link, Topology
-from triosim.networks.topology.link_symmetry import Quotient
+from triosim.networks.topology.link_symmetry import LinkClasses
 from triosim.tasks import CollectiveKind, Communicator
 
 Kernel = Literal["auto", "python", "numba"]
@@ -167,11 +167,11 @@ class PacketNetwork(Network):
         self._check_whole(ranks)
         return plan.ends
 
-    def fold(self, quotient: Quotient | None) -> bool:
+    def fold(self, link_classes: LinkClasses | None) -> bool:
         """Take a link for all that it stands for; see ``Network.fold``."""
         self._folding.stop()  # a collective is no longer alone
         self._paths.clear()
-        self.quotient = quotient
+        self.link_classes = link_classes
         return True
 
     @property
@@ -246,7 +246,7 @@ class PacketNetwork(Network):
     def _path(self, source: Place, destination: Place) -> _Path:
         names = self.topology.node(source), self.topology.node(destination)
         if names not in self._paths:
-            route = (self.topology.route if self.quotient is None else self.quotient.way)(*names)
+            route = (self.topology.route if self.link_classes is None else self.link_classes.route)(*names)
             self._paths[names] = _Path(route, *names, self._link_numbers)
         path = self._paths[source, destination] = self._paths[names]
         return path

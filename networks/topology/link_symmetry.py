@@ -1,9 +1,10 @@
-"""A network on which ranks that do the same are one: a link stands for those that rotations of the ranks turn it into.
+"""Symmetry classes of links: which links carry the same because a rotation of the ranks maps one to the other.
 
-A rotation moves each rank one place on along an axis, the last to the first. Where it turns the whole graph into itself,
-and the ways of what is sent are the only shortest ones, it turns these into each other, so that all of them take the same
-time: max-min fair rates are unique (Bertsekas and Gallager, Data Networks, 2nd edition, section 6.5.2). One of them is then
-simulated, on links that stand for all that it is turned into, if on each link there are as many flows as on that one.
+A rotation moves every rank one position on along an axis, the last one to the first. Where it maps the whole graph to
+itself, and every message has a unique shortest route, it maps flows to flows. Max-min fair rates are unique (Bertsekas and
+Gallager, Data Networks, 2nd edition, section 6.5.2), so that all flows of a class get the same rate. One flow of each class
+is then simulated, on one representative link of each class, provided that every link of a class carries as many flows as
+its representative.
 """
 
 from __future__ import annotations
@@ -14,30 +15,28 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from triosim.errors import AsymmetryError
+
 if TYPE_CHECKING:
     from triosim.networks.collectives.algorithm import Edge, Place
     from triosim.networks.topology.topology import Link, Topology
 
-Turned = Sequence[int]  # of each link, by its place among the declared, the one that it is turned into
-
-
-class NotAlike(Exception):
-    """What was taken to be the same is not."""
+LinkPermutation = Sequence[int]  # the image of each link, by its number in the order of declaration
 
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """Ranks one place on along an axis of ``size``, whose neighbours' numbers are ``stride`` apart."""
+    """A cyclic shift of the ranks along an axis of ``size`` positions; neighbours' ranks differ by ``stride``."""
 
     stride: int
     size: int
 
-    def place(self, rank: int) -> int:
-        """Return where a rank stands along the axis."""
+    def position(self, rank: int) -> int:
+        """Return the position of a rank along the axis."""
         return rank // self.stride % self.size
 
-    def digits(self) -> Iterator[Rotation]:
-        """Yield the rotations of each digit of the place, where it is written with a prime number of each."""
+    def prime_factors(self) -> Iterator[Rotation]:
+        """Yield rotations along axes of prime size into which this axis can be divided."""
         stride, left, prime = self.stride, self.size, 2
         while left > 1:
             if left % prime:
@@ -46,29 +45,29 @@ class Rotation:
             yield Rotation(stride, prime)
             stride, left = stride * prime, left // prime
 
-    def by(self, rank: int, places: int) -> int:
-        """Return the rank that is so many places on, the first after the last."""
-        place = self.place(rank)
-        return rank + ((place + places) % self.size - place) * self.stride
+    def shifted(self, rank: int, steps: int) -> int:
+        """Return the rank that is so many positions further, wrapping around."""
+        position = self.position(rank)
+        return rank + ((position + steps) % self.size - position) * self.stride
 
-    def all(self, world: int) -> list[int]:
-        """Return for each rank the one that is one place on."""
+    def permutation(self, world: int) -> list[int]:
+        """Return the image of each rank: the one at the next position."""
         ranks = np.arange(world)
-        places = ranks // self.stride % self.size
-        moved: list[int] = (ranks + ((places + 1) % self.size - places) * self.stride).tolist()
-        return moved
+        positions = ranks // self.stride % self.size
+        images: list[int] = (ranks + ((positions + 1) % self.size - positions) * self.stride).tolist()
+        return images
 
 
-class Turning:
-    """What rotations turn the links of a topology into, worked out when somebody asks."""
+class LinkPermutations:
+    """The permutations of a topology's links that rotations of its first ``world`` ranks induce."""
 
     def __init__(self, topology: Topology, world: int) -> None:
         self._topology = topology
         self._world = world
         self._numbers = {name: number for number, name in enumerate(topology.nodes)}
-        self._out: list[dict[int, None]] = [{} for _ in self._numbers]  # where the links of a node lead, as declared
+        self._out: list[dict[int, None]] = [{} for _ in self._numbers]  # neighbours of each node, as declared
         self._regular = topology.routing == "shortest" and not topology.given_routes
-        ends: list[tuple[int, int, int]] = []  # from where to where, and how many links there were before
+        ends: list[tuple[int, int, int]] = []  # source, destination, and which of their parallel links
         between: dict[tuple[int, int], int] = {}
         for link in topology.links.values():
             if not link.source or not link.destination:
@@ -86,28 +85,28 @@ class Turning:
         self._order = np.argsort(self._keys)
         self._speeds = np.array([(link.bandwidth, link.latency) for link in topology.links.values()])
 
-    def links(self, rotation: Rotation) -> Turned | None:
-        """Return what each link is turned into; None where that is not the same graph, or routes were given or drawn."""
+    def of(self, rotation: Rotation) -> LinkPermutation | None:
+        """Return the image of each link; None unless the rotation maps the graph to itself and routes are the shortest ones."""
         nodes = self._nodes(rotation) if self._regular else None
         if nodes is None:
             return None
-        turned = self._key(nodes[self._source], nodes[self._destination])
-        places = np.searchsorted(self._keys, turned, sorter=self._order)
+        images = self._key(nodes[self._source], nodes[self._destination])
+        places = np.searchsorted(self._keys, images, sorter=self._order)
         found = self._order[np.minimum(places, len(self._order) - 1)]
-        alike = (self._keys[found] == turned).all() and (self._speeds[found] == self._speeds).all()
-        return list(found.tolist()) if alike else None
+        equal = (self._keys[found] == images).all() and (self._speeds[found] == self._speeds).all()
+        return list(found.tolist()) if equal else None
 
     def _key(self, source: Any, destination: Any) -> Any:
         nodes, most = self._base
         return (source * nodes + destination) * most + self._before
 
     def _nodes(self, rotation: Rotation) -> Any:
-        """What each node is turned into: beside the ranks, what is reached by the link at the same place among a node's."""
+        """Return the image of each node, or None: ranks by the rotation, others as the corresponding neighbour of an image."""
         gpus = [self._numbers[name] for name in self._topology.gpus]
         found = [-1] * len(self._numbers)
-        moved = rotation.all(self._world)
+        image_of = rotation.permutation(self._world)
         for rank, gpu in enumerate(gpus):
-            found[gpu] = gpus[moved[rank] if rank < self._world else rank]
+            found[gpu] = gpus[image_of[rank] if rank < self._world else rank]
         images = set(gpus)
         todo = list(gpus)
         for node in todo:  # which grows meanwhile
@@ -127,98 +126,105 @@ class Turning:
         return np.array(found, dtype=np.int64)
 
 
-class Quotient:
-    """The links of a topology, of which those that ``rotations`` turn into each other are one."""
+class LinkClasses:
+    """The links of a topology in classes, each with one representative: links that rotations map to each other.
 
-    def __init__(self, topology: Topology, rotations: Mapping[Rotation, Turned]) -> None:
+    ``permutations`` is the permutation of the links that each of the rotations induces.
+    """
+
+    def __init__(self, topology: Topology, permutations: Mapping[Rotation, LinkPermutation]) -> None:
         self._topology = topology
-        self.turned = dict(rotations)
+        self.permutations = dict(permutations)
         self._links = list(topology.links.values())
         self._numbers = {link.name: number for number, link in enumerate(self._links)}
-        self._stands_for: dict[int, int] = {}
-        self._orbits: dict[int, Sequence[int]] = {}
+        self._representative: dict[int, int] = {}
+        self._classes: dict[int, Sequence[int]] = {}  # by representative
+        # By id: hashing thousands of edges at each call would cost more than it saves. The value keeps the edges alive, and
+        # with them their id.
         self._reduced: dict[int, tuple[Sequence[Edge], tuple[Edge, ...]]] = {}
 
-    def way(self, source: Place, destination: Place) -> tuple[Link, ...]:
-        """Return the links that a message takes, each the one that stands for it.
+    def route(self, source: Place, destination: Place) -> tuple[Link, ...]:
+        """Return the representatives of the links that a message crosses.
 
-        Raises ``NotAlike`` where it might take others, or where one link has several of what it stands for.
+        Raises ``AsymmetryError`` where there are several shortest routes, or where two links of the route are of one class.
         """
         route = self._topology.route(source, destination)
         found = tuple([self._links[self._link(self._numbers[link.name])] for link in route])
         if len(set(found)) < len(found):
-            raise NotAlike(f"what {source} sends to {destination} comes back to links like those that it has left")
-        if self.turned and len(self._topology.routes(source, destination, limit=2)) > 1:
-            raise NotAlike(f"there are several ways from {source} to {destination}")
+            raise AsymmetryError(f"what {source} sends to {destination} crosses two links of one symmetry class")
+        if self.permutations and len(self._topology.routes(source, destination, limit=2)) > 1:
+            raise AsymmetryError(f"there are several shortest routes from {source} to {destination}")
         return found
 
-    def edges(self, edges: Sequence[Edge], ranks: Sequence[int]) -> tuple[Edge, ...]:
-        """Return one of the edges that are turned into each other, of all that a group sends.
+    def representatives(self, edges: Sequence[Edge], ranks: Sequence[int]) -> tuple[Edge, ...]:
+        """Return one edge of each class, of all edges over which a group sends.
 
-        Raises ``NotAlike`` where they are not as many as rotations make of one, or differ in bytes.
+        Raises ``AsymmetryError`` where the edges are not closed under the rotations, or edges of a class differ in bytes.
         """
         kept = self._reduced.get(id(edges))
         if kept is None:
-            kept = self._reduced[id(edges)] = edges, self._edges(edges, ranks)  # which keeps them, and their id
+            kept = self._reduced[id(edges)] = edges, self._one_of_each_class(edges, ranks)
         return kept[1]
 
     def spans(self, ranks: Iterable[int]) -> bool:
-        """Whether ranks differ along what is rotated."""
-        return any(len({rotation.place(rank) for rank in ranks}) > 1 for rotation in self.turned)
+        """Whether ranks differ in their position along an axis that is rotated."""
+        return any(len({rotation.position(rank) for rank in ranks}) > 1 for rotation in self.permutations)
 
-    def unfolded(self, carried: Mapping[str, float]) -> dict[str, float]:
-        """Return the bytes on all links, given those on the ones that stand for others."""
+    def expanded(self, carried: Mapping[str, float]) -> dict[str, float]:
+        """Return the bytes on all links, given those on the representatives."""
         found = dict(carried)
-        for number, orbit in self._orbits.items():
+        for number, members in self._classes.items():
             nbytes = carried.get(self._links[number].name, 0.0)
-            found.update({self._links[one].name: nbytes for one in orbit})
+            found.update({self._links[one].name: nbytes for one in members})
         return found
 
     def _link(self, number: int) -> int:
-        found = self._stands_for.get(number)
+        """Return the representative of a link: the one of its class that was asked for first."""
+        found = self._representative.get(number)
         if found is None:
-            orbit = [number]
-            for rotation, turned in self.turned.items():
-                orbit = [image for one in orbit for image in _turns(one, turned, rotation.size)]
-            if len(set(orbit)) < len(orbit) or any(one in self._stands_for for one in orbit):
-                raise NotAlike(f"{self._links[number].name} carries what several of those that do the same send")
-            self._orbits[number] = orbit
-            self._stands_for.update(dict.fromkeys(orbit, number))
+            members = [number]
+            for rotation, permutation in self.permutations.items():
+                members = [image for one in members for image in _images(one, permutation, rotation.size)]
+            if len(set(members)) < len(members) or any(one in self._representative for one in members):
+                raise AsymmetryError(f"{self._links[number].name} is shared by flows of one symmetry class")
+            self._classes[number] = members
+            self._representative.update(dict.fromkeys(members, number))
             found = number
         return found
 
-    def _edges(self, edges: Sequence[Edge], ranks: Sequence[int]) -> tuple[Edge, ...]:
+    def _one_of_each_class(self, edges: Sequence[Edge], ranks: Sequence[int]) -> tuple[Edge, ...]:
         expected = 1
-        for rotation in self.turned:
-            places = len({rotation.place(rank) for rank in ranks})
-            if places not in (1, rotation.size):
-                raise NotAlike(f"{tuple(ranks)} are some of those that do the same")
-            expected *= places
+        for rotation in self.permutations:
+            positions = len({rotation.position(rank) for rank in ranks})
+            if positions not in (1, rotation.size):
+                raise AsymmetryError(f"{tuple(ranks)} are only some of the ranks along an axis")
+            expected *= positions
         found: dict[tuple[Place, Place], list[Edge]] = {}
         for edge in edges:
-            found.setdefault(self._turned_back(edge), []).append(edge)
+            found.setdefault(self._rotated_to_start(edge), []).append(edge)
         for same in found.values():
-            ways, sizes = {edge[:2] for edge in same}, {edge.nbytes for edge in same}
-            if not len(ways) == len(same) == expected or len(sizes) > 1:
-                raise NotAlike(f"of {tuple(ranks)}, some send more than others")
+            ends, sizes = {edge[:2] for edge in same}, {edge.nbytes for edge in same}
+            if not len(ends) == len(same) == expected or len(sizes) > 1:
+                raise AsymmetryError(f"of {tuple(ranks)}, some send more than others")
         return tuple(
             [edges[0]._replace(source=s, destination=d, nbytes=same[0].nbytes) for (s, d), same in found.items()]
         )
 
-    def _turned_back(self, edge: Edge) -> tuple[Place, Place]:
-        """The edge that starts at the first place of every axis, of those that this one is turned into."""
+    def _rotated_to_start(self, edge: Edge) -> tuple[Place, Place]:
+        """Return the edge of the same class whose source is at position 0 of every axis."""
         source, destination = edge[0], edge[1]
-        if not self.turned:
+        if not self.permutations:
             return source, destination
         if isinstance(source, str) or isinstance(destination, str):
-            raise NotAlike(f"{source} or {destination} is no rank")
-        for rotation in self.turned:
-            place = rotation.place(source)
-            source, destination = source - place * rotation.stride, rotation.by(destination, -place)
+            raise AsymmetryError(f"{source} or {destination} is no rank")
+        for rotation in self.permutations:
+            position = rotation.position(source)
+            source, destination = source - position * rotation.stride, rotation.shifted(destination, -position)
         return source, destination
 
 
-def _turns(link: int, turned: Turned, size: int) -> Iterator[int]:
+def _images(link: int, permutation: LinkPermutation, size: int) -> Iterator[int]:
+    """Yield a link, its image, the image of that, and so on, ``size`` of them."""
     for _ in range(size):
         yield link
-        link = turned[link]
+        link = permutation[link]

@@ -7,9 +7,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from triosim.errors import AsymmetryError
 from triosim.folding.chains import Chain, chains
 from triosim.garbage_collector import without_collecting
-from triosim.networks.topology.link_symmetry import NotAlike
 from triosim.tasks import (
     Batch,
     Collective,
@@ -121,14 +121,14 @@ class _Unseen:
     """What a host finds when it has waited, which nobody can foresee."""
 
     def __getattr__(self, name: str) -> Any:
-        raise NotAlike(f"what a rank does depends on '{name}' of what it finds")
+        raise AsymmetryError(f"what a rank does depends on '{name}' of what it finds")
 
 
 @without_collecting()
 def foresee(streams: Mapping[int, TaskStream]) -> Foresight:
     """Return what some ranks send in their first iteration; their streams are used up.
 
-    Raises ``NotAlike`` for streams that look at the clock or at others, whose tasks nobody can foresee.
+    Raises ``AsymmetryError`` for streams that look at the clock or at others, whose tasks nobody can foresee.
     """
     found: dict[Kind, Foreseen] = {}
     received: set[tuple[int, int]] = set()
@@ -163,4 +163,4 @@ def _note(found: dict[Kind, Foreseen], received: set[tuple[int, int]], task: Any
     elif isinstance(task, Recv):
         received.add((task.source, rank))
     elif not isinstance(task, (Compute, Record, Synchronize, Wait)):
-        raise NotAlike(f"a {type(task).__name__} may be another on each rank")
+        raise AsymmetryError(f"a {type(task).__name__} may be another on each rank")

@@ -6,7 +6,7 @@ its copies. Of copies that a rotation of the ranks turns into each other, links 
 the simulated
 ranks goes its own way at the same speed, and is left out; the rest are sent too. What one communicator has for itself is
 simulated once for all times that it comes (``triosim.folding.uncontended``). All this is exact; where it would not be,
-``NotAlike`` says so:
+``AsymmetryError`` says so:
 
 - before the run, where the links of what is left out do not correspond one to one to those of what is simulated;
 - during the run, where a copy is through at another time than what it is a copy of.
@@ -24,6 +24,7 @@ import simpy
 
 from triosim.engine.engine import Engine
 from triosim.engine.recording import Recording
+from triosim.errors import AsymmetryError
 from triosim.extrapolators.core.symmetry import Copies, Symmetry
 from triosim.folding.dry_run import Foreseen, Foresight, Kind, foresee
 from triosim.folding.shared_links import Moved, SharedLinks
@@ -31,7 +32,7 @@ from triosim.folding.uncontended import Lone
 from triosim.garbage_collector import without_collecting
 from triosim.networks.base import Network
 from triosim.networks.collectives.algorithm import Place
-from triosim.networks.topology.link_symmetry import NotAlike, Quotient, Rotation, Turning
+from triosim.networks.topology.link_symmetry import LinkClasses, LinkPermutations, Rotation
 from triosim.tasks import CollectiveKind, Communicator, TaskStream
 
 WORTH_IT = 16  # ranks; what fewer do is quickly simulated
@@ -61,13 +62,13 @@ def run(
 ) -> tuple[Recording, Network]:
     """Run the streams of the ranks that stand for others; return the recording of all, and the network as they left it.
 
-    Where what is sent along one axis is not alike, ranks stand for others along the rest. Raises ``NotAlike``.
+    Where what is sent along one axis is not alike, ranks stand for others along the rest. Raises ``AsymmetryError``.
     """
     why = None
     for tried in (symmetry, *symmetry.fewer()):
         try:
             return _run(tried, tasks, new_network, engine_on)
-        except NotAlike as found:
+        except AsymmetryError as found:
             why = why or found
     assert why is not None
     raise why
@@ -101,7 +102,7 @@ def _check_received(foresight: Foresight, symmetry: Symmetry) -> None:
     """What the ranks that stand for others wait for must be what they send, or a copy of it."""
     sent = {kind.ranks for kind in foresight.kinds if kind.collective is None}
     if {symmetry.origin(*pair) for pair in foresight.received} != sent:
-        raise NotAlike("what ranks receive is not what those like them send")
+        raise AsymmetryError("what ranks receive is not what those like them send")
 
 
 class _Copy(NamedTuple):
@@ -120,17 +121,17 @@ class FoldedNetwork(Network):
         self._network = network
         self._symmetry = symmetry
         self._images: list[dict[str, str]] = []  # links of what is simulated, and those of copies that are left out
-        self._still: list[Rotation] = []  # axes along which nothing has copies, because a quotient stands for them
+        self._still: list[Rotation] = []  # axes along which nothing has copies, because link classes stand for them
         self._copies = {kind: self._copies_of(kind) for kind in kinds}
         if network.contention:
-            self.quotient = self._quotient(kinds)
-            network.fold(self.quotient)
+            self.link_classes = self._find_link_classes(kinds)
+            network.fold(self.link_classes)
         self._traffic = {kind: self._traffic_of(kind, foreseen.nbytes) for kind, foreseen in kinds.items()}
-        links = SharedLinks(network.topology, self.quotient)
+        links = SharedLinks(network.topology, self.link_classes)
         alone = self._choose(links, kinds)
         idle = new_network() if alone else network
-        if alone and self.quotient is not None:
-            idle.fold(self.quotient)
+        if alone and self.link_classes is not None:
+            idle.fold(self.link_classes)
         self._lone = Lone(network.env, idle, alone)
         self._alone = frozenset(alone)
 
@@ -173,7 +174,7 @@ class FoldedNetwork(Network):
     def _all(self, kind: Kind, start: Callable[[Sequence[int]], simpy.Event]) -> simpy.Event:
         traffic = self._traffic.get(kind)
         if traffic is None:
-            raise NotAlike(f"{kind} was not foreseen")
+            raise AsymmetryError(f"{kind} was not foreseen")
         event = start(())
         if len(traffic.sent) > 1:
             _Together(self.env, event, [start(move) for move in traffic.sent[1:]])
@@ -194,23 +195,23 @@ class FoldedNetwork(Network):
     def _copies_of(self, kind: Kind) -> Copies:
         of = self._symmetry.copies(kind.ranks) if kind.collective else self._symmetry.pair(*kind.ranks)
         if of is None:
-            raise NotAlike(f"{kind.ranks} are no block of the mesh")
+            raise AsymmetryError(f"{kind.ranks} are no block of the mesh")
         return of
 
-    def _quotient(self, kinds: Mapping[Kind, Foreseen]) -> Quotient | None:
+    def _find_link_classes(self, kinds: Mapping[Kind, Foreseen]) -> LinkClasses | None:
         """By what rotations of the ranks what is sent stays the same, links and all; along axes by themselves, or by digits.
 
         The axes with most ranks come first.
         """
-        turning = Turning(self._network.topology, self._symmetry.world)
-        found: Quotient | None = None
+        permutations = LinkPermutations(self._network.topology, self._symmetry.world)
+        found: LinkClasses | None = None
         for axis in sorted(self._symmetry.rotations, key=lambda one: -one.size):
-            for rotations in ((axis,), tuple(axis.digits())):
-                turned = {rotation: turning.links(rotation) for rotation in rotations}
+            for rotations in ((axis,), tuple(axis.prime_factors())):
+                turned = {rotation: permutations.of(rotation) for rotation in rotations}
                 known = {rotation: links for rotation, links in turned.items() if links is not None}
                 if len(known) < len(turned):
                     continue
-                tried = Quotient(self._network.topology, (found.turned if found else {}) | known)
+                tried = LinkClasses(self._network.topology, (found.permutations if found else {}) | known)
                 if not self._network.fold(tried):
                     return None
                 if self._stays(tried, kinds):
@@ -219,27 +220,27 @@ class FoldedNetwork(Network):
                     break
         return found
 
-    def _stays(self, tried: Quotient, kinds: Mapping[Kind, Foreseen]) -> bool:
+    def _stays(self, tried: LinkClasses, kinds: Mapping[Kind, Foreseen]) -> bool:
         """Whether what is sent is turned into itself."""
-        digits = [rotation for rotation in tried.turned if rotation not in self._symmetry.rotations]
-        with suppress(NotAlike):
+        digits = [rotation for rotation in tried.permutations if rotation not in self._symmetry.rotations]
+        with suppress(AsymmetryError):
             for kind, foreseen in kinds.items():
-                if kind.collective is None and any(len(set(map(digit.place, kind.ranks))) > 1 for digit in digits):
+                if kind.collective is None and any(len(set(map(digit.position, kind.ranks))) > 1 for digit in digits):
                     return False  # of a ring, which goes round as a whole alone
                 if kind.unequal and tried.spans(kind.ranks):
                     return False
                 for edge in self._edges(kind, foreseen.nbytes):
-                    tried.way(*edge)
+                    tried.route(*edge)
             return True
         return False
 
     def _edges(self, kind: Kind, nbytes: float) -> tuple[tuple[Place, Place], ...]:
-        """From where to where a kind is sent; where a quotient stands for all, of some of them."""
+        """From where to where a kind is sent; where link classes stand for all, of some of them."""
         if kind.collective is None:
             return ((kind.ranks[0], kind.ranks[1]),)
         edges = self._network.edges(kind.collective, kind.ranks, nbytes, root=kind.root)
         if edges is None:
-            raise NotAlike(
+            raise AsymmetryError(
                 f"the network {type(self._network).__name__} does not say over which links a collective goes"
             )
         return tuple(edges)
@@ -314,14 +315,14 @@ class FoldedNetwork(Network):
         origin: dict[int, int] = {}
         simulated = components[links.root(ways[original][0])]
         if len(simulated) != len(components[links.root(ways[one][0])]):
-            raise NotAlike(f"other flows share the links of a copy of {one.kind.ranks}")
+            raise AsymmetryError(f"other flows share the links of a copy of {one.kind.ranks}")
         for copy in simulated:
             to = _Copy(copy.kind, self._symmetry.then(copy.move, one.move, self._traffic[copy.kind].copies))
             if len(ways[copy]) != len(ways[to]):
-                raise NotAlike(f"the routes of copies of {copy.kind.ranks} differ")
+                raise AsymmetryError(f"the routes of copies of {copy.kind.ranks} differ")
             for first, second in zip(ways[copy], ways[to], strict=True):
                 if image.setdefault(first, second) != second or origin.setdefault(second, first) != first:
-                    raise NotAlike(f"copies of {copy.kind.ranks} share other links")
+                    raise AsymmetryError(f"copies of {copy.kind.ranks} share other links")
         self._images.append({links.names[link]: links.names[to] for link, to in image.items()})
 
     def _check_route(
@@ -331,7 +332,7 @@ class FoldedNetwork(Network):
         start = ways[_Copy(kind, tuple(0 for _ in move))]
         way = ways[_Copy(kind, move)]
         if len(start) != len(way) or not all(map(links.alike, start, way)):
-            raise NotAlike(f"the routes of copies of {kind.ranks} differ")
+            raise AsymmetryError(f"the routes of copies of {kind.ranks} differ")
 
     def bytes_by_link(self) -> dict[str, float]:
         """Return the bytes that each link carried; on those of copies that were left out, what their originals' did."""
@@ -340,7 +341,7 @@ class FoldedNetwork(Network):
             carried.update(self._lone.bytes_by_link())
             for image in self._images:
                 carried.update({to: carried[link] for link, to in image.items()})
-        return carried if self.quotient is None else self.quotient.unfolded(carried)
+        return carried if self.link_classes is None else self.link_classes.expanded(carried)
 
     def figures(self) -> Mapping[str, float]:
         """Return what the network has counted."""
@@ -361,4 +362,4 @@ class _Together:
         now = self._env.now
         self._ends.append(now)
         if now - self._ends[0] > _SAME * (now - self._began):
-            raise NotAlike("copies take different times")
+            raise AsymmetryError("copies take different times")

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
+from triosim.errors import AsymmetryError
 from triosim.networks.collectives.algorithm import Place
 from triosim.networks.topology import Topology
-from triosim.networks.topology.link_symmetry import NotAlike, Quotient
+from triosim.networks.topology.link_symmetry import LinkClasses
 
 #: Where a rank goes.
 Moved = Callable[[int], int]
@@ -16,9 +17,9 @@ Moved = Callable[[int], int]
 class SharedLinks:
     """The links of a topology that are asked for, or those that stand for them; and which of them flows join."""
 
-    def __init__(self, topology: Topology, quotient: Quotient | None) -> None:
+    def __init__(self, topology: Topology, link_classes: LinkClasses | None) -> None:
         self._topology = topology
-        self._way = topology.route if quotient is None else quotient.way
+        self._way = topology.route if link_classes is None else link_classes.route
         self.names: list[str] = []
         self._numbers: dict[str, int] = {}
         self._kinds: list[tuple[float, float]] = []
@@ -31,7 +32,7 @@ class SharedLinks:
     def _route(self, source: Place, destination: Place) -> Iterator[int]:
         for link in self._way(self._topology.node(source), self._topology.node(destination)):
             if link.bandwidth == math.inf:
-                raise NotAlike(f"{link.name} carries everything at once")
+                raise AsymmetryError(f"{link.name} carries everything at once")
             number = self._numbers.setdefault(link.name, len(self._numbers))
             if number == len(self._parents):
                 self._parents.append(number)
@@ -62,4 +63,4 @@ def _moved(place: Place, moved: Moved | None) -> Place:
         return place
     if isinstance(place, int):
         return moved(place)
-    raise NotAlike(f"{place} is no rank")
+    raise AsymmetryError(f"{place} is no rank")

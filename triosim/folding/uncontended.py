@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import simpy
 
+from triosim.errors import AsymmetryError
 from triosim.folding.dry_run import Kind
 from triosim.networks.base import Network
-from triosim.networks.topology.link_symmetry import NotAlike
 
 
 @dataclass(slots=True)
@@ -36,13 +36,13 @@ class Lone:
         self._carried: Mapping[str, float] | None = None  # by the idle network so far
 
     def run(self, kind: Kind, nbytes: float, start: Callable[[Network], simpy.Event]) -> simpy.Event:
-        """Run a collective that ``start`` starts on a network. Raises ``NotAlike`` where the one before is not through."""
+        """Run a collective that ``start`` starts on a network. Raises ``AsymmetryError`` where the last one is not through."""
         took = self._took.get((kind, nbytes))
         if took is None:
             took = self._took[kind, nbytes] = self._tried(kind, start)
         now = self._env.now
         if now < self._over.get(kind.ranks, now):
-            raise NotAlike(f"collectives of {kind.ranks} overlap")
+            raise AsymmetryError(f"collectives of {kind.ranks} overlap")
         took.count += 1
         event = self._env.timeout(took.seconds)
         self._over[kind.ranks] = now + took.seconds
