@@ -14,7 +14,7 @@ from triosim.comparison.what_if import what_if
 from triosim.errors import OptionError
 from triosim.models import Llama
 from triosim.reports.terminal.result_tables import spread
-from triosim.results.draws import Draws
+from triosim.results.draws import draws_of
 from triosim.results.result import Result
 
 RING = "ring(4, bandwidth=1 GB/s)"
@@ -28,7 +28,7 @@ MIXTURE = Llama(
 
 def test_the_spread_of_five_steps() -> None:
     """1 to 5 s: a twentieth of the way through four gaps is a fifth of the first; squares about 3 s add up to 10, of four."""
-    found = Draws.of([4.0, 1.0, 5.0, 3.0, 2.0])
+    found = draws_of([4.0, 1.0, 5.0, 3.0, 2.0])
     assert found.step_times_s == (4.0, 1.0, 5.0, 3.0, 2.0)
     assert (found.mean_s, found.p50_s, found.min_s, found.max_s) == (3.0, 3.0, 1.0, 5.0)
     assert (found.p5_s, found.p95_s) == (pytest.approx(1.2), pytest.approx(4.8))
@@ -36,13 +36,13 @@ def test_the_spread_of_five_steps() -> None:
 
 
 def test_the_spread_is_shown_with_digits_that_tell_draws_apart() -> None:
-    shown = spread(Draws.of([10.684e-3, 10.701e-3]))
+    shown = spread(draws_of([10.684e-3, 10.701e-3]))
     assert shown.startswith("mean 10.693 ± 0.012 ms; p5 10.685, p50 10.693, p95 10.7; 10.684 to 10.701 ms")
 
 
 def test_quantiles_are_numpys() -> None:
     times = list(np.random.default_rng(1).lognormal(size=37))
-    found = Draws.of(times)
+    found = draws_of(times)
     assert [found.p5_s, found.p50_s, found.p95_s] == pytest.approx(list(np.percentile(times, [5, 50, 95])))
 
 
@@ -105,7 +105,7 @@ def test_all_of_it_is_written_read_shown_and_drawn(tmp_path: Path) -> None:
     result = Result.load(out)
     draws = result.data.draws
     assert draws is not None
-    assert Draws.of(draws.step_times_s) == draws
+    assert draws_of(draws.step_times_s) == draws
     assert json.loads(out.read_text())["draws"]["mean_s"] == draws.mean_s
     assert "4 draws" in str(result)
     assert "4 draws" in result._repr_html_()

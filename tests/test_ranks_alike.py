@@ -24,7 +24,7 @@ from triosim.models import Llama
 from triosim.networks import PacketNetwork
 from triosim.networks.base import Network
 from triosim.networks.topology import Topology
-from triosim.results.result import ResultData
+from triosim.results.values import ResultData
 from triosim.tasks import AllReduce, Communicator, Compute, Handle, Iteration, Record, TaskStream, Wait
 from triosim.trace import Trace
 from triosim.trace.formats.native import trace_json as json_format

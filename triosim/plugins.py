@@ -18,7 +18,7 @@ from typing import Any, Literal, get_args
 
 from triosim.errors import OptionError, PluginError, TriosimError, nearest
 
-Group = Literal["networks", "extrapolators", "collective_algorithms", "compute_models", "trace_formats"]
+Group = Literal["networks", "extrapolators", "collective_algorithms", "compute_models", "trace_formats", "reports"]
 GROUPS: tuple[Group, ...] = get_args(Group)
 
 #: What ships with triosim. Kept here and not as entry points, whose scan would cost every start 20 ms.
@@ -70,6 +70,17 @@ BUILT_IN: dict[Group, dict[str, str]] = {
         "csv": "triosim.trace.formats.csv_pair",
         "pytorch": "triosim.trace.formats.pytorch.profiler_folder",
     },
+    "reports": {
+        "text": "triosim.reports.terminal.result_tables:ResultText",
+        "html": "triosim.reports.files.html:Html",
+        "csv": "triosim.reports.files.csv_table:Csv",
+        "timeline": "triosim.reports.files.timeline:Timeline",
+        "plot": "triosim.reports.pictures.plot:Plot",
+        "link-plot": "triosim.reports.pictures.link_plot:LinkPlot",
+        "comparison-text": "triosim.reports.terminal.comparison_table:ComparisonText",
+        "comparison-html": "triosim.reports.terminal.comparison_table:ComparisonHtml",
+        "comparison-plot": "triosim.reports.pictures.comparison_plot:ComparisonPlot",
+    },
 }
 
 #: What a plug-in must have: one of each tuple.
@@ -79,6 +90,7 @@ REQUIRED: dict[Group, tuple[tuple[str, ...], ...]] = {
     "collective_algorithms": (("transfers",),),
     "compute_models": (("estimate",),),
     "trace_formats": (("recognises",), ("read",)),
+    "reports": (("write",),),
 }
 
 

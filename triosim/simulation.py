@@ -5,11 +5,11 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import simpy
 
@@ -36,15 +36,15 @@ from triosim.networks.base import Network
 from triosim.networks.calibration import calibrated_times as calibrated
 from triosim.networks.topology import Topology
 from triosim.pipeline import captured_run
+from triosim.pipeline.inputs import inputs_of
 from triosim.results import draws as drawing
-from triosim.results.metrics import MetricOptions
+from triosim.results.figures import figures
+from triosim.results.finished_run import FinishedRun, MetricOptions
+from triosim.results.result import Result
 from triosim.trace import Trace, dtype_name
 from triosim.trace.formats import read
 from triosim.trace.task_streams import TaskStreams
 from triosim.units import Quantity, parse_bytes, parse_time
-
-if TYPE_CHECKING:
-    from triosim.results.result import Result
 
 TraceLike = Trace | TaskStreams | str | PathLike[str]
 TopologyLike = Topology | Mapping[str, Any] | str | PathLike[str]
@@ -58,14 +58,6 @@ ASSUMED_TOPOLOGY = {
     "A40": "a40-pcie",
     "V100-SXM2": "dgx-1-v100",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Inputs:
-    """What a result was made from, so that it can be made again: every option, and the files by path."""
-
-    options: Mapping[str, Any]
-    files: Mapping[str, str] = field(default_factory=dict)
 
 
 def simulate(
@@ -304,21 +296,14 @@ def simulate(
             recording = engine_on(the_network).run(streams)
     notes.extend(without_effect(circumstances, the_network, recording))
 
-    from triosim.results.result import Result
-
     given["topology"] = str(topology) if isinstance(topology, (str, PathLike)) else system.name
     with without_collecting():
-        result = Result.from_recording(
-            recording,
-            trace=the_trace,
-            plan=the_plan,
-            topology=the_network.topology,
-            network=the_network,
-            inputs=Inputs({name: _plain(value) for name, value in given.items()}, files),
-            notes=notes,
-            options=MetricOptions(tokens, hourly, circumstances.kinds),
-            memory=memory,
+        run = FinishedRun(recording, the_trace, the_plan, the_network, memory)
+        inputs = inputs_of(
+            {name: _plain(value) for name, value in given.items()}, files, the_trace, the_network.topology
         )
+        data = figures(run, inputs=inputs, notes=notes, options=MetricOptions(tokens, hourly, circumstances.kinds))
+        result = Result(data, recording, the_network.topology, the_network, memory)
     if draws == 1:
         return result
     drawn = [drawing.Draw.of(result)]

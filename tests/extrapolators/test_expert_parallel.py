@@ -16,7 +16,7 @@ from triosim import describe, simulate
 from triosim.errors import OptionError, TraceError
 from triosim.extrapolators.core.plan import Plan
 from triosim.extrapolators.expert.expert_loads import Load, Routing
-from triosim.results.result import ResultData
+from triosim.results.values import ResultData
 from triosim.tasks import AllToAll, Compute, Task
 from triosim.trace import Operator
 from triosim.trace.formats.native import trace_json as json_format

@@ -8,11 +8,15 @@ stream of its own, from 1 to 2 ms.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Any
 
 from triosim.engine.recording import RankRecord, Recording, TransferCount
 from triosim.networks.base import LinkRate
 from triosim.networks.topology import Link, Node, Topology
+from triosim.pipeline.inputs import inputs_of
+from triosim.results.figures import figures
+from triosim.results.finished_run import FinishedRun
 from triosim.results.result import Result
 from triosim.tasks import AllReduce, Communicator, Compute, Handle, Layers, Recv, Send, Task
 from triosim.trace import Operator, Trace
@@ -29,12 +33,6 @@ class FakePlan:
     pipeline_axis: str | None = None
 
 
-@dataclass(frozen=True)
-class FakeInputs:
-    options: dict[str, object] = field(default_factory=lambda: {"parallel": "ddp", "gpus": 2})
-    files: dict[str, str] = field(default_factory=dict)
-
-
 @dataclass
 class FakeFlow:
     source: str = "gpu0"
@@ -47,6 +45,7 @@ class FakeFlow:
 
 class FakeNetwork:
     def __init__(self) -> None:
+        self.topology = topology()
         self.flows = [FakeFlow()]
         self.rates = [
             LinkRate(1 * MS, "forth", 1e9, 1.0),
@@ -123,12 +122,8 @@ def named(task: Task) -> tuple[str, Layers | None]:
 
 
 def result(run: Recording | None = None, notes: tuple[str, ...] = ()) -> Result:
-    return Result.from_recording(
-        run if run is not None else recording(),
-        trace=TRACE,
-        plan=FakePlan(),
-        topology=topology(),
-        network=FakeNetwork(),  # type: ignore[arg-type]
-        inputs=FakeInputs(),
-        notes=notes,
-    )
+    made = run if run is not None else recording()
+    network: Any = FakeNetwork()
+    finished = FinishedRun(made, TRACE, FakePlan(), network)
+    inputs = inputs_of({"parallel": "ddp", "gpus": 2}, {}, TRACE, network.topology)
+    return Result(figures(finished, inputs=inputs, notes=notes), made, network.topology, network)

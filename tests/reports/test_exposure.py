@@ -11,7 +11,7 @@ from streams import Script, same_on
 
 from triosim.engine.recording import RankRecord
 from triosim.results.exposure import by_axis, causes, exposed_shares, without
-from triosim.results.result import ExposedShare
+from triosim.results.values import ExposedShare
 from triosim.simulation import simulate
 from triosim.tasks import Layers
 from triosim.trace import Trace

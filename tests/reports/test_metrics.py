@@ -13,8 +13,8 @@ import traces
 from triosim import cli, save_trace
 from triosim.errors import OptionError
 from triosim.gpus import find
+from triosim.results.metrics import model_flops, tokens_of
 from triosim.results.result import Result
-from triosim.results.run_metrics import model_flops, tokens_of
 from triosim.simulation import simulate
 from triosim.trace import Operator, Trace
 from triosim.trace.formats import read_trace

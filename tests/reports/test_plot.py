@@ -10,7 +10,8 @@ from hand_made_run import MS, recording, result
 
 from triosim.errors import OutputError
 from triosim.reports.pictures.plot import MAX_RANKS, check_plot, coarser, select
-from triosim.results.result import RankTimes, Result
+from triosim.results.result import Result
+from triosim.results.values import RankTimes
 
 
 def rank(number: int, compute: float = 8 * MS) -> RankTimes:

@@ -14,7 +14,7 @@ import pytest
 from hand_made_run import recording, result
 
 from triosim.errors import OptionError, TriosimError
-from triosim.results.draws import Draws
+from triosim.results.draws import draws_of
 from triosim.results.result import Result
 
 
@@ -66,7 +66,7 @@ def test_result_json_is_as_its_schema_says() -> None:
 
 
 def test_the_spread_of_several_draws_is_as_its_schema_says() -> None:
-    drawn = json.loads(replace(result(), data=replace(result().data, draws=Draws.of([1.0, 2.0]))).to_json())
+    drawn = json.loads(replace(result(), data=replace(result().data, draws=draws_of([1.0, 2.0]))).to_json())
     assert violations(drawn, published_schema()) == []
     assert violations({**drawn, "draws": {"mean_s": 1.0}}, published_schema())
 

@@ -15,7 +15,7 @@ from triosim.reports.files.csv_table import HEADER
 from triosim.reports.terminal.comparison_table import merged
 from triosim.reports.terminal.result_tables import as_text, percent, shorten
 from triosim.results.rank_ranges import format_ranks, format_rate, parse_ranks
-from triosim.results.result import LayerShare, LayerTimes, LinkLoad, RankTimes, ResultData
+from triosim.results.values import LayerShare, LayerTimes, LinkLoad, RankTimes, ResultData
 
 
 def large() -> ResultData:

@@ -11,8 +11,9 @@ import pytest
 from test_result import published_schema, violations
 
 import triosim
-from triosim.results.result import RankTimes, Result
+from triosim.results.result import Result
 from triosim.results.uncertainty import WIDTH, interval, predictions
+from triosim.results.values import RankTimes
 from triosim.trace import Operator, Trace
 
 

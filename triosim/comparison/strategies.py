@@ -18,6 +18,7 @@ from triosim.errors import OptionError, TriosimError
 from triosim.extrapolators.core.extrapolator import ParallelOptions
 from triosim.extrapolators.pipeline.schedules import Wanted
 from triosim.output_files import PathLike
+from triosim.results import report as reports
 from triosim.results.result import Result
 from triosim.simulation import BELONGS_TO, TopologyLike, TraceLike, simulate
 from triosim.trace import Trace, dtype_name
@@ -80,21 +81,19 @@ class Comparison:
         """Return the comparison as JSON text."""
         return json.dumps(self.to_dict(), indent=2, allow_nan=False) + "\n"
 
+    def write(self, report: str | type, path: PathLike, **options: Any) -> None:
+        """Write a report of a comparison: "comparison-text", "comparison-html", "comparison-plot", a plug-in, or a class."""
+        reports.write(reports.find(report, "comparison"), self, path, options)
+
     def plot(self, path: PathLike) -> None:
         """Draw the strategies' step times and speeds as bars."""
-        from triosim.reports.pictures.plot import write_comparison
-
-        write_comparison(self, path)
+        self.write("comparison-plot", path)
 
     def __str__(self) -> str:
-        from triosim.reports.terminal.comparison_table import as_text
-
-        return as_text(self)
+        return str(reports.find("comparison-text", "comparison")().text(self))
 
     def _repr_html_(self) -> str:
-        from triosim.reports.terminal.comparison_table import as_html
-
-        return as_html(self)
+        return str(reports.find("comparison-html", "comparison")().text(self))
 
 
 def strategies(gpus: int) -> Iterator[Strategy]:

@@ -18,7 +18,8 @@ from triosim.networks.photonic.photonic import PhotonicNetwork
 from triosim.networks.topology import Link, Topology
 from triosim.pipeline.captured_run import representative
 from triosim.results.link_loads import LinkClass, link_classes
-from triosim.results.result import Result, WhatIf
+from triosim.results.result import Result
+from triosim.results.values import WhatIf
 from triosim.simulation import TopologyLike, TraceLike, gpus_for, no_condition, simulate, topology_for
 from triosim.trace import Trace
 from triosim.trace.formats import read

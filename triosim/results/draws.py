@@ -15,45 +15,32 @@ from typing import TYPE_CHECKING, Any
 
 from triosim.conditions import Conditions, Stragglers
 from triosim.errors import OptionError
+from triosim.results.values import Draws, ResultData
 
 if TYPE_CHECKING:
-    from triosim.results.result import Result, ResultData
+    from triosim.results.result import Result
 
 
-@dataclass(frozen=True, slots=True)
-class Draws:
-    """The step times of several draws, in seconds, in the order of their seeds, and how they are spread."""
+def draws_of(step_times: Sequence[float]) -> Draws:
+    """Return how two or more step times are spread."""
+    ordered = sorted(step_times)
 
-    step_times_s: tuple[float, ...]
-    mean_s: float
-    deviation_s: float
-    min_s: float
-    p5_s: float
-    p50_s: float
-    p95_s: float
-    max_s: float
+    def quantile(part: float) -> float:
+        place = part * (len(ordered) - 1)
+        low = math.floor(place)
+        high = min(low + 1, len(ordered) - 1)
+        return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
 
-    @classmethod
-    def of(cls, step_times: Sequence[float]) -> Draws:
-        """Return what two or more step times come to."""
-        ordered = sorted(step_times)
-
-        def quantile(part: float) -> float:
-            place = part * (len(ordered) - 1)
-            low = math.floor(place)
-            high = min(low + 1, len(ordered) - 1)
-            return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
-
-        return cls(
-            tuple(step_times),
-            mean_s=math.fsum(ordered) / len(ordered),
-            deviation_s=statistics.stdev(ordered),
-            min_s=ordered[0],
-            p5_s=quantile(0.05),
-            p50_s=quantile(0.5),
-            p95_s=quantile(0.95),
-            max_s=ordered[-1],
-        )
+    return Draws(
+        tuple(step_times),
+        mean_s=math.fsum(ordered) / len(ordered),
+        deviation_s=statistics.stdev(ordered),
+        min_s=ordered[0],
+        p5_s=quantile(0.05),
+        p50_s=quantile(0.5),
+        p95_s=quantile(0.95),
+        max_s=ordered[-1],
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +62,7 @@ def spread(first: ResultData, drawn: Sequence[Draw]) -> ResultData:
     many = sum(draw.too_small for draw in drawn)
     if 0 < many < len(drawn):
         notes.append(f"in {many} of {len(drawn)} draws a rank does not fit its GPU")
-    return replace(first, draws=Draws.of([draw.step_time_s for draw in drawn]), notes=tuple(notes))
+    return replace(first, draws=draws_of([draw.step_time_s for draw in drawn]), notes=tuple(notes))
 
 
 def check(draws: int, conditions: Conditions, *, tokens: bool) -> None:

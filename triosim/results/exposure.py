@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from operator import itemgetter
 
 from triosim.engine.recording import Interval, RankRecord, Span
-from triosim.results.result import ExposedShare
+from triosim.results.values import ExposedShare
 from triosim.tasks import Layers
 
 #: An axis and layers; None where a transfer says none.

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from triosim.errors import TriosimError
-from triosim.results.result import ROWS, SCHEMA, ResultData
+from triosim.results.values import ROWS, SCHEMA, ResultData
 
 
 def read_result(path: Path) -> ResultData:

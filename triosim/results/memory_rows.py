@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 
 from triosim.memory.world import WorldMemory
-from triosim.results.metrics import PlaceMemory
 from triosim.results.rank_ranges import format_ranks
+from triosim.results.values import MemoryRow
 
 #: The categories that have a column; the others are taken together.
 COLUMNS: Mapping[str, str] = {
@@ -22,10 +22,10 @@ _MOST = 3
 GIB = 2**30
 
 
-def rows(memory: WorldMemory) -> tuple[PlaceMemory, ...]:
+def rows(memory: WorldMemory) -> tuple[MemoryRow, ...]:
     """Return a row for each place of the pipeline."""
     return tuple(
-        PlaceMemory(
+        MemoryRow(
             ranks=format_ranks(memory.ranks_at(one.place)),
             peak_bytes=one.peak_bytes,
             other_bytes=sum(size for name, size in one.by_category.items() if name not in COLUMNS),
@@ -39,7 +39,7 @@ def rows(memory: WorldMemory) -> tuple[PlaceMemory, ...]:
     )
 
 
-def fullest(found: Sequence[PlaceMemory]) -> str:
+def fullest(found: Sequence[MemoryRow]) -> str:
     """Say how much the fullest rank has, and of what: in GiB, or in MiB where that would be nothing."""
     row = max(found, key=lambda one: one.peak_bytes)
     large = row.peak_bytes >= GIB / 10

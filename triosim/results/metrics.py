@@ -1,103 +1,182 @@
-"""The figures by which people compare training runs: tokens per second, MFU, HFU, the bubble, energy, cost, traffic by axis.
+"""Computes MFU, HFU, tokens per second, the pipeline bubble, energy, cost, and the traffic along each axis.
 
 The FLOPs are those of matrix products, convolutions and attention, a multiply-add being two, as in Chowdhery et al.,
 "PaLM: Scaling Language Modeling with Pathways" (2022, appendix B) and Korthikanti et al., "Reducing Activation Recomputation
 in Large Transformer Models" (2022, section 6): the *model's* FLOPs are those that a step needs, the *hardware's* those that
-it executes. How they are worked out is in :mod:`triosim.results.run_metrics`.
+it executes.
+
+Model FLOPs are counted in the trace, not in what the parallelisms make of it: the forward pass, and in training those
+operators of the backward pass that differentiate one of its operators. Attention's backward counts twice its forward pass: the
+scores that it computes again are the hardware's. Where no operator of a trace says what it differentiates, the backward
+pass counts twice the forward pass. Hardware FLOPs are counted in what the ranks ran.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from triosim import gpus
+from triosim.compute.models.roofline import arithmetic_dtype
+from triosim.gpus import Gpu
+from triosim.operators import features
+from triosim.operators.kinds import Kind, kind_of
+from triosim.results.exposure import by_axis
+from triosim.results.finished_run import FinishedRun, MetricOptions
+from triosim.results.rank_classes import RankClass
+from triosim.results.values import AxisTraffic, CollectiveTimes, ExposedShare, Metrics, RankTimes
+from triosim.trace import Operator, Trace
+
+#: What counts; a recurrent layer is mostly products.
+COUNTED: tuple[Kind, ...] = ("product", "convolution", "attention", "recurrent")
+
+#: Of attention's backward, what is no recomputation: four products of five (Dao et al. 2022).
+_WITHOUT_SCORES = 0.8
 
 
 @dataclass(frozen=True, slots=True)
-class Metrics:
-    """Figures of one step on all GPUs together; what is not known is None.
+class StepTimes:
+    """The time of a step, one of ``iterations``, in seconds; the times of its ranks, what they ran, and what was exposed."""
 
-    ``mfu`` is ``model_flops`` over what the GPUs could compute in the step's time at the peak of ``peak_dtype``, the dtype of
-    most of these FLOPs; ``peak_flops`` is that of all GPUs together, in FLOP/s. ``hfu`` is the same of ``hardware_flops``.
-    ``bubble_fraction`` is the part of the step in which a GPU of a pipeline neither computes nor moves data: it is idle,
-    or does nothing but wait for another stage; the mean over the GPUs. ``energy_j`` is an estimate: every GPU draws its TDP all
-    the time. ``price_per_gpu_hour`` and ``cost`` are in whatever currency the price is.
-    """
-
-    samples_per_s_per_gpu: float
-    tokens_per_sample: float | None = None
-    tokens_per_s: float | None = None
-    tokens_per_s_per_gpu: float | None = None
-    model_flops: float | None = None
-    hardware_flops: float | None = None
-    peak_dtype: str | None = None
-    peak_flops: float | None = None
-    mfu: float | None = None
-    hfu: float | None = None
-    bubble_fraction: float | None = None
-    energy_j: float | None = None
-    price_per_gpu_hour: float | None = None
-    cost: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class AxisTraffic:
-    """What a step communicates along one axis ("dp", "tp", "pp").
-
-    ``bytes`` are the sizes of its transfers on all ranks together, as ``CollectiveTimes`` counts them, ``transfers`` how many
-    there are. ``exposed_s`` is the mean over all ranks, ``waiting_s`` of it moves no bytes.
-    """
-
-    axis: str
-    bytes: float
-    transfers: float
-    exposed_s: float
-    waiting_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class MetricOptions:
-    """What the metrics need beside the run: what the user said, and which ranks have another GPU than the trace's."""
-
-    tokens_per_sample: float | None = None
-    price_per_gpu_hour: float | None = None
-    kinds: Mapping[int, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class PlaceMemory:
-    """The most bytes of live tensors on each of ``ranks``, which all have as many, in blocks of 512 bytes.
-
-    The others are at that moment: in ``action`` of the schedule ("0F3": stage 0, forward, micro-batch 3; of a captured rank
-    the phase), in ``layer``. ``other_bytes`` are buffers, inputs, outputs and cuBLAS's workspaces. ``capacity_bytes`` is what a
-    process can have of the GPU's memory beside the CUDA context, ``fits`` whether the tensors do, or, of a captured rank,
-    whether the caching allocator finds room for them; both are None where the GPU is not known.
-    """
-
-    ranks: str
-    peak_bytes: int
-    parameter_bytes: int
-    gradient_bytes: int
-    optimizer_state_bytes: int
-    activation_bytes: int
-    temporary_bytes: int
-    communication_bytes: int
-    other_bytes: int
-    action: str
-    layer: str
-    capacity_bytes: int | None = None
-    fits: bool | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Prediction:
-    """What one model predicted: the mean over the ranks.
-
-    ``operators`` is how many ran, ``names`` which, those of the most time first, ``seconds`` their times together, and
-    ``relative_error`` the mean absolute error that the model states for them (0.05 is 5%).
-    """
-
-    model: str
-    operators: float
-    names: tuple[str, ...]
     seconds: float
-    relative_error: float
+    iterations: int
+    ranks: Sequence[RankTimes]
+    classes: Sequence[RankClass]
+    exposed: Sequence[ExposedShare]
+
+
+def metrics(run: FinishedRun, times: StepTimes, options: MetricOptions) -> Metrics:
+    """Return the metrics of a step."""
+    plan, step, ranks = run.step, times.seconds, times.ranks
+    world = len(ranks)
+    rate = plan.global_batch_size / step
+    tokens = options.tokens_per_sample or tokens_of(run.trace)
+    kinds = [options.gpu_kinds.get(rank.rank, run.trace.gpu) for rank in ranks]
+    catalogue = {kind: gpus.get(kind) for kind in set(kinds)}
+    system = [catalogue[kind] for kind in kinds]
+    known = [gpu for gpu in system if gpu is not None]
+    complete = len(known) == world
+    by_dtype = model_flops(plan.work, known[0] if known else None, training=plan.training)
+    model = math.fsum(by_dtype.values())
+    hardware = hardware_flops(times.classes) / times.iterations if model else 0.0
+    dtype = max(by_dtype, key=lambda name: by_dtype[name]) if model else None
+    peak = math.fsum(gpu.rate(dtype) for gpu in known) if dtype and complete else None
+    idle = math.fsum(rank.idle_s for rank in ranks) / world
+    waiting = by_axis(times.exposed).get(plan.pipeline_axis or "", (0.0, 0.0))[1]
+    watts = [gpu.tdp_watts for gpu in known]
+    prices = [gpu.price_per_hour for gpu in known] if options.price_per_gpu_hour is None else None
+    price = options.price_per_gpu_hour if prices is None else _mean(prices) if complete else None
+    return Metrics(
+        samples_per_s_per_gpu=rate / world,
+        tokens_per_sample=tokens,
+        tokens_per_s=rate * tokens if tokens else None,
+        tokens_per_s_per_gpu=rate * tokens / world if tokens else None,
+        model_flops=model or None,
+        hardware_flops=hardware or None,
+        peak_dtype=dtype if peak else None,
+        peak_flops=peak,
+        mfu=model / (step * peak) if model and peak else None,
+        hfu=hardware / (step * peak) if hardware and peak else None,
+        bubble_fraction=(idle + waiting) / step if plan.pipeline_axis else None,
+        energy_j=step * math.fsum(watts) if complete and all(watts) else None,
+        price_per_gpu_hour=price,
+        cost=None if price is None else price * world * step / 3600,
+    )
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return math.fsum(known) / len(known) if len(known) == len(values) else None
+
+
+def doubts(found: Metrics) -> Iterable[str]:
+    """Yield a note where a GPU would do more than its peak."""
+    if found.hfu is not None and found.hfu > 1.0:
+        yield (
+            f"HFU is {found.hfu:.0%} of the {found.peak_dtype} peak: the trace's operators ran in another arithmetic (tf32), "
+            "or its times are too short"
+        )
+
+
+def axis_traffic(collectives: Iterable[CollectiveTimes], exposed: Iterable[ExposedShare]) -> list[AxisTraffic]:
+    """Return what is communicated along each axis, the most exposed first."""
+    exposures = by_axis(exposed)
+    totals: dict[str, list[float]] = {axis: [0.0, 0.0] for axis in exposures}
+    for row in collectives:
+        entry = totals.setdefault(row.axis, [0.0, 0.0])
+        entry[0] += row.bytes * row.count
+        entry[1] += row.count
+    rows = [
+        AxisTraffic(axis, nbytes, count, *exposures.get(axis, (0.0, 0.0))) for axis, (nbytes, count) in totals.items()
+    ]
+    return sorted(rows, key=lambda row: (-row.exposed_s, -row.bytes, row.axis))
+
+
+def tokens_of(trace: Trace) -> float | None:
+    """Return the tokens of a sample: how many numbers the network is fed that it looks up in a table; None without any."""
+    fed = [
+        tensor.numel / trace.batch_size
+        for operator in trace.operators
+        if operator.phase == "forward" and kind_of(features.base_name(operator.name)) == "embedding"
+        for tensor in operator.inputs
+        if tensor.category == "input" and "int" in tensor.dtype and tensor.shape[:1] == (trace.batch_size,)
+    ]
+    return max(fed, default=None)
+
+
+def model_flops(work: Iterable[tuple[Trace, float]], gpu: Gpu | None, *, training: bool = True) -> dict[str, float]:
+    """Return the FLOPs that a step needs, by the dtype that they are computed in: so many times those of each trace."""
+    found: dict[str, float] = {}
+    for trace, times in work:
+        forwards = {one.id: one for one in trace.operators if one.phase == "forward"}
+        linked = any(one.forward in forwards for one in trace.operators if one.phase == "backward")
+        backwards = training and any(one.phase == "backward" for one in trace.operators)
+        for operator in trace.operators:
+            flops = 0.0
+            if operator.phase == "forward":
+                flops = counted(operator) * (3.0 if backwards and not linked else 1.0)
+            elif operator.phase == "backward" and backwards and operator.forward in forwards:
+                flops = counted(operator, forwards[operator.forward], again=False)
+            if flops:
+                dtype = _dtype(operator, gpu)
+                found[dtype] = found.get(dtype, 0.0) + times * flops
+    return found
+
+
+def hardware_flops(classes: Iterable[RankClass]) -> float:
+    """Return the FLOPs that all ranks have executed in the run."""
+    total = 0.0
+    # By id(): operators that were slowed down are other objects with the same tensors, whose hash would cost more than FLOPs.
+    known: dict[tuple[int, int, int], float] = {}
+    for ranks, tasks in classes:
+        forwards = {one.id: one for operators, _ in tasks for one in operators if one.phase == "forward"}
+        for operators, runs in tasks:
+            for operator in operators:
+                key = operator.id, id(operator.inputs), id(operator.outputs)
+                if key not in known:
+                    of = forwards.get(operator.forward) if operator.forward is not None else None
+                    known[key] = counted(operator, of)
+                total += known[key] * runs * len(ranks)
+    return total
+
+
+def counted(operator: Operator, forward: Operator | None = None, *, again: bool = True) -> float:
+    """Return an operator's FLOPs if it is of a kind that counts; ``again`` with those that attention's backward repeats."""
+    name = features.base_name(operator.name)
+    kind = kind_of(name)
+    if kind not in COUNTED and forward is not None and features.is_autograd_node(name):
+        kind = kind_of(features.base_name(forward.name))
+    if kind not in COUNTED or operator.phase == "optimizer":
+        return 0.0
+    if not operator.inputs and not operator.outputs:
+        return operator.flops or 0.0
+    flops = features.flops(operator, forward)
+    return flops * _WITHOUT_SCORES if kind == "attention" and operator.phase == "backward" and not again else flops
+
+
+def _dtype(operator: Operator, gpu: Gpu | None) -> str:
+    kind = kind_of(features.base_name(operator.name))
+    if gpu is not None:
+        return arithmetic_dtype(operator, gpu, kind)
+    return next((t.dtype for t in (*operator.inputs, *operator.outputs) if "float" in t.dtype), "float32")

@@ -12,8 +12,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from triosim.operators.features import base_name
-from triosim.results.metrics import Prediction
-from triosim.results.result import RankTimes
+from triosim.results.values import Prediction, RankTimes
 from triosim.trace import Operator
 
 #: The error of an operator whose model cannot say it.

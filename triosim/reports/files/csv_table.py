@@ -1,4 +1,4 @@
-"""How a result is written for a spreadsheet: every figure a row, ``table,item,quantity,value,unit``."""
+"""The report ``csv``: every figure of a result as a row ``table,item,quantity,value,unit``, for a spreadsheet."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import csv
 from collections.abc import Iterator
 
 from triosim.output_files import PathLike, writing_text
-from triosim.results.result import ResultData
+from triosim.results.report import Report
+from triosim.results.result import Result
+from triosim.results.values import ResultData
 
 HEADER = ("table", "item", "quantity", "value", "unit")
 Row = tuple[str, str, str, float, str]
@@ -30,12 +32,15 @@ _METRICS = {
 }
 
 
-def write_csv(data: ResultData, path: PathLike) -> None:
-    """Write all figures of a result to one CSV file (RFC 4180, with a header; compressed where the name ends in .gz)."""
-    with writing_text(path) as file:
-        writer = csv.writer(file, lineterminator="\r\n")
-        writer.writerow(HEADER)
-        writer.writerows(rows(data))
+class Csv(Report):
+    """All figures of a result in one CSV file (RFC 4180, with a header; compressed where the name ends in .gz)."""
+
+    def write(self, result: Result, path: PathLike) -> None:
+        """Write every figure as a row."""
+        with writing_text(path) as file:
+            writer = csv.writer(file, lineterminator="\r\n")
+            writer.writerow(HEADER)
+            writer.writerows(rows(result.data))
 
 
 def rows(data: ResultData) -> Iterator[Row]:

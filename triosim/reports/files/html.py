@@ -1,16 +1,34 @@
-"""How a result looks in a notebook: the figures of the terminal as HTML tables."""
+"""The report ``html``: a result as HTML tables, which is also how a notebook shows it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from html import escape
 
+from triosim.output_files import PathLike, writing_text
 from triosim.reports.terminal.result_tables import spread
 from triosim.results.rank_ranges import format_rate
-from triosim.results.result import ResultData
+from triosim.results.report import Report
+from triosim.results.result import Result
+from triosim.results.values import ResultData
 from triosim.units import format_bytes, format_time
 
 _ROWS = 10
+
+
+class Html(Report):
+    """A page without scripts or outside references."""
+
+    def write(self, result: Result, path: PathLike) -> None:
+        """Write the page."""
+        with writing_text(path) as file:
+            file.write(
+                f'<!doctype html><meta charset="utf-8"><title>{escape(result.title)}</title>{self.text(result)}\n'
+            )
+
+    def text(self, result: Result) -> str:
+        """Return the page's body."""
+        return as_html(result.data, result.title)
 
 
 def as_html(data: ResultData, title: str) -> str:

@@ -1,4 +1,4 @@
-"""A run as Chrome trace events, for Perfetto (ui.perfetto.dev) and chrome://tracing.
+"""The report ``timeline``: a run as Chrome trace events, for Perfetto (ui.perfetto.dev) and chrome://tracing.
 
 A process a GPU, a track a stream; each operator a slice; each transfer a slice with the part of it that waits inside;
 arrows from sends to receives and along the network's flows; a counter for each link's utilisation. The format is
@@ -15,8 +15,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TextIO
 
 from triosim.engine.recording import Recording, operator_times
+from triosim.errors import OptionError
 from triosim.output_files import PathLike, writing_text
 from triosim.results.rank_ranges import format_ranks
+from triosim.results.report import Report
+from triosim.results.result import Result
 from triosim.tasks import Batch, Collective, Compute, Copy, Handle, Recv, Send
 from triosim.trace import Operator
 from triosim.units import format_bytes
@@ -35,6 +38,19 @@ MAX_COUNTER_LINKS = 100
 
 #: How many layers a transfer names.
 MAX_LAYERS = 4
+
+
+class Timeline(Report):
+    """A run for Perfetto; its result holds the handles of all tasks."""
+
+    records = ("timeline",)
+
+    def write(self, result: Result, path: PathLike) -> None:
+        """Write the timeline. Raises ``OptionError`` where it was not recorded."""
+        recording, topology = result.recording, result.topology
+        if recording is None or recording.handles is None or topology is None:
+            raise OptionError("this result holds no timeline", fix="simulate with timeline=True")
+        write_timeline(recording, topology, result.network, path, title=result.title)
 
 
 def write_timeline(

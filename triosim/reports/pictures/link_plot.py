@@ -1,4 +1,4 @@
-"""A heat map of a run's links: the topology with each link as hot as it was loaded, above the links' load over time."""
+"""The report ``link-plot``: the topology with each link as hot as it was loaded, above the links' load over time."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from triosim.reports.pictures import topology_picture as picture
 from triosim.reports.pictures.plot import check_plot, save_figure, unit_of
 from triosim.reports.terminal.result_tables import shorten
 from triosim.results.link_loads import Load, edges, loads
+from triosim.results.report import Report
+from triosim.results.result import Result
 
 MOST_ROWS = 400  # in the lower part; the busiest links are shown
 MOST_LABELLED = 40
@@ -23,6 +25,22 @@ SLOTS = 400  # into which the run is divided
 
 _WIDTH = 11.0  # inches
 _COLD = "#D9D9D9"  # a link that carried nothing
+
+
+class LinkPlot(Report):
+    """The topology with each link as hot as it was loaded."""
+
+    records = ("links",)
+
+    @classmethod
+    def check(cls, path: PathLike) -> None:
+        """Refuse what is no picture."""
+        check_plot(path)
+
+    def write(self, result: Result, path: PathLike) -> None:
+        """Draw the links. Raises ``OptionError`` where their loads were not recorded, or nothing was sent."""
+        recording, network = result.recorded_links()
+        write_link_plot(network.rates, network.topology, recording.end, path, title=result.title)
 
 
 def write_link_plot(

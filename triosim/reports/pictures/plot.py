@@ -1,26 +1,23 @@
-"""A picture of a result: a Gantt chart of the ranks beside the parts of their step time.
+"""The report ``plot``: a Gantt chart of the ranks beside the parts of their step time.
 
 Colours are Paul Tol's "bright" scheme, which people who are colour-blind can tell apart.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from triosim.engine.recording import Interval, Intervals, Recording, operator_times
 from triosim.errors import OutputError
 from triosim.output_files import PathLike, writing_bytes
 from triosim.results.rank_ranges import format_rate
+from triosim.results.report import Report
+from triosim.results.result import Result
+from triosim.results.values import Draws, RankTimes
 from triosim.tasks import Compute
 from triosim.units import format_time
-
-if TYPE_CHECKING:
-    from triosim.comparison.strategies import Comparison
-    from triosim.results.draws import Draws
-    from triosim.results.result import RankTimes, Result
 
 MAX_RANKS = 16
 
@@ -55,8 +52,23 @@ def check_plot(path: PathLike) -> None:
         raise OutputError("a picture needs matplotlib", where=str(path), fix="pip install 'triosim[plot]'")
 
 
+class Plot(Report):
+    """When each rank computed and communicated, and what its step time consists of."""
+
+    records = ("timeline",)
+
+    @classmethod
+    def check(cls, path: PathLike) -> None:
+        """Refuse what is no picture."""
+        check_plot(path)
+
+    def write(self, result: Result, path: PathLike) -> None:
+        """Draw a result; one that was loaded from a file has no Gantt chart, because it does not know when what happened."""
+        write_plot(result, path)
+
+
 def write_plot(result: Result, path: PathLike) -> None:
-    """Draw a result. A result that was loaded from a file has no Gantt chart: it does not know when what happened."""
+    """Draw a result."""
     ranks = select(result.data.ranks)
     height = 1.9 + 0.42 * max(2, len(ranks))
     figure = new_figure(path, height=height + (_HISTOGRAM if result.data.draws is not None else 0.0))
@@ -69,7 +81,7 @@ def write_plot(result: Result, path: PathLike) -> None:
         _gantt(gantt, result.recording, ranks)
     else:
         bars = upper.subplots()
-    _bars(bars, ranks)
+    draw_step_parts(bars, ranks)
     bars.set_yticks(range(len(ranks)), [f"GPU {rank.rank}" for rank in ranks])
     bars.set_ylim(len(ranks) - 0.4, -0.6)
     shown = f"   ({len(ranks)} of {result.world} GPUs shown)" if len(ranks) < result.world else ""
@@ -95,32 +107,6 @@ def _histogram(axes: Any, draws: Draws) -> None:
     bare(axes)
 
 
-def write_comparison(comparison: Comparison, path: PathLike) -> None:
-    """Draw the strategies of a comparison side by side: what their step time consists of, and how many samples a second."""
-    runs = [(run.label, run.result) for run in comparison.runs if run.result is not None]
-    figure = new_figure(path, height=1.9 + 0.36 * max(2, len(runs)))
-    times, speeds = figure.subplots(1, 2, sharey=True, width_ratios=[1.7, 1])
-    means = [mean(result.data.ranks, row) for row, (_, result) in enumerate(runs)]
-    _bars(times, means)
-    unit, scale = unit_of(max(_whole(row) for row in means))
-    for row, (_, result) in enumerate(runs):
-        times.text(_whole(means[row]) * scale, row, f" {result.step_time_s * scale:.3g}", va="center", fontsize=8)
-    of = "step time of the first draw" if any(result.data.draws for _, result in runs) else "step time"
-    times.set_xlabel(f"{of}, mean over the GPUs ({unit})")
-    times.margins(x=0.12)
-    times.set_yticks(range(len(runs)), [label for label, _ in runs])
-    times.set_ylim(len(runs) - 0.4, -0.6)
-    rates = [run.throughput for run in comparison.runs if run.result is not None]
-    speeds.barh(range(len(runs)), rates, 0.62, color="#CCBB44")
-    for row, rate in enumerate(rates):
-        speeds.text(rate, row, f" {format_rate(rate)}", va="center", fontsize=8)
-    speeds.margins(x=0.2)
-    speeds.set_xlabel("samples per second")
-    bare(speeds)
-    figure.suptitle(comparison.title, fontsize=11)
-    save_figure(figure, path)
-
-
 def select(ranks: Sequence[RankTimes]) -> list[RankTimes]:
     """Return the ranks to draw: all, or one of each that differ, and then some at even distances, in order."""
     if len(ranks) <= MAX_RANKS:
@@ -136,14 +122,6 @@ def select(ranks: Sequence[RankTimes]) -> list[RankTimes]:
             rank = ranks[round(index * step)]
             picked.setdefault(rank.rank, rank)
     return [picked[rank] for rank in sorted(picked)]
-
-
-def mean(ranks: Sequence[RankTimes], row: int) -> RankTimes:
-    """Return the mean of the ranks' figures, as a rank of its own."""
-    from triosim.results.result import RankTimes
-
-    names = ("compute_s", "communication_s", "exposed_communication_s", "idle_s", "waiting_s")
-    return RankTimes(row, *(math.fsum(getattr(rank, name) for rank in ranks) / len(ranks) for name in names))
 
 
 def _gantt(axes: Any, recording: Recording, ranks: Sequence[RankTimes]) -> None:
@@ -207,12 +185,12 @@ def coarser(intervals: Iterable[Interval], finest: float) -> list[Interval]:
     return joined
 
 
-def _bars(axes: Any, ranks: Sequence[RankTimes]) -> None:
+def draw_step_parts(axes: Any, ranks: Sequence[RankTimes]) -> None:
     """Draw the parts of each rank's step time."""
-    unit, scale = unit_of(max(_whole(rank) for rank in ranks))
+    unit, scale = unit_of(max(step_of(rank) for rank in ranks))
     left = [0.0] * len(ranks)
     for kind, widths in (
-        ("compute", [_whole(rank) - rank.exposed_communication_s - rank.idle_s for rank in ranks]),
+        ("compute", [step_of(rank) - rank.exposed_communication_s - rank.idle_s for rank in ranks]),
         ("exposed communication", [rank.exposed_communication_s for rank in ranks]),
         ("idle", [rank.idle_s for rank in ranks]),
     ):
@@ -224,7 +202,8 @@ def _bars(axes: Any, ranks: Sequence[RankTimes]) -> None:
     _legend(axes, ["compute", "exposed communication", "idle"])
 
 
-def _whole(rank: RankTimes) -> float:
+def step_of(rank: RankTimes) -> float:
+    """Return the seconds of a rank's step."""
     return rank.compute_s + rank.exposed_communication_s + rank.idle_s
 
 

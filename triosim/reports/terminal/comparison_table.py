@@ -1,4 +1,4 @@
-"""How a comparison of strategies looks in a terminal."""
+"""The reports ``comparison-text`` and ``comparison-html``: the strategies of a comparison as a table."""
 
 from __future__ import annotations
 
@@ -11,15 +11,46 @@ from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from triosim.comparison.strategies import Comparison
+from triosim.output_files import PathLike, writing_text
 from triosim.reports.files.html import html_table
-from triosim.reports.pictures.plot import mean
 from triosim.reports.terminal.result_tables import per_million, percent, table
-from triosim.results.metrics import PlaceMemory
+from triosim.results.rank_means import mean_of_ranks
 from triosim.results.rank_ranges import format_rate
-from triosim.results.result import ResultData
+from triosim.results.report import Report
+from triosim.results.values import MemoryRow, ResultData
 from triosim.units import format_time
 
 _NUMBER = re.compile(r"(\d+)")
+
+
+class ComparisonText(Report):
+    """The table as plain text."""
+
+    subject = "comparison"
+
+    def write(self, comparison: Comparison, path: PathLike) -> None:
+        """Write the table."""
+        with writing_text(path) as file:
+            file.write(as_text(comparison) + "\n")
+
+    def text(self, comparison: Comparison) -> str:
+        """Return the table."""
+        return as_text(comparison)
+
+
+class ComparisonHtml(Report):
+    """The table as HTML without scripts or outside references."""
+
+    subject = "comparison"
+
+    def write(self, comparison: Comparison, path: PathLike) -> None:
+        """Write the page."""
+        with writing_text(path) as file:
+            file.write(f'<!doctype html><meta charset="utf-8">{as_html(comparison)}\n')
+
+    def text(self, comparison: Comparison) -> str:
+        """Return the page's body."""
+        return as_html(comparison)
 
 
 def render(comparison: Comparison) -> RenderableType:
@@ -68,7 +99,7 @@ def _step(data: ResultData) -> list[str]:
     """A step's time and what it consists of; of several draws, the median and how they are spread."""
     if data.draws is not None:
         return [format_time(seconds) for seconds in (data.draws.p50_s, data.draws.p5_s, data.draws.p95_s)]
-    average = mean(data.ranks, 0)
+    average = mean_of_ranks(data.ranks, 0)
     parts = average.compute_s, average.exposed_communication_s, average.idle_s
     return [format_time(data.step_time_s), *(percent(part, data.step_time_s) for part in parts)]
 
@@ -118,7 +149,7 @@ def _notes(comparison: Comparison) -> list[str]:
     return merged(dict.fromkeys(note for run in comparison.runs if run.result for note in run.result.notes))
 
 
-def _fullest(memory: Sequence[PlaceMemory]) -> str:
+def _fullest(memory: Sequence[MemoryRow]) -> str:
     """The most that a rank has; with an exclamation mark where its GPU has less."""
     if not memory:
         return ""

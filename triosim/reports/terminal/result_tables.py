@@ -1,4 +1,4 @@
-"""How a result looks in a terminal: what was simulated, the step, the slowest layers, the transfers, the busiest links."""
+"""The report ``text``: a result as the tables of the terminal (step, ranks, memory, layers, transfers, links)."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from triosim.results.draws import Draws
+from triosim.output_files import PathLike, writing_text
 from triosim.results.memory_rows import fullest
-from triosim.results.metrics import PlaceMemory
 from triosim.results.rank_ranges import format_ranks, format_rate, parse_ranks
-from triosim.results.result import CollectiveTimes, LayerShare, LinkLoad, RankTimes, ResultData
+from triosim.results.report import Report
+from triosim.results.result import Result
+from triosim.results.values import CollectiveTimes, Draws, LayerShare, LinkLoad, MemoryRow, RankTimes, ResultData
 from triosim.units import format_bytes, format_time
 
 #: How many rows of a table a person reads.
@@ -42,15 +43,23 @@ _OF_PLACES: Mapping[str, tuple[str, ...]] = {
 _SHORT = {"optimizer": "optim.", "forward": "forw.", "backward": "backw."}
 
 
-def print_result(data: ResultData, title: str, console: Console) -> None:
-    """Show a result on a console."""
-    console.print(render(data, title))
+class ResultText(Report):
+    """The tables of the terminal as plain text."""
+
+    def write(self, result: Result, path: PathLike) -> None:
+        """Write the tables."""
+        with writing_text(path) as file:
+            file.write(self.text(result) + "\n")
+
+    def text(self, result: Result) -> str:
+        """Return the tables."""
+        return as_text(result.data, result.title)
 
 
 def as_text(data: ResultData, title: str, width: int = 100) -> str:
     """Return a result as plain text."""
     console = Console(file=io.StringIO(), width=width, color_system=None, force_terminal=False)
-    print_result(data, title, console)
+    console.print(render(data, title))
     file = console.file
     assert isinstance(file, io.StringIO)
     return "\n".join(line.rstrip() for line in file.getvalue().splitlines())
@@ -91,7 +100,7 @@ def table(title: str, *columns: str, caption: str | None = None) -> Table:
     return made
 
 
-def places(rows: Sequence[PlaceMemory], room: float | None = None, *, title: str = "", more: int = 0) -> Table:
+def places(rows: Sequence[MemoryRow], room: float | None = None, *, title: str = "", more: int = 0) -> Table:
     """Return a table of the ranks' memory, those that have the same in a row, and whether it fits.
 
     ``room`` is another capacity than the GPU's, ``more`` how many rows are left out.

@@ -1,4 +1,4 @@
-"""How what the engine recorded becomes a result's figures.
+"""Computes the figures of a result from what the engine recorded.
 
 A rank's busy time is the union of the intervals in which it computes, its exposed communication the union of its
 transfers less what they have in common with that; what is left of the step is idle. Everything is divided by the number
@@ -7,26 +7,25 @@ of iterations.
 
 from __future__ import annotations
 
-import hashlib
 import math
-import platform
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
-import triosim
 from triosim.engine.recording import RankRecord, Recording, length, overlap
 from triosim.errors import SimulationError
+from triosim.networks.base import Network
 from triosim.operators.features import base_name
 from triosim.results.exposure import exposed_shares
+from triosim.results.finished_run import FinishedRun, MetricOptions
 from triosim.results.link_loads import busiest_slot, loads
 from triosim.results.memory_rows import rows as memory_rows
-from triosim.results.metrics import MetricOptions
+from triosim.results.metrics import StepTimes, axis_traffic, doubts, metrics
+from triosim.results.rank_classes import RankClass, rank_classes
 from triosim.results.rank_ranges import format_ranks
-from triosim.results.result import (
+from triosim.results.uncertainty import interval, predictions
+from triosim.results.values import (
     CollectiveTimes,
     LayerShare,
     LayerTimes,
@@ -35,53 +34,8 @@ from triosim.results.result import (
     RankTimes,
     ResultData,
 )
-from triosim.results.run_metrics import axis_traffic, doubts, metrics
-from triosim.results.uncertainty import interval, predictions
-from triosim.trace import PHASES, Operator
+from triosim.trace import PHASES, Trace
 from triosim.units import format_time
-
-if TYPE_CHECKING:
-    from triosim.memory.world import WorldMemory
-    from triosim.networks.base import Network
-    from triosim.networks.topology import Topology
-    from triosim.trace import Trace
-
-
-class Inputs(Protocol):
-    """What a run was started with: every option, and the paths of the files that were read, by what they were for."""
-
-    @property
-    def options(self) -> Mapping[str, Any]:
-        """Every option by name, as JSON has it."""
-
-    @property
-    def files(self) -> Mapping[str, str]:
-        """Paths by what they were read for ("trace", "topology")."""
-
-
-class Plan(Protocol):
-    """What the result wants to know of the plan that was run."""
-
-    @property
-    def global_batch_size(self) -> int:
-        """Samples in a step."""
-
-    @property
-    def notes(self) -> Sequence[str]:
-        """What a reader of the figures should know."""
-
-    @property
-    def work(self) -> Sequence[tuple[Trace, float]]:
-        """The traces whose operators a step consists of, each with how many times."""
-
-    @property
-    def training(self) -> bool:
-        """Whether a step has a backward pass."""
-
-    @property
-    def pipeline_axis(self) -> str | None:
-        """The axis along which stages follow each other; None without a pipeline."""
-
 
 #: How much of the step floating point may lose before a sum counts as wrong.
 _TOLERANCE = 1e-9
@@ -91,57 +45,38 @@ _EIGHT_BITS = "scaled_mm"
 #: From which part of the step on waiting for launches is worth a note.
 _LAUNCH_BOUND = 0.02
 
-#: Ranks that ran the same operators equally often: the ranks, and (operators, runs) for each task that they ran.
-RankClass = tuple[list[int], list[tuple[tuple[Operator, ...], int]]]
 
-
-def collect(
-    recording: Recording,
+def figures(
+    run: FinishedRun,
     *,
-    trace: Trace,
-    plan: Plan,
-    topology: Topology,
-    network: Network,
-    inputs: Inputs,
+    inputs: Mapping[str, Any],
     notes: Sequence[str] = (),
     options: MetricOptions | None = None,
-    memory: WorldMemory | None = None,
 ) -> ResultData:
     """Return the figures of a run. Raises ``SimulationError`` where nothing was computed, or where they contradict."""
+    recording, trace, network = run.recording, run.trace, run.network
+    _check(run)
     ends = _iteration_ends(recording)
     steps = len(ends)
-    if not math.isfinite(recording.end):
-        raise SimulationError(
-            f"the run ended at {recording.end} s: a transfer or an operator took no finite time",
-            where=type(network).__name__,
-            fix="look at the times that its transfer returns, and at --operator-times and --host-overhead",
-        )
-    if recording.end <= 0 or not any(r.compute_seconds > 0 for r in recording.ranks):
-        raise SimulationError(
-            "nothing was computed: the operators that were simulated take no time",
-            where=trace.source or None,
-            fix="use a trace with measured times, or --operator-times",
-        )
     step = recording.end / steps
     classes = rank_classes(recording)
     ranks, launch_wait = _all_ranks(recording, steps)
     exposed = tuple(exposed_shares(recording.ranks, steps))
     collectives = tuple(_collectives(recording, steps))
-    found = metrics(step, ranks, classes, steps, exposed, trace, plan, options or MetricOptions())
+    found = metrics(run, StepTimes(step, steps, ranks, classes, exposed), options or MetricOptions())
+    run_notes = _notes(recording, trace, launch_wait / step)
     return ResultData(
         step_time_s=step,
-        throughput_samples_per_s=plan.global_batch_size / step,
-        global_batch_size=plan.global_batch_size,
+        throughput_samples_per_s=run.step.global_batch_size / step,
+        global_batch_size=run.step.global_batch_size,
         iterations=tuple(ends),
         ranks=ranks,
         layers=tuple(_layers(classes, steps)),
         operators=tuple(_operators(classes, steps)),
         collectives=collectives,
-        links=tuple(_links(network, topology, recording.end, steps)),
-        notes=tuple(
-            dict.fromkeys((*notes, *plan.notes, *_notes(recording, trace, launch_wait / step), *doubts(found)))
-        ),
-        inputs=describe_inputs(inputs, trace, topology),
+        links=tuple(_links(network, recording.end, steps)),
+        notes=tuple(dict.fromkeys((*notes, *run.step.notes, *run_notes, *doubts(found)))),
+        inputs=inputs,
         step_time_interval_s=interval(step, classes, {rank.rank: rank for rank in ranks}, launch_wait),
         predictions=tuple(predictions(classes, steps)),
         launch_wait_s=launch_wait,
@@ -149,8 +84,24 @@ def collect(
         exposed_communication=exposed,
         metrics=found,
         axes=tuple(axis_traffic(collectives, exposed)),
-        memory=() if memory is None else memory_rows(memory),
+        memory=() if run.memory is None else memory_rows(run.memory),
     )
+
+
+def _check(run: FinishedRun) -> None:
+    """Refuse a run in which nothing was computed, or one without an end."""
+    if not math.isfinite(run.recording.end):
+        raise SimulationError(
+            f"the run ended at {run.recording.end} s: a transfer or an operator took no finite time",
+            where=type(run.network).__name__,
+            fix="look at the times that its transfer returns, and at --operator-times and --host-overhead",
+        )
+    if run.recording.end <= 0 or not any(rank.compute_seconds > 0 for rank in run.recording.ranks):
+        raise SimulationError(
+            "nothing was computed: the operators that were simulated take no time",
+            where=run.trace.source or None,
+            fix="use a trace with measured times, or --operator-times",
+        )
 
 
 def _iteration_ends(recording: Recording) -> list[float]:
@@ -162,7 +113,7 @@ def _iteration_ends(recording: Recording) -> list[float]:
 
 def _all_ranks(recording: Recording, steps: int) -> tuple[tuple[RankTimes, ...], float]:
     """Return every rank's times, and for how long they wait for launches on average; records that are shared are read once."""
-    found: dict[int, tuple[RankTimes, float]] = {}
+    found: dict[int, tuple[RankTimes, float]] = {}  # by id(): ranks that were simulated once share the very record
     ranks, waits = [], []
     for record in recording.ranks:
         key = id(record.compute)
@@ -191,24 +142,6 @@ def _rank_times(record: RankRecord, end: float, steps: int) -> RankTimes:
         idle / steps,
         record.waiting_seconds / steps,
     )
-
-
-def rank_classes(recording: Recording) -> list[RankClass]:
-    """Return the ranks grouped by what they ran, so that a thousand equal ranks are summed once."""
-    tasks: dict[int, tuple[tuple[Operator, ...], Counter[int]]] = {}
-    for task, runs in recording.computed.values():
-        tasks.setdefault(id(task.operators), (task.operators, Counter()))[1].update(runs)
-    ran: dict[int, list[tuple[int, int]]] = {}
-    for key, (_, counter) in tasks.items():
-        for rank, count in counter.items():
-            ran.setdefault(rank, []).append((key, count))
-    classes: dict[tuple[tuple[int, int], ...], list[int]] = {}
-    for rank in sorted(ran):
-        stands_for = (rank,) if recording.stands_for is None else recording.stands_for[rank]
-        classes.setdefault(tuple(ran[rank]), []).extend(stands_for)
-    return [
-        (sorted(ranks), [(tasks[key][0], count) for key, count in ran_by_all]) for ran_by_all, ranks in classes.items()
-    ]
 
 
 def _layers(classes: list[RankClass], steps: int) -> Iterable[LayerTimes]:
@@ -276,13 +209,13 @@ def _collectives(recording: Recording, steps: int) -> list[CollectiveTimes]:
     return sorted(rows, key=lambda row: (-row.total_s, row.kind, row.axis, row.group_size, row.bytes))
 
 
-def _links(network: Network, topology: Topology, end: float, steps: int) -> Iterable[LinkLoad]:
+def _links(network: Network, end: float, steps: int) -> Iterable[LinkLoad]:
     """Yield every link of the topology with what it carried in a step; none where the network counts no bytes."""
     carried = network.bytes_by_link()
     if not carried:
         return
     recorded = loads(network.rates, end)
-    for name, link in topology.links.items():
+    for name, link in network.topology.links.items():
         nbytes = carried.get(name, 0.0)
         made = LinkLoad(name, _count(nbytes / steps), nbytes / (link.bandwidth * end))
         load = recorded.get(name)
@@ -315,47 +248,3 @@ def _notes(recording: Recording, trace: Trace, launch_bound: float) -> Iterable[
 def _count(value: float) -> float:
     """Return a whole number as an int, which is how it is written."""
     return int(value) if float(value).is_integer() else value
-
-
-def describe_inputs(inputs: Inputs, trace: Trace, topology: Topology) -> dict[str, Any]:
-    """Return everything needed to run it again: versions, options, hashes of the files, and what trace and topology were."""
-    return {
-        "versions": versions(),
-        "options": dict(inputs.options),
-        "files": {name: {"path": path, "sha256": sha256(Path(path))} for name, path in inputs.files.items()},
-        "trace": {
-            "model": trace.model,
-            "gpu": trace.gpu,
-            "batch_size": trace.batch_size,
-            "times": trace.times,
-            "operators": len(trace.operators),
-        },
-        "topology": {"name": topology.name, "gpus": len(topology.gpus), "links": len(topology.links)},
-    }
-
-
-def versions() -> dict[str, str]:
-    """Return the versions of triosim, of Python and of what the figures depend on."""
-    from importlib.metadata import version  # importing numpy to ask it would cost 80 ms
-
-    return {
-        "triosim": triosim.__version__,
-        "python": platform.python_version(),
-        "numpy": version("numpy"),
-        "simpy": version("simpy"),
-    }
-
-
-def sha256(path: Path) -> str | dict[str, str]:
-    """Return a file's SHA-256, or that of each file of a folder by name."""
-    if path.is_dir():
-        return {file.name: _sha256(file) for file in sorted(path.iterdir()) if file.is_file()}
-    return _sha256(path)
-
-
-def _sha256(file: Path) -> str:
-    digest = hashlib.sha256()
-    with file.open("rb") as stream:
-        while block := stream.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()

@@ -1,0 +1,46 @@
+"""The report ``comparison-plot``: strategies side by side, what their step time consists of and their samples per second."""
+
+from __future__ import annotations
+
+from triosim.comparison.strategies import Comparison
+from triosim.output_files import PathLike
+from triosim.reports.pictures.plot import bare, check_plot, draw_step_parts, new_figure, save_figure, step_of, unit_of
+from triosim.results.rank_means import mean_of_ranks
+from triosim.results.rank_ranges import format_rate
+from triosim.results.report import Report
+
+
+class ComparisonPlot(Report):
+    """The strategies' step times and speeds as bars."""
+
+    subject = "comparison"
+
+    @classmethod
+    def check(cls, path: PathLike) -> None:
+        """Refuse what is no picture."""
+        check_plot(path)
+
+    def write(self, comparison: Comparison, path: PathLike) -> None:
+        """Draw the strategies that can run."""
+        runs = [(run.label, run.result) for run in comparison.runs if run.result is not None]
+        figure = new_figure(path, height=1.9 + 0.36 * max(2, len(runs)))
+        times, speeds = figure.subplots(1, 2, sharey=True, width_ratios=[1.7, 1])
+        means = [mean_of_ranks(result.data.ranks, row) for row, (_, result) in enumerate(runs)]
+        draw_step_parts(times, means)
+        unit, scale = unit_of(max(step_of(row) for row in means))
+        for row, (_, result) in enumerate(runs):
+            times.text(step_of(means[row]) * scale, row, f" {result.step_time_s * scale:.3g}", va="center", fontsize=8)
+        of = "step time of the first draw" if any(result.data.draws for _, result in runs) else "step time"
+        times.set_xlabel(f"{of}, mean over the GPUs ({unit})")
+        times.margins(x=0.12)
+        times.set_yticks(range(len(runs)), [label for label, _ in runs])
+        times.set_ylim(len(runs) - 0.4, -0.6)
+        rates = [run.throughput for run in comparison.runs if run.result is not None]
+        speeds.barh(range(len(runs)), rates, 0.62, color="#CCBB44")
+        for row, rate in enumerate(rates):
+            speeds.text(rate, row, f" {format_rate(rate)}", va="center", fontsize=8)
+        speeds.margins(x=0.2)
+        speeds.set_xlabel("samples per second")
+        bare(speeds)
+        figure.suptitle(comparison.title, fontsize=11)
+        save_figure(figure, path)

@@ -1,0 +1,70 @@
+"""The interface of a report: what writes a result, or a comparison, to a file.
+
+A result is values and knows no report: it finds one by name in the plug-in registry (group ``triosim.reports``). A user's
+report is a class with ``write(result, path)``, named as ``file.py:Class`` or by an entry point of that group.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+from triosim import plugins
+from triosim.errors import OptionError
+from triosim.output_files import PathLike
+
+#: What a run keeps for a report that asks for it: every task with its times, or the load of each link over time.
+Records = Literal["timeline", "links"]
+#: What a report is of: a ``Result``, or a ``Comparison`` of strategies.
+Subject = Literal["result", "comparison"]
+
+
+class Report:
+    """A view of a result as a file. The constructor's keywords are the report's options.
+
+    ``subject`` is what it writes; ``records`` is what the run must have recorded for it.
+    """
+
+    subject: ClassVar[Subject] = "result"
+    records: ClassVar[tuple[Records, ...]] = ()
+
+    @classmethod
+    def check(cls, path: PathLike) -> None:
+        """Raise ``TriosimError`` where the file cannot be written, for a kind of picture that is not known say.
+
+        It is called before the run, so that nobody waits for a simulation whose report then fails.
+        """
+
+    def write(self, result: Any, path: PathLike) -> None:
+        """Write a ``Result`` (or ``Comparison``, by ``subject``) to a file; see ``triosim.output_files`` for whole files."""
+        raise NotImplementedError
+
+
+def find(report: str | type, subject: Subject = "result") -> Any:
+    """Return a report's class by its name, entry point or ``file.py:Class``.
+
+    Raises ``PluginError`` where there is none, ``OptionError`` where it is a report of something else than ``subject``.
+    """
+    found = plugins.load("reports", report) if isinstance(report, str) else report
+    of = getattr(found, "subject", "result")
+    if of != subject:
+        raise OptionError(f"the report '{report}' is of a {of}, not of a {subject}", where="report")
+    return found
+
+
+def records(report: Any) -> tuple[Records, ...]:
+    """Return what a run must record for a report, which need not derive from ``Report``."""
+    found: tuple[Records, ...] = getattr(report, "records", ())
+    return found
+
+
+def check(report: Any, path: PathLike) -> None:
+    """Let a report refuse a path, where it has a check."""
+    if hasattr(report, "check"):
+        with plugins.blamed():
+            report.check(path)
+
+
+def write(report: Any, written: Any, path: PathLike, options: dict[str, Any]) -> None:
+    """Make a report with its options and write it."""
+    with plugins.blamed():
+        report(**options).write(written, path)

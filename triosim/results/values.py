@@ -1,0 +1,277 @@
+"""The values of a result, as they stand in ``result.json``: frozen rows, all for one training step.
+
+A rank's step time is its busy compute time plus its exposed communication plus its idle time. How the values are computed from
+a run is in ``figures`` and the modules that it calls; ``triosim/reports/result.schema.json`` describes the file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+SCHEMA = "triosim-result/1"
+
+
+@dataclass(frozen=True, slots=True)
+class RankTimes:
+    """One rank's step, in seconds.
+
+    ``compute_s`` is the sum of its operators' times; ``communication_s`` runs from its arrival at each transfer until
+    that is through, ``waiting_s`` of it before the last partner arrived; in ``exposed_communication_s`` of it the rank
+    computes nothing; in ``idle_s`` it does neither.
+    """
+
+    rank: int
+    compute_s: float
+    communication_s: float
+    exposed_communication_s: float
+    idle_s: float
+    waiting_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class LayerShare:
+    """A layer's step on each of ``ranks``, which all spend the same on it ("0-3,8" is 0, 1, 2, 3 and 8)."""
+
+    ranks: str
+    forward_s: float
+    backward_s: float
+    optimizer_s: float
+    total_s: float
+    operators: float
+
+
+@dataclass(frozen=True, slots=True)
+class LayerTimes:
+    """A layer's step: the mean over the ranks that run it. ``operators`` is how many run, ``per_rank`` who runs them."""
+
+    layer: str
+    forward_s: float
+    backward_s: float
+    optimizer_s: float
+    total_s: float
+    operators: float
+    per_rank: tuple[LayerShare, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorTimes:
+    """All calls of one operator in one phase of a layer in a step: the mean over the ranks that run it."""
+
+    name: str
+    layer: str
+    phase: str
+    count: float
+    total_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveTimes:
+    """All transfers of one kind and size in a step, sends and copies among them.
+
+    ``bytes`` is the size of one, ``count`` how many there are on all ranks (a collective counts once, not once a rank),
+    ``total_s`` the sum of their times from the last arrival to the end; ``axis`` is what they belong to ("dp", "tp").
+    """
+
+    kind: str
+    group_size: int
+    bytes: float
+    count: float
+    total_s: float
+    axis: str
+
+
+@dataclass(frozen=True, slots=True)
+class LinkLoad:
+    """One direction of a link in a step. ``utilisation`` is its bytes over what it could carry in the step's time.
+
+    The others are known where the loads were recorded, and of links that carried anything: ``peak`` is the largest part of
+    the bandwidth that was taken at any time, ``busy_s`` how long it carried anything, and between ``busiest_from_s`` and
+    ``busiest_to_s``, a fiftieth of the run, most of it was taken.
+    """
+
+    name: str
+    bytes: float
+    utilisation: float
+    peak: float | None = None
+    busy_s: float | None = None
+    busiest_from_s: float | None = None
+    busiest_to_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ExposedShare:
+    """The exposed communication of one axis and layer in a step, the mean over all ranks; ``waiting_s`` of it moves no bytes.
+
+    ``layer`` is whose tensors are on their way, empty where the task does not say.
+    """
+
+    axis: str
+    layer: str
+    exposed_s: float
+    waiting_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class WhatIf:
+    """The step with one part of the system ``factor`` times as fast: ``links`` of them, or none where it is the GPUs.
+
+    ``saved_s`` is how much less a step takes, ``speed_up`` how many times as fast it is.
+    """
+
+    what: str
+    links: int
+    factor: float
+    step_time_s: float
+    saved_s: float
+    speed_up: float
+
+
+@dataclass(frozen=True, slots=True)
+class Metrics:
+    """Figures of one step on all GPUs together; what is not known is None.
+
+    ``mfu`` is ``model_flops`` over what the GPUs could compute in the step's time at the peak of ``peak_dtype``, the dtype of
+    most of these FLOPs; ``peak_flops`` is that of all GPUs together, in FLOP/s. ``hfu`` is the same of ``hardware_flops``.
+    ``bubble_fraction`` is the part of the step in which a GPU of a pipeline neither computes nor moves data: it is idle,
+    or does nothing but wait for another stage; the mean over the GPUs. ``energy_j`` is an estimate: every GPU draws its TDP all
+    the time. ``price_per_gpu_hour`` and ``cost`` are in whatever currency the price is.
+    """
+
+    samples_per_s_per_gpu: float
+    tokens_per_sample: float | None = None
+    tokens_per_s: float | None = None
+    tokens_per_s_per_gpu: float | None = None
+    model_flops: float | None = None
+    hardware_flops: float | None = None
+    peak_dtype: str | None = None
+    peak_flops: float | None = None
+    mfu: float | None = None
+    hfu: float | None = None
+    bubble_fraction: float | None = None
+    energy_j: float | None = None
+    price_per_gpu_hour: float | None = None
+    cost: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AxisTraffic:
+    """What a step communicates along one axis ("dp", "tp", "pp").
+
+    ``bytes`` are the sizes of its transfers on all ranks together, as ``CollectiveTimes`` counts them, ``transfers`` how many
+    there are. ``exposed_s`` is the mean over all ranks, ``waiting_s`` of it moves no bytes.
+    """
+
+    axis: str
+    bytes: float
+    transfers: float
+    exposed_s: float
+    waiting_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryRow:
+    """The most bytes of live tensors on each of ``ranks``, which all have as many, in blocks of 512 bytes.
+
+    The others are at that moment: in ``action`` of the schedule ("0F3": stage 0, forward, micro-batch 3; of a captured rank
+    the phase), in ``layer``. ``other_bytes`` are buffers, inputs, outputs and cuBLAS's workspaces. ``capacity_bytes`` is what a
+    process can have of the GPU's memory beside the CUDA context, ``fits`` whether the tensors do, or, of a captured rank,
+    whether the caching allocator finds room for them; both are None where the GPU is not known.
+    """
+
+    ranks: str
+    peak_bytes: int
+    parameter_bytes: int
+    gradient_bytes: int
+    optimizer_state_bytes: int
+    activation_bytes: int
+    temporary_bytes: int
+    communication_bytes: int
+    other_bytes: int
+    action: str
+    layer: str
+    capacity_bytes: int | None = None
+    fits: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """What one model predicted: the mean over the ranks.
+
+    ``operators`` is how many ran, ``names`` which, those of the most time first, ``seconds`` their times together, and
+    ``relative_error`` the mean absolute error that the model states for them (0.05 is 5%).
+    """
+
+    model: str
+    operators: float
+    names: tuple[str, ...]
+    seconds: float
+    relative_error: float
+
+
+@dataclass(frozen=True, slots=True)
+class Draws:
+    """The step times of several draws, in seconds, in the order of their seeds, and how they are spread."""
+
+    step_times_s: tuple[float, ...]
+    mean_s: float
+    deviation_s: float
+    min_s: float
+    p5_s: float
+    p50_s: float
+    p95_s: float
+    max_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ResultData:
+    """The plain values of a result, as they stand in ``result.json``. ``iterations`` are the times at which each ended.
+
+    ``step_time_interval_s`` is between which times the step is expected, nine times in ten, by the errors of the predicted
+    operators; None where all times are the trace's. ``launch_wait_s`` is the part of the step in which a GPU waits for the
+    host to launch, the mean over the ranks. ``network_figures`` is what the network has counted in the whole run, by
+    name; None where it counts nothing but bytes. ``exposed_communication`` adds up to the ranks' mean, the largest first.
+    ``what_if`` are the steps of faster systems, where they were asked for. ``axes`` are those along which anything is sent;
+    ``memory`` has a row for the ranks that have the same: at a place of the pipeline, or like a captured one. ``draws`` is how
+    step times are spread, where several were asked for; all else is then of the first.
+    """
+
+    step_time_s: float
+    throughput_samples_per_s: float
+    global_batch_size: int
+    iterations: tuple[float, ...]
+    ranks: tuple[RankTimes, ...]
+    layers: tuple[LayerTimes, ...]
+    operators: tuple[OperatorTimes, ...]
+    collectives: tuple[CollectiveTimes, ...]
+    links: tuple[LinkLoad, ...]
+    notes: tuple[str, ...]
+    inputs: Mapping[str, Any]
+    step_time_interval_s: tuple[float, float] | None = None
+    predictions: tuple[Prediction, ...] = ()
+    launch_wait_s: float = 0.0
+    network_figures: Mapping[str, Any] | None = None
+    exposed_communication: tuple[ExposedShare, ...] = ()
+    what_if: tuple[WhatIf, ...] = ()
+    metrics: Metrics | None = None
+    axes: tuple[AxisTraffic, ...] = ()
+    memory: tuple[MemoryRow, ...] = ()
+    draws: Draws | None = None
+    schema: str = SCHEMA
+
+
+#: What the rows of each list of ``result.json`` are.
+ROWS: Mapping[str, type] = {
+    "ranks": RankTimes,
+    "layers": LayerTimes,
+    "operators": OperatorTimes,
+    "collectives": CollectiveTimes,
+    "links": LinkLoad,
+    "per_rank": LayerShare,
+    "predictions": Prediction,
+    "exposed_communication": ExposedShare,
+    "what_if": WhatIf,
+    "axes": AxisTraffic,
+    "memory": MemoryRow,
+}
