@@ -12,77 +12,80 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from triosim.extrapolators.core.extrapolator import Extrapolator as Extrapolator
     from triosim.extrapolators.core.extrapolator import ParallelOptions as ParallelOptions
-    from triosim.extrapolators.core.hooks import Reaction as Reaction
-    from triosim.extrapolators.core.hooks import reacting as reacting
+    from triosim.extrapolators.core.hooks import RankContext as RankContext
+    from triosim.extrapolators.core.hooks import TrainingHooks as TrainingHooks
     from triosim.extrapolators.core.hooks import require_gradients as require_gradients
-    from triosim.extrapolators.core.memory_footprint import Holding as Holding
+    from triosim.extrapolators.core.hooks import with_hooks as with_hooks
+    from triosim.extrapolators.core.memory_footprint import MemoryFootprint as MemoryFootprint
     from triosim.extrapolators.core.mesh import Axis as Axis
     from triosim.extrapolators.core.mesh import Mesh as Mesh
-    from triosim.extrapolators.core.plan import Plan as Plan
+    from triosim.extrapolators.core.plan import ParallelPlan as ParallelPlan
     from triosim.extrapolators.core.program import Await as Await
     from triosim.extrapolators.core.program import Block as Block
+    from triosim.extrapolators.core.program import BlockItem as BlockItem
     from triosim.extrapolators.core.program import Communicate as Communicate
     from triosim.extrapolators.core.program import Gradient as Gradient
-    from triosim.extrapolators.core.program import Item as Item
+    from triosim.extrapolators.core.program import HooksFactory as HooksFactory
     from triosim.extrapolators.core.program import Program as Program
-    from triosim.extrapolators.core.program import ReactionMaker as ReactionMaker
     from triosim.extrapolators.core.program import Receive as Receive
     from triosim.extrapolators.core.program import Send as Send
     from triosim.extrapolators.core.program import Stage as Stage
     from triosim.extrapolators.core.schedule import Action as Action
-    from triosim.extrapolators.core.schedule import Schedule as Schedule
+    from triosim.extrapolators.core.schedule import ScheduleTable as ScheduleTable
     from triosim.extrapolators.core.schedule import in_flight as in_flight
-    from triosim.extrapolators.core.training_loop import Loop as Loop
+    from triosim.extrapolators.core.training_loop import TrainingLoop as TrainingLoop
 
 _HOMES = {
     "Action": "core.schedule",
     "Await": "core.program",
     "Axis": "core.mesh",
     "Block": "core.program",
+    "BlockItem": "core.program",
     "Communicate": "core.program",
     "Extrapolator": "core.extrapolator",
     "Gradient": "core.program",
-    "Holding": "core.memory_footprint",
-    "Item": "core.program",
-    "Loop": "core.training_loop",
+    "HooksFactory": "core.program",
+    "MemoryFootprint": "core.memory_footprint",
     "Mesh": "core.mesh",
     "ParallelOptions": "core.extrapolator",
-    "Plan": "core.plan",
+    "ParallelPlan": "core.plan",
     "Program": "core.program",
-    "Reaction": "core.hooks",
-    "ReactionMaker": "core.program",
+    "RankContext": "core.hooks",
     "Receive": "core.program",
-    "Schedule": "core.schedule",
+    "ScheduleTable": "core.schedule",
     "Send": "core.program",
     "Stage": "core.program",
+    "TrainingHooks": "core.hooks",
+    "TrainingLoop": "core.training_loop",
     "in_flight": "core.schedule",
-    "reacting": "core.hooks",
     "require_gradients": "core.hooks",
+    "with_hooks": "core.hooks",
 }
 __all__ = [
     "Action",
     "Await",
     "Axis",
     "Block",
+    "BlockItem",
     "Communicate",
     "Extrapolator",
     "Gradient",
-    "Holding",
-    "Item",
-    "Loop",
+    "HooksFactory",
+    "MemoryFootprint",
     "Mesh",
     "ParallelOptions",
-    "Plan",
+    "ParallelPlan",
     "Program",
-    "Reaction",
-    "ReactionMaker",
+    "RankContext",
     "Receive",
-    "Schedule",
+    "ScheduleTable",
     "Send",
     "Stage",
+    "TrainingHooks",
+    "TrainingLoop",
     "in_flight",
-    "reacting",
     "require_gradients",
+    "with_hooks",
 ]
 
 

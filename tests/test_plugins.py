@@ -195,9 +195,9 @@ def test_what_a_compute_model_does_not_know_another_one_says(tmp_path: Path, vgg
 def test_a_parallelism_without_an_axis_gets_one_by_its_name(tmp_path: Path, vgg: triosim.Trace) -> None:
     path = tmp_path / "mine.py"
     path.write_text(
-        "from triosim.extrapolators import Extrapolator, reacting\nfrom triosim.extrapolators.data.dp import all_reduce\n\n"
+        "from triosim.extrapolators import Extrapolator, with_hooks\nfrom triosim.extrapolators.data.dp import all_reduce\n\n"
         "class Mine(Extrapolator):\n    def transform(self, program, mesh):\n"
-        "        return reacting(program, self.axis, all_reduce)\n"
+        "        return with_hooks(program, self.axis, all_reduce)\n"
     )
     (all_reduce,) = triosim.simulate(vgg, f"{path}:Mine", topology=SWITCH).data.collectives
     assert all_reduce.group_size == 4

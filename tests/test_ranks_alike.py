@@ -16,7 +16,7 @@ from streams import Script
 
 from triosim import describe, simulate
 from triosim.errors import AsymmetryError
-from triosim.extrapolators.core.mesh import Mesh, Parts
+from triosim.extrapolators.core.mesh import Mesh, Subgroups
 from triosim.extrapolators.core.symmetry import Symmetry
 from triosim.folding.dry_run import Kind, foresee
 from triosim.folding.uncontended import Lone
@@ -141,14 +141,16 @@ def test_of_groups_that_drew_the_same_tokens_one_is_simulated() -> None:
 
 def test_parts_of_an_axis_are_alike_and_so_are_the_ranks_in_one() -> None:
     """Of eight ranks, two by two: the neighbours are alike, and so is what the four pairs do; or the pairs alone."""
-    mesh = replace(Mesh.of(tp=2, dp=8), parts=(Parts("ep", ("dp",), 2),))
+    mesh = replace(Mesh.of(tp=2, dp=8), subgroups=(Subgroups("ep", ("dp",), 2),))
     both = Symmetry(mesh, ["tp", "dp", "ep"])
     assert [(rotation.stride, rotation.size) for rotation in both.rotations] == [(1, 2), (2, 2), (4, 4)]
-    assert both.groups((0, 2)) == 8  # experts of a layer
-    assert both.groups((0, 4, 8, 12)) == 4  # those who have the same
-    assert both.groups(tuple(range(0, 16, 2))) == 2
+    assert both.group_multiplicity((0, 2)) == 8  # experts of a layer
+    assert both.group_multiplicity((0, 4, 8, 12)) == 4  # those who have the same
+    assert both.group_multiplicity(tuple(range(0, 16, 2))) == 2
     assert Symmetry(mesh, ["dp"]).representatives == (0, 1, 2, 3)
-    mixed = replace(Mesh.of(cp=3, dp=2), parts=(Parts("ep", ("cp", "dp"), 2),))  # of which one part is half of two rows
+    mixed = replace(
+        Mesh.of(cp=3, dp=2), subgroups=(Subgroups("ep", ("cp", "dp"), 2),)
+    )  # of which one part is half of two rows
     assert Symmetry(mixed, ["cp", "dp", "ep"]).representatives == tuple(range(6))
 
 
@@ -258,26 +260,26 @@ def test_who_stands_for_whom() -> None:
     symmetry = Symmetry(Mesh.of(tp=2, dp=3, pp=2), ["tp", "dp"])
     assert symmetry.representatives == (0, 6)
     assert [symmetry.representative(rank) for rank in range(12)] == [0] * 6 + [6] * 6
-    pair = symmetry.copies((0, 6))
+    pair = symmetry.orbit((0, 6))
     assert pair is not None
-    assert sorted(symmetry.by(move) for move in symmetry.moves(pair)) == [0, 1, 2, 3, 4, 5]
-    group = symmetry.copies((0, 1))
+    assert sorted(symmetry.rank_offset(move) for move in symmetry.shifts(pair)) == [0, 1, 2, 3, 4, 5]
+    group = symmetry.orbit((0, 1))
     assert group is not None
-    assert [symmetry.by(move) for move in symmetry.moves(group)] == [0, 2, 4]
-    assert symmetry.then((0, 2), (1, 2), group) == (0, 1)
-    assert symmetry.copies((0, 4)) is None  # the first and the last of three
+    assert [symmetry.rank_offset(move) for move in symmetry.shifts(group)] == [0, 2, 4]
+    assert symmetry.combined_shift((0, 2), (1, 2), group) == (0, 1)
+    assert symmetry.orbit((0, 4)) is None  # the first and the last of three
 
 
 def test_who_sends_to_the_next_one_stands_for_all_that_do_and_the_last_sends_to_the_first() -> None:
     symmetry = Symmetry(Mesh.of(tp=2, cp=3, pp=2), ["tp", "cp"], rings=True)
-    hop = symmetry.pair(0, 2)
+    hop = symmetry.transfer_orbit(0, 2)
     assert hop is not None
-    moved = {tuple(symmetry.moved(rank, move) for rank in (0, 2)) for move in symmetry.moves(hop)}
+    moved = {tuple(symmetry.shifted(rank, move) for rank in (0, 2)) for move in symmetry.shifts(hop)}
     assert moved == {(0, 2), (2, 4), (4, 0), (1, 3), (3, 5), (5, 1)}
-    assert {symmetry.origin(*pair) for pair in moved} == {(0, 2)}
-    assert symmetry.pairs(0, 6) == 6  # to the next stage
-    assert Symmetry(Mesh.of(tp=2, cp=3), ["cp"]).pair(0, 2) is None
-    assert [one.representatives for one in symmetry.fewer()] == [(0, 1, 6, 7), (0, 2, 4, 6, 8, 10)]
+    assert {symmetry.representative_transfer(*pair) for pair in moved} == {(0, 2)}
+    assert symmetry.transfer_multiplicity(0, 6) == 6  # to the next stage
+    assert Symmetry(Mesh.of(tp=2, cp=3), ["cp"]).transfer_orbit(0, 2) is None
+    assert [one.representatives for one in symmetry.without_one_axis()] == [(0, 1, 6, 7), (0, 2, 4, 6, 8, 10)]
 
 
 class Counting(PacketNetwork):

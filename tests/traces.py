@@ -7,7 +7,7 @@ from typing import Any
 
 from triosim.compute.models.linear import Linear
 from triosim.extrapolators.core.extrapolator import ParallelOptions
-from triosim.extrapolators.core.plan import Plan, plan
+from triosim.extrapolators.core.plan import ParallelPlan, plan
 from triosim.tasks import Collective, Communicator, Compute, Handle, Task, TaskStream
 from triosim.trace import Category, Operator, Phase, Tensor, Trace
 
@@ -224,7 +224,7 @@ def transformer(
     return b.trace()
 
 
-def planned(trace: Trace, parallel: Any, gpus: int | None = None, **options: Any) -> Plan:
+def planned(trace: Trace, parallel: Any, gpus: int | None = None, **options: Any) -> ParallelPlan:
     """The plan for a trace, with a fresh compute model."""
     return plan(trace, parallel, gpus=gpus, options=ParallelOptions(**options), model=Linear())
 

@@ -27,7 +27,7 @@ from triosim.engine.engine import Engine, Progress
 from triosim.errors import AsymmetryError, OptionError, PluginError, TriosimError
 from triosim.extrapolators.captured.captured_streams import Captured
 from triosim.extrapolators.core.extrapolator import ParallelOptions
-from triosim.extrapolators.core.plan import Plan, gpus_named_by, plan
+from triosim.extrapolators.core.plan import ParallelPlan, gpus_named_by, plan
 from triosim.extrapolators.core.symmetry import Symmetry
 from triosim.folding import folded_network as folding
 from triosim.garbage_collector import without_collecting
@@ -204,7 +204,7 @@ def simulate(
 
     the_network = new_network()
     check_conditions(circumstances, the_network)
-    the_plan: Plan | Captured
+    the_plan: ParallelPlan | Captured
     with plugins.blamed():
         unequal = Unequal(circumstances, the_trace, model)
         if isinstance(subject, TaskStreams):
@@ -233,16 +233,16 @@ def simulate(
                     gradient_dtype=None if gradient_dtype is None else dtype_name(gradient_dtype),
                     recompute=recompute,
                     factor=unequal.factor if balance_stages else None,
-                    once=fold is not False,
+                    deduplicate=fold is not False,
                     extra=chosen.left,
                 ),
                 model=model,
             )
     chosen.take(the_plan.known_options)
     chosen.refuse_left()
-    tokens_are_drawn = isinstance(the_plan, Plan) and the_plan.draws
+    tokens_are_drawn = isinstance(the_plan, ParallelPlan) and the_plan.draws
     drawing.check(draws, circumstances, tokens=tokens_are_drawn)
-    if isinstance(the_plan, Plan):
+    if isinstance(the_plan, ParallelPlan):
         notes.extend(unread(given, the_plan.parallel))
     with plugins.blamed():
         memory = memory_of_run(the_plan, the_trace, fail_on_oom=fail_on_oom)

@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from triosim.errors import OptionError
-from triosim.extrapolators import Extrapolator, Gradient, Mesh, Program, Reaction, Stage, reacting
-from triosim.tasks import AllReduce, Communicator, TaskStream, Wait
+from triosim.extrapolators import Extrapolator, Gradient, Mesh, Program, RankContext, Stage, TrainingHooks, with_hooks
+from triosim.tasks import AllReduce, TaskStream, Wait
 
 
 class LocalSGD(Extrapolator):
     axis = "local-sgd"
-    place = "react"
+    level = "hooks"
     extra_options = ("every",)
 
     def transform(self, program: Program, mesh: Mesh) -> Program:
@@ -24,16 +24,16 @@ class LocalSGD(Extrapolator):
         if not every.isdigit() or every == "0":
             raise OptionError(f"'{every}' is no number of steps", where="--option every", fix="give 1 or more")
 
-        def make(stage: Stage, gradients: tuple[Gradient, ...]) -> Callable[[Communicator, int], Reaction]:
+        def make(stage: Stage, gradients: tuple[Gradient, ...]) -> Callable[[RankContext], TrainingHooks]:
             nbytes = float(sum(tensor.nbytes for tensor in stage.parameters))
-            return lambda group, rank: Average(group, rank, nbytes, int(every))
+            return lambda context: Average(context, nbytes, int(every))
 
-        return reacting(program, self.axis, make)
+        return with_hooks(program, self.axis, make)
 
 
-class Average(Reaction):
-    def __init__(self, group: Communicator, rank: int, nbytes: float, every: int) -> None:
-        super().__init__(group, rank)
+class Average(TrainingHooks):
+    def __init__(self, context: RankContext, nbytes: float, every: int) -> None:
+        super().__init__(context)
         self.nbytes, self.every, self.steps = nbytes, every, 0
 
     def after_optimizer(self) -> TaskStream:

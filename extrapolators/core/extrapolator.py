@@ -1,6 +1,6 @@
 """What an extrapolator is: it turns one GPU's program into one for many.
 
-One class for each parallelism, one file for each class. Its ``place`` says where it acts, and parallelisms compose in the
+One class for each parallelism, one file for each class. Its ``level`` says where it acts, and parallelisms compose in the
 order shard, react, schedule, whatever order the user wrote them in: ``dp=2,pp=4,tp=8`` is schedule(data(shard(program))).
 """
 
@@ -12,19 +12,19 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar
 
 from triosim.errors import OptionError, nearest
-from triosim.extrapolators.core.memory_footprint import WHOLE, Holding
+from triosim.extrapolators.core.memory_footprint import WHOLE, MemoryFootprint
 from triosim.extrapolators.core.mesh import Mesh
 from triosim.extrapolators.core.program import Program
+from triosim.extrapolators.core.training_loop import TrainingLoop
 from triosim.tasks import TaskStream
 from triosim.trace import DTYPE_BYTES, Operator
 
 if TYPE_CHECKING:
     from triosim.extrapolators.core.lowering import Lowering
-    from triosim.extrapolators.core.training_loop import Loop
 
-Place = Literal["shard", "react", "schedule"]
+Level = Literal["operators", "hooks", "schedule"]
 Word = TypeVar("Word", bound=str)
-PLACES: tuple[Place, ...] = ("shard", "react", "schedule")
+LEVELS: tuple[Level, ...] = ("operators", "hooks", "schedule")
 
 #: Where axes stand in the mesh, fastest first. A plug-in may stand between.
 TENSOR_ORDER, EXPERT_ORDER, CONTEXT_ORDER, DATA_ORDER, PIPELINE_ORDER = 0, 5, 10, 20, 30
@@ -41,8 +41,8 @@ class ParallelOptions:
     are reduced in (default: the parameter's). ``sequence_parallel`` divides the sequence, in tensor parallelism of the style
     "megatron", where features are whole. ``recompute`` is the policy by which the backward pass computes activations
     again. ``dp_style`` "replicate" is ``torch.nn.DataParallel``. ``factor`` says by how many times longer an operator takes
-    on a rank, where pipeline stages are to be balanced over unequal GPUs. ``once`` works out once what is the same of several
-    layers, with the same results. ``extra`` is for plug-ins.
+    on a rank, where pipeline stages are to be balanced over unequal GPUs. ``deduplicate`` works out once what is the same of
+    several layers, with the same results. ``extra`` is for plug-ins.
     """
 
     batch_size: int | None = None
@@ -62,7 +62,7 @@ class ParallelOptions:
     gradient_dtype: str | None = None
     recompute: str = "none"
     factor: Callable[[int, Operator], float] | None = None
-    once: bool = True
+    deduplicate: bool = True
     extra: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -98,21 +98,21 @@ class Extrapolator:
     no size, whatever the number of GPUs; None takes what the other axes leave. ``sums_gradients`` says that the ranks along it
     have the same parameters and see other data, so that what reduces gradients does it along this axis too;
     ``shards_optimizer``, that each of them keeps the optimizer's states of a share of the parameters.
-    ``alike`` says whether ranks along it do the same, False that they differ along it alone; None, that nobody knows, in which
-    case every rank is simulated. ``extra_options`` are the names that it reads from ``options.extra``. What has no
-    ``adds_ranks`` stands along no axis of its own: its ranks are parts of those that see other data. What ``draws`` by chance,
-    from the option ``seed``, is transformed for each ``iteration`` anew. What makes ranks run different ``programs`` is
-    transformed for each place along its axis, which it is ``at``; None stands for the mean of all places.
+    ``identical_ranks`` says whether ranks along it do the same, False that they differ along it alone; None, that nobody
+    knows, in which case every rank is simulated. ``extra_options`` are the names that it reads from ``options.extra``. What
+    has no ``adds_ranks`` stands along no axis of its own: its ranks are parts of those that see other data. What ``draws`` by
+    chance, from the option ``seed``, is transformed for each ``iteration`` anew. What makes ranks run different ``programs``
+    is transformed for each place along its axis, which it is ``at``; None stands for the mean of all places.
     """
 
     axis: str = ""
-    place: ClassVar[Place] = "react"
+    level: ClassVar[Level] = "hooks"
     order: ClassVar[int] = DATA_ORDER
     default_size: ClassVar[int | None] = None
     adds_ranks: ClassVar[bool] = True
     sums_gradients: ClassVar[bool] = False
     shards_optimizer: ClassVar[bool] = False
-    alike: ClassVar[bool | None] = None
+    identical_ranks: ClassVar[bool | None] = None
     extra_options: ClassVar[tuple[str, ...]] = ()
 
     #: Set before ``tasks`` is called: the program of one replica, the mesh of this axis alone, and loops over the program.
@@ -126,16 +126,14 @@ class Extrapolator:
         self.iteration = 0
         self.at: int | None = None
 
-    def loop(self, rank: int) -> Loop:
+    def loop(self, rank: int) -> TrainingLoop:
         """Return the training loop of one rank, whose parts (``forward``, ``backward``, ``optimizer``) ``tasks`` can use."""
-        from triosim.extrapolators.core.training_loop import Loop
-
-        return Loop(self.lowering, rank)
+        return TrainingLoop(self.lowering, rank)
 
     @property
     def replicas(self) -> int:
         """How many replicas train along the axis, each on a batch of its own."""
-        return self.size if self.place == "react" else 1
+        return self.size if self.level == "hooks" else 1
 
     def number(self, name: str, default: int, *, least: int = 0) -> int:
         """Return an option of ``extra`` that is a whole number. Raises ``OptionError`` where it is none, or too small."""
@@ -202,6 +200,6 @@ class Extrapolator:
         """
         raise OptionError(f"{type(self).__name__} writes no tasks; it transforms a program")
 
-    def holds(self, rank: int) -> Holding:
+    def memory_footprint(self, rank: int) -> MemoryFootprint:
         """Return what a rank has in memory, for a parallelism that writes its tasks itself: by default a training step."""
         return WHOLE

@@ -1,54 +1,63 @@
-"""What one rank does when a parameter is about to be used, a gradient is ready, or the step ends.
+"""Parameter and gradient hooks: what one rank does when a parameter is about to be used, a gradient is ready, or the step ends.
 
-Data-parallel strategies (dp, ddp, fsdp, zero) are reactions: they leave the operators alone and communicate around them.
-A reaction is made for each rank. Its methods are generators that yield tasks, and are answered with their handles; one that
-is not overridden costs nothing.
+Data-parallel methods (dp, ddp, fsdp, zero) leave the operators alone and communicate in hooks, as PyTorch's DDP and FSDP do.
+Each rank has hooks of its own. A hook is a generator that yields tasks and is answered with their handles; one that is not
+overridden costs nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from triosim.errors import TraceError
-from triosim.extrapolators.core.memory_ledger import NOTHING, Ledger
-from triosim.extrapolators.core.mesh import Along
-from triosim.extrapolators.core.program import Block, Gradient, Program, ReactionMaker, Stage
+from triosim.extrapolators.core.memory_tracker import UNTRACKED, MemoryTracker
+from triosim.extrapolators.core.mesh import GroupAxes
+from triosim.extrapolators.core.program import Block, Gradient, HooksFactory, Program, Stage
 from triosim.tasks import Communicator, Handle, Layers, TaskStream, Wait
 from triosim.trace import Tensor
 
 
-class Reaction:
-    """Does nothing; override what a strategy reacts to.
+@dataclass(frozen=True, slots=True)
+class RankContext:
+    """The rank that hooks belong to: its communicator along the axes of the parallelism, its number, and its memory."""
+
+    group: Communicator
+    rank: int
+    memory: MemoryTracker = UNTRACKED
+
+
+class TrainingHooks:
+    """The hooks of one rank. This class does nothing: override what a method needs.
 
     ``group`` are the ranks that have the same parameters, ``rank`` is this one; ``pending`` are the handles that the
-    optimizer waits for. ``ledger`` is told what memory the reaction takes and gives back.
+    optimizer waits for. ``memory`` is told what the hooks allocate and free.
     """
 
     #: Whether this rank updates its parameters itself.
     runs_optimizer: bool = True
-    #: The gradients that ``gradient_ready`` does something for, by the parameter's id; None for all. It is not called for
-    #: the others, which saves time: ranks of one stage that share the set also share their script.
-    acts_on: frozenset[int] | None = None
+    #: The ids of the parameters for whose gradients ``gradient_ready`` is called; None for all. Leaving out the others saves
+    #: time: ranks of one stage that share the set also share their list of instructions.
+    hooked_parameters: frozenset[int] | None = None
     #: Whether ``gradient_ready`` is called in each micro-batch; by default in the last one alone, when gradients are complete.
     each_micro_batch: bool = False
 
-    def __init__(self, group: Communicator, rank: int) -> None:
-        self.group = group
-        self.rank = rank
+    def __init__(self, context: RankContext) -> None:
+        self.group = context.group
+        self.rank = context.rank
+        self.memory = context.memory
         self.pending: list[Handle] = []
-        self.ledger: Ledger = NOTHING
 
     @property
     def alone(self) -> bool:
         """Whether there is nobody to communicate with."""
         return len(self.group.ranks) == 1
 
-    def keeps(self, parameter: Tensor) -> float:
-        """Return how many bytes of a parameter the rank has all the time: by default the whole."""
+    def resident_bytes(self, parameter: Tensor) -> float:
+        """Return how many bytes of a parameter the rank holds all the time: by default the whole."""
         return float(parameter.nbytes)
 
-    def accumulates(self, gradient: Gradient) -> float:
+    def accumulated_bytes(self, gradient: Gradient) -> float:
         """Return the bytes in which a gradient is added up: by default as it is reduced."""
         return gradient.nbytes
 
@@ -58,11 +67,11 @@ class Reaction:
     def parameters_needed(self, block: Block) -> TaskStream | None:
         """A block of the forward or backward pass is about to use its parameters."""
 
-    def needs(self, block: Block) -> Hashable:
-        """Return what of the parameters a block uses: ``parameters_needed`` is not called where the block before it in an
-        action uses the same. By default each block uses something of its own.
+    def parameter_key(self, block: Block) -> Hashable:
+        """Return a value that says which parameters a block uses: ``parameters_needed`` is not called where the block before it
+        has an equal one. By default no two blocks have.
         """
-        return id(block)
+        return object()
 
     def forward_ends(self) -> TaskStream | None:
         """After the forward pass of a micro-batch."""
@@ -91,27 +100,28 @@ def layers_of(gradients: Iterable[Gradient]) -> Layers:
     return Layers(nbytes)
 
 
-def reacting(program: Program, along: Along, make: ReactionMaker) -> Program:
-    """Return the program with one more reaction, along an axis or several taken as one."""
-    return replace(program, reactions=(*program.reactions, (along, make)))
+def with_hooks(program: Program, axes: GroupAxes, make: HooksFactory) -> Program:
+    """Return the program with the hooks of one more parallelism, along an axis or several taken as one."""
+    return replace(program, hooks=(*program.hooks, (axes, make)))
 
 
-def reducing(program: Program, axes: tuple[str, ...], make: Callable[[bool], ReactionMaker]) -> Program:
-    """Return the program that reacts to gradients along data axes; to those of experts among the ranks that have the same.
+def with_gradient_hooks(program: Program, axes: tuple[str, ...], make: Callable[[bool], HooksFactory]) -> Program:
+    """Return the program with hooks for the gradients along data axes.
 
-    ``make`` is asked for the reaction to the one and to the other kind: whether they are experts'.
+    Where a program has experts, it gets two: ``make(False)`` for the gradients of dense parameters, and ``make(True)`` for
+    those of experts, which are reduced among the ranks that hold the same experts.
     """
 
-    def of(experts: bool) -> ReactionMaker:
-        made = make(experts)
+    def factory(experts: bool) -> HooksFactory:
+        whole = make(experts)
 
-        def some(stage: Stage, gradients: tuple[Gradient, ...]) -> Callable[[Communicator, int], Reaction]:
-            return made(stage, tuple(g for g in gradients if (g.parameter.storage in program.experts) == experts))
+        def of_kind(stage: Stage, gradients: tuple[Gradient, ...]) -> Callable[[RankContext], TrainingHooks]:
+            return whole(stage, tuple(g for g in gradients if (g.parameter.storage in program.experts) == experts))
 
-        return some
+        return of_kind
 
     for experts in (False, True) if program.experts else (False,):
-        program = reacting(program, program.with_same(axes, experts=experts), of(experts))
+        program = with_hooks(program, program.with_same(axes, experts=experts), factory(experts))
     return program
 
 

@@ -1,7 +1,7 @@
 """Lowering: a program becomes what a rank does, one thing after the other.
 
 What all ranks at a place of the pipeline have in common (which operators run between which communications, the ``Compute``
-tasks of these, what is received when) is made once, here; a ``Loop`` is one rank's way through it.
+tasks of these, what is received when) is made once, here; a ``TrainingLoop`` is one rank's way through it.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from triosim.extrapolators.core.schedule import HALVES, Action, Half
 from triosim.tasks import Compute, Layers
 from triosim.trace import Operator
 
-Heard = frozenset[int] | None  # gradients that some reaction acts upon, by their parameters; None for all
-Needs = Callable[[Block], Hashable]  # what of its parameters a block uses
+HookedParameters = frozenset[int] | None  # gradients that some reaction acts upon, by their parameters; None for all
+ParameterKey = Callable[[Block], Hashable]  # what of its parameters a block uses
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class RunOperators:
     """The operators of a script up to ``end`` run now."""
 
     end: int
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
+class GradientReady:
     """A gradient to which this point has added: it is ``complete``, or there are micro-batches to come."""
 
     gradient: Gradient
@@ -38,20 +38,20 @@ class Ready:
 
 
 #: What a script is made of. A block is one that begins.
-Step = Run | Communicate | Send | Exchange | Await | Block | Ready
+Instruction = RunOperators | Communicate | Send | Exchange | Await | Block | GradientReady
 
 
 @dataclass(frozen=True, slots=True)
-class Script:
+class InstructionList:
     """What an action runs: its operators in a row, and what happens between them. ``name`` says which operators these are."""
 
     name: tuple[object, ...]
     operators: tuple[Operator, ...]
-    steps: tuple[Step, ...]
+    steps: tuple[Instruction, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Act:
+class ScheduledAction:
     """An action at a place of the pipeline. It adds to some gradients; some, by their parameters, are ``complete`` with it."""
 
     place: int
@@ -61,7 +61,7 @@ class Act:
 
 
 @dataclass(frozen=True, slots=True)
-class Posted:
+class PostedReceive:
     """A receive: from which place, and what of which micro-batch."""
 
     place: int
@@ -70,11 +70,11 @@ class Posted:
 
 
 @dataclass(slots=True)
-class Turn:
+class LoweredSlot:
     """A slot of the schedule: what is received from now on, and what runs side by side."""
 
-    receives: list[Posted]
-    acts: tuple[Act, ...]
+    receives: list[PostedReceive]
+    acts: tuple[ScheduledAction, ...]
 
 
 class Lowering:
@@ -96,8 +96,8 @@ class Lowering:
         self.held = [program.held(place) for place in range(len(program.schedule.rows))]
         self.gradients = [stage.gradients(program.gradient_dtype) for stage in self.held]
         # One entry a place: pairs of an axis and what makes a rank's reaction.
-        self.reactions = [
-            [(axis, make(stage, gradients)) for axis, make in program.reactions]
+        self.hooks = [
+            [(axis, make(stage, gradients)) for axis, make in program.hooks]
             for stage, gradients in zip(self.held, self.gradients, strict=True)
         ]
         self._stage_of = {  # of each backward operator
@@ -107,7 +107,7 @@ class Lowering:
         self._added: dict[tuple[object, ...], tuple[Gradient, ...]] = {}  # in which half of a stage, by place
         self.turns = [self._turns(place) for place in range(len(program.schedule.rows))]
         self._post_receives()
-        self._scripts: dict[tuple[object, ...], Script] = {}
+        self._scripts: dict[tuple[object, ...], InstructionList] = {}
         self._computes: dict[tuple[object, ...], Compute] = {}
         self._aside: dict[tuple[int, str], tuple[Compute, Compute]] = {}  # by id(), and so kept with it
 
@@ -116,7 +116,7 @@ class Lowering:
         axis = self.program.stage_axis
         return self.mesh.coordinate(axis, rank) if axis is not None else 0
 
-    def compute(self, script: Script, start: int, end: int) -> Compute:
+    def compute(self, script: InstructionList, start: int, end: int) -> Compute:
         """Return the task that runs some operators of a script in a row: one object, whatever rank asks."""
         key = (script.name, start, end)
         task = self._computes.get(key)
@@ -131,7 +131,9 @@ class Lowering:
             self._aside[key] = (task, replace(task, stream=stream))
         return self._aside[key][1]
 
-    def script(self, act: Act, *, needs: Needs | None, heard: Heard, each_time: Heard) -> Script:
+    def script(
+        self, act: ScheduledAction, *, needs: ParameterKey | None, heard: HookedParameters, each_time: HookedParameters
+    ) -> InstructionList:
         """Return what an action runs as steps; with ``needs`` it stops where a block begins that needs something else.
 
         It also stops where a gradient is complete that somebody has ``heard`` of, or is added to, ``each_time``.
@@ -140,16 +142,16 @@ class Lowering:
         key = (act.place, stage, phase, needs is not None, each_time, *((act.action, heard) if act.complete else ()))
         script = self._scripts.get(key)
         if script is None:
-            ready: dict[int, list[Ready]] = {}
+            ready: dict[int, list[GradientReady]] = {}
             for gradient in act.gradients:
                 complete = gradient.parameter.id in act.complete
                 listened = heard if complete else each_time
                 if listened is None or gradient.parameter.id in listened:
-                    ready.setdefault(gradient.ready, []).append(Ready(gradient, complete))
+                    ready.setdefault(gradient.ready, []).append(GradientReady(gradient, complete))
             script = self._scripts[key] = _script((stage, phase), self.program.part(stage, phase), needs, ready)
         return script
 
-    def optimizer(self, place: int) -> Script:
+    def optimizer(self, place: int) -> InstructionList:
         """Return the optimizer of a place."""
         key = ("optimizer", place)
         script = self._scripts.get(key)
@@ -157,12 +159,12 @@ class Lowering:
             script = self._scripts[key] = _script(key, self.held[place].optimizer, None, {})
         return script
 
-    def _turns(self, place: int) -> list[Turn]:
+    def _turns(self, place: int) -> list[LoweredSlot]:
         last = self.program.schedule.last(place)
         rows = self.program.schedule.rows[place]
-        return [Turn([], tuple(self._act(place, action, last) for action in slot)) for slot in rows]
+        return [LoweredSlot([], tuple(self._act(place, action, last) for action in slot)) for slot in rows]
 
-    def _act(self, place: int, action: Action, last: Mapping[tuple[int, Half], Action]) -> Act:
+    def _act(self, place: int, action: Action, last: Mapping[tuple[int, Half], Action]) -> ScheduledAction:
         gradients: dict[Half, tuple[Gradient, ...]] = dict.fromkeys(HALVES[action.phase], ())
         for half in gradients:
             key = (place, action.stage, half)
@@ -176,7 +178,7 @@ class Lowering:
             gradients[half] = self._added[key]
         complete = [one for half, some in gradients.items() if last[action.stage, half] == action for one in some]
         every = tuple(one for some in gradients.values() for one in some)
-        return Act(place, action, every, frozenset(gradient.parameter.id for gradient in complete))
+        return ScheduledAction(place, action, every, frozenset(gradient.parameter.id for gradient in complete))
 
     def _post_receives(self) -> None:
         """Say which receives each place posts when.
@@ -192,7 +194,7 @@ class Lowering:
                 for act in turn.acts:
                     for receive in self._transfers(act.action, Receive):
                         needed[place, receive.key, act.action.micro_batch] = index
-        coming: list[list[tuple[int, Posted]]] = [
+        coming: list[list[tuple[int, PostedReceive]]] = [
             [] for _ in self.turns
         ]  # by place: when needed, in the order of sending
         for source, turns in enumerate(self.turns):
@@ -201,7 +203,7 @@ class Lowering:
                     place = schedule.place(send.stage, action.micro_batch)
                     if place != source:
                         when = needed[place, send.key, action.micro_batch]
-                        coming[place].append((when, Posted(source, send.key, action.micro_batch)))
+                        coming[place].append((when, PostedReceive(source, send.key, action.micro_batch)))
         for place, entries in enumerate(coming):
             soonest: dict[int, int] = {}  # by the place that sends
             times = []
@@ -221,14 +223,17 @@ class Lowering:
 
 
 def _script(
-    name: tuple[object, ...], blocks: tuple[Block, ...], needs: Needs | None, ready: Mapping[int, list[Ready]]
-) -> Script:
+    name: tuple[object, ...],
+    blocks: tuple[Block, ...],
+    needs: ParameterKey | None,
+    ready: Mapping[int, list[GradientReady]],
+) -> InstructionList:
     operators: list[Operator] = []
-    steps: list[Step] = []
+    steps: list[Instruction] = []
 
     def run() -> None:
-        if operators and not (steps and isinstance(steps[-1], Run) and steps[-1].end == len(operators)):
-            steps.append(Run(len(operators)))
+        if operators and not (steps and isinstance(steps[-1], RunOperators) and steps[-1].end == len(operators)):
+            steps.append(RunOperators(len(operators)))
 
     before: Hashable = None
     for block in blocks:
@@ -249,4 +254,4 @@ def _script(
                     item = replace(item, layers=layers)
                 steps.append(item)
     run()
-    return Script(name, tuple(operators), tuple(steps))
+    return InstructionList(name, tuple(operators), tuple(steps))

@@ -8,7 +8,7 @@ from triosim.trace import Category
 
 
 @dataclass(frozen=True, slots=True)
-class Holding:
+class MemoryFootprint:
     """By default a training step of the program and no more.
 
     ``trains`` says whether the rank runs the forward and backward passes, ``updates`` whether it runs the optimizer and keeps
@@ -23,4 +23,4 @@ class Holding:
 
 
 #: A training step.
-WHOLE = Holding()
+WHOLE = MemoryFootprint()

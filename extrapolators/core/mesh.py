@@ -23,7 +23,7 @@ class Axis:
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class Subgroups:
     """An axis that adds no ranks: parts of ``size`` neighbours along some axes taken as one."""
 
     name: str
@@ -32,15 +32,15 @@ class Parts:
 
 
 @dataclass(frozen=True, slots=True)
-class Beside:
+class ExpertReplicas:
     """Of the ranks along some axes, those that have the same place in their ``parts``: the ones with the same experts."""
 
     axes: tuple[str, ...]
-    parts: str
+    expert_axis: str
 
 
 #: Along what ranks form a group: an axis, several taken as one, or some of these ranks.
-Along = str | tuple[str, ...] | Beside
+GroupAxes = str | tuple[str, ...] | ExpertReplicas
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Mesh:
     """Ranks 0 to ``world`` - 1 on a grid. The first axis is the fastest."""
 
     axes: tuple[Axis, ...]
-    parts: tuple[Parts, ...] = ()
+    subgroups: tuple[Subgroups, ...] = ()
     _groups: dict[tuple[object, ...], Communicator] = field(default_factory=dict, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -71,7 +71,7 @@ class Mesh:
 
     def coordinate(self, axis: str, rank: int) -> int:
         """Return a rank's place along an axis, or in its part."""
-        for view in self.parts:
+        for view in self.subgroups:
             if axis == view.name:
                 return self.place(view.axes, rank) % view.size
         stride, size = self._stride(axis)
@@ -84,14 +84,14 @@ class Mesh:
             raise IndexError(f"axis '{axis}' has {size} places, not one of number {place}")
         return rank + (place - rank // stride % size) * stride
 
-    def group(self, along: Along, rank: int, parts: int = 1) -> Communicator:
+    def group(self, along: GroupAxes, rank: int, parts: int = 1) -> Communicator:
         """Return the communicator of the ranks that differ from ``rank`` along these axes alone; of ``parts``, its own.
 
         Parts are of neighbours along the axes, each as large: of 0 to 7 in two parts, 0 to 3 and 4 to 7.
         """
-        if isinstance(along, Beside):
+        if isinstance(along, ExpertReplicas):
             return self._beside(along, rank)
-        for view in self.parts:
+        for view in self.subgroups:
             if along == view.name:
                 return self._part(view, rank)
         names = self._ordered(along)
@@ -107,7 +107,7 @@ class Mesh:
             found = self._groups[key] = Communicator(tuple(ranks), "+".join(names))
         return found
 
-    def within(self, view: Parts, axis: str) -> int | None:
+    def within(self, view: Subgroups, axis: str) -> int | None:
         """Return how many neighbours along an axis a part has; None where parts begin at several places of it."""
         left = view.size
         for name in self._ordered(view.axes):
@@ -120,18 +120,18 @@ class Mesh:
             left //= inside
         raise OptionError(f"'{view.name}' has no parts along '{axis}'")
 
-    def _part(self, view: Parts, rank: int) -> Communicator:
+    def _part(self, view: Subgroups, rank: int) -> Communicator:
         """The neighbours of a rank's part."""
         whole, place = self.group(view.axes, rank).ranks, self.place(view.axes, rank)
         first = place // view.size * view.size
         ranks = whole[first : first + view.size]
         return self._groups.setdefault((view.name, ranks[0]), Communicator(ranks, view.name))
 
-    def _beside(self, along: Beside, rank: int) -> Communicator:
+    def _beside(self, along: ExpertReplicas, rank: int) -> Communicator:
         """The ranks of some axes that are at a rank's place of their parts."""
         found = self._groups.get((along, rank))
         if found is None:
-            (view,) = (view for view in self.parts if view.name == along.parts)
+            (view,) = (view for view in self.subgroups if view.name == along.expert_axis)
             place = self.place(view.axes, rank) % view.size
             whole = self.group(along.axes, rank)
             ranks = tuple(one for one in whole.ranks if self.place(view.axes, one) % view.size == place)

@@ -11,16 +11,15 @@ from typing import Any
 from triosim import plugins
 from triosim.compute.base import ComputeModel
 from triosim.errors import OptionError, PluginError, TraceError
-from triosim.extrapolators.core.extrapolator import PLACES, Extrapolator, ParallelOptions, Place
+from triosim.extrapolators.core.extrapolator import LEVELS, Extrapolator, Level, ParallelOptions
 from triosim.extrapolators.core.lowering import Lowering
-from triosim.extrapolators.core.memory_footprint import Holding
-from triosim.extrapolators.core.mesh import Mesh, Parts, layout
+from triosim.extrapolators.core.memory_footprint import MemoryFootprint
+from triosim.extrapolators.core.mesh import Mesh, Subgroups, layout
 from triosim.extrapolators.core.program import Program, single_stage
 from triosim.extrapolators.core.recompute import recomputed
 from triosim.extrapolators.core.schedule import accumulate
 from triosim.extrapolators.core.symmetry import Symmetry
-from triosim.extrapolators.core.training_loop import Loop
-from triosim.extrapolators.data.ddp import DistributedDataParallel
+from triosim.extrapolators.core.training_loop import TrainingLoop
 from triosim.garbage_collector import without_collecting
 from triosim.operators.features import unknown
 from triosim.sharding.reshape import rescaled
@@ -29,14 +28,17 @@ from triosim.trace import Trace
 
 Parallel = str | Mapping[Any, int | None]
 
+#: Reduces the gradients of what sees other data, where the user names nothing that does.
+DEFAULT_GRADIENT_REDUCTION = "ddp"
+
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ParallelPlan:
     """What runs on how many GPUs. ``batch_size`` is a replica's, ``known_options`` what its parallelisms read of ``extra``.
 
     ``work`` is the trace and how many times its operators, in a step of all replicas, are run. ``draws`` says whether something
-    in it was drawn by chance, from the option ``seed``. Ranks at different places along the axes ``apart`` (names and sizes)
-    run different programs.
+    in it was drawn by chance, from the option ``seed``. Ranks at different places along the axes ``program_axes`` (names and
+    sizes) run different programs.
     """
 
     parallel: str
@@ -50,7 +52,7 @@ class Plan:
     symmetry: Symmetry | None  # of ranks that do the same
     draws: bool
     lowerings: tuple[tuple[Lowering, ...], ...]  # by iteration, or one for all; then by ``variant``
-    apart: tuple[tuple[str, int], ...] = ()
+    program_axes: tuple[tuple[str, int], ...] = ()
     _writer: Extrapolator | None = None  # one that writes the tasks itself
 
     @property
@@ -76,7 +78,7 @@ class Plan:
     def variant(self, rank: int) -> int:
         """Return which of them a rank runs."""
         found = 0
-        for name, size in self.apart:
+        for name, size in self.program_axes:
             found = found * size + self.mesh.coordinate(name, rank)
         return found
 
@@ -86,18 +88,20 @@ class Plan:
             return self._writer.tasks(rank)
         return self._in_turn(rank)
 
-    def holds(self, rank: int) -> Holding | None:
+    def memory_footprint(self, rank: int) -> MemoryFootprint | None:
         """Return what a rank has in memory where a parallelism writes its own tasks; None where the program says it."""
-        return None if self._writer is None else self._writer.holds(rank)
+        return None if self._writer is None else self._writer.memory_footprint(rank)
 
     def _in_turn(self, rank: int) -> TaskStream:
         variant = self.variant(rank)
         for lowerings in self.lowerings:
-            yield from Loop(lowerings[variant], rank).tasks()
+            yield from TrainingLoop(lowerings[variant], rank).tasks()
 
 
 @without_collecting()
-def plan(trace: Trace, parallel: Parallel, *, gpus: int | None, options: ParallelOptions, model: ComputeModel) -> Plan:
+def plan(
+    trace: Trace, parallel: Parallel, *, gpus: int | None, options: ParallelOptions, model: ComputeModel
+) -> ParallelPlan:
     """Return the plan for a trace.
 
     ``parallel`` is ``single``, ``ddp``, ``dp=2,tp=4``, or a mapping of names (or classes) to sizes; one may go without a size
@@ -105,32 +109,32 @@ def plan(trace: Trace, parallel: Parallel, *, gpus: int | None, options: Paralle
     hold what a parallelism needs, ``PluginError`` for a name that is none.
     """
     wanted = [(name, _load(name), size) for name, size in _parse(parallel)]
-    reusing = [entry for entry in wanted if not entry[1].adds_ranks]
+    without_ranks = [entry for entry in wanted if not entry[1].adds_ranks]
     wanted = [entry for entry in wanted if entry[1].adds_ranks]
     if not wanted:
-        raise _adds_none(_name(reusing[0][0]))
+        raise _adds_none(_name(without_ranks[0][0]))
     sizes = _sizes(wanted, gpus)
-    parts = [cls(size, options) for (_, cls, _), size in zip(wanted, sizes, strict=True)]
-    for part, (name, cls, _) in zip(parts, wanted, strict=True):
+    parallelisms = [cls(size, options) for (_, cls, _), size in zip(wanted, sizes, strict=True)]
+    for part, (name, cls, _) in zip(parallelisms, wanted, strict=True):
         part.axis = part.axis or (name if isinstance(name, str) else cls.__name__)
-    mesh = layout([(part.order, part.axis, part.size) for part in parts])
-    replicas = math.prod(part.replicas for part in parts)
+    mesh = layout([(part.order, part.axis, part.size) for part in parallelisms])
+    replicas = math.prod(part.replicas for part in parallelisms)
     batch_size = _replica_batch(trace, options, replicas)
-    program = _program(trace, batch_size, _micro_batches(parts, batch_size, options), options, model)
-    data_axes, sharded_axes = _data_axes(parts)
+    program = _program(trace, batch_size, _micro_batches(parallelisms, batch_size, options), options, model)
+    data_axes, sharded_axes = _data_axes(parallelisms)
     program = replace(program, data_axes=data_axes, sharded_axes=sharded_axes)
-    for name, cls, size in reusing:
+    for name, cls, size in without_ranks:
         mesh = _with_parts(mesh, cls.axis or _name(name), size, data_axes, sharded_axes)
-        parts.append(cls(mesh.parts[-1].size, options))
+        parallelisms.append(cls(mesh.subgroups[-1].size, options))
 
-    writer = _writer(parts)
-    draws = any(part.draws for part in parts)
+    writer = _writer(parallelisms)
+    draws = any(part.draws for part in parallelisms)
     different = options.iterations if draws else 1
-    apart = [part for part in parts if part.programs]
-    composition = _Composition(program, parts, mesh, options)
-    if draws and any(part.place == "schedule" for part in parts):
+    program_axes = [part for part in parallelisms if part.programs]
+    composition = _Composition(program, parallelisms, mesh, options)
+    if draws and any(part.level == "schedule" for part in parallelisms):
         composition.program(0)  # where stages begin is the same for all: as is best in the mean
-    programs = [list(composition.variants(iteration, apart)) for iteration in range(different)]
+    programs = [list(composition.variants(iteration, program_axes)) for iteration in range(different)]
     each = options.iterations // different
     lowerings = tuple(
         tuple(Lowering(one, mesh, iterations=each, copy_input=options.copy_input) for one in variants)
@@ -139,19 +143,19 @@ def plan(trace: Trace, parallel: Parallel, *, gpus: int | None, options: Paralle
     program = programs[0][0]
     if writer is not None:
         writer.program, writer.mesh, writer.lowering = program, mesh, lowerings[0][0]
-    return Plan(
-        parallel=",".join(f"{part.axis}={part.size}" if part.size > 1 else part.axis for part in parts),
+    return ParallelPlan(
+        parallel=",".join(f"{part.axis}={part.size}" if part.size > 1 else part.axis for part in parallelisms),
         mesh=mesh,
         program=program,
         batch_size=batch_size,
         global_batch_size=batch_size * replicas,
         notes=program.notes,
-        known_options=tuple(name for part in parts for name in part.extra_options),
+        known_options=tuple(name for part in parallelisms for name in part.extra_options),
         work=((trace, batch_size * replicas / trace.batch_size),),
-        symmetry=_symmetry(parts, mesh),
+        symmetry=_symmetry(parallelisms, mesh),
         draws=draws,
         lowerings=lowerings,
-        apart=tuple((part.axis, part.size) for part in apart),
+        program_axes=tuple((part.axis, part.size) for part in program_axes),
         _writer=writer,
     )
 
@@ -159,22 +163,24 @@ def plan(trace: Trace, parallel: Parallel, *, gpus: int | None, options: Paralle
 class _Composition:
     """Puts all parallelisms of a plan together. What acts ahead of all that is drawn by chance is put in once."""
 
-    def __init__(self, program: Program, parts: list[Extrapolator], mesh: Mesh, options: ParallelOptions) -> None:
+    def __init__(
+        self, program: Program, parallelisms: list[Extrapolator], mesh: Mesh, options: ParallelOptions
+    ) -> None:
         self._mesh = mesh
         self._options = options
         acting: list[Extrapolator | None] = []  # None is recomputation
-        for place in PLACES:
-            acting += [None] if place == "react" else []
-            acting += _acting(place, parts, options)
+        for level in LEVELS:
+            acting += [None] if level == "hooks" else []
+            acting += _acting(level, parallelisms, options)
         drawing = [number for number, part in enumerate(acting) if part is not None and part.draws]
         first = drawing[0] if drawing else 0
         self._rest = acting[first:]
         self._begun = self._with(program, acting[:first], 0)
 
-    def variants(self, iteration: int, apart: list[Extrapolator]) -> Iterator[Program]:
+    def variants(self, iteration: int, program_axes: list[Extrapolator]) -> Iterator[Program]:
         """Yield one iteration's programs, for the ranks at each place along the axes along which they differ."""
-        for places in product(*(range(part.size) for part in apart)):
-            for part, place in zip(apart, places, strict=True):
+        for places in product(*(range(part.size) for part in program_axes)):
+            for part, place in zip(program_axes, places, strict=True):
                 part.at = place
             yield self.program(iteration)
 
@@ -215,7 +221,7 @@ def _with_parts(
         raise OptionError(
             f"{name}={size} neither divides the {shards} GPUs of {shown} nor is a multiple of them", where="parallel"
         )
-    return replace(mesh, parts=(*mesh.parts, Parts(name, data_axes, ranks if size is None else size)))
+    return replace(mesh, subgroups=(*mesh.subgroups, Subgroups(name, data_axes, ranks if size is None else size)))
 
 
 def _adds_none(name: str) -> OptionError:
@@ -224,36 +230,42 @@ def _adds_none(name: str) -> OptionError:
     )
 
 
-def _data_axes(parts: list[Extrapolator]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _data_axes(parallelisms: list[Extrapolator]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The axes along which gradients are summed, and those of them over which the optimizer is sharded."""
     reducing = [
-        part.axis for part in parts if part.sums_gradients and part.place == "react" and not part.shards_optimizer
+        part.axis
+        for part in parallelisms
+        if part.sums_gradients and part.level == "hooks" and not part.shards_optimizer
     ]
-    sharding = [part.axis for part in parts if part.shards_optimizer]
+    sharding = [part.axis for part in parallelisms if part.shards_optimizer]
     for names in (reducing, sharding):
         if len(names) > 1:
             raise OptionError(
                 f"{' and '.join(names)} do the same in two ways", where="parallel", fix="give one of them"
             )
-    inside = [part.axis for part in parts if part.sums_gradients and part.place == "shard"]
+    inside = [part.axis for part in parallelisms if part.sums_gradients and part.level == "operators"]
     return (*inside, *sharding, *reducing), (*inside, *sharding) if sharding else ()
 
 
-def _acting(place: Place, parts: list[Extrapolator], options: ParallelOptions) -> Iterator[Extrapolator]:
+def _acting(level: Level, parallelisms: list[Extrapolator], options: ParallelOptions) -> Iterator[Extrapolator]:
     """Yield what acts at a place. Where nothing else reduces the gradients of what divides samples, ``ddp`` does."""
-    acting = [part for part in parts if part.place == place]
-    if place == "shard":  # the outermost first: what is divided by samples or tokens is then divided by features
+    acting = [part for part in parallelisms if part.level == level]
+    if level == "operators":  # the outermost first: what is divided by samples or tokens is then divided by features
         acting.sort(key=lambda part: -part.order)
     yield from acting
-    summing = [part for part in parts if part.sums_gradients]
-    if place == "react" and options.training and summing and all(part.place == "shard" for part in summing):
-        yield DistributedDataParallel(1, options)
+    summing = [part for part in parallelisms if part.sums_gradients]
+    if level == "hooks" and options.training and summing and all(part.level == "operators" for part in summing):
+        yield _load(DEFAULT_GRADIENT_REDUCTION)(1, options)
 
 
-def _symmetry(parts: list[Extrapolator], mesh: Mesh) -> Symmetry | None:
+def _symmetry(parallelisms: list[Extrapolator], mesh: Mesh) -> Symmetry | None:
     """The ranks that do the same, where there are any and all parallelisms know."""
-    axes = [part.axis for part in parts if part.alike and part.size > 1]
-    return Symmetry(mesh, axes, rings=True) if axes and all(part.alike is not None for part in parts) else None
+    axes = [part.axis for part in parallelisms if part.identical_ranks and part.size > 1]
+    return (
+        Symmetry(mesh, axes, rings=True)
+        if axes and all(part.identical_ranks is not None for part in parallelisms)
+        else None
+    )
 
 
 def _transformed(part: Extrapolator, program: Program, mesh: Mesh) -> Program:
@@ -346,8 +358,8 @@ def _replica_batch(trace: Trace, options: ParallelOptions, replicas: int) -> int
     return options.global_batch_size // replicas
 
 
-def _micro_batches(parts: list[Extrapolator], batch_size: int, options: ParallelOptions) -> int:
-    count = options.micro_batches or max(part.micro_batches for part in parts)
+def _micro_batches(parallelisms: list[Extrapolator], batch_size: int, options: ParallelOptions) -> int:
+    count = options.micro_batches or max(part.micro_batches for part in parallelisms)
     if batch_size % count:
         raise OptionError(
             f"a batch of {batch_size} does not divide into {count} micro-batches",
@@ -372,7 +384,7 @@ def _program(
         training=options.training,
         gpu=trace.gpu,
         batch_size=size,
-        once=options.once,
+        deduplicate=options.deduplicate,
     )
     strange = unknown(trace.operators)
     if strange:
@@ -384,10 +396,10 @@ def _program(
     )
 
 
-def _writer(parts: list[Extrapolator]) -> Extrapolator | None:
+def _writer(parallelisms: list[Extrapolator]) -> Extrapolator | None:
     """The parallelism that writes its tasks itself, if there is one; it stands alone."""
-    writers = [part for part in parts if type(part).tasks is not Extrapolator.tasks]
-    if writers and len(parts) > 1:
+    writers = [part for part in parallelisms if type(part).tasks is not Extrapolator.tasks]
+    if writers and len(parallelisms) > 1:
         raise OptionError(
             f"{type(writers[0]).__name__} writes its own tasks, so it cannot be combined with others", where="parallel"
         )

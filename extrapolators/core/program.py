@@ -16,14 +16,13 @@ from triosim import gpus
 from triosim.compute.base import ComputeModel
 from triosim.compute.models.roofline import STAND_IN
 from triosim.compute.pricing.repricing import reprice
-from triosim.extrapolators.core.mesh import Along, Beside
-from triosim.extrapolators.core.schedule import ActionPhase, Schedule
+from triosim.extrapolators.core.mesh import ExpertReplicas, GroupAxes
+from triosim.extrapolators.core.schedule import ActionPhase, ScheduleTable
 from triosim.tasks import CollectiveKind, Layers
 from triosim.trace import DTYPE_BYTES, Operator, Phase, Tensor
 
 if TYPE_CHECKING:
-    from triosim.extrapolators.core.hooks import Reaction
-    from triosim.tasks import Communicator
+    from triosim.extrapolators.core.hooks import RankContext, TrainingHooks
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +100,7 @@ class Await:
     key: str
 
 
-Item = Operator | Communicate | Send | Receive | Exchange | Await
+BlockItem = Operator | Communicate | Send | Receive | Exchange | Await
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,14 +109,14 @@ class Block:
 
     layer: str
     phase: Phase
-    items: tuple[Item, ...]
+    items: tuple[BlockItem, ...]
 
     @property
     def operators(self) -> tuple[Operator, ...]:
         """The operators among the items."""
         return tuple([item for item in self.items if isinstance(item, Operator)])
 
-    def of(self, items: tuple[Item, ...]) -> Block:
+    def of(self, items: tuple[BlockItem, ...]) -> Block:
         """Return the block of other items: itself where they are its own."""
         return self if items == self.items else Block(self.layer, self.phase, items)
 
@@ -207,9 +206,8 @@ class Stage:
         return tuple(gradient for _, gradient in found)
 
 
-#: Makes what a stage's ranks share of a reaction, from the stage and its gradients; then each rank's own, from its group
-#: and its number.
-ReactionMaker = Callable[["Stage", "tuple[Gradient, ...]"], Callable[["Communicator", int], "Reaction"]]
+#: Makes hooks in two steps: what the ranks of a stage share, from the stage and its gradients; then each rank's own.
+HooksFactory = Callable[["Stage", "tuple[Gradient, ...]"], Callable[["RankContext"], "TrainingHooks"]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,32 +217,32 @@ class Program:
     Micro-batches go through ``stages`` one after the other; ``schedule`` says when, and at which place of ``stage_axis``, the
     axis of the pipeline. ``optimizers`` are those of the places, where a pipeline divides them; otherwise it is the stage's.
     ``weight_part`` are the backward operators that compute gradients of parameters alone, where some schedule runs them
-    apart. ``reactions`` are pairs of an axis (or several, taken as one) and what makes each rank's reaction along it.
+    apart. ``hooks`` are pairs of an axis (or several, taken as one) and what makes each rank's reaction along it.
     ``batch_size`` is that of a micro-batch. The ranks along ``data_axes`` have the same parameters and see other data, so
     that gradients are summed over all of these axes together; ``sharded_axes`` are those over which the optimizer is sharded.
-    ``experts`` are the storages of parameters that only some of these ranks have: those at the same place of ``expert_parts``.
+    ``experts`` are the storages of parameters that only some of these ranks have: those at the same place of ``expert_axis``.
     ``kept`` are storages that are kept, read or not, until an operator of the backward pass runs, by this operator.
-    What is the same of several layers is worked out ``once``, or for each.
+    What is the same of several layers is worked out ``deduplicate``, or for each.
     """
 
     stages: tuple[Stage, ...]
     model: ComputeModel
-    schedule: Schedule
+    schedule: ScheduleTable
     stage_axis: str | None = None
     optimizers: tuple[tuple[Block, ...], ...] = ()
     weight_part: frozenset[int] = frozenset()
-    reactions: tuple[tuple[Along, ReactionMaker], ...] = ()
+    hooks: tuple[tuple[GroupAxes, HooksFactory], ...] = ()
     data_axes: tuple[str, ...] = ()
     sharded_axes: tuple[str, ...] = ()
     experts: frozenset[int] = frozenset()
-    expert_parts: str = ""
+    expert_axis: str = ""
     kept: Mapping[int, frozenset[int]] = field(default_factory=dict)
     gradient_dtype: str | None = None
     training: bool = True
     notes: tuple[str, ...] = ()
     gpu: str = ""
     batch_size: int = 0
-    once: bool = True
+    deduplicate: bool = True
 
     @property
     def operators(self) -> tuple[Operator, ...]:
@@ -253,9 +251,9 @@ class Program:
         blocks = [block for phase in phases for stage in self.stages for block in getattr(stage, phase)]
         return tuple([i for block in chain(blocks, *self.optimizers) for i in block.items if isinstance(i, Operator)])
 
-    def with_same(self, axes: tuple[str, ...], *, experts: bool) -> Along:
+    def with_same(self, axes: tuple[str, ...], *, experts: bool) -> GroupAxes:
         """Return the ranks along some data axes that have the same parameters: dense ones, or experts."""
-        return Beside(axes, self.expert_parts) if experts else axes
+        return ExpertReplicas(axes, self.expert_axis) if experts else axes
 
     @property
     def micro_batches(self) -> int:
@@ -273,7 +271,7 @@ class Program:
         if phase == "backward":
             return whole
 
-        def belongs(item: Item) -> bool:
+        def belongs(item: BlockItem) -> bool:
             if isinstance(item, Operator):
                 return (item.id in self.weight_part) == (phase == "weight")
             return (isinstance(item, Communicate) and item.of_weights) == (phase == "weight")
@@ -306,10 +304,10 @@ class Program:
         after = tuple(shapes.get(operator.id, operator) for operator in before)
         if after == before:
             return self
-        priced = {new.id: new for new in reprice(before, after, self.model, self.gpu, once=self.once)}
+        priced = {new.id: new for new in reprice(before, after, self.model, self.gpu, once=self.deduplicate)}
         old = {operator.id: operator for operator in before}
 
-        def reshaped(item: Item) -> Item:
+        def reshaped(item: BlockItem) -> BlockItem:
             if isinstance(item, Operator):
                 return priced[item.id]
             return item.divided(old, priced) if isinstance(item, Communicate) else item
@@ -317,7 +315,7 @@ class Program:
         rewritten = self.rewritten(lambda block: map(reshaped, block.items))
         return rewritten.noted(note, *_stand_in(self.gpu, priced.values()))
 
-    def rewritten(self, items: Callable[[Block], Iterable[Item]]) -> Program:
+    def rewritten(self, items: Callable[[Block], Iterable[BlockItem]]) -> Program:
         """Return the program with the items of each block replaced."""
 
         def blocks(old: tuple[Block, ...]) -> tuple[Block, ...]:

@@ -1,7 +1,7 @@
 """Activation recomputation: the backward pass of a unit first computes again what the forward pass did not keep.
 
 Chen et al. 2016 ("Training Deep Nets with Sublinear Memory Cost"), and Korthikanti et al. 2022 for the selective policy. A
-policy says what runs again in each unit (``triosim.extrapolators.core.module_units``), just before the unit's backward pass:
+policy says what runs again in each unit (``triosim.trace.numbered_modules``), just before the unit's backward pass:
 
 - ``full``: all of its forward pass, as Megatron-LM does, its collectives included.
 - ``checkpoint``: what its backward pass needs, as ``torch.utils.checkpoint`` does, which stops early: the last operators,
@@ -20,13 +20,13 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from triosim.errors import OptionError, TraceError, nearest
-from triosim.extrapolators.core.module_units import ROOT, unit_of
-from triosim.extrapolators.core.program import Await, Block, Communicate, Item, Program, Stage
-from triosim.extrapolators.pipeline.stages import backward_places
+from triosim.extrapolators.core.backward_blocks import forward_block_of_each_backward
+from triosim.extrapolators.core.program import Await, Block, BlockItem, Communicate, Program, Stage
 from triosim.operators.features import base_name
 from triosim.operators.kinds import kind_of
 from triosim.sharding.shards import weighted
 from triosim.trace import Operator
+from triosim.trace.numbered_modules import ROOT, numbered_module_of
 
 POLICIES = ("none", "full", "selective", "checkpoint")
 
@@ -76,8 +76,8 @@ class _Recomputation:
 
     def backward(self) -> tuple[Block, ...]:
         """The backward blocks, with those that run again ahead of the first one of each unit."""
-        units = [unit_of(block.layer) for block in self._stage.forward]
-        of_backward = [units[place] for place in backward_places(self._stage)]
+        units = [numbered_module_of(block.layer) for block in self._stage.forward]
+        of_backward = [units[place] for place in forward_block_of_each_backward(self._stage)]
         backward: dict[str, list[Operator]] = {}
         for unit, block in zip(of_backward, self._stage.backward, strict=True):
             backward.setdefault(unit, []).extend(block.operators)
@@ -111,7 +111,7 @@ class _Recomputation:
             if items:
                 yield Block(block.layer, "backward", items)
 
-    def _copy(self, item: Item) -> Item:
+    def _copy(self, item: BlockItem) -> BlockItem:
         if isinstance(item, Operator):
             self.next_id += 1
             return replace(item, id=self.next_id - 1, phase="backward", recomputed=True)
@@ -120,7 +120,7 @@ class _Recomputation:
         return item
 
 
-def _with_collectives(items: Sequence[Item], chosen: set[int]) -> Iterable[Item]:
+def _with_collectives(items: Sequence[BlockItem], chosen: set[int]) -> Iterable[BlockItem]:
     """The chosen operators, and what is communicated for them: what stands after an operator, up to the next one.
 
     What stands ahead of a block's first operator belongs to that one.
@@ -206,7 +206,7 @@ def _saved(operators: Iterable[Operator], keeps: Iterable[_Kept]) -> frozenset[i
 
 
 def _check_modules(modules: frozenset[str], program: Program) -> None:
-    known = {part for one in program.operators if unit_of(one.layer) for part in one.layer.split(".")}
+    known = {part for one in program.operators if numbered_module_of(one.layer) for part in one.layer.split(".")}
     for name in sorted(modules - known):
         raise OptionError(f"no module is called '{name}'", where="recompute", fix=nearest(name, sorted(known)))
 

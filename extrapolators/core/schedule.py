@@ -49,7 +49,7 @@ Where = Callable[[int, Action], str]
 
 
 @dataclass(frozen=True)
-class Schedule:
+class ScheduleTable:
     """``rows`` are the slots of each place of the pipeline, in order. Raises ``OptionError`` for what cannot run."""
 
     rows: tuple[tuple[Slot, ...], ...]
@@ -66,7 +66,7 @@ class Schedule:
         object.__setattr__(self, "_places", places)
 
     @classmethod
-    def of(cls, rows: Sequence[Sequence[Action]]) -> Schedule:
+    def of(cls, rows: Sequence[Sequence[Action]]) -> ScheduleTable:
         """Return the schedule in which each place runs one action at a time."""
         return cls(tuple(tuple((action,) for action in row) for row in rows))
 
@@ -106,12 +106,12 @@ class Schedule:
                 found[action.stage, half] = action
         return found
 
-    def forward_alone(self) -> Schedule:
+    def forward_alone(self) -> ScheduleTable:
         """Return what is left of it for inference."""
         kept = (
             tuple(tuple(action for action in slot if action.phase == "forward") for slot in row) for row in self.rows
         )
-        return Schedule(tuple(tuple(slot for slot in row if slot) for row in kept), self.where)
+        return ScheduleTable(tuple(tuple(slot for slot in row if slot) for row in kept), self.where)
 
     # ---- what cannot run ----------------------------------------------------------------------------------------
 
@@ -189,13 +189,13 @@ class Schedule:
         return OptionError(f"{action} {what}", where=where, fix=fix)
 
 
-def accumulate(micro_batches: int) -> Schedule:
+def accumulate(micro_batches: int) -> ScheduleTable:
     """Each micro-batch forward and backward in turn: gradient accumulation, or with one micro-batch the plain step."""
     phases: tuple[ActionPhase, ...] = ("forward", "backward")
-    return Schedule.of([[Action(0, phase, index) for index in range(micro_batches) for phase in phases]])
+    return ScheduleTable.of([[Action(0, phase, index) for index in range(micro_batches) for phase in phases]])
 
 
-def in_flight(schedule: Schedule, rank: int, weight: Callable[[int], float] | None = None) -> float:
+def in_flight(schedule: ScheduleTable, rank: int, weight: Callable[[int], float] | None = None) -> float:
     """Return how many micro-batches a place of the pipeline holds activations of at once, at most.
 
     Each stage of the place counts for itself: from when its forward pass of a micro-batch starts until its backward pass is

@@ -12,7 +12,7 @@ class Single(Extrapolator):
     """Changes nothing."""
 
     axis = "single"
-    alike = True
+    identical_ranks = True
     default_size = 1
 
     def __init__(self, size: int, options: ParallelOptions) -> None:

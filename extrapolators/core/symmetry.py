@@ -1,7 +1,7 @@
-"""Ranks that do the same: along some axes of the mesh every rank does what the first one does, to itself or to its own group.
+"""Symmetries of a mesh: ranks along some axes do the same as each other, each in its own place and with its own group.
 
-So one rank stands for all that differ from it along these axes alone, and a group or a pair of ranks for its copies: the same
-ranks moved along the axes.
+So one representative stands for all ranks that differ from it along these axes alone, and one group or transfer for its orbit:
+the groups or transfers that shifts along the axes turn it into.
 """
 
 from __future__ import annotations
@@ -17,47 +17,51 @@ from triosim.networks.topology.link_symmetry import Rotation
 
 
 @dataclass(frozen=True, slots=True)
-class Copies:
-    """Where the copies of a group stand: ``steps`` along each axis, of so many ranks each (its whole size: no copy there)."""
+class Orbit:
+    """The groups (or transfers) that shifts turn one group into: along each axis there is one every ``steps`` ranks.
+
+    Where a step is the axis' whole size, the group spans the axis, and shifting it along this axis leaves it the same.
+    """
 
     steps: tuple[int, ...]
 
 
 class Symmetry:
-    """The ranks of a mesh, of which those along ``axes`` do the same. Moves are places along these axes.
+    """The symmetry of a mesh whose ranks along ``axes`` do the same. A shift is how far to rotate along each of these axes.
 
-    Where an axis has ``parts``, those at the same place of each part do the same, and those within one if its name is an axis.
-    In ``rings`` what one of them sends to the next, each does, the last one to the first.
+    Where an axis is divided into subgroups, ranks at equal coordinates of their subgroups do the same; ranks within a
+    subgroup do if its name is among the axes. With ``rings``, what a rank sends to the next one along an axis, every rank of
+    the axis sends to its next, the last one to the first.
     """
 
     def __init__(self, mesh: Mesh, axes: Sequence[str], *, rings: bool = False) -> None:
         self.rotations = tuple(_rotations(mesh, axes))
         self.world = mesh.world
         self._rings = rings
-        self._groups: dict[tuple[int, ...], int] = {}
+        self._multiplicities: dict[tuple[int, ...], int] = {}
 
     @property
     def representatives(self) -> tuple[int, ...]:
-        """The ranks that stand for themselves and for others."""
+        """The ranks that represent their class."""
         return tuple(rank for rank in range(self.world) if self.representative(rank) == rank)
 
     def representative(self, rank: int) -> int:
-        """Return the rank that stands for one."""
+        """Return the representative of the class that a rank belongs to."""
         return rank - sum(rotation.position(rank) * rotation.stride for rotation in self.rotations)
 
-    def fewer(self) -> Iterator[Symmetry]:
-        """Yield what is left without one of the axes, the shortest first."""
+    def without_one_axis(self) -> Iterator[Symmetry]:
+        """Yield the weaker symmetries that lack one of the axes, the shortest axis first."""
         for left_out in sorted(self.rotations, key=lambda rotation: rotation.size):
             rest = tuple(rotation for rotation in self.rotations if rotation is not left_out)
             if rest:
                 found = copy(self)
-                found.rotations, found._groups = rest, {}
+                found.rotations, found._multiplicities = rest, {}
                 yield found
 
-    def copies(self, ranks: Sequence[int]) -> Copies | None:
-        """Return where the copies of some ranks stand; None where they are no block along an axis, so that nobody can say.
+    def orbit(self, ranks: Sequence[int]) -> Orbit | None:
+        """Return the orbit of a group; None where it is not known, because the ranks are no block along some axis.
 
-        Along an axis the ranks stand at one place, or at the first ones.
+        In a block, the coordinates along an axis are 0 to n - 1, and n divides the axis.
         """
         steps = []
         for rotation in self.rotations:
@@ -65,70 +69,67 @@ class Symmetry:
             if places != list(range(len(places))) or rotation.size % len(places):
                 return None
             steps.append(len(places))
-        return Copies(tuple(steps))
+        return Orbit(tuple(steps))
 
-    def pair(self, source: int, destination: int) -> Copies | None:
-        """Return where the copies of what a representative sends to another rank stand; None where nobody can say."""
+    def transfer_orbit(self, source: int, destination: int) -> Orbit | None:
+        """Return the orbit of a transfer from a representative; None where it is not known."""
         alone = all(rotation.position(source) == rotation.position(destination) == 0 for rotation in self.rotations)
         rings = self._rings and self.representative(source) == source
-        return Copies((1,) * len(self.rotations)) if alone or rings else None
+        return Orbit((1,) * len(self.rotations)) if alone or rings else None
 
-    def origin(self, source: int, destination: int) -> tuple[int, int]:
-        """Return between which ranks goes what stands for a transfer: the one of which it is a copy, from a representative."""
+    def representative_transfer(self, source: int, destination: int) -> tuple[int, int]:
+        """Return source and destination of the transfer from a representative that the given transfer is a copy of."""
         for rotation in self.rotations:
             place = rotation.position(source)
             if place:
                 source, destination = rotation.shifted(source, -place), rotation.shifted(destination, -place)
         return source, destination
 
-    def moved(self, rank: int, move: Sequence[int]) -> int:
-        """Return the rank that a move leads to, beyond the last one of an axis from the first one on."""
-        for place, rotation in zip(move, self.rotations, strict=True):
+    def shifted(self, rank: int, shift: Sequence[int]) -> int:
+        """Return the rank that a shift turns ``rank`` into; beyond the last rank of an axis it goes on from the first."""
+        for place, rotation in zip(shift, self.rotations, strict=True):
             if place:
                 rank = rotation.shifted(rank, place)
         return rank
 
-    def moves(self, copies: Copies, still: Container[Rotation] = ()) -> Iterator[tuple[int, ...]]:
-        """Yield the moves that lead to the copies of a group, the first of which leaves it where it is.
-
-        Along the axes that are ``still`` nothing moves.
-        """
-        axes = zip(self.rotations, copies.steps, strict=True)
+    def shifts(self, orbit: Orbit, still: Container[Rotation] = ()) -> Iterator[tuple[int, ...]]:
+        """Yield one shift for each member of an orbit, the identity first; along the axes ``still`` all shifts are 0."""
+        axes = zip(self.rotations, orbit.steps, strict=True)
         yield from product(*(range(0, 1 if axis in still else axis.size, step) for axis, step in axes))
 
-    def groups(self, ranks: Sequence[int]) -> int:
-        """Return for how many groups one stands."""
+    def group_multiplicity(self, ranks: Sequence[int]) -> int:
+        """Return how many groups a simulated group stands for."""
         key = tuple(ranks)
-        if key not in self._groups:
-            found = self.copies(key)
-            self._groups[key] = 1 if found is None else self._count(found)
-        return self._groups[key]
+        if key not in self._multiplicities:
+            found = self.orbit(key)
+            self._multiplicities[key] = 1 if found is None else self._size(found)
+        return self._multiplicities[key]
 
-    def pairs(self, source: int, destination: int) -> int:
-        """Return for how many transfers one stands."""
-        found = self.pair(source, destination)
-        return 1 if found is None else self._count(found)
+    def transfer_multiplicity(self, source: int, destination: int) -> int:
+        """Return how many transfers a simulated transfer stands for."""
+        found = self.transfer_orbit(source, destination)
+        return 1 if found is None else self._size(found)
 
-    def _count(self, copies: Copies) -> int:
-        return math.prod(axis.size // step for axis, step in zip(self.rotations, copies.steps, strict=True))
+    def _size(self, orbit: Orbit) -> int:
+        return math.prod(axis.size // step for axis, step in zip(self.rotations, orbit.steps, strict=True))
 
-    def by(self, move: Sequence[int]) -> int:
-        """Return by how much a move to a copy of a group changes the numbers of its ranks."""
-        return sum(place * axis.stride for place, axis in zip(move, self.rotations, strict=True))
+    def rank_offset(self, shift: Sequence[int]) -> int:
+        """Return what a shift adds to the numbers of a group's ranks, where it does not go beyond an axis' end."""
+        return sum(place * axis.stride for place, axis in zip(shift, self.rotations, strict=True))
 
-    def then(self, first: Sequence[int], second: Sequence[int], copies: Copies) -> tuple[int, ...]:
-        """Return the move to the copy that two moves, one after the other, lead to."""
+    def combined_shift(self, first: Sequence[int], second: Sequence[int], orbit: Orbit) -> tuple[int, ...]:
+        """Return the shift, as ``shifts`` yields it, to the member of an orbit that two shifts in a row lead to."""
         return tuple(
             (a + b) % axis.size // step * step
-            for a, b, axis, step in zip(first, second, self.rotations, copies.steps, strict=True)
+            for a, b, axis, step in zip(first, second, self.rotations, orbit.steps, strict=True)
         )
 
 
 def _rotations(mesh: Mesh, axes: Sequence[str]) -> Iterator[Rotation]:
-    """One rotation an axis; where it has parts, one along the neighbours in a part, and one from part to part."""
+    """Yield a rotation for each axis; for a divided axis one within its subgroups, and one from subgroup to subgroup."""
     stride = 1
     for axis in mesh.axes:
-        inside = {view.name: mesh.within(view, axis.name) for view in mesh.parts if axis.name in view.axes}
+        inside = {view.name: mesh.within(view, axis.name) for view in mesh.subgroups if axis.name in view.axes}
         bounds = sorted({1, axis.size, *(size or 0 for size in inside.values())})
         whole = bounds[0] > 0 and not any(outer % inner for inner, outer in pairwise(bounds))
         for inner, outer in pairwise(bounds) if whole else ():

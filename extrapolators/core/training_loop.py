@@ -5,9 +5,17 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from triosim.extrapolators.core.hooks import Reaction
-from triosim.extrapolators.core.lowering import Act, Heard, Lowering, Ready, Run, Script, Step
-from triosim.extrapolators.core.memory_ledger import Ledger
+from triosim.extrapolators.core.hooks import RankContext, TrainingHooks
+from triosim.extrapolators.core.lowering import (
+    GradientReady,
+    HookedParameters,
+    Instruction,
+    InstructionList,
+    Lowering,
+    RunOperators,
+    ScheduledAction,
+)
+from triosim.extrapolators.core.memory_tracker import UNTRACKED, MemoryTracker
 from triosim.extrapolators.core.program import Await, Block, Communicate, Exchange, Send
 from triosim.extrapolators.core.schedule import ActionPhase
 from triosim.tasks import (
@@ -31,29 +39,27 @@ _NOTHING: frozenset[int] = frozenset()
 _OPTIMIZER = -1  # the micro-batch of what comes once
 
 
-class Loop:
+class TrainingLoop:
     """The training loop of one rank. A loop is used once; ``tasks`` is all of it.
 
-    With a ``ledger``, it is told which operators run, and they are no tasks.
+    With a ``tracker``, it is told which operators run, and they are no tasks.
     """
 
-    def __init__(self, lowering: Lowering, rank: int, ledger: Ledger | None = None) -> None:
+    def __init__(self, lowering: Lowering, rank: int, tracker: MemoryTracker | None = None) -> None:
         self._lowering = lowering
         self._mesh = lowering.mesh
         self._rank = rank
         self._place = lowering.place(rank)
-        self._reactions = [
-            make(lowering.mesh.group(axis, rank), rank) for axis, make in lowering.reactions[self._place]
+        self._hooks = [
+            make(RankContext(lowering.mesh.group(axes, rank), rank, tracker or UNTRACKED))
+            for axes, make in lowering.hooks[self._place]
         ]
-        self._ledger = ledger
-        if ledger is not None:
-            for reaction in self._reactions:
-                reaction.ledger = ledger
-        self._hears_blocks = [
-            one for one in self._reactions if type(one).parameters_needed is not Reaction.parameters_needed
+        self._tracker = tracker
+        self._parameter_hooks = [
+            one for one in self._hooks if type(one).parameters_needed is not TrainingHooks.parameters_needed
         ]
-        self._each_time = [reaction for reaction in self._reactions if reaction.each_micro_batch]
-        self._heard, self._heard_each_time = _heard(self._reactions), _heard(self._each_time)
+        self._each_time = [hooks for hooks in self._hooks if hooks.each_micro_batch]
+        self._heard, self._heard_each_time = _heard(self._hooks), _heard(self._each_time)
         self._arriving: dict[tuple[str, int], Handle] = {}  # by key and micro-batch
         self._made: dict[int, Task | None] = {}  # by id() of a step, which the lowering keeps
 
@@ -65,16 +71,16 @@ class Loop:
 
     def step(self) -> TaskStream:
         """One step: every micro-batch forward and backward as scheduled, then the optimizer."""
-        for reaction in self._reactions:
-            yield from _all(reaction.step_begins())
+        for hooks in self._hooks:
+            yield from _all(hooks.step_begins())
         axis = self._lowering.program.stage_axis
         for turn in self._lowering.turns[self._place]:
             for posted in turn.receives:
                 assert axis is not None, "only a pipeline sends between places"
                 peer = self._mesh.neighbour(axis, self._rank, posted.place)
                 handle = yield Recv(peer, stream=f"receive from {peer}", label=axis)
-                if self._ledger is not None:
-                    self._ledger.posted(posted)
+                if self._tracker is not None:
+                    self._tracker.receive_posted(posted)
                 self._arriving[posted.key, posted.micro_batch] = handle
             if len(turn.acts) == 1:
                 yield from self._act(turn.acts[0])
@@ -93,44 +99,44 @@ class Loop:
 
     def optimizer(self) -> TaskStream:
         """What is pending is waited for, then the parameters are updated."""
-        for reaction in self._reactions:
-            yield from _all(reaction.before_optimizer())
-        if all(reaction.runs_optimizer for reaction in self._reactions):
+        for hooks in self._hooks:
+            yield from _all(hooks.before_optimizer())
+        if all(hooks.runs_optimizer for hooks in self._hooks):
             yield from self._run(self._lowering.optimizer(self._place), _OPTIMIZER)
-        for reaction in self._reactions:
-            yield from _all(reaction.after_optimizer())
+        for hooks in self._hooks:
+            yield from _all(hooks.after_optimizer())
 
     @property
-    def reactions(self) -> Sequence[Reaction]:
+    def hooks(self) -> Sequence[TrainingHooks]:
         """The rank's reactions."""
-        return self._reactions
+        return self._hooks
 
-    def _only(self, phase: ActionPhase, *, last: bool) -> Act:
+    def _only(self, phase: ActionPhase, *, last: bool) -> ScheduledAction:
         """The last action of a phase, or what another one would be."""
         acts = [act for turn in self._lowering.turns[self._place] for act in turn.acts if act.action.phase == phase]
         return acts[-1] if last else replace(acts[-1], complete=_NOTHING)
 
-    def _act(self, act: Act) -> TaskStream:
+    def _act(self, act: ScheduledAction) -> TaskStream:
         """What one action of the schedule comes to."""
         action = act.action
-        if self._ledger is not None:
-            self._ledger.begins(act)
+        if self._tracker is not None:
+            self._tracker.action_begins(act)
         if action.phase == "forward":
             nbytes = self._lowering.input_bytes[action.stage]
             if self._lowering.copy_input and nbytes:
                 copied = yield Copy("host", "device", nbytes, label="input")
                 yield Wait((copied,))
-        needs = self._needs if self._hears_blocks and action.phase != "weight" else None  # which needs no parameters
+        needs = self._needs if self._parameter_hooks and action.phase != "weight" else None  # which needs no parameters
         script = self._lowering.script(act, needs=needs, heard=self._heard, each_time=self._heard_each_time)
         yield from self._run(script, action.micro_batch)
         if action.phase == "forward":
-            for reaction in self._reactions:
-                yield from _all(reaction.forward_ends())
+            for hooks in self._hooks:
+                yield from _all(hooks.forward_ends())
 
     def _needs(self, block: Block) -> Hashable:
-        return tuple(reaction.needs(block) for reaction in self._hears_blocks)
+        return tuple(hooks.parameter_key(block) for hooks in self._parameter_hooks)
 
-    def _side_by_side(self, acts: Sequence[Act]) -> TaskStream:
+    def _side_by_side(self, acts: Sequence[ScheduledAction]) -> TaskStream:
         """Several actions at once, each on a stream of its own.
 
         They begin together and end together: what they make is sent when all are through. The compute units take turns, so
@@ -176,7 +182,7 @@ class Loop:
             return replace(task, issuer=stream)  # type: ignore[call-arg]  # it has one
         return task
 
-    def _run(self, script: Script, micro_batch: int) -> TaskStream:
+    def _run(self, script: InstructionList, micro_batch: int) -> TaskStream:
         """Go through a script. Operators run in a row until something else must be done between them."""
         start = end = 0
 
@@ -184,16 +190,16 @@ class Loop:
             nonlocal start
             if start < end:
                 first, start = start, end
-                if self._ledger is not None:
-                    self._ledger.ran(script, first, end, micro_batch)
+                if self._tracker is not None:
+                    self._tracker.operators_ran(script, first, end, micro_batch)
                 else:
                     yield self._lowering.compute(script, first, end)
 
         for step in script.steps:
-            if isinstance(step, Run):
+            if isinstance(step, RunOperators):
                 end = step.end
                 continue
-            if self._ledger is None and isinstance(step, Communicate) and step.key is None:
+            if self._tracker is None and isinstance(step, Communicate) and step.key is None:
                 together = self._together(step)
                 if together is not None:
                     if start < end:
@@ -201,11 +207,11 @@ class Loop:
                         yield self._lowering.compute(script, first, end)
                     yield Wait(((yield together),))
                 continue
-            if self._ledger is not None and not isinstance(step, (Ready, Block)):
+            if self._tracker is not None and not isinstance(step, (GradientReady, Block)):
                 continue  # what is sent takes no memory but its own
             for tasks in self._does(step, micro_batch):
-                if self._ledger is not None:
-                    yield from computed()  # what a reaction takes, it takes after them
+                if self._tracker is not None:
+                    yield from computed()  # the hooks allocate after them
                 # Drawn by hand, so that the operators so far run before its first task, and only if it has one.
                 answer = None
                 while True:
@@ -217,24 +223,24 @@ class Loop:
                     answer = yield task
         yield from computed()
 
-    def _does(self, step: Step, micro_batch: int) -> Iterable[TaskStream]:
+    def _does(self, step: Instruction, micro_batch: int) -> Iterable[TaskStream]:
         """What a step other than computing comes to."""
         if isinstance(step, Block):
-            needed = [reaction.parameters_needed(step) for reaction in self._hears_blocks]
+            needed = [hooks.parameters_needed(step) for hooks in self._parameter_hooks]
             return [tasks for tasks in needed if tasks is not None]
-        if isinstance(step, Ready):
-            return self._reacts(step)
+        if isinstance(step, GradientReady):
+            return self._gradient_ready(step)
         return (self._communicate(step, micro_batch),)
 
-    def _reacts(self, step: Ready) -> Iterator[TaskStream]:
-        """What a gradient comes to: for one reaction after the other."""
-        for reaction in self._reactions if step.complete else self._each_time:
-            if reaction.acts_on is None or step.gradient.parameter.id in reaction.acts_on:
-                tasks = reaction.gradient_ready(step.gradient)
+    def _gradient_ready(self, step: GradientReady) -> Iterator[TaskStream]:
+        """What the hooks do with a gradient, one after the other."""
+        for hooks in self._hooks if step.complete else self._each_time:
+            if hooks.hooked_parameters is None or step.gradient.parameter.id in hooks.hooked_parameters:
+                tasks = hooks.gradient_ready(step.gradient)
                 if tasks is not None:
                     yield tasks
 
-    def _communicate(self, step: Run | Communicate | Send | Exchange | Await, micro_batch: int) -> TaskStream:
+    def _communicate(self, step: RunOperators | Communicate | Send | Exchange | Await, micro_batch: int) -> TaskStream:
         if isinstance(step, Communicate):
             task = self._together(step)
             if task is not None and step.key is not None:
@@ -282,15 +288,15 @@ class Loop:
         return SendTask(peer, step.nbytes, stream=f"send to {peer}", label=axis, layers=step.layers)
 
 
-def _heard(reactions: Sequence[Reaction]) -> Heard:
-    """The gradients that some reaction acts upon."""
-    sets = [r.acts_on for r in reactions if type(r).gradient_ready is not Reaction.gradient_ready]
+def _heard(hooks: Sequence[TrainingHooks]) -> HookedParameters:
+    """The parameters for whose gradients some hooks are called."""
+    sets = [r.hooked_parameters for r in hooks if type(r).gradient_ready is not TrainingHooks.gradient_ready]
     if len(sets) == 1:
         return sets[0]  # itself, of which the hash is known
     return None if None in sets else _NOTHING.union(*(one for one in sets if one is not None))
 
 
 def _all(tasks: TaskStream | None) -> TaskStream:
-    """Yield a reaction's tasks, if it has any."""
+    """Yield the tasks of a hook, if it has any."""
     if tasks is not None:
         yield from tasks

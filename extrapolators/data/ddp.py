@@ -13,10 +13,16 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 
 from triosim.extrapolators.core.extrapolator import DATA_ORDER, Extrapolator
-from triosim.extrapolators.core.hooks import Reaction, layers_of, reducing, require_gradients
+from triosim.extrapolators.core.hooks import (
+    RankContext,
+    TrainingHooks,
+    layers_of,
+    require_gradients,
+    with_gradient_hooks,
+)
 from triosim.extrapolators.core.mesh import Mesh
 from triosim.extrapolators.core.program import Gradient, Program, Stage
-from triosim.tasks import AllReduce, Communicator, Layers, TaskStream
+from triosim.tasks import AllReduce, Layers, TaskStream
 
 Bucket = tuple[Gradient, ...]
 
@@ -25,8 +31,8 @@ class DistributedDataParallel(Extrapolator):
     """``ddp``."""
 
     axis = "ddp"
-    place = "react"
-    alike = True
+    level = "hooks"
+    identical_ranks = True
     order = DATA_ORDER
     sums_gradients = True
 
@@ -35,13 +41,13 @@ class DistributedDataParallel(Extrapolator):
         require_gradients(program)
         if program.sharded_axes:
             return program  # what shards the optimizer reduces its shares along this axis
-        return reducing(program, program.data_axes, lambda _: self._reaction)
+        return with_gradient_hooks(program, program.data_axes, lambda _: self._reaction)
 
-    def _reaction(self, stage: Stage, gradients: tuple[Gradient, ...]) -> Callable[[Communicator, int], Reaction]:
+    def _reaction(self, stage: Stage, gradients: tuple[Gradient, ...]) -> Callable[[RankContext], TrainingHooks]:
         filled = buckets(gradients, self.options.first_bucket_bytes, self.options.bucket_bytes)
         due = completed(gradients, filled)
-        acts_on = frozenset(due)
-        return lambda group, rank: ReduceBuckets(group, rank, due, acts_on)
+        hooked_parameters = frozenset(due)
+        return lambda context: ReduceBuckets(context, due, hooked_parameters)
 
 
 def buckets(gradients: Sequence[Gradient], first_bytes: float, later_bytes: float) -> tuple[Bucket, ...]:
@@ -74,17 +80,17 @@ def completed(gradients: Sequence[Gradient], filled: Sequence[Bucket]) -> dict[i
     return found
 
 
-class ReduceBuckets(Reaction):
+class ReduceBuckets(TrainingHooks):
     """Reduces each bucket when its last gradient is ready; the optimizer waits for all."""
 
     def __init__(
-        self, group: Communicator, rank: int, due: Mapping[int, Sequence[Layers]], acts_on: frozenset[int]
+        self, context: RankContext, due: Mapping[int, Sequence[Layers]], hooked_parameters: frozenset[int]
     ) -> None:
-        super().__init__(group, rank)
+        super().__init__(context)
         self._due = due  # by parameter: the buckets that its gradient completes
-        self.acts_on = acts_on if not self.alone else frozenset()
+        self.hooked_parameters = hooked_parameters if not self.alone else frozenset()
 
-    def accumulates(self, gradient: Gradient) -> float:
+    def accumulated_bytes(self, gradient: Gradient) -> float:
         """Return the bytes of a gradient as it is computed: what is reduced is a copy."""
         return float(gradient.parameter.nbytes)
 
@@ -92,7 +98,7 @@ class ReduceBuckets(Reaction):
         """The buckets are there all the time, beside the gradients (``gradient_as_bucket_view=False``, as it is by default)."""
         if not self.alone:
             for number, layers in enumerate(chain.from_iterable(self._due.values())):
-                self.ledger.hold(
+                self.memory.allocate(
                     ("bucket", self, number), layers.total, "communication", min(layers.nbytes, default="")
                 )
 

@@ -11,7 +11,13 @@ from collections.abc import Callable
 from functools import partial
 
 from triosim.extrapolators.core.extrapolator import DATA_ORDER, Extrapolator
-from triosim.extrapolators.core.hooks import Reaction, layers_of, reducing, require_gradients
+from triosim.extrapolators.core.hooks import (
+    RankContext,
+    TrainingHooks,
+    layers_of,
+    require_gradients,
+    with_gradient_hooks,
+)
 from triosim.extrapolators.core.mesh import Mesh
 from triosim.extrapolators.core.program import Gradient, Program, Stage
 from triosim.sharding.dataflow import output_bytes
@@ -19,7 +25,6 @@ from triosim.tasks import (
     AllReduce,
     Broadcast,
     Collective,
-    Communicator,
     Gather,
     Layers,
     Reduce,
@@ -33,12 +38,12 @@ class DataParallel(Extrapolator):
     """``dp``."""
 
     axis = "dp"
-    place = "react"
+    level = "hooks"
     order = DATA_ORDER
     sums_gradients = True
 
     @property
-    def alike(self) -> bool:  # type: ignore[override]  # it depends on the style
+    def identical_ranks(self) -> bool:  # type: ignore[override]  # it depends on the style
         """Not where the first rank does for all what the others do not."""
         return self.options.dp_style != "replicate"
 
@@ -48,20 +53,20 @@ class DataParallel(Extrapolator):
         if program.sharded_axes:
             return program  # what shards the optimizer reduces its shares along this axis
         make = partial(replicate, program.micro_batches) if self.options.dp_style == "replicate" else all_reduce
-        return reducing(program, program.data_axes, lambda _: make)
+        return with_gradient_hooks(program, program.data_axes, lambda _: make)
 
 
-def all_reduce(stage: Stage, gradients: tuple[Gradient, ...]) -> Callable[[Communicator, int], Reaction]:
+def all_reduce(stage: Stage, gradients: tuple[Gradient, ...]) -> Callable[[RankContext], TrainingHooks]:
     """Make the reaction of standard data parallelism."""
     nbytes, layers = sum(gradient.nbytes for gradient in gradients), layers_of(gradients)
-    return lambda group, rank: AllReduceAll(group, rank, nbytes, layers)
+    return lambda context: AllReduceAll(context, nbytes, layers)
 
 
-class AllReduceAll(Reaction):
+class AllReduceAll(TrainingHooks):
     """One all-reduce of all gradients, after the backward pass."""
 
-    def __init__(self, group: Communicator, rank: int, nbytes: float, layers: Layers) -> None:
-        super().__init__(group, rank)
+    def __init__(self, context: RankContext, nbytes: float, layers: Layers) -> None:
+        super().__init__(context)
         self._nbytes = nbytes
         self._layers = layers
 
@@ -76,27 +81,27 @@ class AllReduceAll(Reaction):
 
 def replicate(
     micro_batches: int, stage: Stage, gradients: tuple[Gradient, ...]
-) -> Callable[[Communicator, int], Reaction]:
+) -> Callable[[RankContext], TrainingHooks]:
     """Make the reaction of ``torch.nn.DataParallel``."""
     parameters = float(sum(tensor.nbytes for tensor in stage.parameters))
     inputs = float(sum(tensor.nbytes for tensor in stage.inputs)) * micro_batches
     outputs, layers = output_bytes(stage), layers_of(gradients)
-    return lambda group, rank: Replicate(group, rank, parameters, inputs, outputs, layers)
+    return lambda context: Replicate(context, parameters, inputs, outputs, layers)
 
 
-class Replicate(Reaction):
+class Replicate(TrainingHooks):
     """Everything goes out from the group's first rank, and back to it."""
 
     def __init__(
-        self, group: Communicator, rank: int, parameters: float, inputs: float, outputs: float, gradients: Layers
+        self, context: RankContext, parameters: float, inputs: float, outputs: float, gradients: Layers
     ) -> None:
-        super().__init__(group, rank)
+        super().__init__(context)
         self._parameters = parameters
-        self._inputs = inputs * len(group.ranks)
-        self._outputs = outputs * len(group.ranks)
+        self._inputs = inputs * len(self.group.ranks)
+        self._outputs = outputs * len(self.group.ranks)
         self._gradients = gradients.total
         self._layers = gradients
-        self.runs_optimizer = rank == group.ranks[0]
+        self.runs_optimizer = self.rank == self.group.ranks[0]
 
     def step_begins(self) -> TaskStream:
         """Broadcast the parameters and scatter the input."""

@@ -10,26 +10,26 @@ of which the backward pass begins at once.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 
 from triosim.errors import OptionError, nearest
 from triosim.extrapolators.core.extrapolator import DATA_ORDER, Extrapolator
-from triosim.extrapolators.core.hooks import Reaction, layers_of, reacting, require_gradients
+from triosim.extrapolators.core.hooks import RankContext, TrainingHooks, layers_of, require_gradients, with_hooks
 from triosim.extrapolators.core.mesh import Mesh
-from triosim.extrapolators.core.module_units import ROOT, in_order, unit_of
 from triosim.extrapolators.core.program import Block, Gradient, Program, Stage
 from triosim.extrapolators.data.sharded_state import Copies, Sharing, scatter, sharings, with_sharded_optimizer
-from triosim.tasks import AllGather, Communicator, Handle, Layers, TaskStream, Wait
+from triosim.tasks import AllGather, Handle, Layers, TaskStream, Wait
 from triosim.trace import DTYPE_BYTES, Phase, Tensor, dtype_name
+from triosim.trace.numbered_modules import ROOT, numbered_module_of
 
 
 class FullySharded(Extrapolator):
     """``fsdp``; with ``dp`` or ``ddp`` around it, hybrid sharding."""
 
     axis = "fsdp"
-    place = "react"
-    alike = True
+    level = "hooks"
+    identical_ranks = True
     order = DATA_ORDER - 1  # next to the tensor axis, inside of the replicas
     sums_gradients = True
     shards_optimizer = True
@@ -49,18 +49,18 @@ class FullySharded(Extrapolator):
         )
         copies, kinds, experts = Copies(program), sharings(program, mesh), program.experts
 
-        def make(stage: Stage, gradients: tuple[Gradient, ...]) -> Callable[[Communicator, int], Reaction]:
+        def make(stage: Stage, gradients: tuple[Gradient, ...]) -> Callable[[RankContext], TrainingHooks]:
             shared = Shared(choices, Units.of(stage, gradients, choices, experts, kinds), copies, experts, kinds)
-            return lambda group, rank: ShardUnits(group, rank, shared)
+            return lambda context: ShardUnits(context, shared)
 
         if program.training:
             program = with_sharded_optimizer(program, mesh, self.axis, choices.shard_dtype)
         layers = {block.layer for stage in program.stages for block in stage.forward}
-        if choices.unit == "block" and not any(map(unit_of, layers)):
+        if choices.unit == "block" and not any(map(numbered_module_of, layers)):
             program = program.noted(
                 "fsdp: no module is numbered (layers.0), so that all parameters are one unit; --option unit=layer divides them"
             )
-        return reacting(program, program.sharded_axes, make)
+        return with_hooks(program, program.sharded_axes, make)
 
     def _said(self, option: str, usual: str, in_pipeline: str, mesh: Mesh) -> bool:
         """Whether an option is what it usually is: what the user says, or else as ``torch.distributed.pipelining`` has it,
@@ -94,7 +94,7 @@ class Choices:
 
     def unit_of(self, layer: str) -> str:
         """Return the unit that a layer is in."""
-        return {"block": unit_of(layer), "layer": layer, "model": ROOT}[self.unit]
+        return {"block": numbered_module_of(layer), "layer": layer, "model": ROOT}[self.unit]
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +155,7 @@ class Units:
         for name, parameter in completes.items():
             last[parameter] = (*last.get(parameter, ()), name)
         paths = {
-            block.layer: in_order(
+            block.layer: _distinct(
                 name
                 for name in (ROOT, choices.unit_of(block.layer), inner.get(block.layer, ROOT))
                 if name in parameters
@@ -164,7 +164,7 @@ class Units:
         }
 
         def order(blocks: tuple[Block, ...]) -> tuple[str, ...]:
-            return in_order(name for block in blocks for name in paths[block.layer] if name != ROOT)
+            return _distinct(name for block in blocks for name in paths[block.layer] if name != ROOT)
 
         return cls(
             {name: Layers(layers) for name, layers in parameters.items()},
@@ -195,40 +195,40 @@ class Shared:
         self.kept = frozenset(  # of which the backward pass begins at once
             unit for path in units.paths.values() if set(used_last) & set(path) for unit in (ROOT, *path)
         )
-        self.acts_on = frozenset(units.last)
+        self.hooked_parameters = frozenset(units.last)
         self.copies = copies
         self.experts = experts  # their storages
         self.kinds = kinds
 
 
-class ShardUnits(Reaction):
+class ShardUnits(TrainingHooks):
     """Gathers and scatters one rank's units."""
 
-    def __init__(self, group: Communicator, rank: int, shared: Shared) -> None:
-        super().__init__(group, rank)
+    def __init__(self, context: RankContext, shared: Shared) -> None:
+        super().__init__(context)
         self._shared = shared
         self._units = shared.units
-        self._groups = {kind: sharing.group(rank) for kind, sharing in shared.kinds.items()}
-        self._replicas = {kind: sharing.replicas(rank) for kind, sharing in shared.kinds.items()}
+        self._groups = {kind: sharing.group(self.rank) for kind, sharing in shared.kinds.items()}
+        self._replicas = {kind: sharing.replicas(self.rank) for kind, sharing in shared.kinds.items()}
         self._gathered: dict[str, Handle | None] = {}  # units that are whole here; None where they have been waited for
         self._phase: Phase | None = None
         self._inside: tuple[str, ...] = ()  # units, the outer ones first
         self._drained: str | None = None  # the unit whose buffer is read by a copy that nobody waits for
         self.each_micro_batch = shared.choices.each_micro_batch
-        self.acts_on = shared.acts_on
+        self.hooked_parameters = shared.hooked_parameters
 
-    def keeps(self, parameter: Tensor) -> float:
+    def resident_bytes(self, parameter: Tensor) -> float:
         """Return the bytes of a rank's share."""
         sharing = self._shared.kinds[parameter.storage in self._shared.experts]
         dtype = self._shared.choices.shard_dtype or parameter.dtype
         return float(math.prod(sharing.share(parameter.shape)) * DTYPE_BYTES[dtype])
 
-    def accumulates(self, gradient: Gradient) -> float:
+    def accumulated_bytes(self, gradient: Gradient) -> float:
         """Return the bytes of a gradient in the dtype that the backward pass computes it in."""
         parameter = gradient.parameter
         return float(parameter.numel * DTYPE_BYTES[self._shared.choices.dtype or parameter.dtype])
 
-    def needs(self, block: Block) -> Hashable:
+    def parameter_key(self, block: Block) -> Hashable:
         """Return the units that a block is in: where they stay the same, none of them begins."""
         return block.phase, self._units.paths[block.layer]
 
@@ -258,13 +258,13 @@ class ShardUnits(Reaction):
     def _copy_out(self, phase: Phase, unit: str) -> TaskStream:
         """Copy what was gathered of a unit to where its parameters are whole."""
         nbytes = self._units.parameters[unit].total
-        self.ledger.release(("gathered", self._drained))
-        self.ledger.hold(("whole", unit), nbytes, "communication", unit)
+        self.memory.free(("gathered", self._drained))
+        self.memory.allocate(("whole", unit), nbytes, "communication", unit)
         yield self._shared.copies.task("aten::split_with_sizes_copy", phase, unit, nbytes)
         if phase == "forward":
             self._drained = unit
         else:
-            self.ledger.release(("gathered", unit))
+            self.memory.free(("gathered", unit))
 
     def _give_back(self, phase: Phase, path: tuple[str, ...]) -> None:
         """Drop what is not kept of the units that are left; or of all, where another micro-batch begins."""
@@ -281,30 +281,30 @@ class ShardUnits(Reaction):
         for unit in units:
             if unit in self._gathered:
                 del self._gathered[unit]
-                self.ledger.release(("whole", unit))
+                self.memory.free(("whole", unit))
 
     def _gather(self, unit: str) -> TaskStream:
         if unit not in self._gathered:
             layers, group = self._units.parameters[unit], self._groups[unit in self._units.experts]
             gather = AllGather(layers.total, group, stream="fsdp all-gather", layers=layers)
-            self.ledger.hold(("gathered", unit), layers.total, "communication", unit, stream=gather.stream or "")
+            self.memory.allocate(("gathered", unit), layers.total, "communication", unit, stream=gather.stream or "")
             self._gathered[unit] = yield gather
 
     def forward_ends(self) -> None:
         """The root waits for its last copy."""
-        self.ledger.release(("gathered", self._drained))
+        self.memory.free(("gathered", self._drained))
 
     def gradient_ready(self, gradient: Gradient) -> TaskStream:
         """Scatter the gradients of the units that are complete, and give back their parameters."""
         for unit in self._units.last[gradient.parameter.id]:
             layers, kind = self._units.gradients[unit], unit in self._units.experts
-            self.ledger.release("scattered")  # the buffer of the unit before this one
+            self.memory.free("scattered")  # the buffer of the unit before this one
             self._drop(unit)
-            self.ledger.hold("scattered", layers.total, "communication", unit)
+            self.memory.allocate("scattered", layers.total, "communication", unit)
             yield self._shared.copies.task("aten::chunk_cat", "backward", unit, layers.total)
             for part in self._units.parts[unit]:
-                self.ledger.release(("gradient", part.parameter.storage))
-            self.ledger.hold(("share", unit), self._share(unit), "gradient", unit, stream="fsdp reduce-scatter")
+                self.memory.free(("gradient", part.parameter.storage))
+            self.memory.allocate(("share", unit), self._share(unit), "gradient", unit, stream="fsdp reduce-scatter")
             scattered = scatter(layers, self._groups[kind], self._replicas[kind], "fsdp reduce-scatter")
             self.pending.append((yield from scattered))
 
@@ -317,7 +317,7 @@ class ShardUnits(Reaction):
 
     def before_optimizer(self) -> TaskStream | None:
         """What was scattered is no longer needed, and neither is any unit whole."""
-        self.ledger.release("scattered")
+        self.memory.free("scattered")
         self._drop(*self._gathered)
         return super().before_optimizer()
 
@@ -326,3 +326,8 @@ class ShardUnits(Reaction):
         self._gathered.clear()
         self._phase, self._inside = None, ()
         return None
+
+
+def _distinct(names: Iterable[str]) -> tuple[str, ...]:
+    """Return names in the order in which they first come, each once."""
+    return tuple(dict.fromkeys(names))

@@ -24,10 +24,10 @@ from functools import partial
 from triosim.errors import OptionError
 from triosim.extrapolators.core.extrapolator import Extrapolator
 from triosim.extrapolators.core.hooks import require_gradients
-from triosim.extrapolators.core.memory_footprint import Holding
+from triosim.extrapolators.core.memory_footprint import MemoryFootprint
 from triosim.extrapolators.core.mesh import Mesh
 from triosim.extrapolators.core.program import Program
-from triosim.extrapolators.core.training_loop import Loop
+from triosim.extrapolators.core.training_loop import TrainingLoop
 from triosim.extrapolators.data.hop_graph import Graph, load
 from triosim.tasks import Handle, Iteration, Record, Recv, Send, TaskStream, WaitAny
 
@@ -61,11 +61,13 @@ class Hop(Extrapolator):
         """Return the training loop of one worker."""
         return Worker(rank, self.graph, self.rules, self.job, self.loop(rank)).tasks()
 
-    def holds(self, rank: int) -> Holding:
+    def memory_footprint(self, rank: int) -> MemoryFootprint:
         """Return a training step with the copy that is sent, and the update queues with room for all that may come."""
         queued = (self.rules.max_gap + 1) * len(self.graph.sources[rank]) * self.job.nbytes
         sent = self.job.nbytes if self.graph.destinations[rank] else 0.0
-        return Holding(beside=(("update queues", "communication", queued), ("what is sent", "communication", sent)))
+        return MemoryFootprint(
+            beside=(("update queues", "communication", queued), ("what is sent", "communication", sent))
+        )
 
     def _rules(self) -> Rules:
         rules = Rules(
@@ -118,7 +120,7 @@ class Job:
 class Worker:
     """One worker. Its program waits in ``_until``, which meanwhile sends what has its turn and takes in what arrives."""
 
-    def __init__(self, rank: int, graph: Graph, rules: Rules, job: Job, loop: Loop) -> None:
+    def __init__(self, rank: int, graph: Graph, rules: Rules, job: Job, loop: TrainingLoop) -> None:
         self._rank, self._rules, self._job, self._loop = rank, rules, job, loop
         self._sources, self._destinations = graph.sources[rank], graph.destinations[rank]
         self._iteration = 0

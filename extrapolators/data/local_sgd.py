@@ -11,17 +11,17 @@ from collections.abc import Callable
 
 from triosim.errors import OptionError
 from triosim.extrapolators.core.extrapolator import DATA_ORDER, Extrapolator
-from triosim.extrapolators.core.hooks import Reaction, layers_of, reacting, require_gradients
+from triosim.extrapolators.core.hooks import RankContext, TrainingHooks, layers_of, require_gradients, with_hooks
 from triosim.extrapolators.core.mesh import Mesh
 from triosim.extrapolators.core.program import Gradient, Program, Stage
-from triosim.tasks import AllReduce, Communicator, Layers, TaskStream
+from triosim.tasks import AllReduce, Layers, TaskStream
 
 
 class LocalSGD(Extrapolator):
     """``local-sgd``. It combines with the parallelisms that divide a replica."""
 
     axis = "local-sgd"
-    place = "react"
+    level = "hooks"
     order = DATA_ORDER
     extra_options = ("every",)
 
@@ -37,19 +37,19 @@ class LocalSGD(Extrapolator):
                 f"{self.options.iterations} simulated ones; give --iterations a multiple of {every} for the mean step"
             )
 
-        def make(stage: Stage, gradients: tuple[Gradient, ...]) -> Callable[[Communicator, int], Reaction]:
+        def make(stage: Stage, gradients: tuple[Gradient, ...]) -> Callable[[RankContext], TrainingHooks]:
             nbytes = float(sum(tensor.nbytes for tensor in stage.parameters))
             layers = layers_of(gradients)
-            return lambda group, rank: Average(group, rank, nbytes, every, layers)
+            return lambda context: Average(context, nbytes, every, layers)
 
-        return reacting(program, self.axis, make)
+        return with_hooks(program, self.axis, make)
 
 
-class Average(Reaction):
+class Average(TrainingHooks):
     """One all-reduce of all parameters after every so many updates; the next step waits for it."""
 
-    def __init__(self, group: Communicator, rank: int, nbytes: float, every: int, layers: Layers) -> None:
-        super().__init__(group, rank)
+    def __init__(self, context: RankContext, nbytes: float, every: int, layers: Layers) -> None:
+        super().__init__(context)
         self._layers = layers
         self._nbytes, self._every, self._steps = nbytes, every, 0
 
@@ -58,8 +58,10 @@ class Average(Reaction):
         self._steps += 1
         if self.alone or not self._nbytes:
             return None
-        self.ledger.hold(("average", self), self._nbytes, "communication")  # of one step, taken to be one that averages
-        self.ledger.release(("average", self))
+        self.memory.allocate(
+            ("average", self), self._nbytes, "communication"
+        )  # of one step, taken to be one that averages
+        self.memory.free(("average", self))
         if self._steps % self._every:
             return None
         return self._average()

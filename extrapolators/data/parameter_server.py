@@ -18,10 +18,10 @@ from dataclasses import dataclass, replace
 from triosim.errors import OptionError
 from triosim.extrapolators.core.extrapolator import Extrapolator
 from triosim.extrapolators.core.hooks import require_gradients
-from triosim.extrapolators.core.memory_footprint import Holding
+from triosim.extrapolators.core.memory_footprint import MemoryFootprint
 from triosim.extrapolators.core.mesh import Mesh
 from triosim.extrapolators.core.program import Program
-from triosim.extrapolators.core.training_loop import Loop
+from triosim.extrapolators.core.training_loop import TrainingLoop
 from triosim.extrapolators.data.sharded_state import optimizer_shares, with_optimizer_of
 from triosim.tasks import Compute, Handle, Iteration, Recv, Send, TaskStream, Wait, WaitAny
 
@@ -92,13 +92,15 @@ class ParameterServer(Extrapolator):
         service = self.service
         return serve(rank, service) if rank in service.servers else work(service, self.loop(rank))
 
-    def holds(self, rank: int) -> Holding:
+    def memory_footprint(self, rank: int) -> MemoryFootprint:
         """Return a worker's passes without the optimizer, or a server's part of everything and the gradients that come."""
         service = self.service
         if rank not in service.servers:
-            return Holding(updates=False)
+            return MemoryFootprint(updates=False)
         arriving = len(service.workers) * service.gradient_bytes
-        return Holding(trains=False, share=1 / self.servers, beside=(("workers' gradients", "gradient", arriving),))
+        return MemoryFootprint(
+            trains=False, share=1 / self.servers, beside=(("workers' gradients", "gradient", arriving),)
+        )
 
     def _share(self, shape: tuple[int, ...], _: bool) -> tuple[int, ...]:
         return (-(-shape[0] // self.servers), *shape[1:])
@@ -119,7 +121,7 @@ class Service:
     staleness: int
 
 
-def work(service: Service, loop: Loop) -> TaskStream:
+def work(service: Service, loop: TrainingLoop) -> TaskStream:
     """A worker: compute gradients, push them, and go on with the parameters that come back."""
     for _ in range(service.iterations):
         for micro_batch in range(service.micro_batches):

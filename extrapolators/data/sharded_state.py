@@ -136,7 +136,7 @@ class Copies:
     """
 
     def __init__(self, program: Program) -> None:
-        self._model, self._gpu, self._once = program.model, program.gpu, program.once
+        self._model, self._gpu, self._deduplicate = program.model, program.gpu, program.deduplicate
         self._priced: dict[tuple[str, Phase, str, float], Operator] = {}  # the copy of one unit
         self._made: dict[tuple[str, Phase, str, float], Compute] = {}
 
@@ -144,7 +144,7 @@ class Copies:
         """Return the task of a copy: one object for all who ask for the same."""
         key = (name, phase, layer, nbytes)
         if key not in self._made:
-            alike = (name, phase, "" if self._once else layer, nbytes)
+            alike = (name, phase, "" if self._deduplicate else layer, nbytes)
             copied = self._priced.get(alike)
             if copied is None:
                 source = Tensor(-1, (max(1, round(nbytes / 2)),), "bfloat16", "communication")

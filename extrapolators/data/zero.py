@@ -10,14 +10,20 @@ move 1.5 times the bytes.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any, ClassVar
 
 from triosim.extrapolators.core.extrapolator import DATA_ORDER, Extrapolator
-from triosim.extrapolators.core.hooks import Reaction, layers_of, reducing, require_gradients
+from triosim.extrapolators.core.hooks import (
+    RankContext,
+    TrainingHooks,
+    layers_of,
+    require_gradients,
+    with_gradient_hooks,
+)
 from triosim.extrapolators.core.mesh import Mesh
-from triosim.extrapolators.core.program import Gradient, Program, ReactionMaker, Stage
+from triosim.extrapolators.core.program import Gradient, HooksFactory, Program, Stage
 from triosim.extrapolators.data.ddp import Bucket, buckets, completed
 from triosim.extrapolators.data.sharded_state import Sharing, require_training, scatter, with_sharded_optimizer
 from triosim.tasks import AllGather, AllReduce, Communicator, Handle, Layers, Task, TaskStream
@@ -27,8 +33,8 @@ class Zero1(Extrapolator):
     """``zero1``."""
 
     axis = "zero1"
-    place = "react"
-    alike = True
+    level = "hooks"
+    identical_ranks = True
     order = DATA_ORDER - 1
     sums_gradients = True
     shards_optimizer = True
@@ -40,26 +46,23 @@ class Zero1(Extrapolator):
         require_training(program, self.axis)
         require_gradients(program)
         sharded = with_sharded_optimizer(program, mesh, self.axis)
-        return reducing(
-            sharded, program.sharded_axes, lambda experts: self._reaction(Sharing(program, mesh, experts=experts))
+        return with_gradient_hooks(
+            sharded, program.sharded_axes, lambda experts: self._hooks(Sharing(program, mesh, experts=experts))
         )
 
-    def _reaction(self, sharing: Sharing) -> ReactionMaker:
-        whole = self._reduces_whole()
-
-        def make(stage: Stage, gradients: tuple[Gradient, ...]) -> Callable[[Communicator, int], Reaction]:
+    def _hooks(self, sharing: Sharing) -> HooksFactory:
+        def make(stage: Stage, gradients: tuple[Gradient, ...]) -> Callable[[RankContext], TrainingHooks]:
             filled = buckets(gradients, self.options.first_bucket_bytes, self.options.bucket_bytes)
             due = completed(gradients, filled)
-            # What lies in a bucket, by its layers, the object that says what is communicated.
-            parts = dict(zip(chain.from_iterable(due.values()), filled, strict=True))
-            updated = layers_of(replace(one, nbytes=float(one.parameter.nbytes)) for one in gradients)
-            acts_on = frozenset(due)
-
-            def of_rank(group: Communicator, rank: int) -> Reaction:
-                replicas = sharing.replicas(rank)
-                return ShardState(group, rank, due, parts, acts_on, updated, replicas, whole, self.each_micro_batch)
-
-            return of_rank
+            sharded = ShardedBuckets(
+                due,
+                dict(zip(chain.from_iterable(due.values()), filled, strict=True)),
+                layers_of(replace(one, nbytes=float(one.parameter.nbytes)) for one in gradients),
+                self._reduces_whole(),
+                self.each_micro_batch,
+            )
+            hooked = frozenset(due)
+            return lambda context: ShardState(context, sharded, hooked, sharing.replicas(context.rank))
 
         return make
 
@@ -78,38 +81,45 @@ class Zero2(Zero1):
         return False  # a rank has no room for whole gradients
 
 
-class ShardState(Reaction):
-    """Scatters each bucket when its last gradient is ready, and gathers the parameters after their update."""
+@dataclass(frozen=True, slots=True)
+class ShardedBuckets:
+    """What the ranks of a stage share: the buckets by the parameter whose gradient completes them, and the updated parameters.
+
+    ``gradients`` are those in a bucket, by the layers and bytes that its collective names; ``updated`` are the parameters'.
+    ``whole`` gradients are all-reduced, others reduce-scattered.
+    """
+
+    due: Mapping[int, Sequence[Layers]]
+    gradients: Mapping[Layers, Bucket]
+    updated: Layers
+    whole: bool
+    each_micro_batch: bool
+
+
+class ShardState(TrainingHooks):
+    """Reduces each bucket when its last gradient is ready, and gathers the parameters after their update."""
 
     def __init__(
         self,
-        group: Communicator,
-        rank: int,
-        due: Mapping[int, Sequence[Layers]],
-        parts: Mapping[Layers, Bucket],
-        acts_on: frozenset[int],
-        updated: Layers,
+        context: RankContext,
+        buckets: ShardedBuckets,
+        hooked_parameters: frozenset[int],
         replicas: Communicator | None,
-        whole: bool,
-        each_micro_batch: bool,
     ) -> None:
-        super().__init__(group, rank)
-        self._due = due  # by parameter: the buckets that its gradient completes
-        self._parts = parts
-        self._updated = updated  # the parameters, by layer
+        super().__init__(context)
+        self._buckets = buckets
         self._replicas = replicas
-        self._whole = whole
-        self.each_micro_batch = each_micro_batch
-        self.acts_on = acts_on if not self.alone or replicas is not None else frozenset()
+        self.each_micro_batch = buckets.each_micro_batch
+        self.hooked_parameters = hooked_parameters if not self.alone or replicas is not None else frozenset()
 
     def gradient_ready(self, gradient: Gradient) -> TaskStream:
         """Reduce what is complete."""
-        for layers in self._due[gradient.parameter.id]:
-            self.ledger.release(("bucket", self))  # the one before; what is communicated lies in one piece
-            self.ledger.hold(("bucket", self), layers.total, "communication", next(iter(layers.nbytes), ""))
+        for layers in self._buckets.due[gradient.parameter.id]:
+            self.memory.free(("bucket", self))  # the one before; what is communicated lies in one piece
+            self.memory.allocate(("bucket", self), layers.total, "communication", next(iter(layers.nbytes), ""))
             if self.each_micro_batch:
-                self._keep_shares(self._parts[layers])
-            if self._whole:
+                self._keep_shares(self._buckets.gradients[layers])
+            if self._buckets.whole:
                 self.pending.append((yield from self._reduce(layers)))
             else:
                 self.pending.append((yield from scatter(layers, self.group, self._replicas, "communication")))
@@ -130,18 +140,18 @@ class ShardState(Reaction):
         """Give the whole gradients of a bucket back; from the first micro-batch on there are shares of them."""
         ranks = len(self.group.ranks)
         for part in bucket:
-            self.ledger.release(("gradient", part.parameter.storage))
-            self.ledger.hold(("share", part.parameter.storage), part.nbytes / ranks, "gradient", part.layer)
+            self.memory.free(("gradient", part.parameter.storage))
+            self.memory.allocate(("share", part.parameter.storage), part.nbytes / ranks, "gradient", part.layer)
 
     def before_optimizer(self) -> TaskStream | None:
         """The last bucket is no longer needed."""
-        self.ledger.release(("bucket", self))
+        self.memory.free(("bucket", self))
         return super().before_optimizer()
 
     def after_optimizer(self) -> TaskStream | None:
         """Gather the parameters that the others have updated; the next step waits for them."""
-        return None if self.alone or not self._updated.total else self._gather()
+        return None if self.alone or not self._buckets.updated.total else self._gather()
 
     def _gather(self) -> TaskStream:
-        self.pending.append((yield AllGather(self._updated.total, self.group, layers=self._updated)))
+        self.pending.append((yield AllGather(self._buckets.updated.total, self.group, layers=self._buckets.updated)))
         yield from self.wait()

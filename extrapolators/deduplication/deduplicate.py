@@ -2,8 +2,8 @@
 
 A transformer repeats its layers, and what a parallelism does to one does not depend on how many there are. Of a run of units
 that are alike (``triosim.extrapolators.deduplication.repeated_layers``), a short program has the first three and the last
-two. What comes out for the
-third is what would come out for those that were left out; that it is also what came out for its neighbours is checked.
+two. What comes out for the third is what would come out for those that were left out; that it is also what came out for its
+neighbours is checked.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import count
 
-from triosim.extrapolators.core.module_units import unit_of
 from triosim.extrapolators.core.program import Block, Program, Stage
 from triosim.extrapolators.deduplication.renaming import Names, Renaming
 from triosim.extrapolators.deduplication.repeated_layers import PASSES, Pass, Unit, are_chained, longest_run, matched
 from triosim.trace import Operator, Tensor
+from triosim.trace.numbered_modules import numbered_module_of
 
 #: Of a run, the units that are kept at its begin, the last of which stands for those that are left out, and at its end.
 _FIRST, _LAST = 3, 2
 
 
-class UnlikeError(Exception):
+class UnequalLayersError(Exception):
     """What has become of layers that were alike is not."""
 
 
@@ -57,7 +57,7 @@ class Repeats:
 
     def layers(self, names: Sequence[str]) -> list[str]:
         """Return names of layers of the short program, and behind those that stand for others, these."""
-        own = [name for name in names if self._run and unit_of(name) == self._model.name]
+        own = [name for name in names if self._run and numbered_module_of(name) == self._model.name]
         if not own:
             return list(names)
         behind = max(place for place, name in enumerate(names) if name in own) + 1
@@ -79,10 +79,11 @@ class Repeats:
     def restored(self, after: Program) -> Program:
         """Return what has become of the short program, with what was left out, and with the whole optimizer.
 
-        Operators that were added are numbered anew, in their order. Raises ``UnlikeError`` if units do not come out alike.
+        Operators that were added are numbered anew, in their order. Raises ``UnequalLayersError`` if units do not come out
+        alike.
         """
         if self._run and not self._come_out_alike(after):
-            raise UnlikeError
+            raise UnequalLayersError
         fresh = count(max(operator.id for operator in self._whole.operators) + 1)
         passes: dict[Pass, list[Block]] = {}
         for which in PASSES:  # the forward pass first: numbers count up

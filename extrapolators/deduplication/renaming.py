@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import repeat
 
-from triosim.extrapolators.core.program import Await, Block, Communicate, Item
+from triosim.extrapolators.core.program import Await, Block, BlockItem, Communicate
 from triosim.trace import Operator, Tensor
 
 
@@ -53,7 +53,7 @@ class Renaming:
             )
         return made
 
-    def _item(self, item: Item) -> Item:
+    def _item(self, item: BlockItem) -> BlockItem:
         if isinstance(item, Operator):
             return self._operator(item)
         if isinstance(item, Communicate):

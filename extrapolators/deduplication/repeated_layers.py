@@ -12,10 +12,10 @@ from itertools import pairwise
 from operator import attrgetter
 from typing import Literal
 
-from triosim.extrapolators.core.module_units import ROOT, unit_of
 from triosim.extrapolators.core.program import Block, Program
 from triosim.extrapolators.deduplication.renaming import Names
 from triosim.trace import Operator
+from triosim.trace.numbered_modules import ROOT, numbered_module_of
 
 Pass = Literal["forward", "backward"]
 PASSES: tuple[Pass, Pass] = ("forward", "backward")
@@ -84,7 +84,7 @@ def _places(blocks: Sequence[Block]) -> dict[str, range]:
     starts: dict[str, int] = {}
     current = ROOT
     for place, block in enumerate(blocks):
-        unit = unit_of(block.layer)
+        unit = numbered_module_of(block.layer)
         if unit in (ROOT, current):
             continue
         if unit in starts:

@@ -22,7 +22,7 @@ from triosim.compute.pricing.repricing import estimated
 from triosim.errors import OptionError
 from triosim.extrapolators.core.extrapolator import EXPERT_ORDER, Extrapolator
 from triosim.extrapolators.core.mesh import Mesh
-from triosim.extrapolators.core.program import Block, Communicate, Item, Program
+from triosim.extrapolators.core.program import Block, BlockItem, Communicate, Program
 from triosim.extrapolators.expert.expert_loads import LOADS, Routing
 from triosim.extrapolators.expert.mixtures import Mixture, Mixtures
 from triosim.sharding.axes import Mark
@@ -33,7 +33,7 @@ class ExpertParallel(Extrapolator):
     """``ep``."""
 
     axis = "ep"
-    place = "shard"
+    level = "operators"
     order = EXPERT_ORDER
     adds_ranks = False
     extra_options = ("load", "skew", "seed", "capacity")
@@ -41,7 +41,7 @@ class ExpertParallel(Extrapolator):
     _exchanges: dict[tuple[int, int], Exchanged]
 
     @property
-    def alike(self) -> bool:  # type: ignore[override]  # it depends on the options
+    def identical_ranks(self) -> bool:  # type: ignore[override]  # it depends on the options
         """Where all experts get as many tokens."""
         return not self.draws
 
@@ -136,8 +136,8 @@ class _Division:
         self._at = at
         self._operators = count(mixtures.last_operator + 1)
         self._tensors = count(mixtures.last_tensor + 1)
-        self._ahead: dict[int, list[Item]] = {}
-        self._after: dict[int, list[Item]] = {}
+        self._ahead: dict[int, list[BlockItem]] = {}
+        self._after: dict[int, list[BlockItem]] = {}
         self._copied: list[Operator] = []
         self._copies: dict[int, Operator] = {}  # the same with their times, by id
 
@@ -151,7 +151,7 @@ class _Division:
         self._copies = {one.id: one for one in estimated(self._copied, self._program.model, self._program.gpu)}
         note = f"operator times are predicted for each GPU's experts ({axis} on {ranks} GPUs)"
         program = self._program.reshaped(shapes, note=note).rewritten(self._items)
-        return replace(program, experts=frozenset(self._mixtures.weights), expert_parts=axis)
+        return replace(program, experts=frozenset(self._mixtures.weights), expert_axis=axis)
 
     def _divided(self, mixture: Mixture, drawn: Exchanged) -> dict[int, Operator]:
         """The operators of a mixture with the rows that come to a rank, and the exchanges around them."""
@@ -188,7 +188,9 @@ class _Division:
 
         return replace(operator, inputs=tuple(map(share, operator.inputs)), outputs=tuple(map(share, operator.outputs)))
 
-    def _exchange(self, operator: Operator, here: Tensor, there: Tensor, drawn: Exchanged, *, home: bool) -> list[Item]:
+    def _exchange(
+        self, operator: Operator, here: Tensor, there: Tensor, drawn: Exchanged, *, home: bool
+    ) -> list[BlockItem]:
         """An all-to-all, and the copy that puts rows in order: of a rank's own, or of what comes to its experts."""
         row = here.nbytes / here.shape[0]
         given, taken = (there, here) if home else (here, there)
@@ -202,7 +204,7 @@ class _Division:
         )
         return [exchange, copied]
 
-    def _items(self, block: Block) -> Iterable[Item]:
+    def _items(self, block: Block) -> Iterable[BlockItem]:
         for item in block.items:
             if isinstance(item, Operator):
                 yield from self._exchanges(self._ahead, item)
@@ -211,7 +213,7 @@ class _Division:
             else:
                 yield item
 
-    def _exchanges(self, around: Mapping[int, list[Item]], operator: Operator) -> Iterable[Item]:
+    def _exchanges(self, around: Mapping[int, list[BlockItem]], operator: Operator) -> Iterable[BlockItem]:
         for item in around.get(operator.id, ()):
             yield self._copies[item.id] if isinstance(item, Operator) else item
 

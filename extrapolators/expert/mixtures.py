@@ -59,7 +59,7 @@ class Mixtures:
         self.axis = axis
         self.ranks = ranks
         self._flow = Dataflow(program.operators)
-        self._axes = Axes(program.operators, program.batch_size, self._flow.backward, ranks, once=program.once)
+        self._axes = Axes(program.operators, program.batch_size, self._flow.backward, ranks, once=program.deduplicate)
         tensors = {t.id: t for operator in program.operators for t in (*operator.inputs, *operator.outputs)}
         self.last_operator = max(operator.id for operator in program.operators)
         self.last_tensor = max(max(tensors), *(tensor.storage for tensor in tensors.values()))

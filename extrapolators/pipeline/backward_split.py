@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from triosim.errors import TraceError
-from triosim.extrapolators.core.program import Item, Program, Stage
+from triosim.extrapolators.core.program import BlockItem, Program, Stage
 from triosim.operators.features import base_name
 from triosim.sharding.dataflow import Datum, is_view
 from triosim.sharding.shards import halves, weighted
@@ -27,7 +27,7 @@ def split_backward(program: Program) -> Program:
     forward = {op.id: op for block in stage.forward for op in block.operators}
     fresh = max(op.id for op in program.operators) + 1
 
-    def divided(items: Iterable[Item]) -> Iterable[Item]:
+    def divided(items: Iterable[BlockItem]) -> Iterable[BlockItem]:
         nonlocal fresh
         for item in items:
             if isinstance(item, Operator) and _computes_both(item, forward):

@@ -1,9 +1,9 @@
 """Pipeline parallelism: each stage has some of the layers, and micro-batches go through the stages one behind the other.
 
-Which rank runs what when is the schedule's (``triosim.extrapolators.pipeline.schedules``); GPipe's is the default. Stages
-are contiguous
-and balanced by the time of their layers, or start where the user says; a rank may have several. Every tensor that one stage
-makes and another uses is sent there, also along skip connections, and its gradient comes back. The optimizer runs once.
+Which rank runs what when is the schedule's (``triosim.extrapolators.pipeline.schedules``); GPipe's is the default. Stages are
+contiguous and balanced by the time of their layers, or start where the user says; a rank may have several. Every tensor that
+one stage makes and another uses is sent there, also along skip connections, and its gradient comes back. The optimizer runs
+once.
 
 Where tensor parallelism leaves the same activations on several GPUs, each can send its part alone, and those that receive
 gather the whole (Narayanan et al. 2021, section 4.1: scatter/gather): ``sends=parts``.
@@ -19,14 +19,24 @@ from typing import Literal, TypeVar
 
 from triosim.compute.pricing.repricing import scaled
 from triosim.errors import OptionError, TraceError
+from triosim.extrapolators.core.backward_blocks import forward_block_of_each_backward
 from triosim.extrapolators.core.extrapolator import PIPELINE_ORDER, Extrapolator
 from triosim.extrapolators.core.mesh import Mesh
-from triosim.extrapolators.core.program import Await, Block, Communicate, Exchange, Item, Program, Receive, Send, Stage
-from triosim.extrapolators.core.schedule import Schedule
+from triosim.extrapolators.core.program import (
+    Await,
+    Block,
+    BlockItem,
+    Communicate,
+    Exchange,
+    Program,
+    Receive,
+    Send,
+    Stage,
+)
+from triosim.extrapolators.core.schedule import ScheduleTable
 from triosim.extrapolators.pipeline.backward_split import split_backward
 from triosim.extrapolators.pipeline.schedules import Wanted
 from triosim.extrapolators.pipeline.stages import (
-    backward_places,
     balanced_starts,
     block_seconds,
     equal_starts,
@@ -49,8 +59,8 @@ class PipelineParallel(Extrapolator):
     """``pp``."""
 
     axis = "pp"
-    place = "schedule"
-    alike = False
+    level = "schedule"
+    identical_ranks = False
     order = PIPELINE_ORDER
     extra_options = ("stages", "sends")
     _first_blocks: list[int] | None = None
@@ -103,7 +113,7 @@ class PipelineParallel(Extrapolator):
             )
         return parts
 
-    def _starts(self, program: Program, schedule: Schedule, mesh: Mesh) -> list[int]:
+    def _starts(self, program: Program, schedule: ScheduleTable, mesh: Mesh) -> list[int]:
         """Return the first block of each stage."""
         way = self.choice("stages", _STAGES)
         whole = program.stages[0]
@@ -123,7 +133,7 @@ class PipelineParallel(Extrapolator):
         rows = None if by_stage is None else [_added_up(row, first) for row in by_stage]
         return [first[place] for place in balanced_starts(_added_up(seconds, first), schedule.stages, rows)]
 
-    def _by_stage(self, program: Program, schedule: Schedule, mesh: Mesh) -> list[list[float]] | None:
+    def _by_stage(self, program: Program, schedule: ScheduleTable, mesh: Mesh) -> list[list[float]] | None:
         """Return the blocks' times on the slowest GPU of each stage, where unequal GPUs are to be taken into account."""
         factor = self.options.factor
         if factor is None:
@@ -157,7 +167,7 @@ class Crossing:
 class Pipeline:
     """Divides a program of one stage into several; what crosses goes in so many ``parts``, each from another rank."""
 
-    def __init__(self, program: Program, starts: Sequence[int], schedule: Schedule, parts: int = 1) -> None:
+    def __init__(self, program: Program, starts: Sequence[int], schedule: ScheduleTable, parts: int = 1) -> None:
         self._program = program
         self._whole = program.stages[0]
         self._starts = starts
@@ -177,7 +187,7 @@ class Pipeline:
 
     def stages(self) -> tuple[Stage, ...]:
         """Return the stages with their sends and receives."""
-        places = backward_places(self._whole)
+        places = forward_block_of_each_backward(self._whole)
         backward = _dealt(self._whole.backward, (self._stage(place) for place in places), self._count)
         crossings = self._crossings()
         self._check(crossings)
@@ -273,7 +283,7 @@ class Pipeline:
         awaited: set[str] = set()
         written: list[Block] = []
         for block in blocks:
-            items: list[Item] = [] if written else [Receive(t.source, t.key) for t in coming]
+            items: list[BlockItem] = [] if written else [Receive(t.source, t.key) for t in coming]
             for item in _with_sends_last(block.items, going, self._parts):
                 if isinstance(item, Operator):
                     for transfer in coming:
@@ -298,7 +308,7 @@ class Pipeline:
             written[-1] = replace(written[-1], items=(*written[-1].items, *late))
         return tuple(written)
 
-    def _arrives(self, transfer: Transfer) -> Iterator[Item]:
+    def _arrives(self, transfer: Transfer) -> Iterator[BlockItem]:
         yield Await(transfer.key)
         if self._parts > 1:
             yield Communicate("all_gather", transfer.nbytes, _COPIES)
@@ -385,7 +395,9 @@ def _dealt(blocks: Sequence[T], stages: Iterable[int], count: int) -> list[list[
     return dealt
 
 
-def _with_sends_last(items: Sequence[Item], going: Mapping[int, Sequence[Transfer]], parts: int) -> Iterable[Item]:
+def _with_sends_last(
+    items: Sequence[BlockItem], going: Mapping[int, Sequence[Transfer]], parts: int
+) -> Iterable[BlockItem]:
     """The items with each send after the operator that makes the tensor, and after the blocking collectives upon it."""
     due: list[Send] = []
     for item in items:
@@ -399,8 +411,8 @@ def _with_sends_last(items: Sequence[Item], going: Mapping[int, Sequence[Transfe
 
 
 def _part(
-    item: Item, owner: Mapping[int, int], parameters: Mapping[int, Tensor], share: float, known: Mapping[int, int]
-) -> Item | None:
+    item: BlockItem, owner: Mapping[int, int], parameters: Mapping[int, Tensor], share: float, known: Mapping[int, int]
+) -> BlockItem | None:
     """The part of an optimizer's item that is about some parameters, with as much of its time as of its ``known`` bytes.
 
     Known are those of tensors that are about a parameter; of an operator that has none, it is a ``share``.

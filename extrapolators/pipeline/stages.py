@@ -1,21 +1,22 @@
 """Where pipeline stages start: balanced by the time of the layers, with as many units each, or where the user says.
 
 Stages are contiguous runs of the forward pass' blocks; a block's backward operators go with it. Units are what repeats (a
-transformer's layers, see ``triosim.extrapolators.core.module_units``): Megatron-LM gives each stage as many, the first what
-is ahead of them and the last what comes behind (Narayanan et al. 2021).
+transformer's layers, see ``triosim.trace.numbered_modules``): Megatron-LM gives each stage as many, the first what is ahead of
+them and the last what comes behind (Narayanan et al. 2021).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from triosim.errors import OptionError, TraceError, nearest
-from triosim.extrapolators.core.module_units import ROOT, unit_of
+from triosim.errors import OptionError, nearest
+from triosim.extrapolators.core.backward_blocks import forward_block_of_each_backward
 from triosim.extrapolators.core.program import Block, Stage
 from triosim.trace import Operator
+from triosim.trace.numbered_modules import ROOT, numbered_module_of
 
 
 def block_seconds(stage: Stage, factor: Callable[[Operator], float] | None = None) -> list[float]:
@@ -30,7 +31,7 @@ def block_seconds(stage: Stage, factor: Callable[[Operator], float] | None = Non
         return math.fsum(operator.seconds * factor(operator) for operator in block.operators)
 
     seconds = [time(block) for block in stage.forward]
-    places = backward_places(stage)
+    places = forward_block_of_each_backward(stage)
     for block, place in zip(stage.backward, places, strict=True):
         seconds[place] += time(block)
     return seconds
@@ -79,7 +80,7 @@ def whole_units(blocks: Sequence[Block]) -> list[int]:
     Raises ``OptionError`` where there are no units.
     """
     units = _unit_starts(blocks)
-    last = max(place for place, block in enumerate(blocks) if unit_of(block.layer) != ROOT)
+    last = max(place for place, block in enumerate(blocks) if numbered_module_of(block.layer) != ROOT)
     behind = [last + 1] if last + 1 < len(blocks) else []
     return [*([0] if units[0] else []), *units, *behind]
 
@@ -99,7 +100,7 @@ def equal_starts(blocks: Sequence[Block], stages: int) -> list[int]:
 def _unit_starts(blocks: Sequence[Block]) -> list[int]:
     starts: dict[str, int] = {}
     for place, block in enumerate(blocks):
-        starts.setdefault(unit_of(block.layer), place)
+        starts.setdefault(numbered_module_of(block.layer), place)
     starts.pop(ROOT, None)
     if not starts:
         raise OptionError(
@@ -129,40 +130,3 @@ def named_starts(blocks: Sequence[Block], names: Sequence[str], stages: int) -> 
             )
         starts.append(place)
     return starts
-
-
-def backward_places(stage: Stage) -> list[int]:
-    """Return the number of the forward block to which each backward block belongs.
-
-    A backward operator belongs where the operator is that it differentiates. One that does not say (the sum of the gradients
-    of a tensor that is used twice) goes where its result is read, or else with its layer or the operators around it.
-    """
-    place_of = {op.id: i for i, block in enumerate(stage.forward) for op in block.operators}
-    layers = {block.layer: i for i, block in enumerate(stage.forward)}
-    linked = [_first(place_of.get(op.forward) for op in b.operators if op.forward is not None) for b in stage.backward]
-    readers: dict[int, int] = {}  # storage: the place of the next operator that reads it
-    found: list[int | None] = []
-    for block, place in zip(reversed(stage.backward), reversed(linked), strict=True):
-        if place is None:
-            place = _first(readers.get(tensor.storage) for op in block.operators for tensor in op.outputs)
-        if place is None:
-            place = layers.get(block.layer)
-        if place is not None:
-            readers.update((tensor.storage, place) for op in block.operators for tensor in op.inputs)
-        found.append(place)
-    found.reverse()
-    if stage.backward and all(place is None for place in found):
-        raise TraceError(
-            "the backward operators name neither forward operators nor layers, so they cannot be divided into stages",
-            fix="capture the trace with its execution graph, or simulate inference",
-        )
-    current = _first(found) or 0
-    places = []
-    for place in found:
-        current = current if place is None else place
-        places.append(current)
-    return places
-
-
-def _first(places: Iterable[int | None]) -> int | None:
-    return next((place for place in places if place is not None), None)

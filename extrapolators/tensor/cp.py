@@ -21,7 +21,7 @@ from triosim.compute.pricing.repricing import estimated, reprice
 from triosim.errors import TraceError
 from triosim.extrapolators.core.extrapolator import CONTEXT_ORDER, Extrapolator
 from triosim.extrapolators.core.mesh import Mesh
-from triosim.extrapolators.core.program import Await, Block, Communicate, Item, Program
+from triosim.extrapolators.core.program import Await, Block, BlockItem, Communicate, Program
 from triosim.extrapolators.tensor.sequence_parallel import (
     require_divisible,
     share_of_sequence,
@@ -40,8 +40,8 @@ class ContextParallel(Extrapolator):
     """``cp``. Its ranks have the same parameters: gradients are reduced over it and the data axes together."""
 
     axis = "cp"
-    place = "shard"
-    alike = True
+    level = "operators"
+    identical_ranks = True
     order = CONTEXT_ORDER
     sums_gradients = True
     extra_options = ("cp",)
@@ -107,7 +107,7 @@ class _Division:
         tensors = {t.id: t for operator in program.operators for t in (*operator.inputs, *operator.outputs)}
         self._operators = count(max(operator.id for operator in program.operators) + 1)
         self._tensors = count(max(max(tensors), *(tensor.storage for tensor in tensors.values())) + 1)
-        self._instead: dict[int, list[Item]] = {}  # of an operator
+        self._instead: dict[int, list[BlockItem]] = {}  # of an operator
         self._all_tokens: dict[int, Tensor] = {}  # by what a rank has a share of
 
     def program(self) -> Program:
@@ -144,7 +144,7 @@ class _Division:
                 self._ring(known[attention.id], news)
         return program.rewritten(self._items)
 
-    def _items(self, block: Block) -> Iterable[Item]:
+    def _items(self, block: Block) -> Iterable[BlockItem]:
         for item in block.items:
             instead = self._instead.get(item.id) if isinstance(item, Operator) else None
             yield from (item,) if instead is None else instead
@@ -277,7 +277,9 @@ def _numbers(tensors: Iterable[Tensor]) -> tuple[int, ...]:
     return tuple(tensor.id for tensor in tensors)
 
 
-def _forward(blocks: Sequence[Operator], merges: Sequence[Operator], rounds: Sequence[Communicate]) -> Iterable[Item]:
+def _forward(
+    blocks: Sequence[Operator], merges: Sequence[Operator], rounds: Sequence[Communicate]
+) -> Iterable[BlockItem]:
     """The rounds of ring attention: while a block is used, it goes on and the next one comes."""
     for place, block in enumerate(blocks):
         coming = rounds[place] if place < len(rounds) else None
@@ -295,7 +297,7 @@ def _backward(
     sums: Sequence[Sequence[Operator]],
     rounds: Sequence[Communicate],
     home: Sequence[Communicate],
-) -> Iterable[Item]:
+) -> Iterable[BlockItem]:
     """The rounds backward: the gradients of a block follow it, each rank adding its own, until they are home."""
     for place, block in enumerate(blocks):
         coming = rounds[place] if place < len(rounds) else None

@@ -13,7 +13,7 @@ from dataclasses import replace
 from itertools import count
 
 from triosim.compute.pricing.repricing import estimated, reprice
-from triosim.extrapolators.core.program import Await, Block, Communicate, Item, Program
+from triosim.extrapolators.core.program import Await, Block, BlockItem, Communicate, Program
 from triosim.operators.features import base_name
 from triosim.operators.kinds import kind_of
 from triosim.sharding.propagation import Propagation
@@ -38,13 +38,13 @@ class _Chunks:
         self._by_id = {operator.id: operator for operator in program.operators}
         self._fresh = count(max(self._by_id) + 1)
 
-    def items(self, block: Block) -> Iterator[Item]:
+    def items(self, block: Block) -> Iterator[BlockItem]:
         """Yield a block's items, with rings in place of a collective and a product that stand side by side."""
-        waiting: list[Item] = list(block.items)
+        waiting: list[BlockItem] = list(block.items)
         while waiting:
             item = waiting.pop(0)
             after = waiting[0] if waiting else None
-            ring: list[Item] | None = None
+            ring: list[BlockItem] | None = None
             if self._is(item, "all_gather") and isinstance(after, Operator):
                 ring = self._gathering(item, after)
             elif isinstance(item, Operator) and self._is(after, "reduce_scatter"):
@@ -55,14 +55,14 @@ class _Chunks:
                 waiting.pop(0)
                 yield from ring
 
-    def _is(self, item: Item | None, kind: str) -> bool:
+    def _is(self, item: BlockItem | None, kind: str) -> bool:
         return isinstance(item, Communicate) and (item.kind, item.axis, item.key) == (kind, self._axis, None)
 
-    def _gathering(self, gather: Item, product: Operator) -> list[Item] | None:
+    def _gathering(self, gather: BlockItem, product: Operator) -> list[BlockItem] | None:
         chunks = self._chunks(product)
         if chunks is None or not isinstance(gather, Communicate):
             return None
-        found: list[Item] = []
+        found: list[BlockItem] = []
         for place, chunk in enumerate(chunks):
             if place < self._ranks - 1:
                 coming = self._hop(gather, product, place)
@@ -71,12 +71,12 @@ class _Chunks:
                 found.append(chunk)
         return found
 
-    def _scattering(self, product: Operator, scatter: Item | None) -> list[Item] | None:
+    def _scattering(self, product: Operator, scatter: BlockItem | None) -> list[BlockItem] | None:
         chunks = self._chunks(product)
         if chunks is None or not isinstance(scatter, Communicate):
             return None
         made = chunks[0].outputs[0]
-        found: list[Item] = [chunks[0]]
+        found: list[BlockItem] = [chunks[0]]
         for place, chunk in enumerate(chunks[1:]):
             going = self._hop(scatter, product, place)
             found += [going, chunk, Await(going.key or ""), *self._sum(product, made)]

@@ -12,12 +12,12 @@ from collections.abc import Callable, Container, Mapping
 from dataclasses import replace
 
 from triosim.errors import OptionError, TraceError
-from triosim.extrapolators.core.hooks import Reaction
+from triosim.extrapolators.core.hooks import RankContext, TrainingHooks
 from triosim.extrapolators.core.program import Gradient, Stage
 from triosim.operators.features import base_name, is_attention
 from triosim.sharding.dataflow import Dataflow, Datum
 from triosim.sharding.propagation import Propagation
-from triosim.tasks import AllReduce, Communicator, TaskStream, Wait
+from triosim.tasks import AllReduce, TaskStream, Wait
 from triosim.trace import Operator, Tensor
 
 
@@ -136,11 +136,11 @@ class Region:
         return tokens_mixed(self._flow, self._step, operator)
 
 
-class SumAtTheEnd(Reaction):
+class SumAtTheEnd(TrainingHooks):
     """All-reduces the gradients of parameters of which each rank knows a part, once, when the backward pass is over."""
 
-    def __init__(self, group: Communicator, rank: int, nbytes: float) -> None:
-        super().__init__(group, rank)
+    def __init__(self, context: RankContext, nbytes: float) -> None:
+        super().__init__(context)
         self._nbytes = nbytes
 
     def before_optimizer(self) -> TaskStream:
@@ -152,11 +152,11 @@ class SumAtTheEnd(Reaction):
 
 def summing(
     storages: Container[int],
-) -> Callable[[Stage, tuple[Gradient, ...]], Callable[[Communicator, int], Reaction]]:
+) -> Callable[[Stage, tuple[Gradient, ...]], Callable[[RankContext], TrainingHooks]]:
     """Return what makes the reactions of a stage's ranks, which add up the gradients of some parameters."""
 
-    def make(stage: Stage, gradients: tuple[Gradient, ...]) -> Callable[[Communicator, int], Reaction]:
+    def make(stage: Stage, gradients: tuple[Gradient, ...]) -> Callable[[RankContext], TrainingHooks]:
         nbytes = sum(gradient.nbytes for gradient in gradients if gradient.parameter.storage in storages)
-        return lambda group, rank: SumAtTheEnd(group, rank, nbytes)
+        return lambda context: SumAtTheEnd(context, nbytes)
 
     return make

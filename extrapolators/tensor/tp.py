@@ -25,10 +25,10 @@ from itertools import groupby, islice
 
 from triosim.errors import OptionError, TraceError
 from triosim.extrapolators.core.extrapolator import TENSOR_ORDER, Extrapolator
-from triosim.extrapolators.core.hooks import reacting
+from triosim.extrapolators.core.hooks import with_hooks
 from triosim.extrapolators.core.mesh import Mesh
-from triosim.extrapolators.core.program import Await, Block, Communicate, Item, Program
-from triosim.extrapolators.deduplication.deduplicate import Repeats, UnlikeError
+from triosim.extrapolators.core.program import Await, Block, BlockItem, Communicate, Program
+from triosim.extrapolators.deduplication.deduplicate import Repeats, UnequalLayersError
 from triosim.extrapolators.tensor.overlap import overlapped
 from triosim.extrapolators.tensor.pair_notes import gathered, listed, paired, uneven
 from triosim.extrapolators.tensor.pairs import Pair, Pairing, Undivided
@@ -59,8 +59,8 @@ class TensorParallel(Extrapolator):
     """``tp``."""
 
     axis = "tp"
-    place = "shard"
-    alike = True
+    level = "operators"
+    identical_ranks = True
     order = TENSOR_ORDER
     extra_options = ("overlap", "embedding_gradient")
 
@@ -77,8 +77,8 @@ class TensorParallel(Extrapolator):
             )
         if self.size == 1:
             return program
-        if program.once and not self._rings and (repeats := Repeats.of(program)) is not None:
-            with suppress(UnlikeError):
+        if program.deduplicate and not self._rings and (repeats := Repeats.of(program)) is not None:
+            with suppress(UnequalLayersError):
                 return self._divided(program, repeats)
         return self._divided(program, Repeats(program))
 
@@ -122,13 +122,13 @@ class Division:
         self._order = {operator.id: place for place, operator in enumerate(self._gradients)}
         found = [weighted(operator) for operator in self._flow.forward]
         self._layers = {layer.operator.id: layer for layer in found if layer is not None}
-        self.axes = Axes(operators, program.batch_size, self._flow.backward, ranks, once=program.once)
+        self.axes = Axes(operators, program.batch_size, self._flow.backward, ranks, once=program.deduplicate)
         self._pairing = Pairing(self._flow, self._layers, self.axes, ranks)
         self._spreads: dict[int, Spread | None] = {}  # by forward operator: what is divided; None where it stays whole
-        self._after: dict[int, list[Item]] = {}  # what comes after an operator
-        self._ahead: dict[int, list[Item]] = {}  # what comes before one
+        self._after: dict[int, list[BlockItem]] = {}  # what comes after an operator
+        self._ahead: dict[int, list[BlockItem]] = {}  # what comes before one
         self._halves: set[int] = set()  # backward operators that are split: the collective goes between
-        self._amid: dict[int, list[Item]] = {}  # what else comes between the halves
+        self._amid: dict[int, list[BlockItem]] = {}  # what else comes between the halves
         self._joints: list[list[Weighted]] = []  # layers with the same input, which all ranks need whole
         self._region: Region | None = None  # what works on a share of the sequence
         self._whole_gradients: set[int] = set()  # what backward operators add up before it is scattered
@@ -422,7 +422,7 @@ class Division:
         parameters = divided(self._before.operators, self._spreads).of_all(self._repeats.tensors)
         after = with_shares_of_optimizer(whole, after, parameters, self._ranks, note=self._note)
         summed = self._repeats.storages(self._summed) - parameters.parameters.keys()
-        return reacting(after, self._axis, summing(summed)) if summed and after.training else after
+        return with_hooks(after, self._axis, summing(summed)) if summed and after.training else after
 
     def _adds_up_whole(self, operator: Operator) -> bool:
         """Whether it adds up gradients of the input of several layers, ahead of the sum over the ranks."""
@@ -477,7 +477,7 @@ class Division:
                 fix="capture the trace with its execution graph, or simulate inference",
             )
 
-    def _items(self, block: Block) -> Iterable[Item]:
+    def _items(self, block: Block) -> Iterable[BlockItem]:
         for item in block.items:
             if not isinstance(item, Operator):
                 yield item

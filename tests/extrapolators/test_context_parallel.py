@@ -12,7 +12,7 @@ from traces import collectives_of, draw, groups_of, operators_of, planned
 
 from triosim import simulate
 from triosim.errors import OptionError, TraceError
-from triosim.extrapolators.core.plan import Plan
+from triosim.extrapolators.core.plan import ParallelPlan
 from triosim.tasks import Batch, Compute, Recv, Send, Task, Wait
 from triosim.trace import Operator, Trace
 
@@ -28,7 +28,7 @@ def causal(trace: Trace) -> Trace:
     return replace(trace, operators=tuple(map(of, trace.operators)))
 
 
-def gathering(parallel: str, trace: Trace = TRACE, **options: Any) -> Plan:
+def gathering(parallel: str, trace: Trace = TRACE, **options: Any) -> ParallelPlan:
     return planned(trace, parallel, extra={"cp": "all-gather"}, **options)
 
 

@@ -14,7 +14,7 @@ from traces import collectives_of, draw, groups_of, operators_of, planned
 
 from triosim import describe, simulate
 from triosim.errors import OptionError, TraceError
-from triosim.extrapolators.core.plan import Plan
+from triosim.extrapolators.core.plan import ParallelPlan
 from triosim.extrapolators.expert.expert_loads import Load, Routing
 from triosim.results.values import ResultData
 from triosim.tasks import AllToAll, Compute, Task
@@ -29,7 +29,7 @@ ALL_PARAMETERS = sum(tensor.nbytes for tensor in MIXTRAL.parameters.values())
 SENT = ROWS * HIDDEN * 4.0  # bytes that a rank sends
 
 
-def experts(parallel: str, *, load: str = "balanced", **options: Any) -> Plan:
+def experts(parallel: str, *, load: str = "balanced", **options: Any) -> ParallelPlan:
     extra = {"load": load, **options.pop("extra", {})}
     return planned(MIXTRAL, parallel, extra=extra, tp_style="megatron", **options)
 

@@ -11,7 +11,7 @@ import pytest
 from traces import collectives_of, draw, operators_of, planned
 
 from triosim import describe
-from triosim.extrapolators.core.plan import Plan
+from triosim.extrapolators.core.plan import ParallelPlan
 from triosim.models.architectures.deepseek import DeepSeek
 from triosim.trace.formats.native import trace_json as json_format
 
@@ -25,16 +25,16 @@ SIZES: dict[str, Any] = {
 TRACE = describe(DeepSeek(dense=1, **SIZES), batch=2, dtype="float32", optimizer="none")
 
 
-def plan(ranks: int = 2, **options: Any) -> Plan:
+def plan(ranks: int = 2, **options: Any) -> ParallelPlan:
     return planned(TRACE, "tp", ranks, tp_style="megatron", **options)
 
 
-def sent(made: Plan) -> Counter[tuple[str, float]]:
+def sent(made: ParallelPlan) -> Counter[tuple[str, float]]:
     """What is communicated, in numbers a token."""
     return Counter((kind, nbytes / 4 / TOKENS) for kind, nbytes in collectives_of(draw(made.tasks(0))))
 
 
-def products(made: Plan, layer: str) -> list[tuple[int, ...]]:
+def products(made: ParallelPlan, layer: str) -> list[tuple[int, ...]]:
     """The weights of a layer's forward products, as a rank has them: input by output features."""
     found = operators_of(draw(made.tasks(0)))
     return [o.inputs[1].shape for o in found if o.layer.endswith(layer) and o.phase == "forward" and "mm" in o.name]
@@ -75,7 +75,7 @@ def test_by_sequence_the_short_vectors_are_gathered_and_not_the_long_ones() -> N
 def test_a_compiled_step_sends_what_the_eager_one_does(products: Any, by_sequence: bool) -> None:
     """The norm of a latent vector is inside of a kernel, and what is shown to all heads is made by one."""
 
-    def made(kernels: Any) -> Plan:
+    def made(kernels: Any) -> ParallelPlan:
         model = DeepSeek(dense=1, **SIZES)
         trace = describe(model, batch=2, dtype="bf16", optimizer="none", kernels=kernels, products=products)
         return planned(trace, "tp", 2, tp_style="megatron", sequence_parallel=by_sequence)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from traces import collectives_of, draw, groups_of, operators_of, planned
 
 from triosim.errors import OptionError, TraceError
-from triosim.extrapolators.core.plan import Plan
+from triosim.extrapolators.core.plan import ParallelPlan
 from triosim.extrapolators.pipeline.schedules.gpipe import gpipe
 from triosim.extrapolators.pipeline.stages import balanced_starts
 from triosim.tasks import Compute, Copy, Recv, Send, Task, Wait
@@ -34,7 +34,7 @@ def layers(tasks: list[Task], phase: str) -> list[str]:
     return list(dict.fromkeys(op.layer for op in operators_of(tasks) if op.phase == phase))
 
 
-def drawn(plan: Plan) -> list[list[Task]]:
+def drawn(plan: ParallelPlan) -> list[list[Task]]:
     return [draw(plan.tasks(rank), rank) for rank in range(plan.world)]
 
 

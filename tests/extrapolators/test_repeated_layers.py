@@ -15,7 +15,7 @@ from triosim.compute.base import ComputeModel, Estimates
 from triosim.compute.distinct_operators import each_once
 from triosim.extrapolators.core.extrapolator import ParallelOptions
 from triosim.extrapolators.core.plan import plan
-from triosim.extrapolators.deduplication.deduplicate import Repeats, UnlikeError
+from triosim.extrapolators.deduplication.deduplicate import Repeats, UnequalLayersError
 from triosim.models import GPT, T5, Llama
 from triosim.trace import Operator, Trace
 
@@ -54,7 +54,7 @@ SEQUENCES = {**MEGATRON, "sequence_parallel": True}
     ],
 )
 def test_layers_are_divided_and_priced_the_same_each_by_itself(trace: Any, parallel: str, options: Any) -> None:
-    once, each = (planned(trace, parallel, once=asked, **options).program for asked in (True, False))
+    once, each = (planned(trace, parallel, deduplicate=asked, **options).program for asked in (True, False))
     assert once.stages == each.stages
     assert once.optimizers == each.optimizers
     assert once.notes == each.notes
@@ -77,7 +77,7 @@ def test_once_asks_as_often_for_many_layers_as_for_few_and_each_asks_for_all() -
     def asked(layers: int, *, once: bool) -> int:
         model = Counting()
         trace = describe(GPT(**{**SIZES, "layers": layers}), batch=4, dtype="float16")
-        plan(trace, "tp=2", gpus=None, options=ParallelOptions(once=once, tp_style="megatron"), model=model)
+        plan(trace, "tp=2", gpus=None, options=ParallelOptions(deduplicate=once, tp_style="megatron"), model=model)
         return model.asked
 
     assert asked(8, once=True) == asked(4, once=True)
@@ -131,7 +131,7 @@ def test_layers_that_do_not_come_out_alike_are_not_taken_for_each_other() -> Non
     place = next(number for number, block in enumerate(odd) if block.layer.startswith("model.layers.2."))
     blocks = (*odd[:place], replace(odd[place], items=odd[place].items[:1]), *odd[place + 1 :])
     after = replace(repeats.short, stages=(replace(repeats.short.stages[0], forward=blocks),))
-    with pytest.raises(UnlikeError):
+    with pytest.raises(UnequalLayersError):
         repeats.restored(after)
 
 

@@ -18,9 +18,9 @@ from triosim.comparison.schedule_alone import Times, run_schedule, uniform_trace
 from triosim.errors import OptionError, TraceError
 from triosim.extrapolators.core.extrapolator import Extrapolator
 from triosim.extrapolators.core.mesh import Mesh
-from triosim.extrapolators.core.plan import Plan
+from triosim.extrapolators.core.plan import ParallelPlan
 from triosim.extrapolators.core.program import Program
-from triosim.extrapolators.core.schedule import Action, ActionPhase, Schedule, in_flight
+from triosim.extrapolators.core.schedule import Action, ActionPhase, ScheduleTable, in_flight
 from triosim.extrapolators.pipeline.schedules import NAMES, Wanted
 from triosim.extrapolators.pipeline.schedules.dualpipe import dualpipe
 from triosim.extrapolators.pipeline.schedules.gpipe import gpipe
@@ -35,7 +35,7 @@ TRANSFORMER = traces.transformer(blocks=4)
 UNEVEN = Times(1.0, 1.3, 0.7)
 
 
-def drawn(plan: Plan) -> list[list[Task]]:
+def drawn(plan: ParallelPlan) -> list[list[Task]]:
     return [draw(plan.tasks(rank), rank) for rank in range(plan.world)]
 
 
@@ -112,7 +112,7 @@ def test_every_schedule_can_run(p: int, m: int, v: int) -> None:
 
 
 @st.composite
-def tables(draw: st.DrawFn) -> Schedule:
+def tables(draw: st.DrawFn) -> ScheduleTable:
     """Any placement of stages and any order that can run, some of it side by side, some backward passes split."""
     places, stages, micro_batches = draw(st.integers(1, 3)), draw(st.integers(2, 4)), draw(st.integers(1, 3))
     left: list[Action] = []
@@ -134,7 +134,7 @@ def tables(draw: st.DrawFn) -> Schedule:
         left.remove(action)
         done.add(action)
     assume(all(rows))
-    return Schedule(tuple(tuple(row) for row in rows))
+    return ScheduleTable(tuple(tuple(row) for row in rows))
 
 
 def needed(action: Action, stages: int) -> list[set[Action]]:
@@ -150,7 +150,7 @@ def needed(action: Action, stages: int) -> list[set[Action]]:
 
 @given(tables())
 @settings(max_examples=60, deadline=None)
-def test_any_order_that_can_run_does(tmp_path_factory: pytest.TempPathFactory, schedule: Schedule) -> None:
+def test_any_order_that_can_run_does(tmp_path_factory: pytest.TempPathFactory, schedule: ScheduleTable) -> None:
     """What is sent meets what is received in every placement and order, over links that take their time."""
     try:
         schedule.check()

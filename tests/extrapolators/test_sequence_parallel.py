@@ -11,7 +11,7 @@ from traces import collectives_of, draw, operators_of, planned
 
 from triosim import simulate
 from triosim.errors import OptionError, TraceError
-from triosim.extrapolators.core.plan import Plan
+from triosim.extrapolators.core.plan import ParallelPlan
 from triosim.tasks import AllGather, AllReduce, Batch, Compute, ReduceScatter, Send, Task, Wait
 
 STREAM = 2 * 8 * 16 * 4  # bytes of the residual stream
@@ -19,7 +19,7 @@ NORM = 16 * 4
 GATHER, SCATTER = ("all_gather", STREAM), ("reduce_scatter", STREAM)
 
 
-def by_sequence(trace: Any, parallel: str = "tp", gpus: int | None = 2, **options: Any) -> Plan:
+def by_sequence(trace: Any, parallel: str = "tp", gpus: int | None = 2, **options: Any) -> ParallelPlan:
     return planned(trace, parallel, gpus, tp_style="megatron", sequence_parallel=True, **options)
 
 

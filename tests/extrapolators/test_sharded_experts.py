@@ -9,8 +9,8 @@ from traces import collectives_of, draw, groups_of, operators_of, planned
 
 from triosim import describe, simulate
 from triosim.errors import OptionError
-from triosim.extrapolators.core.mesh import Beside, Mesh, Parts
-from triosim.extrapolators.core.plan import Plan
+from triosim.extrapolators.core.mesh import ExpertReplicas, Mesh, Subgroups
+from triosim.extrapolators.core.plan import ParallelPlan
 from triosim.extrapolators.expert.expert_loads import Routing
 from triosim.models import Llama
 from triosim.tasks import AllGather, AllToAll, Compute, ReduceScatter
@@ -29,15 +29,15 @@ SENT = 4.0 * ROWS * HIDDEN
 GATHER, SCATTER, REDUCE = "all_gather", "reduce_scatter", "all_reduce"
 
 
-def experts(parallel: str, *, load: str = "balanced", **options: Any) -> Plan:
+def experts(parallel: str, *, load: str = "balanced", **options: Any) -> ParallelPlan:
     return planned(TRACE, parallel, extra={"load": load, **options.pop("extra", {})}, tp_style="megatron", **options)
 
 
-def total(plan: Plan, kind: str, group: str, rank: int = 0) -> float:
+def total(plan: ParallelPlan, kind: str, group: str, rank: int = 0) -> float:
     return sum(nbytes for one, nbytes in collectives_of(draw(plan.tasks(rank), rank), group) if one == kind)
 
 
-def updated(plan: Plan, rank: int = 0) -> set[tuple[int, ...]]:
+def updated(plan: ParallelPlan, rank: int = 0) -> set[tuple[int, ...]]:
     found = operators_of(draw(plan.tasks(rank), rank))
     return {t.shape for o in found if o.phase == "optimizer" for t in o.outputs if len(t.shape) == 3}
 
@@ -204,8 +204,8 @@ def test_parts_neither_within_a_group_of_shards_nor_made_of_whole_ones_are_refus
 def test_ranks_beside_their_parts() -> None:
     """12 ranks: 2 tensor, 2 context, 3 data; parts of two neighbours are the context groups."""
     mesh = Mesh.of(tp=2, cp=2, dp=3)
-    mesh = Mesh(mesh.axes, (Parts("ep", ("cp", "dp"), 2),))
+    mesh = Mesh(mesh.axes, (Subgroups("ep", ("cp", "dp"), 2),))
     assert mesh.group("ep", 7).ranks == (5, 7)
-    assert mesh.group(Beside(("cp", "dp"), "ep"), 7).ranks == (3, 7, 11)
-    assert mesh.group(Beside(("cp",), "ep"), 7).ranks == (7,)
-    assert mesh.group(Beside(("dp",), "ep"), 7).name == "dp beside ep"
+    assert mesh.group(ExpertReplicas(("cp", "dp"), "ep"), 7).ranks == (3, 7, 11)
+    assert mesh.group(ExpertReplicas(("cp",), "ep"), 7).ranks == (7,)
+    assert mesh.group(ExpertReplicas(("dp",), "ep"), 7).name == "dp beside ep"

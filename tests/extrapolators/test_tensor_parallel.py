@@ -9,7 +9,7 @@ import traces
 from traces import collectives_of, draw, groups_of, operators_of, planned
 
 from triosim.errors import TraceError
-from triosim.extrapolators.core.plan import Plan
+from triosim.extrapolators.core.plan import ParallelPlan
 from triosim.tasks import Collective, Compute, Wait
 from triosim.trace import Operator, Trace
 
@@ -17,11 +17,11 @@ MLP = traces.mlp()
 ACTIVATION = 2 * 8 * 16 * 4  # bytes of the transformer's residual stream
 
 
-def layer(plan: Plan, name: str, phase: str = "forward") -> list[Operator]:
+def layer(plan: ParallelPlan, name: str, phase: str = "forward") -> list[Operator]:
     return [op for op in operators_of(draw(plan.tasks(0))) if op.layer == name and op.phase == phase]
 
 
-def megatron(trace: Trace, ranks: int = 2) -> Plan:
+def megatron(trace: Trace, ranks: int = 2) -> ParallelPlan:
     return planned(trace, "tp", ranks, tp_style="megatron")
 
 
@@ -104,7 +104,7 @@ def test_one_gpu_communicates_nothing() -> None:
 
 
 def test_who_gathers_a_transformer_is_told_that_its_attention_is_whole() -> None:
-    def told(plan: Plan) -> bool:
+    def told(plan: ParallelPlan) -> bool:
         return any("attention" in note and "--tp-style megatron" in note for note in plan.notes)
 
     assert told(planned(traces.transformer(), "tp", 2))

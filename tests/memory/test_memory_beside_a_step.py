@@ -10,7 +10,7 @@ import pytest
 import triosim
 from triosim.cli import run
 from triosim.errors import OptionError
-from triosim.extrapolators import Extrapolator, Holding
+from triosim.extrapolators import Extrapolator, MemoryFootprint
 from triosim.memory import lifetimes, usage
 from triosim.memory.world import RankMemory
 from triosim.models import GPT
@@ -124,10 +124,10 @@ class Keeper(Extrapolator):
             yield from self.loop(rank).step()
         yield Iteration()
 
-    def holds(self, rank: int) -> Holding:
+    def memory_footprint(self, rank: int) -> MemoryFootprint:
         if rank == 0:
-            return Holding()
-        return Holding(trains=False, updates=False, share=0.5, beside=(("log", "communication", 3 * 2.0**20),))
+            return MemoryFootprint()
+        return MemoryFootprint(trains=False, updates=False, share=0.5, beside=(("log", "communication", 3 * 2.0**20),))
 
 
 def test_a_plug_in_says_what_its_ranks_hold() -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from triosim.engine.recording import Recording, operator_times
 from triosim.errors import OptionError
-from triosim.extrapolators.core.schedule import Action, Schedule, in_flight
+from triosim.extrapolators.core.schedule import Action, ScheduleTable, in_flight
 from triosim.extrapolators.pipeline.schedules import Wanted
 from triosim.simulation import simulate
 from triosim.tasks import Compute
@@ -55,7 +55,7 @@ class ScheduleRun:
     """A schedule that ran. ``seconds`` is the step's time, ``busy`` how long each rank computed."""
 
     name: str
-    schedule: Schedule
+    schedule: ScheduleTable
     seconds: float
     busy: tuple[float, ...]
     ran: tuple[Ran, ...]
@@ -144,7 +144,7 @@ def uniform_trace(stages: int, times: Times) -> Trace:
     return Trace(tuple(operators), 1, model="uniform stages")
 
 
-def _ran(recording: Recording, schedule: Schedule, rank: int) -> Iterator[Ran]:
+def _ran(recording: Recording, schedule: ScheduleTable, rank: int) -> Iterator[Ran]:
     """Yield the actions of a rank: each took the next operators of its stream."""
     streams: dict[str | None, list[tuple[Operator, float, float]]] = {}
     for handle in recording.handles or ():

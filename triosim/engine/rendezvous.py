@@ -88,7 +88,7 @@ class Rendezvous:
 
         def done(_: simpy.Event) -> None:
             key = (task.kind, task.label or group.name, len(group.ranks), task.nbytes)
-            copies = 1 if self._alike is None else self._alike.groups(group.ranks)
+            copies = 1 if self._alike is None else self._alike.group_multiplicity(group.ranks)
             self._recording.count(key, self._env.now - now, copies)
             for member in members:
                 self._finish(self._ranks[member.rank], member)
@@ -128,7 +128,7 @@ class Rendezvous:
         """Bring a send and its receive together; the second of them to come starts the transfer."""
         channel = _channel(side.rank.index, side.part)
         if self._alike is not None:
-            channel = Channel(*self._alike.origin(channel.source, channel.destination), channel.tag)
+            channel = Channel(*self._alike.representative_transfer(channel.source, channel.destination), channel.tag)
         other = self.posted.pop((channel, place), None)
         if other is None:
             self.posted[(channel, place)] = side
@@ -144,7 +144,9 @@ class Rendezvous:
         other.handle.layers = side.handle.layers = send.layers  # the receiver does not know whose tensors come
 
         def done(_: simpy.Event) -> None:
-            copies = 1 if self._alike is None else self._alike.pairs(channel.source, channel.destination)
+            copies = (
+                1 if self._alike is None else self._alike.transfer_multiplicity(channel.source, channel.destination)
+            )
             self._recording.count(("send", send.label, 2, send.nbytes), self._env.now - now, copies)
             other.finish(other.rank, other.handle)
             side.finish(side.rank, side.handle)

@@ -160,7 +160,7 @@ class Chains:
         def through(_: simpy.Event) -> None:
             now, alike = self.env.now, self.alike
             key = (task.kind, task.label or task.group.name, len(ranks), task.nbytes)
-            self.recording.count(key, now - began, 1 if alike is None else alike.groups(ranks))
+            self.recording.count(key, now - began, 1 if alike is None else alike.group_multiplicity(ranks))
             rank.record.communication.add(began, began, now, task.group.name, task.layers)
             done()
 

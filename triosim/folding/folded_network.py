@@ -3,10 +3,9 @@
 Which ranks do the same is said by the plan (``triosim.extrapolators.core.symmetry``). What the simulated ranks send stands for
 its copies. Of copies that a rotation of the ranks turns into each other, links and all, one is simulated
 (``triosim.networks.topology.link_symmetry``). Of the others, one whose links, directly or through others, are not those of
-the simulated
-ranks goes its own way at the same speed, and is left out; the rest are sent too. What one communicator has for itself is
-simulated once for all times that it comes (``triosim.folding.uncontended``). All this is exact; where it would not be,
-``AsymmetryError`` says so:
+the simulated ranks goes its own way at the same speed, and is left out; the rest are sent too. What one communicator has for
+itself is simulated once for all times that it comes (``triosim.folding.uncontended``). All this is exact; where it would not
+be, ``AsymmetryError`` says so:
 
 - before the run, where the links of what is left out do not correspond one to one to those of what is simulated;
 - during the run, where a copy is through at another time than what it is a copy of.
@@ -25,7 +24,7 @@ import simpy
 from triosim.engine.engine import Engine
 from triosim.engine.recording import Recording
 from triosim.errors import AsymmetryError
-from triosim.extrapolators.core.symmetry import Copies, Symmetry
+from triosim.extrapolators.core.symmetry import Orbit, Symmetry
 from triosim.folding.dry_run import Foreseen, Foresight, Kind, foresee
 from triosim.folding.shared_links import Moved, SharedLinks
 from triosim.folding.uncontended import Lone
@@ -43,7 +42,7 @@ _SAME = 1e-9  # by what part of a transfer's time copies may differ
 class _Traffic:
     """What one kind of transfer or collective sends, of a byte, and the copies of it that are simulated."""
 
-    copies: Copies
+    copies: Orbit
     edges: tuple[tuple[Place, Place], ...]
     sent: list[tuple[int, ...]] = field(default_factory=list)
 
@@ -65,7 +64,7 @@ def run(
     Where what is sent along one axis is not alike, ranks stand for others along the rest. Raises ``AsymmetryError``.
     """
     why = None
-    for tried in (symmetry, *symmetry.fewer()):
+    for tried in (symmetry, *symmetry.without_one_axis()):
         try:
             return _run(tried, tasks, new_network, engine_on)
         except AsymmetryError as found:
@@ -101,7 +100,7 @@ def _run(
 def _check_received(foresight: Foresight, symmetry: Symmetry) -> None:
     """What the ranks that stand for others wait for must be what they send, or a copy of it."""
     sent = {kind.ranks for kind in foresight.kinds if kind.collective is None}
-    if {symmetry.origin(*pair) for pair in foresight.received} != sent:
+    if {symmetry.representative_transfer(*pair) for pair in foresight.received} != sent:
         raise AsymmetryError("what ranks receive is not what those like them send")
 
 
@@ -187,13 +186,13 @@ class FoldedNetwork(Network):
         if not any(move):
             return None
         if kind.collective is None:
-            return partial(self._symmetry.moved, move=move)
-        return self._symmetry.by(move).__add__
+            return partial(self._symmetry.shifted, shift=move)
+        return self._symmetry.rank_offset(move).__add__
 
     # ---- which copies are simulated -----------------------------------------------------------------------------
 
-    def _copies_of(self, kind: Kind) -> Copies:
-        of = self._symmetry.copies(kind.ranks) if kind.collective else self._symmetry.pair(*kind.ranks)
+    def _copies_of(self, kind: Kind) -> Orbit:
+        of = self._symmetry.orbit(kind.ranks) if kind.collective else self._symmetry.transfer_orbit(*kind.ranks)
         if of is None:
             raise AsymmetryError(f"{kind.ranks} are no block of the mesh")
         return of
@@ -249,7 +248,7 @@ class FoldedNetwork(Network):
         return _Traffic(self._copies[kind], self._edges(kind, nbytes) if self._network.contention else ())
 
     def _moves(self, kind: Kind) -> Iterator[tuple[int, ...]]:
-        return self._symmetry.moves(self._copies[kind], self._still)
+        return self._symmetry.shifts(self._copies[kind], self._still)
 
     def _choose(self, links: SharedLinks, kinds: Mapping[Kind, Foreseen]) -> dict[Kind, list[str]]:
         """Find the copies that share links with what is simulated; the others must be images of it.
@@ -317,7 +316,7 @@ class FoldedNetwork(Network):
         if len(simulated) != len(components[links.root(ways[one][0])]):
             raise AsymmetryError(f"other flows share the links of a copy of {one.kind.ranks}")
         for copy in simulated:
-            to = _Copy(copy.kind, self._symmetry.then(copy.move, one.move, self._traffic[copy.kind].copies))
+            to = _Copy(copy.kind, self._symmetry.combined_shift(copy.move, one.move, self._traffic[copy.kind].copies))
             if len(ways[copy]) != len(ways[to]):
                 raise AsymmetryError(f"the routes of copies of {copy.kind.ranks} differ")
             for first, second in zip(ways[copy], ways[to], strict=True):

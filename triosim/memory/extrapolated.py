@@ -17,12 +17,12 @@ from triosim import gpus
 from triosim.errors import DoesNotFitError, OptionError
 from triosim.extrapolators.captured.captured_streams import Captured
 from triosim.extrapolators.core.lowering import Lowering
-from triosim.extrapolators.core.memory_footprint import Holding
-from triosim.extrapolators.core.memory_ledger import Ledger
-from triosim.extrapolators.core.plan import Plan
+from triosim.extrapolators.core.memory_footprint import MemoryFootprint
+from triosim.extrapolators.core.memory_tracker import MemoryTracker
+from triosim.extrapolators.core.plan import ParallelPlan
 from triosim.extrapolators.core.program import Gradient, Stage
 from triosim.extrapolators.core.schedule import Action
-from triosim.extrapolators.core.training_loop import Loop
+from triosim.extrapolators.core.training_loop import TrainingLoop
 from triosim.garbage_collector import without_collecting
 from triosim.gpus import Gpu
 from triosim.memory.allocator.settings import AllocatorSettings
@@ -31,7 +31,7 @@ from triosim.memory.analysis import MemoryReport, report
 from triosim.memory.captured import CapturedMemory
 from triosim.memory.liveness.lifetimes import MEMORY_CATEGORIES
 from triosim.memory.liveness.stage_lifetimes import Known
-from triosim.memory.rank_ledger import Items, Passes, Resident, Totals
+from triosim.memory.rank_tracker import Items, Passes, Resident, Totals
 from triosim.memory.world import RankMemory, WorldMemory
 from triosim.tasks import TaskStream
 from triosim.trace import Tensor, Trace
@@ -43,7 +43,7 @@ class PlannedMemory(WorldMemory):
     Where ranks run different programs (experts that get more and fewer tokens), each of them has places of its own.
     """
 
-    def __init__(self, plan: Plan, trace: Trace, gpu: Gpu | None) -> None:
+    def __init__(self, plan: ParallelPlan, trace: Trace, gpu: Gpu | None) -> None:
         super().__init__(gpu)
         self._plan = plan
         self._trace = trace
@@ -127,18 +127,18 @@ class PlannedMemory(WorldMemory):
         operators = [operator for block in blocks for operator in block.operators]
         return sum(size for size, _ in workspaces(operators, self.gpu))
 
-    def _holding(self, place: int) -> Holding | None:
+    def _holding(self, place: int) -> MemoryFootprint | None:
         """What the ranks at a place hold, where a parallelism writes their tasks."""
         return list(self._kinds)[place] if self._kinds else None
 
 
-def memory_of(plan: Plan, trace: Trace, gpu: Gpu | None = None) -> PlannedMemory:
+def memory_of(plan: ParallelPlan, trace: Trace, gpu: Gpu | None = None) -> PlannedMemory:
     """Return the memory of every rank of a plan; ``gpu`` is what must hold it, by default the trace's."""
     return PlannedMemory(plan, trace, gpus.get(trace.gpu) if gpu is None else gpu)
 
 
 @without_collecting()
-def memory_of_run(plan: Plan | Captured, trace: Trace, *, fail_on_oom: bool) -> WorldMemory:
+def memory_of_run(plan: ParallelPlan | Captured, trace: Trace, *, fail_on_oom: bool) -> WorldMemory:
     """Return the memory of every rank of a simulation: of a plan, or of a captured script's streams.
 
     Raises ``DoesNotFitError`` where a rank does not fit and that is asked for.
@@ -153,7 +153,7 @@ def _name(action: Action | None) -> str:
     return "optimizer" if action is None else str(action)
 
 
-def _places(plan: Plan) -> list[list[int]]:
+def _places(plan: ParallelPlan) -> list[list[int]]:
     """The ranks at each place."""
     found: dict[int, list[int]] = {}
     for rank in range(plan.world):
@@ -161,16 +161,16 @@ def _places(plan: Plan) -> list[list[int]]:
     return [found[place] for place in sorted(found)]
 
 
-def _place(plan: Plan, rank: int) -> int:
+def _place(plan: ParallelPlan, rank: int) -> int:
     """The place at which a rank is: of the pipeline, and there of the ranks that run one program."""
     return plan.lowerings[0][0].place(rank) * plan.variants + plan.variant(rank)
 
 
-def _kinds(plan: Plan) -> dict[Holding, list[int]]:
+def _kinds(plan: ParallelPlan) -> dict[MemoryFootprint, list[int]]:
     """The ranks that hold the same, where a parallelism writes its own tasks; empty where none does."""
-    found: dict[Holding, list[int]] = {}
+    found: dict[MemoryFootprint, list[int]] = {}
     for rank in range(plan.world):
-        holding = plan.holds(rank)
+        holding = plan.memory_footprint(rank)
         if holding is None:
             return {}
         found.setdefault(holding, []).append(rank)
@@ -187,9 +187,9 @@ class _Place:
         self.lowering = lowering
         self._known = Known(lowering.program, trace)
         self._passes: dict[int, Passes] = {}
-        self._totals: dict[tuple[int, Holding | None], Totals] = {}
+        self._totals: dict[tuple[int, MemoryFootprint | None], Totals] = {}
 
-    def totals(self, rank: int, holding: Holding | None) -> Totals:
+    def totals(self, rank: int, holding: MemoryFootprint | None) -> Totals:
         """Return what a rank has at most."""
         key = self.lowering.place(rank), holding
         if key not in self._totals:
@@ -197,44 +197,44 @@ class _Place:
             self._follow(rank, self._totals[key], holding)
         return self._totals[key]
 
-    def items(self, rank: int, holding: Holding | None) -> Items:
+    def items(self, rank: int, holding: MemoryFootprint | None) -> Items:
         """Return all that a rank has."""
         found = Items(*self._begun(rank, holding))
         self._follow(rank, found, holding)
         return found
 
-    def _begun(self, rank: int, holding: Holding | None) -> tuple[Passes, list[Resident]]:
+    def _begun(self, rank: int, holding: MemoryFootprint | None) -> tuple[Passes, list[Resident]]:
         place = self.lowering.place(rank)
-        reactions = Loop(self.lowering, rank, Ledger()).reactions
+        hooks = TrainingLoop(self.lowering, rank, MemoryTracker()).hooks
 
-        def accumulates(gradient: Gradient) -> float:
-            return min((one.accumulates(gradient) for one in reactions), default=gradient.nbytes)
+        def accumulated_bytes(gradient: Gradient) -> float:
+            return min((one.accumulated_bytes(gradient) for one in hooks), default=gradient.nbytes)
 
-        def keeps(parameter: Tensor) -> float:
-            return min((one.keeps(parameter) for one in reactions), default=float(parameter.nbytes))
+        def resident_bytes(parameter: Tensor) -> float:
+            return min((one.resident_bytes(parameter) for one in hooks), default=float(parameter.nbytes))
 
         if place not in self._passes:
-            self._passes[place] = Passes(self.lowering, place, self._known, accumulates)
-        residents = list(self._residents(place, keeps))
+            self._passes[place] = Passes(self.lowering, place, self._known, accumulated_bytes)
+        residents = list(self._residents(place, resident_bytes))
         return self._passes[place], residents if holding is None else _held(holding, residents)
 
-    def _follow(self, rank: int, ledger: Totals | Items, holding: Holding | None) -> None:
-        loop = Loop(self.lowering, rank, ledger)
+    def _follow(self, rank: int, tracker: Totals | Items, holding: MemoryFootprint | None) -> None:
+        loop = TrainingLoop(self.lowering, rank, tracker)
         tasks = loop.step() if holding is None else _parts(loop, holding, self.lowering.program.micro_batches)
         answer: object = None
         try:
             while True:
                 tasks.send(answer)  # any answer will do: nobody looks at it
-                answer = ledger
+                answer = tracker
         except StopIteration:
             return
 
-    def _residents(self, place: int, keeps: Callable[[Tensor], float]) -> Iterator[Resident]:
+    def _residents(self, place: int, resident_bytes: Callable[[Tensor], float]) -> Iterator[Resident]:
         """Yield what is at a place all the time: parameters, buffers, the optimizer's states, what the network is fed."""
         stage = self.lowering.held[place]
         layers, owners, found = _staying(stage, self._known)
         for tensor in stage.parameters:
-            yield Resident.of(tensor, layers.get(tensor.storage, ""), keeps(tensor))
+            yield Resident.of(tensor, layers.get(tensor.storage, ""), resident_bytes(tensor))
         parameters = {tensor.storage for tensor in stage.parameters}
         micro_batches = self.lowering.program.micro_batches
         for storage, tensor in found.items():
@@ -247,7 +247,7 @@ class _Place:
             yield Resident.of(one, one.layer, one.nbytes)
 
 
-def _held(holding: Holding, residents: Iterable[Resident]) -> list[Resident]:
+def _held(holding: MemoryFootprint, residents: Iterable[Resident]) -> list[Resident]:
     """What of a training step's memory stays with a rank that does a part of it, and what it has beside."""
     found = []
     for one in residents:
@@ -258,7 +258,7 @@ def _held(holding: Holding, residents: Iterable[Resident]) -> list[Resident]:
     return found + [Resident(round(nbytes), category, what) for what, category, nbytes in holding.beside]
 
 
-def _parts(loop: Loop, holding: Holding, micro_batches: int) -> TaskStream:
+def _parts(loop: TrainingLoop, holding: MemoryFootprint, micro_batches: int) -> TaskStream:
     """The parts of a training step that a rank runs."""
     for micro_batch in range(micro_batches if holding.trains else 0):
         yield from loop.forward()

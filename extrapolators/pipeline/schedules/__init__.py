@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from triosim.errors import OptionError, nearest
-from triosim.extrapolators.core.schedule import Schedule
+from triosim.extrapolators.core.schedule import ScheduleTable
 from triosim.extrapolators.pipeline.schedules.dualpipe import dualpipe, least_micro_batches
 from triosim.extrapolators.pipeline.schedules.gpipe import gpipe
 from triosim.extrapolators.pipeline.schedules.interleaved import interleaved
@@ -16,7 +16,7 @@ from triosim.extrapolators.pipeline.schedules.table import read_table
 from triosim.extrapolators.pipeline.schedules.zero_bubble import zero_bubble
 
 #: From places (ranks of the pipeline) and micro-batches to what each place does.
-MAKERS: dict[str, Callable[[int, int], Schedule]] = {
+MAKERS: dict[str, Callable[[int, int], ScheduleTable]] = {
     "gpipe": gpipe,
     "1f1b": one_f_one_b,
     "zero-bubble": zero_bubble,
@@ -40,7 +40,7 @@ class Wanted:
             return least_micro_batches(self.places)
         return self.places if self.name in NAMES else self._table().micro_batches
 
-    def schedule(self, micro_batches: int, *, training: bool = True) -> Schedule:
+    def schedule(self, micro_batches: int, *, training: bool = True) -> ScheduleTable:
         """Return the schedule. Raises ``OptionError`` where there is none of this name, or of so many micro-batches."""
         if self.virtual_stages is not None and self.name != INTERLEAVED:
             raise OptionError(
@@ -61,12 +61,12 @@ class Wanted:
             raise OptionError(f"{chunks} a rank", where="virtual stages", fix="give 2 or more, or choose 1f1b")
         return chunks
 
-    def _table(self) -> Schedule:
+    def _table(self) -> ScheduleTable:
         if not Path(self.name).suffix:
             raise OptionError(f"unknown schedule '{self.name}'", where="schedule", fix=nearest(self.name, NAMES))
         return read_table(self.name)
 
-    def _check_size(self, found: Schedule, micro_batches: int) -> None:
+    def _check_size(self, found: ScheduleTable, micro_batches: int) -> None:
         for have, asked, what in (
             (len(found.rows), self.places, "pipeline ranks"),
             (found.micro_batches, micro_batches, "micro-batches"),

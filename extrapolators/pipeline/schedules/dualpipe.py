@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections import deque
 
 from triosim.errors import OptionError
-from triosim.extrapolators.core.schedule import Action, ActionPhase, Schedule, Slot
+from triosim.extrapolators.core.schedule import Action, ActionPhase, ScheduleTable, Slot
 
 _WHERE = "schedule dualpipe"
 
 
-def dualpipe(places: int, micro_batches: int) -> Schedule:
+def dualpipe(places: int, micro_batches: int) -> ScheduleTable:
     """The bubble is (p / 2 - 1) (F&B + B - 3 W); a place holds at most p + 1 micro-batches."""
     least = least_micro_batches(places)
     if micro_batches % 2 or micro_batches < least:
@@ -23,7 +23,7 @@ def dualpipe(places: int, micro_batches: int) -> Schedule:
             where=_WHERE,
             fix=f"use an even number of {least} or more",
         )
-    return Schedule(tuple(_Row(place, places, micro_batches // 2).slots() for place in range(places)))
+    return ScheduleTable(tuple(_Row(place, places, micro_batches // 2).slots() for place in range(places)))
 
 
 def least_micro_batches(places: int) -> int:

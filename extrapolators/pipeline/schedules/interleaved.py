@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from triosim.errors import OptionError
-from triosim.extrapolators.core.schedule import Action, Schedule
+from triosim.extrapolators.core.schedule import Action, ScheduleTable
 from triosim.extrapolators.pipeline.schedules.one_f_one_b import in_turn
 
 
-def interleaved(places: int, micro_batches: int, virtual_stages: int) -> Schedule:
+def interleaved(places: int, micro_batches: int, virtual_stages: int) -> ScheduleTable:
     """The bubble is 1/v of 1F1B's; v times as much is sent.
 
     Micro-batches go through in groups of p: a place runs a group in one of its stages, then in the next.
@@ -25,4 +25,4 @@ def interleaved(places: int, micro_batches: int, virtual_stages: int) -> Schedul
         forward = [Action(turn * places + place, "forward", index) for turn, index in order]
         backward = [Action((virtual_stages - 1 - turn) * places + place, "backward", index) for turn, index in order]
         rows.append(in_turn(forward, backward, ahead=2 * (places - 1 - place) + (virtual_stages - 1) * places))
-    return Schedule.of(rows)
+    return ScheduleTable.of(rows)

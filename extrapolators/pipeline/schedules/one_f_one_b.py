@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from triosim.extrapolators.core.schedule import Action, Schedule
+from triosim.extrapolators.core.schedule import Action, ScheduleTable
 
 
-def one_f_one_b(places: int, micro_batches: int) -> Schedule:
+def one_f_one_b(places: int, micro_batches: int) -> ScheduleTable:
     """The bubble is GPipe's; place r of p holds at most p - r micro-batches."""
-    return Schedule.of(
+    return ScheduleTable.of(
         [
             in_turn(
                 [Action(place, "forward", index) for index in range(micro_batches)],

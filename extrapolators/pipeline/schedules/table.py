@@ -14,7 +14,7 @@ from itertools import groupby
 from pathlib import Path
 
 from triosim.errors import OptionError
-from triosim.extrapolators.core.schedule import LETTERS, Action, Schedule
+from triosim.extrapolators.core.schedule import LETTERS, Action, ScheduleTable
 from triosim.output_files import PathLike, writing_text
 
 _COLUMNS = ("rank", "slot", "action")
@@ -23,7 +23,7 @@ _PHASES = {letter: phase for phase, letter in LETTERS.items()}
 _LIKE = "write stage, letter and micro-batch, such as 0F0: F forward, B backward, I and W its parts"
 
 
-def read_table(path: str) -> Schedule:
+def read_table(path: str) -> ScheduleTable:
     """Return the schedule that a file holds. Raises ``OptionError`` that names the line for what is wrong with it."""
     try:
         text = Path(path).read_text(encoding="utf-8-sig")
@@ -39,7 +39,7 @@ def read_table(path: str) -> Schedule:
     return table.schedule()
 
 
-def write_table(schedule: Schedule, path: PathLike) -> None:
+def write_table(schedule: ScheduleTable, path: PathLike) -> None:
     """Write a schedule as such a file. Raises ``OutputError``."""
     with writing_text(path) as file:
         rows = csv.writer(file, lineterminator="\n")
@@ -69,7 +69,7 @@ class _Table:
         self.first[action] = self.lines[rank, action] = line
         self.rows.setdefault(rank, []).append((slot, action))
 
-    def schedule(self) -> Schedule:
+    def schedule(self) -> ScheduleTable:
         """Return the schedule, once all rows are in."""
         if not any(action.phase == "forward" for action in self.first):
             raise OptionError("has no forward pass", where=self.path, fix=_LIKE)
@@ -82,7 +82,7 @@ class _Table:
             rows.append(
                 tuple(tuple(action for _, action in slot) for _, slot in groupby(ordered, key=lambda row: row[0]))
             )
-        found = Schedule(tuple(rows), self._where)
+        found = ScheduleTable(tuple(rows), self._where)
         found.check()
         return found
 

@@ -6,12 +6,12 @@ of r micro-batches, so that no place holds more micro-batches than 1F1B's first 
 
 from __future__ import annotations
 
-from triosim.extrapolators.core.schedule import Action, Schedule
+from triosim.extrapolators.core.schedule import Action, ScheduleTable
 
 
-def zero_bubble(places: int, micro_batches: int) -> Schedule:
+def zero_bubble(places: int, micro_batches: int) -> ScheduleTable:
     """The bubble is (p - 1) (F + I - W) for at least p micro-batches, where W takes no longer than F or I."""
-    return Schedule.of([_row(place, places, micro_batches) for place in range(places)])
+    return ScheduleTable.of([_row(place, places, micro_batches) for place in range(places)])
 
 
 def _row(place: int, places: int, micro_batches: int) -> list[Action]:

@@ -17,12 +17,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from triosim.extrapolators.core.module_units import ROOT, unit_of
 from triosim.operators.features import base_name, is_free
 from triosim.operators.kinds import kind_of
 from triosim.sharding.kernel_patterns import pattern_of
 from triosim.sharding.propagation import Propagation
 from triosim.trace import Operator, Tensor, Trace
+from triosim.trace.numbered_modules import ROOT, numbered_module_of
 
 NAME = "fused::chain"
 _FUSED = frozenset(("elementwise", "softmax", "copy"))
@@ -89,7 +89,7 @@ class _Compilation:
             self._ready.update((tensor.storage, operator.id) for tensor in operator.outputs)
             return
         if into is None:
-            into = _Kernel((operator.phase, unit_of(operator.layer)), form == "rows", at=operator.id)
+            into = _Kernel((operator.phase, numbered_module_of(operator.layer)), form == "rows", at=operator.id)
         elif not into.closed:
             into.at = operator.id
         into.members.append(operator)
@@ -120,7 +120,7 @@ class _Compilation:
         Of two sizes, the larger loop runs through the smaller one several times.
         """
         sizes = kernel.numel, _numel(operator)
-        if kernel.rows or kernel.unit != (operator.phase, unit_of(operator.layer)) or not min(sizes):
+        if kernel.rows or kernel.unit != (operator.phase, numbered_module_of(operator.layer)) or not min(sizes):
             return False
         if max(sizes) % min(sizes) or any(self._is_shown_to_heads(tensor, kernel) for tensor in operator.inputs):
             return False
@@ -262,7 +262,7 @@ class _Compilation:
 
 def _form(operator: Operator) -> str | None:
     """Return whether an operator is part of a chain, reduces over rows, or is neither, as all outside of units."""
-    if unit_of(operator.layer) == ROOT:
+    if numbered_module_of(operator.layer) == ROOT:
         return None
     if operator.phase == "optimizer" or not operator.inputs or operator.communication is not None:
         return None

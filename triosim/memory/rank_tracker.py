@@ -1,6 +1,6 @@
 """What a rank has in memory in the course of a step: the lives of its micro-batches, and what its reactions hold beside them.
 
-Two ledgers follow a rank's loop in the order in which its host launches, which is the order in which PyTorch allocates:
+Two trackers follow a rank's loop in the order in which its host launches, which is the order in which PyTorch allocates:
 ``Totals`` adds bytes up by category and finds the peak; ``Items`` writes every piece of memory down, for the allocator, tables
 and pictures.
 """
@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from triosim.extrapolators.core.lowering import Act, Lowering, Posted, Script
-from triosim.extrapolators.core.memory_ledger import Ledger
+from triosim.extrapolators.core.lowering import InstructionList, Lowering, PostedReceive, ScheduledAction
+from triosim.extrapolators.core.memory_tracker import MemoryTracker
 from triosim.extrapolators.core.program import Gradient, Receive
 from triosim.extrapolators.core.schedule import Action
 from triosim.memory.liveness.lifetimes import MEMORY_CATEGORIES, Lifetime, Lifetimes
@@ -41,11 +41,13 @@ class Resident:
 class Passes:
     """The lives of micro-batches in the stages at a place of the pipeline, made when they are first asked for."""
 
-    def __init__(self, lowering: Lowering, place: int, known: Known, accumulates: Callable[[Gradient], float]) -> None:
+    def __init__(
+        self, lowering: Lowering, place: int, known: Known, accumulated_bytes: Callable[[Gradient], float]
+    ) -> None:
         self._lowering = lowering
         self._place = place
         self._known = known
-        self._gradients = [(gradient, accumulates(gradient)) for gradient in lowering.gradients[place]]
+        self._gradients = [(gradient, accumulated_bytes(gradient)) for gradient in lowering.gradients[place]]
         self._made: dict[tuple[object, ...], Lives] = {}
         self._split = {
             (a.stage, a.micro_batch) for a in lowering.program.schedule.actions(place) if a.phase == "weight"
@@ -53,7 +55,7 @@ class Passes:
         self._received: dict[tuple[int, str], list[str]] = {}
         self.sizes = known.sent
 
-    def of(self, script: Script, micro_batch: int) -> tuple[Lives, int]:
+    def of(self, script: InstructionList, micro_batch: int) -> tuple[Lives, int]:
         """Return the lives that a script is a part of, and at which operator of theirs it begins."""
         stage, phase = script.name
         program = self._lowering.program
@@ -86,25 +88,25 @@ class Passes:
         return found
 
 
-class _Books(Ledger):
-    """What both ledgers do alike. ``now`` is the action that runs, None before the first and in the optimizer."""
+class _Books(MemoryTracker):
+    """What both trackers do alike. ``now`` is the action that runs, None before the first and in the optimizer."""
 
     def __init__(self, passes: Passes) -> None:
         self._passes = passes
         self.now: Action | None = None
 
-    def posted(self, posted: Posted) -> None:
+    def receive_posted(self, posted: PostedReceive) -> None:
         """Take memory for what comes."""
         nbytes = self._passes.sizes.get(posted.key, 0.0)
-        self.hold((posted.key, posted.micro_batch), nbytes, "communication", stream=f"receive from {posted.place}")
+        self.allocate((posted.key, posted.micro_batch), nbytes, "communication", stream=f"receive from {posted.place}")
 
-    def begins(self, act: Act) -> None:
+    def action_begins(self, act: ScheduledAction) -> None:
         """Note what runs."""
         self.now = act.action
         for key in self._passes.received(act.action):  # it is the micro-batch's own from here on
-            self.release((key, act.action.micro_batch))
+            self.free((key, act.action.micro_batch))
 
-    def ran(self, script: Script, first: int, end: int, micro_batch: int) -> None:
+    def operators_ran(self, script: InstructionList, first: int, end: int, micro_batch: int) -> None:
         """Go through what these operators take and give back."""
         if micro_batch < 0:
             self.now = None
@@ -117,11 +119,11 @@ class _Books(Ledger):
                 # What is kept as it was made is the same memory; anything else is beside it for a moment.
                 change += life.kept_bytes == life.nbytes
                 self._advance(lives, micro_batch, before, change, offset + first)
-                self.hold(life.keeps, life.kept_bytes, life.category, life.layer)
+                self.allocate(life.keeps, life.kept_bytes, life.category, life.layer)
                 before = change
         self._advance(lives, micro_batch, before, after, offset + first)
 
-    def _begin(self, script: Script, first: int, end: int) -> None:
+    def _begin(self, script: InstructionList, first: int, end: int) -> None:
         """Some operators run."""
 
     def _holds(self, key: Hashable) -> bool:
@@ -158,7 +160,7 @@ class Totals(_Books):
         self._known_peaks: dict[tuple[int, int, int], tuple[int, int]] = {}
         self.peak = Moment(self._total, tuple(self._live.tolist()), None, "")
 
-    def hold(
+    def allocate(
         self, key: Hashable, nbytes: float, category: Category, layer: str = "", *, stream: str = "compute"
     ) -> None:
         """Take memory."""
@@ -171,7 +173,7 @@ class Totals(_Books):
         if self._total > self.peak.total:
             self.peak = Moment(self._total, tuple(self._live.tolist()), self.now, layer)
 
-    def release(self, key: Hashable) -> None:
+    def free(self, key: Hashable) -> None:
         """Give memory back."""
         size, column = self._held.pop(key, (0, 0))
         self._live[column] -= size
@@ -216,7 +218,7 @@ class Items(_Books):
         self.operators: list[Operator] = []
         self.actions: list[tuple[int, Action | None]] = []
 
-    def hold(
+    def allocate(
         self, key: Hashable, nbytes: float, category: Category, layer: str = "", *, stream: str = "compute"
     ) -> None:
         """Take memory."""
@@ -224,7 +226,7 @@ class Items(_Books):
             return
         self._held[key] = self._born(Lifetime(round(nbytes), category, layer, 0, None, 0, None, stream))
 
-    def release(self, key: Hashable) -> None:
+    def free(self, key: Hashable) -> None:
         """Give memory back."""
         item = self._held.pop(key, None)
         if item is not None:
@@ -243,7 +245,7 @@ class Items(_Books):
             found.append(replace(item, died=clock, last_operator=operator, first_born=states))
         return Lifetimes(tuple(found), tuple(self.operators), estimated)
 
-    def _begin(self, script: Script, first: int, end: int) -> None:
+    def _begin(self, script: InstructionList, first: int, end: int) -> None:
         if self.now is None and self._optimizer is None:
             self._optimizer = self._clock
         if not self.actions or self.actions[-1][1] != self.now:
