@@ -11,7 +11,7 @@ from streams import Script, same_on
 
 from triosim import cli, save_trace
 from triosim.comparison.what_if import what_if
-from triosim.conditions.heterogeneity import with_bandwidths
+from triosim.conditions.slow_links import with_bandwidths
 from triosim.errors import OptionError
 from triosim.networks.topology import Topology
 from triosim.results.result import Result

@@ -17,11 +17,10 @@ from triosim import gpus as catalogue
 from triosim import plugins
 from triosim.compute.pricing import operator_times as times_from_elsewhere
 from triosim.compute.pricing.repricing import on_gpu
-from triosim.conditions import Conditions
-from triosim.conditions import read as read_conditions
-from triosim.conditions.heterogeneity import Unequal, with_slow_links, without_effect
-from triosim.conditions.heterogeneity import check as check_conditions
-from triosim.conditions.heterogeneity import notes as unequal_notes
+from triosim.conditions import Conditions, parse_conditions
+from triosim.conditions.checks import check_conditions, condition_notes, notes_without_effect
+from triosim.conditions.heterogeneity import Heterogeneity
+from triosim.conditions.slow_links import with_slow_links
 from triosim.engine.compute_units import HostOverhead
 from triosim.engine.engine import Engine, Progress
 from triosim.errors import AsymmetryError, OptionError, PluginError, TriosimError
@@ -183,7 +182,7 @@ def simulate(
     system = topology_for(the_trace, topology, gpus, copy_input=copy_input)
     if topology is None and system.links:
         notes.append(f"no topology given: {assumed_topology(the_trace.gpu, gpus)} is assumed")
-    circumstances = read_conditions(conditions or {}, no_condition, system.conditions)
+    circumstances = parse_conditions(conditions or {}, no_condition, system.conditions)
     unslowed = system
     if circumstances.slow_links is not None:
         system = with_slow_links(system, circumstances.slow_links)
@@ -206,7 +205,7 @@ def simulate(
     check_conditions(circumstances, the_network)
     the_plan: ParallelPlan | Captured
     with plugins.blamed():
-        unequal = Unequal(circumstances, the_trace, model)
+        heterogeneity = Heterogeneity(circumstances, the_trace, model)
         if isinstance(subject, TaskStreams):
             captured_run.check_times(subject)
             the_plan = Captured(subject, iterations=iterations)
@@ -232,7 +231,7 @@ def simulate(
                     virtual_stages=virtual_stages,
                     gradient_dtype=None if gradient_dtype is None else dtype_name(gradient_dtype),
                     recompute=recompute,
-                    factor=unequal.factor if balance_stages else None,
+                    factor=heterogeneity.slowdown if balance_stages else None,
                     deduplicate=fold is not False,
                     extra=chosen.left,
                 ),
@@ -279,7 +278,7 @@ def simulate(
         )
 
     with plugins.blamed():
-        notes.extend(unequal_notes(circumstances, the_plan.world))
+        notes.extend(condition_notes(circumstances, the_plan.world))
         recording = None
         unlike = _unlike(the_plan.symmetry is not None, timeline, links, circumstances)
         if the_plan.symmetry is not None and not unlike and folding.repays(fold, the_plan.world):
@@ -291,10 +290,19 @@ def simulate(
             notes.append(f"every rank is simulated: {unlike}")
         if recording is None:
             streams = {rank: the_plan.tasks(rank) for rank in range(the_plan.world)}
-            if circumstances.uneven:
-                streams = {rank: unequal.stream(rank, stream) for rank, stream in streams.items()}
+            if circumstances.heterogeneous:
+                streams = {rank: heterogeneity.stream(rank, stream) for rank, stream in streams.items()}
             recording = engine_on(the_network).run(streams)
-    notes.extend(without_effect(circumstances, the_network, recording))
+    transfer_kinds = {kind for kind, *_ in recording.transfers}
+    notes.extend(
+        notes_without_effect(
+            circumstances,
+            the_network.topology,
+            world=len(recording.ranks),
+            end_s=recording.end,
+            transfer_kinds=transfer_kinds,
+        )
+    )
 
     given["topology"] = str(topology) if isinstance(topology, (str, PathLike)) else system.name
     with without_collecting():
@@ -302,7 +310,7 @@ def simulate(
         inputs = inputs_of(
             {name: _plain(value) for name, value in given.items()}, files, the_trace, the_network.topology
         )
-        data = figures(run, inputs=inputs, notes=notes, options=MetricOptions(tokens, hourly, circumstances.kinds))
+        data = figures(run, inputs=inputs, notes=notes, options=MetricOptions(tokens, hourly, circumstances.gpu_kinds))
         result = Result(data, recording, the_network.topology, the_network, memory)
     if draws == 1:
         return result

@@ -38,7 +38,7 @@ def equip(topology: Topology, said: Mapping[str, Any], where: Where) -> Topology
         attach(topology, said["calibration"], where)
     others = {key: value for key, value in said.items() if key in conditions.KEYS}
     if others:
-        topology.conditions = conditions.read(
+        topology.conditions = conditions.parse_conditions(
             others, lambda path, what, fix: TopologyError(what, where=where(path), fix=fix), topology.conditions
         )
     return topology

@@ -11,8 +11,8 @@ from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any
 
-from triosim.conditions import read as read_conditions
-from triosim.conditions.heterogeneity import with_bandwidths
+from triosim.conditions import parse_conditions
+from triosim.conditions.slow_links import with_bandwidths
 from triosim.errors import OptionError
 from triosim.networks.photonic.photonic import PhotonicNetwork
 from triosim.networks.topology import Link, Topology
@@ -75,7 +75,7 @@ def what_if(
     gpus = subject.world if isinstance(subject, TaskStreams) else gpus_for(parallel, options.get("gpus"))
     copies = bool(options.get("copy_input", False))
     system = copy(topology_for(representative(subject), topology, gpus, copy_input=copies))
-    system.conditions = read_conditions(conditions or {}, no_condition, system.conditions)
+    system.conditions = parse_conditions(conditions or {}, no_condition, system.conditions)
     found = []
     for change in _changes(base, system, factor, options):
         tell(change.what)
@@ -87,9 +87,9 @@ def what_if(
 
 def _changes(base: Result, system: Topology, factor: float, options: Mapping[str, Any]) -> Iterator[Change]:
     world = base.world
-    slow = {rank: system.conditions.slow.get(rank, 1.0) / factor for rank in range(world)}
+    slow = {rank: system.conditions.slow_gpus.get(rank, 1.0) / factor for rank in range(world)}
     faster = copy(system)
-    faster.conditions = replace(system.conditions, slow=slow)
+    faster.conditions = replace(system.conditions, slow_gpus=slow)
     yield Change("all GPUs", 0, {"topology": faster})
     groups = list(_used(base, system))
     for kind, links in groups:

@@ -1,39 +1,17 @@
 """Heterogeneous GPUs and links, stragglers, faults, and interference of computation and communication."""
 
-from triosim.conditions.conditions import (
-    COLLECTIVES,
-    KEYS,
-    KINDS,
-    LARGEST_FACTOR,
-    MOST_GPUS,
-    Conditions,
-    Distribution,
-    Factors,
-    GpuEvent,
-    Interference,
-    LinkEvent,
-    Often,
-    Stragglers,
-    factors,
-    ranks_of,
-    read,
-)
+from triosim.conditions.conditions import Conditions, GpuEvent, Interference, LinkEvent, SlowdownFactors, Stragglers
+from triosim.conditions.parsing import KEYS, parse_conditions, parse_factors, parse_ranks
 
 __all__ = [
-    "COLLECTIVES",
     "KEYS",
-    "KINDS",
-    "LARGEST_FACTOR",
-    "MOST_GPUS",
     "Conditions",
-    "Distribution",
-    "Factors",
     "GpuEvent",
     "Interference",
     "LinkEvent",
-    "Often",
+    "SlowdownFactors",
     "Stragglers",
-    "factors",
-    "ranks_of",
-    "read",
+    "parse_conditions",
+    "parse_factors",
+    "parse_ranks",
 ]

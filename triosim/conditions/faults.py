@@ -1,4 +1,4 @@
-"""What happens to GPUs and links at a time: they degrade, fail or recover."""
+"""Faults: GPUs and links that slow down, fail or recover at given times."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from triosim.units import format_time
 
 if TYPE_CHECKING:
     from triosim.conditions.conditions import Conditions, GpuEvent, LinkEvent
-    from triosim.conditions.interference import Pace
+    from triosim.conditions.interference import GpuSpeed
     from triosim.networks.base import Network
 
 
-def let_happen(conditions: Conditions, network: Network, paces: Mapping[int, Pace]) -> None:
-    """Have the clock bring about what is to happen to the GPUs of ``paces``, by rank, and to the links of a network."""
+def schedule_events(conditions: Conditions, network: Network, speeds: Mapping[int, GpuSpeed]) -> None:
+    """Schedule the events of the links of a network, and of the GPUs in ``speeds``, by rank, on the network's clock."""
 
     def change_gpu(event: GpuEvent, _: simpy.Event) -> None:
-        paces[event.rank].slow_down(event.slowdown)
+        speeds[event.rank].set_slowdown(event.slowdown)
 
     def change_link(event: LinkEvent, _: simpy.Event) -> None:
         network.set_bandwidth(event.source, event.destination, event.bandwidth)
@@ -29,14 +29,14 @@ def let_happen(conditions: Conditions, network: Network, paces: Mapping[int, Pac
             network.set_bandwidth(event.destination, event.source, event.bandwidth)
 
     for gpu in conditions.gpu_events:
-        if gpu.rank in paces:
+        if gpu.rank in speeds:
             network.env.timeout(gpu.at).callbacks.append(partial(change_gpu, gpu))
     for link in conditions.link_events:
         network.env.timeout(link.at).callbacks.append(partial(change_link, link))
 
 
-def failures(conditions: Conditions) -> list[str]:
-    """Return, in words, what has failed and does not come back."""
+def permanent_failures(conditions: Conditions) -> list[str]:
+    """Return, in words, the GPUs and links that fail and do not recover."""
     gpus = {event.rank: event for event in conditions.gpu_events}
     links = {(event.source, event.destination): event for event in conditions.link_events}
     return [

@@ -1,8 +1,8 @@
-"""How fast a GPU computes while it communicates, communicates while it computes, and once something has happened to it.
+"""Interference of computation and communication on a GPU, and slow-downs of GPUs by faults.
 
-NCCL's kernels take multiprocessors and memory bandwidth from the computation beside them, and the other way round. Here a
-computation takes ``factor`` times as long for as long as a transfer runs on its GPU, from the arrival of its last member to its
-end; a transfer takes longer while any of its members computes. What is under way is timed anew at every such change.
+NCCL's kernels take multiprocessors and memory bandwidth from the kernels beside them, and the other way round. Here a
+computation takes ``factor`` times as long for as long as a transfer runs on its GPU, from the arrival of the transfer's last
+member to its end; a transfer takes longer while any of its members computes. Whatever runs is timed anew at every such change.
 """
 
 from __future__ import annotations
@@ -16,66 +16,68 @@ from triosim.networks.base import when
 if TYPE_CHECKING:
     import simpy
 
-    from triosim.conditions.conditions import Factors, Interference
+    from triosim.conditions.conditions import Interference, SlowdownFactors
 
-Span = tuple[float, float]
+#: The start and the end of an operator, in seconds.
+Interval = tuple[float, float]
 
 
-class Progress:
-    """Operators that run one after the other at a speed that changes; ``spans`` are the times of those that are through.
+class OperatorProgress:
+    """How far a sequence of operators has come on a GPU whose speed changes.
 
-    ``earliest`` are times before which each cannot begin (its launch is over then).
+    ``intervals`` are those of the operators that have ended. ``earliest`` are times before which each operator cannot start,
+    because its launch is not over.
     """
 
-    __slots__ = ("_began", "_earliest", "_left", "_now", "_seconds", "spans")
+    __slots__ = ("_earliest", "_left", "_now", "_seconds", "_started", "intervals")
 
     def __init__(self, now: float, seconds: Sequence[float], earliest: Sequence[float] | None = None) -> None:
-        self.spans: list[Span] = []
+        self.intervals: list[Interval] = []
         self._now = now
         self._seconds = seconds
         self._earliest = earliest
-        self._began: float | None = None  # when the operator that runs has begun
-        self._left = 0.0  # its seconds at full speed that are left
+        self._started: float | None = None  # when the running operator started
+        self._left = 0.0  # its remaining seconds at full speed
 
     def advance(self, until: float, factor: float) -> float:
-        """Go on until a time, or the end if that comes first, and return it; an operator takes ``factor`` times longer."""
+        """Advance to a time, or to the end if that comes first, and return it; operators take ``factor`` times as long."""
         now = self._now
-        while len(self.spans) < len(self._seconds):
-            if self._began is None:
-                begin = now if self._earliest is None else max(now, self._earliest[len(self.spans)])
-                if begin > until:
+        while len(self.intervals) < len(self._seconds):
+            if self._started is None:
+                start = now if self._earliest is None else max(now, self._earliest[len(self.intervals)])
+                if start > until:
                     break
-                now = self._began = begin
-                self._left = self._seconds[len(self.spans)]
+                now = self._started = start
+                self._left = self._seconds[len(self.intervals)]
             end = now + self._left * factor if self._left else now
             if end > until or end == math.inf:
                 self._left = max(self._left - (until - now) / factor, 0.0) if until < math.inf else self._left
                 now = until
                 break
-            self.spans.append((self._began, end))
-            self._began = None
+            self.intervals.append((self._started, end))
+            self._started = None
             now = end
         else:
             until = now
         self._now = until
         return until
 
-    def shorten(self) -> None:
-        """End with the operator that runs, or with the last one that did where the next one waits for its launch."""
-        under_way = len(self.spans) + (self._began is not None)
-        self._seconds = self._seconds[: max(under_way, 1)]
+    def stop_after_current(self) -> None:
+        """Drop the operators after the running one; where none runs, after the last that did, but one runs at least."""
+        started = len(self.intervals) + (self._started is not None)
+        self._seconds = self._seconds[: max(started, 1)]
 
     def end(self, factor: float) -> float:
         """Return when the last operator ends if the speed stays as it is."""
-        ahead = Progress(
-            self._now, self._seconds[len(self.spans) :], self._earliest and self._earliest[len(self.spans) :]
+        rest = OperatorProgress(
+            self._now, self._seconds[len(self.intervals) :], self._earliest and self._earliest[len(self.intervals) :]
         )
-        ahead._began, ahead._left = self._began, self._left
-        return ahead.advance(math.inf, factor)
+        rest._started, rest._left = self._started, self._left
+        return rest.advance(math.inf, factor)
 
 
 class Timer:
-    """Calls back at a time that may be set anew; SimPy's own timeouts cannot be taken back."""
+    """A callback at a time that can be set anew, which a SimPy timeout cannot."""
 
     __slots__ = ("_callback", "_env", "_event")
 
@@ -85,7 +87,7 @@ class Timer:
         self._event: simpy.Event | None = None
 
     def set(self, at: float) -> None:
-        """Call back at a time; one that is infinite never comes."""
+        """Call back at this time, and no longer at the one before; never if it is infinite."""
         if at == math.inf:
             self._event = None
             return
@@ -98,164 +100,167 @@ class Timer:
             self._callback()
 
 
-class Running:
-    """Operators of a task that are under way on a GPU."""
+class RunningOperators:
+    """A sequence of operators that runs on a GPU; ``finish`` is called with their intervals."""
 
-    __slots__ = ("_finish", "_pace", "_timer", "progress")
+    __slots__ = ("_finish", "_progress", "_speed", "_timer")
 
-    def __init__(self, pace: Pace, progress: Progress, finish: Callable[[list[Span]], None]) -> None:
-        self.progress = progress
-        self._pace = pace
+    def __init__(self, speed: GpuSpeed, progress: OperatorProgress, finish: Callable[[list[Interval]], None]) -> None:
+        self._progress = progress
+        self._speed = speed
         self._finish = finish
-        self._timer = Timer(pace.env, self._over)
-        self._timer.set(progress.end(pace.factor))
+        self._timer = Timer(speed.env, self._ended)
+        self._timer.set(progress.end(speed.factor))
 
-    def retime(self, before: float) -> None:
-        """Take a change of speed into account: until now it was ``before``."""
-        self.progress.advance(self._pace.env.now, before)
-        self._timer.set(self.progress.end(self._pace.factor))
+    def retime(self, factor_before: float) -> None:
+        """Move the end after the speed has changed."""
+        self._progress.advance(self._speed.env.now, factor_before)
+        self._timer.set(self._progress.end(self._speed.factor))
 
-    def make_room(self) -> None:
-        """Run no further than to the end of the present operator."""
-        self.progress.advance(self._pace.env.now, self._pace.factor)
-        self.progress.shorten()
-        self._timer.set(self.progress.end(self._pace.factor))
+    def stop_after_current(self) -> None:
+        """Stop at the end of the running operator."""
+        self._progress.advance(self._speed.env.now, self._speed.factor)
+        self._progress.stop_after_current()
+        self._timer.set(self._progress.end(self._speed.factor))
 
-    def _over(self) -> None:
-        self.progress.advance(math.inf, self._pace.factor)
-        self._pace.stop(self)
-        self._finish(self.progress.spans)
+    def _ended(self) -> None:
+        self._progress.advance(math.inf, self._speed.factor)
+        self._speed.remove(self)
+        self._finish(self._progress.intervals)
 
 
-class Pace:
-    """The speed of one GPU: ``factor`` is by how many times its operators take longer now."""
+class GpuSpeed:
+    """The speed of one GPU, and what runs on it: operators take ``factor`` times as long now.
 
-    def __init__(self, env: simpy.Environment, hampering: Factors) -> None:
+    ``slowdowns`` are the factors of the transfers that may run beside them.
+    """
+
+    def __init__(self, env: simpy.Environment, slowdowns: SlowdownFactors) -> None:
         self.env = env
         self.factor = 1.0
-        self.beside: dict[Slowed, None] = {}  # transfers that want to know whether it computes
-        self.slowdown = 1.0  # what has happened to the GPU; infinite: it has failed
-        self._hampering = hampering
-        self._kinds: dict[str, int] = {}  # transfers that run, by kind
-        self._running: dict[Running, None] = {}
+        self.slowed_transfers: dict[SlowedTransfer, None] = {}
+        self._fault = 1.0  # the slow-down by faults; infinite: the GPU has failed
+        self._slowdowns = slowdowns
+        self._transfers: dict[str, int] = {}  # how many run, by kind
+        self._running: dict[RunningOperators, None] = {}
 
     @property
     def computes(self) -> bool:
-        """Whether operators are under way."""
+        """Whether operators run."""
         return bool(self._running)
 
     def start(
-        self, seconds: Sequence[float], earliest: Sequence[float] | None, finish: Callable[[list[Span]], None]
-    ) -> Running:
-        """Run operators, and call back with when each of them ran."""
-        running = Running(self, Progress(self.env.now, seconds, earliest), finish)
+        self, seconds: Sequence[float], earliest: Sequence[float] | None, finish: Callable[[list[Interval]], None]
+    ) -> RunningOperators:
+        """Start operators one after the other; see ``OperatorProgress``."""
+        running = RunningOperators(self, OperatorProgress(self.env.now, seconds, earliest), finish)
         self._running[running] = None
         if len(self._running) == 1:
-            for slowed in self.beside:
-                slowed.retime(+1)
+            for transfer in self.slowed_transfers:
+                transfer.retime(+1)
         return running
 
-    def stop(self, running: Running) -> None:
-        """Forget operators that are through."""
+    def remove(self, running: RunningOperators) -> None:
+        """Forget operators that have ended."""
         del self._running[running]
         if not self._running:
-            for slowed in self.beside:
-                slowed.retime(-1)
+            for transfer in self.slowed_transfers:
+                transfer.retime(-1)
 
-    def enter(self, kind: str) -> None:
-        """A transfer begins to run on this GPU."""
-        self._kinds[kind] = self._kinds.get(kind, 0) + 1
-        self._changed()
+    def transfer_started(self, kind: str) -> None:
+        """Take into account that a transfer runs on this GPU."""
+        self._transfers[kind] = self._transfers.get(kind, 0) + 1
+        self._update()
 
-    def leave(self, kind: str) -> None:
-        """A transfer is through."""
-        self._kinds[kind] -= 1
-        if not self._kinds[kind]:
-            del self._kinds[kind]
-        self._changed()
+    def transfer_ended(self, kind: str) -> None:
+        """Take into account that a transfer runs no longer."""
+        self._transfers[kind] -= 1
+        if not self._transfers[kind]:
+            del self._transfers[kind]
+        self._update()
 
-    def slow_down(self, factor: float) -> None:
-        """Let the GPU be slower by a factor from now on, than it was at first."""
-        self.slowdown = factor
-        self._changed()
+    def set_slowdown(self, factor: float) -> None:
+        """Set the slow-down by a fault, against the speed at the start."""
+        self._fault = factor
+        self._update()
 
-    def _changed(self) -> None:
+    def _update(self) -> None:
         before = self.factor
-        self.factor = self.slowdown * max([1.0, *(self._hampering.get(kind, 1.0) for kind in self._kinds)])
+        self.factor = self._fault * max([1.0, *(self._slowdowns.get(kind, 1.0) for kind in self._transfers)])
         if self.factor != before:
             for running in self._running:
                 running.retime(before)
 
 
-class Slowed:
-    """A transfer that takes ``factor`` times as long while a member computes.
+class SlowedTransfer:
+    """A transfer that takes ``factor`` times as long while any of its members computes.
 
-    The network says when it would be through if nobody did; what it has not done by then it does after that.
+    The network says when the transfer would end if no member computed; what is not done by then is done afterwards.
     """
 
-    def __init__(self, factor: float, members: Sequence[Pace], done: Callable[[simpy.Event], None]) -> None:
+    def __init__(self, factor: float, members: Sequence[GpuSpeed], done: Callable[[simpy.Event], None]) -> None:
         self._env = members[0].env
         self._factor = factor
         self._members = members
         self._done = done
-        self._began = self._since = self._env.now
-        self._progress = 0.0  # seconds of the network's time that it has done
-        self._busy = sum(member.computes for member in members)
+        self._started = self._updated = self._env.now
+        self._progress = 0.0  # seconds of the network's time that are done
+        self._computing = sum(member.computes for member in members)
         self._event: simpy.Event | None = None
         self._work = math.inf
-        self._timer = Timer(self._env, self._over)
+        self._timer = Timer(self._env, self._ended)
         for member in members:
-            member.beside[self] = None
+            member.slowed_transfers[self] = None
 
-    def arrived(self, event: simpy.Event) -> None:
-        """The network is through."""
+    def network_done(self, event: simpy.Event) -> None:
+        """Take into account that the network has carried the transfer."""
         self._event = event
-        self._work = self._env.now - self._began
+        self._work = self._env.now - self._started
         self.retime(0)
 
     def retime(self, more: int) -> None:
         """Take into account that so many more of the members compute."""
         now = self._env.now
-        self._progress += (now - self._since) / self._pace
-        self._since = now
-        self._busy += more
+        self._progress += (now - self._updated) / self._current_factor
+        self._updated = now
+        self._computing += more
         if self._event is not None:
             left = max(self._work - self._progress, 0.0)
-            self._timer.set(now + left * self._pace)
+            self._timer.set(now + left * self._current_factor)
 
     @property
-    def _pace(self) -> float:
-        return self._factor if self._busy else 1.0
+    def _current_factor(self) -> float:
+        return self._factor if self._computing else 1.0
 
-    def _over(self) -> None:
+    def _ended(self) -> None:
         for member in self._members:
-            del member.beside[self]
+            del member.slowed_transfers[self]
         assert self._event is not None
         self._done(self._event)
 
 
-class Paces:
-    """The GPUs' speeds, and what their computations and transfers do to each other."""
+class GpuSpeeds:
+    """The speeds of all GPUs, by rank, and the transfers that interfere with them."""
 
     def __init__(self, env: simpy.Environment, ranks: Iterable[int], interference: Interference) -> None:
-        self.of = {rank: Pace(env, interference.computation) for rank in ranks}
+        self.by_rank = {rank: GpuSpeed(env, interference.computation) for rank in ranks}
         self._communication = interference.communication
 
-    def transfer(
+    def start_transfer(
         self, kind: str, ranks: Iterable[int], event: simpy.Event, done: Callable[[simpy.Event], None]
     ) -> None:
-        """A transfer begins to run on some ranks; ``event`` is when the network is through with it."""
-        members = [self.of[rank] for rank in dict.fromkeys(ranks) if rank in self.of]
+        """Start a transfer on some ranks; ``event`` is when the network has carried it, ``done`` is called when it ends."""
+        members = [self.by_rank[rank] for rank in dict.fromkeys(ranks) if rank in self.by_rank]
         for member in members:
-            member.enter(kind)
+            member.transfer_started(kind)
 
-        def through(event: simpy.Event) -> None:
+        def ended(event: simpy.Event) -> None:
             for member in members:
-                member.leave(kind)
+                member.transfer_ended(kind)
             done(event)
 
         factor = self._communication.get(kind, 1.0)
         if factor == 1.0 or not members:
-            when(event, through)
+            when(event, ended)
         else:
-            when(event, Slowed(factor, members, through).arrived)
+            when(event, SlowedTransfer(factor, members, ended).network_done)

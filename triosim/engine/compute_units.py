@@ -19,7 +19,7 @@ import simpy
 from triosim.tasks import Compute, Handle
 
 if TYPE_CHECKING:
-    from triosim.conditions.interference import Paces, Running, Span
+    from triosim.conditions.interference import GpuSpeeds, Interval, RunningOperators
     from triosim.engine.rank import Rank
     from triosim.engine.recording import Recording
     from triosim.trace import Operator
@@ -49,7 +49,7 @@ class Turn:
     number: int = 0  # of the timeout that counts; an earlier one has been overtaken
     starts: list[float] = field(default_factory=list)
     ends: list[float] = field(default_factory=list)  # those too, where speeds change
-    paced: Running | None = None  # runs it on a GPU whose speed changes
+    on_changing_gpu: RunningOperators | None = None  # runs it on a GPU whose speed changes
 
     @property
     def through(self) -> bool:
@@ -60,7 +60,7 @@ class Turn:
 class ComputeUnits:
     """Runs the Compute tasks of all ranks; ``finish`` is called for each that is through.
 
-    ``run_ahead`` is how many operators a host is ahead of its GPU at most, None for any number. ``paces`` are the GPUs'
+    ``run_ahead`` is how many operators a host is ahead of its GPU at most, None for any number. ``speeds`` are the GPUs'
     speeds, where these change while they run; the host is then not held back.
     """
 
@@ -77,7 +77,7 @@ class ComputeUnits:
         self._host_overhead = host_overhead
         self._run_ahead = run_ahead
         self._finish = finish
-        self.paces: Paces | None = None
+        self.speeds: GpuSpeeds | None = None
 
     def begin(self, rank: Rank, handle: Handle, task: Compute) -> None:
         """A computation is ready; it runs when the units are free, first come, first served. What takes no time needs none."""
@@ -112,8 +112,8 @@ class ComputeUnits:
             if handle.launched is not None:
                 turn.rank.record.begins(handle.launched, now)
         turn.last = len(task.operators) - 1
-        if self.paces is not None:
-            self._run_paced(turn, self.paces)
+        if self.speeds is not None:
+            self._run_at_changing_speed(turn, self.speeds)
             return
         if turn.launched is not None:
             seconds = self._launch(turn) - now
@@ -123,7 +123,7 @@ class ComputeUnits:
             seconds = task.seconds
         self._stop_after(turn, seconds)
 
-    def _run_paced(self, turn: Turn, paces: Paces) -> None:
+    def _run_at_changing_speed(self, turn: Turn, speeds: GpuSpeeds) -> None:
         """Let what is left of a computation run on a GPU whose speed may change meanwhile."""
         operators = turn.task.operators[turn.done :]
         launches = None
@@ -133,13 +133,13 @@ class ComputeUnits:
             if self._run_ahead is not None:
                 self._launched(turn, launches[-1])
 
-        def finish(spans: list[Span]) -> None:
+        def finish(spans: list[Interval]) -> None:
             turn.last = turn.done + len(spans) - 1
-            self._record_paced(turn, spans)
+            self._record_at_changing_speed(turn, spans)
             self._leave(turn)
 
         seconds = [operator.seconds for operator in operators]
-        turn.paced = paces.of[turn.rank.index].start(seconds, launches, finish)
+        turn.on_changing_gpu = speeds.by_rank[turn.rank.index].start(seconds, launches, finish)
 
     def _stop_after(self, turn: Turn, seconds: float) -> None:
         turn.number += 1
@@ -182,8 +182,8 @@ class ComputeUnits:
         operators, now = turn.task.operators, self._env.now
         if turn.last < len(operators) - 1:
             return  # it does already
-        if turn.paced is not None:
-            turn.paced.make_room()
+        if turn.on_changing_gpu is not None:
+            turn.on_changing_gpu.stop_after_current()
             return
         end = turn.began
         for index in range(turn.done, len(operators) - 1):
@@ -256,7 +256,7 @@ class ComputeUnits:
             record.compute_seconds += task.seconds
             self._recording.ran(turn.rank.index, task)
 
-    def _record_paced(self, turn: Turn, spans: list[Span]) -> None:
+    def _record_at_changing_speed(self, turn: Turn, spans: list[Interval]) -> None:
         """Record what ran since the computation got the units, and how much longer than it was to take."""
         record, before = turn.rank.record, turn.began
         for start, end in spans:

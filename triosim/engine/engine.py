@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import simpy
 
 from triosim.conditions import Conditions
-from triosim.conditions.faults import failures, let_happen
-from triosim.conditions.interference import Paces
+from triosim.conditions.faults import permanent_failures, schedule_events
+from triosim.conditions.interference import GpuSpeeds
 from triosim.engine.compute_units import ComputeUnits, HostOverhead
 from triosim.engine.deadlock import report_deadlock
 from triosim.engine.rank import Rank, follow
@@ -93,7 +93,7 @@ class Engine:
         self.recording = Recording(ranks=[], handles=[] if timeline else None)
         self.rendezvous = Rendezvous(network, self.ranks, self.recording, self._communicated, self._watch, alike)
         self.conditions = conditions or Conditions()
-        self.paces: Paces | None = None  # where GPUs do not always compute at the same speed
+        self.speeds: GpuSpeeds | None = None  # where GPUs do not always compute at the same speed
         self._finished_tasks = 0
         self._unfinished = 0  # hosts that still draw tasks, and tasks that are issued and not done
         self._ready: deque[Handle] = deque()
@@ -115,7 +115,7 @@ class Engine:
     @property
     def joins(self) -> bool:
         """Whether it can run chains: where no task of theirs is launched, slowed or shown by itself."""
-        return self.host_overhead is None and self.recording.handles is None and not self.conditions.changing
+        return self.host_overhead is None and self.recording.handles is None and not self.conditions.changing_speed
 
     def run(self, streams: Mapping[int, TaskStream]) -> Recording:
         """Run every rank's stream to its end and return what was recorded.
@@ -129,15 +129,17 @@ class Engine:
                 )
         self.ranks.update((index, Rank(index)) for index in sorted(streams))
         self.recording.ranks = [rank.record for rank in self.ranks.values()]
-        if self.conditions.changing:
-            self.paces = self.units.paces = Paces(self.env, self.ranks, self.conditions.interference)
-        let_happen(self.conditions, self.network, self.paces.of if self.paces else {})
+        if self.conditions.changing_speed:
+            self.speeds = self.units.speeds = GpuSpeeds(self.env, self.ranks, self.conditions.interference)
+        schedule_events(self.conditions, self.network, self.speeds.by_rank if self.speeds else {})
         hosts = {rank: self.env.process(self._host(rank, streams[rank.index])) for rank in self.ranks.values()}
         self._unfinished += len(hosts)
         self._run_until_finished()
         stuck = [rank for rank, host in hosts.items() if rank.open or host.is_alive]
         if stuck:
-            raise report_deadlock(stuck, self.rendezvous.gathering, self.rendezvous.posted, failures(self.conditions))
+            raise report_deadlock(
+                stuck, self.rendezvous.gathering, self.rendezvous.posted, permanent_failures(self.conditions)
+            )
         self.recording.end = max((rank.finished for rank in self.recording.ranks), default=0.0)
         return self.recording
 
@@ -373,10 +375,10 @@ class Engine:
 
     def _watch(self, kind: str, ranks: Iterable[int], event: simpy.Event, done: Callable[[simpy.Event], None]) -> None:
         """A transfer begins to run on some ranks; call back when it is through."""
-        if self.paces is None:
+        if self.speeds is None:
             when(event, done)
         else:
-            self.paces.transfer(kind, ranks, event, done)
+            self.speeds.start_transfer(kind, ranks, event, done)
 
     def _communicated(self, rank: Rank, handle: Handle) -> None:
         """A transfer or collective is through on one rank."""

@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import triosim
-from triosim.conditions import Conditions, Interference, Stragglers, factors, ranks_of
-from triosim.conditions.heterogeneity import draw
-from triosim.conditions.interference import Progress
+from triosim.conditions import Conditions, Interference, Stragglers, parse_conditions, parse_factors, parse_ranks
+from triosim.conditions.interference import OperatorProgress
+from triosim.conditions.stragglers import draw
 from triosim.engine.engine import Engine
 from triosim.engine.recording import Recording, length, operator_times, overlap
 from triosim.errors import DeadlockError, OptionError, TriosimError
@@ -149,12 +149,12 @@ Speeds = st.lists(st.tuples(st.floats(0, 10), st.floats(1, 5)), max_size=6)
 def test_work_is_conserved_whatever_the_speed(seconds: list[float], changes: list[tuple[float, float]]) -> None:
     """Operators follow each other without a gap, and the time at each speed adds up to the work."""
     changes = sorted(changes)
-    progress, factor = Progress(0.0, seconds), 1.0
+    progress, factor = OperatorProgress(0.0, seconds), 1.0
     for at, following in changes:
         progress.advance(at, factor)
         factor = following
     end = progress.advance(math.inf, factor)
-    assert [start for start, _ in progress.spans] == [0.0, *(stop for _, stop in progress.spans[:-1])]
+    assert [start for start, _ in progress.intervals] == [0.0, *(stop for _, stop in progress.intervals[:-1])]
     edges = [0.0, *(min(at, end) for at, _ in changes), end]
     speeds = [1.0, *(one for _, one in changes)]
     work = sum((b - a) / speed for a, b, speed in zip(edges[:-1], edges[1:], speeds, strict=True))
@@ -272,7 +272,7 @@ def test_links_slowed_by_chance_hold_back_what_crosses_them() -> None:
     )
     alike = triosim.simulate(two_layers(), "dp=4", topology=f"switch(4, bandwidth={1e6 / slowest})", **options)
     assert slow.step_time_s == pytest.approx(alike.step_time_s, rel=1e-9)
-    assert any("links are slower by chance" in note for note in slow.notes)
+    assert any("slow-downs of links are drawn at random" in note for note in slow.notes)
 
 
 def test_stages_are_balanced_over_unequal_gpus_when_asked() -> None:
@@ -300,9 +300,7 @@ def alone(rank: int) -> TaskStream:
 
 
 def events(*said: Any) -> dict[str, Any]:
-    from triosim.conditions import read
-
-    found = read({"events": list(said)}, lambda path, what, fix: AssertionError(what), Conditions())
+    found = parse_conditions({"events": list(said)}, lambda path, what, fix: AssertionError(what), Conditions())
     return {"gpu_events": found.gpu_events, "link_events": found.link_events}
 
 
@@ -416,11 +414,11 @@ def test_a_file_and_an_option_say_the_same(tmp_path: Path) -> None:
 
 
 def test_ranks_and_factors_as_text() -> None:
-    assert ranks_of("0-2, 7") == [0, 1, 2, 7]
-    assert ranks_of(3) == [3]
-    assert factors("1.2")["all_to_all"] == factors("1.2")["send"] == 1.2
-    assert "copy" not in factors(1.2)
-    assert factors("copy=1.5,send=2") == {"copy": 1.5, "send": 2.0}
+    assert parse_ranks("0-2, 7") == [0, 1, 2, 7]
+    assert parse_ranks(3) == [3]
+    assert parse_factors("1.2")["all_to_all"] == parse_factors("1.2")["send"] == 1.2
+    assert "copy" not in parse_factors(1.2)
+    assert parse_factors("copy=1.5,send=2") == {"copy": 1.5, "send": 2.0}
 
 
 @pytest.mark.parametrize(
@@ -431,23 +429,23 @@ def test_ranks_and_factors_as_text() -> None:
         ({"collective_slowdown": "nan"}, "--collective-slowdown: 'nan' is not a factor"),
         ({"slow_gpus": {9: 2}}, "there is no GPU 9; name one from 0 to 3"),
         ({"slow_gpus": "2"}, "write for example '4-7=1.5'"),
-        ({"slow_gpus": {"2-1": 2}}, "'2-1' names no ranks"),
+        ({"slow_gpus": {"2-1": 2}}, "'2-1' is not a list of ranks"),
         ({"slow_gpus": {1: math.inf}}, "--slow-gpus: 'inf' is not a factor"),
         ({"gpu_kinds": {1: "H1000"}}, "switch 4: gpu_kinds: 1: there is no GPU 'H1000' in the catalogue"),
-        ({"gpu_kinds": {1: 3}}, "3 is no GPU"),
-        ({"stragglers": "normal"}, "'normal' is no distribution"),
+        ({"gpu_kinds": {1: 3}}, "3 is not a GPU"),
+        ({"stragglers": "normal"}, "distribution: unknown value 'normal'"),
         ({"stragglers": "uniform,spread=-1"}, "'-1' is not a spread"),
         ({"stragglers": "uniform,sped=1"}, "unknown key 'sped'; did you mean 'spread'?"),
-        ({"stragglers": "uniform,seed=x"}, "'x' is no seed"),
+        ({"stragglers": "uniform,seed=x"}, "'x' is not a seed"),
         ({"slow_links": "uniform,every=iteration"}, "unknown key 'every'; known: distribution, seed, spread"),
-        ({"events": "gpu=1,slowdown=2"}, "is no event"),
-        ({"events": 5}, "5 is no list of events"),
-        ({"events": [{"at": -1, "gpu": 1, "slowdown": 2}]}, "-1 is no time"),
-        ({"events": [{"at": 1, "gpu": 1}]}, "neither or both of 'slowdown' and 'fails'"),
+        ({"events": "gpu=1,slowdown=2"}, "is not an event"),
+        ({"events": 5}, "5 is not a list of events"),
+        ({"events": [{"at": -1, "gpu": 1, "slowdown": 2}]}, "-1 is not a time"),
+        ({"events": [{"at": 1, "gpu": 1}]}, "needs either 'slowdown' or 'fails'"),
         ({"events": [{"at": 1, "gpu": "0-1", "slowdown": 2}]}, "'0-1' is not one GPU"),
         ({"events": [{"at": 1, "gpu": 1, "slowdwn": 2}]}, "did you mean 'slowdown'?"),
         ({"events": [{"at": 1, "from": "gpu0", "to": "gpu1", "bandwidth": "1 GB/s"}]}, "no link from gpu0 to gpu1"),
-        ({"events": [{"at": 1, "from": "gpu0", "to": "switch0", "bandwidth": -1}]}, "-1 is no positive bandwidth"),
+        ({"events": [{"at": 1, "from": "gpu0", "to": "switch0", "bandwidth": -1}]}, "-1 is not a positive bandwidth"),
         ({"event": []}, "--event: unknown key; did you mean 'events'?"),
     ],
 )
@@ -460,10 +458,10 @@ def test_what_is_said_wrong(said: dict[str, Any], message: str) -> None:
 @pytest.mark.parametrize(
     ("said", "network", "note"),
     [
-        ({"slow_gpus": {3: 2}}, "packet", "slow_gpus: GPU 3 takes no part in a run of 2 GPUs"),
-        ({"events": "at=9999,gpu=0,slowdown=2"}, "packet", "the event at 9999 s comes after the end of the run"),
-        ({"compute_slowdown": "send=1.2"}, "packet", "compute_slowdown: there was no send, but all_reduce"),
-        ({"slow_links": "uniform,spread=9"}, "photonic", "slow_links: circuits are not slowed"),
+        ({"slow_gpus": {3: 2}}, "packet", "slow_gpus has no effect on GPU 3: the run uses 2 GPUs"),
+        ({"events": "at=9999,gpu=0,slowdown=2"}, "packet", "the event at 9999 s has no effect: the run ends at"),
+        ({"compute_slowdown": "send=1.2"}, "packet", "compute_slowdown has no effect: the run has no send, only all_reduce"),
+        ({"slow_links": "uniform,spread=9"}, "photonic", "slow_links has no effect on optical circuits"),
     ],
 )
 def test_what_made_no_difference_is_said(said: dict[str, Any], network: str, note: str) -> None:
