@@ -460,7 +460,11 @@ def test_what_is_said_wrong(said: dict[str, Any], message: str) -> None:
     [
         ({"slow_gpus": {3: 2}}, "packet", "slow_gpus has no effect on GPU 3: the run uses 2 GPUs"),
         ({"events": "at=9999,gpu=0,slowdown=2"}, "packet", "the event at 9999 s has no effect: the run ends at"),
-        ({"compute_slowdown": "send=1.2"}, "packet", "compute_slowdown has no effect: the run has no send, only all_reduce"),
+        (
+            {"compute_slowdown": "send=1.2"},
+            "packet",
+            "compute_slowdown has no effect: the run has no send, only all_reduce",
+        ),
         ({"slow_links": "uniform,spread=9"}, "photonic", "slow_links has no effect on optical circuits"),
     ],
 )
