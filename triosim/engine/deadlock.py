@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from triosim.errors import DeadlockError
-from triosim.folding.chains import Chain
 from triosim.tasks import Batch, Collective, Communicator, Compute, Copy, Handle, Recv, Send, Task
 from triosim.units import format_bytes
 
@@ -80,8 +79,6 @@ def _partner(part: Send | Recv) -> str:
 
 
 def _name(task: Task) -> str:
-    if isinstance(task, Chain):
-        return next(_name(step) for step in task.steps if not isinstance(step, int))
     if isinstance(task, Collective):
         return f"{task.kind} of {format_bytes(task.nbytes)} in '{task.group.name or list(task.group.ranks)}'"
     if isinstance(task, Send):

@@ -24,7 +24,6 @@ from triosim.engine.rank import Rank, follow
 from triosim.engine.recording import Recording
 from triosim.engine.rendezvous import Rendezvous, enlist
 from triosim.errors import SimulationError
-from triosim.folding.chains import Chain, Chains
 from triosim.networks.base import when
 from triosim.tasks import (
     COLLECTIVES,
@@ -108,14 +107,8 @@ class Engine:
             Record: self._begin_nothing,
             Wait: self._begin_nothing,
             Iteration: self._begin_iteration,
-            Chain: Chains(network, self.recording, self._finish, alike).begin,
             **dict.fromkeys(COLLECTIVES.values(), self.rendezvous.collective),
         }
-
-    @property
-    def joins(self) -> bool:
-        """Whether it can run chains: where no task of theirs is launched, slowed or shown by itself."""
-        return self.host_overhead is None and self.recording.handles is None and not self.conditions.changing_speed
 
     def run(self, streams: Mapping[int, TaskStream]) -> Recording:
         """Run every rank's stream to its end and return what was recorded.
@@ -272,7 +265,7 @@ class Engine:
             elif kind is Wait:
                 for other in task.handles:
                     follow(handle, other)
-            elif kind is not Record and kind is not Chain:
+            elif kind is not Record:
                 issuer = task.issuer
                 if issuer is not None and issuer != stream and issuer in tails:
                     follow(handle, tails[issuer])
@@ -396,9 +389,7 @@ class Engine:
 def _launches(task: Task) -> int:
     if type(task) is Recv and task.ahead:
         return 0
-    if isinstance(task, Compute):
-        return len(task.operators)
-    return task.launches if isinstance(task, Chain) else 1
+    return len(task.operators) if isinstance(task, Compute) else 1
 
 
 def _check_seconds(seconds: float, what: str, rank: int) -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from triosim.errors import AsymmetryError
-from triosim.folding.chains import Chain, chains
 from triosim.garbage_collector import without_collecting
 from triosim.tasks import (
     Batch,
@@ -67,8 +66,7 @@ class Tape:
     def __init__(self) -> None:
         self._tasks: list[Task] = []
         self._named: dict[int, dict[str, tuple[int, ...]]] = {}  # by place, the places of the tasks that one names
-        self._uses: dict[int, int] = {}  # how often a task is named, by its place
-        self._chains: dict[int, Chain] = {}  # by the place of their first task
+        self._uses: set[int] = set()  # the places of tasks that others name
 
     def add(self, rank: int, task: Task) -> Any:
         """Note one more task, and return what is answered to it: a handle that knows its place, or nothing to see."""
@@ -89,24 +87,12 @@ class Tape:
     def _note(self, place: int, name: str, handles: Sequence[Handle]) -> None:
         places = tuple([handle.place[0] for handle in handles])
         self._named.setdefault(place, {})[name] = places
-        for other in places:
-            self._uses[other] = self._uses.get(other, 0) + 1
-
-    def join(self, rank: int, simulated: Container[int]) -> None:
-        """Let what a rank does one thing after the other be one task of its."""
-        self._chains = chains(rank, self._tasks, self._named, self._uses, simulated)
+        self._uses.update(places)
 
     def stream(self) -> TaskStream:
         """Yield the tasks again."""
         handles: dict[int, Any] = {}
-        place = 0
-        while place < len(self._tasks):
-            chain = self._chains.get(place)
-            if chain is not None:
-                yield chain
-                place += chain.length
-                continue
-            task = self._tasks[place]
+        for place, task in enumerate(self._tasks):
             named = self._named.get(place)
             if named is not None:
                 again = {name: tuple([handles[other] for other in places]) for name, places in named.items()}
@@ -114,7 +100,6 @@ class Tape:
             answer = yield task
             if place in self._uses:
                 handles[place] = answer
-            place += 1
 
 
 class _Unseen:

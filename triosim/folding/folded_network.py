@@ -84,12 +84,8 @@ def _run(
     _check_received(foresight, symmetry)
     folded = FoldedNetwork(new_network, symmetry, foresight.kinds)
     tapes = foresight.tapes
-    engine = engine_on(folded, symmetry)
-    if engine.joins:
-        for rank, tape in tapes.items():
-            tape.join(rank, frozenset(ranks))
     streams = {rank: tapes[rank].stream() if rank in tapes else tasks(rank) for rank in ranks}
-    recording = engine.run(streams)
+    recording = engine_on(folded, symmetry).run(streams)
     stands_for: dict[int, list[int]] = {}
     for rank in range(symmetry.world):
         stands_for.setdefault(symmetry.representative(rank), []).append(rank)
