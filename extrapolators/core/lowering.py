@@ -11,7 +11,17 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from triosim.extrapolators.core.mesh import Mesh
-from triosim.extrapolators.core.program import Await, Block, Communicate, Exchange, Gradient, Program, Receive, Send
+from triosim.extrapolators.core.program import (
+    Await,
+    Block,
+    Communicate,
+    Exchange,
+    Gradient,
+    Program,
+    Receive,
+    Send,
+    TransferKey,
+)
 from triosim.extrapolators.core.schedule import HALVES, Action, Half
 from triosim.tasks import Compute, Layers
 from triosim.trace import Operator
@@ -65,7 +75,7 @@ class PostedReceive:
     """A receive: from which place, and what of which micro-batch."""
 
     place: int
-    key: str
+    key: TransferKey
     micro_batch: int
 
 
@@ -188,7 +198,7 @@ class Lowering:
         not that of using, some are posted earlier, and nobody waits for a send that comes behind another.
         """
         schedule = self.program.schedule
-        needed: dict[tuple[int, str, int], int] = {}
+        needed: dict[tuple[int, TransferKey, int], int] = {}
         for place, turns in enumerate(self.turns):
             for index, turn in enumerate(turns):
                 for act in turn.acts:

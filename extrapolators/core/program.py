@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, groupby
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from triosim import gpus
 from triosim.compute.base import ComputeModel
@@ -23,6 +23,18 @@ from triosim.trace import DTYPE_BYTES, Operator, Phase, Tensor
 
 if TYPE_CHECKING:
     from triosim.extrapolators.core.hooks import RankContext, TrainingHooks
+
+
+class TransferKey(NamedTuple):
+    """Identifies what is on its way, so that something can wait for it: what it is, and of which operator (or stage tensor).
+
+    ``part`` numbers the rounds of a ring; ``again`` is true of what is communicated again for recomputation.
+    """
+
+    what: str
+    number: int
+    part: int = 0
+    again: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +52,7 @@ class Communicate:
     kind: CollectiveKind | Literal["rotate"]
     nbytes: float
     axis: str
-    key: str | None = None
+    key: TransferKey | None = None
     parts: int = 1
     of_weights: bool = False
     layers: Layers | None = None
@@ -61,6 +73,11 @@ class Communicate:
         shares = None if self.shares is None else tuple(share * new / old for share in self.shares)
         return replace(self, nbytes=self.nbytes * new / old, shares=shares)
 
+    def awaited(self) -> Await:
+        """Return what waits for it, where it has a key."""
+        assert self.key is not None
+        return Await(self.key)
+
 
 @dataclass(frozen=True, slots=True)
 class Send:
@@ -71,7 +88,7 @@ class Send:
 
     stage: int
     nbytes: float
-    key: str
+    key: TransferKey
     layers: Layers | None = None
 
 
@@ -80,7 +97,7 @@ class Receive:
     """A tensor that comes from another stage; ``Await`` waits for it."""
 
     stage: int
-    key: str
+    key: TransferKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +106,7 @@ class Exchange:
 
     place: int
     nbytes: float
-    key: str
+    key: TransferKey
     layers: Layers | None = None
 
 
@@ -97,7 +114,7 @@ class Exchange:
 class Await:
     """The computation goes on when what has this key is there."""
 
-    key: str
+    key: TransferKey
 
 
 BlockItem = Operator | Communicate | Send | Receive | Exchange | Await

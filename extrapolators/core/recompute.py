@@ -116,7 +116,7 @@ class _Recomputation:
             self.next_id += 1
             return replace(item, id=self.next_id - 1, phase="backward", recomputed=True)
         if isinstance(item, (Communicate, Await)) and item.key is not None:
-            return replace(item, key=f"{item.key} again")
+            return replace(item, key=item.key._replace(again=True))
         return item
 
 

@@ -16,7 +16,7 @@ from triosim.extrapolators.core.lowering import (
     ScheduledAction,
 )
 from triosim.extrapolators.core.memory_tracker import UNTRACKED, MemoryTracker
-from triosim.extrapolators.core.program import Await, Block, Communicate, Exchange, Send
+from triosim.extrapolators.core.program import Await, Block, Communicate, Exchange, Send, TransferKey
 from triosim.extrapolators.core.schedule import ActionPhase
 from triosim.tasks import (
     COLLECTIVES,
@@ -60,7 +60,7 @@ class TrainingLoop:
         ]
         self._each_time = [hooks for hooks in self._hooks if hooks.each_micro_batch]
         self._heard, self._heard_each_time = _heard(self._hooks), _heard(self._each_time)
-        self._arriving: dict[tuple[str, int], Handle] = {}  # by key and micro-batch
+        self._arriving: dict[tuple[TransferKey, int], Handle] = {}  # by key and micro-batch
         self._made: dict[int, Task | None] = {}  # by id() of a step, which the lowering keeps
 
     def tasks(self) -> TaskStream:

@@ -1,9 +1,8 @@
-"""Layers that are alike: work on a few of them, and give the others what came out, under their own names.
+"""Layer deduplication: transforms a program with a few of its repeated layers, and copies the outcome to the others.
 
-A transformer repeats its layers, and what a parallelism does to one does not depend on how many there are. Of a run of units
-that are alike (``triosim.extrapolators.deduplication.repeated_layers``), a short program has the first three and the last
-two. What comes out for the third is what would come out for those that were left out; that it is also what came out for its
-neighbours is checked.
+A transformer repeats its layers, and what a parallelism does to one does not depend on how many there are. Of the repeated
+layers (``triosim.extrapolators.deduplication.repeated_layers``), the short program keeps the first three and the last two. The
+outcome of the third is copied to those that were left out, once it is checked that its neighbours have an equal outcome.
 """
 
 from __future__ import annotations
@@ -13,86 +12,92 @@ from dataclasses import replace
 from itertools import count
 
 from triosim.extrapolators.core.program import Block, Program, Stage
-from triosim.extrapolators.deduplication.renaming import Names, Renaming
-from triosim.extrapolators.deduplication.repeated_layers import PASSES, Pass, Unit, are_chained, longest_run, matched
+from triosim.extrapolators.deduplication.renaming import IdMap, Renaming
+from triosim.extrapolators.deduplication.repeated_layers import (
+    PASSES,
+    Pass,
+    RepeatedModule,
+    are_chained,
+    id_map,
+    longest_repetition,
+)
 from triosim.trace import Operator, Tensor
 from triosim.trace.numbered_modules import numbered_module_of
 
-#: Of a run, the units that are kept at its begin, the last of which stands for those that are left out, and at its end.
+#: How many layers are kept at the beginning of a repetition (the last of them is the template) and at its end.
 _FIRST, _LAST = 3, 2
 
 
 class UnequalLayersError(Exception):
-    """What has become of layers that were alike is not."""
+    """Raised when layers that were equal turn out to differ in the transformed program; all layers are then transformed."""
 
 
-class Repeats:
-    """A program and a run of its units that are alike; of none, where it is not given.
+class LayerDeduplication:
+    """A program whose repeated layers are transformed once. Without a ``repetition``, nothing is left out.
 
-    ``short`` is the program without most of them, and without its optimizer. ``names`` are those of each unit by those of the
-    one that stands for what is left out.
+    ``short`` is the program without most of the repeated layers, and without its optimizer. ``maps`` are the ids of each
+    repeated layer by those of the template.
     """
 
-    def __init__(self, program: Program, run: Sequence[Unit] = (), names: Sequence[Names] = ()) -> None:
+    def __init__(self, program: Program, repetition: Sequence[RepeatedModule] = (), maps: Sequence[IdMap] = ()) -> None:
         self._whole = program
-        self._run = run
-        self._names = names
-        self._layers = {operator.layer for operator in self._model.operators} if run else set()
+        self._repetition = repetition
+        self._maps = maps
+        self._layers = {operator.layer for operator in self._template.operators} if repetition else set()
         self.short = self._shortened()
         self._known = {operator.id for operator in self.short.operators}
 
     @classmethod
-    def of(cls, program: Program) -> Repeats | None:
-        """Return a program with its longest run of units that are alike, if that leaves any out."""
-        run = longest_run(program)
-        while len(run) > _FIRST + _LAST:
-            names = [matched(run[_FIRST - 1], unit) for unit in run]
-            other = [place for place, one in enumerate(names) if one is None]
+    def of(cls, program: Program) -> LayerDeduplication | None:
+        """Return the deduplication of a program's longest repetition of equal layers; None where that leaves none out."""
+        repetition = longest_repetition(program)
+        while len(repetition) > _FIRST + _LAST:
+            maps = [id_map(repetition[_FIRST - 1], module) for module in repetition]
+            other = [place for place, one in enumerate(maps) if one is None]
             if not other:
-                known = [one for one in names if one is not None]
-                return cls(program, run, known) if are_chained(program, run, known) else None
+                known = [one for one in maps if one is not None]
+                return cls(program, repetition, known) if are_chained(program, repetition, known) else None
             behind = [place for place in other if place >= _FIRST]
-            run = run[: behind[0]] if behind else run[1:]
+            repetition = repetition[: behind[0]] if behind else repetition[1:]
         return None
 
     def layers(self, names: Sequence[str]) -> list[str]:
-        """Return names of layers of the short program, and behind those that stand for others, these."""
-        own = [name for name in names if self._run and numbered_module_of(name) == self._model.name]
+        """Return paths of layers of the short program; behind those of the template come those of the layers left out."""
+        own = [name for name in names if self._repetition and numbered_module_of(name) == self._template.name]
         if not own:
             return list(names)
         behind = max(place for place, name in enumerate(names) if name in own) + 1
-        others = [self._model.layer(name, unit) for unit in self._run[_FIRST:-_LAST] for name in own]
+        others = [self._template.layer(name, module) for module in self._repetition[_FIRST:-_LAST] for name in own]
         return [*names[:behind], *others, *names[behind:]]
 
     def storages(self, numbers: Iterable[int]) -> set[int]:
-        """Return storages of the short program with those that they stand for."""
+        """Return storages of the short program, and the corresponding ones of the layers left out."""
         found = set(numbers)
-        return found | {names.storages[one] for names in self._left_out for one in found if one in names.storages}
+        return found | {ids.storages[one] for ids in self._left_out for one in found if one in ids.storages}
 
     def tensors(self, tensor: Tensor) -> Iterator[Tensor]:
-        """Yield a tensor of the short program, and those that it stands for."""
+        """Yield a tensor of the short program, and the corresponding ones of the layers left out."""
         yield tensor
-        for names in self._left_out:
-            if tensor.id in names.tensors:
-                yield Renaming(names).tensor(tensor)
+        for ids in self._left_out:
+            if tensor.id in ids.tensors:
+                yield Renaming(ids).tensor(tensor)
 
     def restored(self, after: Program) -> Program:
-        """Return what has become of the short program, with what was left out, and with the whole optimizer.
+        """Return the transformed short program with the layers that were left out, and with the whole optimizer.
 
-        Operators that were added are numbered anew, in their order. Raises ``UnequalLayersError`` if units do not come out
-        alike.
+        Operators that were added are numbered anew, in their order. Raises ``UnequalLayersError`` where layers differ.
         """
-        if self._run and not self._come_out_alike(after):
+        if self._repetition and not self._is_restorable(after):
             raise UnequalLayersError
         fresh = count(max(operator.id for operator in self._whole.operators) + 1)
         passes: dict[Pass, list[Block]] = {}
         for which in PASSES:  # the forward pass first: numbers count up
             blocks: Sequence[Block] = getattr(after.stages[0], which)
             begin, end = self._inner(which)
-            inner = range(1, len(self._run) - 1)
+            inner = range(1, len(self._repetition) - 1)
             found = [self._numbered(block, fresh) for block in blocks[:begin]]
             for place in inner if which == "forward" else reversed(inner):
-                renaming = self._standing_for(place, fresh)
+                renaming = self._renaming_to(place, fresh)
                 found += [renaming.block(block) for block in self._blocks(after, which, _FIRST - 1)]
             passes[which] = found + [self._numbered(block, fresh) for block in blocks[end:]]
         whole = Stage(tuple(passes["forward"]), tuple(passes["backward"]), self._whole.stages[0].optimizer)
@@ -101,26 +106,26 @@ class Repeats:
     # ---- the short program ---------------------------------------------------------------------------------------
 
     @property
-    def _model(self) -> Unit:
-        """The unit that stands for those that are left out."""
-        return self._run[_FIRST - 1]
+    def _template(self) -> RepeatedModule:
+        """The layer whose outcome is copied to those left out."""
+        return self._repetition[_FIRST - 1]
 
     @property
-    def _left_out(self) -> Sequence[Names]:
-        return self._names[_FIRST:-_LAST]
+    def _left_out(self) -> Sequence[IdMap]:
+        return self._maps[_FIRST:-_LAST]
 
     @property
     def _kept(self) -> list[int]:
-        """The places in the run of the units of the short program."""
-        return [*range(_FIRST), *range(len(self._run) - _LAST, len(self._run))]
+        """The positions in the repetition of the layers of the short program."""
+        return [*range(_FIRST), *range(len(self._repetition) - _LAST, len(self._repetition))]
 
     def _shortened(self) -> Program:
-        """What the second last unit reads of the one ahead of it, and makes for it, is the third's from then on."""
+        """Return the program without the middle of the repetition; the second last layer then follows the third one."""
         (stage,) = self._whole.stages
         blocks = {which: list[Block](getattr(stage, which)) for which in PASSES}
-        if self._run:
-            last = self._run[-_LAST]
-            bridge = Renaming(self._bridge(), {operator.id: operator.id for operator in last.operators})
+        if self._repetition:
+            last = self._repetition[-_LAST]
+            bridge = Renaming(self._junction_map(), {operator.id: operator.id for operator in last.operators})
             for which, found in blocks.items():
                 for place in last.places[which]:
                     found[place] = bridge.block(found[place])
@@ -128,74 +133,76 @@ class Repeats:
                 del found[first.start : final.stop]
         return replace(self._whole, stages=(Stage(tuple(blocks["forward"]), tuple(blocks["backward"])),))
 
-    def _bridge(self) -> Names:
-        """What the second last unit has in common with the one ahead of it, by that one's names in the short program."""
-        ahead, last = self._names[-_LAST - 1], self._names[-_LAST]
+    def _junction_map(self) -> IdMap:
+        """Return the ids of what the second last layer shares with the one before it, by those of the third one for it."""
+        ahead, last = self._maps[-_LAST - 1], self._maps[-_LAST]
         pairs = ((ahead.tensors, set(last.tensors.values())), (ahead.storages, set(last.storages.values())))
-        return Names(*({new: old for old, new in one.items() if new in common} for one, common in pairs))
+        return IdMap(*({new: old for old, new in one.items() if new in common} for one, common in pairs))
 
     # ---- and back ------------------------------------------------------------------------------------------------
 
-    def _come_out_alike(self, after: Program) -> bool:
-        """Whether the second, the third and the second last unit are still the same."""
-        bridge = self._bridge()
-        back = Names(*({old: new for new, old in one.items()} for one in (bridge.tensors, bridge.storages)))
-        for kept, names in ((1, Names({}, {})), (_FIRST, back)):
+    def _is_restorable(self, after: Program) -> bool:
+        """Whether the second, the third and the second last layer have equal outcomes."""
+        bridge = self._junction_map()
+        back = IdMap(*({old: new for new, old in one.items()} for one in (bridge.tensors, bridge.storages)))
+        for kept, names in ((1, IdMap({}, {})), (_FIRST, back)):
             place = self._kept[kept]
             numbers = self._numbers(kept, place)
-            itself, expected = Renaming(names, numbers), self._standing_for(place)
+            itself, expected = Renaming(names, numbers), self._renaming_to(place)
             for which in PASSES:
                 pairs = zip(self._blocks(after, which, kept), self._blocks(after, which, _FIRST - 1), strict=True)
                 if any(itself.block(one) != expected.block(other) for one, other in pairs):
                     return False
         return True
 
-    def _standing_for(self, place: int, fresh: Iterator[int] | None = None) -> Renaming:
-        """From the unit that stands for others to the one at a place of the run."""
-        unit = self._run[place]
+    def _renaming_to(self, place: int, fresh: Iterator[int] | None = None) -> Renaming:
+        """Return the renaming from the template to the layer at a position of the repetition."""
+        module = self._repetition[place]
         return Renaming(
-            self._names[place],
+            self._maps[place],
             self._numbers(_FIRST - 1, place),
             fresh,
-            {layer: self._model.layer(layer, unit) for layer in self._layers},
+            {layer: self._template.layer(layer, module) for layer in self._layers},
         )
 
     def _numbers(self, kept: int, place: int) -> dict[int, int]:
-        """The operators of a unit of the short program and of its neighbours there, as those around a place of the run."""
+        """Return the numbers of operators around a position of the repetition, by those around a layer of the short program."""
         return {
             old.id: new.id
             for step in (-1, 0, 1)
             for old, new in zip(
-                self._run[self._kept[kept + step]].operators, self._run[place + step].operators, strict=True
+                self._repetition[self._kept[kept + step]].operators,
+                self._repetition[place + step].operators,
+                strict=True,
             )
         }
 
     def _blocks(self, after: Program, which: Pass, kept: int) -> Sequence[Block]:
-        """The blocks of a unit of the short program in what has become of it."""
+        """Return the blocks of a layer of the short program in the transformed one."""
         place = self._kept[kept]
-        own = self._run[place].places[which]
+        own = self._repetition[place].places[which]
         is_behind = place >= _FIRST if which == "forward" else place < _FIRST
         ahead = self._missing(which) if is_behind else 0
         blocks: Sequence[Block] = getattr(after.stages[0], which)
         return blocks[own.start - ahead : own.stop - ahead]
 
     def _missing(self, which: Pass) -> int:
-        return sum(len(unit.places[which]) for unit in self._run[_FIRST:-_LAST])
+        return sum(len(module.places[which]) for module in self._repetition[_FIRST:-_LAST])
 
     def _inner(self, which: Pass) -> tuple[int, int]:
-        """The places of the units of the short program but for the first and the last: where they begin and end."""
-        if not self._run:
+        """Return where the blocks between the first and the last repeated layer of the short program begin and end."""
+        if not self._repetition:
             return 0, 0
         first, final = self._ends(which, 1, -2)
         return first.start, final.stop - self._missing(which)
 
     def _ends(self, which: Pass, one: int, other: int) -> tuple[range, range]:
-        """The blocks of two units, in their order."""
-        first, final = (self._run[place].places[which] for place in (one, other))
+        """Return the blocks of two layers, in the order of the pass."""
+        first, final = (self._repetition[place].places[which] for place in (one, other))
         return (first, final) if which == "forward" else (final, first)
 
     def _numbered(self, block: Block, fresh: Iterator[int]) -> Block:
-        """A block that is no unit's in which operators that were added have other numbers."""
+        """Return a block outside of the repetition, with fresh numbers for operators that were added."""
         if all(operator.id in self._known for operator in block.operators):
             return block
         items = (

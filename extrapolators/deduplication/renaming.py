@@ -1,4 +1,4 @@
-"""The same blocks under other names: those of one layer as those of another that is like it."""
+"""Turns the blocks of one repeated layer into those of another: the same operators, with other numbers, tensors and layers."""
 
 from __future__ import annotations
 
@@ -6,49 +6,53 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import repeat
 
-from triosim.extrapolators.core.program import Await, Block, BlockItem, Communicate
+from triosim.extrapolators.core.program import Await, Block, BlockItem, Communicate, TransferKey
 from triosim.trace import Operator, Tensor
 
 
 @dataclass(frozen=True, slots=True)
-class Names:
-    """The ids of tensors, and of storages, by those that stand for them."""
+class IdMap:
+    """The ids of a layer's tensors and storages, by the ids of the corresponding ones of another layer."""
 
     tensors: Mapping[int, int]
     storages: Mapping[int, int]
 
 
 class Renaming:
-    """Gives blocks of a unit other names: of tensors and storages, operators (``numbers``; others are ``fresh``), layers."""
+    """Renames tensors and storages by ``ids``, operators by ``numbers`` and layers by ``layers``.
+
+    Operators that are not in ``numbers`` get the next ``fresh`` number.
+    """
 
     def __init__(
         self,
-        names: Names,
+        ids: IdMap,
         numbers: Mapping[int, int] | None = None,
         fresh: Iterator[int] | None = None,
         layers: Mapping[str, str] | None = None,
     ) -> None:
-        self._names = names
+        self._ids = ids
         self._numbers = numbers or {}
         self._fresh = repeat(-1) if fresh is None else fresh
         self._layers = layers or {}
-        self._made: dict[int, Tensor] = {}  # by identity: a tensor is renamed once for all that read it
+        # By id(): one object for all operators that read a tensor, and hashing its value would cost more than renaming it.
+        self._made: dict[int, Tensor] = {}
 
     def block(self, block: Block) -> Block:
-        """Return a block under its other names."""
+        """Return a block with everything in it renamed."""
         return Block(self._layers.get(block.layer, block.layer), block.phase, tuple(map(self._item, block.items)))
 
     def tensor(self, tensor: Tensor) -> Tensor:
-        """Return a tensor under its other name."""
+        """Return a tensor with its other ids."""
         made = self._made.get(id(tensor))
         if made is None:
-            tensors = self._names.tensors
+            tensors = self._ids.tensors
             made = self._made[id(tensor)] = Tensor(
                 tensors.get(tensor.id, tensor.id),
                 tensor.shape,
                 tensor.dtype,
                 tensor.category,
-                self._names.storages.get(tensor.storage, tensor.storage),
+                self._ids.storages.get(tensor.storage, tensor.storage),
                 None if tensor.parameter is None else tensors.get(tensor.parameter, tensor.parameter),
             )
         return made
@@ -58,16 +62,14 @@ class Renaming:
             return self._operator(item)
         if isinstance(item, Communicate):
             operator = None if item.operator is None else self._numbers.get(item.operator, item.operator)
-            tensors = tuple(self._names.tensors.get(one, one) for one in item.tensors)
-            return replace(item, key=self._key(item.key), operator=operator, tensors=tensors)
-        return Await(self._key(item.key) or "") if isinstance(item, Await) else item
+            tensors = tuple(self._ids.tensors.get(one, one) for one in item.tensors)
+            key = None if item.key is None else self._key(item.key)
+            return replace(item, key=key, operator=operator, tensors=tensors)
+        return Await(self._key(item.key)) if isinstance(item, Await) else item
 
-    def _key(self, key: str | None) -> str | None:
-        """A collective's key ends in the number of the operator that it is about, in brackets."""
-        if key is None:
-            return None
-        what, number = key[:-1].rsplit("(", 1)
-        return f"{what}({self._numbers.get(int(number), int(number))})"
+    def _key(self, key: TransferKey) -> TransferKey:
+        """The key of what is communicated for an operator has the operator's number."""
+        return key._replace(number=self._numbers.get(key.number, key.number))
 
     def _operator(self, one: Operator) -> Operator:
         number = self._numbers.get(one.id)

@@ -32,6 +32,7 @@ from triosim.extrapolators.core.program import (
     Receive,
     Send,
     Stage,
+    TransferKey,
 )
 from triosim.extrapolators.core.schedule import ScheduleTable
 from triosim.extrapolators.pipeline.backward_split import split_backward
@@ -240,7 +241,9 @@ class Pipeline:
 
     def _forward_sends(self, crossings: Sequence[Crossing]) -> list[Transfer]:
         return [
-            Transfer(c.source, c.destination, c.nbytes, after=c.maker, before=c.users, key=f"activation {index}")
+            Transfer(
+                c.source, c.destination, c.nbytes, after=c.maker, before=c.users, key=TransferKey("activation", index)
+            )
             for index, c in enumerate(crossings)
         ]
 
@@ -265,7 +268,7 @@ class Pipeline:
                     crossing.nbytes,
                     after=last,
                     before=frozenset(needed_by),
-                    key=f"gradient {index}",
+                    key=TransferKey("gradient", index),
                     place=order[last],
                 )
             )
@@ -279,8 +282,8 @@ class Pipeline:
             if transfer.source == stage:
                 going.setdefault(transfer.after, []).append(transfer)
         keys = {i.key for block in blocks for i in block.items if isinstance(i, Communicate) and i.key is not None}
-        on_its_way: list[str] = []  # collectives that nothing in this stage has awaited yet
-        awaited: set[str] = set()
+        on_its_way: list[TransferKey] = []  # collectives that nothing in this stage has awaited yet
+        awaited: set[TransferKey] = set()
         written: list[Block] = []
         for block in blocks:
             items: list[BlockItem] = [] if written else [Receive(t.source, t.key) for t in coming]
@@ -369,7 +372,7 @@ class Pipeline:
                 for other, its in enumerate(nbytes)
                 if other != place and mine.keys() & its.keys()
             }
-            items = [Exchange(other, size, f"gradients of place {other}") for other, size in shared.items()]
+            items = [Exchange(other, size, TransferKey("shared gradients", other)) for other, size in shared.items()]
             awaits = [Await(item.key) for item in items]
             found.append((Block("shared parameters", "optimizer", (*items, *awaits)),) if items else ())
         return found
@@ -384,7 +387,7 @@ class Transfer:
     nbytes: float
     after: int
     before: frozenset[int]
-    key: str
+    key: TransferKey
     place: int = 0
 
 

@@ -21,7 +21,7 @@ from triosim.compute.pricing.repricing import estimated, reprice
 from triosim.errors import TraceError
 from triosim.extrapolators.core.extrapolator import CONTEXT_ORDER, Extrapolator
 from triosim.extrapolators.core.mesh import Mesh
-from triosim.extrapolators.core.program import Await, Block, BlockItem, Communicate, Program
+from triosim.extrapolators.core.program import Block, BlockItem, Communicate, Program, TransferKey
 from triosim.extrapolators.tensor.sequence_parallel import (
     require_divisible,
     share_of_sequence,
@@ -210,7 +210,7 @@ class _Division:
         merges = [self._added("lerp_", attention, (*out, *block.outputs[:1]), out) for block in blocks[1:]]
         rotate = Communicate("rotate", float(sum(t.nbytes for t in keys)), self._axis)
         rounds = [
-            replace(rotate, key=f"keys of {attention.id}, round {i}", operator=b.id, tensors=_numbers(b.inputs[1:3]))
+            replace(rotate, key=TransferKey("keys", attention.id, i), operator=b.id, tensors=_numbers(b.inputs[1:3]))
             for i, b in enumerate(blocks)
         ]
         self._instead[attention.id] = [*slices, *_forward(blocks, self._priced(merges), rounds[:-1])]
@@ -221,8 +221,8 @@ class _Division:
                 self._priced([self._added("add_", made, p, p[:1]) for p in zip(made.outputs, b.outputs, strict=True)])
                 for b in differentiating[1:]
             ]
-            back = [replace(one, key=f"{one.key}, again") for one in rounds[:-1]]
-            home = [replace(one, key=f"gradients of {one.key}") for one in rounds]
+            back = [replace(one, key=_renamed(one, "keys again")) for one in rounds[:-1]]
+            home = [replace(one, key=_renamed(one, "gradients of keys")) for one in rounds]
             self._instead[made.id] = list(_backward(differentiating, sums, back, home))
 
     def _half(self, tensor: Tensor, attention: Operator) -> Tensor:
@@ -289,7 +289,7 @@ def _forward(
         if place:
             yield merges[place - 1]
         if coming is not None:
-            yield Await(coming.key or "")
+            yield coming.awaited()
 
 
 def _backward(
@@ -305,9 +305,14 @@ def _backward(
             yield coming
         yield block
         if place:
-            yield Await(home[place - 1].key or "")
+            yield home[place - 1].awaited()
             yield from sums[place - 1]
         if coming is not None:
-            yield Await(coming.key or "")
+            yield coming.awaited()
         yield home[place]
-    yield Await(home[-1].key or "")
+    yield home[-1].awaited()
+
+
+def _renamed(one: Communicate, what: str) -> TransferKey:
+    assert one.key is not None
+    return one.key._replace(what=what)

@@ -13,7 +13,7 @@ from dataclasses import replace
 from itertools import count
 
 from triosim.compute.pricing.repricing import estimated, reprice
-from triosim.extrapolators.core.program import Await, Block, BlockItem, Communicate, Program
+from triosim.extrapolators.core.program import Block, BlockItem, Communicate, Program, TransferKey
 from triosim.operators.features import base_name
 from triosim.operators.kinds import kind_of
 from triosim.sharding.propagation import Propagation
@@ -66,7 +66,7 @@ class _Chunks:
         for place, chunk in enumerate(chunks):
             if place < self._ranks - 1:
                 coming = self._hop(gather, product, place)
-                found += [coming, chunk, Await(coming.key or "")]
+                found += [coming, chunk, coming.awaited()]
             else:
                 found.append(chunk)
         return found
@@ -79,11 +79,11 @@ class _Chunks:
         found: list[BlockItem] = [chunks[0]]
         for place, chunk in enumerate(chunks[1:]):
             going = self._hop(scatter, product, place)
-            found += [going, chunk, Await(going.key or ""), *self._sum(product, made)]
+            found += [going, chunk, going.awaited(), *self._sum(product, made)]
         return found
 
     def _hop(self, whole: Communicate, product: Operator, place: int) -> Communicate:
-        key = f"{whole.kind} of {product.id}, chunk {place}"
+        key = TransferKey(whole.kind, product.id, place)
         return replace(whole, kind="rotate", nbytes=whole.nbytes / self._ranks, key=key, operator=product.id)
 
     def _sum(self, product: Operator, made: Tensor) -> list[Operator]:

@@ -27,8 +27,8 @@ from triosim.errors import OptionError, TraceError
 from triosim.extrapolators.core.extrapolator import TENSOR_ORDER, Extrapolator
 from triosim.extrapolators.core.hooks import with_hooks
 from triosim.extrapolators.core.mesh import Mesh
-from triosim.extrapolators.core.program import Await, Block, BlockItem, Communicate, Program
-from triosim.extrapolators.deduplication.deduplicate import Repeats, UnequalLayersError
+from triosim.extrapolators.core.program import Await, Block, BlockItem, Communicate, Program, TransferKey
+from triosim.extrapolators.deduplication.deduplicate import LayerDeduplication, UnequalLayersError
 from triosim.extrapolators.tensor.overlap import overlapped
 from triosim.extrapolators.tensor.pair_notes import gathered, listed, paired, uneven
 from triosim.extrapolators.tensor.pairs import Pair, Pairing, Undivided
@@ -77,16 +77,16 @@ class TensorParallel(Extrapolator):
             )
         if self.size == 1:
             return program
-        if program.deduplicate and not self._rings and (repeats := Repeats.of(program)) is not None:
+        if program.deduplicate and not self._rings and (repeats := LayerDeduplication.of(program)) is not None:
             with suppress(UnequalLayersError):
                 return self._divided(program, repeats)
-        return self._divided(program, Repeats(program))
+        return self._divided(program, LayerDeduplication(program))
 
     @property
     def _rings(self) -> bool:
         return self.choice("overlap", ("no", "ring")) == "ring"
 
-    def _divided(self, program: Program, repeats: Repeats) -> Program:
+    def _divided(self, program: Program, repeats: LayerDeduplication) -> Program:
         """The program of a rank's shares. Some of the layers that repeat are divided, and the others as these."""
         division = Division(repeats, self.axis, self.size, by_sequence=self.options.sequence_parallel)
         if self.options.tp_style == "megatron":
@@ -109,7 +109,7 @@ class Division:
     It sees the ``short`` program of the layers that repeat; what it says of them it says of all.
     """
 
-    def __init__(self, repeats: Repeats, axis: str, ranks: int, *, by_sequence: bool = False) -> None:
+    def __init__(self, repeats: LayerDeduplication, axis: str, ranks: int, *, by_sequence: bool = False) -> None:
         self._before = program = repeats.short
         self._repeats = repeats
         self._by_sequence = by_sequence
@@ -276,7 +276,7 @@ class Division:
         operator: Operator,
         kind: CollectiveKind,
         nbytes: float,
-        key: str | None = None,
+        key: TransferKey | None = None,
         *,
         parts: int = 1,
         of_weights: bool = False,
@@ -312,7 +312,7 @@ class Division:
         users = [op for op in computing if self._weight_gradients(op) or is_autograd_node(base_name(op.name))]
         if not users or not self._before.training:
             return
-        key = f"input again ({first.id})"
+        key = TransferKey("input again", first.id)
         begin, user = computing[0], users[0]
         self._ahead.setdefault(begin.id, []).append(replace(gather, key=key, operator=None))
         if user.id in self._halves or self._data_gradients(user):
@@ -342,7 +342,7 @@ class Division:
         computing = [op for op in backward if self._data_gradients(op)]
         products = [op for op in computing if not is_free(op)]
         last = (products or computing or backward)[-1]
-        key = f"gradient of the input ({last.id})"
+        key = TransferKey("gradient of the input", last.id)
         if self._weight_gradients(last) or is_autograd_node(base_name(last.name)):
             self._halves.add(last.id)
         self._communicate(last, "reduce_scatter" if self._by_sequence else "all_reduce", layers[0].gradient_bytes, key)

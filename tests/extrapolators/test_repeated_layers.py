@@ -15,7 +15,7 @@ from triosim.compute.base import ComputeModel, Estimates
 from triosim.compute.distinct_operators import each_once
 from triosim.extrapolators.core.extrapolator import ParallelOptions
 from triosim.extrapolators.core.plan import plan
-from triosim.extrapolators.deduplication.deduplicate import Repeats, UnequalLayersError
+from triosim.extrapolators.deduplication.deduplicate import LayerDeduplication, UnequalLayersError
 from triosim.models import GPT, T5, Llama
 from triosim.trace import Operator, Trace
 
@@ -84,14 +84,14 @@ def test_once_asks_as_often_for_many_layers_as_for_few_and_each_asks_for_all() -
     assert asked(8, once=False) > 1.5 * asked(4, once=False) > 3 * asked(4, once=True)
 
 
-def repeats_of(trace: Trace) -> Repeats | None:
-    return Repeats.of(planned(trace, "single").program)
+def repeats_of(trace: Trace) -> LayerDeduplication | None:
+    return LayerDeduplication.of(planned(trace, "single").program)
 
 
 @pytest.mark.parametrize("trace", [DEEP_DENSE, DEEP_GPTS, DEEP_MIXTURES, T5S])
 def test_what_is_left_out_is_all_there_again(trace: Trace) -> None:
     whole = planned(trace, "single").program
-    repeats = Repeats.of(whole)
+    repeats = LayerDeduplication.of(whole)
     assert repeats is not None
     assert len(repeats.short.operators) < len(whole.operators)
     assert repeats.restored(repeats.short) == whole

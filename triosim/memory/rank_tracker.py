@@ -15,7 +15,7 @@ import numpy as np
 
 from triosim.extrapolators.core.lowering import InstructionList, Lowering, PostedReceive, ScheduledAction
 from triosim.extrapolators.core.memory_tracker import MemoryTracker
-from triosim.extrapolators.core.program import Gradient, Receive
+from triosim.extrapolators.core.program import Gradient, Receive, TransferKey
 from triosim.extrapolators.core.schedule import Action
 from triosim.memory.liveness.lifetimes import MEMORY_CATEGORIES, Lifetime, Lifetimes
 from triosim.memory.liveness.stage_lifetimes import COLUMN, Following, Known, Lives, whole_blocks
@@ -52,7 +52,7 @@ class Passes:
         self._split = {
             (a.stage, a.micro_batch) for a in lowering.program.schedule.actions(place) if a.phase == "weight"
         }
-        self._received: dict[tuple[int, str], list[str]] = {}
+        self._received: dict[tuple[int, str], list[TransferKey]] = {}
         self.sizes = known.sent
 
     def of(self, script: InstructionList, micro_batch: int) -> tuple[Lives, int]:
@@ -78,7 +78,7 @@ class Passes:
             lives = self._made[stage, split] = following.lives()
         return lives, lives.offsets[phase]
 
-    def received(self, action: Action) -> list[str]:
+    def received(self, action: Action) -> list[TransferKey]:
         """Return what an action receives, by key."""
         found = self._received.get((action.stage, action.phase))
         if found is None:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from triosim.extrapolators.core.program import Await, Block, Communicate, Gradient, Program, Send
+from triosim.extrapolators.core.program import Await, Block, Communicate, Gradient, Program, Send, TransferKey
 from triosim.memory.allocator.settings import SMALLEST_BLOCK
 from triosim.memory.liveness.lifetimes import MEMORY_CATEGORIES
 from triosim.operators.features import base_name
@@ -186,7 +186,7 @@ class Following:
         self._generations: dict[int, int] = {}
         self._seen: dict[int, _Seen] = {}
         self._scattered: dict[tuple[Life, float], Life] = {}
-        self._rotating: dict[str, Life] = {}  # what is on its way, by key
+        self._rotating: dict[TransferKey | None, Life] = {}  # what is on its way, by key
         self._pass = ""
         captured = known.captured
         self._told = bool(captured.unseen or captured.deaths or known.kept)  # of what operators do not show
@@ -210,7 +210,7 @@ class Following:
                 elif isinstance(item, Communicate) and item.kind in ("all_gather", "rotate"):
                     self._again.add(item.nbytes)
                     if item.kind == "rotate":
-                        self._rotating[item.key or ""] = self._buffer(item.nbytes, block.layer)
+                        self._rotating[item.key] = self._buffer(item.nbytes, block.layer)
                 elif isinstance(item, Await) and item.key in self._rotating:
                     self._rotating.pop(item.key).last = len(self._layers)  # the next operator reads it
 
