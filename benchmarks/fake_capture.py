@@ -22,8 +22,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.mem_tracker import MemTracker
 
-from triosim.tracer.device.fake_device import fake_capture
-from triosim.tracer.device.script import complete_torchvision
+from triosim.tracer.device.script_patches import complete_torchvision
+from triosim.tracer.fake_device import fake_capture
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples" / "train"))
 complete_torchvision()

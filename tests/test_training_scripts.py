@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("torch")
-from triosim.tracer.device.script import complete_torchvision  # it needs PyTorch
+from triosim.tracer.device.script_patches import complete_torchvision  # it needs PyTorch
 
 SCRIPTS = Path(__file__).resolve().parents[1] / "examples" / "train"
 LANGUAGE = ["--batch-size", "2", "--sequence", "16", "--layers", "2", "--hidden-size", "192", "--vocabulary", "100"]

@@ -6,18 +6,13 @@ replaced is looked up first: where a version of PyTorch lacks it, the capture en
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
 from typing import Any, Literal
 
-from triosim.errors import CaptureError
-
-#: The versions of PyTorch that the tests of captures without a GPU ran on, and those that the tests with a device ran on.
-TRIED = ("2.11", "2.13")
-TRIED_WITH_A_DEVICE = ("2.6", "2.9", "2.11", "2.13")
+from triosim.tracer.pytorch_version import missing_api
 
 _MISSING = object()
 
@@ -76,32 +71,6 @@ class Patches:
     def on_leaving(self, undo: Callable[[], None]) -> None:
         """Have something undone that is no attribute."""
         self._undo.append(undo)
-
-
-def missing_api(place: str) -> CaptureError:
-    """Return the error for what a version of PyTorch does not have."""
-    import torch
-
-    return CaptureError(
-        f"PyTorch {torch.__version__} has no {place}, which a capture needs",
-        fix=f"use a version that this triosim was tried with: {', '.join(TRIED)}",
-    )
-
-
-def check_version(*, device: bool = False) -> None:
-    """Warn when PyTorch is a version that nobody tried, without a GPU or with a device."""
-    import torch
-
-    versions = TRIED_WITH_A_DEVICE if device else TRIED
-    if not any(torch.__version__ == tried or torch.__version__.startswith(f"{tried}.") for tried in versions):
-        from triosim.tracer.recorder.recorder import CaptureWarning
-
-        what = "with a device" if device else "without a GPU"
-        warnings.warn(
-            f"captures {what} were tried with PyTorch {', '.join(versions)}, and this is {torch.__version__}",
-            CaptureWarning,
-            stacklevel=3,
-        )
 
 
 def _restore(owner: Any, name: str, own: Any) -> None:

@@ -50,6 +50,10 @@ class CaptureError(TriosimError):
     """A step that could not be captured: the script failed, or it has no step."""
 
 
+class CaptureWarning(UserWarning):
+    """What a capture does differently from the script on its own, such as leaving out compilation."""
+
+
 class PluginError(TriosimError):
     """A plug-in that cannot be found, imported or used."""
 

@@ -61,7 +61,7 @@ def measured() -> list[Found]:
 def captured(make: Callable[[], tuple[Any, Callable[[], Any]]]) -> Found:
     import torch
 
-    from triosim.tracer.profiler import capture
+    from triosim.tracer import capture
 
     torch.manual_seed(0)
     model, loss = make()
@@ -94,7 +94,7 @@ def resnet50() -> tuple[Any, Callable[[], Any]]:
     import torch
 
     try:
-        from triosim.tracer.device.script import complete_torchvision
+        from triosim.tracer.device.script_patches import complete_torchvision
 
         complete_torchvision()
         import torchvision

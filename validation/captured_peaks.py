@@ -42,7 +42,7 @@ def compared(model: str, *, checkpoint: bool, length: int = LENGTH) -> Found:
     """Run one step of a Llama captured, and one under PyTorch's tracker."""
     from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
 
-    from triosim.tracer.device.fake_device import FakeDevice
+    from triosim.tracer.fake_device import FakeDevice
     from triosim.tracer.steps import Seen
 
     with FakeDevice("H100-SXM", world=WORLD) as device:

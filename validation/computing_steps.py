@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import importlib.util
 
-from triosim.capture.ranks import capture_ranks
+from triosim.capture.many_ranks import capture_ranks
 from validation.report import DataAbsent, Row, relative
 from validation.sharded_memory import CASES, SCRIPT, Case, arguments_of
 

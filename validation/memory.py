@@ -143,7 +143,7 @@ def capture(case: Case) -> MemoryReport:
     """Capture the case's third step without a GPU, and return its memory on an H100."""
     import torch
 
-    from triosim.tracer.device.fake_device import fake_capture
+    from triosim.tracer.fake_device import fake_capture
 
     usual = torch.get_default_dtype()
     with warnings.catch_warnings():

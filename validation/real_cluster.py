@@ -129,7 +129,7 @@ def captured(model: str) -> Any:
     """Return the trace of a step of one rank alone."""
     import torch
 
-    from triosim.tracer.profiler import capture
+    from triosim.tracer import capture
 
     torch.set_num_threads(1)
     network, x = build(model)

@@ -91,8 +91,8 @@ def capture(case: Case, layers: int = 80) -> Found:
 
 
 def _capture(case: Case, layers: int) -> Found:
-    from triosim.tracer.device.fake_device import FakeDevice
-    from triosim.tracer.script import run_script
+    from triosim.tracer.fake_device import FakeDevice
+    from triosim.tracer.script_runner import run_script
 
     arguments, world = arguments_of(case, layers)
     with FakeDevice("H100-SXM", world=world) as device:

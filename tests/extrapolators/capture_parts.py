@@ -20,7 +20,7 @@ from torch.nn import functional
 
 from triosim.trace import Trace
 from triosim.trace.formats.native import trace_json as json_format
-from triosim.tracer.profiler import capture
+from triosim.tracer import capture
 
 _LIBRARY = torch.library.Library("torchvision", "DEF")  # what a torchvision for another build of PyTorch misses
 for _name in ("nms", "qnms"):

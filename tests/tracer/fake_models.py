@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from triosim.tracer.device.script import complete_torchvision
+from triosim.tracer.device.script_patches import complete_torchvision
 
 BATCH, LENGTH, WORDS, CLASSES = 4, 16, 96, 10
 

@@ -15,8 +15,7 @@ from triosim.errors import CaptureError, OptionError
 from triosim.memory.analysis import analyse
 from triosim.memory.liveness.lifetimes import lifetimes
 from triosim.trace import Trace
-from triosim.tracer import capture_script, capture_step
-from triosim.tracer.profiler import capture
+from triosim.tracer import capture, capture_script, capture_step
 
 needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="PyTorch is not installed")
 
@@ -67,7 +66,7 @@ def test_the_passes_that_an_optimizer_asks_for_are_passes(fake: bool) -> None:
     """LBFGS calls the model and its backward pass within its own step."""
     import torch
 
-    from triosim.tracer.device.fake_device import fake_capture
+    from triosim.tracer.fake_device import fake_capture
 
     device = "cuda" if fake else "cpu"
     with fake_capture(skip=0) if fake else capture() as captured:
@@ -361,11 +360,11 @@ def test_a_script_s_own_annotations_may_be_open_when_the_step_ends() -> None:
 
 @needs_torch
 def test_an_untried_version_of_pytorch_warns_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    from triosim.tracer import patches
+    from triosim.tracer import pytorch_version
 
-    monkeypatch.setattr(patches, "TRIED_WITH_A_DEVICE", ("1.0", "1.1"))
+    monkeypatch.setattr(pytorch_version, "TESTED_WITH_A_DEVICE", ("1.0", "1.1"))
     model, optimizer, step = small_network()
-    with pytest.warns(UserWarning, match=r"captures with a device were tried with PyTorch 1\.0, 1\.1, and this is"):
+    with pytest.warns(UserWarning, match=r"captures with a device were tested with PyTorch 1\.0, 1\.1, and this is"):
         trace = capture_step(step, model, optimizer, warmup=0, steps=0)
     assert trace.operators
 

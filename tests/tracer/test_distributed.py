@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 from triosim.errors import OptionError  # noqa: E402
 from triosim.trace import Communication, Trace  # noqa: E402
-from triosim.tracer.device.fake_device import fake_capture  # noqa: E402
+from triosim.tracer.fake_device import fake_capture  # noqa: E402
 
 WIDTH, HIDDEN, BATCH, LAYERS = 16, 64, 8, 3
 BYTES = 4  # of a float32

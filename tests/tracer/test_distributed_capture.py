@@ -11,7 +11,7 @@ import sys  # noqa: E402
 from pathlib import Path  # noqa: E402
 
 import triosim  # noqa: E402
-from triosim.capture.ranks import axes, capture_ranks, checked_ranks  # noqa: E402
+from triosim.capture.many_ranks import capture_ranks, checked_ranks, independent_axes  # noqa: E402
 from triosim.cli import run  # noqa: E402
 from triosim.errors import CaptureError, OptionError  # noqa: E402
 from triosim.trace.task_streams import TaskStreams  # noqa: E402
@@ -175,6 +175,6 @@ def test_the_axes_of_a_world_are_the_families_that_tell_its_ranks_apart() -> Non
         "stage": ((0, 2), (1, 3), (4, 6), (5, 7)),
         "some": ((0, 1), (2, 3)),
     }
-    assert [side.line for side in axes(families, 8)] == [(0, 4), (0, 1), (0, 2)]
-    assert [side.line for side in axes({"world": ((0, 1, 2),)}, 3)] == [(0, 1, 2)]
-    assert [side.line for side in axes({}, 3)] == [(0, 1, 2)]
+    assert [axis.of_rank_0 for axis in independent_axes(families, 8)] == [(0, 4), (0, 1), (0, 2)]
+    assert [axis.of_rank_0 for axis in independent_axes({"world": ((0, 1, 2),)}, 3)] == [(0, 1, 2)]
+    assert [axis.of_rank_0 for axis in independent_axes({}, 3)] == [(0, 1, 2)]

@@ -8,8 +8,8 @@ torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
 
-from triosim.tracer.device.fake_device import fake_capture  # noqa: E402
-from triosim.tracer.recorder.recorder import CaptureWarning  # noqa: E402
+from triosim.errors import CaptureWarning  # noqa: E402
+from triosim.tracer.fake_device import fake_capture  # noqa: E402
 
 H100 = "H100-SXM"
 

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 from triosim.errors import CaptureError, OptionError  # noqa: E402
 from triosim.trace import Storage, Trace  # noqa: E402
-from triosim.tracer.device.fake_device import fake_capture  # noqa: E402
+from triosim.tracer.fake_device import fake_capture  # noqa: E402
 
 PRODUCTS = frozenset(
     f"aten::{name}" for name in ("mm", "addmm", "bmm", "baddbmm", "convolution", "convolution_backward")

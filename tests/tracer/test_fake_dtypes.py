@@ -12,7 +12,7 @@ from typing import Any  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn import functional as f  # noqa: E402
 
-from triosim.tracer.device.fake_device import FakeDevice  # noqa: E402
+from triosim.tracer.fake_device import FakeDevice  # noqa: E402
 
 Make = Callable[..., torch.Tensor]
 HALF = torch.bfloat16

@@ -9,9 +9,9 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from triosim.errors import CaptureError  # noqa: E402
-from triosim.tracer.device.fake_device import FakeDevice  # noqa: E402
-from triosim.tracer.recorder import reads as recorder_reads  # noqa: E402
-from triosim.tracer.script import run_script  # noqa: E402
+from triosim.tracer.fake_device import FakeDevice  # noqa: E402
+from triosim.tracer.recorder import endless_loops as recorder_reads  # noqa: E402
+from triosim.tracer.script_runner import run_script  # noqa: E402
 
 SCRIPT = """
 import torch
@@ -45,7 +45,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recorder_reads, "MOST_PASSES", 30)
 
 
-@pytest.mark.filterwarnings("ignore::triosim.tracer.recorder.recorder.CaptureWarning")
+@pytest.mark.filterwarnings("ignore::triosim.errors.CaptureWarning")
 @pytest.mark.parametrize(("body", "count"), [("pass", 300), ("loss = loss * 0.5", 300), (A_PASS, 30)])
 def test_a_loop_that_waits_for_a_value_ends_with_its_line(tmp_path: Path, body: str, count: int) -> None:
     with pytest.raises(CaptureError) as raised:
@@ -54,14 +54,14 @@ def test_a_loop_that_waits_for_a_value_ends_with_its_line(tmp_path: Path, body: 
     assert "\n" not in str(raised.value)
 
 
-@pytest.mark.filterwarnings("ignore::triosim.tracer.recorder.recorder.CaptureWarning")
+@pytest.mark.filterwarnings("ignore::triosim.errors.CaptureWarning")
 def test_one_that_reads_a_value_of_each_of_many_tensors_goes_on(tmp_path: Path) -> None:
     """Of 200 in each of two steps, with an operator between any two."""
     notes = run(tmp_path, "for _ in range(200):", "(loss + 1).item()")
     assert [note.partition(": ")[0] for note in notes] == ["loop.py:12"]
 
 
-@pytest.mark.filterwarnings("ignore::triosim.tracer.recorder.recorder.CaptureWarning")
+@pytest.mark.filterwarnings("ignore::triosim.errors.CaptureWarning")
 def test_an_optimizer_ends_its_own_loops(tmp_path: Path) -> None:
     """LBFGS reads losses and directions in each of its iterations."""
     assert run(tmp_path, "if True:", "pass", "LBFGS")

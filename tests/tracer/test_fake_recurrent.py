@@ -14,7 +14,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence  # noqa
 from triosim.capture.one_rank import predicted  # noqa: E402
 from triosim.operators.features import flops  # noqa: E402
 from triosim.trace import Operator, Trace  # noqa: E402
-from triosim.tracer.device.fake_device import fake_capture  # noqa: E402
+from triosim.tracer.fake_device import fake_capture  # noqa: E402
 
 SAMPLES, LENGTH, FEATURES, HIDDEN = 8, 50, 64, 128
 

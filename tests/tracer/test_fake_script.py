@@ -14,11 +14,10 @@ from torch import nn  # noqa: E402
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode  # noqa: E402
 from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
 
-from triosim.errors import CaptureError  # noqa: E402
-from triosim.tracer import patches as module  # noqa: E402
-from triosim.tracer.device.fake_device import fake_capture  # noqa: E402
+from triosim.errors import CaptureError, CaptureWarning  # noqa: E402
+from triosim.tracer import pytorch_version as module  # noqa: E402
+from triosim.tracer.fake_device import fake_capture  # noqa: E402
 from triosim.tracer.patches import Patch, Patches  # noqa: E402
-from triosim.tracer.recorder.recorder import CaptureWarning  # noqa: E402
 
 PATCHED = (
     *(torch, torch._C, torch.cuda, torch.cuda.memory, torch.cuda.random, torch.cuda.nvtx, torch.cuda.streams),
@@ -207,6 +206,6 @@ def test_what_a_version_of_pytorch_lacks_is_named() -> None:
 
 
 def test_an_untried_version_of_pytorch_warns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "TRIED", ("1.0",))
-    with pytest.warns(UserWarning, match="were tried with PyTorch 1.0"), fake_capture("H100-SXM"):
+    monkeypatch.setattr(module, "TESTED", ("1.0",))
+    with pytest.warns(UserWarning, match="were tested with PyTorch 1.0"), fake_capture("H100-SXM"):
         train_a_step()

@@ -14,8 +14,8 @@ from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor  # noqa: E402
 
 from triosim.trace import Trace  # noqa: E402
-from triosim.tracer.device.fake_device import FakeDevice, fake_capture  # noqa: E402
-from triosim.tracer.device.shapes import Shapes  # noqa: E402
+from triosim.tracer.device.shape_cache import Shapes  # noqa: E402
+from triosim.tracer.fake_device import FakeDevice, fake_capture  # noqa: E402
 
 
 def by_pytorch_alone(shapes: Shapes, function: Any, given: Any, args: Any, kwargs: Any) -> Any:

@@ -11,7 +11,7 @@ from typing import Any  # noqa: E402
 
 from torch import nn  # noqa: E402
 
-from triosim.tracer.device.fake_device import FakeDevice  # noqa: E402
+from triosim.tracer.fake_device import FakeDevice  # noqa: E402
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def device() -> Iterator[FakeDevice]:
         yield entered
 
 
-@pytest.mark.filterwarnings("ignore::triosim.tracer.recorder.recorder.CaptureWarning")
+@pytest.mark.filterwarnings("ignore::triosim.errors.CaptureWarning")
 @pytest.mark.parametrize(
     ("call", "shapes"),
     [

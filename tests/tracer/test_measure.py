@@ -13,7 +13,7 @@ from triosim.cli import run
 from triosim.compute.fit import operator_table
 from triosim.compute.learned import stored
 from triosim.errors import OptionError, TriosimError
-from triosim.tracer.benchmarks import calls as benchmark_calls
+from triosim.tracer.benchmarks import operator_calls as benchmark_calls
 from triosim.tracer.benchmarks import timers
 from triosim.tracer.benchmarks.cases import BENCHMARKS, Limits
 from triosim.tracer.benchmarks.measure import Plan, measure

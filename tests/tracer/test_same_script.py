@@ -14,14 +14,14 @@ torch = pytest.importorskip("torch")
 
 from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: E402
 
+from triosim.capture.many_ranks import capture_ranks  # noqa: E402
 from triosim.capture.one_rank import capture_fake  # noqa: E402
-from triosim.capture.ranks import capture_ranks  # noqa: E402
 from triosim.trace import Trace  # noqa: E402
 from triosim.tracer import capture_script  # noqa: E402
-from triosim.tracer.device.fake_device import FakeDevice  # noqa: E402
-from triosim.tracer.device.script import complete_torchvision  # noqa: E402
-from triosim.tracer.profiler.profiling import PROFILER_FILE  # noqa: E402
-from triosim.tracer.script import run_script  # noqa: E402
+from triosim.tracer.device.script_patches import complete_torchvision  # noqa: E402
+from triosim.tracer.fake_device import FakeDevice  # noqa: E402
+from triosim.tracer.profiler.step_profiler import PROFILER_FILE  # noqa: E402
+from triosim.tracer.script_runner import run_script  # noqa: E402
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "examples" / "train"
 PRODUCTS = frozenset(

@@ -12,7 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from triosim.errors import CaptureError, OptionError  # noqa: E402
-from triosim.tracer.script import run_script  # noqa: E402
+from triosim.tracer.script_runner import run_script  # noqa: E402
 from triosim.tracer.steps import Seen, unwrapped  # noqa: E402
 
 TRAINING = """

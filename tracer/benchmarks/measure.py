@@ -24,10 +24,11 @@ from triosim.operators import features
 from triosim.operators.kinds import kind_of
 from triosim.output_files import check_writable
 from triosim.trace import Operator, Tensor, dtype_name
-from triosim.tracer.benchmarks import calls as benchmark_calls
 from triosim.tracer.benchmarks import cases as benchmark_cases
+from triosim.tracer.benchmarks import operator_calls as benchmark_calls
 from triosim.tracer.benchmarks.cases import Case, Limits
 from triosim.tracer.benchmarks.timers import CpuTimer, CudaTimer, Timer
+from triosim.tracer.pytorch_version import require_torch
 
 DTYPES = ("float64", "float32", "float16", "bfloat16")
 #: A table is written again after so many seconds, so that little is lost whatever happens.
@@ -64,7 +65,9 @@ def measure(plan: Plan, path: str, device: str | None = None, progress: Progress
 
     Raises ``OptionError`` without PyTorch or the device, ``TriosimError`` where the file there is another.
     """
-    torch = _torch()
+    require_torch("measuring")
+    import torch
+
     names = benchmark_cases.chosen(plan.operators)
     plan = replace(plan, dtypes=tuple(dict.fromkeys(map(dtype_name, plan.dtypes))))
     if not plan.dtypes:
@@ -199,14 +202,6 @@ def _reason(case: Case, error: Exception) -> str:
     if isinstance(error, NotImplementedError) or "not implemented" in text or "not support" in text:
         return text[:120]
     raise TriosimError(f"failed: {text[:300]}", where=case.name) from error
-
-
-def _torch() -> Any:
-    try:
-        import torch
-    except ImportError:
-        raise OptionError("measuring needs PyTorch", fix="install it: pip install 'triosim[torch]'") from None
-    return torch
 
 
 def _device(torch: Any, asked: str | None) -> tuple[Timer, str]:

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn.attention import flex_attention
 
-from triosim.tracer.device.dtypes import one_dtype
+from triosim.tracer.device.dtype_checks import one_dtype
 from triosim.tracer.patches import Patch, Patches
 
 if TYPE_CHECKING:
-    from triosim.tracer.device.tensors import DeviceMode
+    from triosim.tracer.device.dispatch_mode import DeviceMode
 
 _FLASH_FROM = (8, 0)
 _ALIGNMENT = 16  # bytes that tensor cores load at once

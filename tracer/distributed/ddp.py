@@ -16,8 +16,9 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import distributed as module
 
-from triosim.tracer.distributed.calls import Calls
-from triosim.tracer.patches import Patch, Patches, missing_api
+from triosim.tracer.distributed.communication_calls import Calls
+from triosim.tracer.patches import Patch, Patches
+from triosim.tracer.pytorch_version import missing_api
 from triosim.tracer.recorder.recorder import Recorder, on_device
 
 #: With ``static_graph`` so many passes are over before the buckets are built in the order of the gradients.

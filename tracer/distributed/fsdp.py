@@ -13,9 +13,10 @@ import torch
 from torch.distributed.fsdp import _init_utils, _runtime_utils
 from torch.distributed.fsdp._fully_shard import _fsdp_collectives, _fsdp_param_group
 
-from triosim.tracer.device.tensors import DeviceMode
-from triosim.tracer.distributed.calls import Calls
-from triosim.tracer.patches import Patch, Patches, missing_api
+from triosim.tracer.device.dispatch_mode import DeviceMode
+from triosim.tracer.distributed.communication_calls import Calls
+from triosim.tracer.patches import Patch, Patches
+from triosim.tracer.pytorch_version import missing_api
 from triosim.tracer.recorder.recorder import Recorder
 
 #: FSDP2's streams, as ``FSDPCommContext`` names them.

@@ -19,10 +19,11 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
+from triosim.errors import CaptureWarning
 from triosim.trace import Communication, Mark, Phase
 from triosim.tracer.patches import Patches
-from triosim.tracer.recorder.layers import Layers
-from triosim.tracer.recorder.reads import Reads
+from triosim.tracer.recorder.endless_loops import Reads
+from triosim.tracer.recorder.module_paths import Layers
 from triosim.tracer.recorder.storages import Block, Blocks, Place
 
 #: A norm of the gradients, or a few, are no more bytes than this.
@@ -63,10 +64,6 @@ class Step:
     operators: list[RawOperator] = field(default_factory=list)
     marks: list[Mark] = field(default_factory=list)
     tensors: list[RawTensor] = field(default_factory=list)
-
-
-class CaptureWarning(UserWarning):
-    """What a capture without a GPU does otherwise than a run on one."""
 
 
 class Recorder:

@@ -9,10 +9,11 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from triosim import gpus
+from triosim import gpus, tracer
 from triosim.compute.base import ComputeModel
 from triosim.compute.pricing.prediction import DEFAULT_GPU, predicted
 from triosim.trace import Trace
+from triosim.tracer.script_runner import check_script, run_script
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +37,8 @@ def capture_fake(
 
     Raises ``OptionError`` for a GPU that is not in the catalogue, ``CaptureError`` when the script has no such step.
     """
-    from triosim.tracer.device.fake_device import FakeDevice
-    from triosim.tracer.script import check_script, run_script
-
     check_script(path)
-    with FakeDevice(gpus.find(gpu)) as device:
+    with tracer.FakeDevice(gpus.find(gpu)) as device:
         seen = run_script(path, arguments, device, skip=skip, steps=1)
         notes = tuple(device.notes)
     trace = device.traces[0]

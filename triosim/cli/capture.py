@@ -17,7 +17,7 @@ from triosim.cli.command import QuickCommand
 from triosim.errors import OptionError
 
 if TYPE_CHECKING:
-    from triosim.capture.ranks import CapturedStreams
+    from triosim.capture.many_ranks import CapturedStreams
     from triosim.trace import Trace
     from triosim.trace.task_streams import TaskStreams
 
@@ -180,7 +180,7 @@ def _check(*, fake: bool, gpu: str | None, device: str, world: int | None, ranks
     if ranks is not None:
         if world is None:
             raise OptionError("there is one rank", where="--ranks", fix="say of how many: --world 64")
-        from triosim.capture.ranks import checked_ranks
+        from triosim.capture.many_ranks import checked_ranks
 
         checked_ranks(ranks, world)
 
@@ -215,7 +215,7 @@ def _ranks(
     skip: int | None,
     batch_size: int | None,
 ) -> CapturedStreams:
-    from triosim.capture import ranks as capturing_ranks
+    from triosim.capture import many_ranks as capturing_ranks
     from triosim.compute.pricing.prediction import DEFAULT_GPU
 
     return capturing_ranks.capture_ranks(

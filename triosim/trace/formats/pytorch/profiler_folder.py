@@ -45,7 +45,7 @@ def read(path: Path, *, batch_size: int | None = None) -> Trace:
         raise TraceError(
             f"there is no profiler file beside {graphs[0].name if graphs else 'it'}",
             where=str(path),
-            fix="give a directory with both, as triosim.tracer.profiler.capture() writes them",
+            fix="give a directory with both, as triosim.tracer.capture() writes them",
         )
     for kind, found in (("profiler file", profiles), ("execution trace", graphs)):
         if len(found) > 1:

@@ -1,4 +1,4 @@
-"""A training step on a GPU that is not there: what it would do, with all shapes, streams and memory, and without times.
+"""Captures a training step on a GPU that is not there: all operators, shapes, streams and memory, but no times.
 
 >>> with fake_capture("H100-SXM") as capture:  # doctest: +SKIP
 ...     model = Model().cuda()
@@ -12,26 +12,35 @@ from __future__ import annotations
 import contextlib
 import sys
 from types import TracebackType
-from typing import TYPE_CHECKING
+
+import torch
+import torch._dynamo
+import torch._inductor.utils  # both ask for CUDA when they are imported, so before a fake device is there
+import torch.distributed
 
 from triosim.errors import CaptureError, OptionError
 from triosim.gpus import Gpu, find
 from triosim.trace import Trace
-from triosim.tracer.patches import Patches, check_version
+from triosim.tracer.device import (
+    attention,
+    cpp_registration,
+    cuda_api,
+    cudnn_rnn,
+    data_dependent_sizes,
+    script_patches,
+    undecomposed_operators,
+)
+from triosim.tracer.device.dispatch_mode import DeviceMode, shape_mode
+from triosim.tracer.distributed import fake_world
+from triosim.tracer.distributed.process_groups import Groups
+from triosim.tracer.distributed.rank_messages import Mailbox
+from triosim.tracer.patches import Patches
+from triosim.tracer.pytorch_version import check_version
+from triosim.tracer.recorder.recorded_trace import trace_of
+from triosim.tracer.recorder.recorder import Recorder
 from triosim.tracer.steps import Seen, class_name, module_calls, optimizer_steps, unwrapped
 
-if TYPE_CHECKING:
-    import torch
-
-    from triosim.tracer.device.cuda import FakeGpu
-    from triosim.tracer.distributed.groups import Groups
-    from triosim.tracer.distributed.mailbox import Mailbox
-    from triosim.tracer.recorder.recorder import Recorder
-
-#: So many GPUs are taken to be in one machine: local ranks count up to it. PyTorch's fake devices are no more than that.
-LOCAL_RANKS = 8
-
-#: Compute capabilities by the name of the architecture; what is newer than these is taken for the newest.
+#: Compute capabilities by the name of the architecture; a newer one is treated as Hopper.
 _CAPABILITIES = {
     "pascal": (6, 0),
     "volta": (7, 0),
@@ -44,13 +53,13 @@ _CAPABILITIES = {
 
 
 class FakeDevice:
-    """While it is entered, PyTorch has a GPU of the given kind: operators on it have shapes and no contents.
+    """While it is entered, PyTorch has a GPU of the given kind, on which operators compute shapes and no data.
 
-    With a ``world``, this process is one ``rank`` of it (``triosim.tracer.distributed.rank``): ``groups`` then has the
-    groups that
-    the script has made. Through ``mailbox`` ranks that run at the same time tell each other what they must know.
+    With a ``world``, this process is one ``rank`` of it (``triosim.tracer.distributed.fake_world``), and ``groups`` are the
+    process groups that the script has made. Ranks that are captured at the same time exchange through ``mailbox`` what they
+    need to know of each other.
 
-    It is also an observer for ``triosim.tracer.script.run_script``: each step that it is told of becomes a trace in
+    It is also an observer for ``triosim.tracer.script_runner.run_script``: each step that it is told of becomes a trace in
     ``traces``. Only one can be entered at a time.
     """
 
@@ -74,11 +83,10 @@ class FakeDevice:
         self.groups: Groups | None = None
         self._mailbox = mailbox
         self.traces: list[Trace] = []
-        self.recorder: Recorder | None = None
+        self.recorder = Recorder()
         self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> FakeDevice:
-        _import_torch()
         if FakeDevice._entered:
             raise OptionError("one capture without a GPU runs already", fix="leave it before the next one begins")
         check_version()
@@ -93,61 +101,37 @@ class FakeDevice:
         self._stack.close()
 
     def _install(self, stack: contextlib.ExitStack) -> None:
-        import torch
-        import torch._dynamo
-        import torch._inductor.utils  # both ask for CUDA when they are imported
-        import torch.distributed
-
-        from triosim.tracer.device import attention as fake_attention
-        from triosim.tracer.device import cuda as fake_cuda
-        from triosim.tracer.device import driver as fake_driver
-        from triosim.tracer.device import kernels as fake_kernels
-        from triosim.tracer.device import recurrent as fake_recurrent
-        from triosim.tracer.device import script as fake_script
-        from triosim.tracer.device import sizes as fake_sizes
-        from triosim.tracer.device.tensors import DeviceMode, shape_mode
-        from triosim.tracer.recorder.recorder import Recorder
-
         patches = stack.enter_context(Patches())
         FakeDevice._entered = True
         patches.on_leaving(_left)
         self.recorder = recorder = Recorder()
-        fake_driver.install(patches)
-        devices = self.devices if self.world is None else max(self.devices, min(self.world, LOCAL_RANKS))
-        fake_cuda.install(patches, _fake_gpu(self.gpu), devices, recorder)
+        cpp_registration.install(patches)
+        devices = self.devices if self.world is None else max(self.devices, min(self.world, fake_world.LOCAL_RANKS))
+        cuda_api.install(patches, _fake_gpu(self.gpu), devices, recorder)
         patches.on_leaving(lambda: torch._C._accelerator_setDeviceIndex(0))  # the script may have chosen another
         shapes = shape_mode()
-        self.mode = DeviceMode(recorder, shapes)
-        fake_attention.install(patches, self.mode)
-        fake_recurrent.install(patches, self.mode)
-        fake_sizes.install(patches, self.mode)
-        fake_kernels.install(patches)
-        fake_script.install(patches, recorder, shapes)
+        mode = DeviceMode(recorder, shapes)
+        attention.install(patches, mode)
+        cudnn_rnn.install(patches, mode)
+        data_dependent_sizes.install(patches, mode)
+        undecomposed_operators.install(patches)
+        script_patches.install(patches, recorder, shapes)
         recorder.install(patches)
         if self.world is not None:
-            self.groups = self._join(patches, self.world)
+            self.groups = fake_world.install(
+                patches, recorder, mode, world=self.world, rank=self.rank, mailbox=self._mailbox
+            )
         stack.enter_context(torch.autograd.set_multithreading_enabled(False))  # one thread issues everything, in order
         stack.enter_context(shapes)
-        stack.enter_context(self.mode)
-
-    def _join(self, patches: Patches, world: int) -> Groups:
-        """Make this process a rank of a world."""
-        from triosim.tracer.distributed import rank as distributed
-
-        return distributed.install(
-            patches, self._recorder, self.mode, world=world, rank=self.rank, mailbox=self._mailbox
-        )
+        stack.enter_context(mode)
 
     def step_begins(self, number: int, seen: Seen) -> None:
         """Record from here on."""
-        self._recorder.begin()
+        self.recorder.begin()
 
     def step_ends(self, number: int, seen: Seen) -> None:
         """Make a trace of what was recorded."""
-        from triosim.tracer.recorder.trace import trace_of
-
-        recorder = self._recorder
-        step = recorder.end()
+        step = self.recorder.end()
         if not step.operators:
             raise CaptureError(
                 "the step did nothing on the device 'cuda'", fix="move the model and its inputs there, as for a GPU"
@@ -155,29 +139,24 @@ class FakeDevice:
         batch_size = seen.batch_size
         if batch_size is None:
             raise CaptureError("no module was called with a tensor in this step", fix="give the batch size")
-        model = "unknown" if seen.model is None else _name(seen.model)
+        model = "unknown" if seen.model is None else class_name(unwrapped(seen.model))
         trace = trace_of(
-            step, recorder.blocks, batch_size=batch_size, model=model, gpu=self.gpu.name, software=_software()
+            step, self.recorder.blocks, batch_size=batch_size, model=model, gpu=self.gpu.name, software=_software()
         )
         self.traces.append(trace)
 
     @property
     def notes(self) -> list[str]:
-        """What went otherwise than on a GPU, a line of the script each."""
-        return [] if self.recorder is None else [f"{line}: {what}" for line, what in self.recorder.notes.items()]
-
-    @property
-    def _recorder(self) -> Recorder:
-        assert self.recorder is not None
-        return self.recorder
+        """What was done differently from a run on a GPU, one entry for each line of the script."""
+        return [f"{line}: {what}" for line, what in self.recorder.notes.items()]
 
 
 class fake_capture(FakeDevice):  # noqa: N801  (used as a function)
     """Captures one step of the code inside of it, the first one after ``skip`` steps.
 
-    A step ends when the optimizer that was seen first returns from ``step()``. ``gpu`` is a name of the catalogue, or a
+    A step ends when the optimizer that was called first returns from ``step()``. ``gpu`` is a name of the catalogue, or a
     ``triosim.gpus.Gpu``. Afterwards ``trace`` is the step's; its operators have no times yet
-    (``triosim.capture.one_rank`` predicts them).
+    (``triosim.compute.pricing.prediction.predicted`` adds them).
     """
 
     def __init__(
@@ -231,25 +210,12 @@ def _left() -> None:
     FakeDevice._entered = False
 
 
-def _fake_gpu(gpu: Gpu) -> FakeGpu:
-    from triosim.tracer.device.cuda import FakeGpu
-
+def _fake_gpu(gpu: Gpu) -> cuda_api.FakeGpu:
     capability = _CAPABILITIES.get(gpu.architecture.lower(), (9, 0))
-    return FakeGpu(gpu.name, int(gpu.capacity), capability, gpu.sms, int(gpu.l2_bytes), int(gpu.clock_hz / 1000))
+    return cuda_api.FakeGpu(
+        gpu.name, int(gpu.capacity), capability, gpu.sms, int(gpu.l2_bytes), int(gpu.clock_hz / 1000)
+    )
 
 
 def _software() -> dict[str, str]:
-    import torch
-
     return {"torch": torch.__version__, "python": sys.version.split()[0], "capture": "without a GPU"}
-
-
-def _name(model: torch.nn.Module) -> str:
-    return class_name(unwrapped(model))
-
-
-def _import_torch() -> None:
-    try:
-        import torch  # noqa: F401
-    except ImportError:
-        raise OptionError("capturing needs PyTorch", fix="install it: pip install 'triosim[torch]'") from None

@@ -1,6 +1,6 @@
 """A step of a model that runs here and now becomes a trace: a block of one's own code, a function, or a script.
 
-with triosim.tracer.profiler.capture(model, optimizer) as captured:
+with triosim.tracer.capture(model, optimizer) as captured:
     for batch in loader:
         step(batch)
 triosim.save_trace(captured.trace, "trace.json.gz")
@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 from triosim.errors import CaptureError, OptionError, OutputError
 from triosim.trace import Trace
-from triosim.tracer.eager import left_eager
-from triosim.tracer.patches import check_version
-from triosim.tracer.profiler.profiling import Cost, Kind, StepProfiler, only_capture, plan
-from triosim.tracer.script import run_script
+from triosim.tracer.profiler.eager import left_eager
+from triosim.tracer.profiler.step_profiler import Cost, Kind, StepProfiler, only_capture, plan
+from triosim.tracer.pytorch_version import check_version, require_torch
+from triosim.tracer.script_runner import run_script
 from triosim.tracer.steps import Seen, module_calls, optimizer_steps
 
 if TYPE_CHECKING:
@@ -206,8 +206,5 @@ def _check(batch_size: int | None) -> None:
 
 
 def _needs_torch() -> None:
-    try:
-        import torch  # noqa: F401
-    except ImportError:
-        raise OptionError("capturing needs PyTorch", fix="install it: pip install 'triosim[torch]'") from None
+    require_torch()
     check_version(device=True)

@@ -1,7 +1,7 @@
 """A step under PyTorch's profiler: once in full, then in turns without it and lightly, so that its own cost is known.
 
 In full are the shapes, the execution trace, and marks that say what the profiler does not know
-(``triosim.tracer.profiler.marks``): this
+(``triosim.tracer.profiler.annotations``): this
 is slow, and tells what is called. Kineto alone then tells how long the calls take, and steps without any profiler how
 long a step takes. They come in turns, because a machine's speed drifts.
 """
@@ -19,8 +19,8 @@ from typing import Any, Literal
 from triosim.errors import CaptureError, OutputError
 from triosim.trace import Trace
 from triosim.trace.formats.pytorch import profiler_folder as pytorch
+from triosim.tracer.profiler.annotations import mark_roles, marked_layers, marked_optimizers, only_our_marks
 from triosim.tracer.profiler.full_profile import FullProfile, quiet
-from triosim.tracer.profiler.marks import mark_roles, marked_layers, marked_optimizers, only_our_marks
 from triosim.tracer.steps import Seen, class_name, unwrapped
 
 PROFILER_FILE = "profiler.json"

@@ -14,8 +14,9 @@ from torch.distributed.tensor import _sharding_prop, placement_types
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.utils._python_dispatch import _disable_current_modes
 
-from triosim.tracer.device.tensors import DeviceMode
-from triosim.tracer.patches import Patch, Patches, missing_api
+from triosim.tracer.device.dispatch_mode import DeviceMode
+from triosim.tracer.patches import Patch, Patches
+from triosim.tracer.pytorch_version import missing_api
 
 #: Operators on lists of tensors that treat each place of the lists by itself.
 _BY_PLACE = ("aten::_foreach_", "aten::_amp_foreach_", "aten::_fused_")

@@ -16,9 +16,9 @@ from torch._C._distributed_c10d import _resolve_process_group
 from torch.distributed import ProcessGroup
 
 from triosim.trace import Communication, CommunicationKind
-from triosim.tracer.device.tensors import DeviceMode, flat
-from triosim.tracer.distributed.groups import Groups
-from triosim.tracer.patches import missing_api
+from triosim.tracer.device.dispatch_mode import DeviceMode, flat
+from triosim.tracer.distributed.process_groups import Groups
+from triosim.tracer.pytorch_version import missing_api
 from triosim.tracer.recorder.recorder import Recorder, on_device
 
 #: The work that PyTorch's group without communication hands out.

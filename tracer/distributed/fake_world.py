@@ -16,18 +16,20 @@ import torch.distributed as dist
 from torch.distributed import device_mesh, distributed_c10d
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from triosim.tracer.device.fake_device import LOCAL_RANKS
-from triosim.tracer.device.tensors import DeviceMode
+from triosim.tracer.device.dispatch_mode import DeviceMode
 from triosim.tracer.distributed import ddp as distributed_ddp
+from triosim.tracer.distributed import dtensor as distributed_tensors
 from triosim.tracer.distributed import fsdp as distributed_fsdp
-from triosim.tracer.distributed import pipeline as distributed_pipeline
-from triosim.tracer.distributed import tensors as distributed_tensors
-from triosim.tracer.distributed.calls import Calls, FakeWork
-from triosim.tracer.distributed.groups import Groups
-from triosim.tracer.distributed.mailbox import Mailbox
-from triosim.tracer.patches import Patch, Patches, missing_api
+from triosim.tracer.distributed import pipelining as distributed_pipeline
+from triosim.tracer.distributed.communication_calls import Calls, FakeWork
+from triosim.tracer.distributed.process_groups import Groups
+from triosim.tracer.distributed.rank_messages import Mailbox
+from triosim.tracer.patches import Patch, Patches
+from triosim.tracer.pytorch_version import missing_api
 from triosim.tracer.recorder.recorder import Recorder
 
+#: GPUs of one machine: local ranks count up to it. PyTorch's fake devices are no more than that.
+LOCAL_RANKS = 8
 _BACKEND = "fake"
 
 

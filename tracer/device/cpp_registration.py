@@ -16,7 +16,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from triosim.tracer.patches import Patches, missing_api
+from triosim.tracer.patches import Patches
+from triosim.tracer.pytorch_version import missing_api
 
 _CUDA = 1  # c10::DeviceType::CUDA
 _DEVICE_TYPES = 22  # entries of the guard registry

@@ -14,8 +14,9 @@ import torch
 from torch.distributed.pipelining import _utils, stage
 
 from triosim.errors import CaptureError
-from triosim.tracer.distributed.mailbox import Mailbox
-from triosim.tracer.patches import Patch, Patches, missing_api
+from triosim.tracer.distributed.rank_messages import Mailbox
+from triosim.tracer.patches import Patch, Patches
+from triosim.tracer.pytorch_version import missing_api
 
 
 def install(patches: Patches, mailbox: Mailbox | None) -> None:

@@ -14,7 +14,8 @@ from typing import Any
 from torch import nn
 from torch.nn.modules import module as nn_module
 
-from triosim.tracer.patches import Patches, missing_api
+from triosim.tracer.patches import Patches
+from triosim.tracer.pytorch_version import missing_api
 from triosim.tracer.steps import class_name
 
 _WRAPPERS = re.compile(r"(^|\.)(_checkpoint_wrapped_module|_fsdp_wrapped_module|_orig_mod)(?=\.|$)")

@@ -19,9 +19,9 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, Unsupporte
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from triosim.trace.formats.pytorch.execution_trace import ATTRIBUTES
-from triosim.tracer.device import dtypes as fake_dtypes
-from triosim.tracer.device import values as fake_values
-from triosim.tracer.device.shapes import Shapes
+from triosim.tracer.device import assumed_values as fake_values
+from triosim.tracer.device import dtype_checks as fake_dtypes
+from triosim.tracer.device.shape_cache import Shapes
 from triosim.tracer.recorder.recorder import Recorder, on_device
 
 #: Tensors that a script makes on the host are real up to this many elements ...

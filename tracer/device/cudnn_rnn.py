@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.autograd.function import once_differentiable
 
-from triosim.tracer.device.dtypes import one_dtype
+from triosim.tracer.device.dtype_checks import one_dtype
 from triosim.tracer.patches import Patch, Patches
 
 if TYPE_CHECKING:
-    from triosim.tracer.device.tensors import DeviceMode
+    from triosim.tracer.device.dispatch_mode import DeviceMode
 
 #: Numbers that are kept for each feature of each step, by kind of layer.
 _KEPT = {"lstm": 6, "gru": 5, "rnn_tanh": 1, "rnn_relu": 1}

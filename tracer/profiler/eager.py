@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from triosim.errors import CaptureWarning
 from triosim.tracer.patches import Patch, Patches
 
 _SAID = "is left out: the model is captured as it is written, without fused kernels"
@@ -43,8 +44,6 @@ def _compile_module(_: Any, *__: Any, **___: Any) -> None:
 
 
 def _warn(what: str) -> None:
-    from triosim.tracer.recorder.recorder import CaptureWarning
-
     caller = sys._getframe(2)
     line = f"{Path(caller.f_code.co_filename).name}:{caller.f_lineno}"
     warnings.warn(f"{line}: {what} {_SAID}", CaptureWarning, stacklevel=4)

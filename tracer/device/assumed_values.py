@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from triosim.tracer.device import counting as fake_counting
+from triosim.tracer.device import consecutive_values as fake_counting
 
 Value = float | int | bool
 _NAME = "_triosim_value"

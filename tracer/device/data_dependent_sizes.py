@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from triosim.tracer.device import values as fake_values
+from triosim.tracer.device import assumed_values as fake_values
 from triosim.tracer.patches import Patches
 
 if TYPE_CHECKING:
-    from triosim.tracer.device.tensors import DeviceMode
+    from triosim.tracer.device.dispatch_mode import DeviceMode
 
 aten = torch.ops.aten
 

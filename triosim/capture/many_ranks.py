@@ -1,0 +1,217 @@
+"""Captures the ranks of a distributed script that differ, and joins them: ``triosim capture --fake --world N``.
+
+The process groups that a script makes give each rank a coordinate along some axes, such as the dimensions of its device mesh.
+Rank 0 and the last rank are captured first; if they run the same operators, all ranks are assumed to. Otherwise the two ends of
+each axis are compared, and, where they differ, the ranks between them by bisection. Rank 0, which often prints and saves, is
+compared apart. Every other rank is assumed to run what the captured rank with equivalent coordinates runs.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from triosim import gpus
+from triosim.capture.process_pool import CaptureJob, RankPool, RankSummary
+from triosim.compute.base import ComputeModel
+from triosim.compute.pricing.prediction import DEFAULT_GPU, predicted
+from triosim.errors import CaptureError, OptionError
+from triosim.trace.task_streams import TaskStreams
+from triosim.tracer.script_runner import check_script
+
+#: Which ranks are captured, where not a list of them.
+CHOICES = ("auto", "all")
+
+#: Process groups by the name of their axis; the groups of an axis have one size and share no rank.
+Axes = Mapping[str, tuple[tuple[int, ...], ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class CapturedStreams:
+    """The captured streams; ``notes`` say what was done differently from a run on GPUs, one for each line of the script.
+
+    ``compared`` are the ranks that were captured to find which differ (none where the caller listed the ranks); every other
+    rank is assumed to run what one of them runs.
+    """
+
+    streams: TaskStreams
+    notes: tuple[str, ...]
+    compared: tuple[int, ...] = ()
+
+
+def capture_ranks(
+    path: str | os.PathLike[str],
+    arguments: Sequence[str] = (),
+    *,
+    world: int,
+    ranks: str | Sequence[int] = "auto",
+    gpu: str = DEFAULT_GPU,
+    skip: int = 1,
+    batch_size: int | None = None,
+    model: ComputeModel | None = None,
+) -> CapturedStreams:
+    """Run a distributed script as ``world`` ranks of GPUs that are not there, and return the streams of all of them.
+
+    ``ranks`` are those to be captured: "all", a list, or "auto": those that differ. ``batch_size`` is a rank's. Raises
+    ``OptionError`` for a rank or a GPU that does not exist, ``CaptureError`` when the script has no such step.
+    """
+    check_script(path)
+    chosen = checked_ranks(ranks, world)
+    job = CaptureJob(os.fspath(path), tuple(arguments), gpus.find(gpu), world, skip)
+    with tempfile.TemporaryDirectory(prefix="triosim-") as folder, RankPool(job, Path(folder)) as pool:
+        like = _compared(pool, world) if chosen is None else _nearest(pool, chosen, world)
+        captured = sorted(set(like))
+        summaries = dict(zip(captured, pool.summaries(captured), strict=True))
+        compared = pool.captured if chosen is None else ()
+        traces = {rank: predicted(pool.trace(rank), model) for rank in captured}
+    if batch_size is not None:
+        traces = {rank: replace(trace, batch_size=batch_size) for rank, trace in traces.items()}
+    axes = _all_axes(summaries.values())
+    data_parallel = frozenset().union(*(summary.data_parallel for summary in summaries.values()))
+    samples = max(trace.batch_size for trace in traces.values()) * _replicas(axes, data_parallel)
+    notes = tuple(dict.fromkeys(note for summary in summaries.values() for note in summary.notes))
+    used = {
+        operator.communication.group
+        for trace in traces.values()
+        for operator in trace.operators
+        if operator.communication is not None
+    }
+    groups = {name: found for name, found in axes.items() if name in used}
+    return CapturedStreams(TaskStreams(traces, like, groups, global_batch_size=samples), notes, compared)
+
+
+def checked_ranks(ranks: str | Sequence[int], world: int) -> list[int] | None:
+    """Return the ranks to capture, None for "auto": those that differ. Raises ``OptionError``."""
+    if world < 1:
+        raise OptionError(f"{world} is too few", where="--world", fix="give 1 or more")
+    if ranks == "auto":
+        return None
+    if ranks == "all":
+        return list(range(world))
+    try:
+        found = sorted({int(rank) for rank in (ranks.split(",") if isinstance(ranks, str) else ranks)})
+    except ValueError:
+        raise OptionError(f"'{ranks}' is no list of ranks", where="--ranks", fix="give auto, all or 0,8,16") from None
+    wrong = [rank for rank in found if not 0 <= rank < world]
+    if wrong or not found:
+        what = f"there is no rank {wrong[0]} in a world of {world}" if wrong else "there are no ranks in it"
+        raise OptionError(what, where="--ranks", fix=f"give ranks from 0 to {world - 1}")
+    return found
+
+
+def _compared(pool: RankPool, world: int) -> tuple[int, ...]:
+    """Return for each rank the captured one that runs the same, comparing no more ranks than needed."""
+    corners = pool.summaries(dict.fromkeys((0, world - 1)))
+    first, last = corners[0], corners[-1]
+    if first.digest == last.digest:
+        return (0,) * world
+    axes = independent_axes(first.groups, world)
+    same = [_equivalent_positions(pool, axis) for axis in axes]
+    coordinates = _coordinates(axes, world)
+    rank_at = {coordinate: rank for rank, coordinate in enumerate(coordinates)}
+    return tuple(
+        rank_at[tuple([equivalent[at] for equivalent, at in zip(same, coordinate, strict=True)])]
+        for coordinate in coordinates
+    )
+
+
+def _nearest(pool: RankPool, chosen: Sequence[int], world: int) -> tuple[int, ...]:
+    """Return for each rank the chosen one that has most coordinates in common with it, or the nearest before it."""
+    if len(chosen) == world:
+        return tuple(chosen)
+    coordinates = _coordinates(independent_axes(pool.summaries(chosen)[0].groups, world), world)
+
+    def likeness(rank: int, other: int) -> tuple[int, bool, int]:
+        same = sum(one == two for one, two in zip(coordinates[rank], coordinates[other], strict=True))
+        return same, rank <= other, rank if rank <= other else -rank
+
+    return tuple(max(chosen, key=lambda rank: likeness(rank, other)) for other in range(world))
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """Process groups that divide the world; a rank's coordinate along the axis is its position in its group."""
+
+    groups: tuple[tuple[int, ...], ...]
+
+    @property
+    def of_rank_0(self) -> tuple[int, ...]:
+        """The group that rank 0 is in."""
+        return next(group for group in self.groups if 0 in group)
+
+    def __len__(self) -> int:
+        return len(self.groups[0])
+
+
+def independent_axes(axes: Axes, world: int) -> list[Axis]:
+    """Return as many axes as there can be whose coordinates tell all ranks apart; at worst the world is the only one."""
+    whole = [
+        Axis(groups) for groups in dict.fromkeys(axes.values()) if len(groups[0]) > 1 and sum(map(len, groups)) == world
+    ]
+    for count in range(min(len(whole), world.bit_length()), 0, -1):
+        for chosen in itertools.combinations(whole, count):
+            if math.prod(map(len, chosen)) == world and len(set(_coordinates(chosen, world))) == world:
+                return list(chosen)
+    return [Axis((tuple(range(world)),))]
+
+
+def _coordinates(axes: Sequence[Axis], world: int) -> list[tuple[int, ...]]:
+    """Return the coordinates of each rank along some axes."""
+    found = [[0] * len(axes) for _ in range(world)]
+    for number, axis in enumerate(axes):
+        for group in axis.groups:
+            for position, rank in enumerate(group):
+                found[rank][number] = position
+    return [tuple(coordinate) for coordinate in found]
+
+
+def _equivalent_positions(pool: RankPool, axis: Axis) -> list[int]:
+    """Return for each position along an axis the first one that runs the same, by bisection between positions that differ."""
+    group = axis.of_rank_0
+    last = len(group) - 1
+    found = list(range(len(group)))
+    ranges = [(0, 0), (min(1, last), last)]  # rank 0 apart
+    if _same(pool, group, 0, last):
+        ranges = [(0, last)]
+    while ranges:
+        pool.summaries(dict.fromkeys(group[position] for ends in ranges for position in ends))
+        halves = []
+        for start, end in ranges:
+            if _same(pool, group, start, end):
+                found[start : end + 1] = [found[start]] * (end - start + 1)
+            elif end - start > 1:
+                middle = (start + end) // 2
+                halves += [(start, middle), (middle, end)]
+        ranges = halves
+    return found
+
+
+def _same(pool: RankPool, group: Sequence[int], start: int, end: int) -> bool:
+    one, other = (pool.summaries([group[position]])[0] for position in (start, end))
+    return one.digest == other.digest
+
+
+def _all_axes(summaries: Iterable[RankSummary]) -> dict[str, tuple[tuple[int, ...], ...]]:
+    """Return the groups that any captured rank made. Raises ``CaptureError`` where one name stands for different groups."""
+    found: dict[str, tuple[tuple[int, ...], ...]] = {}
+    for summary in summaries:
+        for name, groups in summary.groups.items():
+            together = tuple(dict.fromkeys((*found.get(name, ()), *groups)))
+            members = [rank for group in together for rank in group]
+            if len(set(members)) != len(members):
+                raise CaptureError(
+                    f"the captured ranks disagree about the groups of '{name}'", fix="make all groups on all ranks"
+                )
+            found[name] = together
+    return found
+
+
+def _replicas(axes: Axes, data_parallel: frozenset[str]) -> int:
+    """Return how many ranks train on samples of their own."""
+    different = dict.fromkeys(axes[name] for name in sorted(data_parallel) if name in axes)
+    return math.prod(len(groups[0]) for groups in different)

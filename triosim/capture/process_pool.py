@@ -1,0 +1,198 @@
+"""A pool of processes that each capture one rank of a distributed script, as many at once as there are processors.
+
+The processes are forked from one that has imported PyTorch, because that takes longer than a small capture: from this one,
+or, if it imported PyTorch before and so may have started autograd's threads, from a fork server. Each process
+(``triosim.capture.worker``) answers in JSON with a summary of its rank, and writes the trace to a file when it is asked to.
+The script's output is shown for the first rank alone; that of another rank when it fails.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import json
+import multiprocessing
+import os
+import sys
+import warnings
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Protocol
+
+from triosim.errors import CaptureError
+from triosim.gpus import Gpu
+from triosim.trace import Trace
+from triosim.trace.formats import read_trace
+from triosim.tracer.pytorch_version import require_torch
+
+#: What runs in each process. It is loaded by name, because it imports PyTorch.
+_WORKER = "triosim.capture.worker"
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureJob:
+    """What is captured of each rank: a script with its arguments, on a GPU, in a world."""
+
+    path: str
+    arguments: tuple[str, ...]
+    gpu: Gpu
+    world: int
+    skip: int
+
+
+@dataclass(frozen=True, slots=True)
+class RankSummary:
+    """What a rank's capture found.
+
+    Ranks with equal ``digest`` run the same step. ``groups`` are the process groups by axis name, and
+    ``data_parallel`` the names of those over which gradients are reduced.
+    """
+
+    digest: str
+    batch_size: int
+    groups: dict[str, tuple[tuple[int, ...], ...]]
+    data_parallel: frozenset[str]
+    notes: tuple[str, ...]
+
+
+class Process(Protocol):
+    """The methods that are used of a process of ``multiprocessing``."""
+
+    def start(self) -> None:
+        """Start it."""
+
+    def terminate(self) -> None:
+        """End it."""
+
+    def join(self, timeout: float | None = None) -> None:
+        """Wait for its end."""
+
+
+@dataclass(slots=True)
+class _Worker:
+    """A process; it ``waits`` while it needs a message from a rank that has not sent it yet."""
+
+    process: Process
+    connection: Connection
+    waits: bool = False
+    summary: RankSummary | None = None
+
+
+@dataclass(slots=True)
+class RankPool:
+    """Captures ranks as they are asked for. On leaving, all processes end. ``folder`` is for the files of this run alone."""
+
+    job: CaptureJob
+    folder: Path
+    most: int = field(default_factory=lambda: os.cpu_count() or 1)
+    _method: Literal["fork", "forkserver"] = "fork"
+    _workers: dict[int, _Worker] = field(default_factory=dict)
+    _todo: list[int] = field(default_factory=list)
+
+    def __enter__(self) -> RankPool:
+        if "torch" in sys.modules:
+            self._method = "forkserver"
+            multiprocessing.get_context("forkserver").set_forkserver_preload([__name__, _WORKER])
+        else:
+            _import_worker()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        for worker in self._workers.values():
+            worker.process.terminate()
+            worker.connection.close()
+        for worker in self._workers.values():
+            worker.process.join()
+
+    @property
+    def captured(self) -> tuple[int, ...]:
+        """The ranks that have been captured so far."""
+        return tuple(sorted(rank for rank, worker in self._workers.items() if worker.summary is not None))
+
+    def summaries(self, ranks: Iterable[int]) -> list[RankSummary]:
+        """Capture some ranks, and return what was found. Raises ``CaptureError`` where a capture fails."""
+        wanted = list(ranks)
+        self._todo += [rank for rank in wanted if rank not in self._workers and rank not in self._todo]
+        self._fill()
+        while any(rank not in self._workers or self._workers[rank].summary is None for rank in wanted):
+            self._listen()
+            self._fill()
+        return [found for found in (self._workers[rank].summary for rank in wanted) if found is not None]
+
+    def trace(self, rank: int) -> Trace:
+        """Return the trace of a rank. Raises ``CaptureError`` where its capture fails."""
+        self.summaries([rank])
+        self._workers[rank].connection.send_bytes(b"write")
+        self._answer(rank)
+        return read_trace(self.folder / f"{rank}.json")
+
+    def _fill(self) -> None:
+        """Start processes while there are ranks to capture and idle processors."""
+        while self._todo and sum(one.summary is None and not one.waits for one in self._workers.values()) < self.most:
+            self._start(self._todo.pop(0))
+
+    def _start(self, rank: int) -> None:
+        context: Any = multiprocessing.get_context(self._method)
+        ours, theirs = context.Pipe()
+        process = context.Process(target=_run_worker, args=(self.job, rank, theirs, self.folder, not self._workers))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads; PyTorch's hold no locks
+            process.start()
+        theirs.close()
+        self._workers[rank] = _Worker(process, ours)
+
+    def _listen(self) -> None:
+        """Wait until a rank answers."""
+        by_connection = {one.connection: rank for rank, one in self._workers.items() if one.summary is None}
+        for ready in wait(list(by_connection)):
+            rank = by_connection[ready]  # type: ignore[index]
+            answer = self._answer(rank)
+            if "waits_for" in answer:
+                self._workers[rank].waits = True
+                other = answer["waits_for"]
+                if other not in self._workers:
+                    self._todo = [other, *(one for one in self._todo if one != other)]
+            else:
+                self._workers[rank].summary = RankSummary(
+                    answer["digest"],
+                    answer["batch_size"],
+                    {name: tuple(map(tuple, groups)) for name, groups in answer["groups"].items()},
+                    frozenset(answer["data_parallel"]),
+                    tuple(answer["notes"]),
+                )
+
+    def _answer(self, rank: int) -> dict[str, Any]:
+        """Return a rank's next answer. Raises ``CaptureError`` when its capture failed, or its process died."""
+        try:
+            answer: dict[str, Any] = json.loads(self._workers[rank].connection.recv_bytes())
+        except (EOFError, ConnectionResetError):
+            raise CaptureError(f"the process that captured rank {rank} died", where=self.job.path) from None
+        if "error" in answer:
+            output = self.folder / f"{rank}.out"
+            if output.exists():
+                sys.stderr.write(output.read_text(encoding="utf-8", errors="replace"))
+            what, where, fix = answer["error"]
+            raise CaptureError(f"rank {rank}: {what}", where=where, fix=fix)
+        return answer
+
+
+def _import_worker() -> None:
+    """Import PyTorch, which takes long, without looking for garbage in what stays, here or in the forked processes."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        require_torch()
+        importlib.import_module(_WORKER)
+    finally:
+        if collects:
+            gc.enable()
+    gc.freeze()
+
+
+def _run_worker(job: CaptureJob, rank: int, connection: Connection, folder: Path, shown: bool) -> None:
+    importlib.import_module(_WORKER).capture_rank(job, rank, connection, folder, shown=shown)
