@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from triosim.extrapolators.core.extrapolator import Extrapolator as Extrapolator
-    from triosim.extrapolators.core.extrapolator import ParallelOptions as ParallelOptions
     from triosim.extrapolators.core.hooks import RankContext as RankContext
     from triosim.extrapolators.core.hooks import TrainingHooks as TrainingHooks
     from triosim.extrapolators.core.hooks import require_gradients as require_gradients
@@ -47,7 +46,6 @@ _HOMES = {
     "HooksFactory": "core.program",
     "MemoryFootprint": "core.memory_footprint",
     "Mesh": "core.mesh",
-    "ParallelOptions": "core.extrapolator",
     "ParallelPlan": "core.plan",
     "Program": "core.program",
     "RankContext": "core.hooks",
@@ -73,7 +71,6 @@ __all__ = [
     "HooksFactory",
     "MemoryFootprint",
     "Mesh",
-    "ParallelOptions",
     "ParallelPlan",
     "Program",
     "RankContext",

@@ -79,8 +79,8 @@ def test_the_command_takes_conditions_schedules_and_prices(tmp_path: Path, capsy
 @pytest.mark.parametrize(
     ("option", "said"),
     [
-        ({"options": {"prefetch": "x"}}, "--option prefetch: 'x' is no such number"),  # only fsdp reads it
-        ({"options": {"overlap": "maybe"}}, "--option overlap: unknown 'maybe'"),  # tp, alone and combined
+        ({"options": {"prefetch": "x"}}, "--option prefetch: 'x' is not a whole number"),  # only fsdp reads it
+        ({"options": {"overlap": "maybe"}}, "--option overlap: 'maybe' is not known"),  # tp, alone and combined
         ({"virtual_stages": 3}, "'gpipe' has no virtual stages"),
         ({"schedule": "interleaved", "virtual_stages": 99}, "pipeline stages are asked for"),
         ({"bucket_size": -1}, "bytes; give 0 or more"),

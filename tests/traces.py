@@ -6,7 +6,7 @@ from itertools import pairwise
 from typing import Any
 
 from triosim.compute.models.linear import Linear
-from triosim.extrapolators.core.extrapolator import ParallelOptions
+from triosim.config import RunConfig
 from triosim.extrapolators.core.plan import ParallelPlan, plan
 from triosim.tasks import Collective, Communicator, Compute, Handle, Task, TaskStream
 from triosim.trace import Category, Operator, Phase, Tensor, Trace
@@ -224,9 +224,9 @@ def transformer(
     return b.trace()
 
 
-def planned(trace: Trace, parallel: Any, gpus: int | None = None, **options: Any) -> ParallelPlan:
+def planned(trace: Trace, parallel: Any, gpus: int | None = None, factor: Any = None, **options: Any) -> ParallelPlan:
     """The plan for a trace, with a fresh compute model."""
-    return plan(trace, parallel, gpus=gpus, options=ParallelOptions(**options), model=Linear())
+    return plan(trace, parallel, gpus=gpus, config=RunConfig.of(**options), model=Linear(), factor=factor)
 
 
 def draw(stream: TaskStream, rank: int = 0) -> list[Task]:

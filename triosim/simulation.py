@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
@@ -21,11 +20,10 @@ from triosim.conditions import Conditions, parse_conditions
 from triosim.conditions.checks import check_conditions, condition_notes, notes_without_effect
 from triosim.conditions.heterogeneity import Heterogeneity
 from triosim.conditions.slow_links import with_slow_links
-from triosim.engine.compute_units import HostOverhead
+from triosim.config import RunConfig, unread
 from triosim.engine.engine import Engine, Progress
-from triosim.errors import AsymmetryError, OptionError, PluginError, TriosimError
+from triosim.errors import AsymmetryError, OptionError, PluginError
 from triosim.extrapolators.captured.captured_streams import Captured
-from triosim.extrapolators.core.extrapolator import ParallelOptions
 from triosim.extrapolators.core.plan import ParallelPlan, gpus_named_by, plan
 from triosim.extrapolators.core.symmetry import Symmetry
 from triosim.folding import folded_network as folding
@@ -40,10 +38,10 @@ from triosim.results import draws as drawing
 from triosim.results.figures import figures
 from triosim.results.finished_run import FinishedRun, MetricOptions
 from triosim.results.result import Result
-from triosim.trace import Trace, dtype_name
+from triosim.trace import Trace
 from triosim.trace.formats import read
 from triosim.trace.task_streams import TaskStreams
-from triosim.units import Quantity, parse_bytes, parse_time
+from triosim.units import Quantity
 
 TraceLike = Trace | TaskStreams | str | PathLike[str]
 TopologyLike = Topology | Mapping[str, Any] | str | PathLike[str]
@@ -144,7 +142,7 @@ def simulate(
     Returns a ``Result``. Raises ``TriosimError`` for whatever is wrong with the input, in one line.
     """
     given = {name: value for name, value in locals().items() if name not in ("trace", "topology", "progress")}
-    tokens, hourly = _positive("tokens_per_sample", tokens_per_sample), _positive("price", price)
+    config = RunConfig.of(**given)
     again = {**given, "operator_times": None, "gpu": None, "timeline": False, "links": False, "draws": 1}
     files: dict[str, str] = {}
     if isinstance(trace, (Trace, TaskStreams)):
@@ -214,35 +212,16 @@ def simulate(
                 subject,
                 parallel,
                 gpus=gpus if gpus is not None else len(system.gpus),
-                options=ParallelOptions(
-                    batch_size=batch_size,
-                    global_batch_size=global_batch_size,
-                    training=training,
-                    iterations=iterations,
-                    copy_input=copy_input,
-                    bucket_bytes=_parsed(parse_bytes, bucket_size, "--bucket-size"),
-                    first_bucket_bytes=_parsed(parse_bytes, first_bucket_size, "--first-bucket-size"),
-                    dp_style=dp_style,
-                    tp_style=tp_style,
-                    sequence_parallel=sequence_parallel,
-                    micro_batches=micro_batches,
-                    stages=tuple(stages) if stages is not None else None,
-                    schedule=schedule,
-                    virtual_stages=virtual_stages,
-                    gradient_dtype=None if gradient_dtype is None else dtype_name(gradient_dtype),
-                    recompute=recompute,
-                    factor=heterogeneity.slowdown if balance_stages else None,
-                    deduplicate=fold is not False,
-                    extra=chosen.left,
-                ),
+                config=config,
                 model=model,
+                factor=heterogeneity.slowdown if balance_stages else None,
             )
     chosen.take(the_plan.known_options)
     chosen.refuse_left()
     tokens_are_drawn = isinstance(the_plan, ParallelPlan) and the_plan.draws
     drawing.check(draws, circumstances, tokens=tokens_are_drawn)
     if isinstance(the_plan, ParallelPlan):
-        notes.extend(unread(given, the_plan.parallel))
+        notes.extend(unread(config, the_plan.declared))
     with plugins.blamed():
         memory = memory_of_run(the_plan, the_trace, fail_on_oom=fail_on_oom)
     notes.extend(memory.notes)
@@ -259,8 +238,6 @@ def simulate(
             fix="ask for fewer, or give a larger topology",
         )
 
-    if run_ahead is not None and run_ahead < 1:
-        raise OptionError(f"{run_ahead} operators", where="--run-ahead", fix="give 1 or more")
     if host_overhead == "trace" and not any(operator.host_seconds for operator in the_trace.operators):
         notes.append("the trace has no host times, so that a launch costs nothing")
 
@@ -268,7 +245,7 @@ def simulate(
         return Engine(
             on.env,
             on,
-            host_overhead=_host_overhead(host_overhead),
+            host_overhead=None if config.host_overhead == "none" else config.host_overhead,
             call_overhead=_call_overhead(the_trace),
             run_ahead=run_ahead,
             timeline=timeline,
@@ -310,7 +287,12 @@ def simulate(
         inputs = inputs_of(
             {name: _plain(value) for name, value in given.items()}, files, the_trace, the_network.topology
         )
-        data = figures(run, inputs=inputs, notes=notes, options=MetricOptions(tokens, hourly, circumstances.gpu_kinds))
+        data = figures(
+            run,
+            inputs=inputs,
+            notes=notes,
+            options=MetricOptions(config.tokens_per_sample, config.price, circumstances.gpu_kinds),
+        )
         result = Result(data, recording, the_network.topology, the_network, memory)
     if draws == 1:
         return result
@@ -330,20 +312,9 @@ def _unlike(known: bool, timeline: bool, links: bool, circumstances: Conditions)
     return "" if circumstances == Conditions() else "GPUs or links are not alike, or do not stay so"
 
 
-def _positive(name: str, value: float | str | None) -> float | None:
-    if value is None:
-        return None
-    with suppress(ValueError):
-        if 0 < float(value) < float("inf"):
-            return float(value)
-    raise OptionError(f"{value} is no such number", where=f"--{name.replace('_', '-')}", fix="give more than 0, as 2.5")
-
-
 def gpus_for(parallel: str | Mapping[str, int], gpus: int | None) -> int | None:
     """Return how many GPUs are asked for: the option, or the product of the sizes; None leaves it open."""
     if gpus is not None:
-        if gpus < 1:
-            raise OptionError(f"{gpus} GPUs", where="--gpus", fix="ask for 1 or more")
         if parallel == "single" and gpus > 1:
             raise OptionError(f"'single' is one GPU, not {gpus}", where="--gpus", fix="give --parallel too, ddp say")
         return gpus
@@ -388,51 +359,10 @@ def _with_gpus(system: Topology) -> Topology:
     return system
 
 
-#: The options that some parallelisms read, and no other that ships with triosim.
-BELONGS_TO = {
-    "stages": ("pp",),
-    "balance_stages": ("pp",),
-    "schedule": ("pp",),
-    "virtual_stages": ("pp",),
-    "tp_style": ("tp",),
-    "sequence_parallel": ("tp",),
-    "dp_style": ("dp",),
-    "bucket_size": ("ddp", "zero1", "zero2"),
-    "first_bucket_size": ("ddp", "zero1", "zero2"),
-    "gradient_dtype": ("dp", "ddp", "fsdp", "zero1", "zero2", "tp", "pp", "parameter-server"),
-}
-#: The options that nothing reads where there is no backward pass.
-_OF_TRAINING = ("bucket_size", "first_bucket_size", "gradient_dtype", "recompute")
-
-
-def unread(given: Mapping[str, Any], parallel: str) -> Iterator[str]:
-    """Yield a note for each option that was given and that nobody in this run reads."""
-    defaults = inspect.signature(simulate).parameters
-    said = {option for option, parameter in defaults.items() if option in given and given[option] != parameter.default}
-    useless: dict[str, str] = {} if given["training"] else dict.fromkeys(_OF_TRAINING, "in inference")
-    names = {part.partition("=")[0] for part in parallel.split(",")}
-    if names <= set(plugins.BUILT_IN["extrapolators"]):  # a plug-in may read any of them
-        useless |= {option: f"without {_or(of)}" for option, of in BELONGS_TO.items() if names.isdisjoint(of)}
-    for option, why in useless.items():
-        if option in said:
-            yield f"--{option.replace('_', '-')} has no effect {why}"
-
-
-def _or(words: Sequence[str]) -> str:
-    return " or ".join((", ".join(words[:-1]), words[-1]) if len(words) > 1 else words)
-
-
 def no_condition(path: tuple[str | int, ...], what: str, fix: str | None) -> OptionError:
     """Return the error for a condition that cannot be."""
     option = "event" if path[0] == "events" else str(path[0]).replace("_", "-")
     return OptionError(what, where=f"--{option}", fix=fix)
-
-
-def _parsed(parse: Callable[[Quantity], float], value: Quantity, option: str) -> float:
-    try:
-        return parse(value)
-    except TriosimError as error:
-        raise OptionError(error.what, where=option, fix=error.fix) from None
 
 
 def _found(group: plugins.Group, part: str | type) -> Any:
@@ -459,19 +389,6 @@ def _unrecorded(network: Network) -> Iterator[str]:
         yield f"{name} simulates no links: what they carried is not known"
     elif not network.record:
         yield f"{name} says what links carried, and not when"
-
-
-def _host_overhead(value: Quantity | None) -> HostOverhead:
-    if value is None or value == "none":
-        return None
-    if value == "trace":
-        return "trace"
-    seconds = _parsed(parse_time, value, "--host-overhead")
-    if not 0 <= seconds < float("inf"):
-        raise OptionError(
-            f"{value} is no cost", where="--host-overhead", fix="give 'trace', 'none' or a time like '5 us'"
-        )
-    return seconds
 
 
 def _call_overhead(trace: Trace) -> float:

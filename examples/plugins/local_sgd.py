@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from triosim.errors import OptionError
+from triosim.config import Option
 from triosim.extrapolators import Extrapolator, Gradient, Mesh, Program, RankContext, Stage, TrainingHooks, with_hooks
 from triosim.tasks import AllReduce, TaskStream, Wait
 
@@ -17,16 +17,12 @@ from triosim.tasks import AllReduce, TaskStream, Wait
 class LocalSGD(Extrapolator):
     axis = "local-sgd"
     level = "hooks"
-    extra_options = ("every",)
+    options = (Option("every", "whole", 4, "After how many steps parameters are averaged."),)
 
     def transform(self, program: Program, mesh: Mesh) -> Program:
-        every = self.options.extra.get("every", "4")
-        if not every.isdigit() or every == "0":
-            raise OptionError(f"'{every}' is no number of steps", where="--option every", fix="give 1 or more")
-
         def make(stage: Stage, gradients: tuple[Gradient, ...]) -> Callable[[RankContext], TrainingHooks]:
             nbytes = float(sum(tensor.nbytes for tensor in stage.parameters))
-            return lambda context: Average(context, nbytes, int(every))
+            return lambda context: Average(context, nbytes, self.config.every)
 
         return with_hooks(program, self.axis, make)
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
 from triosim import plugins
 from triosim.compute.base import ComputeModel
+from triosim.config import Option, RunConfig, takes_text
 from triosim.errors import OptionError, PluginError, TraceError
-from triosim.extrapolators.core.extrapolator import LEVELS, Extrapolator, Level, ParallelOptions
+from triosim.extrapolators.core.extrapolator import LEVELS, Extrapolator, Level
 from triosim.extrapolators.core.lowering import Lowering
 from triosim.extrapolators.core.memory_footprint import MemoryFootprint
 from triosim.extrapolators.core.mesh import Mesh, Subgroups, layout
@@ -24,7 +25,7 @@ from triosim.garbage_collector import without_collecting
 from triosim.operators.features import unknown
 from triosim.sharding.reshape import rescaled
 from triosim.tasks import TaskStream
-from triosim.trace import Trace
+from triosim.trace import Operator, Trace
 
 Parallel = str | Mapping[Any, int | None]
 
@@ -34,7 +35,7 @@ DEFAULT_GRADIENT_REDUCTION = "ddp"
 
 @dataclass(frozen=True, slots=True)
 class ParallelPlan:
-    """What runs on how many GPUs. ``batch_size`` is a replica's, ``known_options`` what its parallelisms read of ``extra``.
+    """What runs on how many GPUs. ``batch_size`` is a replica's, ``options`` what its parallelisms declare.
 
     ``work`` is the trace and how many times its operators, in a step of all replicas, are run. ``draws`` says whether something
     in it was drawn by chance, from the option ``seed``. Ranks at different places along the axes ``program_axes`` (names and
@@ -47,7 +48,8 @@ class ParallelPlan:
     batch_size: int
     global_batch_size: int
     notes: tuple[str, ...]
-    known_options: tuple[str, ...]
+    options: tuple[Option, ...]
+    declared: tuple[Option, ...] | None  # the same; None where a plug-in that declares none may read any
     work: tuple[tuple[Trace, float], ...]
     symmetry: Symmetry | None  # of ranks that do the same
     draws: bool
@@ -59,6 +61,11 @@ class ParallelPlan:
     def world(self) -> int:
         """How many GPUs take part."""
         return self.mesh.world
+
+    @property
+    def known_options(self) -> tuple[str, ...]:
+        """What its parallelisms read of ``--option``."""
+        return tuple(option.key or option.name for option in self.options if takes_text(option))
 
     @property
     def training(self) -> bool:
@@ -100,13 +107,20 @@ class ParallelPlan:
 
 @without_collecting()
 def plan(
-    trace: Trace, parallel: Parallel, *, gpus: int | None, options: ParallelOptions, model: ComputeModel
+    trace: Trace,
+    parallel: Parallel,
+    *,
+    gpus: int | None,
+    config: RunConfig,
+    model: ComputeModel,
+    factor: Callable[[int, Operator], float] | None = None,
 ) -> ParallelPlan:
     """Return the plan for a trace.
 
     ``parallel`` is ``single``, ``ddp``, ``dp=2,tp=4``, or a mapping of names (or classes) to sizes; one may go without a size
-    and takes what is left of ``gpus``. Raises ``OptionError`` for what cannot be, ``TraceError`` where the trace does not
-    hold what a parallelism needs, ``PluginError`` for a name that is none.
+    and takes what is left of ``gpus``. ``factor`` says by how many times longer an operator takes on a rank, where pipeline
+    stages are to be balanced over unequal GPUs. Raises ``OptionError`` for what cannot be, ``TraceError`` where the trace
+    does not hold what a parallelism needs, ``PluginError`` for a name that is none.
     """
     wanted = [(name, _load(name), size) for name, size in _parse(parallel)]
     without_ranks = [entry for entry in wanted if not entry[1].adds_ranks]
@@ -114,33 +128,34 @@ def plan(
     if not wanted:
         raise _adds_none(_name(without_ranks[0][0]))
     sizes = _sizes(wanted, gpus)
-    parallelisms = [cls(size, options) for (_, cls, _), size in zip(wanted, sizes, strict=True)]
+    parallelisms = [cls(size, config) for (_, cls, _), size in zip(wanted, sizes, strict=True)]
     for part, (name, cls, _) in zip(parallelisms, wanted, strict=True):
         part.axis = part.axis or (name if isinstance(name, str) else cls.__name__)
     mesh = layout([(part.order, part.axis, part.size) for part in parallelisms])
     replicas = math.prod(part.replicas for part in parallelisms)
-    batch_size = _replica_batch(trace, options, replicas)
-    program = _program(trace, batch_size, _micro_batches(parallelisms, batch_size, options), options, model)
+    batch_size = _replica_batch(trace, config, replicas)
+    program = _program(trace, batch_size, _micro_batches(parallelisms, batch_size, config), config, model)
     data_axes, sharded_axes = _data_axes(parallelisms)
-    program = replace(program, data_axes=data_axes, sharded_axes=sharded_axes)
+    program = replace(program, data_axes=data_axes, sharded_axes=sharded_axes, factor=factor)
     for name, cls, size in without_ranks:
         mesh = _with_parts(mesh, cls.axis or _name(name), size, data_axes, sharded_axes)
-        parallelisms.append(cls(mesh.subgroups[-1].size, options))
+        parallelisms.append(cls(mesh.subgroups[-1].size, config))
 
     writer = _writer(parallelisms)
     draws = any(part.draws for part in parallelisms)
-    different = options.iterations if draws else 1
+    different = config.iterations if draws else 1
     program_axes = [part for part in parallelisms if part.programs]
-    composition = _Composition(program, parallelisms, mesh, options)
+    composition = _Composition(program, parallelisms, mesh, config)
     if draws and any(part.level == "schedule" for part in parallelisms):
         composition.program(0)  # where stages begin is the same for all: as is best in the mean
     programs = [list(composition.variants(iteration, program_axes)) for iteration in range(different)]
-    each = options.iterations // different
+    each = config.iterations // different
     lowerings = tuple(
-        tuple(Lowering(one, mesh, iterations=each, copy_input=options.copy_input) for one in variants)
+        tuple(Lowering(one, mesh, iterations=each, copy_input=config.copy_input) for one in variants)
         for variants in programs
     )
     program = programs[0][0]
+    declared = tuple(option for part in parallelisms for option in part.options)
     if writer is not None:
         writer.program, writer.mesh, writer.lowering = program, mesh, lowerings[0][0]
     return ParallelPlan(
@@ -150,7 +165,8 @@ def plan(
         batch_size=batch_size,
         global_batch_size=batch_size * replicas,
         notes=program.notes,
-        known_options=tuple(name for part in parallelisms for name in part.extra_options),
+        options=declared,
+        declared=None if any(_declares_nothing(part) for part in parallelisms) else declared,
         work=((trace, batch_size * replicas / trace.batch_size),),
         symmetry=_symmetry(parallelisms, mesh),
         draws=draws,
@@ -163,15 +179,13 @@ def plan(
 class _Composition:
     """Puts all parallelisms of a plan together. What acts ahead of all that is drawn by chance is put in once."""
 
-    def __init__(
-        self, program: Program, parallelisms: list[Extrapolator], mesh: Mesh, options: ParallelOptions
-    ) -> None:
+    def __init__(self, program: Program, parallelisms: list[Extrapolator], mesh: Mesh, config: RunConfig) -> None:
         self._mesh = mesh
-        self._options = options
+        self._config = config
         acting: list[Extrapolator | None] = []  # None is recomputation
         for level in LEVELS:
             acting += [None] if level == "hooks" else []
-            acting += _acting(level, parallelisms, options)
+            acting += _acting(level, parallelisms, config)
         drawing = [number for number, part in enumerate(acting) if part is not None and part.draws]
         first = drawing[0] if drawing else 0
         self._rest = acting[first:]
@@ -191,7 +205,7 @@ class _Composition:
     def _with(self, program: Program, acting: list[Extrapolator | None], iteration: int) -> Program:
         for part in acting:
             if part is None:
-                program = recomputed(program, self._options.recompute)
+                program = recomputed(program, self._config.recompute)
                 continue
             part.iteration = iteration
             program = _transformed(part, program, self._mesh)
@@ -247,15 +261,20 @@ def _data_axes(parallelisms: list[Extrapolator]) -> tuple[tuple[str, ...], tuple
     return (*inside, *sharding, *reducing), (*inside, *sharding) if sharding else ()
 
 
-def _acting(level: Level, parallelisms: list[Extrapolator], options: ParallelOptions) -> Iterator[Extrapolator]:
+def _acting(level: Level, parallelisms: list[Extrapolator], config: RunConfig) -> Iterator[Extrapolator]:
     """Yield what acts at a place. Where nothing else reduces the gradients of what divides samples, ``ddp`` does."""
     acting = [part for part in parallelisms if part.level == level]
     if level == "operators":  # the outermost first: what is divided by samples or tokens is then divided by features
         acting.sort(key=lambda part: -part.order)
     yield from acting
     summing = [part for part in parallelisms if part.sums_gradients]
-    if level == "hooks" and options.training and summing and all(part.level == "operators" for part in summing):
-        yield _load(DEFAULT_GRADIENT_REDUCTION)(1, options)
+    if level == "hooks" and config.training and summing and all(part.level == "operators" for part in summing):
+        yield _load(DEFAULT_GRADIENT_REDUCTION)(1, config)
+
+
+def _declares_nothing(part: Extrapolator) -> bool:
+    """Whether it is a plug-in that declares no options, so that nobody knows which it reads."""
+    return not part.options and not type(part).__module__.startswith("triosim.")
 
 
 def _symmetry(parallelisms: list[Extrapolator], mesh: Mesh) -> Symmetry | None:
@@ -347,19 +366,19 @@ def _sizes(wanted: list[tuple[Any, type[Extrapolator], int | None]], gpus: int |
     return [size if size is not None else gpus // given for _, _, size in wanted]
 
 
-def _replica_batch(trace: Trace, options: ParallelOptions, replicas: int) -> int:
-    if options.global_batch_size is None:
-        return options.batch_size or trace.batch_size
-    if options.global_batch_size % replicas:
+def _replica_batch(trace: Trace, config: RunConfig, replicas: int) -> int:
+    if config.global_batch_size is None:
+        return config.batch_size or trace.batch_size
+    if config.global_batch_size % replicas:
         raise OptionError(
-            f"a global batch of {options.global_batch_size} does not divide among {replicas} data-parallel replicas",
+            f"a global batch of {config.global_batch_size} does not divide among {replicas} data-parallel replicas",
             fix=f"use a multiple of {replicas}",
         )
-    return options.global_batch_size // replicas
+    return config.global_batch_size // replicas
 
 
-def _micro_batches(parallelisms: list[Extrapolator], batch_size: int, options: ParallelOptions) -> int:
-    count = options.micro_batches or max(part.micro_batches for part in parallelisms)
+def _micro_batches(parallelisms: list[Extrapolator], batch_size: int, config: RunConfig) -> int:
+    count = config.micro_batches or max(part.micro_batches for part in parallelisms)
     if batch_size % count:
         raise OptionError(
             f"a batch of {batch_size} does not divide into {count} micro-batches",
@@ -368,23 +387,21 @@ def _micro_batches(parallelisms: list[Extrapolator], batch_size: int, options: P
     return count
 
 
-def _program(
-    trace: Trace, batch_size: int, micro_batches: int, options: ParallelOptions, model: ComputeModel
-) -> Program:
+def _program(trace: Trace, batch_size: int, micro_batches: int, config: RunConfig, model: ComputeModel) -> Program:
     """The trace as the program of one replica, in the shapes of a micro-batch."""
     if not any(operator.phase == "forward" for operator in trace.operators):
         raise TraceError("the trace has no operator of the forward pass", where=trace.source or None)
     model.fit(trace)
     size = batch_size // micro_batches
     program = Program(
-        (single_stage(trace.operators, training=options.training),),
+        (single_stage(trace.operators, training=config.training),),
         model,
-        accumulate(micro_batches) if options.training else accumulate(micro_batches).forward_alone(),
-        gradient_dtype=options.gradient_dtype,
-        training=options.training,
+        accumulate(micro_batches) if config.training else accumulate(micro_batches).forward_alone(),
+        gradient_dtype=config.gradient_dtype,
+        training=config.training,
         gpu=trace.gpu,
         batch_size=size,
-        deduplicate=options.deduplicate,
+        deduplicate=config.fold is not False,
     )
     strange = unknown(trace.operators)
     if strange:

@@ -239,7 +239,8 @@ class Program:
     that gradients are summed over all of these axes together; ``sharded_axes`` are those over which the optimizer is sharded.
     ``experts`` are the storages of parameters that only some of these ranks have: those at the same place of ``expert_axis``.
     ``kept`` are storages that are kept, read or not, until an operator of the backward pass runs, by this operator.
-    What is the same of several layers is worked out ``deduplicate``, or for each.
+    ``deduplicate`` works out once what is the same of several layers. ``factor`` says by how many times longer an operator
+    takes on a rank, where pipeline stages are to be balanced over unequal GPUs.
     """
 
     stages: tuple[Stage, ...]
@@ -260,6 +261,7 @@ class Program:
     gpu: str = ""
     batch_size: int = 0
     deduplicate: bool = True
+    factor: Callable[[int, Operator], float] | None = None
 
     @property
     def operators(self) -> tuple[Operator, ...]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from triosim.config import RunConfig
 from triosim.errors import OptionError
-from triosim.extrapolators.core.extrapolator import Extrapolator, ParallelOptions
+from triosim.extrapolators.core.extrapolator import Extrapolator
 from triosim.extrapolators.core.mesh import Mesh
 from triosim.extrapolators.core.program import Program
 
@@ -15,10 +16,10 @@ class Single(Extrapolator):
     identical_ranks = True
     default_size = 1
 
-    def __init__(self, size: int, options: ParallelOptions) -> None:
+    def __init__(self, size: int, config: RunConfig) -> None:
         if size != 1:
             raise OptionError(f"'single' is one GPU, not {size}", fix="use dp or ddp for data parallelism on more")
-        super().__init__(size, options)
+        super().__init__(size, config)
 
     def transform(self, program: Program, mesh: Mesh) -> Program:
         """Return the program as it is."""

@@ -12,7 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 
-from triosim.extrapolators.core.extrapolator import DATA_ORDER, Extrapolator
+from triosim.config import Option
+from triosim.extrapolators.core.extrapolator import DATA_ORDER, GRADIENT_DTYPE, Extrapolator
 from triosim.extrapolators.core.hooks import (
     RankContext,
     TrainingHooks,
@@ -26,6 +27,27 @@ from triosim.tasks import AllReduce, Layers, TaskStream
 
 Bucket = tuple[Gradient, ...]
 
+BUCKET_SIZE = Option(
+    "bucket_size",
+    "bytes",
+    "25 MiB",
+    "ddp, zero1, zero2: bytes of a gradient bucket.",
+    unit="bytes",
+    metavar="SIZE",
+    of_training=True,
+    of_step=True,
+)
+FIRST_BUCKET_SIZE = Option(
+    "first_bucket_size",
+    "bytes",
+    "1 MiB",
+    "ddp, zero1, zero2: bytes of the first one.",
+    unit="bytes",
+    metavar="SIZE",
+    of_training=True,
+    of_step=True,
+)
+
 
 class DistributedDataParallel(Extrapolator):
     """``ddp``."""
@@ -35,6 +57,7 @@ class DistributedDataParallel(Extrapolator):
     identical_ranks = True
     order = DATA_ORDER
     sums_gradients = True
+    options = (BUCKET_SIZE, FIRST_BUCKET_SIZE, GRADIENT_DTYPE)
 
     def transform(self, program: Program, mesh: Mesh) -> Program:
         """Return the program that reduces gradients bucket by bucket, as they become ready."""
@@ -44,7 +67,7 @@ class DistributedDataParallel(Extrapolator):
         return with_gradient_hooks(program, program.data_axes, lambda _: self._reaction)
 
     def _reaction(self, stage: Stage, gradients: tuple[Gradient, ...]) -> Callable[[RankContext], TrainingHooks]:
-        filled = buckets(gradients, self.options.first_bucket_bytes, self.options.bucket_bytes)
+        filled = buckets(gradients, self.config.first_bucket_size, self.config.bucket_size)
         due = completed(gradients, filled)
         hooked_parameters = frozenset(due)
         return lambda context: ReduceBuckets(context, due, hooked_parameters)

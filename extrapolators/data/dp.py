@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from triosim.extrapolators.core.extrapolator import DATA_ORDER, Extrapolator
+from triosim.config import Option
+from triosim.extrapolators.core.extrapolator import DATA_ORDER, GRADIENT_DTYPE, Extrapolator
 from triosim.extrapolators.core.hooks import (
     RankContext,
     TrainingHooks,
@@ -41,18 +42,31 @@ class DataParallel(Extrapolator):
     level = "hooks"
     order = DATA_ORDER
     sums_gradients = True
+    options = (
+        Option(
+            "dp_style",
+            "choice",
+            "all-reduce",
+            "dp: all-reduce, or replicate (what torch.nn.DataParallel does).",
+            choices=("all-reduce", "replicate"),
+            metavar="STYLE",
+            of_step=True,
+            commands=("simulate", "memory"),
+        ),
+        GRADIENT_DTYPE,
+    )
 
     @property
     def identical_ranks(self) -> bool:  # type: ignore[override]  # it depends on the style
         """Not where the first rank does for all what the others do not."""
-        return self.options.dp_style != "replicate"
+        return self.config.dp_style != "replicate"
 
     def transform(self, program: Program, mesh: Mesh) -> Program:
         """Return the program that reduces its gradients after the backward pass."""
         require_gradients(program)
         if program.sharded_axes:
             return program  # what shards the optimizer reduces its shares along this axis
-        make = partial(replicate, program.micro_batches) if self.options.dp_style == "replicate" else all_reduce
+        make = partial(replicate, program.micro_batches) if self.config.dp_style == "replicate" else all_reduce
         return with_gradient_hooks(program, program.data_axes, lambda _: make)
 
 

@@ -13,14 +13,14 @@ import math
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 
-from triosim.errors import OptionError, nearest
-from triosim.extrapolators.core.extrapolator import DATA_ORDER, Extrapolator
+from triosim.config import Option
+from triosim.extrapolators.core.extrapolator import DATA_ORDER, GRADIENT_DTYPE, Extrapolator
 from triosim.extrapolators.core.hooks import RankContext, TrainingHooks, layers_of, require_gradients, with_hooks
 from triosim.extrapolators.core.mesh import Mesh
 from triosim.extrapolators.core.program import Block, Gradient, Program, Stage
 from triosim.extrapolators.data.sharded_state import Copies, Sharing, scatter, sharings, with_sharded_optimizer
 from triosim.tasks import AllGather, Handle, Layers, TaskStream, Wait
-from triosim.trace import DTYPE_BYTES, Phase, Tensor, dtype_name
+from triosim.trace import DTYPE_BYTES, Phase, Tensor
 from triosim.trace.numbered_modules import ROOT, numbered_module_of
 
 
@@ -33,19 +33,62 @@ class FullySharded(Extrapolator):
     order = DATA_ORDER - 1  # next to the tensor axis, inside of the replicas
     sums_gradients = True
     shards_optimizer = True
-    extra_options = ("unit", "prefetch", "reshard", "reduce", "parameter_dtype", "shard_dtype")
+    options = (
+        GRADIENT_DTYPE,
+        Option(
+            "unit",
+            "choice",
+            "block",
+            "fsdp: what is gathered at once: a numbered module, a layer, or the whole model.",
+            choices=("block", "layer", "model"),
+            own_flag=False,
+        ),
+        Option(
+            "prefetch", "whole", 1, "fsdp: how many units are gathered ahead.", unit="units", least=0, own_flag=False
+        ),
+        Option(
+            "reshard",
+            "choice",
+            "auto",
+            "fsdp: whether parameters are freed after the forward pass; auto: not within a pipeline.",
+            choices=("auto", "yes", "no"),
+            own_flag=False,
+        ),
+        Option(
+            "reduce",
+            "choice",
+            "auto",
+            "fsdp: whether each micro-batch reduces gradients, or the last; auto: the last within a pipeline.",
+            choices=("auto", "each", "last"),
+            own_flag=False,
+        ),
+        Option(
+            "parameter_dtype",
+            "dtype",
+            None,
+            "fsdp: what parameters are gathered in. By default their own.",
+            own_flag=False,
+        ),
+        Option(
+            "shard_dtype",
+            "dtype",
+            None,
+            "fsdp: what shares are kept and updated in. By default the parameters' own.",
+            own_flag=False,
+        ),
+    )
 
     def transform(self, program: Program, mesh: Mesh) -> Program:
         """Return the program that gathers parameters and scatters gradients, unit by unit."""
         if program.training:
             require_gradients(program)
         choices = Choices(
-            unit=self.choice("unit", ("block", "layer", "model")),
-            prefetch=self.number("prefetch", 1),
-            reshards=self._said("reshard", "yes", "no", mesh),
-            each_micro_batch=self._said("reduce", "each", "last", mesh),
-            dtype=self._dtype("parameter_dtype"),
-            shard_dtype=self._dtype("shard_dtype"),
+            unit=self.config.unit,
+            prefetch=self.config.prefetch,
+            reshards=_usually(self.config.reshard, "yes", mesh),
+            each_micro_batch=_usually(self.config.reduce, "each", mesh),
+            dtype=self.config.parameter_dtype,
+            shard_dtype=self.config.shard_dtype,
         )
         copies, kinds, experts = Copies(program), sharings(program, mesh), program.experts
 
@@ -62,20 +105,12 @@ class FullySharded(Extrapolator):
             )
         return with_hooks(program, program.sharded_axes, make)
 
-    def _said(self, option: str, usual: str, in_pipeline: str, mesh: Mesh) -> bool:
-        """Whether an option is what it usually is: what the user says, or else as ``torch.distributed.pipelining`` has it,
-        where parameters stay whole, and gradients too, until the last micro-batch.
-        """
-        said = self.choice(option, ("auto", usual, in_pipeline))
-        return said == usual or (said == "auto" and not any(axis.name == "pp" and axis.size > 1 for axis in mesh.axes))
 
-    def _dtype(self, option: str) -> str | None:
-        text = self.options.extra.get(option)
-        if text is None:
-            return None
-        if dtype_name(text) not in DTYPE_BYTES:
-            raise OptionError(f"unknown dtype '{text}'", where=f"--option {option}", fix=nearest(text, DTYPE_BYTES))
-        return dtype_name(text)
+def _usually(chosen: str, usual: str, mesh: Mesh) -> bool:
+    """Whether an option is what it usually is: what the user says, or else as ``torch.distributed.pipelining`` has it,
+    where parameters stay whole, and gradients too, until the last micro-batch.
+    """
+    return chosen == usual or (chosen == "auto" and not any(axis.name == "pp" and axis.size > 1 for axis in mesh.axes))
 
 
 @dataclass(frozen=True, slots=True)

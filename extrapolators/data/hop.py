@@ -21,6 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
+from triosim.config import Option
 from triosim.errors import OptionError
 from triosim.extrapolators.core.extrapolator import Extrapolator
 from triosim.extrapolators.core.hooks import require_gradients
@@ -38,20 +39,34 @@ class Hop(Extrapolator):
     """``hop``."""
 
     axis = "hop"
-    extra_options = ("graph", "backup", "staleness", "max_gap", "skip", "order")
+    options = (
+        Option("graph", "text", "ring-based", "hop: who sends to whom: ring-based, ..., or a file.", own_flag=False),
+        Option("backup", "whole", 0, "hop: for how many neighbours a worker does not wait.", least=0, own_flag=False),
+        Option("staleness", "whole", 0, "hop: how many iterations old an update may be.", least=0, own_flag=False),
+        Option("max_gap", "whole", 4, "hop: how many iterations a worker may be ahead of a neighbour.", own_flag=False),
+        Option("skip", "whole", 0, "hop: how many iterations a slow worker may skip at once.", least=0, own_flag=False),
+        Option(
+            "order",
+            "choice",
+            "parallel",
+            "hop: whether a worker computes while it exchanges (parallel), or before (serial).",
+            choices=("parallel", "serial"),
+            own_flag=False,
+        ),
+    )
 
     def transform(self, program: Program, mesh: Mesh) -> Program:
         """Read the options; say what a reader of the figures should know."""
         if not program.training:
             raise OptionError("inference exchanges no parameters", where="hop", fix="leave out --inference")
         require_gradients(program)
-        self.graph = load(self.options.extra.get("graph", "ring-based"), self.size)
+        self.graph = load(self.config.graph, self.size)
         self.rules = self._rules()
         parameters = program.stages[0].parameters
         self.job = Job(
             nbytes=float(sum(tensor.nbytes for tensor in parameters)),
             micro_batches=program.micro_batches,
-            iterations=self.options.iterations,
+            iterations=self.config.iterations,
         )
         if self.rules.skip:
             return program.noted("hop: iterations that a worker skips count in the step time and in the throughput")
@@ -71,11 +86,11 @@ class Hop(Extrapolator):
 
     def _rules(self) -> Rules:
         rules = Rules(
-            backup=self.number("backup", 0),
-            staleness=self.number("staleness", 0),
-            max_gap=self.number("max_gap", 4, least=1),
-            skip=self.number("skip", 0),
-            serial=self.choice("order", ("parallel", "serial")) == "serial",
+            backup=self.config.backup,
+            staleness=self.config.staleness,
+            max_gap=self.config.max_gap,
+            skip=self.config.skip,
+            serial=self.config.order == "serial",
         )
         for worker, sources in self.graph.sources.items():
             if sources and rules.backup >= len(sources):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from triosim.config import Option
 from triosim.errors import OptionError
 from triosim.extrapolators.core.extrapolator import DATA_ORDER, Extrapolator
 from triosim.extrapolators.core.hooks import RankContext, TrainingHooks, layers_of, require_gradients, with_hooks
@@ -23,18 +24,18 @@ class LocalSGD(Extrapolator):
     axis = "local-sgd"
     level = "hooks"
     order = DATA_ORDER
-    extra_options = ("every",)
+    options = (Option("every", "whole", 4, "local-sgd: after how many steps parameters are averaged.", own_flag=False),)
 
     def transform(self, program: Program, mesh: Mesh) -> Program:
         """Return the program that averages its parameters at the end of each ``every``-th step."""
         if not program.training:
             raise OptionError("inference changes no parameters", where="local-sgd", fix="leave out --inference")
         require_gradients(program)
-        every = self.number("every", 4, least=1)
-        if self.options.iterations % every:
+        every = self.config.every
+        if self.config.iterations % every:
             program = program.noted(
-                f"local-sgd: parameters are averaged every {every} steps, in {self.options.iterations // every} of the "
-                f"{self.options.iterations} simulated ones; give --iterations a multiple of {every} for the mean step"
+                f"local-sgd: parameters are averaged every {every} steps, in {self.config.iterations // every} of the "
+                f"{self.config.iterations} simulated ones; give --iterations a multiple of {every} for the mean step"
             )
 
         def make(stage: Stage, gradients: tuple[Gradient, ...]) -> Callable[[RankContext], TrainingHooks]:

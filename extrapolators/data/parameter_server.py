@@ -15,8 +15,9 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, replace
 
+from triosim.config import Option
 from triosim.errors import OptionError
-from triosim.extrapolators.core.extrapolator import Extrapolator
+from triosim.extrapolators.core.extrapolator import GRADIENT_DTYPE, Extrapolator
 from triosim.extrapolators.core.hooks import require_gradients
 from triosim.extrapolators.core.memory_footprint import MemoryFootprint
 from triosim.extrapolators.core.mesh import Mesh
@@ -37,12 +38,31 @@ class ParameterServer(Extrapolator):
     """
 
     axis = "parameter-server"
-    extra_options = ("servers", "updates", "staleness")
+    options = (
+        GRADIENT_DTYPE,
+        Option("servers", "whole", 1, "parameter-server: how many of the GPUs are servers.", own_flag=False),
+        Option(
+            "updates",
+            "choice",
+            "sync",
+            "parameter-server: sync, once all gradients are there, or async, with each worker's.",
+            choices=("sync", "async"),
+            own_flag=False,
+        ),
+        Option(
+            "staleness",
+            "whole",
+            None,
+            "parameter-server, async: by how many iterations a worker may be ahead of the slowest. By default any.",
+            least=0,
+            own_flag=False,
+        ),
+    )
 
     @property
     def servers(self) -> int:
         """How many of the ranks are servers."""
-        return self.number("servers", 1, least=1)
+        return int(self.config.servers)
 
     @property
     def replicas(self) -> int:
@@ -57,8 +77,8 @@ class ParameterServer(Extrapolator):
         if self.servers >= self.size:
             what = f"{self.servers} of {self.size} GPUs are servers, which leaves no worker"
             raise OptionError(what, where=_LABEL, fix="give more GPUs, or fewer servers")
-        asynchronous = self.choice("updates", ("sync", "async")) == "async"
-        if not asynchronous and "staleness" in self.options.extra:
+        asynchronous = self.config.updates == "async"
+        if not asynchronous and self.config.staleness is not None:
             raise OptionError(
                 "synchronous updates are never stale", where="--option staleness", fix="give updates=async too"
             )
@@ -66,7 +86,7 @@ class ParameterServer(Extrapolator):
         self.service = Service(
             workers=tuple(range(self.servers, self.size)),
             servers=tuple(range(self.servers)),
-            iterations=self.options.iterations,
+            iterations=self.config.iterations,
             micro_batches=program.micro_batches,
             gradient_bytes=part * sum(one.nbytes for one in stage.gradients(program.gradient_dtype)),
             parameter_bytes=part * sum(tensor.nbytes for tensor in stage.parameters),
@@ -78,7 +98,7 @@ class ParameterServer(Extrapolator):
                 )
             ),
             asynchronous=asynchronous,
-            staleness=self.number("staleness", self.options.iterations),
+            staleness=self.config.iterations if self.config.staleness is None else self.config.staleness,
         )
         if self.servers > 1:  # which only servers run, with the times above
             program = with_optimizer_of(program, optimizer_shares(program, self._share))

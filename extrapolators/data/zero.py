@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any, ClassVar
 
-from triosim.extrapolators.core.extrapolator import DATA_ORDER, Extrapolator
+from triosim.config import Option
+from triosim.extrapolators.core.extrapolator import DATA_ORDER, GRADIENT_DTYPE, Extrapolator
 from triosim.extrapolators.core.hooks import (
     RankContext,
     TrainingHooks,
@@ -24,7 +25,7 @@ from triosim.extrapolators.core.hooks import (
 )
 from triosim.extrapolators.core.mesh import Mesh
 from triosim.extrapolators.core.program import Gradient, HooksFactory, Program, Stage
-from triosim.extrapolators.data.ddp import Bucket, buckets, completed
+from triosim.extrapolators.data.ddp import BUCKET_SIZE, FIRST_BUCKET_SIZE, Bucket, buckets, completed
 from triosim.extrapolators.data.sharded_state import Sharing, require_training, scatter, with_sharded_optimizer
 from triosim.tasks import AllGather, AllReduce, Communicator, Handle, Layers, Task, TaskStream
 
@@ -38,7 +39,19 @@ class Zero1(Extrapolator):
     order = DATA_ORDER - 1
     sums_gradients = True
     shards_optimizer = True
-    extra_options: ClassVar[tuple[str, ...]] = ("reduce",)
+    options = (
+        BUCKET_SIZE,
+        FIRST_BUCKET_SIZE,
+        GRADIENT_DTYPE,
+        Option(
+            "reduce",
+            "choice",
+            "scatter",
+            "zero1: whether gradients are scattered, or summed whole on every GPU.",
+            choices=("scatter", "all-reduce"),
+            own_flag=False,
+        ),
+    )
     each_micro_batch: ClassVar[bool] = False
 
     def transform(self, program: Program, mesh: Mesh) -> Program:
@@ -52,7 +65,7 @@ class Zero1(Extrapolator):
 
     def _hooks(self, sharing: Sharing) -> HooksFactory:
         def make(stage: Stage, gradients: tuple[Gradient, ...]) -> Callable[[RankContext], TrainingHooks]:
-            filled = buckets(gradients, self.options.first_bucket_bytes, self.options.bucket_bytes)
+            filled = buckets(gradients, self.config.first_bucket_size, self.config.bucket_size)
             due = completed(gradients, filled)
             sharded = ShardedBuckets(
                 due,
@@ -67,14 +80,14 @@ class Zero1(Extrapolator):
         return make
 
     def _reduces_whole(self) -> bool:
-        return self.choice("reduce", ("scatter", "all-reduce")) == "all-reduce"
+        return bool(self.config.reduce == "all-reduce")
 
 
 class Zero2(Zero1):
     """``zero2``."""
 
     axis = "zero2"
-    extra_options = ()
+    options = (BUCKET_SIZE, FIRST_BUCKET_SIZE, GRADIENT_DTYPE)
     each_micro_batch = True
 
     def _reduces_whole(self) -> bool:

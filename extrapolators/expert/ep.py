@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from triosim.compute.pricing.repricing import estimated
+from triosim.config import Option
 from triosim.errors import OptionError
 from triosim.extrapolators.core.extrapolator import EXPERT_ORDER, Extrapolator
 from triosim.extrapolators.core.mesh import Mesh
@@ -36,7 +37,25 @@ class ExpertParallel(Extrapolator):
     level = "operators"
     order = EXPERT_ORDER
     adds_ranks = False
-    extra_options = ("load", "skew", "seed", "capacity")
+    options = (
+        Option(
+            "load",
+            "choice",
+            LOADS[0],
+            "ep: how tokens are spread over experts; all but balanced are drawn at random.",
+            choices=LOADS,
+            own_flag=False,
+        ),
+        Option("skew", "number", 1.0, "ep, load zipf: the exponent of the distribution.", own_flag=False),
+        Option("seed", "whole", 0, "ep: the seed of the drawn loads.", least=0, own_flag=False),
+        Option(
+            "capacity",
+            "number",
+            None,
+            "ep: tokens that an expert takes, as a multiple of the mean; the others are dropped. By default all.",
+            own_flag=False,
+        ),
+    )
     _mixtures: Mixtures | None = None  # of the program that was transformed last
     _exchanges: dict[tuple[int, int], Exchanged]
 
@@ -58,7 +77,7 @@ class ExpertParallel(Extrapolator):
     def transform(self, program: Program, mesh: Mesh) -> Program:
         """Return the program of a rank with its share of the experts."""
         routing = self._routing()
-        if self.options.dp_style == "replicate":
+        if self.config.dp_style == "replicate":
             raise OptionError(
                 "experts cannot be divided where each step copies all parameters", where=self.axis, fix="use ddp"
             )
@@ -91,10 +110,7 @@ class ExpertParallel(Extrapolator):
             yield f"{self.axis}: {factor}, {dropped / sent:.1%} of the tokens are dropped"
 
     def _routing(self) -> Routing:
-        capacity = self.positive("capacity", None)
-        skew = self.positive("skew", 1.0)
-        assert skew is not None
-        return Routing(self.choice("load", LOADS), skew, self.number("seed", 0), capacity)
+        return Routing(self.config.load, self.config.skew, self.config.seed, self.config.capacity)
 
 
 class Exchanged:

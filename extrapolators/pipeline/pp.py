@@ -15,12 +15,13 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 from triosim.compute.pricing.repricing import scaled
+from triosim.config import Option
 from triosim.errors import OptionError, TraceError
 from triosim.extrapolators.core.backward_blocks import forward_block_of_each_backward
-from triosim.extrapolators.core.extrapolator import PIPELINE_ORDER, Extrapolator
+from triosim.extrapolators.core.extrapolator import GRADIENT_DTYPE, PIPELINE_ORDER, Extrapolator
 from triosim.extrapolators.core.mesh import Mesh
 from triosim.extrapolators.core.program import (
     Await,
@@ -49,9 +50,6 @@ from triosim.trace import Operator, Tensor
 
 T = TypeVar("T")
 
-#: Where stages begin: the balanced ones anywhere, the others at whole transformer layers.
-_STAGES: tuple[Literal["balanced", "whole", "equal"], ...] = ("balanced", "whole", "equal")
-
 #: The axis whose ranks have the same activations between layers.
 _COPIES = "tp"
 
@@ -63,7 +61,61 @@ class PipelineParallel(Extrapolator):
     level = "schedule"
     identical_ranks = False
     order = PIPELINE_ORDER
-    extra_options = ("stages", "sends")
+    options = (
+        Option(
+            "stages",
+            "names",
+            None,
+            "pp: the first layer of each stage after the first. By default balanced by time.",
+            metavar="LAYER,...",
+            of_step=True,
+            commands=("simulate", "memory"),
+        ),
+        Option(
+            "balance_stages",
+            "flag",
+            False,
+            "pp: balance by the times on each stage's own GPUs, so that slower ones get fewer layers.",
+            of_step=True,
+            commands=("simulate", "compare"),
+        ),
+        Option(
+            "schedule",
+            "text",
+            "gpipe",
+            "pp: gpipe, 1f1b, interleaved, zero-bubble, dualpipe, or a CSV file (rank, slot, action).",
+            metavar="NAME",
+            of_step=True,
+        ),
+        Option(
+            "virtual_stages",
+            "whole",
+            None,
+            "pp, interleaved: how many stages a rank has. By default 2.",
+            unit="stages",
+            metavar="V",
+            of_step=True,
+        ),
+        GRADIENT_DTYPE,
+        Option(
+            "stage_division",
+            "choice",
+            "balanced",
+            "pp: whether stages begin anywhere, balanced by time, or at whole transformer layers: balanced as well, or "
+            "as many in each stage.",
+            choices=("balanced", "whole", "equal"),
+            own_flag=False,
+            key="stages",
+        ),
+        Option(
+            "sends",
+            "choice",
+            "whole",
+            "pp with tp: whether each GPU sends whole activations to the next stage, or its part of them.",
+            choices=("whole", "parts"),
+            own_flag=False,
+        ),
+    )
     _first_blocks: list[int] | None = None
 
     @property
@@ -73,7 +125,7 @@ class PipelineParallel(Extrapolator):
 
     @property
     def _wanted(self) -> Wanted:
-        return Wanted(self.options.schedule, self.size, self.options.virtual_stages)
+        return Wanted(self.config.schedule, self.size, self.config.virtual_stages)
 
     def transform(self, program: Program, mesh: Mesh) -> Program:
         """Return the program divided into stages."""
@@ -95,9 +147,9 @@ class PipelineParallel(Extrapolator):
 
     def _parts(self, mesh: Mesh) -> int:
         """Return in how many parts the ranks of ``tp`` send what crosses."""
-        if self.choice("sends", ("whole", "parts")) == "whole":
+        if self.config.sends == "whole":
             return 1
-        if self.options.sequence_parallel:
+        if self.config.sequence_parallel:
             raise OptionError(
                 "each GPU has a part already", where="--option sends", fix="leave out --sequence-parallel"
             )
@@ -106,7 +158,7 @@ class PipelineParallel(Extrapolator):
             raise OptionError(
                 "no axis 'tp' whose GPUs send parts", where="--option sends", fix="leave it out, or add tp"
             )
-        if self.options.stages is None and self.choice("stages", _STAGES) == "balanced":
+        if self.config.stages is None and self.config.stage_division == "balanced":
             raise OptionError(
                 "balanced stages begin inside of layers too, where each GPU has a part already",
                 where="--option sends",
@@ -116,14 +168,14 @@ class PipelineParallel(Extrapolator):
 
     def _starts(self, program: Program, schedule: ScheduleTable, mesh: Mesh) -> list[int]:
         """Return the first block of each stage."""
-        way = self.choice("stages", _STAGES)
+        way = self.config.stage_division
         whole = program.stages[0]
-        if self.options.stages is not None:
+        if self.config.stages is not None:
             if way != "balanced":
                 raise OptionError(f"the first layers of stages are given, and stages={way}", where="stages")
-            return named_starts(whole.forward, self.options.stages, schedule.stages)
+            return named_starts(whole.forward, self.config.stages, schedule.stages)
         if way == "equal":
-            if self.options.factor is not None:
+            if program.factor is not None:
                 raise OptionError("stages of as many layers are not balanced", where="--balance-stages")
             return equal_starts(whole.forward, schedule.stages)
         by_stage = self._by_stage(program, schedule, mesh)
@@ -136,7 +188,7 @@ class PipelineParallel(Extrapolator):
 
     def _by_stage(self, program: Program, schedule: ScheduleTable, mesh: Mesh) -> list[list[float]] | None:
         """Return the blocks' times on the slowest GPU of each stage, where unequal GPUs are to be taken into account."""
-        factor = self.options.factor
+        factor = program.factor
         if factor is None:
             return None
         whole = program.stages[0]

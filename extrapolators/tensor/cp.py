@@ -18,6 +18,7 @@ from dataclasses import replace
 from itertools import count
 
 from triosim.compute.pricing.repricing import estimated, reprice
+from triosim.config import Option
 from triosim.errors import TraceError
 from triosim.extrapolators.core.extrapolator import CONTEXT_ORDER, Extrapolator
 from triosim.extrapolators.core.mesh import Mesh
@@ -44,11 +45,20 @@ class ContextParallel(Extrapolator):
     identical_ranks = True
     order = CONTEXT_ORDER
     sums_gradients = True
-    extra_options = ("cp",)
+    options = (
+        Option(
+            "cp",
+            "choice",
+            "ring",
+            "cp: how keys and values are exchanged: in a ring, or all at once.",
+            choices=("ring", "all-gather"),
+            own_flag=False,
+        ),
+    )
 
     def transform(self, program: Program, mesh: Mesh) -> Program:
         """Return the program of one rank's share of the sequence, with the exchange of keys and values."""
-        gathers = self.choice("cp", ("ring", "all-gather")) == "all-gather"
+        gathers = self.config.cp == "all-gather"
         if self.size == 1:
             return program
         step = Propagation(program.operators, program.batch_size)

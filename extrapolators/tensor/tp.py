@@ -23,8 +23,9 @@ from contextlib import suppress
 from dataclasses import replace
 from itertools import groupby, islice
 
+from triosim.config import Option
 from triosim.errors import OptionError, TraceError
-from triosim.extrapolators.core.extrapolator import TENSOR_ORDER, Extrapolator
+from triosim.extrapolators.core.extrapolator import GRADIENT_DTYPE, TENSOR_ORDER, Extrapolator
 from triosim.extrapolators.core.hooks import with_hooks
 from triosim.extrapolators.core.mesh import Mesh
 from triosim.extrapolators.core.program import Await, Block, BlockItem, Communicate, Program, TransferKey
@@ -62,16 +63,26 @@ class TensorParallel(Extrapolator):
     level = "operators"
     identical_ranks = True
     order = TENSOR_ORDER
-    extra_options = ("overlap", "embedding_gradient")
+    options = (
+        Option("tp_style", "choice", "gather", choices=("gather", "megatron"), metavar="STYLE", of_step=True,
+               help="tp: gather (each layer's output) or megatron (layers in pairs, one all-reduce for two)."),
+        Option("sequence_parallel", "flag", False, of_step=True, commands=("simulate", "memory"), help=
+               "tp, style megatron: norms and residuals on a share of the sequence; reduce-scatters and all-gathers."),
+        GRADIENT_DTYPE,
+        Option("overlap", "choice", "no", choices=("no", "ring"), own_flag=False,
+               help="tp with --sequence-parallel: whether products run in pieces while a ring brings their input."),
+        Option("embedding_gradient", "choice", "share", choices=("share", "whole"), own_flag=False,
+               help="tp: whether a GPU has the gradient of its share of an embedding table, or of the whole table."),
+    )  # fmt: skip
 
     def transform(self, program: Program, mesh: Mesh) -> Program:
         """Return the program of one rank's shares, with the collectives around them."""
-        by_sequence = self.options.sequence_parallel
+        by_sequence = self.config.sequence_parallel
         if self._rings and not by_sequence:
             raise OptionError("rings need --sequence-parallel", where="--option overlap")
-        if by_sequence and self.options.tp_style != "megatron":
+        if by_sequence and self.config.tp_style != "megatron":
             raise OptionError(
-                f"tp of the style '{self.options.tp_style}' gathers features between all layers",
+                f"tp of the style '{self.config.tp_style}' gathers features between all layers",
                 where="sequence parallel",
                 fix="use --tp-style megatron",
             )
@@ -84,21 +95,21 @@ class TensorParallel(Extrapolator):
 
     @property
     def _rings(self) -> bool:
-        return self.choice("overlap", ("no", "ring")) == "ring"
+        return bool(self.config.overlap == "ring")
 
     def _divided(self, program: Program, repeats: LayerDeduplication) -> Program:
         """The program of a rank's shares. Some of the layers that repeat are divided, and the others as these."""
-        division = Division(repeats, self.axis, self.size, by_sequence=self.options.sequence_parallel)
-        if self.options.tp_style == "megatron":
+        division = Division(repeats, self.axis, self.size, by_sequence=self.config.sequence_parallel)
+        if self.config.tp_style == "megatron":
             division.pair_up()
-        if self.options.sequence_parallel:
+        if self.config.sequence_parallel:
             division.divide_the_sequence()
         else:
             division.gather_the_rest()
         after = division.with_optimizer(program, repeats.restored(division.program()))
-        if self.options.tp_style == "gather":
+        if self.config.tp_style == "gather":
             after = after.noted(*gathered(program.operators))
-        if self.choice("embedding_gradient", ("share", "whole")) == "whole":
+        if self.config.embedding_gradient == "whole":
             after = with_whole_tables(program, after, self.axis)
         return overlapped(after, self.axis, self.size, division.axes.step) if self._rings else after
 

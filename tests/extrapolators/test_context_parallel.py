@@ -29,7 +29,7 @@ def causal(trace: Trace) -> Trace:
 
 
 def gathering(parallel: str, trace: Trace = TRACE, **options: Any) -> ParallelPlan:
-    return planned(trace, parallel, extra={"cp": "all-gather"}, **options)
+    return planned(trace, parallel, options={"cp": "all-gather"}, **options)
 
 
 def rounds_of(tasks: list[Task]) -> list[float]:
@@ -170,8 +170,8 @@ def test_what_does_not_divide_is_refused_with_the_numbers() -> None:
     assert planned(traces.transformer(tokens=12), "cp=4").world == 4
     with pytest.raises(TraceError, match="nothing that the network is fed has a sequence"):
         planned(traces.mlp(), "cp=2")
-    with pytest.raises(OptionError, match="unknown 'rign'; did you mean 'ring'"):
-        planned(TRACE, "cp=2", extra={"cp": "rign"})
+    with pytest.raises(OptionError, match="'rign' is not known; did you mean 'ring'"):
+        planned(TRACE, "cp=2", options={"cp": "rign"})
 
 
 def test_attention_that_is_written_out_as_products_is_refused() -> None:

@@ -110,12 +110,12 @@ def test_ranks_stop_only_where_a_bucket_is_complete(monkeypatch: pytest.MonkeyPa
     heard: list[int] = []
     reduce = ReduceBuckets.gradient_ready
     monkeypatch.setattr(ReduceBuckets, "gradient_ready", lambda self, g: (heard.append(g.ready), reduce(self, g))[1])
-    draw(planned(MLP, "ddp", 4, first_bucket_bytes=FC2, bucket_bytes=FC1).tasks(0))
+    draw(planned(MLP, "ddp", 4, first_bucket_size=FC2, bucket_size=FC1).tasks(0))
     assert len(heard) == 3  # of six gradients
 
 
 def test_ddp_reduces_each_bucket_as_soon_as_its_last_gradient_is_ready() -> None:
-    plan = planned(MLP, "ddp", 4, first_bucket_bytes=FC2, bucket_bytes=FC1)
+    plan = planned(MLP, "ddp", 4, first_bucket_size=FC2, bucket_size=FC1)
     tasks = draw(plan.tasks(0))
     assert collectives_of(tasks) == [("all_reduce", FC2), ("all_reduce", FC1), ("all_reduce", FC0)]
     before = [
@@ -125,7 +125,7 @@ def test_ddp_reduces_each_bucket_as_soon_as_its_last_gradient_is_ready() -> None
 
 
 def test_the_optimizer_waits_for_all_buckets() -> None:
-    tasks = draw(planned(MLP, "ddp", 4, first_bucket_bytes=1, bucket_bytes=1).tasks(0))
+    tasks = draw(planned(MLP, "ddp", 4, first_bucket_size=1, bucket_size=1).tasks(0))
     reductions = [task for task in tasks if isinstance(task, AllReduce)]
     assert len(reductions) == 6  # each weight and each bias
     wait = tasks[place(tasks, Wait)[-1]]
@@ -135,7 +135,7 @@ def test_the_optimizer_waits_for_all_buckets() -> None:
 
 
 def test_gradients_that_are_accumulated_are_ready_in_the_last_micro_batch() -> None:
-    tasks = draw(planned(MLP, "ddp", 2, micro_batches=2, first_bucket_bytes=1, bucket_bytes=1).tasks(0))
+    tasks = draw(planned(MLP, "ddp", 2, micro_batches=2, first_bucket_size=1, bucket_size=1).tasks(0))
     first = place(tasks, AllReduce)[0]
     assert (
         sum(operator.layer == "fc2" and operator.phase == "backward" for operator in traces.operators_of(tasks[:first]))
@@ -145,7 +145,7 @@ def test_gradients_that_are_accumulated_are_ready_in_the_last_micro_batch() -> N
 
 def test_bytes_do_not_depend_on_the_buckets() -> None:
     for first, later in ((1, 1), (1000, 3000), (10**9, 10**9)):
-        tasks = draw(planned(MLP, "ddp", 2, first_bucket_bytes=first, bucket_bytes=later).tasks(1))
+        tasks = draw(planned(MLP, "ddp", 2, first_bucket_size=first, bucket_size=later).tasks(1))
         assert sum(nbytes for _, nbytes in collectives_of(tasks)) == FC0 + FC1 + FC2
 
 

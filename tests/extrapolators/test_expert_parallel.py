@@ -30,8 +30,8 @@ SENT = ROWS * HIDDEN * 4.0  # bytes that a rank sends
 
 
 def experts(parallel: str, *, load: str = "balanced", **options: Any) -> ParallelPlan:
-    extra = {"load": load, **options.pop("extra", {})}
-    return planned(MIXTRAL, parallel, extra=extra, tp_style="megatron", **options)
+    extra = {"load": load, **options.pop("options", {})}
+    return planned(MIXTRAL, parallel, options=extra, tp_style="megatron", **options)
 
 
 def grouped_of(tasks: list[Task], phase: str = "forward") -> list[Operator]:
@@ -113,7 +113,7 @@ def test_recomputed_experts_exchange_tokens_again() -> None:
 
 @pytest.mark.parametrize("parallel", ["dp=4,ep=4", "dp=8,ep=4"])
 def test_each_rank_computes_the_rows_that_its_own_experts_get(parallel: str) -> None:
-    plan = experts(parallel, load="zipf", extra={"skew": "1.5", "seed": "7"})
+    plan = experts(parallel, load="zipf", options={"skew": "1.5", "seed": "7"})
     rows, _ = Routing("zipf", 1.5, 7).tokens(4, EXPERTS, ROWS, layer=0, iteration=0)
     loads = [grouped_of(draw(plan.tasks(rank), rank))[0].inputs[0].shape[0] for rank in range(plan.world)]
     assert loads == [*rows.sum(axis=0)] * (plan.world // 4)
@@ -122,7 +122,7 @@ def test_each_rank_computes_the_rows_that_its_own_experts_get(parallel: str) -> 
 
 
 def test_what_was_drawn_goes_to_the_experts_and_comes_home_the_other_way() -> None:
-    plan = experts("dp=4,ep=4", load="zipf", extra={"skew": "1.5", "seed": "7"})
+    plan = experts("dp=4,ep=4", load="zipf", options={"skew": "1.5", "seed": "7"})
     rows, _ = Routing("zipf", 1.5, 7).tokens(4, EXPERTS, ROWS, layer=0, iteration=0)
     there, home = (tuple((sent * HIDDEN * 4).ravel()) for sent in (rows, rows.T))
     for rank in range(4):
@@ -151,7 +151,7 @@ def test_the_light_ranks_wait_for_the_busiest_and_compute_less() -> None:
 
 
 def test_dropped_tokens_are_noted() -> None:
-    plan = experts("dp=4,ep=4", load="zipf", extra={"skew": "3", "capacity": "1"})
+    plan = experts("dp=4,ep=4", load="zipf", options={"skew": "3", "capacity": "1"})
     rows = [grouped_of(draw(plan.tasks(rank), rank))[0].inputs[0].shape[0] for rank in range(4)]
     assert max(rows) == ROWS  # the mean: no expert takes more
     assert any("% of the tokens are dropped" in note for note in plan.notes)
@@ -196,7 +196,7 @@ def kernels() -> traces.Trace:
 
 def test_gradients_that_are_made_kernel_by_kernel_travel_once() -> None:
     """Though the gradient that comes is read by two products, and what comes forward is turned for one."""
-    tasks = draw(planned(kernels(), "dp=2,ep=2", extra={"load": "balanced"}).tasks(0))
+    tasks = draw(planned(kernels(), "dp=2,ep=2", options={"load": "balanced"}).tasks(0))
     assert collectives_of(tasks) == [("all_to_all", 24 * 8 * 4)] * 4
     made = [o.outputs[0].shape for o in grouped_of(tasks, "backward")]
     assert made == [(2, 16, 8), (24, 16), (2, 8, 16), (24, 8)]
@@ -264,8 +264,8 @@ def test_iterations_are_drawn_one_by_one_and_give_a_distribution_of_step_times()
         ("ep=4", {}, "ep adds no GPUs: it needs some that see other data; write dp=8,ep=8"),
         ("tp=2,ep=2", {}, "ep adds no GPUs"),
         ("dp=2,ep=2", {"dp_style": "replicate"}, "experts cannot be divided where each step copies all parameters"),
-        ("dp=2,ep=2", {"extra": {"load": "ziph"}}, "unknown 'ziph'; did you mean 'zipf'?"),
-        ("dp=2,ep=2", {"extra": {"capacity": "-1"}}, "'-1' is no such number; give a number above 0"),
+        ("dp=2,ep=2", {"options": {"load": "ziph"}}, "'ziph' is not known; did you mean 'zipf'?"),
+        ("dp=2,ep=2", {"options": {"capacity": "-1"}}, "'-1' is not a number above 0"),
     ],
 )
 def test_what_cannot_be_is_said_in_numbers(parallel: str, options: dict[str, Any], said: str) -> None:

@@ -42,7 +42,7 @@ def test_it_combines_with_a_pipeline() -> None:
 
 
 def test_what_cannot_be_is_refused() -> None:
-    with pytest.raises(OptionError, match="give a whole number of 1 or more"):
+    with pytest.raises(OptionError, match="0 is less than 1; give 1 or more"):
         run(1, "0")
     with pytest.raises(OptionError, match="leave out --inference"):
         triosim.simulate(MLP, "local-sgd", gpus=4, topology=RING, training=False)

@@ -91,7 +91,7 @@ def test_bounded_staleness_holds_back_who_is_too_far_ahead() -> None:
     ("options", "message"),
     [
         ({"servers": "3"}, "leaves no worker"),
-        ({"servers": "0"}, "give a whole number of 1 or more"),
+        ({"servers": "0"}, "0 is less than 1; give 1 or more"),
         ({"updates": "asynchron"}, "did you mean 'async'"),
         ({"staleness": "1"}, "give updates=async too"),
     ],

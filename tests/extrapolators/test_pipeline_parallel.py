@@ -79,7 +79,7 @@ def test_a_module_stands_for_its_layers() -> None:
 
 def test_stages_can_have_as_many_transformer_layers_each_as_megatrons() -> None:
     """The first stage has the words, and the last the projection, beside their two layers: whatever these take."""
-    plan = planned(traces.transformer(blocks=4), "pp", 2, micro_batches=1, extra={"stages": "equal"})
+    plan = planned(traces.transformer(blocks=4), "pp", 2, micro_batches=1, options={"stages": "equal"})
     first, second = (layers(tasks, "forward") for tasks in drawn(plan))
     assert (first[0], first[1], second[0]) == ("wte", "h.0.ln_1", "h.2.ln_1")
     assert second[-1] == "loss"
@@ -89,7 +89,7 @@ def test_balanced_stages_can_keep_transformer_layers_whole() -> None:
     trace = traces.transformer(blocks=4)
 
     def units(**extra: str) -> list[set[str]]:
-        plan = planned(trace, "pp", 3, micro_batches=1, extra=extra)
+        plan = planned(trace, "pp", 3, micro_batches=1, options=extra)
         return [{one[:3] for one in layers(tasks, "forward") if one.startswith("h.")} for tasks in drawn(plan)]
 
     divided, whole = units(), units(stages="whole")
@@ -100,11 +100,11 @@ def test_balanced_stages_can_keep_transformer_layers_whole() -> None:
 @pytest.mark.parametrize(
     ("trace", "gpus", "options", "said"),
     [
-        (traces.transformer(blocks=4), 3, {"extra": {"stages": "equal"}}, "4 layers do not divide among 3 stages"),
-        (MLP, 2, {"extra": {"stages": "whole"}}, "no module is numbered"),
-        (MLP, 2, {"extra": {"stages": "equal"}, "stages": ("fc1",)}, "the first layers of stages are given"),
-        (MLP, 2, {"extra": {"stages": "thirds"}}, "unknown 'thirds'"),
-        (MLP, 2, {"extra": {"stages": "equal"}, "factor": lambda rank, operator: 1.0}, "--balance-stages"),
+        (traces.transformer(blocks=4), 3, {"options": {"stages": "equal"}}, "4 layers do not divide among 3 stages"),
+        (MLP, 2, {"options": {"stages": "whole"}}, "no module is numbered"),
+        (MLP, 2, {"options": {"stages": "equal"}, "stages": ("fc1",)}, "the first layers of stages are given"),
+        (MLP, 2, {"options": {"stages": "thirds"}}, "'thirds' is not known"),
+        (MLP, 2, {"options": {"stages": "equal"}, "factor": lambda rank, operator: 1.0}, "--balance-stages"),
     ],
 )
 def test_stages_that_cannot_be(trace: Trace, gpus: int, options: dict[str, object], said: str) -> None:
@@ -299,7 +299,7 @@ def test_each_of_the_gpus_that_have_the_same_can_send_its_part() -> None:
     """Megatron's scatter/gather: a half goes over the network, and both halves meet again among those that receive."""
     trace, written = traces.transformer(blocks=2), "tp=2,pp=2"
     options = {"stages": ("h.1.ln_1",), "micro_batches": 1, "tp_style": "megatron"}
-    whole = [drawn(planned(trace, written, 4, **options, extra=extra)) for extra in ({}, {"sends": "parts"})]
+    whole = [drawn(planned(trace, written, 4, **options, options=extra)) for extra in ({}, {"sends": "parts"})]
     for rank in range(4):
         before, after = (sends(tasks[rank]) for tasks in whole)
         assert after == [(peer, nbytes / 2) for peer, nbytes in before]
@@ -312,7 +312,12 @@ def test_parts_of_parts_are_refused() -> None:
     """With sequence parallelism a GPU has its own part of what crosses, and nothing else to send."""
     with pytest.raises(OptionError, match="each GPU has a part already"):
         planned(
-            traces.transformer(), "tp=2,pp=2", 4, tp_style="megatron", sequence_parallel=True, extra={"sends": "parts"}
+            traces.transformer(),
+            "tp=2,pp=2",
+            4,
+            tp_style="megatron",
+            sequence_parallel=True,
+            options={"sends": "parts"},
         )
 
 
@@ -321,7 +326,7 @@ def test_parts_of_parts_are_refused() -> None:
 )
 def test_parts_are_of_what_all_gpus_of_a_layer_have(written: str, why: str) -> None:
     with pytest.raises(OptionError, match=why):
-        planned(traces.transformer(blocks=2), written, 4, tp_style="megatron", extra={"sends": "parts"})
+        planned(traces.transformer(blocks=2), written, 4, tp_style="megatron", options={"sends": "parts"})
 
 
 @pytest.mark.parametrize("written", ["dp=2,pp=2,tp=2", "tp=2,pp=2,dp=2"])

@@ -97,14 +97,14 @@ def test_predicted_times_are_noted_whatever_changed_the_shapes() -> None:
             {"batch_size": 4, "global_batch_size": 8},
             "both the batch size of a replica and the global batch size",
         ),
-        ("dp", 2, {"batch_size": 0}, "batch size: 0 is less than 1"),
+        ("dp", 2, {"batch_size": 0}, "--batch-size: 0 is less than 1"),
         ("pp", 3, {}, "a batch of 8 does not divide into 3 micro-batches"),
         ("pp", 2, {"micro_batches": 5}, "a batch of 8 does not divide into 5 micro-batches"),
         ("pp", 8, {}, "8 pipeline stages are asked for, but the trace has only 6 layers"),
         ("pp=2,tp=2", 4, {"stages": ("fc1", "fc2")}, "2 layers at which a stage starts are given, but 2 stages need 1"),
         ("pp", 2, {"stages": ("fc8",)}, "stages: the trace has no layer 'fc8'; did you mean 'fc2'?"),
         ("pp", 3, {"stages": ("fc2", "fc1"), "micro_batches": 1}, "a stage cannot start at layer 'fc1'"),
-        ("tp", 2, {"tp_style": "gahter"}, "unknown style 'gahter'; did you mean 'gather'?"),
+        ("tp", 2, {"tp_style": "gahter"}, "--tp-style: 'gahter' is not known; did you mean 'gather'?"),
         ("dp", 2, {"gradient_dtype": "float31"}, "unknown dtype 'float31'; did you mean 'float32'?"),
     ],
 )
@@ -178,11 +178,12 @@ def test_ranks_of_a_stage_share_their_compute_tasks() -> None:
 def test_a_plug_in_from_a_file_writes_its_own_tasks(tmp_path: Path) -> None:
     path = tmp_path / "mine.py"
     path.write_text(
+        "from triosim.config import Option\n"
         "from triosim.extrapolators import Extrapolator\n"
         "from triosim.tasks import AllReduce, Iteration, Wait\n"
         "class Mine(Extrapolator):\n"
         "    axis = 'mine'\n"
-        "    extra_options = ('period',)\n"
+        "    options = (Option('period'),)\n"
         "    def tasks(self, rank):\n"
         "        loop = self.loop(rank)\n"
         "        yield from loop.forward()\n"

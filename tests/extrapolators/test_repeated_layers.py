@@ -13,7 +13,7 @@ from traces import planned
 from triosim import describe, simulate
 from triosim.compute.base import ComputeModel, Estimates
 from triosim.compute.distinct_operators import each_once
-from triosim.extrapolators.core.extrapolator import ParallelOptions
+from triosim.config import RunConfig
 from triosim.extrapolators.core.plan import plan
 from triosim.extrapolators.deduplication.deduplicate import LayerDeduplication, UnequalLayersError
 from triosim.models import GPT, T5, Llama
@@ -42,7 +42,7 @@ SEQUENCES = {**MEGATRON, "sequence_parallel": True}
         (GPTS, "cp=2,dp=2", {}),
         (GPTS, "tp=2,dp=2", {**MEGATRON, "batch_size": 8}),
         (GPTS, "tp=2", {}),  # gathers
-        (MIXTURES, "dp=4,ep=2", {"extra": {"load": "zipf"}}),
+        (MIXTURES, "dp=4,ep=2", {"options": {"load": "zipf"}}),
         # With so many layers, most are not divided at all, but as others are.
         (DEEP_DENSE, "tp=4", MEGATRON),  # more ranks than heads of keys and values, whose layers the notes count
         (DEEP_DENSE, "tp=2,fsdp=2,pp=2", {**SEQUENCES, "recompute": "selective"}),
@@ -54,7 +54,7 @@ SEQUENCES = {**MEGATRON, "sequence_parallel": True}
     ],
 )
 def test_layers_are_divided_and_priced_the_same_each_by_itself(trace: Any, parallel: str, options: Any) -> None:
-    once, each = (planned(trace, parallel, deduplicate=asked, **options).program for asked in (True, False))
+    once, each = (planned(trace, parallel, fold=asked, **options).program for asked in (True, False))
     assert once.stages == each.stages
     assert once.optimizers == each.optimizers
     assert once.notes == each.notes
@@ -77,7 +77,7 @@ def test_once_asks_as_often_for_many_layers_as_for_few_and_each_asks_for_all() -
     def asked(layers: int, *, once: bool) -> int:
         model = Counting()
         trace = describe(GPT(**{**SIZES, "layers": layers}), batch=4, dtype="float16")
-        plan(trace, "tp=2", gpus=None, options=ParallelOptions(deduplicate=once, tp_style="megatron"), model=model)
+        plan(trace, "tp=2", gpus=None, config=RunConfig.of(fold=once, tp_style="megatron"), model=model)
         return model.asked
 
     assert asked(8, once=True) == asked(4, once=True)

@@ -208,7 +208,7 @@ def test_a_real_step_runs_to_its_end(name: str, style: str) -> None:
 @pytest.mark.parametrize("name", ["1f1b", "interleaved", "zero-bubble"])
 def test_ddp_reduces_a_gradient_when_the_last_micro_batch_has_computed_it(name: str) -> None:
     """Those of all stages of the rank, each once; with buckets of nothing, one by one."""
-    options = {"micro_batches": 4, "batch_size": 8, "bucket_bytes": 1, "first_bucket_bytes": 1}
+    options = {"micro_batches": 4, "batch_size": 8, "bucket_size": 1, "first_bucket_size": 1}
     plan = planned(TRANSFORMER, "ddp=2,pp=2", 4, schedule=name, **options)
     for place, tasks in enumerate(drawn(plan)[::2]):
         gradients = plan.program.held(place).gradients()

@@ -144,7 +144,7 @@ def test_recomputing_a_block_gathers_and_scatters_again(policy: str, more: int) 
 def test_a_gather_and_a_product_can_go_round_in_chunks(ranks: int) -> None:
     """Each product of one chunk of tokens beside the hop of a chunk; the bytes are those of the collectives."""
     plain = draw(by_sequence(traces.transformer(), gpus=ranks, training=False).tasks(0))
-    tasks = draw(by_sequence(traces.transformer(), gpus=ranks, training=False, extra={"overlap": "ring"}).tasks(0))
+    tasks = draw(by_sequence(traces.transformer(), gpus=ranks, training=False, options={"overlap": "ring"}).tasks(0))
     layers = [o for o in operators_of(tasks) if o.layer == "h.0.mlp.fc"]
     assert [(o.inputs[0].shape, o.outputs[0].shape) for o in layers] == [
         ((2, 8 // ranks, 16), (2, 8 // ranks, 64 // ranks))
@@ -162,14 +162,14 @@ def test_a_gather_and_a_product_can_go_round_in_chunks(ranks: int) -> None:
 
 
 def test_what_goes_round_after_a_product_are_its_sums() -> None:
-    tasks = draw(by_sequence(traces.transformer(), gpus=4, training=False, extra={"overlap": "ring"}).tasks(0))
+    tasks = draw(by_sequence(traces.transformer(), gpus=4, training=False, options={"overlap": "ring"}).tasks(0))
     names = [o.name for o in operators_of(tasks) if o.layer == "h.0.mlp.proj"]
     assert names == ["aten::linear", *["aten::linear", "aten::add_"] * 3]
 
 
 def test_rings_run_in_training_too_and_need_a_divided_sequence() -> None:
     trace = traces.transformer(blocks=2)
-    tasks = draw(by_sequence(trace, extra={"overlap": "ring"}).tasks(0))
+    tasks = draw(by_sequence(trace, options={"overlap": "ring"}).tasks(0))
     gathers = [entry for entry in collectives_of(tasks) if entry[0] == "all_gather"]
     assert gathers == [GATHER] * (2 * 2 + 1 + 1)  # the inputs again, which overlap already, and that of the embedding
     result = simulate(
@@ -177,7 +177,7 @@ def test_rings_run_in_training_too_and_need_a_divided_sequence() -> None:
     )
     assert result.step_time_s > 0
     with pytest.raises(OptionError, match="rings need --sequence-parallel"):
-        planned(trace, "tp", 2, tp_style="megatron", extra={"overlap": "ring"})
+        planned(trace, "tp", 2, tp_style="megatron", options={"overlap": "ring"})
 
 
 def test_inference_gathers_and_scatters_forward_alone() -> None:

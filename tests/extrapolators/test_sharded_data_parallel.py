@@ -20,7 +20,7 @@ GATHER, SCATTER = "all_gather", "reduce_scatter"
 
 
 def options(**extra: str) -> dict[str, dict[str, str]]:
-    return {"extra": extra}
+    return {"options": extra}
 
 
 def test_fsdp_gathers_each_unit_before_its_use_and_scatters_its_gradients_after_it() -> None:
@@ -61,7 +61,7 @@ def test_a_rank_looks_for_parameters_where_it_comes_to_another_unit(monkeypatch:
 
 def test_an_option_may_be_a_number_or_a_bool_in_python() -> None:
     def steps(**extra: object) -> list[object]:
-        return [type(task) for task in draw(planned(GPT, "fsdp", 4, extra=extra).tasks(0))]
+        return [type(task) for task in draw(planned(GPT, "fsdp", 4, options=extra).tasks(0))]
 
     assert steps(prefetch=0, reshard=False) == steps(prefetch="0", reshard="no") != steps()
 
@@ -153,7 +153,7 @@ def test_replicas_of_the_shards_reduce_them_after_the_scatter() -> None:
 
 @pytest.mark.parametrize("parallel", ["zero1", "zero2"])
 def test_the_zeros_move_as_many_bytes_as_one_all_reduce(parallel: str) -> None:
-    tasks = draw(planned(GPT, parallel, 4, first_bucket_bytes=BLOCK, bucket_bytes=BLOCK).tasks(0))
+    tasks = draw(planned(GPT, parallel, 4, first_bucket_size=BLOCK, bucket_size=BLOCK).tasks(0))
     found = collectives_of(tasks)
     assert sum(nbytes for kind, nbytes in found if kind == SCATTER) == ALL
     assert found[-1] == (GATHER, ALL)  # once, of the updated parameters
@@ -221,11 +221,11 @@ def test_inference_has_no_optimizer_to_shard_but_can_gather() -> None:
     ("extra", "message"),
     [
         ({"unit": "blok"}, "did you mean 'block'"),
-        ({"prefetch": "-1"}, "whole number"),
-        ({"reshard": "maybe"}, "unknown 'maybe'"),
+        ({"prefetch": "-1"}, "-1 is less than 0"),
+        ({"reshard": "maybe"}, "'maybe' is not known"),
         ({"parameter_dtype": "bf17"}, "unknown dtype 'bf17'"),
     ],
 )
 def test_options_that_are_none(extra: dict[str, str], message: str) -> None:
     with pytest.raises(OptionError, match=message):
-        planned(GPT, "fsdp", 2, extra=extra)
+        planned(GPT, "fsdp", 2, options=extra)

@@ -30,7 +30,9 @@ GATHER, SCATTER, REDUCE = "all_gather", "reduce_scatter", "all_reduce"
 
 
 def experts(parallel: str, *, load: str = "balanced", **options: Any) -> ParallelPlan:
-    return planned(TRACE, parallel, extra={"load": load, **options.pop("extra", {})}, tp_style="megatron", **options)
+    return planned(
+        TRACE, parallel, options={"load": load, **options.pop("options", {})}, tp_style="megatron", **options
+    )
 
 
 def total(plan: ParallelPlan, kind: str, group: str, rank: int = 0) -> float:
@@ -44,7 +46,7 @@ def updated(plan: ParallelPlan, rank: int = 0) -> set[tuple[int, ...]]:
 
 def test_experts_are_sharded_over_the_ranks_that_have_the_same_and_the_rest_over_all() -> None:
     """Of four ranks two have the same two experts of each layer: each keeps one of these, and a quarter of the rest."""
-    plan = experts("fsdp=4,ep=2", extra={"reshard": "no"})
+    plan = experts("fsdp=4,ep=2", options={"reshard": "no"})
     groups = {name: group.ranks for name, group in groups_of(draw(plan.tasks(1), 1)).items()}
     assert groups == {"fsdp": (0, 1, 2, 3), "fsdp beside ep": (1, 3), "ep": (0, 1)}
     for kind in (GATHER, SCATTER):
@@ -95,7 +97,7 @@ def test_the_zeros_scatter_and_gather_experts_among_those_that_have_the_same(nam
 
 
 def test_the_zero_that_reduces_whole_gradients_does_so_for_experts_too() -> None:
-    plan = experts("dp=2,zero1=2,ep=2", extra={"reduce": "all-reduce"})
+    plan = experts("dp=2,zero1=2,ep=2", options={"reduce": "all-reduce"})
     assert total(plan, REDUCE, "dp beside ep") == 2 * STACKED / 2
     assert total(plan, REDUCE, "zero1") == total(plan, REDUCE, "dp") == ROOT + 2 * DENSE
 
@@ -127,7 +129,7 @@ def test_a_layer_stays_whole_while_its_experts_run_and_the_last_ones_until_their
 
 @pytest.mark.parametrize(("unit", "count"), [("layer", 2), ("model", 1)])
 def test_other_units_hold_the_experts_of_a_layer_or_of_the_model(unit: str, count: int) -> None:
-    plan = experts("fsdp=4,ep=2", extra={"unit": unit, "reshard": "no"})
+    plan = experts("fsdp=4,ep=2", options={"unit": unit, "reshard": "no"})
     gathers = collectives_of(draw(plan.tasks(0)), "fsdp beside ep")
     assert [nbytes for kind, nbytes in gathers if kind == GATHER] == [2 * STACKED / 2 / count] * count
 
@@ -148,7 +150,7 @@ def test_with_sequence_parallelism_a_rank_sends_its_share_of_the_tokens_and_gath
 @pytest.mark.parametrize("seed", range(4))
 def test_as_many_tokens_come_home_to_a_share_of_the_sequence_as_left_it(seed: int) -> None:
     """However odd the number of rows that experts got in between."""
-    plan = experts("dp=2,tp=2,ep=2", load="zipf", sequence_parallel=True, extra={"seed": str(seed)})
+    plan = experts("dp=2,tp=2,ep=2", load="zipf", sequence_parallel=True, options={"seed": str(seed)})
     tasks = [task for rank in range(4) for task in draw(plan.tasks(rank), rank)]
     assert {task.nbytes for task in tasks if isinstance(task, AllToAll)} == {SENT / 2}
 

@@ -96,7 +96,7 @@ def test_the_sums_of_a_rank_are_those_of_its_tensors_one_by_one(parallel: str, o
 def test_each_stage_of_zero_divides_what_it_says(parallel: str, weights: int, gradients: int, states: int) -> None:
     trace = gpt()
     psi = parameters(trace)
-    report = triosim.rank_memory(trace, parallel, bucket_bytes=0.0, first_bucket_bytes=0.0).report(workspace=False)
+    report = triosim.rank_memory(trace, parallel, bucket_size=0.0, first_bucket_size=0.0).report(workspace=False)
     assert most(report, "parameter") == pytest.approx(2 * psi / weights, rel=0.01)
     assert most(report, "optimizer_state") == pytest.approx(12 * psi / states, rel=0.01)
     end = report.usage.live[:, MEMORY_CATEGORIES.index("gradient")]
@@ -231,7 +231,7 @@ def test_a_table_s_gradient_that_is_computed_whole_takes_the_whole_table() -> No
 
 def test_a_ring_has_a_neighbour_s_keys_and_values_beside_its_own() -> None:
     trace = triosim.describe("llama3-8b", batch=1, sequence=256, layers=1, dtype="bf16", optimizer="none")
-    report = triosim.rank_memory(trace, "cp=4", bucket_bytes=0.0, first_bucket_bytes=0.0).report(workspace=False)
+    report = triosim.rank_memory(trace, "cp=4", bucket_size=0.0, first_bucket_size=0.0).report(workspace=False)
     attention = next(op for op in trace.operators if "attention" in op.name and op.phase == "forward")
     keys = sum(tensor.nbytes for tensor in attention.inputs[1:3]) // 4
     coming = [

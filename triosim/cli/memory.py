@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from triosim.cli import options as o
+from triosim.config import RunConfig, unread
 from triosim.errors import OptionError
 
 if TYPE_CHECKING:
@@ -139,15 +140,14 @@ def memory(
         "tp_style": tp_style,
         "sequence_parallel": sequence_parallel,
         "dp_style": dp_style,
-        "bucket_bytes": _bytes(bucket_size, "--bucket-size"),
-        "first_bucket_bytes": _bytes(first_bucket_size, "--first-bucket-size"),
+        "bucket_size": bucket_size,
+        "first_bucket_size": first_bucket_size,
         "gradient_dtype": gradient_dtype,
         "recompute": recompute,
     }
     world = None
     if parallel != "single" or gpus is not None or option or _chosen(choices):
         from triosim.pipeline.rank_memory import rank_memory
-        from triosim.simulation import unread
 
         world = rank_memory(
             trace,
@@ -158,8 +158,7 @@ def memory(
             options=o.key_values(option or ()),
             **choices,
         )
-        sizes_given = {"bucket_size": bucket_size, "first_bucket_size": first_bucket_size}
-        notes = tuple(unread({**choices, **sizes_given}, world.parallel))
+        notes = tuple(unread(RunConfig.of(**choices), world.declared))
         worst = world.checked(rank)
         report = world.report(worst, capacity=sizes[0], context=sizes[1], settings=settings, workspace=workspace)
         _write(report, plot, snapshot, worst)
@@ -224,11 +223,8 @@ def _bytes(text: str | None, option: str) -> float | None:
 
 def _chosen(choices: Mapping[str, object]) -> bool:
     """Whether a user says anything of how a step is parallelised or divided."""
-    from dataclasses import fields
-
-    from triosim.extrapolators.core.extrapolator import ParallelOptions
-
-    return any(field.name in choices and choices[field.name] != field.default for field in fields(ParallelOptions))
+    config = RunConfig.of(**choices)
+    return any(config.is_given(name) for name in choices)
 
 
 def _write(report: MemoryReport, plot: str | None, snapshot: str | None, rank: int | None) -> None:

@@ -7,24 +7,22 @@ efficiency the speed-up over the number of GPUs.
 
 from __future__ import annotations
 
-import inspect
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from triosim import plugins
-from triosim.errors import OptionError, TriosimError
-from triosim.extrapolators.core.extrapolator import ParallelOptions
+from triosim.config import RunConfig, flags, readers, takes_text
+from triosim.errors import TriosimError
 from triosim.extrapolators.pipeline.schedules import Wanted
 from triosim.output_files import PathLike
 from triosim.results import report as reports
 from triosim.results.result import Result
-from triosim.simulation import BELONGS_TO, TopologyLike, TraceLike, simulate
-from triosim.trace import Trace, dtype_name
+from triosim.simulation import TopologyLike, TraceLike, simulate
+from triosim.trace import Trace
 from triosim.trace.formats import read_trace
 from triosim.trace.task_streams import TaskStreams
-from triosim.units import parse_bytes
 
 SCHEMA = "triosim-comparison/1"
 
@@ -152,27 +150,20 @@ def compare(
 
 def _check(options: Mapping[str, Any], gpus: int) -> None:
     """Refuse what is no value for any strategy, which is not a reason why one of them cannot run."""
+    RunConfig.of(**{name: value for name, value in options.items() if name != "progress"})
     if options.get("schedule") is not None:
         Wanted(options["schedule"], gpus).micro_batches()  # which a table that cannot be read does not say
-    if options.get("gradient_dtype") is not None:
-        ParallelOptions(gradient_dtype=dtype_name(options["gradient_dtype"]))
-    for name in ("bucket_size", "first_bucket_size"):
-        if name in options:
-            try:
-                parse_bytes(options[name])
-            except TriosimError as error:
-                raise OptionError(error.what, where=f"--{name.replace('_', '-')}", fix=error.fix) from None
 
 
 def _spoilt(
     runs: Sequence[Run], options: Mapping[str, Any], run: Callable[[Strategy, Mapping[str, Any]], Run]
 ) -> Iterator[Run]:
     """Yield those that cannot run because of an option with which nothing can that reads it, and which can without it."""
-    defaults = inspect.signature(simulate).parameters
-    for name, of in BELONGS_TO.items():
-        if name in options and options[name] != defaults[name].default:
+    config = RunConfig.of(**{name: value for name, value in options.items() if name != "progress"})
+    for name in flags():
+        if config.is_given(name):
             left = {key: value for key, value in options.items() if key != name}
-            yield from _none_runs([one for one in runs if _names(one.strategy) & {*of}], left, run)
+            yield from _none_runs([one for one in runs if _names(one.strategy) & {*readers(name)}], left, run)
     given: Mapping[str, str] = options.get("options") or {}
     for name in given:
         left = {**options, "options": {key: value for key, value in given.items() if key != name}}
@@ -199,7 +190,7 @@ def _run(strategy: Strategy, trace: Trace, gpus: int, topology: TopologyLike | N
 def _read_by(strategy: Strategy, gpus: int, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options without those that other strategies read, and this one does not."""
     names = _names(strategy)
-    found = {name: value for name, value in options.items() if names & {*BELONGS_TO.get(name, names)}}
+    found = {name: value for name, value in options.items() if names & {*(readers(name) or names)}}
     mine = _extra_options(names)
     others = _extra_options(set().union(*map(_names, strategies(gpus)))) - mine
     if options.get("options"):
@@ -213,7 +204,8 @@ def _names(strategy: Strategy) -> set[str]:
 
 def _extra_options(names: set[str]) -> set[str]:
     """The options that parallelisms read by name."""
-    return {option for name in names for option in plugins.load("extrapolators", name).extra_options}
+    declared = (option for name in names for option in plugins.load("extrapolators", name).options)
+    return {option.key or option.name for option in declared if takes_text(option)}
 
 
 def _measured(runs: list[Run]) -> Iterator[Run]:

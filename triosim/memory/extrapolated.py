@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 from triosim import gpus
+from triosim.config import Option
 from triosim.errors import DoesNotFitError, OptionError
 from triosim.extrapolators.captured.captured_streams import Captured
 from triosim.extrapolators.core.lowering import Lowering
@@ -66,6 +67,11 @@ class PlannedMemory(WorldMemory):
     def parallel(self) -> str:
         """How the step is parallelised, as a user writes it."""
         return self._plan.parallel
+
+    @property
+    def declared(self) -> tuple[Option, ...] | None:
+        """The options that its parallelisms declare; None where a plug-in that declares none may read any."""
+        return self._plan.declared
 
     def ranks_at(self, place: int) -> list[int]:
         """Return the ranks at a place, or those that hold the same where a parallelism writes its own tasks."""

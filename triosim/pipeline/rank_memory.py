@@ -9,14 +9,14 @@ from typing import Any
 from triosim import gpus as catalogue
 from triosim import plugins
 from triosim.compute.pricing.repricing import on_gpu
+from triosim.config import RunConfig
 from triosim.errors import OptionError
-from triosim.extrapolators.core.extrapolator import ParallelOptions
 from triosim.extrapolators.core.plan import plan
 from triosim.gpus import Gpu
 from triosim.memory.extrapolated import PlannedMemory, memory_of
 from triosim.pipeline import captured_run
 from triosim.simulation import gpus_for
-from triosim.trace import Trace, dtype_name
+from triosim.trace import Trace
 from triosim.trace.formats import read
 
 
@@ -34,9 +34,8 @@ def rank_memory(
     """Return the memory of each rank of a training step on many GPUs.
 
     ``gpu`` is what must hold it, by default the trace's; times, which only divide a pipeline into stages, are predicted for it.
-    ``choices`` are those of ``triosim.extrapolators.core.extrapolator.ParallelOptions``, sizes in bytes
-    (``micro_batches=8``), ``options``
-    those that ``--option`` gives. Raises ``TriosimError`` for whatever is wrong with the input.
+    ``choices`` are other options of ``triosim.simulate`` (``micro_batches=8``), ``options`` those that ``--option``
+    gives. Raises ``TriosimError`` for whatever is wrong with the input.
     """
     subject = trace if isinstance(trace, Trace) else read(trace, trace_format)
     if not isinstance(subject, Trace):
@@ -46,8 +45,7 @@ def rank_memory(
             fix="leave out --parallel and what goes with it, or capture the script with another division",
         )
     captured_run.check_alone(subject)
-    if choices.get("gradient_dtype") is not None:
-        choices["gradient_dtype"] = dtype_name(choices["gradient_dtype"])
+    config = RunConfig.of(options=options, gpus=gpus, **choices)
     chosen = plugins.Options(options or {})
     found = plugins.load("compute_models", compute_model) if isinstance(compute_model, str) else compute_model
     model = plugins.make(found, options=chosen)
@@ -59,7 +57,7 @@ def rank_memory(
             subject,
             parallel,
             gpus=gpus_for(parallel, gpus),
-            options=ParallelOptions(**choices, extra=chosen.left),
+            config=config,
             model=model,
         )
     chosen.take(the_plan.known_options)

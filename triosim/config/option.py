@@ -1,0 +1,216 @@
+"""The declaration of one option: its name, kind, default and help text, and how a value that a user gives is checked."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from triosim.errors import OptionError, TriosimError, nearest
+from triosim.trace import DTYPE_BYTES, dtype_name
+from triosim.units import parse_bytes, parse_time
+
+#: What an option's value is. ``part`` is the name of a plug-in or a class; ``file`` a path, or a name that is no file;
+#: ``names`` are several words; ``mapping`` is ``KEY=VALUE`` pairs; ``object`` is left as it is for whoever reads it.
+Kind = Literal[
+    "text", "whole", "number", "probability", "flag", "choice", "bytes", "time", "dtype",
+    "names", "mapping", "part", "file", "object",
+]  # fmt: skip
+
+#: The headings under which ``--help`` and the documents show options.
+PARALLELISM, SYSTEM, CONDITION, TIMES, MODEL, OUTPUT = (
+    *("Parallelism", "System", "Conditions"),
+    *("Operator times", "Described model", "Output"),
+)
+Command = Literal["simulate", "compare", "memory"]
+EVERY_COMMAND: tuple[Command, ...] = ("simulate", "compare", "memory")
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """An option of a run.
+
+    ``name`` is the keyword of ``triosim.simulate`` and the key of a configuration file. On the command line it is
+    ``--name-with-dashes``, or ``flag``; one without ``own_flag`` is reached as ``--option NAME=VALUE`` alone, by ``key`` where
+    that is not its name. ``choices`` are all words that a ``choice`` knows, and those that another kind takes beside its
+    values. ``least`` is the smallest whole number. What is ``of_training`` is read by nobody in inference, and what is
+    ``of_step`` changes the step that is simulated, so that captured task streams cannot follow it. ``commands`` have it.
+    """
+
+    name: str
+    kind: Kind = "text"
+    default: Any = None
+    help: str = ""
+    unit: str = ""
+    choices: tuple[str, ...] = ()
+    least: int = 1
+    metavar: str = ""
+    panel: str = PARALLELISM
+    short: str = ""
+    flag: str = ""
+    own_flag: bool = True
+    key: str = ""
+    of_training: bool = False
+    of_step: bool = False
+    commands: tuple[Command, ...] = EVERY_COMMAND
+
+    @property
+    def where(self) -> str:
+        """What the command line calls it."""
+        if not self.own_flag:
+            return f"--option {self.key or self.name}"
+        return self.flag or f"--{self.name.replace('_', '-')}"
+
+    def parse(self, value: Any, where: str | None = None) -> Any:
+        """Return a value as it is used inside: bytes and seconds as numbers, dtypes by PyTorch's names.
+
+        None stands for the default. Raises ``OptionError`` for what it cannot be; ``where`` is the option unless it is said.
+        """
+        if value is None:
+            return self.parsed_default
+        try:
+            return _PARSERS[self.kind](self, value)
+        except OptionError as error:
+            raise OptionError(error.what, where=where or self.where, fix=error.fix) from None
+
+    @property
+    def parsed_default(self) -> Any:
+        """The default, as it is used inside."""
+        return None if self.default is None else _PARSERS[self.kind](self, self.default)
+
+
+def _text(option: Option, value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"  # what YAML makes of these words, and what Python has for them
+    return str(value)
+
+
+def _whole(option: Option, value: Any) -> int:
+    try:
+        if isinstance(value, (bool, float)):
+            raise ValueError
+        number = int(value)
+    except (ValueError, TypeError):
+        raise OptionError(f"'{value}' is not a whole number", fix=f"give {option.least} or more") from None
+    if number < option.least:
+        raise OptionError(f"{number} is less than {option.least}", fix=f"give {option.least} or more")
+    return number
+
+
+def _number(option: Option, value: Any) -> float:
+    number = _float(value)
+    if not 0 < number < math.inf:
+        raise OptionError(f"'{value}' is not a number above 0", fix="give one such as 2.5")
+    return number
+
+
+def _probability(option: Option, value: Any) -> float:
+    number = _float(value)
+    if not 0 <= number < 1:
+        raise OptionError(f"'{value}' is no probability", fix="give 0 or more, and less than 1")
+    return number
+
+
+def _float(value: Any) -> float:
+    try:
+        return math.nan if isinstance(value, bool) else float(value)
+    except (ValueError, TypeError):
+        return math.nan
+
+
+def _flag(option: Option, value: Any) -> bool:
+    if isinstance(value, bool):
+        return value
+    known = {"yes": True, "true": True, "no": False, "false": False}
+    if not isinstance(value, str) or value not in known:
+        raise OptionError(f"'{value}' is neither yes nor no", fix="give one of the two")
+    return known[value]
+
+
+def _choice(option: Option, value: Any) -> str:
+    text = _text(option, value)
+    if text not in option.choices:
+        raise OptionError(f"'{text}' is not known", fix=nearest(text, option.choices))
+    return text
+
+
+def _bytes(option: Option, value: Any) -> float:
+    number = _quantity(parse_bytes, value)
+    if not number >= 0:
+        raise OptionError(f"{value} is no number of bytes", fix="give 0 or more")
+    return number
+
+
+def _time(option: Option, value: Any) -> float | str:
+    if value in option.choices:
+        return str(value)
+    seconds = _quantity(parse_time, value)
+    if not 0 <= seconds < math.inf:
+        words = "".join(f"'{word}', " for word in option.choices[:-1]) + "".join(f"'{option.choices[-1]}' or ")
+        raise OptionError(f"{value} is no cost", fix=f"give {words}a time like '5 us'")
+    return seconds
+
+
+def _quantity(parse: Callable[[Any], float], value: Any) -> float:
+    try:
+        return parse(value)
+    except TriosimError as error:
+        raise OptionError(error.what, fix=error.fix) from None
+
+
+def _dtype(option: Option, value: Any) -> str:
+    name = dtype_name(str(value))
+    if name not in DTYPE_BYTES:
+        raise OptionError(f"unknown dtype '{value}'", fix=nearest(name, DTYPE_BYTES))
+    return name
+
+
+def _names(option: Option, value: Any) -> tuple[str, ...]:
+    words = value.split(",") if isinstance(value, str) else value
+    if not isinstance(words, Sequence):
+        raise OptionError(f"'{value}' is no list of names", fix="write a,b")
+    return tuple(str(word).strip() for word in words)
+
+
+def _mapping(option: Option, value: Any) -> dict[str, Any]:
+    if isinstance(value, Mapping):
+        return {str(key): one for key, one in value.items()}
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        raise OptionError(f"'{value}' is no mapping", fix="write key: value")
+    found: dict[str, Any] = {}
+    for pair in value:
+        key, separator, text = str(pair).partition("=")
+        if not separator or not key:
+            raise OptionError(f"'{pair}' is not a key and a value", fix="write key=value")
+        if key in found:
+            raise OptionError(f"'{key}' is given twice")
+        found[key] = text
+    return found
+
+
+def _file(option: Option, value: Any) -> Any:
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
+
+
+def _as_it_is(option: Option, value: Any) -> Any:
+    return value
+
+
+_PARSERS: Mapping[Kind, Callable[[Option, Any], Any]] = {
+    "text": _text,
+    "whole": _whole,
+    "number": _number,
+    "probability": _probability,
+    "flag": _flag,
+    "choice": _choice,
+    "bytes": _bytes,
+    "time": _time,
+    "dtype": _dtype,
+    "names": _names,
+    "mapping": _mapping,
+    "part": _as_it_is,
+    "file": _file,
+    "object": _as_it_is,
+}

@@ -1,0 +1,394 @@
+"""The configuration of a run: one frozen object, whose fields are the options that belong to no part."""
+
+# ruff: noqa: RUF009 - each field declares its option
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal
+
+from triosim.config import parts as of_parts
+from triosim.config.option import CONDITION, OUTPUT, PARALLELISM, SYSTEM, TIMES, Kind, Option
+from triosim.errors import OptionError, nearest
+
+
+def _option(kind: Kind, default: Any, help: str, panel: str = PARALLELISM, **more: Any) -> Any:
+    """Return the field of an option, whose name is the field's."""
+    declared = Option("", kind, default, help, panel=panel, **more)
+    return field(default=default, metadata={"option": declared})
+
+
+@dataclass(frozen=True, slots=True)
+class RunConfig:
+    """What a user chose for a run: an attribute for each option, those that parts declare included (``config.tp_style``).
+
+    ``parts`` holds the values given to options that parts declare with flags of their own, ``options`` what ``--option``
+    gives to any part by name, as text. Make one with ``RunConfig.of``, which checks every value.
+    """
+
+    parallel: Any = _option(
+        "object",
+        "single",
+        "single, dp, ddp, fsdp, zero1, zero2, tp, cp, ep, pp, local-sgd, with sizes and combined (dp=2,tp=4), "
+        "parameter-server, hop, or a plug-in (file.py:Class).",
+        short="-p",
+        of_step=True,
+        commands=("simulate", "memory"),
+    )
+    trace_format: str | None = _option(
+        "text",
+        None,
+        "The trace's format, if its content does not say: a name, or a plug-in's file.py.",
+        metavar="NAME",
+        panel="",
+    )
+    gpus: int | None = _option(
+        "whole",
+        None,
+        "How many GPUs. By default what the sizes of --parallel come to, or as many as the topology has.",
+        metavar="N",
+        short="-n",
+        commands=("simulate", "memory"),
+    )
+    batch_size: int | None = _option(
+        "whole",
+        None,
+        "Samples of each data-parallel replica. By default the trace's.",
+        unit="samples",
+        metavar="N",
+        short="-b",
+        of_step=True,
+    )
+    global_batch_size: int | None = _option(
+        "whole",
+        None,
+        "Samples of all replicas together, instead of --batch-size.",
+        unit="samples",
+        metavar="N",
+        of_step=True,
+    )
+    training: bool = _option("flag", True, "Simulate the forward pass alone.", flag="--inference", of_step=True)
+    iterations: int = _option("whole", 1, "Steps to simulate.", metavar="N", commands=("simulate",))
+    micro_batches: int | None = _option(
+        "whole",
+        None,
+        "Into how many the batch is divided: by default as many as pp has GPUs, or as its schedule needs. "
+        "Without pp, gradients accumulate.",
+        metavar="M",
+        of_step=True,
+        commands=("simulate", "memory"),
+    )
+    recompute: str = _option(
+        "text",
+        "none",
+        "Which activations the backward pass computes again: none, selective (attention), full, checkpoint (as "
+        "torch.utils.checkpoint), save=mm,attention for all but these, or modules=mlp for what these modules need.",
+        metavar="POLICY",
+        of_training=True,
+        of_step=True,
+    )
+    topology: Any = _option(
+        "file",
+        None,
+        "dgx-h100, 'ring(8, bandwidth=50 GB/s)' or a YAML file. By default what the trace's GPU usually comes in.",
+        SYSTEM,
+        metavar="NAME",
+        short="-t",
+        commands=("simulate", "compare"),
+    )
+    network: str | type = _option(
+        "part",
+        "packet",
+        "The sharing rule: packet, analytical, photonic, module:Class or file.py:Class.",
+        SYSTEM,
+        metavar="NAME",
+        commands=("simulate", "compare"),
+    )
+    collective: str | type | None = _option(
+        "part",
+        None,
+        "The collective algorithm: auto (as NCCL chooses), ring, tree, nvls, ... or file.py:Class. By default ring.",
+        SYSTEM,
+        metavar="NAME",
+        commands=("simulate", "compare"),
+    )
+    collective_form: Literal["pipelined", "steps"] = _option(
+        "choice",
+        "pipelined",
+        "pipelined (all of an algorithm's edges at once) or steps (one after the other).",
+        SYSTEM,
+        choices=("pipelined", "steps"),
+        metavar="FORM",
+        commands=("simulate", "compare"),
+    )
+    copy_input: bool = _option(
+        "flag",
+        False,
+        "Whether the input is copied from host memory.",
+        SYSTEM,
+        flag="--copy-input/--no-copy-input",
+        of_step=True,
+        commands=("simulate", "compare"),
+    )
+    host_overhead: float | Literal["trace", "none"] | None = _option(
+        "time",
+        None,
+        "What a launch costs the host: '5 us', trace for each operator's own, or none. By default none.",
+        SYSTEM,
+        choices=("trace", "none"),
+        metavar="TIME",
+        commands=("simulate", "compare"),
+    )
+    run_ahead: int | None = _option(
+        "whole",
+        None,
+        "How many operators the host is ahead of its GPU at most. By default as many as CUDA's launch queue holds.",
+        SYSTEM,
+        metavar="N",
+        commands=("simulate",),
+    )
+    conditions: Mapping[str, Any] = field(
+        default_factory=dict,
+        metadata={
+            "option": Option(
+                "",
+                "mapping",
+                None,
+                "What is uneven or slow, beside what the topology's file says: {'slow_gpus': {3: 1.5}}.",
+                panel=CONDITION,
+                commands=(),
+            )
+        },
+    )
+    draws: int = _option(
+        "whole",
+        1,
+        "Draw what is left to chance (stragglers, slow links, tokens of ep) so many times; show how steps are spread.",
+        CONDITION,
+        metavar="N",
+        commands=("simulate", "compare"),
+    )
+    options: Mapping[str, Any] = field(
+        default_factory=dict,
+        metadata={
+            "option": Option(
+                "",
+                "mapping",
+                None,
+                "An option of a parallelism (fsdp: prefetch=2), network, collective or plug-in. Repeatable.",
+                panel=SYSTEM,
+                flag="--option",
+                metavar="KEY=VALUE",
+            )
+        },
+    )
+    fail_on_oom: bool = _option(
+        "flag",
+        False,
+        "Stop with status 3 where a rank does not fit its GPU.",
+        SYSTEM,
+        commands=("simulate",),
+    )
+    fold: bool | None = _option(
+        "flag",
+        None,
+        "Simulate ranks that do the same once: the same results, sooner. By default from 16 GPUs on.",
+        SYSTEM,
+        flag="--fold/--no-fold",
+        commands=("simulate", "compare"),
+    )
+    gpu: Any = _option(
+        "file",
+        None,
+        "Predict for another GPU than the trace's: a name that 'triosim gpus' lists, or a YAML file.",
+        TIMES,
+        metavar="NAME",
+        commands=("simulate", "compare"),
+    )
+    operator_times: str | None = _option(
+        "file",
+        None,
+        "Times that replace the trace's, by operator or layer.",
+        TIMES,
+        metavar="FILE",
+        commands=("simulate", "compare"),
+    )
+    compute_model: str | type = _option(
+        "part",
+        "auto",
+        "What estimates operators of other shapes: auto, linear, roofline, module:Class or file.py:Class.",
+        TIMES,
+        metavar="NAME",
+        commands=("simulate", "compare"),
+    )
+    tokens_per_sample: float | None = _option(
+        "number",
+        None,
+        "For tokens per second. By default what the trace feeds into a table of embeddings.",
+        OUTPUT,
+        unit="tokens",
+        metavar="N",
+        commands=("simulate", "compare"),
+    )
+    price: float | None = _option(
+        "number",
+        None,
+        "Of a GPU for an hour, for what a step costs. By default the catalogue's, if it has one.",
+        OUTPUT,
+        metavar="PRICE",
+        commands=("simulate", "compare"),
+    )
+    timeline: bool = _option("flag", False, "Keep every task, for the timeline.", OUTPUT, commands=())
+    links: bool = _option(
+        "flag", False, "Record what each link carries when; show the busiest.", OUTPUT, commands=("simulate",)
+    )
+    parts: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, **given: Any) -> RunConfig:
+        """Return the configuration of what a user gives by name. Raises ``OptionError``, for an unknown name too."""
+        values: dict[str, Any] = {}
+        chosen: dict[str, Any] = {}
+        for name, value in given.items():
+            option = option_named(name)
+            if value is not None:
+                (values if name in COMMON else chosen)[name] = option.parse(value)
+        if "batch_size" in values and "global_batch_size" in values:
+            raise OptionError(
+                "both the batch size of a replica and the global batch size are given", fix="give one of the two"
+            )
+        return cls(**values, parts=chosen)
+
+    def replaced(self, **given: Any) -> RunConfig:
+        """Return it with other values of some options, checked."""
+        changed = RunConfig.of(**given)
+        common = {name: getattr(changed, name) for name in given if name in COMMON}
+        own = {name: changed.part_option(name) for name in given if name not in COMMON}
+        return replace(self, **common, parts={**self.parts, **own})
+
+    def part_option(self, name: str) -> Any:
+        """Return the value of an option that parts declare with a flag of its own."""
+        return self.parts[name] if name in self.parts else of_parts.flags()[name].parsed_default
+
+    def __getattr__(self, name: str) -> Any:
+        """Return the value of an option that parts declare."""
+        if name.startswith("_"):
+            raise AttributeError(name)
+        own: Mapping[str, Any] = object.__getattribute__(self, "parts")
+        if name in own:
+            return own[name]
+        if name not in of_parts.flags():
+            raise AttributeError(f"no part declares an option '{name}'")
+        return of_parts.flags()[name].parsed_default
+
+    def of_part(self, part: Any) -> RunConfig:
+        """Return it as a part sees it: with a value for each option that the part's class declares.
+
+        What has no flag of its own is read from ``options``. Raises ``OptionError`` for what it cannot be.
+        """
+        found = {}
+        for option in of_parts.declared(part):
+            if option.name in self.parts:
+                found[option.name] = self.parts[option.name]
+            elif takes_text(option) and (option.key or option.name) in self.options:
+                key = option.key or option.name
+                found[option.name] = option.parse(self.options[key], f"--option {key}")
+            else:
+                found[option.name] = option.parsed_default
+        return replace(self, parts={**self.parts, **found})
+
+    def is_given(self, name: str) -> bool:
+        """Whether an option has another value than its default."""
+        if name in COMMON:
+            return bool(getattr(self, name) != getattr(_DEFAULTS, name))
+        return name in self.parts and bool(self.parts[name] != option_named(name).parsed_default)
+
+
+#: The options that belong to no part, by name.
+COMMON: Mapping[str, Option] = {
+    one.name: replace(one.metadata["option"], name=one.name) for one in fields(RunConfig) if one.name != "parts"
+}
+_DEFAULTS = RunConfig()
+
+
+def _condition(name: str, metavar: str, help: str, **more: Any) -> Option:
+    return Option(
+        name, "object", None, help, metavar=metavar, panel=CONDITION, commands=("simulate", "compare"), **more
+    )
+
+
+#: The keys of ``conditions``, each with a flag of its own.
+CONDITIONS: tuple[Option, ...] = (
+    _condition(
+        "compute_slowdown",
+        "FACTOR",
+        "Computation is so much slower beside a collective: 1.2, or all_reduce=1.2,send=1.1.",
+    ),
+    _condition(
+        "collective_slowdown",
+        "FACTOR",
+        "A collective is so much slower while a member computes: 1.1, or all_reduce=1.1.",
+    ),
+    _condition(
+        "slow_gpus",
+        "RANKS=FACTOR",
+        "GPUs that take so many times longer: 3=1.5, or 4-7,12=2. Repeatable.",
+    ),
+    _condition(
+        "gpu_kinds",
+        "RANKS=GPU",
+        "GPUs of another kind than the others: 4-7=V100-SXM2-32GB. Repeatable.",
+    ),
+    _condition(
+        "stragglers",
+        "DISTRIBUTION",
+        "GPUs are slower by chance: uniform, exponential or lognormal,spread=0.1,seed=1,every=iteration.",
+    ),
+    _condition(
+        "slow_links",
+        "DISTRIBUTION",
+        "Links are slower by chance: uniform, exponential or lognormal,spread=9,seed=1.",
+    ),
+    _condition(
+        "events",
+        "EVENT",
+        "What happens at a time: at=0.5s,gpu=3,slowdown=2 or at=1s,from=gpu0,to=gpu1,bandwidth=1GB/s. Repeatable.",
+        flag="--event",
+    ),
+)
+
+
+def option_named(name: str) -> Option:
+    """Return the declaration of an option with a name of its own. Raises ``OptionError`` for an unknown name."""
+    if name in COMMON:
+        return COMMON[name]
+    if name not in of_parts.flags():
+        raise OptionError(f"there is no option '{name}'", fix=nearest(name, [*COMMON, *of_parts.flags()]))
+    return of_parts.flags()[name]
+
+
+def takes_text(option: Option) -> bool:
+    """Whether ``--option`` gives its value: it has no flag, or is a plug-in's that nobody could make a flag for."""
+    return not option.own_flag or option.name not in of_parts.flags()
+
+
+def unread(config: RunConfig, read: Iterable[Option] | None) -> Iterator[str]:
+    """Yield a note for each option that was given and that nobody in a run reads.
+
+    ``read`` are the options that its parallelisms declare; None where one of them is a plug-in that declares nothing.
+    """
+    useless: dict[str, str] = {}
+    if not config.training:
+        useless = {name: "in inference" for name in (*config.parts, *COMMON) if option_named(name).of_training}
+    if read is not None:
+        names = {option.name for option in read}
+        useless |= {name: f"without {listed(of_parts.readers(name))}" for name in config.parts if name not in names}
+    for name, why in useless.items():
+        if config.is_given(name):
+            yield f"{option_named(name).where} has no effect {why}"
+
+
+def listed(words: Sequence[str]) -> str:
+    """Return words as a sentence has them: ``a, b or c``."""
+    return " or ".join((", ".join(words[:-1]), words[-1]) if len(words) > 1 else words)
