@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from triosim.networks.analytical import AnalyticalNetwork
-    from triosim.networks.base import FlowRecord, Network
-    from triosim.networks.collectives.algorithm import CollectiveAlgorithm, Edge, Pipeline, Transfer
+    from triosim.networks.base import Network
+    from triosim.networks.collectives.algorithm import CollectiveAlgorithm, Edge, SteadyState, Transfer
+    from triosim.networks.extensions import FlowRecord, LinkRate
     from triosim.networks.flow import max_min
     from triosim.networks.flow.packet import PacketNetwork
     from triosim.networks.photonic.photonic import PhotonicNetwork
@@ -19,13 +20,14 @@ _WHERE = {
     "CollectiveAlgorithm": "collectives.algorithm",
     "Dimension": "topology.topology",
     "Edge": "collectives.algorithm",
-    "FlowRecord": "base",
+    "FlowRecord": "extensions",
     "Link": "topology.topology",
+    "LinkRate": "extensions",
     "Network": "base",
     "Node": "topology.topology",
     "PacketNetwork": "flow.packet",
     "PhotonicNetwork": "photonic.photonic",
-    "Pipeline": "collectives.algorithm",
+    "SteadyState": "collectives.algorithm",
     "Topology": "topology.topology",
     "Transfer": "collectives.algorithm",
 }
@@ -37,11 +39,12 @@ __all__ = [
     "Edge",
     "FlowRecord",
     "Link",
+    "LinkRate",
     "Network",
     "Node",
     "PacketNetwork",
     "PhotonicNetwork",
-    "Pipeline",
+    "SteadyState",
     "Topology",
     "Transfer",
     "max_min",

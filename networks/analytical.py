@@ -12,30 +12,30 @@ from collections.abc import Sequence
 
 import simpy
 
-from triosim.networks.base import Network
+from triosim.networks.base import Network, loaded
 from triosim.networks.calibration import calibrated_times as calibrated
-from triosim.networks.collectives.algorithm import CollectiveAlgorithm, Cost, Place, check, check_size
+from triosim.networks.collectives.algorithm import CollectiveAlgorithm, Cost, check, check_size
 from triosim.networks.collectives.algorithms.hierarchical import offset
-from triosim.networks.topology import Topology
+from triosim.networks.extensions import ContentionFree
+from triosim.networks.topology import NodeRef, Topology
 from triosim.tasks import CollectiveKind, Communicator
 
 _Group = Communicator | range
 _MOST_GROUPS = 10_000  # tuples of ranks that are known by identity
 
 
-class AnalyticalNetwork(Network):
+class AnalyticalNetwork(Network, ContentionFree):
     """Every transfer and collective as if it were alone. A group is looked at once, its other collectives cost nothing.
 
     ``algorithm`` is a name or a ``CollectiveAlgorithm``; without one it is ``auto``, and on a calibrated topology collectives
     take what was measured. There is one form of collectives, the pipelined one.
     """
 
-    contention = False
-
     def __init__(
         self, env: simpy.Environment, topology: Topology, *, algorithm: str | CollectiveAlgorithm | None = None
     ) -> None:
-        super().__init__(env, topology, algorithm="auto" if algorithm is None else algorithm)
+        self._algorithm = loaded("auto" if algorithm is None else algorithm)
+        super().__init__(env, topology, algorithm=self._algorithm)
         self._calibrated = calibrated.of(topology) if algorithm is None else None
         self._nodes: dict[_Group, int] = {}  # over how many nodes the groups of calibrated collectives are spread
         self._known: dict[tuple[CollectiveKind, _Group, int | None], list[Cost] | None] = {}
@@ -43,7 +43,7 @@ class AnalyticalNetwork(Network):
             int, tuple[Sequence[int], Communicator]
         ] = {}  # by id: hashing thousands of ranks takes a while
 
-    def transfer(self, source: Place, destination: Place, nbytes: float) -> simpy.Event:
+    def transfer(self, source: NodeRef, destination: NodeRef, nbytes: float) -> simpy.Event:
         """Send bytes between two nodes, given by rank or name; the event fires when the last byte is delivered."""
         check_size(nbytes, "transfer")
         latency, bandwidth = self.topology.way(source, destination)
@@ -79,7 +79,7 @@ class AnalyticalNetwork(Network):
             root = check(kind, ranks, nbytes, self.topology, root=root, shares=shares)
             if len(ranks) == 1:
                 return 0.0
-            cost = self.algorithm.cost(kind, ranks, nbytes, self.topology, root=root, shares=shares)
+            cost = self._algorithm.cost(kind, ranks, nbytes, self.topology, root=root, shares=shares)
             return cost.latency + cost.seconds
         check_size(nbytes, kind)
         key = (kind, self._named(group), root)
@@ -90,7 +90,7 @@ class AnalyticalNetwork(Network):
             costs = self._known[key] = self._costs(kind, ranks, at)
         if costs is None:
             at = check(kind, ranks, nbytes, self.topology, root=root)
-            cost = self.algorithm.cost(kind, ranks, nbytes, self.topology, root=at)
+            cost = self._algorithm.cost(kind, ranks, nbytes, self.topology, root=at)
             return cost.latency + cost.seconds
         return min(cost.latency + cost.seconds * nbytes for cost in costs)
 
@@ -142,7 +142,7 @@ class AnalyticalNetwork(Network):
                 if key not in self._known:
                     self._known[key] = self._costs(kind, moved.ranks, key[2])
                 return self._known[key]
-        found = self.algorithm.alternatives(kind, ranks, self.topology)
+        found = self._algorithm.alternatives(kind, ranks, self.topology)
         if not all(one.proportional or one.steady for one in found):
             return None
         return [one.cost(kind, ranks, 1.0, self.topology, root=root) for one in found]

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from statistics import median
 from typing import Any, Literal
-
-import simpy
 
 from triosim import gpus as catalogue
 from triosim import plugins
@@ -22,7 +20,7 @@ from triosim.conditions.heterogeneity import Heterogeneity
 from triosim.conditions.slow_links import with_slow_links
 from triosim.config import RunConfig, unread
 from triosim.engine.engine import Engine, Progress
-from triosim.errors import AsymmetryError, OptionError, PluginError
+from triosim.errors import AsymmetryError, OptionError
 from triosim.extrapolators.captured.captured_streams import Captured
 from triosim.extrapolators.core.plan import ParallelPlan, gpus_named_by, plan
 from triosim.extrapolators.core.symmetry import Symmetry
@@ -31,6 +29,7 @@ from triosim.garbage_collector import without_collecting
 from triosim.memory.extrapolated import memory_of_run
 from triosim.networks.base import Network
 from triosim.networks.calibration import calibrated_times as calibrated
+from triosim.networks.construction import form_note, make_network, recording_note
 from triosim.networks.topology import Topology
 from triosim.pipeline import captured_run
 from triosim.pipeline.inputs import inputs_of
@@ -189,15 +188,9 @@ def simulate(
         algorithm = plugins.make(_found("collective_algorithms", collective), options=chosen)
 
     def new_network() -> Network:
-        made = plugins.make(
-            _found("networks", network),
-            *(simpy.Environment(), system),
-            options=chosen,
-            settings={"algorithm": algorithm, "form": collective_form, "record": timeline or links},
+        return make_network(
+            *(network, system), algorithm=algorithm, form=collective_form, record=timeline or links, options=chosen
         )
-        _check_network(made)
-        found: Network = made
-        return found
 
     the_network = new_network()
     check_conditions(circumstances, the_network)
@@ -228,9 +221,8 @@ def simulate(
     if collective is None and collective_form == "pipelined":
         notes.extend(calibrated.notes(the_network, the_plan.world))
     if links:
-        notes.extend(_unrecorded(the_network))
-    if collective_form == "steps" and "form" not in inspect.signature(type(the_network)).parameters:
-        notes.append(f"--collective-form has no effect with the network {type(the_network).__name__}")
+        notes.extend(recording_note(the_network))
+    notes.extend(form_note(the_network, collective_form))
     if the_plan.world > len(system.gpus):
         raise OptionError(
             f"the topology has {len(system.gpus)} GPUs, {the_plan.world} are asked for",
@@ -367,28 +359,6 @@ def no_condition(path: tuple[str | int, ...], what: str, fix: str | None) -> Opt
 
 def _found(group: plugins.Group, part: str | type) -> Any:
     return plugins.load(group, part) if isinstance(part, str) else part
-
-
-def _check_network(network: Any) -> None:
-    """Refuse what would fail later, far from its cause."""
-    kind = type(network)
-    if not isinstance(network, Network):
-        raise PluginError("is no network", where=kind.__name__, fix="derive from triosim.networks.Network")
-    if not hasattr(network, "topology"):
-        raise PluginError(
-            "its __init__ leaves out the base class's",
-            where=kind.__name__,
-            fix="call super().__init__(env, topology, **options)",
-        )
-
-
-def _unrecorded(network: Network) -> Iterator[str]:
-    """Yield what of its links' loads a network cannot tell."""
-    name = type(network).__name__
-    if type(network).bytes_by_link is Network.bytes_by_link:
-        yield f"{name} simulates no links: what they carried is not known"
-    elif not network.record:
-        yield f"{name} says what links carried, and not when"
 
 
 def _call_overhead(trace: Trace) -> float:

@@ -65,7 +65,7 @@ def microseconds(topology: Topology) -> float:
 
 def sent(topology: Topology) -> list[float]:
     """Return the MB that rank 0 sends on each dimension, by the ranks that it sends to."""
-    edges = Hierarchical().pipeline("all_reduce", range(len(topology.gpus)), GIB, topology).edges
+    edges = Hierarchical().steady_state("all_reduce", range(len(topology.gpus)), GIB, topology).edges
     by_dimension = [0.0] * len(topology.dimensions)
     for source, destination, nbytes in edges:
         if source == 0:

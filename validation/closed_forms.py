@@ -27,7 +27,7 @@ import simpy
 
 from triosim import Topology
 from triosim.networks import PacketNetwork
-from triosim.networks.base import Form
+from triosim.networks.collectives.lowering import Form
 from triosim.tasks import CollectiveKind
 from validation.report import Row, relative
 

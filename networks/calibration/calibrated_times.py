@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from triosim.errors import OptionError
 from triosim.networks.calibration.curves import Parts
 from triosim.networks.calibration.model import Calibration
-from triosim.networks.collectives.algorithm import CollectiveAlgorithm, Pipeline, busiest
+from triosim.networks.collectives.algorithm import CollectiveAlgorithm, SteadyState, busiest
 from triosim.networks.collectives.algorithms.hierarchical import Hierarchical
 from triosim.networks.collectives.algorithms.ring import Ring
 from triosim.networks.topology import Topology
@@ -26,7 +26,7 @@ _MOST_EDGES = 1_000_000
 class Plan:
     """A collective's edges with their bytes, when they begin to flow, and for how many bytes each of them counts."""
 
-    pipeline: Pipeline
+    steady: SteadyState
     factor: float
     stretch: float
 
@@ -39,7 +39,7 @@ class CalibratedCollectives:
         self.measured_on = topology.measured_on or topology
         self.calibration = calibration
         self._ring, self._by_card = Ring(), Hierarchical()
-        self._known: dict[tuple[CollectiveKind, tuple[int, ...], int | None], tuple[Pipeline, float]] = {}
+        self._known: dict[tuple[CollectiveKind, tuple[int, ...], int | None], tuple[SteadyState, float]] = {}
         self._edges = 0
 
     @property
@@ -73,8 +73,8 @@ class CalibratedCollectives:
             return None
         if not self.slowed:
             return parts.total
-        pipeline, idle = self._unit(kind, tuple(ranks), root)
-        return parts.latency + parts.moving * (busiest(pipeline.edges, self.topology) / idle if idle else 1.0)
+        steady, idle = self._unit(kind, tuple(ranks), root)
+        return parts.latency + parts.moving * (busiest(steady.edges, self.topology) / idle if idle else 1.0)
 
     def plan(
         self,
@@ -91,25 +91,25 @@ class CalibratedCollectives:
         parts = self.parts(kind, ranks, nbytes)
         if parts is None:
             return None
-        pipeline, idle = self._unit(kind, ranks, root)
+        steady, idle = self._unit(kind, ranks, root)
         stretch = parts.moving / (idle * nbytes) if idle * nbytes > 0.0 else 1.0
         if shares is not None:
             algorithm = self._algorithm(ranks)
-            edges = algorithm.pipeline(kind, ranks, nbytes, self.topology, root=root, shares=shares).edges
-            return Plan(Pipeline(edges, parts.latency), 1.0, stretch)
-        return Plan(Pipeline(pipeline.edges, parts.latency), nbytes, stretch)
+            edges = algorithm.steady_state(kind, ranks, nbytes, self.topology, root=root, shares=shares).edges
+            return Plan(SteadyState(edges, parts.latency), 1.0, stretch)
+        return Plan(SteadyState(steady.edges, parts.latency), nbytes, stretch)
 
-    def _unit(self, kind: CollectiveKind, ranks: tuple[int, ...], root: int | None) -> tuple[Pipeline, float]:
+    def _unit(self, kind: CollectiveKind, ranks: tuple[int, ...], root: int | None) -> tuple[SteadyState, float]:
         """Return the edges of one byte, and the seconds that they need on the idle links of the machine that was measured."""
         key = (kind, ranks, root)
         found = self._known.get(key)
         if found is None:
-            pipeline = self._algorithm(ranks).pipeline(kind, ranks, 1.0, self.topology, root=root)
-            self._edges += len(pipeline.edges)
+            steady = self._algorithm(ranks).steady_state(kind, ranks, 1.0, self.topology, root=root)
+            self._edges += len(steady.edges)
             if self._edges > _MOST_EDGES:
                 self._known.clear()
-                self._edges = len(pipeline.edges)
-            found = self._known[key] = pipeline, busiest(pipeline.edges, self.measured_on)
+                self._edges = len(steady.edges)
+            found = self._known[key] = steady, busiest(steady.edges, self.measured_on)
         return found
 
     def _algorithm(self, ranks: tuple[int, ...]) -> CollectiveAlgorithm:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, get_args
 
 from triosim.errors import OptionError, PluginError, SimulationError, nearest
-from triosim.networks.topology import Topology
+from triosim.networks.topology import NodeRef, Topology
 from triosim.tasks import CollectiveKind
 
 if TYPE_CHECKING:
@@ -21,7 +21,6 @@ WITH_ROOT = frozenset({"broadcast", "reduce", "gather", "scatter"})
 WITH_SHARES = frozenset({"all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"})
 
 
-Place: TypeAlias = int | str  # a rank, or the name of a switch that takes part
 Chunks: TypeAlias = int | range | tuple[int, ...]  # one piece of the data, or several that go together
 
 
@@ -34,8 +33,8 @@ class Transfer(NamedTuple):
     take part by name. (A tuple, because an all-reduce of 1,024 ranks has two million of them.)
     """
 
-    source: Place
-    destination: Place
+    source: NodeRef
+    destination: NodeRef
     chunk: Chunks
     nbytes: float
     action: Literal["copy", "reduce"] = "copy"
@@ -43,19 +42,19 @@ class Transfer(NamedTuple):
 
 
 class Edge(NamedTuple):
-    """What one rank sends to another in the whole of a collective."""
+    """All the bytes that one rank (or switch) sends to another in a collective: an entry of its traffic matrix."""
 
-    source: Place
-    destination: Place
+    source: NodeRef
+    destination: NodeRef
     nbytes: float
 
 
-class Pipeline(NamedTuple):
-    """A collective cut into so many chunks that all its edges are busy at once, ``latency`` after it started.
+class SteadyState(NamedTuple):
+    """The pipelined form of a collective: cut into so many chunks that all its edges are busy at once.
 
-    ``fill`` is what comes on top where the chunks are not that many: the seconds in which the slowest part waits for
-    the first of them, and the others finish the last. Unlike the latency, it grows with the size.
-    """
+    The edges start ``latency`` seconds after the collective, which is the time of filling the pipeline. ``fill`` are further
+    seconds for an algorithm with few chunks: its slowest phase waits for the first chunk, and others finish the last one. It
+    grows with the size; the latency does not."""
 
     edges: tuple[Edge, ...]
     latency: float
@@ -98,7 +97,7 @@ class CollectiveAlgorithm(ABC):
         kind or a group that the algorithm cannot do.
         """
 
-    def pipeline(
+    def steady_state(
         self,
         kind: CollectiveKind,
         group: Sequence[int],
@@ -107,13 +106,13 @@ class CollectiveAlgorithm(ABC):
         *,
         root: int | None = None,
         shares: Sequence[float] | None = None,
-    ) -> Pipeline:
+    ) -> SteadyState:
         """Return the steady state: each edge with all its bytes, and the latency of filling the pipeline.
 
         That is the latency along the longest chain of transfers that pass one chunk on.
         """
         found = self.transfers(kind, group, nbytes, topology, root=root, shares=shares)
-        return steady_state(checked(self, found, group, topology), topology)
+        return steady_state_of(checked(self, found, group, topology), topology)
 
     def cost(
         self,
@@ -126,7 +125,7 @@ class CollectiveAlgorithm(ABC):
         shares: Sequence[float] | None = None,
     ) -> Cost:
         """Return what the pipelined form takes while nothing else is on the links: its busiest link sets the pace."""
-        edges, latency, fill = self.pipeline(kind, group, nbytes, topology, root=root, shares=shares)
+        edges, latency, fill = self.steady_state(kind, group, nbytes, topology, root=root, shares=shares)
         return Cost(latency, busiest(edges, topology) + fill)
 
     def choose(
@@ -146,11 +145,11 @@ class CollectiveAlgorithm(ABC):
         return (self,)
 
 
-def steady_state(transfers: Iterable[Transfer], topology: Topology) -> Pipeline:
+def steady_state_of(transfers: Iterable[Transfer], topology: Topology) -> SteadyState:
     """Return the pipelined form of transfers: each edge with all its bytes, and the longest chain's latency."""
-    edges: dict[tuple[Place, Place], float] = {}
+    edges: dict[tuple[NodeRef, NodeRef], float] = {}
     filled: list[float] = []  # when the first byte of each transfer comes in
-    past: list[tuple[Place, Chunks]] = []
+    past: list[tuple[NodeRef, Chunks]] = []
     for source, destination, chunk, nbytes, _, after in transfers:
         edges[source, destination] = edges.get((source, destination), 0.0) + nbytes
         passed_on = (
@@ -158,7 +157,7 @@ def steady_state(transfers: Iterable[Transfer], topology: Topology) -> Pipeline:
         )
         filled.append(max(passed_on, default=0.0) + latency_of(topology, source, destination))
         past.append((destination, chunk))
-    return Pipeline(tuple(Edge(*ends, size) for ends, size in edges.items()), max(filled, default=0.0))
+    return SteadyState(tuple(Edge(*ends, size) for ends, size in edges.items()), max(filled, default=0.0))
 
 
 def overlap(one: Chunks, other: Chunks) -> bool:
@@ -184,9 +183,9 @@ def checked(
     where = type(algorithm).__name__
     if not isinstance(transfers, Iterable):
         raise PluginError(f"transfers() returned a {type(transfers).__name__}", where=where, fix="yield Transfer")
-    members: set[Place] = set(group)  # and the switches that take part, as they come
+    members: set[NodeRef] = set(group)  # and the switches that take part, as they come
 
-    def strange(place: Place) -> bool:
+    def strange(place: NodeRef) -> bool:
         if place not in members and isinstance(place, str) and place in topology.nodes:
             members.update((place,) if topology.nodes[place].kind == "switch" else ())
         return place not in members

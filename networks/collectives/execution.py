@@ -1,4 +1,4 @@
-"""Running a collective's transfers: its graph laid out once, then walked at each call with a few counters."""
+"""Execution of a collective's transfers on a network: as a graph of dependent transfers, or as a steady state."""
 
 from __future__ import annotations
 
@@ -10,32 +10,38 @@ from typing import Protocol
 import simpy
 
 from triosim.errors import SimulationError
-from triosim.networks.collectives.algorithm import Pipeline, Place, Transfer
+from triosim.networks.collectives.algorithm import SteadyState, Transfer
+from triosim.networks.topology import NodeRef
 
 
 class Send(Protocol):
-    """Sends bytes from rank to rank and calls back on delivery; ``latency`` takes the place of the route's."""
+    """Sends bytes from node to node and calls back on delivery; ``latency`` replaces that of the route."""
 
     def __call__(
-        self, source: Place, destination: Place, nbytes: float, done: Callable[[], object], latency: float | None = None
+        self,
+        source: NodeRef,
+        destination: NodeRef,
+        nbytes: float,
+        done: Callable[[], object],
+        latency: float | None = None,
     ) -> None:
         """Send."""
 
 
-class Chart:
-    """The transfers of a collective and which of them wait for which, laid out in arrays.
+class TransferGraph:
+    """The transfers of a collective and their dependencies, in arrays.
 
-    ``followers[first[i]:first[i + 1]]`` are the transfers that wait for transfer i, ``unmet[i]`` is for how many it
-    waits itself.
+    ``followers[first[i]:first[i + 1]]`` are the transfers that wait for transfer i; ``unmet[i]`` is the number of those that
+    transfer i itself waits for.
     """
 
     __slots__ = ("ends", "first", "followers", "ready", "sizes", "unmet")
 
     def __init__(self, transfers: Iterable[Transfer]) -> None:
-        self.ends: list[tuple[Place, Place]] = []
+        self.ends: list[tuple[NodeRef, NodeRef]] = []
         self.sizes = array("d")
         self.unmet = array("i")
-        pairs: dict[tuple[Place, Place], tuple[Place, Place]] = {}  # one object for each pair of ranks
+        pairs: dict[tuple[NodeRef, NodeRef], tuple[NodeRef, NodeRef]] = {}  # one object for each pair of nodes
         waits: list[tuple[int, ...]] = []
         for transfer in transfers:
             pair = (transfer.source, transfer.destination)
@@ -47,6 +53,7 @@ class Chart:
         self._invert(waits)
 
     def _invert(self, waits: list[tuple[int, ...]]) -> None:
+        """Turn "waits for" into "is waited for by"."""
         counts = array("i", bytes(4 * (len(waits) + 1)))
         for after in waits:
             for earlier in after:
@@ -60,37 +67,34 @@ class Chart:
                 self.followers[counts[earlier]] = number
                 counts[earlier] += 1
 
-    def __len__(self) -> int:
-        return len(self.ends)
 
+class GraphExecution:
+    """One collective that is being sent, transfer by transfer; ``factor`` scales the sizes of its graph."""
 
-class Run:
-    """One collective on its way through its chart; ``factor`` scales the sizes."""
+    __slots__ = ("event", "factor", "graph", "left", "send", "unmet")
 
-    __slots__ = ("chart", "event", "factor", "left", "send", "unmet")
-
-    def __init__(self, send: Send, chart: Chart, factor: float, event: simpy.Event) -> None:
+    def __init__(self, send: Send, graph: TransferGraph, factor: float, event: simpy.Event) -> None:
         self.send = send
-        self.chart = chart
+        self.graph = graph
         self.factor = factor
         self.event = event
-        self.unmet = array("i", chart.unmet)
-        self.left = len(chart)
+        self.unmet = array("i", graph.unmet)
+        self.left = len(graph.ends)
 
     def start(self) -> None:
-        """Send what waits for nothing."""
+        """Send the transfers that wait for nothing."""
         if not self.left:
             raise SimulationError("the algorithm gives no transfers")
-        for number in self.chart.ready:
+        for number in self.graph.ready:
             self._begin(number)
 
     def _begin(self, number: int) -> None:
-        source, destination = self.chart.ends[number]
-        self.send(source, destination, self.chart.sizes[number] * self.factor, partial(self._delivered, number))
+        source, destination = self.graph.ends[number]
+        self.send(source, destination, self.graph.sizes[number] * self.factor, partial(self._delivered, number))
 
     def _delivered(self, number: int) -> None:
-        chart, unmet = self.chart, self.unmet
-        for follower in chart.followers[chart.first[number] : chart.first[number + 1]]:
+        graph, unmet = self.graph, self.unmet
+        for follower in graph.followers[graph.first[number] : graph.first[number + 1]]:
             unmet[follower] -= 1
             if not unmet[follower]:
                 self._begin(follower)
@@ -99,9 +103,9 @@ class Run:
             self.event.succeed()
 
 
-def run_pipeline(send: Send, pipeline: Pipeline, factor: float, event: simpy.Event) -> None:
-    """Send over all edges at once; the collective is through when the last one is."""
-    left = len(pipeline.edges)
+def run_steady_state(send: Send, steady: SteadyState, factor: float, event: simpy.Event) -> None:
+    """Send over all edges at once; the event fires when the last edge has delivered its bytes."""
+    left = len(steady.edges)
     if not left:
         raise SimulationError("the algorithm gives no transfers")
 
@@ -111,6 +115,6 @@ def run_pipeline(send: Send, pipeline: Pipeline, factor: float, event: simpy.Eve
         if not left:
             event.succeed()
 
-    latency = pipeline.latency + pipeline.fill * factor
-    for source, destination, nbytes in pipeline.edges:
+    latency = steady.latency + steady.fill * factor
+    for source, destination, nbytes in steady.edges:
         send(source, destination, nbytes * factor, delivered, latency)

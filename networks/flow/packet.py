@@ -15,24 +15,23 @@ from heapq import heapify, heappop, heappush
 from typing import Literal, get_args
 
 import simpy
-from simpy.events import EventPriority
 
-from triosim.errors import OptionError, nearest
-from triosim.networks.base import FlowRecord, Form, LinkRate, Network
+from triosim.errors import AsymmetryError, OptionError, nearest
 from triosim.networks.calibration import calibrated_times as calibrated
-from triosim.networks.collectives.algorithm import CollectiveAlgorithm, Edge, Pipeline, Place, check, check_size
-from triosim.networks.collectives.execution import run_pipeline
+from triosim.networks.collectives.algorithm import CollectiveAlgorithm, Edge, SteadyState, check
+from triosim.networks.collectives.lowering import Form, Layout
+from triosim.networks.events import AFTER_ALL, call_at
+from triosim.networks.extensions import ChangeableLinks, FlowRecord, FoldableNetwork, LinkRate, LinkRecorder
 from triosim.networks.flow import sharing_kernel as compiled_kernel
 from triosim.networks.flow.sharing import Sharing
 from triosim.networks.flow.symmetric_collectives import Fold, Folding
-from triosim.networks.topology import Link, Topology
+from triosim.networks.sending import SendingNetwork
+from triosim.networks.topology import Link, NodeRef, Topology
 from triosim.networks.topology.link_symmetry import LinkClasses
-from triosim.tasks import CollectiveKind, Communicator
+from triosim.tasks import CollectiveKind
 
 Kernel = Literal["auto", "python", "numba"]
-_NORMAL = EventPriority(1)
 _NEVER = 1e200  # seconds; when a flow over a link that has failed would end
-_LATE = EventPriority(2)  # sharing again comes after everything else of the same instant
 
 
 class _Path:
@@ -68,7 +67,7 @@ class _Flow:
         self.finish = -1.0  # as last computed; -1 when there is none
 
 
-class PacketNetwork(Network):
+class PacketNetwork(SendingNetwork, LinkRecorder, ChangeableLinks, FoldableNetwork):
     """Flows with max-min fair rates. See ``Network`` for what it does and for the other options.
 
     Without an ``algorithm``, collectives are rings, and on a calibrated topology, pipelined, they take what was measured.
@@ -88,13 +87,17 @@ class PacketNetwork(Network):
         kernel: Kernel = "auto",
         fold: Fold = "auto",
     ) -> None:
-        super().__init__(env, topology, algorithm="ring" if algorithm is None else algorithm, form=form, record=record)
+        super().__init__(env, topology, algorithm="ring" if algorithm is None else algorithm, form=form)
+        self.record = record
+        self.flows: list[FlowRecord] = []
+        self.rates: list[LinkRate] = []
+        self._classes: LinkClasses | None = None  # of links, of which one is simulated
         self._calibrated = calibrated.of(topology) if algorithm is None and form == "pipelined" else None
         if kernel not in get_args(Kernel):
             raise OptionError(f"unknown kernel '{kernel}'", fix=nearest(str(kernel), get_args(Kernel)))
         if fold not in get_args(Fold):
             raise OptionError(f"'{fold}' is no way to fold", where="fold", fix=nearest(str(fold), get_args(Fold)))
-        self._folding = Folding(self, fold)
+        self._folding = Folding(self, self._lowering.algorithm, fold)
         self._link_names = list(topology.links)
         self._link_numbers = {
             link.name: number for number, link in enumerate(topology.links.values()) if link.bandwidth < math.inf
@@ -103,7 +106,7 @@ class PacketNetwork(Network):
         self._compile_at = compiled_kernel.WORTH_IT if kernel == "auto" and compiled_kernel.available() else math.inf
         if kernel == "numba":
             self._sharing.compile(compiled_kernel.compiled_refill())
-        self._paths: dict[tuple[Place, Place], _Path] = {}
+        self._paths: dict[tuple[NodeRef, NodeRef], _Path] = {}
         self._sent = 0
         self._starting: dict[float, list[_Flow]] = {}  # by the time at which their latency is over
         self._flowing: dict[int, _Flow] = {}  # by slot
@@ -115,72 +118,63 @@ class PacketNetwork(Network):
         self._touched: dict[int, None] = {}  # links whose rate may have changed, when recording
         self._recorded: dict[int, tuple[float, float]] = {}
 
-    def transfer(self, source: Place, destination: Place, nbytes: float) -> simpy.Event:
-        """Send bytes between two nodes, given by rank or name; the event fires when the last byte is delivered.
-
-        No bytes take the latency alone, and a transfer from a node to itself no time. Raises ``SimulationError`` for
-        a negative size or none, ``TopologyError`` for an unknown node or one that cannot be reached.
-        """
-        check_size(nbytes, "transfer")
-        event = self.env.event()
-        self._send(source, destination, nbytes, event.succeed)
-        return event
-
-    def collective(
+    def _run(
         self,
         kind: CollectiveKind,
-        group: Sequence[int] | Communicator,
+        ranks: tuple[int, ...],
         nbytes: float,
-        *,
-        root: int | None = None,
-        shares: Sequence[float] | None = None,
+        root: int | None,
+        shares: Sequence[float] | None,
     ) -> simpy.Event:
-        """Run a collective of the ranks of a group; see ``Network.collective``."""
-        ranks = group.ranks if isinstance(group, Communicator) else tuple(group)
-        if self._calibrated is not None and len(ranks) > 1:
-            at = check(kind, ranks, nbytes, self.topology, root=root, shares=shares)
-            plan = self._calibrated.plan(kind, ranks, nbytes, at, None if shares is None else tuple(shares))
+        if self._calibrated is not None:
+            plan = self._calibrated.plan(kind, ranks, nbytes, root, None if shares is None else tuple(shares))
             if plan is not None:
-                event = self.env.event()
-                pipeline = self._once(plan.pipeline, ranks)
-                run_pipeline(partial(self._send, stretch=plan.stretch), pipeline, plan.factor, event)
-                return event
+                layout = self._reduced(Layout(plan.steady, plan.factor), ranks)
+                return layout.run(self.env, partial(self.send, stretch=plan.stretch))
         if len(ranks) >= self._folding.least and shares is None and self._alone:
-            check(kind, ranks, nbytes, self.topology, root=root)
             folded = self._folding.begin(kind, ranks, nbytes)
             if folded is not None:
                 return folded
-        return super().collective(kind, ranks, nbytes, root=root, shares=shares)
+        layout = self._lowering.layout(kind, ranks, nbytes, root=root, shares=shares)
+        return self._reduced(layout, ranks).run(self.env, self.send)
 
-    def edges(
+    def collective_edges(
         self, kind: CollectiveKind, ranks: tuple[int, ...], nbytes: float, *, root: int | None = None
-    ) -> Iterable[tuple[Place, Place]]:
-        """Return from where to where a collective sends; see ``Network.edges``."""
+    ) -> Iterable[tuple[NodeRef, NodeRef]]:
+        """Return source and destination of each transfer of a collective; see ``FoldableNetwork``."""
         at = check(kind, ranks, nbytes, self.topology, root=root, shares=None)
-        if self._calibrated is not None:
-            calibrated_plan = self._calibrated.plan(kind, ranks, nbytes, at, None)
-            if calibrated_plan is not None:
-                return [edge[:2] for edge in self._once(calibrated_plan.pipeline, ranks).edges]
-        plan, _ = self._plan(kind, ranks, nbytes, at, None)
-        if isinstance(plan, Pipeline):
-            return [edge[:2] for edge in self._once(plan, ranks).edges]
-        self._check_whole(ranks)
-        return plan.ends
+        plan = None if self._calibrated is None else self._calibrated.plan(kind, ranks, nbytes, at, None)
+        if plan is not None:
+            return self._reduced(Layout(plan.steady, plan.factor), ranks).edges()
+        return self._reduced(self._lowering.layout(kind, ranks, nbytes, root=at), ranks).edges()
 
-    def fold(self, link_classes: LinkClasses | None) -> bool:
-        """Take a link for all that it stands for; see ``Network.fold``."""
+    def use_link_classes(self, classes: LinkClasses | None) -> None:
+        """Simulate one representative of each class of links from now on; see ``FoldableNetwork``."""
         self._folding.stop()  # a collective is no longer alone
         self._paths.clear()
-        self.link_classes = link_classes
-        return True
+        self._classes = classes
+
+    def _reduced(self, layout: Layout, ranks: tuple[int, ...]) -> Layout:
+        """Return the part of a collective that is simulated: one transfer of each symmetry class.
+
+        Raises ``AsymmetryError`` in the form of steps, whose transfers depend on each other across classes.
+        """
+        if self._classes is None:
+            return layout
+        if isinstance(layout.transfers, SteadyState):
+            edges = self._classes.representatives(layout.transfers.edges, ranks)
+            return layout._replace(transfers=layout.transfers._replace(edges=edges))
+        if self._classes.spans(ranks):
+            raise AsymmetryError(f"the steps of {ranks} are sent one by one")
+        return layout
 
     @property
     def _alone(self) -> bool:
         """Whether a collective that starts now would be alone, with nobody who wants to see each of its flows."""
         idle = not (self._flowing or self._starting or self._folding.run)
-        return idle and self.form == "pipelined" and not self.record
+        return idle and self._lowering.form == "pipelined" and not self.record
 
-    def set_bandwidth(self, source: Place, destination: Place, bandwidth: float) -> None:
+    def set_bandwidth(self, source: NodeRef, destination: NodeRef, bandwidth: float) -> None:
         """Let the links from one node to another have a bandwidth from now on, in bytes per second; with 0 they carry nothing.
 
         Routes and the orders of collectives stay as they are. Raises ``TopologyError`` where there is no such link.
@@ -202,15 +196,16 @@ class PacketNetwork(Network):
                 carried[name] += path.carried
         return carried
 
-    def _send(
+    def send(
         self,
-        source: Place,
-        destination: Place,
+        source: NodeRef,
+        destination: NodeRef,
         nbytes: float,
         done: Callable[[], object],
         latency: float | None = None,
         stretch: float = 1.0,
     ) -> None:
+        """Send bytes and call back on delivery. ``latency`` replaces the route's; they count ``stretch`` times on its links."""
         if self._folding.run is not None:
             self._folding.unfold()
         path = self._paths.get((source, destination))
@@ -225,14 +220,14 @@ class PacketNetwork(Network):
             starting.append(flow)
             return
         self._starting[at] = [flow]
-        self._at(at, lambda _: self._start(at))
+        call_at(self.env, at, lambda _: self._start(at))
 
     def _go_on(self, edges: Iterable[tuple[Edge, float]], late: float, done: Callable[[], object]) -> None:
         """Take over flows of which so many bytes are left, or that begin when ``late`` seconds are over."""
         now = self.env.now
         for (source, destination, nbytes), left in edges:
             if late > 0:
-                self._send(source, destination, nbytes, done, late)
+                self.send(source, destination, nbytes, done, late)
                 continue
             self._sent += 1
             flow = _Flow(self._sent, self._path(source, destination), nbytes, done, now)
@@ -243,24 +238,13 @@ class PacketNetwork(Network):
                 self._deliver(flow, now)
         self._share_later()
 
-    def _path(self, source: Place, destination: Place) -> _Path:
+    def _path(self, source: NodeRef, destination: NodeRef) -> _Path:
         names = self.topology.node(source), self.topology.node(destination)
         if names not in self._paths:
-            route = (self.topology.route if self.link_classes is None else self.link_classes.route)(*names)
+            route = (self.topology.route if self._classes is None else self._classes.route)(*names)
             self._paths[names] = _Path(route, *names, self._link_numbers)
         path = self._paths[source, destination] = self._paths[names]
         return path
-
-    def _at(
-        self, time: float, callback: Callable[[simpy.Event], None], priority: EventPriority = _NORMAL
-    ) -> simpy.Event:
-        """Have SimPy call back at a time."""
-        event = simpy.Event(self.env)
-        event._ok = True
-        event._value = None
-        event.callbacks.append(callback)
-        self.env.schedule(event, priority, max(time - self.env.now, 0.0))
-        return event
 
     def _start(self, at: float) -> None:
         """The latency of some flows is over: their bytes begin to flow."""
@@ -280,7 +264,7 @@ class PacketNetwork(Network):
         """Share again when everything of this instant has happened."""
         if not self._sharing_again and (self._sharing.changed or self._touched):
             self._sharing_again = True
-            self._at(self.env.now, self._share, _LATE)
+            call_at(self.env, self.env.now, self._share, AFTER_ALL)
 
     def _share(self, _: simpy.Event) -> None:
         self._sharing_again = False
@@ -313,7 +297,7 @@ class PacketNetwork(Network):
         if self._timer is not None:
             self._superseded[self._timer] = None
         self._timer_at = ends[0][0]
-        self._timer = self._at(self._timer_at, self._end)
+        self._timer = call_at(self.env, self._timer_at, self._end)
 
     def _end(self, timer: simpy.Event) -> None:
         """Deliver the flows whose last byte is there."""

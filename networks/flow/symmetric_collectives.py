@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import simpy
 
+from triosim.networks.collectives.algorithm import CollectiveAlgorithm
 from triosim.networks.collectives.symmetric import Symmetric
+from triosim.networks.events import call_at
 from triosim.tasks import CollectiveKind
 
 if TYPE_CHECKING:
@@ -39,8 +41,9 @@ class _Run:
 class Folding:
     """Holds the collective that is folded, if there is one, and counts the bytes of those that were."""
 
-    def __init__(self, network: PacketNetwork, fold: Fold) -> None:
+    def __init__(self, network: PacketNetwork, algorithm: CollectiveAlgorithm, fold: Fold) -> None:
         self.network = network
+        self._algorithm = algorithm
         self.least = {"auto": WORTH_IT, "always": 2, "never": _NEVER}[fold]
         self.run: _Run | None = None
         self._known: dict[tuple[Any, ...], Symmetric | None] = {}
@@ -54,7 +57,7 @@ class Folding:
             return None
         flowing = network.env.now + (symmetric.latency + symmetric.fill * nbytes)
         end = flowing + symmetric.seconds * nbytes
-        timer = network._at(end, lambda _: self._end(run))
+        timer = call_at(network.env, end, lambda _: self._end(run))
         self.run = run = _Run(symmetric, nbytes, flowing, end, network.env.event(), timer)
         return run.event
 
@@ -108,7 +111,7 @@ class Folding:
         topology = self.network.topology
         if not topology.uniform or not topology.dimensions:
             return None
-        chosen = self.network.algorithm.choose(kind, ranks, nbytes, topology)
+        chosen = self._algorithm.choose(kind, ranks, nbytes, topology)
         key = (chosen, kind, ranks)
         if key not in self._known:
             if len(self._known) >= _MOST_KEPT:

@@ -21,11 +21,14 @@ from typing import NamedTuple
 import simpy
 
 from triosim.errors import OptionError
-from triosim.networks.base import FlowRecord, Form, LinkRate, Network
-from triosim.networks.collectives.algorithm import CollectiveAlgorithm, Place, check_size
+from triosim.networks.collectives.algorithm import CollectiveAlgorithm
+from triosim.networks.collectives.lowering import Form
+from triosim.networks.events import AFTER_ALL, call_at
+from triosim.networks.extensions import FigureReporter, FlowRecord, LinkRate, LinkRecorder
 from triosim.networks.flow.packet import PacketNetwork
 from triosim.networks.photonic.optics import Optics, changed
-from triosim.networks.topology import Link, Topology
+from triosim.networks.sending import SendingNetwork
+from triosim.networks.topology import Link, NodeRef, Topology
 from triosim.units import Quantity
 
 
@@ -145,7 +148,7 @@ class CircuitTopology(Topology):
         return super()._route(source, destination)
 
 
-class PhotonicNetwork(Network):
+class PhotonicNetwork(SendingNetwork, LinkRecorder, FigureReporter):
     """Circuits between GPUs. See ``Network`` for what it does and for the other options.
 
     ``ports``, ``bandwidth``, ``latency``, ``setup``, ``buffer`` and ``ports_per_circuit`` are those of ``Optics``, as numbers
@@ -182,24 +185,21 @@ class PhotonicNetwork(Network):
             {key: value for key, value in said.items() if value is not None},
             lambda key, what, fix: OptionError(what, where=key, fix=fix),
         )
-        super().__init__(env, CircuitTopology(topology, self.optics), algorithm=algorithm, form=form, record=record)
+        super().__init__(env, CircuitTopology(topology, self.optics), algorithm=algorithm, form=form)
+        self.record = record
         self.statistics = Statistics()
         self._electrical = PacketNetwork(env, topology, record=record)
-        self._electrical.flows, self._electrical.rates = self.flows, self.rates
+        self.flows, self.rates = (
+            self._electrical.flows,
+            self._electrical.rates,
+        )  # both networks record into the same lists
         self._gpus = {name: _Gpu(self.optics.buffer) for name in self.topology.gpus}
-        self._ends: dict[tuple[Place, Place], tuple[str, str]] = {}  # of messages that go by circuits
+        self._ends: dict[tuple[NodeRef, NodeRef], tuple[str, str]] = {}  # of messages that go by circuits
         self._circuits: dict[tuple[str, str], _Circuit] = {}  # by both orders of their ends
         self._carried: dict[str, float] = {}  # by circuits that are torn down
         self._stirred: dict[str, None] = {}  # GPUs at which a port may go to somebody
         self._dealing = False
         self._due: dict[float, list[Callable[[], None]]] = {}  # what is to happen, by time
-
-    def transfer(self, source: Place, destination: Place, nbytes: float) -> simpy.Event:
-        """Send bytes between two nodes, given by rank or name; the event fires when the last byte is delivered."""
-        check_size(nbytes, "transfer")
-        event = self.env.event()
-        self._send(source, destination, nbytes, event.succeed)
-        return event
 
     def bytes_by_link(self) -> dict[str, float]:
         """Return how many bytes each circuit has delivered in each direction, and each link beside them."""
@@ -217,14 +217,20 @@ class PhotonicNetwork(Network):
 
     # ---- sending ------------------------------------------------------------------------------------------------
 
-    def _send(
-        self, source: Place, destination: Place, nbytes: float, done: Callable[[], object], latency: float | None = None
+    def send(
+        self,
+        source: NodeRef,
+        destination: NodeRef,
+        nbytes: float,
+        done: Callable[[], object],
+        latency: float | None = None,
     ) -> None:
+        """Send bytes and call back on delivery: by a circuit between GPUs, over electrical links between other nodes."""
         ends = self._ends.get((source, destination))
         if ends is None:
             here, there = self.topology.node(source), self.topology.node(destination)
             if not self.topology.joins(here, there):
-                self._electrical._send(here, there, nbytes, done, latency)
+                self._electrical.send(here, there, nbytes, done, latency)
                 return
             ends = self._ends[source, destination] = here, there
         here = ends[0]
@@ -331,9 +337,9 @@ class PhotonicNetwork(Network):
         self._stirred[gpu] = None
         if not self._dealing:
             self._dealing = True
-            self._late(self._deal)
+            call_at(self.env, self.env.now, self._deal, AFTER_ALL)
 
-    def _deal(self) -> None:
+    def _deal(self, _: simpy.Event) -> None:
         self._dealing = False
         while self._stirred:
             gpu = next(iter(self._stirred))

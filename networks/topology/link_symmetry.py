@@ -18,8 +18,8 @@ import numpy as np
 from triosim.errors import AsymmetryError
 
 if TYPE_CHECKING:
-    from triosim.networks.collectives.algorithm import Edge, Place
-    from triosim.networks.topology.topology import Link, Topology
+    from triosim.networks.collectives.algorithm import Edge
+    from triosim.networks.topology.topology import Link, NodeRef, Topology
 
 LinkPermutation = Sequence[int]  # the image of each link, by its number in the order of declaration
 
@@ -143,7 +143,7 @@ class LinkClasses:
         # with them their id.
         self._reduced: dict[int, tuple[Sequence[Edge], tuple[Edge, ...]]] = {}
 
-    def route(self, source: Place, destination: Place) -> tuple[Link, ...]:
+    def route(self, source: NodeRef, destination: NodeRef) -> tuple[Link, ...]:
         """Return the representatives of the links that a message crosses.
 
         Raises ``AsymmetryError`` where there are several shortest routes, or where two links of the route are of one class.
@@ -199,7 +199,7 @@ class LinkClasses:
             if positions not in (1, rotation.size):
                 raise AsymmetryError(f"{tuple(ranks)} are only some of the ranks along an axis")
             expected *= positions
-        found: dict[tuple[Place, Place], list[Edge]] = {}
+        found: dict[tuple[NodeRef, NodeRef], list[Edge]] = {}
         for edge in edges:
             found.setdefault(self._rotated_to_start(edge), []).append(edge)
         for same in found.values():
@@ -210,7 +210,7 @@ class LinkClasses:
             [edges[0]._replace(source=s, destination=d, nbytes=same[0].nbytes) for (s, d), same in found.items()]
         )
 
-    def _rotated_to_start(self, edge: Edge) -> tuple[Place, Place]:
+    def _rotated_to_start(self, edge: Edge) -> tuple[NodeRef, NodeRef]:
         """Return the edge of the same class whose source is at position 0 of every axis."""
         source, destination = edge[0], edge[1]
         if not self.permutations:

@@ -14,7 +14,7 @@ import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, get_args
+from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, TypeAlias, get_args
 
 from triosim.conditions import Conditions
 from triosim.errors import TopologyError, nearest
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 NodeKind = Literal["gpu", "switch", "host", "memory"]
 Block = Literal["ring", "fully_connected", "switch", "line"]
 Routing = Literal["shortest", "ecmp"]
+NodeRef: TypeAlias = int | str  # a rank, or a node's name
 MOST_LISTED = 12  # names that an error lists
 LONGEST_LATENCY = 1e6  # seconds; more is a slip of the pen
 

@@ -14,8 +14,8 @@ import simpy
 
 from triosim.errors import OptionError
 from triosim.networks import AnalyticalNetwork, PacketNetwork, Topology
-from triosim.networks.base import Form
 from triosim.networks.collectives.algorithms.hierarchical import Hierarchical
+from triosim.networks.collectives.lowering import Form
 from triosim.tasks import CollectiveKind
 
 S, B, A = 12e6, 10e9, 2e-6

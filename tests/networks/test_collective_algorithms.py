@@ -15,8 +15,9 @@ import simpy
 
 from triosim import plugins
 from triosim.networks import CollectiveAlgorithm, PacketNetwork, Topology, Transfer
-from triosim.networks.collectives.algorithm import Chunks, Place, checked
+from triosim.networks.collectives.algorithm import Chunks, checked
 from triosim.networks.collectives.algorithms.hierarchical import Hierarchical
+from triosim.networks.topology import NodeRef
 from triosim.tasks import CollectiveKind
 
 KINDS = get_args(CollectiveKind)
@@ -27,7 +28,7 @@ SUMS = ("all_reduce", "reduce_scatter", "reduce")
 SHARED = ("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter")
 DIGIT = 16  # bits for the number of times that a rank's contribution is in a sum
 
-Held = dict[tuple[Place, int], int]  # (who, piece) -> a digit for each rank
+Held = dict[tuple[NodeRef, int], int]  # (who, piece) -> a digit for each rank
 
 
 class Case(NamedTuple):

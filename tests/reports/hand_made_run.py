@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from triosim.engine.recording import RankRecord, Recording, TransferCount
-from triosim.networks.base import LinkRate
+from triosim.networks.extensions import FigureReporter, LinkRate, LinkRecorder
 from triosim.networks.topology import Link, Node, Topology
 from triosim.pipeline.inputs import inputs_of
 from triosim.results.figures import figures
@@ -43,10 +43,11 @@ class FakeFlow:
     links: tuple[str, ...] = ("forth",)
 
 
-class FakeNetwork:
+class FakeNetwork(LinkRecorder, FigureReporter):
     def __init__(self) -> None:
         self.topology = topology()
-        self.flows = [FakeFlow()]
+        self.record = True
+        self.flows = [FakeFlow()]  # type: ignore[list-item]
         self.rates = [
             LinkRate(1 * MS, "forth", 1e9, 1.0),
             LinkRate(2 * MS, "forth", 5e8, 0.5),

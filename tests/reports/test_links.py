@@ -11,6 +11,7 @@ import traces
 
 from triosim.errors import OptionError
 from triosim.networks import AnalyticalNetwork, PacketNetwork, Topology
+from triosim.networks.extensions import LinkCounter
 from triosim.results.link_loads import busiest_slot, edges, link_classes, loads
 from triosim.results.result import Result
 from triosim.simulation import simulate
@@ -126,7 +127,7 @@ def test_a_network_without_links_says_so_and_shows_no_zeros() -> None:
 
 
 def test_a_network_that_counts_bytes_and_no_times_says_so() -> None:
-    class Counting(AnalyticalNetwork):
+    class Counting(AnalyticalNetwork, LinkCounter):
         def bytes_by_link(self) -> dict[str, float]:
             return {"gpu0->gpu1": 1.0}
 

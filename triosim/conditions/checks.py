@@ -8,6 +8,7 @@ from triosim import gpus
 from triosim.conditions.conditions import Conditions, Stragglers
 from triosim.errors import OptionError, TriosimError
 from triosim.networks.base import Network
+from triosim.networks.extensions import ChangeableLinks
 from triosim.networks.photonic.photonic import CircuitTopology
 from triosim.networks.topology import Topology
 from triosim.units import format_time
@@ -34,7 +35,7 @@ def check_conditions(conditions: Conditions, network: Network) -> None:
             raise OptionError(
                 error.what, where=f"{where}: {error.where}" if error.where else where, fix=error.fix
             ) from None
-    if conditions.link_events and type(network).set_bandwidth is Network.set_bandwidth:
+    if conditions.link_events and not isinstance(network, ChangeableLinks):
         what = f"{type(network).__name__} cannot change links while it runs"
         raise OptionError(what, where="events", fix="take the network 'packet'")
     for event in conditions.link_events:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import simpy
 
+from triosim.networks.extensions import ChangeableLinks
 from triosim.units import format_time
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ def schedule_events(conditions: Conditions, network: Network, speeds: Mapping[in
         speeds[event.rank].set_slowdown(event.slowdown)
 
     def change_link(event: LinkEvent, _: simpy.Event) -> None:
+        assert isinstance(network, ChangeableLinks), "checked before the run"
         network.set_bandwidth(event.source, event.destination, event.bandwidth)
         if event.both:
             network.set_bandwidth(event.destination, event.source, event.bandwidth)

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from triosim.networks.base import when
+from triosim.networks.events import when
 
 if TYPE_CHECKING:
     import simpy

@@ -24,7 +24,7 @@ from triosim.engine.rank import Rank, follow
 from triosim.engine.recording import Recording
 from triosim.engine.rendezvous import Rendezvous, enlist
 from triosim.errors import SimulationError
-from triosim.networks.base import when
+from triosim.networks.events import when
 from triosim.tasks import (
     COLLECTIVES,
     Batch,

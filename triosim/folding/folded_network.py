@@ -30,7 +30,8 @@ from triosim.folding.shared_links import Moved, SharedLinks
 from triosim.folding.uncontended import Lone
 from triosim.garbage_collector import without_collecting
 from triosim.networks.base import Network
-from triosim.networks.collectives.algorithm import Place
+from triosim.networks.extensions import ContentionFree, FigureReporter, FoldableNetwork, LinkCounter
+from triosim.networks.topology import NodeRef
 from triosim.networks.topology.link_symmetry import LinkClasses, LinkPermutations, Rotation
 from triosim.tasks import CollectiveKind, Communicator, TaskStream
 
@@ -43,7 +44,7 @@ class _Traffic:
     """What one kind of transfer or collective sends, of a byte, and the copies of it that are simulated."""
 
     copies: Orbit
-    edges: tuple[tuple[Place, Place], ...]
+    edges: tuple[tuple[NodeRef, NodeRef], ...]
     sent: list[tuple[int, ...]] = field(default_factory=list)
 
 
@@ -107,30 +108,35 @@ class _Copy(NamedTuple):
     move: tuple[int, ...]
 
 
-class FoldedNetwork(Network):
+class FoldedNetwork(Network, LinkCounter, FigureReporter):
     """A network on which what the simulated ranks send is joined by those of its copies that share its links."""
 
     def __init__(self, new_network: Callable[[], Network], symmetry: Symmetry, kinds: Mapping[Kind, Foreseen]) -> None:
         network = new_network()
-        super().__init__(network.env, network.topology, algorithm=network.algorithm, form=network.form)
+        super().__init__(network.env, network.topology)
+        if not isinstance(network, (FoldableNetwork, ContentionFree)):
+            raise AsymmetryError(
+                f"the network {type(network).__name__} does not say over which links a collective goes"
+            )
         self._network = network
         self._symmetry = symmetry
         self._images: list[dict[str, str]] = []  # links of what is simulated, and those of copies that are left out
         self._still: list[Rotation] = []  # axes along which nothing has copies, because link classes stand for them
         self._copies = {kind: self._copies_of(kind) for kind in kinds}
-        if network.contention:
-            self.link_classes = self._find_link_classes(kinds)
-            network.fold(self.link_classes)
+        self.link_classes: LinkClasses | None = None
+        if isinstance(network, FoldableNetwork):
+            self.link_classes = self._find_link_classes(network, kinds)
+            network.use_link_classes(self.link_classes)
         self._traffic = {kind: self._traffic_of(kind, foreseen.nbytes) for kind, foreseen in kinds.items()}
         links = SharedLinks(network.topology, self.link_classes)
         alone = self._choose(links, kinds)
         idle = new_network() if alone else network
-        if alone and self.link_classes is not None:
-            idle.fold(self.link_classes)
+        if self.link_classes is not None and idle is not network and isinstance(idle, FoldableNetwork):
+            idle.use_link_classes(self.link_classes)
         self._lone = Lone(network.env, idle, alone)
         self._alone = frozenset(alone)
 
-    def transfer(self, source: Place, destination: Place, nbytes: float) -> simpy.Event:
+    def transfer(self, source: NodeRef, destination: NodeRef, nbytes: float) -> simpy.Event:
         """Send bytes between two ranks, and between their copies."""
         assert isinstance(source, int)
         assert isinstance(destination, int)
@@ -173,7 +179,7 @@ class FoldedNetwork(Network):
         event = start(())
         if len(traffic.sent) > 1:
             _Together(self.env, event, [start(move) for move in traffic.sent[1:]])
-            if not self._network.contention:  # so that what was alike once stays so
+            if isinstance(self._network, ContentionFree):  # so that what was alike once stays so
                 del traffic.sent[1:]
         return event
 
@@ -193,7 +199,7 @@ class FoldedNetwork(Network):
             raise AsymmetryError(f"{kind.ranks} are no block of the mesh")
         return of
 
-    def _find_link_classes(self, kinds: Mapping[Kind, Foreseen]) -> LinkClasses | None:
+    def _find_link_classes(self, network: FoldableNetwork, kinds: Mapping[Kind, Foreseen]) -> LinkClasses | None:
         """By what rotations of the ranks what is sent stays the same, links and all; along axes by themselves, or by digits.
 
         The axes with most ranks come first.
@@ -207,8 +213,7 @@ class FoldedNetwork(Network):
                 if len(known) < len(turned):
                     continue
                 tried = LinkClasses(self._network.topology, (found.permutations if found else {}) | known)
-                if not self._network.fold(tried):
-                    return None
+                network.use_link_classes(tried)
                 if self._stays(tried, kinds):
                     found = tried
                     self._still.append(axis)
@@ -229,19 +234,17 @@ class FoldedNetwork(Network):
             return True
         return False
 
-    def _edges(self, kind: Kind, nbytes: float) -> tuple[tuple[Place, Place], ...]:
+    def _edges(self, kind: Kind, nbytes: float) -> tuple[tuple[NodeRef, NodeRef], ...]:
         """From where to where a kind is sent; where link classes stand for all, of some of them."""
         if kind.collective is None:
             return ((kind.ranks[0], kind.ranks[1]),)
-        edges = self._network.edges(kind.collective, kind.ranks, nbytes, root=kind.root)
-        if edges is None:
-            raise AsymmetryError(
-                f"the network {type(self._network).__name__} does not say over which links a collective goes"
-            )
-        return tuple(edges)
+        assert isinstance(self._network, FoldableNetwork)
+        return tuple(self._network.collective_edges(kind.collective, kind.ranks, nbytes, root=kind.root))
 
     def _traffic_of(self, kind: Kind, nbytes: float) -> _Traffic:
-        return _Traffic(self._copies[kind], self._edges(kind, nbytes) if self._network.contention else ())
+        return _Traffic(
+            self._copies[kind], () if isinstance(self._network, ContentionFree) else self._edges(kind, nbytes)
+        )
 
     def _moves(self, kind: Kind) -> Iterator[tuple[int, ...]]:
         return self._symmetry.shifts(self._copies[kind], self._still)
@@ -253,7 +256,7 @@ class FoldedNetwork(Network):
 
         Return the kinds that one communicator has all of their links for itself, with these links.
         """
-        if not self._network.contention:
+        if isinstance(self._network, ContentionFree):
             for kind, traffic in self._traffic.items():
                 traffic.sent = sorted(self._moves(kind))
             return {}
@@ -331,7 +334,7 @@ class FoldedNetwork(Network):
 
     def bytes_by_link(self) -> dict[str, float]:
         """Return the bytes that each link carried; on those of copies that were left out, what their originals' did."""
-        carried = self._network.bytes_by_link()
+        carried = self._network.bytes_by_link() if isinstance(self._network, LinkCounter) else {}
         if carried:
             carried.update(self._lone.bytes_by_link())
             for image in self._images:
@@ -340,7 +343,7 @@ class FoldedNetwork(Network):
 
     def figures(self) -> Mapping[str, float]:
         """Return what the network has counted."""
-        return self._network.figures()
+        return self._network.figures() if isinstance(self._network, FigureReporter) else {}
 
 
 class _Together:

@@ -6,8 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from triosim.errors import AsymmetryError
-from triosim.networks.collectives.algorithm import Place
-from triosim.networks.topology import Topology
+from triosim.networks.topology import NodeRef, Topology
 from triosim.networks.topology.link_symmetry import LinkClasses
 
 #: Where a rank goes.
@@ -25,11 +24,11 @@ class SharedLinks:
         self._kinds: list[tuple[float, float]] = []
         self._parents: list[int] = []
 
-    def of(self, edges: Iterable[tuple[Place, Place]], moved: Moved | None) -> list[int]:
+    def of(self, edges: Iterable[tuple[NodeRef, NodeRef]], moved: Moved | None) -> list[int]:
         """Return the links that flows take one after the other, between their ranks or those that these are moved to."""
         return [number for one, other in edges for number in self._route(_moved(one, moved), _moved(other, moved))]
 
-    def _route(self, source: Place, destination: Place) -> Iterator[int]:
+    def _route(self, source: NodeRef, destination: NodeRef) -> Iterator[int]:
         for link in self._way(self._topology.node(source), self._topology.node(destination)):
             if link.bandwidth == math.inf:
                 raise AsymmetryError(f"{link.name} carries everything at once")
@@ -58,7 +57,7 @@ class SharedLinks:
         return self._kinds[first] == self._kinds[second]
 
 
-def _moved(place: Place, moved: Moved | None) -> Place:
+def _moved(place: NodeRef, moved: Moved | None) -> NodeRef:
     if moved is None:
         return place
     if isinstance(place, int):

@@ -10,6 +10,7 @@ import simpy
 from triosim.errors import AsymmetryError
 from triosim.folding.dry_run import Kind
 from triosim.networks.base import Network
+from triosim.networks.extensions import LinkCounter
 
 
 @dataclass(slots=True)
@@ -58,7 +59,11 @@ class Lone:
 
     def _tried(self, kind: Kind, start: Callable[[Network], simpy.Event]) -> _Took:
         idle, links = self._idle, self._links[kind]
-        began, before = idle.env.now, self._carried or idle.bytes_by_link()
+        began, before = idle.env.now, self._carried or _carried_by(idle)
         idle.env.run(until=start(idle))
-        after = self._carried = idle.bytes_by_link()
+        after = self._carried = _carried_by(idle)
         return _Took(idle.env.now - began, {name: after[name] - before[name] for name in links if name in after})
+
+
+def _carried_by(network: Network) -> Mapping[str, float]:
+    return network.bytes_by_link() if isinstance(network, LinkCounter) else {}

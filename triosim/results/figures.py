@@ -16,6 +16,7 @@ from typing import Any
 from triosim.engine.recording import RankRecord, Recording, length, overlap
 from triosim.errors import SimulationError
 from triosim.networks.base import Network
+from triosim.networks.extensions import FigureReporter, LinkCounter, LinkRecorder
 from triosim.operators.features import base_name
 from triosim.results.exposure import exposed_shares
 from triosim.results.finished_run import FinishedRun, MetricOptions
@@ -80,7 +81,7 @@ def figures(
         step_time_interval_s=interval(step, classes, {rank.rank: rank for rank in ranks}, launch_wait),
         predictions=tuple(predictions(classes, steps)),
         launch_wait_s=launch_wait,
-        network_figures=dict(network.figures()) or None,
+        network_figures=dict(network.figures()) or None if isinstance(network, FigureReporter) else None,
         exposed_communication=exposed,
         metrics=found,
         axes=tuple(axis_traffic(collectives, exposed)),
@@ -211,10 +212,10 @@ def _collectives(recording: Recording, steps: int) -> list[CollectiveTimes]:
 
 def _links(network: Network, end: float, steps: int) -> Iterable[LinkLoad]:
     """Yield every link of the topology with what it carried in a step; none where the network counts no bytes."""
-    carried = network.bytes_by_link()
+    carried = network.bytes_by_link() if isinstance(network, LinkCounter) else {}
     if not carried:
         return
-    recorded = loads(network.rates, end)
+    recorded = loads(network.rates, end) if isinstance(network, LinkRecorder) else {}
     for name, link in network.topology.links.items():
         nbytes = carried.get(name, 0.0)
         made = LinkLoad(name, _count(nbytes / steps), nbytes / (link.bandwidth * end))

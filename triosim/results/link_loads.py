@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from triosim.networks.base import LinkRate
+from triosim.networks.extensions import LinkRate
 from triosim.networks.topology import Link, Topology
 
 #: Into how many slots of equal length a run is divided, to say when a link was busiest.

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from triosim.errors import OptionError, TriosimError
+from triosim.networks.extensions import LinkRecorder
 from triosim.output_files import PathLike, writing_text
 from triosim.results import report as reports
 from triosim.results.link_loads import edges, loads
@@ -225,12 +226,12 @@ class Result:
         """
         self.write("link-plot", path)
 
-    def recorded_links(self) -> tuple[Recording, Network]:
+    def recorded_links(self) -> tuple[Recording, LinkRecorder]:
         """Return the recording, and the network that knows each link's rate over time.
 
         Raises ``OptionError`` where they were not recorded.
         """
-        if self.recording is None or self.network is None or not self.network.record:
+        if self.recording is None or not isinstance(self.network, LinkRecorder) or not self.network.record:
             raise OptionError(
                 "this result holds no loads of links", fix="simulate with links=True, on a network that has some"
             )

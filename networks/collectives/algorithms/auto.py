@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from triosim.errors import OptionError
-from triosim.networks.collectives.algorithm import CollectiveAlgorithm, Cost, Pipeline, Transfer
+from triosim.networks.collectives.algorithm import CollectiveAlgorithm, Cost, SteadyState, Transfer
 from triosim.networks.collectives.algorithms.double_binary_tree import DoubleBinaryTree
 from triosim.networks.collectives.algorithms.hierarchical import Hierarchical
 from triosim.networks.collectives.algorithms.in_switch import SlicedInSwitch, meeting
@@ -83,7 +83,7 @@ class Auto(CollectiveAlgorithm):
         chosen = self.choose(kind, group, nbytes, topology, root)
         return chosen.transfers(kind, group, nbytes, topology, root=root, shares=shares)
 
-    def pipeline(
+    def steady_state(
         self,
         kind: CollectiveKind,
         group: Sequence[int],
@@ -92,10 +92,10 @@ class Auto(CollectiveAlgorithm):
         *,
         root: int | None = None,
         shares: Sequence[float] | None = None,
-    ) -> Pipeline:
+    ) -> SteadyState:
         """Return the steady state of the algorithm that is chosen."""
         chosen = self.choose(kind, group, nbytes, topology, root)
-        return chosen.pipeline(kind, group, nbytes, topology, root=root, shares=shares)
+        return chosen.steady_state(kind, group, nbytes, topology, root=root, shares=shares)
 
     def cost(
         self,

@@ -15,13 +15,13 @@ from itertools import pairwise
 from typing import Literal
 
 from triosim.errors import OptionError
-from triosim.networks.collectives.algorithm import CollectiveAlgorithm, Pipeline, Place, Transfer, chunk_sizes
+from triosim.networks.collectives.algorithm import CollectiveAlgorithm, SteadyState, Transfer, chunk_sizes
 from triosim.networks.collectives.algorithms import direct
 from triosim.networks.collectives.algorithms.trees import chunks_of
-from triosim.networks.topology import Topology
+from triosim.networks.topology import NodeRef, Topology
 from triosim.tasks import CollectiveKind
 
-Parents = dict[Place, Place]
+Parents = dict[NodeRef, NodeRef]
 
 
 class InSwitch(CollectiveAlgorithm):
@@ -64,7 +64,7 @@ class InSwitch(CollectiveAlgorithm):
                     ways.sum(group, at, chunk, nbytes / chunks)
         return iter(ways.found)
 
-    def pipeline(
+    def steady_state(
         self,
         kind: CollectiveKind,
         group: Sequence[int],
@@ -73,12 +73,12 @@ class InSwitch(CollectiveAlgorithm):
         *,
         root: int | None = None,
         shares: Sequence[float] | None = None,
-    ) -> Pipeline:
+    ) -> SteadyState:
         """Return the steady state; how many chunks there are does not matter for it."""
         if shares is not None:
-            return super().pipeline(kind, group, nbytes, topology, root=root, shares=shares)
-        edges, latency, _ = super().pipeline(kind, group, 1.0, topology, root=root)
-        return Pipeline(tuple(edge._replace(nbytes=edge.nbytes * nbytes) for edge in edges), latency)
+            return super().steady_state(kind, group, nbytes, topology, root=root, shares=shares)
+        edges, latency, _ = super().steady_state(kind, group, 1.0, topology, root=root)
+        return SteadyState(tuple(edge._replace(nbytes=edge.nbytes * nbytes) for edge in edges), latency)
 
     def all_reduce(self, ways: _Ways, group: Sequence[int], nbytes: float) -> None:
         """Add up in the topmost switch, and multicast from there."""
@@ -108,12 +108,12 @@ class _Ways:
     def __init__(self, parents: Parents) -> None:
         self.parents = parents
         self.found: list[Transfer] = []
-        self.last: dict[tuple[Place, Place, bool], int] = {}  # one piece after the other on each edge
+        self.last: dict[tuple[NodeRef, NodeRef, bool], int] = {}  # one piece after the other on each edge
 
     def _send(
         self,
-        source: Place,
-        destination: Place,
+        source: NodeRef,
+        destination: NodeRef,
         chunk: int,
         size: float,
         after: tuple[int, ...],
@@ -137,8 +137,8 @@ class _Ways:
 
     def multicast(
         self,
-        source: Place,
-        group: Sequence[Place],
+        source: NodeRef,
+        group: Sequence[NodeRef],
         chunk: int,
         size: float,
         *,
@@ -147,7 +147,7 @@ class _Ways:
     ) -> None:
         """Send a piece over each link of the tree once, away from the source; ``also_own`` back to the source, too."""
         leaves = set(group) - (set() if also_own else {source})
-        arrived: dict[Place, tuple[int, ...]] = {source: after}
+        arrived: dict[NodeRef, tuple[int, ...]] = {source: after}
         for here, there in self._edges(source, leaves):
             arrived[there] = (self._send(here, there, chunk, size, arrived[here], False),)
         if also_own:
@@ -155,11 +155,11 @@ class _Ways:
             self._send(above, source, chunk, size, arrived[above], False)
 
     def sum(
-        self, group: Sequence[Place], destination: Place, chunk: int, size: float, *, also_own: bool = False
+        self, group: Sequence[NodeRef], destination: NodeRef, chunk: int, size: float, *, also_own: bool = False
     ) -> tuple[int, ...]:
         """Add a piece up over each link of the tree once, towards the destination; return what arrives there."""
         edges = self._edges(destination, set(group) - {destination})
-        into: dict[Place, tuple[int, ...]] = {}
+        into: dict[NodeRef, tuple[int, ...]] = {}
         for there, here in reversed(edges):
             if also_own and there == destination:
                 continue
@@ -172,17 +172,17 @@ class _Ways:
             return (number,)
         return into.get(destination, ())
 
-    def sum_and_multicast(self, group: Sequence[Place], chunk: int, size: float) -> None:
+    def sum_and_multicast(self, group: Sequence[NodeRef], chunk: int, size: float) -> None:
         """Add a piece up in the topmost switch and send the sum to all."""
         top = next(switch for switch in self.parents.values() if switch not in self.parents)
         self.multicast(top, group, chunk, size, after=self.sum(group, top, chunk, size))
 
-    def _edges(self, source: Place, leaves: set[Place]) -> list[tuple[Place, Place]]:
+    def _edges(self, source: NodeRef, leaves: set[NodeRef]) -> list[tuple[NodeRef, NodeRef]]:
         """Return the edges from the source to leaves in the tree, each after the one that leads to it."""
         above = self._up(source)
         meets = {place: steps for steps, place in enumerate(above)}
         climbed = 0
-        down: dict[tuple[Place, Place], None] = {}
+        down: dict[tuple[NodeRef, NodeRef], None] = {}
         for leaf in sorted(leaves, key=str):
             path = self._up(leaf)
             joint = next(step for step, place in enumerate(path) if place in meets)
@@ -190,7 +190,7 @@ class _Ways:
             down.update(((path[step], path[step - 1]), None) for step in range(joint, 0, -1))
         return [*pairwise(above[: climbed + 1]), *down]
 
-    def _up(self, place: Place) -> list[Place]:
+    def _up(self, place: NodeRef) -> list[NodeRef]:
         path = [place]
         while path[-1] in self.parents:
             path.append(self.parents[path[-1]])
@@ -211,7 +211,7 @@ def switch_tree(topology: Topology, group: Sequence[int], asked_by: str = "in-sw
         )
     parents: Parents = {}
     for rank in group:
-        here: Place = rank
+        here: NodeRef = rank
         for link in topology.route(rank, best):
             if here in parents:
                 break

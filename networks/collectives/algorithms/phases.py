@@ -19,7 +19,7 @@ from triosim.networks.collectives.algorithm import (
     CollectiveAlgorithm,
     Cost,
     Edge,
-    Pipeline,
+    SteadyState,
     Transfer,
     busiest,
     latency_of,
@@ -161,7 +161,7 @@ class InPhases(CollectiveAlgorithm):
         chunks = 1 if busy else self.chunks
         return _laid_out(kind, grid, group, nbytes, place, shares, chunks)
 
-    def pipeline(
+    def steady_state(
         self,
         kind: CollectiveKind,
         group: Sequence[int],
@@ -170,10 +170,10 @@ class InPhases(CollectiveAlgorithm):
         *,
         root: int | None = None,
         shares: Sequence[float] | None = None,
-    ) -> Pipeline:
+    ) -> SteadyState:
         """Return the steady state of all dimensions at once, and what filling and draining them takes."""
         if shares is not None:
-            return super().pipeline(kind, group, nbytes, topology, root=root, shares=shares)
+            return super().steady_state(kind, group, nbytes, topology, root=root, shares=shares)
         grid = self.grid(group, topology)
         place = 0 if root is None else list(grid.places).index(root)
         edges: dict[tuple[int, int], float] = {}
@@ -184,7 +184,7 @@ class InPhases(CollectiveAlgorithm):
                     ends = grid.places[line[i]], grid.places[line[j]]
                     edges[ends] = edges.get(ends, 0.0) + size
         latency, _, fill = self._times(kind, grid, nbytes, topology, place)
-        return Pipeline(tuple(Edge(*ends, size) for ends, size in edges.items()), latency, fill)
+        return SteadyState(tuple(Edge(*ends, size) for ends, size in edges.items()), latency, fill)
 
     def cost(
         self,

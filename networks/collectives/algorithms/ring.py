@@ -16,7 +16,7 @@ from typing import Literal
 from triosim.networks.collectives.algorithm import (
     CollectiveAlgorithm,
     Edge,
-    Pipeline,
+    SteadyState,
     Transfer,
     chunk_sizes,
     latency_of,
@@ -58,7 +58,7 @@ class Ring(CollectiveAlgorithm):
         place = {rank: chunk for chunk, rank in enumerate(group)}
         return _around(kind, ring, [place[rank] for rank in ring], chunk_sizes(group, nbytes, shares))
 
-    def pipeline(
+    def steady_state(
         self,
         kind: CollectiveKind,
         group: Sequence[int],
@@ -67,15 +67,15 @@ class Ring(CollectiveAlgorithm):
         *,
         root: int | None = None,
         shares: Sequence[float] | None = None,
-    ) -> Pipeline:
+    ) -> SteadyState:
         """Return the steady state, in closed form: the transfers of a large ring are too many to add up."""
         if kind in ("gather", "scatter", "all_to_all"):
-            return super().pipeline(kind, group, nbytes, topology, root=root, shares=shares)
+            return super().steady_state(kind, group, nbytes, topology, root=root, shares=shares)
         ring = ring_order(topology, group)
         if kind in ("broadcast", "reduce"):
             chain = _chain(kind, ring, root)
             hops = list(pairwise(chain))
-            return Pipeline(
+            return SteadyState(
                 tuple(Edge(source, destination, nbytes) for source, destination in hops),
                 math.fsum(latency_of(topology, source, destination) for source, destination in hops),
             )
@@ -94,7 +94,7 @@ class Ring(CollectiveAlgorithm):
         else:
             left_out = latencies
         rounds = 2 if kind == "all_reduce" else 1
-        return Pipeline(tuple(edges), max(math.fsum([*latencies * rounds, -min(left_out)]), 0.0))
+        return SteadyState(tuple(edges), max(math.fsum([*latencies * rounds, -min(left_out)]), 0.0))
 
 
 def _chain(kind: CollectiveKind, ring: Sequence[int], root: int | None) -> Sequence[int]:

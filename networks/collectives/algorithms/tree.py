@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from triosim.networks.collectives.algorithm import CollectiveAlgorithm, Pipeline, Transfer, steady_state
+from triosim.networks.collectives.algorithm import CollectiveAlgorithm, SteadyState, Transfer, steady_state_of
 from triosim.networks.collectives.algorithms.ring import Ring
 from triosim.networks.collectives.algorithms.trees import Parents, along_tree, binary, chunks_of
 from triosim.networks.collectives.ring_order import ring_order
@@ -47,7 +47,7 @@ class Tree(CollectiveAlgorithm):
         chunks = chunks_of(part)
         return together((along_tree(kind, parents, part, chunks) for parents in trees), chunks)
 
-    def pipeline(
+    def steady_state(
         self,
         kind: CollectiveKind,
         group: Sequence[int],
@@ -56,22 +56,22 @@ class Tree(CollectiveAlgorithm):
         *,
         root: int | None = None,
         shares: Sequence[float] | None = None,
-    ) -> Pipeline:
+    ) -> SteadyState:
         """Return the steady state; how many chunks there are does not matter for it.
 
         The two trees of a pair are channels of their own: what they send from one rank to another are two edges, of
         which each has its share of the links. As one edge they would have one share for twice the bytes.
         """
         if kind not in _ALONG_TREES:
-            return self.others.pipeline(kind, group, nbytes, topology, root=root, shares=shares)
+            return self.others.steady_state(kind, group, nbytes, topology, root=root, shares=shares)
         trees = self.trees(group, topology, root)
         part = nbytes / len(trees)
         sides = [trees[side::2] for side in range(min(len(trees), 2))]
         found = [
-            steady_state(together((along_tree(kind, parents, part, 1) for parents in side), 1), topology)
+            steady_state_of(together((along_tree(kind, parents, part, 1) for parents in side), 1), topology)
             for side in sides
         ]
-        return Pipeline(tuple(edge for one in found for edge in one.edges), max(one.latency for one in found))
+        return SteadyState(tuple(edge for one in found for edge in one.edges), max(one.latency for one in found))
 
 
 def rooted(ring: Sequence[int], root: int | None) -> Sequence[int]:

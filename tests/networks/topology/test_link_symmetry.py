@@ -70,7 +70,7 @@ def test_one_flow_takes_as_long_as_all_of_its_class(system: str, kind: Collectiv
         network = PacketNetwork(simpy.Environment(), topology)
         one = link_classes(topology, Rotation(1, 8))
         if folded:
-            network.fold(one)
+            network.use_link_classes(one)
         event = network.collective(kind, range(8), 1e8)
         network.env.run(until=event)
         carried = network.bytes_by_link()
@@ -89,6 +89,6 @@ def test_one_flow_takes_as_long_as_all_of_its_class(system: str, kind: Collectiv
 
 def test_a_chain_is_not_the_same_seen_from_every_rank() -> None:
     network = PacketNetwork(simpy.Environment(), Topology.load("switch(8, bandwidth=25 GB/s, latency=1 us)"))
-    network.fold(link_classes(network.topology, Rotation(1, 8)))
+    network.use_link_classes(link_classes(network.topology, Rotation(1, 8)))
     with pytest.raises(AsymmetryError, match="some send more than others"):
         network.collective("broadcast", range(8), 1e6)

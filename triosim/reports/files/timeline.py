@@ -25,7 +25,8 @@ from triosim.trace import Operator
 from triosim.units import format_bytes
 
 if TYPE_CHECKING:
-    from triosim.networks.base import LinkRate, Network
+    from triosim.networks.base import Network
+    from triosim.networks.extensions import LinkRate
     from triosim.networks.topology import Topology
 
 Transfer = Collective | Send | Recv | Batch | Copy

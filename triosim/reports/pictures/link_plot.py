@@ -7,7 +7,7 @@ from typing import Any
 
 from triosim import plugins
 from triosim.errors import OptionError
-from triosim.networks.base import LinkRate, Network
+from triosim.networks.extensions import LinkCounter, LinkRate
 from triosim.networks.topology import Topology
 from triosim.output_files import PathLike
 from triosim.reports.pictures import topology_picture as picture
@@ -72,7 +72,7 @@ def check_link_plot(path: PathLike, network: str) -> None:
     """Raise ``OutputError`` where a picture cannot be drawn, ``OptionError`` where a network of this name has no links."""
     check_plot(path)
     found = plugins.load("networks", network)
-    if getattr(found, "bytes_by_link", None) is Network.bytes_by_link:
+    if not issubclass(found, LinkCounter):
         raise OptionError(
             f"the network '{network}' simulates no links, so there is nothing to draw",
             where="--link-plot",

@@ -1,0 +1,89 @@
+"""Lowering of collectives to transfers: an algorithm's transfers are laid out once and kept for the next collective like it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal, NamedTuple, get_args
+
+import simpy
+
+from triosim.errors import OptionError, nearest
+from triosim.networks.collectives.algorithm import CollectiveAlgorithm, SteadyState, checked
+from triosim.networks.collectives.execution import GraphExecution, Send, TransferGraph, run_steady_state
+from triosim.networks.topology import NodeRef, Topology
+from triosim.tasks import CollectiveKind
+
+Form = Literal["pipelined", "steps"]
+_MOST_KEPT = 4_000_000  # transfers of all layouts together
+
+
+class Layout(NamedTuple):
+    """The transfers of a collective in one of its two forms; their sizes are to be multiplied by ``factor``."""
+
+    transfers: SteadyState | TransferGraph
+    factor: float
+
+    def edges(self) -> Iterable[tuple[NodeRef, NodeRef]]:
+        """Return source and destination of each transfer."""
+        if isinstance(self.transfers, SteadyState):
+            return [edge[:2] for edge in self.transfers.edges]
+        return self.transfers.ends
+
+    def run(self, env: simpy.Environment, send: Send) -> simpy.Event:
+        """Send everything; the event fires when all of it is delivered."""
+        event = env.event()
+        if isinstance(self.transfers, SteadyState):
+            run_steady_state(send, self.transfers, self.factor, event)
+        else:
+            GraphExecution(send, self.transfers, self.factor, event).start()
+        return event
+
+
+class CollectiveLowering:
+    """Lays out collectives by an algorithm in a form: ``pipelined`` (its steady state) or ``steps`` (each transfer)."""
+
+    def __init__(self, topology: Topology, algorithm: CollectiveAlgorithm, form: Form) -> None:
+        if form not in get_args(Form):
+            raise OptionError(f"unknown form of collectives '{form}'", fix=nearest(str(form), get_args(Form)))
+        self.topology = topology
+        self.algorithm = algorithm
+        self.form = form
+        self._layouts: dict[tuple[Any, ...], SteadyState | TransferGraph] = {}
+        self._kept = 0  # transfers in all layouts
+
+    def layout(
+        self,
+        kind: CollectiveKind,
+        ranks: tuple[int, ...],
+        nbytes: float,
+        *,
+        root: int | None = None,
+        shares: Sequence[float] | None = None,
+    ) -> Layout:
+        """Return the transfers of a collective that ``check`` has accepted."""
+        algorithm = self.algorithm
+        proportional = algorithm.proportional or (algorithm.steady and self.form == "pipelined")
+        proportional = proportional and shares is None
+        size = 1.0 if proportional else nbytes
+        key = (kind, ranks, size, root, None if shares is None else tuple(shares))
+        found = self._layouts.get(key)
+        if found is None:
+            if self.form == "pipelined":
+                found = algorithm.steady_state(kind, ranks, size, self.topology, root=root, shares=shares)
+            else:
+                transfers = algorithm.transfers(kind, ranks, size, self.topology, root=root, shares=shares)
+                found = TransferGraph(checked(algorithm, transfers, ranks, self.topology))
+            self._keep(key, found)
+        return Layout(found, nbytes if proportional else 1.0)
+
+    def _keep(self, key: tuple[Any, ...], layout: SteadyState | TransferGraph) -> None:
+        """Keep a layout, and drop the oldest ones where there are too many transfers."""
+        count = _count(layout)
+        while self._layouts and self._kept + count > _MOST_KEPT:
+            self._kept -= _count(self._layouts.pop(next(iter(self._layouts))))
+        self._layouts[key] = layout
+        self._kept += count
+
+
+def _count(layout: SteadyState | TransferGraph) -> int:
+    return len(layout.edges) if isinstance(layout, SteadyState) else len(layout.ends)

@@ -1,0 +1,106 @@
+"""Optional extensions of a network: what link tables, timelines, faults and rank folding need beyond moving bytes.
+
+A network has an extension if its class derives from it, next to ``Network``, and those who need one ask with ``isinstance``:
+
+    class Mine(Network, LinkCounter):
+        def transfer(self, source, destination, nbytes): ...
+        def bytes_by_link(self): ...
+
+They are classes to derive from and not protocols, so that a network which happens to have a method of the same name, with
+another meaning, is not taken for one that has the extension.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from triosim.networks.topology import NodeRef, Topology
+from triosim.networks.topology.link_symmetry import LinkClasses
+from triosim.tasks import CollectiveKind
+
+
+@dataclass(frozen=True, slots=True)
+class FlowRecord:
+    """A finished transfer: bytes, when it was asked for, when its last byte was delivered, and the links it crossed."""
+
+    source: str
+    destination: str
+    nbytes: float
+    started: float
+    finished: float
+    links: tuple[str, ...]
+
+
+class LinkRate(NamedTuple):
+    """From ``time`` on, a link carries ``rate`` bytes per second, which take a ``share`` (0 to 1) of its bandwidth."""
+
+    time: float
+    link: str
+    rate: float
+    share: float
+
+
+class LinkCounter(ABC):
+    """Counts the bytes that each link carries, for the table of links."""
+
+    @abstractmethod
+    def bytes_by_link(self) -> dict[str, float]:
+        """Return the bytes that each link has carried so far, by the link's name."""
+
+
+class LinkRecorder(LinkCounter):
+    """Records every flow and every change of a link's rate, for timelines and for the load of links over time.
+
+    Its constructor takes ``record`` (a bool), which it keeps as an attribute; without it, both lists stay empty.
+    """
+
+    topology: Topology
+    record: bool
+    flows: list[FlowRecord]
+    rates: list[LinkRate]
+
+
+class ChangeableLinks(ABC):
+    """Lets links change their bandwidth while the network runs, for faults."""
+
+    @abstractmethod
+    def set_bandwidth(self, source: NodeRef, destination: NodeRef, bandwidth: float) -> None:
+        """Set the bandwidth of the links from one node to another, in bytes per second; 0 means that they carry nothing."""
+
+
+class ContentionFree(ABC):  # noqa: B024 - it says something about a network and asks nothing of it
+    """Promises that transfers and collectives which run at the same time do not slow each other down.
+
+    Ranks that do the same may then be simulated once, whatever links they use.
+    """
+
+
+class FoldableNetwork(ABC):
+    """Tells which links a collective uses, and can simulate one link of each symmetry class, for rank folding.
+
+    What shares no link with a collective must not change how long it takes.
+    """
+
+    @abstractmethod
+    def collective_edges(
+        self, kind: CollectiveKind, ranks: tuple[int, ...], nbytes: float, *, root: int | None = None
+    ) -> Iterable[tuple[NodeRef, NodeRef]]:
+        """Return source and destination of each transfer of a collective, in an order that depends on the group's order alone.
+
+        After ``use_link_classes``, only of those transfers that are simulated.
+        """
+
+    @abstractmethod
+    def use_link_classes(self, classes: LinkClasses | None) -> None:
+        """Simulate one representative of each class of links from now on; None: every link. Called before anything is sent."""
+
+
+class FigureReporter(ABC):
+    """Counts other figures, which the result lists under ``network_figures``."""
+
+    @abstractmethod
+    def figures(self) -> Mapping[str, float]:
+        """Return the figures by name; seconds under names that end in ``_s``."""
