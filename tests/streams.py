@@ -9,7 +9,7 @@ import simpy
 
 from triosim.engine.engine import Engine
 from triosim.engine.recording import Recording
-from triosim.extrapolators.captured.captured_streams import Captured
+from triosim.extrapolators.captured.captured_plan import CapturedPlan
 from triosim.trace import Communication, CommunicationKind, Mark, Operator, Phase, Tensor, Trace
 from triosim.trace.task_streams import TaskStreams
 
@@ -75,6 +75,6 @@ def run(streams: TaskStreams, *, iterations: int = 1, **options: Any) -> tuple[R
     """Run the streams; return what was recorded, and what the network was asked for."""
     env = simpy.Environment()
     network = OneBytePerSecond(env)
-    captured = Captured(streams, iterations=iterations)
+    captured = CapturedPlan(streams, iterations=iterations)
     engine = Engine(env, network, timeline=True, **options)  # type: ignore[arg-type]
     return engine.run({rank: captured.tasks(rank) for rank in range(captured.world)}), network.asked

@@ -39,7 +39,9 @@ def test_a_step_takes_what_its_links_need(streams: TaskStreams) -> None:
     assert result.throughput_samples_per_s == pytest.approx(12 / 9)
     assert [row.exposed_communication_s for row in result.data.ranks] == pytest.approx([6, 6])
     assert result.title == "unknown, captured on 2 x unknown, ring 2"
-    assert any("captured: rank 0; the other ranks of 2 are taken to do the same" in note for note in result.notes)
+    assert any(
+        "rank 0 was captured; the other rank is assumed to run the same operators" in note for note in result.notes
+    )
 
 
 def test_a_file_runs_as_the_streams_do(streams: TaskStreams, file: str) -> None:

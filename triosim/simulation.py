@@ -21,7 +21,7 @@ from triosim.conditions.slow_links import with_slow_links
 from triosim.config import RunConfig, unread
 from triosim.engine.engine import Engine, Progress
 from triosim.errors import AsymmetryError, OptionError
-from triosim.extrapolators.captured.captured_streams import Captured
+from triosim.extrapolators.captured.captured_plan import CapturedPlan
 from triosim.extrapolators.core.plan import ParallelPlan, gpus_named_by, plan
 from triosim.extrapolators.core.symmetry import Symmetry
 from triosim.folding import folded_network as folding
@@ -152,7 +152,7 @@ def simulate(
     if isinstance(subject, TaskStreams):
         defaults = inspect.signature(simulate).parameters
         captured_run.check_options(subject, given, {name: defaults[name].default for name in given})
-        given["parallel"], gpus = Captured.parallel, subject.world
+        given["parallel"], gpus = CapturedPlan.parallel, subject.world
     else:
         captured_run.check_alone(subject)
         gpus = gpus_for(parallel, gpus)
@@ -194,12 +194,12 @@ def simulate(
 
     the_network = new_network()
     check_conditions(circumstances, the_network)
-    the_plan: ParallelPlan | Captured
+    the_plan: ParallelPlan | CapturedPlan
     with plugins.blamed():
         heterogeneity = Heterogeneity(circumstances, the_trace, model)
         if isinstance(subject, TaskStreams):
             captured_run.check_times(subject)
-            the_plan = Captured(subject, iterations=iterations)
+            the_plan = CapturedPlan(subject, iterations=iterations)
         else:
             the_plan = plan(
                 subject,

@@ -11,8 +11,8 @@ from streams import Script, run, same_on
 
 from triosim.engine.recording import Recording, operator_times
 from triosim.errors import DeadlockError, OptionError, TraceError
-from triosim.extrapolators.captured import script as captured_script
-from triosim.extrapolators.captured.captured_streams import Captured
+from triosim.extrapolators.captured import commands as captured_commands
+from triosim.extrapolators.captured.captured_plan import CapturedPlan
 from triosim.tasks import Compute
 from triosim.trace.task_streams import TaskStreams
 
@@ -252,7 +252,7 @@ def test_joining_operators_changes_no_time(data: st.DataObject) -> None:
             script.ask("all_gather", "world", 2.0 ** -next(powers), stream=stream)
     together, _ = run(same_on(2, script))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(captured_script, "MOST_JOINED", 1)
+        patch.setattr(captured_commands, "MOST_JOINED", 1)
         apart, _ = run(same_on(2, script))
     assert together.end == apart.end
     views = {operator.layer for operator in script.operators if operator.seconds == 0}
@@ -282,7 +282,7 @@ def test_launches_that_are_over_hold_up_nothing() -> None:
 def test_a_mark_that_waits_for_no_work_is_named() -> None:
     script = Script().run(1).mark("wait_work", "compute", 3).run(1)
     with pytest.raises(TraceError, match="before operator 1 waits for work 3, which nothing before it began"):
-        Captured(same_on(1, script))
+        CapturedPlan(same_on(1, script))
 
 
 def test_a_rank_without_a_group_is_named() -> None:
@@ -293,4 +293,4 @@ def test_a_rank_without_a_group_is_named() -> None:
 
 def test_fewer_than_one_step_is_refused() -> None:
     with pytest.raises(OptionError, match="0 is less than 1"):
-        Captured(same_on(1, Script().run(1)), iterations=0)
+        CapturedPlan(same_on(1, Script().run(1)), iterations=0)

@@ -16,7 +16,7 @@ from dataclasses import replace
 from triosim import gpus
 from triosim.config import Option
 from triosim.errors import DoesNotFitError, OptionError
-from triosim.extrapolators.captured.captured_streams import Captured
+from triosim.extrapolators.captured.captured_plan import CapturedPlan
 from triosim.extrapolators.core.lowering import Lowering
 from triosim.extrapolators.core.memory_footprint import MemoryFootprint
 from triosim.extrapolators.core.memory_tracker import MemoryTracker
@@ -144,12 +144,12 @@ def memory_of(plan: ParallelPlan, trace: Trace, gpu: Gpu | None = None) -> Plann
 
 
 @without_collecting()
-def memory_of_run(plan: ParallelPlan | Captured, trace: Trace, *, fail_on_oom: bool) -> WorldMemory:
+def memory_of_run(plan: ParallelPlan | CapturedPlan, trace: Trace, *, fail_on_oom: bool) -> WorldMemory:
     """Return the memory of every rank of a simulation: of a plan, or of a captured script's streams.
 
     Raises ``DoesNotFitError`` where a rank does not fit and that is asked for.
     """
-    memory = CapturedMemory(plan.streams) if isinstance(plan, Captured) else memory_of(plan, trace)
+    memory = CapturedMemory(plan.streams) if isinstance(plan, CapturedPlan) else memory_of(plan, trace)
     if fail_on_oom and memory.warning is not None:
         raise DoesNotFitError(memory.warning)
     return memory

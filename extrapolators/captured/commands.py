@@ -1,0 +1,250 @@
+"""The commands of a captured rank: what its host issues, in order, in whatever groups the rank is.
+
+Consecutive operators of one stream are one command. Events and works are resolved to the commands that they stand for, so
+that a wait names what it waits for; a wait for what is known to be over is left out. A collective that its stream does not
+wait for at once runs on its communicator's stream; one that it waits for runs on the issuing stream itself, as in PyTorch's
+ProcessGroupNCCL. A batch of sends and receives runs on the communicator's stream, a send or receive alone on its pair's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from triosim.errors import TraceError
+from triosim.tasks import Compute, Layers
+from triosim.trace import Communication, Mark, Operator, Trace
+
+#: How many operators are one command at most: the host, 1,024 launches ahead, would otherwise wait for one task.
+MOST_JOINED = 256
+
+
+@dataclass(frozen=True, slots=True)
+class GroupCollective:
+    """A collective of the rank's group of a family; it waits for the last command on the stream ``issuer``."""
+
+    communication: Communication
+    stream: str
+    issuer: str | None
+    layers: Layers | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PointToPoint:
+    """A batch of sends and receives, or one of them alone."""
+
+    parts: tuple[Communication, ...]
+    stream: str
+    issuer: str | None
+    layers: Layers | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StreamWait:
+    """A stream waits for earlier commands, by index."""
+
+    commands: tuple[int, ...]
+    stream: str
+
+
+@dataclass(frozen=True, slots=True)
+class HostWait:
+    """The host waits for earlier commands, by index; without any, for all of them."""
+
+    commands: tuple[int, ...]
+
+
+Command = Compute | GroupCollective | PointToPoint | StreamWait | HostWait
+
+
+def commands_of(trace: Trace, alone: frozenset[str] = frozenset()) -> tuple[Command, ...]:
+    """Return the commands of a trace. The groups of the families ``alone`` have no other rank.
+
+    Raises ``TraceError`` where a mark waits for a work that nothing before it began.
+    """
+    writer = _CommandWriter(trace, alone)
+    marks = iter((*trace.marks, Mark(len(trace.operators) + 1, "synchronize")))
+    mark = next(marks)
+    for position, operator in enumerate(trace.operators):
+        while mark.position <= position:
+            writer.mark(mark)
+            mark = next(marks)
+        writer.operator(operator)
+    while mark.position <= len(trace.operators):
+        writer.mark(mark)
+        mark = next(marks)
+    return writer.finished()
+
+
+class _CommandWriter:
+    def __init__(self, trace: Trace, alone: frozenset[str]) -> None:
+        self.trace = trace
+        self.alone = alone
+        self.commands: list[Command] = []
+        self.tails: dict[str, int] = {}  # by stream: its last command
+        self.events: dict[int, int | None] = {}  # by number: the stream's last command when it was recorded
+        self.works: dict[int, list[int]] = {}
+        self.barriers: set[int] = set()  # works for which the host waits
+        self.waited: dict[str, dict[str, int]] = {}  # by stream: up to which command of another stream it has waited
+        self.joined: list[Operator] = []  # operators of one stream that are no command yet
+        self.batch: list[Operator] = []
+        self.batches = _last_of_each_batch(trace.operators)
+
+    # ---- operators ----------------------------------------------------------------------------------------------
+
+    def operator(self, operator: Operator) -> None:
+        communication = operator.communication
+        if communication is None:
+            if self.joined and (self.joined[0].stream != operator.stream or len(self.joined) == MOST_JOINED):
+                self.flush()
+            self.joined.append(operator)
+        elif communication.kind not in ("send", "recv"):
+            self.collective(operator, communication)
+        elif communication.batch is None:
+            direction = "send to" if communication.kind == "send" else "receive from"
+            self.exchange([operator], f"{communication.group} {direction} {communication.peer}")
+        else:
+            self.batch.append(operator)
+            if self.batches[communication.batch] is operator:
+                together, self.batch = (
+                    [one for one in self.batch if _batch(one) == communication.batch],
+                    [one for one in self.batch if _batch(one) != communication.batch],
+                )
+                self.exchange(together, _own_stream(communication.group))
+
+    def collective(self, operator: Operator, communication: Communication) -> None:
+        """Issue a collective; the issuing stream waits for it where the capture says so."""
+        if communication.group in self.alone:
+            if communication.work is not None:
+                self.works.setdefault(communication.work, [])
+            return
+        barrier = communication.kind == "barrier"
+        at_once = communication.work is None and not barrier
+        self.flush(operator.stream)
+        stream = operator.stream if at_once else _own_stream(communication.group)
+        place = self.put(
+            GroupCollective(communication, stream, None if at_once else operator.stream, _layers(operator)), stream
+        )
+        if communication.work is not None:
+            self.works.setdefault(communication.work, []).append(place)
+            if barrier:
+                self.barriers.add(communication.work)
+        elif barrier:
+            self.host_waits((place,))
+
+    def exchange(self, operators: Sequence[Operator], own: str) -> None:
+        """Issue sends and receives; the stream of the first one waits for all, unless something waits for them later."""
+        parts = tuple(one.communication for one in operators if one.communication is not None)
+        issuer = operators[0].stream
+        at_once = all(part.work is None for part in parts)
+        self.flush(issuer)
+        stream = issuer if at_once else own
+        place = self.put(PointToPoint(parts, stream, None if at_once else issuer, _layers(operators[0])), stream)
+        for part in parts:
+            if part.work is not None:
+                self.works.setdefault(part.work, []).append(place)
+
+    # ---- marks --------------------------------------------------------------------------------------------------
+
+    def mark(self, mark: Mark) -> None:
+        if mark.kind == "record":
+            assert mark.stream is not None
+            assert mark.number is not None
+            self.flush(mark.stream)
+            self.events[mark.number] = self.tails.get(mark.stream)
+        elif mark.kind == "wait":
+            assert mark.stream is not None
+            self.wait(mark.stream, self.recorded(mark))
+        elif mark.kind == "wait_work":
+            assert mark.stream is not None
+            self.wait_work(mark.stream, mark)
+        elif mark.number is not None:
+            self.host_waits(self.recorded(mark))
+        elif mark.stream is not None:
+            self.flush(mark.stream)
+            self.host_waits((self.tails[mark.stream],) if mark.stream in self.tails else ())
+        else:
+            self.flush()
+            self.commands.append(HostWait(()))
+
+    def recorded(self, mark: Mark) -> tuple[int, ...]:
+        """Return the command that an event stands for; none where it was recorded before the step, or on an empty stream."""
+        assert mark.number is not None
+        command = self.events.get(mark.number)
+        return () if command is None else (command,)
+
+    def wait_work(self, stream: str, mark: Mark) -> None:
+        works = self.works.get(mark.number) if mark.number is not None else None
+        if works is None:
+            raise TraceError(
+                f"the mark before operator {mark.position} waits for work {mark.number}, which nothing before it began",
+                where=self.trace.source or None,
+            )
+        self.wait(stream, works)
+        if mark.number in self.barriers:
+            self.host_waits(tuple(works))
+
+    def wait(self, stream: str, commands: Iterable[int]) -> None:
+        """Let a stream wait for commands, unless it runs after them anyway."""
+        known = self.waited.setdefault(stream, {})
+        new = []
+        for command in commands:
+            other = self.stream_of(command)
+            if other != stream and known.get(other, -1) < command:
+                known[other] = command
+                new.append(command)
+        if new:
+            self.flush(stream)
+            self.put(StreamWait(tuple(new), stream), stream)
+
+    def host_waits(self, commands: tuple[int, ...]) -> None:
+        if commands:
+            self.flush()
+            self.commands.append(HostWait(commands))
+
+    # ---- commands --------------------------------------------------------------------------------------------------
+
+    def put(self, command: Command, stream: str) -> int:
+        """Put a command at the end of a stream; return its index."""
+        self.commands.append(command)
+        self.tails[stream] = len(self.commands) - 1
+        return len(self.commands) - 1
+
+    def flush(self, stream: str | None = None) -> None:
+        """Make a command of the operators that were joined, if they are on this stream (or on any, without one)."""
+        if self.joined and stream in (None, self.joined[0].stream):
+            own = self.joined[0].stream
+            self.put(Compute(tuple(self.joined), own), own)
+            self.joined = []
+
+    def stream_of(self, command: int) -> str:
+        found = self.commands[command]
+        assert not isinstance(found, HostWait)
+        assert found.stream is not None
+        return found.stream
+
+    def finished(self) -> tuple[Command, ...]:
+        self.flush()
+        return tuple(self.commands)
+
+
+def _own_stream(family: str) -> str:
+    """Return the name of the stream on which a communicator runs asynchronous collectives."""
+    return f"{family} communication"
+
+
+def _layers(operator: Operator) -> Layers | None:
+    return Layers.of(operator.layer) if operator.layer else None
+
+
+def _batch(operator: Operator) -> int | None:
+    return None if operator.communication is None else operator.communication.batch
+
+
+def _last_of_each_batch(operators: Iterable[Operator]) -> dict[int, Operator]:
+    found: dict[int, Operator] = {}
+    for operator in operators:
+        communication = operator.communication
+        if communication is not None and communication.batch is not None and communication.kind in ("send", "recv"):
+            found[communication.batch] = operator
+    return found

@@ -1,0 +1,58 @@
+"""The communicators of captured ranks, and the symmetry of those that run the same commands."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from triosim.extrapolators.core.mesh import Mesh
+from triosim.extrapolators.core.symmetry import Symmetry
+from triosim.tasks import Communicator
+from triosim.trace.task_streams import TaskStreams
+
+
+def communicators(streams: TaskStreams) -> list[dict[str, Communicator]]:
+    """Return each rank's communicators by family; one object for all members of a group."""
+    found: list[dict[str, Communicator]] = [{} for _ in range(streams.world)]
+    for family, groups in streams.groups.items():
+        for ranks in groups:
+            communicator = Communicator(ranks, family)
+            for rank in ranks:
+                found[rank][family] = communicator
+    return found
+
+
+def symmetry_of(streams: TaskStreams) -> Symmetry | None:
+    """Return the symmetry of ranks that run the same commands; None where there is none.
+
+    It is known where the groups of each family form the axes of a mesh: groups of equal size, whose ranks are equally far
+    apart.
+    """
+    bounds = {1, streams.world}
+    for groups in streams.groups.values():
+        found = {_stride(ranks) for ranks in groups if len(ranks) > 1}
+        if not found:
+            continue
+        stride, size = found.pop() or (0, 0)
+        if found or not stride or size * len(groups) != streams.world or any(r[0] // stride % size for r in groups):
+            return None
+        bounds |= {stride, stride * size}
+    ordered = sorted(bounds)
+    if any(outer % inner for inner, outer in pairwise(ordered)):
+        return None
+    sizes = {f"of {inner}": outer // inner for inner, outer in pairwise(ordered)}
+    if not sizes:
+        return None
+    mesh = Mesh.of(**sizes)
+    symmetric = [
+        axis
+        for axis in sizes
+        if all(model == streams.like[mesh.neighbour(axis, rank, 0)] for rank, model in enumerate(streams.like))
+    ]
+    return Symmetry(mesh, symmetric) if symmetric else None
+
+
+def _stride(ranks: tuple[int, ...]) -> tuple[int, int] | None:
+    """Return how far apart the ranks of a group are, and how many they are; None where they are not equally far apart."""
+    stride = ranks[1] - ranks[0]
+    regular = stride > 0 and ranks == tuple(range(ranks[0], ranks[-1] + 1, stride))
+    return (stride, len(ranks)) if regular else None
