@@ -16,9 +16,9 @@ from pathlib import Path
 import numpy as np
 
 from triosim import gpus
-from triosim.compute.learned import stored
+from triosim.compute.families import FamilyCalls
+from triosim.compute.learned import model_files
 from triosim.compute.models.auto import Auto
-from triosim.compute.shapes import Shapes
 from triosim.trace import Operator, Trace
 from triosim.trace import formats as trace_formats
 
@@ -29,8 +29,8 @@ TRACE = sorted((Path(__file__).parent.parent / "examples" / "traces").glob("gpt2
 def main() -> None:
     random = np.random.default_rng(0)
     sizes = {name: random.integers(16, 9000, COUNT).astype(float) for name in "mnk"}
-    products = Shapes("product", "bfloat16", {"b": np.ones(COUNT), **sizes})
-    model = stored.find("product", "bfloat16", "H100-SXM")
+    products = FamilyCalls("product", "bfloat16", {"b": np.ones(COUNT), **sizes})
+    model = model_files.find("product", "bfloat16", "H100-SXM")
     assert model is not None, "the package ships it"
     gpu = gpus.find("H100")
     report("products of one table", COUNT, lambda: model.seconds(products, gpu))

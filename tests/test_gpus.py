@@ -12,7 +12,7 @@ import pytest
 
 from triosim import gpus
 from triosim.errors import OptionError
-from triosim.gpus.gpu import _key
+from triosim.gpus.known_gpus import normalised
 
 REPORTED = {
     "NVIDIA H100 80GB HBM3": "H100-SXM",
@@ -44,7 +44,7 @@ def test_a_gpu_is_found_by_what_pytorch_calls_it(reported: str) -> None:
 
 
 def test_no_name_stands_for_two_gpus() -> None:
-    names = [_key(name) for gpu in gpus.catalogue() for name in {_key(n) for n in (gpu.name, *gpu.aliases)}]
+    names = [normalised(name) for gpu in gpus.catalogue() for name in {normalised(n) for n in (gpu.name, *gpu.aliases)}]
     assert len(names) == len(set(names))
 
 
@@ -186,7 +186,7 @@ WRONG = [
     ("bandwidth: -3 GB/s", "mine.yaml:1: bandwidth: -3 GB/s is not a positive number"),
     ("capacity: 3 bananas", "mine.yaml:1: capacity: unknown unit 'bananas'"),
     ("clock_hz: 3 GB", "mine.yaml:1: clock_hz: '3 GB' is not a quantity"),
-    ("sms: many", "mine.yaml:1: sms: 'many' is not right here"),
+    ("sms: many", "mine.yaml:1: sms: 'many' is not a whole number"),
     ("like: H10\n", "mine.yaml:1: like: there is no GPU 'H10'"),
     ("name: x\nflops: {bfloat16: 3}\nbandwidth: 3\ncapacity: 3", "mine.yaml:2: flops: 'float32' is missing"),
     ("name: x\nflops: {float32: 3}\ncapacity: 3", "'bandwidth' is missing; write for example 'bandwidth: 3.35 TB/s'"),

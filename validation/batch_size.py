@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from triosim import Operator, Trace, load_trace
-from triosim.compute.base import ComputeModel
+from triosim.compute.compute_model import ComputeModel
 from triosim.compute.models.auto import Auto
 from triosim.compute.models.linear import Linear
 from triosim.compute.models.roofline import Roofline

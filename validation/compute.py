@@ -15,9 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from triosim.compute.fit import calibration_run
-from triosim.compute.fit import fitting as calibration
+from triosim.compute.fit import family_fitting as calibration
 from triosim.compute.fit.evaluation import Statistics, by_class, statistics
-from triosim.compute.fit.fitting import Rows
+from triosim.compute.fit.family_fitting import Rows
 from triosim.compute.models import elementwise
 from triosim.compute.models.elementwise import memory_seconds
 from validation.report import Row, data

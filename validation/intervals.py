@@ -16,11 +16,11 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from triosim.compute.base import CLASS_EDGES, ComputeModel
-from triosim.compute.fit import fitting as calibration
-from triosim.compute.fit.fitting import Rows
-from triosim.compute.learned import stored
-from triosim.compute.learned.family_model import Learned
+from triosim.compute.compute_model import CLASS_EDGES, ComputeModel
+from triosim.compute.fit import family_fitting as calibration
+from triosim.compute.fit.family_fitting import Rows
+from triosim.compute.learned import model_files
+from triosim.compute.learned.family_model import FamilyModel
 from triosim.compute.models.auto import Auto
 from triosim.compute.models.linear import Linear
 from triosim.compute.models.roofline import Roofline
@@ -180,8 +180,8 @@ def steps(table: str, rows: Rows) -> Iterator[Coverage]:
     refit = replace(calibration.fit(rows.select(~held), others=False), errors=shipped.errors, sizes=shipped.sizes)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "held_out.npz"
-        stored.save([refit], path)
-        with stored.using(path):
+        model_files.save([refit], path)
+        with model_files.using(path):
             for column in _CHANGES[table]:
                 for gpu, mask in rows.each():
                     yield from _steps_of(f"{table}, another {column}", rows.select(mask & held), gpu, column)
@@ -258,8 +258,8 @@ def _operator(rows: Rows, number: int, sizes: tuple[int, ...], kind: str) -> Ope
     )
 
 
-def _shipped(rows: Rows) -> Learned:
-    found = stored.find(rows.shapes.family, rows.shapes.dtype, "")
+def _shipped(rows: Rows) -> FamilyModel:
+    found = model_files.find(rows.shapes.family, rows.shapes.dtype, "")
     assert found is not None
     return found
 

@@ -9,7 +9,7 @@ from itertools import product
 from typing import Any
 
 from triosim import plugins
-from triosim.compute.base import ComputeModel
+from triosim.compute.compute_model import ComputeModel
 from triosim.config import Option, RunConfig, takes_text
 from triosim.errors import OptionError, PluginError, TraceError
 from triosim.extrapolators.core.extrapolator import LEVELS, Extrapolator, Level

@@ -13,7 +13,7 @@ from itertools import chain, groupby
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from triosim import gpus
-from triosim.compute.base import ComputeModel
+from triosim.compute.compute_model import ComputeModel
 from triosim.compute.models.roofline import STAND_IN
 from triosim.compute.pricing.repricing import reprice
 from triosim.extrapolators.core.mesh import ExpertReplicas, GroupAxes

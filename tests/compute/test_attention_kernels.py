@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from triosim.compute.learned.attention_kernels import AttentionKernels
+from triosim.compute.models.attention_kernels import AttentionKernels
 from triosim.compute.models.auto import Auto
 from triosim.trace import Operator, Tensor
 

@@ -14,9 +14,9 @@ import triosim
 from triosim import gpus
 from triosim.cli import run
 from triosim.compute.fit import kind_fitting, operator_rows
-from triosim.compute.learned import stored
+from triosim.compute.learned import model_files
 from triosim.compute.models.auto import Auto
-from triosim.compute.models.calibrated import Calibrated
+from triosim.compute.models.calibrated import Calibrated, kind_features
 from triosim.compute.models.roofline import DEFAULTS
 from triosim.trace import Operator, Tensor, Trace
 
@@ -50,7 +50,7 @@ def trace_of(*operators: Operator, gpu: str = "H100", times: str = "measured") -
     return Trace(operators, 8, gpu=gpu, times=times)
 
 
-def law(trace: Trace, name: str) -> kind_fitting.KindLaw:
+def law(trace: Trace, name: str) -> kind_fitting.KindRegression:
     found = kind_fitting.fit(operator_rows.of_trace(trace))
     (one,) = [law for law in found if law.key.name == name]
     return one
@@ -58,7 +58,7 @@ def law(trace: Trace, name: str) -> kind_fitting.KindLaw:
 
 def test_a_straight_law_is_found_and_stated_to_be_sure() -> None:
     found = law(trace_of(*(pooling(n, k) for k, n in enumerate(SIZES))), "avgpool2d")
-    asked = operator_rows.describe([pooling(3 * 2**22, 0)], H100)
+    asked = kind_features([pooling(3 * 2**22, 0)], H100)
     assert found.seconds(asked, np.array([0]))[0] == pytest.approx(4e-6 + 8 * 3 * 2**22 / 2e12, rel=0.02)
     assert found.relative_error(asked, np.array([0]))[0] < 0.05
     assert (found.rows, found.sizes) == (11, 11)
@@ -67,7 +67,7 @@ def test_a_straight_law_is_found_and_stated_to_be_sure() -> None:
 def test_one_row_is_as_unsure_as_the_roofline_and_right_in_its_own_size() -> None:
     (single,) = operators = [pooling(2**26, 1)]
     found = law(trace_of(*operators), "avgpool2d")
-    asked = operator_rows.describe(operators, H100)
+    asked = kind_features(operators, H100)
     assert found.seconds(asked, np.array([0]))[0] == pytest.approx(single.seconds)
     assert found.error == found.beyond == DEFAULTS["reduction"].error
 
@@ -93,7 +93,7 @@ def test_beyond_the_measured_sizes_the_error_is_that_of_the_ends() -> None:
     bent = [replace(one, seconds=one.seconds * (2 if one.outputs[0].numel >= 2**25 else 1))
             for one in (pooling(n, k) for k, n in enumerate(SIZES))]  # fmt: skip
     found = law(trace_of(*bent), "avgpool2d")
-    inside, outside = operator_rows.describe([pooling(2**20, 1), pooling(2**31, 2)], H100), np.array([0, 1])
+    inside, outside = kind_features([pooling(2**20, 1), pooling(2**31, 2)], H100), np.array([0, 1])
     errors = found.relative_error(inside, outside)
     assert errors[1] > errors[0]
 
@@ -134,7 +134,7 @@ def calibrated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     triosim.save_trace(trace, tmp_path / "trace.json")
     assert run(["calibrate", "compute", str(tmp_path / "trace.json"), "-o", str(tmp_path / "own.npz")]) == 0
     assert "conv2d tf32" in capsys.readouterr().err
-    monkeypatch.setenv(stored.ENVIRONMENT, str(tmp_path / "own.npz"))
+    monkeypatch.setenv(model_files.ENVIRONMENT, str(tmp_path / "own.npz"))
     return trace
 
 
@@ -188,14 +188,14 @@ def test_a_gpu_that_is_named_goes_before_the_trace_s(tmp_path: Path, capsys: pyt
     assert run(["calibrate", "compute", str(tmp_path / "t.json"), "-o", str(tmp_path / "o.npz")]) == 2
     assert "'Gizmo 9000' is not in the catalogue; add --gpu NAME" in capsys.readouterr().err
     assert run(["calibrate", "compute", str(tmp_path / "t.json"), "--gpu", "L4", "-o", str(tmp_path / "o.npz")]) == 0
-    assert {one.gpu for one in stored.load(tmp_path / "o.npz").laws} == {"L4"}
+    assert {one.gpu for one in model_files.load(tmp_path / "o.npz").regressions} == {"L4"}
 
 
 def test_what_is_stored_is_read_again(calibrated: Trace, tmp_path: Path) -> None:
-    read = stored.load(tmp_path / "own.npz").laws
-    stored.save([], tmp_path / "again.npz", read)
+    read = model_files.load(tmp_path / "own.npz").regressions
+    model_files.save([], tmp_path / "again.npz", read)
     assert (tmp_path / "again.npz").read_bytes() == (tmp_path / "own.npz").read_bytes()
-    assert stored.load(tmp_path / "own.npz").models == []
+    assert model_files.load(tmp_path / "own.npz").models == []
 
 
 def test_element_wise_tables_fit_into_one_file_too(tmp_path: Path) -> None:
@@ -203,7 +203,7 @@ def test_element_wise_tables_fit_into_one_file_too(tmp_path: Path) -> None:
     rows = "".join(f"relu,1024,{2**n},{(4e-6 + 8 * 1024 * 2**n / 2e12) * 1e3}\n" for n in range(4, 18))
     table.write_text("OPName,B,H,latency_ms\n" + rows, encoding="utf-8")
     assert run(["calibrate", "compute", str(table), "--gpu", "H100", "-o", str(tmp_path / "own.npz")]) == 0
-    assert {str(one.key) for one in stored.load(tmp_path / "own.npz").laws} == {"relu", "any elementwise"}
+    assert {str(one.key) for one in model_files.load(tmp_path / "own.npz").regressions} == {"relu", "any elementwise"}
 
 
 def test_trees_are_grown_from_many_rows_where_they_are_better(tmp_path: Path) -> None:
@@ -219,8 +219,8 @@ def test_trees_are_grown_from_many_rows_where_they_are_better(tmp_path: Path) ->
     found = law(trace_of(*made), "cumsum")
     assert found.form == "trees"
     assert found.error < 0.1
-    stored.save([], tmp_path / "own.npz", [found])
-    (again,) = stored.load(tmp_path / "own.npz").laws
-    asked = operator_rows.describe(made, H100)
+    model_files.save([], tmp_path / "own.npz", [found])
+    (again,) = model_files.load(tmp_path / "own.npz").regressions
+    asked = kind_features(made, H100)
     every = np.arange(len(made))
     np.testing.assert_array_equal(found.seconds(asked, every), again.seconds(asked, every))

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from triosim.cli import run
-from triosim.compute import rates
-from triosim.compute.fit import evaluation, operator_rows, tables
-from triosim.compute.learned import stored
+from triosim.compute import attainable_rate
+from triosim.compute.fit import evaluation, family_tables, operator_rows
+from triosim.compute.learned import model_files
 from triosim.errors import TriosimError
 from triosim.gpus import find
 from validation.report import DataAbsent, data
@@ -39,7 +39,7 @@ def test_a_law_is_learned_from_its_points(tmp_path: Path, capsys: pytest.Capture
     said = json.loads(capsys.readouterr().out)
     assert said["rows"] == 400
     assert said["mape_percent"] < 4.0
-    (model,) = stored.load(models).models
+    (model,) = model_files.load(models).models
     assert model.provenance["rows"] == {"H100-SXM": 400}
     assert 0.01 < model.errors["random"]["H100-SXM"]["all"] < 0.15
 
@@ -82,11 +82,11 @@ def test_evaluate_takes_the_rows_of_the_gpu_that_is_named(tmp_path: Path, capsys
 def test_a_name_that_leaves_the_board_open_takes_the_one_in_the_table(tmp_path: Path) -> None:
     table = tmp_path / "ln.csv"
     table.write_text("device,B,H,latency_ms\nTesla V100-PCIE-32GB,1024,512,0.2\nTesla T4,8,512,0.2\n", encoding="utf-8")
-    assert evaluation.gpu_in(tables.read(table), "V100").name == "V100-PCIe-32GB"
+    assert evaluation.gpu_in(family_tables.read(table), "V100").name == "V100-PCIe-32GB"
 
 
 def test_a_board_that_may_not_draw_more_power_computes_no_faster() -> None:
-    law = rates.RateLaw(share=0.9, old=18e-12, new=9e-12)
+    law = attainable_rate.AttainableRate(share=0.9, old=18e-12, new=9e-12)
     assert law.rate(find("T4"), "float32") == pytest.approx(70 / 18e-12)
     assert law.rate(find("A100"), "bfloat16") == pytest.approx(0.9 * 312e12)
 
@@ -105,16 +105,16 @@ def test_a_board_that_may_not_draw_more_power_computes_no_faster() -> None:
 def test_the_shipped_models_fit_the_rows_that_they_saw(name: str, gpu: str, most: float) -> None:
     """Necessary, not sufficient: errors of rows not seen are in validation/compute.py."""
     try:
-        table = tables.read(data(f"operators/{name}.csv.gz"))
+        table = family_tables.read(data(f"operators/{name}.csv.gz"))
     except DataAbsent as absent:
         pytest.skip(str(absent))
     target = evaluation.gpu_in(table, gpu)
     rows = evaluation.rows_of(table, target)
-    assert evaluation.judge(operator_rows.of_table(rows, target)).total.mape_percent < most
+    assert evaluation.evaluate(operator_rows.of_table(rows, target)).total.mape_percent < most
 
 
 def test_a_table_of_no_known_gpu_is_refused(tmp_path: Path) -> None:
     table = tmp_path / "t.csv"
     table.write_text("device,B,M,N,K,latency_ms\nGizmo 9000,8,512,512,64,0.2\n", encoding="utf-8")
     with pytest.raises(TriosimError, match="has no rows of"):
-        evaluation.rows_of(tables.read(table), find("H100"))
+        evaluation.rows_of(family_tables.read(table), find("H100"))

@@ -9,21 +9,21 @@ import numpy as np
 import pytest
 
 from triosim import gpus
-from triosim.compute.base import Estimates
-from triosim.compute.learned import stored
-from triosim.compute.learned.ensemble import Ensemble
+from triosim.compute.compute_model import Estimates
+from triosim.compute.families import FamilyCalls
+from triosim.compute.learned import model_files
+from triosim.compute.learned.boosted_trees import BoostedTrees
 from triosim.compute.models.forest import Forest
 from triosim.compute.models.reduction import Reduction
-from triosim.compute.shapes import Shapes
 from triosim.errors import TriosimError
 from triosim.trace import Operator, Tensor
 
-SHIPPED = sorted(stored.SHIPPED.glob("*.npz"))
+SHIPPED = sorted(model_files.SHIPPED.glob("*.npz"))
 
 
-def product(m: float, n: float, k: float, dtype: str = "bfloat16") -> Shapes:
+def product(m: float, n: float, k: float, dtype: str = "bfloat16") -> FamilyCalls:
     sizes = {"b": 1.0, "m": m, "n": n, "k": k}
-    return Shapes("product", dtype, {name: np.array([value]) for name, value in sizes.items()})
+    return FamilyCalls("product", dtype, {name: np.array([value]) for name, value in sizes.items()})
 
 
 def linear(m: int, n: int, k: int, dtype: str = "bfloat16", name: str = "aten::linear") -> Operator:
@@ -33,7 +33,7 @@ def linear(m: int, n: int, k: int, dtype: str = "bfloat16", name: str = "aten::l
 
 def test_a_small_forest_by_hand() -> None:
     """Tree one: x <= 1 gives 10, otherwise y <= 5 gives 20 or 30. Tree two: y <= 2 gives 1 or 2."""
-    trees = Ensemble(
+    trees = BoostedTrees(
         (np.array([1.0]), np.array([2.0, 5.0])),
         tree=np.array([0, 0, 1], dtype=np.uint16),
         feature=np.array([0, 1, 1], dtype=np.uint8),
@@ -61,8 +61,8 @@ def test_the_trees_are_those_of_scikit_learn() -> None:
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
 def test_what_ships_says_where_it_comes_from(path: Path) -> None:
-    (model,) = stored.load(path).models
-    assert stored.file_name(model) == path.name
+    (model,) = model_files.load(path).models
+    assert model_files.file_name(model) == path.name
     assert model.provenance["source"]
     assert model.provenance["rows"].keys() == model.rates.keys()
     for gpu in model.rates:
@@ -71,13 +71,13 @@ def test_what_ships_says_where_it_comes_from(path: Path) -> None:
 
 def test_what_ships_is_small() -> None:
     assert SHIPPED
-    assert sum(path.stat().st_size for path in stored.SHIPPED.iterdir()) < 5e6
+    assert sum(path.stat().st_size for path in model_files.SHIPPED.iterdir()) < 5e6
 
 
 def test_stored_models_say_the_same_and_are_the_same_bytes(tmp_path: Path) -> None:
-    models = stored.load(SHIPPED[0]).models
+    models = model_files.load(SHIPPED[0]).models
     for name in ("one.npz", "two.npz"):
-        stored.save(models, tmp_path / name)
+        model_files.save(models, tmp_path / name)
     assert (tmp_path / "one.npz").read_bytes() == (tmp_path / "two.npz").read_bytes() == SHIPPED[0].read_bytes()
 
 
@@ -86,7 +86,7 @@ def test_a_broken_file_is_one_line(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "models.npz"
     path.write_bytes(content)
     with pytest.raises(TriosimError, match=r"models\.npz"):
-        stored.load(path)
+        model_files.load(path)
 
 
 @pytest.mark.parametrize("gpu", ["A100", "H100", "H200", "L4", "B200", "MI300X"])
@@ -121,9 +121,9 @@ def test_what_has_no_family_is_left_to_others() -> None:
 
 
 def test_models_of_ones_own_go_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (model,) = stored.load(stored.SHIPPED / "product_bfloat16.npz").models
-    stored.save([model], tmp_path / "own.npz")
-    monkeypatch.setitem(os.environ, stored.ENVIRONMENT, str(tmp_path))
-    found = stored.find("product", "bfloat16", "H100-SXM")
+    (model,) = model_files.load(model_files.SHIPPED / "product_bfloat16.npz").models
+    model_files.save([model], tmp_path / "own.npz")
+    monkeypatch.setitem(os.environ, model_files.ENVIRONMENT, str(tmp_path))
+    found = model_files.find("product", "bfloat16", "H100-SXM")
     assert found is not None
-    assert found is not stored._shipped("product", "bfloat16")
+    assert found is not model_files._shipped("product", "bfloat16")

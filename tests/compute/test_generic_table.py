@@ -11,7 +11,7 @@ from triosim import gpus
 from triosim.cli import run
 from triosim.compute.fit import operator_table
 from triosim.compute.fit.operator_table import Row
-from triosim.compute.learned import stored
+from triosim.compute.learned import model_files
 from triosim.errors import TriosimError
 from triosim.operators import features
 from triosim.trace import Operator, Tensor
@@ -120,9 +120,9 @@ def test_a_table_is_calibrated_by_gpu(tmp_path: Path, capsys: pytest.CaptureFixt
     operator_table.write(rows, tmp_path / "t.csv.gz")
     table, own = str(tmp_path / "t.csv.gz"), str(tmp_path / "own.npz")
     assert run(["calibrate", "compute", table, "-o", own]) == 0
-    assert {one.gpu for one in stored.load(own).laws} == {"H100-SXM", "T4"}
+    assert {one.gpu for one in model_files.load(own).regressions} == {"H100-SXM", "T4"}
     assert run(["calibrate", "compute", table, "--gpu", "T4", "-o", own]) == 0
-    assert {(one.gpu, one.rows) for one in stored.load(own).laws} == {("T4", 2)}
+    assert {(one.gpu, one.rows) for one in model_files.load(own).regressions} == {("T4", 2)}
     assert run(["calibrate", "compute", table, "--gpu", "V100", "-o", own]) == 2
     assert "has no rows of V100" in capsys.readouterr().err
     assert run(["calibrate", "evaluate", table]) == 2
@@ -158,7 +158,7 @@ def test_a_table_need_not_name_its_gpu(tmp_path: Path, capsys: pytest.CaptureFix
     assert "empty.csv:3: device: empty" in capsys.readouterr().err
     for path, rows in ((without, 1), (empty, 2)):
         assert calibrate(path, "--gpu", "H100") == 0
-        (law,) = {(one.gpu, one.rows) for one in stored.load(path.with_suffix(".npz")).laws}
+        (law,) = {(one.gpu, one.rows) for one in model_files.load(path.with_suffix(".npz")).regressions}
         assert law == ("H100-SXM", rows)
 
 
@@ -173,5 +173,5 @@ def test_a_gpu_outside_of_the_catalogue_is_described_in_a_file(
     assert calibrate(table, "--gpu", "H100") == 2
     assert "--gpu my_gpu.yaml" in capsys.readouterr().err
     assert calibrate(table, "--gpu", str(mine)) == 0
-    assert {one.gpu for one in stored.load(table.with_suffix(".npz")).laws} == {"my prototype"}
+    assert {one.gpu for one in model_files.load(table.with_suffix(".npz")).regressions} == {"my prototype"}
     assert gpus.find(str(mine)).rate("bfloat16") == 1e15

@@ -7,10 +7,10 @@ from itertools import product
 import numpy as np
 import pytest
 
-from triosim.compute.distinct_operators import Operators
 from triosim.compute.models.auto import Auto
 from triosim.compute.models.forest import Forest
 from triosim.compute.models.roofline import Roofline
+from triosim.compute.operator_sequence import OperatorSequence
 from triosim.trace import Category, Operator, Tensor
 
 
@@ -63,14 +63,14 @@ def linear(m: int, n: int, k: int, dtype: str, data: Category = "activation") ->
 
 def test_the_gradients_of_a_linear_layer_are_two_products() -> None:
     """Of (4096, 1024) by (1024, 8192): (4096, 8192) by (8192, 1024), and (1024, 4096) by (4096, 8192)."""
-    found = Operators(linear(4096, 8192, 1024, "bfloat16")).gradients
+    found = OperatorSequence(linear(4096, 8192, 1024, "bfloat16")).gradients
     shapes = {tuple(int(calls[name][row]) for name in "bmnk") for _, calls in found for row in range(len(calls))}
     assert shapes == {(1, 4096, 1024, 8192), (1, 1024, 8192, 4096)}
     assert all(place == 1 for places, _ in found for place in places)
 
 
 def test_what_the_network_is_fed_needs_the_weights_gradient_alone() -> None:
-    ((_, calls),) = Operators(linear(4096, 8192, 1024, "bfloat16", "input")).gradients
+    ((_, calls),) = OperatorSequence(linear(4096, 8192, 1024, "bfloat16", "input")).gradients
     assert [int(calls[name][0]) for name in "bmnk"] == [1, 1024, 8192, 4096]
 
 

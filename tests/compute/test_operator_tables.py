@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from triosim.compute import shapes
-from triosim.compute.fit import tables
+from triosim.compute import families
+from triosim.compute.fit import family_tables
 from triosim.errors import TriosimError
 
 GEMM = "m,n,k,latency_ms\n8,4096,1024,0.01\n16,64,32,0.002\n"
@@ -40,14 +40,18 @@ def write(folder: Path, text: str, name: str = "table.csv") -> str:
     ],
 )
 def test_the_columns_say_what_a_table_is(tmp_path: Path, text: str, name: str, family: str, dtype: str) -> None:
-    table = tables.read(write(tmp_path, text, name))
+    table = family_tables.read(write(tmp_path, text, name))
     assert (table.shapes.family, table.shapes.dtype) == (family, dtype)
 
 
 def test_a_compressed_table_is_the_same_table(tmp_path: Path) -> None:
     packed = tmp_path / "table.csv.gz"
     packed.write_bytes(gzip.compress(GEMM.encode()))
-    assert tables.read(packed).seconds.tolist() == tables.read(write(tmp_path, GEMM)).seconds.tolist() == [1e-5, 2e-6]
+    assert (
+        family_tables.read(packed).seconds.tolist()
+        == family_tables.read(write(tmp_path, GEMM)).seconds.tolist()
+        == [1e-5, 2e-6]
+    )
 
 
 @pytest.mark.parametrize(
@@ -67,7 +71,7 @@ def test_a_compressed_table_is_the_same_table(tmp_path: Path) -> None:
 )
 def test_what_is_wrong_is_said_with_its_line(tmp_path: Path, text: str, said: str) -> None:
     with pytest.raises(TriosimError) as caught:
-        tables.read(write(tmp_path, text))
+        family_tables.read(write(tmp_path, text))
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -85,8 +89,8 @@ def test_what_is_wrong_is_said_with_its_line(tmp_path: Path, text: str, said: st
 )
 def test_the_operators_of_a_table_have_its_shapes(tmp_path: Path, text: str, name: str) -> None:
     """So that a model says the same of a table's row and of that operator in a trace."""
-    table = tables.read(write(tmp_path, text, name))
-    ((places, found),) = shapes.of(tables.operators(table))
+    table = family_tables.read(write(tmp_path, text, name))
+    ((places, found),) = families.calls_of(family_tables.operators(table))
     assert places.tolist() == list(range(len(table)))
     assert (found.family, found.dtype) == (table.shapes.family, table.shapes.dtype)
     for column, values in table.shapes.columns.items():
@@ -115,15 +119,17 @@ def test_the_operators_of_a_table_have_its_shapes(tmp_path: Path, text: str, nam
 )
 def test_what_cannot_be_is_refused(tmp_path: Path, text: str, said: str) -> None:
     with pytest.raises(TriosimError) as caught:
-        tables.read(write(tmp_path, text))
+        family_tables.read(write(tmp_path, text))
     assert said in str(caught.value)
 
 
 def test_notes_and_empty_lines_are_no_rows(tmp_path: Path) -> None:
-    table = tables.read(write(tmp_path, "# mine\n\nm,n,k,latency_ms\n# warm\n8,4096,1024,0.01\n\n16,64,32,0.002\n"))
+    table = family_tables.read(
+        write(tmp_path, "# mine\n\nm,n,k,latency_ms\n# warm\n8,4096,1024,0.01\n\n16,64,32,0.002\n")
+    )
     assert table.seconds.tolist() == [1e-5, 2e-6]
 
 
 @pytest.mark.parametrize("name", ["fp16", "half", "torch.float16", "FP16"])
 def test_a_dtype_may_be_written_shorter(tmp_path: Path, name: str) -> None:
-    assert tables.read(write(tmp_path, f"m,n,k,dtype,seconds\n1,2,3,{name},1e-6\n")).shapes.dtype == "float16"
+    assert family_tables.read(write(tmp_path, f"m,n,k,dtype,seconds\n1,2,3,{name},1e-6\n")).shapes.dtype == "float16"

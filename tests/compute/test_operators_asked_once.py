@@ -1,4 +1,4 @@
-"""Operators that are alike are asked about once, and every answer is as if each had been asked about alone."""
+"""Equal operators are asked about once, and every answer is as if each had been asked about alone."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from triosim.compute.distinct_operators import Operators
 from triosim.compute.models.auto import Auto
+from triosim.compute.operator_sequence import OperatorSequence
 from triosim.trace import Operator, Tensor, Trace
 from triosim.trace import formats as trace_formats
 
@@ -25,7 +25,7 @@ def product(id: int, rows: int = 64, **changes: object) -> Operator:
 def test_layers_ids_and_times_make_no_difference_but_sizes_and_attributes_do() -> None:
     alike = [product(1), product(2), product(3, seconds=2e-5)]
     others = [product(4, rows=65), product(5, attributes={"alpha": 2}), product(6, name="aten::matmul")]
-    different, places = Operators([*alike, *others]).different
+    different, places = OperatorSequence([*alike, *others]).distinct
     assert places.tolist() == [0, 0, 0, 1, 2, 3]
     assert [operator.id for operator in different] == [1, 4, 5, 6]
 
@@ -34,7 +34,7 @@ def test_a_backward_operator_is_like_another_only_if_their_forward_operators_are
     backward = {"name": "MmBackward0", "phase": "backward"}
     forward = [product(1), product(2), product(3, rows=65)]
     of = [product(10 + one.id, forward=one.id, **backward) for one in forward]
-    different, places = Operators([*forward, *of]).different
+    different, places = OperatorSequence([*forward, *of]).distinct
     assert places.tolist() == [0, 0, 1, 2, 2, 3]
     assert [one.id if one else None for one in different.forwards] == [None, None, 1, 3]
 
@@ -55,7 +55,11 @@ def test_a_step_many_times_over_is_estimated_as_one(target: str) -> None:
         replace(one, attributes={**one.attributes, "number": row})
         for row, one in enumerate([*trace.operators, *second])
     ]
-    assert len(Operators(unlike).different[0]) == len(unlike) > 3 * len(Operators(trace.operators).different[0])
+    assert (
+        len(OperatorSequence(unlike).distinct[0])
+        == len(unlike)
+        > 3 * len(OperatorSequence(trace.operators).distinct[0])
+    )
     once, each = auto.estimate([*trace.operators, *second], gpu), auto.estimate(unlike, gpu)
     np.testing.assert_array_equal(once.seconds, each.seconds)
     np.testing.assert_array_equal(once.relative_error, each.relative_error)

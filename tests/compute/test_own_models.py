@@ -14,7 +14,7 @@ import triosim
 from triosim import gpus
 from triosim.cli import run
 from triosim.compute.fit import kind_fitting, operator_rows
-from triosim.compute.learned import stored
+from triosim.compute.learned import model_files
 from triosim.compute.models.auto import Auto
 from triosim.compute.models.forest import Forest
 from triosim.compute.pricing.repricing import on_gpu
@@ -31,7 +31,7 @@ def product(m: int, n: int, k: int, seconds: float = 0.0, number: int = 0) -> Op
 
 def gemm(path: Path, rows: list[tuple[int, int, int]], factor: float = 1.0) -> str:
     """A table of products that take ``factor`` times what ships says of an H100."""
-    with stored.using(""):
+    with model_files.using(""):
         seconds = Forest("H100").estimate([product(*sizes) for sizes in rows]).seconds * factor
     lines = [",".join(map(str, (*sizes, 1e3 * time))) for sizes, time in zip(rows, seconds, strict=True)]
     path.write_text("m,n,k,latency_ms\n" + "\n".join(lines) + "\n", encoding="utf-8")
@@ -47,10 +47,10 @@ def test_a_few_rows_correct_what_ships_and_do_not_displace_it(
     sizes = [(int(m), int(n), int(k)) for m, n, k in 64 * random.integers(1, 64, (rows, 3))]
     table = gemm(tmp_path / "t.csv", sizes, 1.2)
     assert run(["calibrate", "compute", table, "--gpu", "H100", "-o", str(tmp_path / "own.npz")]) == 0
-    assert stored.load(tmp_path / "own.npz").models == []
+    assert model_files.load(tmp_path / "own.npz").models == []
     asked = [product(m, 4096, 4096, number=m) for m in (64, 512, 8192)]
     before = Auto().estimate(asked, "H100").seconds
-    monkeypatch.setenv(stored.ENVIRONMENT, str(tmp_path / "own.npz"))
+    monkeypatch.setenv(model_files.ENVIRONMENT, str(tmp_path / "own.npz"))
     np.testing.assert_allclose(Auto().estimate(asked, "H100").seconds, 1.2 * before, rtol=0.02)
 
 
@@ -76,14 +76,14 @@ def test_a_law_that_learned_nothing_stands_back(tmp_path: Path, monkeypatch: pyt
         made.append(Operator(number, "aten::avg_pool2d", "forward", "", (data,), (out,), 4e-6 if number % 2 else 4.0))
     laws = kind_fitting.fit(operator_rows.of_trace(Trace(tuple(made), 8, gpu="H100")))
     assert min(law.error for law in laws) > 1.0
-    stored.save([], tmp_path / "own.npz", laws)
-    monkeypatch.setenv(stored.ENVIRONMENT, str(tmp_path / "own.npz"))
+    model_files.save([], tmp_path / "own.npz", laws)
+    monkeypatch.setenv(model_files.ENVIRONMENT, str(tmp_path / "own.npz"))
     assert {name.split()[0] for name in Auto().estimate(made, "H100").model} == {"roofline"}
 
 
 def test_a_file_that_is_written_anew_is_read_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own = tmp_path / "own.npz"
-    monkeypatch.setenv(stored.ENVIRONMENT, str(own))
+    monkeypatch.setenv(model_files.ENVIRONMENT, str(own))
     found = []
     for number, factor in enumerate((2.0, 4.0)):
         table = gemm(tmp_path / "t.csv", [(512, 4096, 4096)], factor)
@@ -134,7 +134,7 @@ def test_where_models_are_said_to_be_there_must_be_some(
         assert run(["calibrate", "evaluate", table, "--gpu", "H100", "--models", models]) == 2
         assert f"{models}: {said}" in capsys.readouterr().err
     for name in ("absent.npz", "none"):
-        monkeypatch.setenv(stored.ENVIRONMENT, str(tmp_path / name))
+        monkeypatch.setenv(model_files.ENVIRONMENT, str(tmp_path / name))
         assert run(["simulate", str(trace)]) == 2
         assert f"TRIOSIM_MODELS={tmp_path / name}: " in capsys.readouterr().err
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from triosim import gpus
+from triosim.compute.attainable_rate import PLAIN
 from triosim.compute.models.auto import Auto
 from triosim.compute.models.roofline import Roofline
-from triosim.compute.rates import PLAIN
 from triosim.trace import Operator, Tensor
 
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import pytest
 
 from triosim import gpus
+from triosim.compute.families import calls_of
 from triosim.compute.models.roofline import Roofline, class_of
-from triosim.compute.shapes import of
 from triosim.operators.features import flops, kind
 from triosim.operators.kinds import names
 from triosim.operators.products import recurrent_steps
@@ -163,7 +163,7 @@ def test_parameters_of_a_recurrent_layer_are_told_from_its_state() -> None:
 def test_every_dense_product_is_one_to_the_models_of_products() -> None:
     for name in ("linear", "mkldnn_linear", "mm", "matmul", "linalg_matmul", "addmm", "addmm_activation"):
         inputs, outputs, _ = PRODUCTS[name]
-        ((_, found),) = of([operator(name, inputs, outputs)])
+        ((_, found),) = calls_of([operator(name, inputs, outputs)])
         assert [float(found[column][0]) for column in "bmnk"] == [1, 20, 32, 16], name
 
 

@@ -10,7 +10,7 @@ import pytest
 import traces
 
 from triosim import gpus
-from triosim.compute.base import ComputeModel, Estimates
+from triosim.compute.compute_model import ComputeModel, Estimates
 from triosim.compute.models import linear, roofline
 from triosim.compute.models.auto import Auto, best
 from triosim.compute.models.linear import Linear

@@ -11,8 +11,8 @@ import pytest
 from traces import planned
 
 from triosim import describe, simulate
-from triosim.compute.base import ComputeModel, Estimates
-from triosim.compute.distinct_operators import each_once
+from triosim.compute.compute_model import ComputeModel, Estimates
+from triosim.compute.operator_sequence import deduplicated
 from triosim.config import RunConfig
 from triosim.extrapolators.core.plan import plan
 from triosim.extrapolators.deduplication.deduplicate import LayerDeduplication, UnequalLayersError
@@ -67,7 +67,7 @@ class Counting(ComputeModel):
     def __init__(self) -> None:
         self.asked = 0
 
-    @each_once
+    @deduplicated
     def estimate(self, operators: Sequence[Operator], gpu: str = "") -> Estimates:
         self.asked += len(operators)
         return Estimates(np.ones(len(operators)), np.full(len(operators), 0.1), ["counting"] * len(operators))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from triosim.compute.distinct_operators import Operators
+from triosim.compute.operator_sequence import OperatorSequence
 from triosim.operators.features import base_name, is_attention
 from triosim.operators.kinds import kind_of
 from triosim.trace import Trace
@@ -19,7 +19,7 @@ def products(trace: Trace) -> list[object]:
 
 def flops(trace: Trace) -> float:
     """The FLOPs of these, as PyTorch counts a step's."""
-    operators = Operators(trace.operators)
+    operators = OperatorSequence(trace.operators)
     return float(sum(row[0] for row, one in zip(operators.drivers, operators, strict=True) if _multiplies(one.name)))
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from triosim.cli import run
 from triosim.compute.fit import operator_table
-from triosim.compute.learned import stored
+from triosim.compute.learned import model_files
 from triosim.errors import OptionError, TriosimError
 from triosim.tracer.benchmarks import operator_calls as benchmark_calls
 from triosim.tracer.benchmarks import timers
@@ -143,8 +143,12 @@ def test_models_are_fitted_to_what_the_command_measured(tmp_path: Path, capsys: 
     assert run(["calibrate", "measure", "-o", table, *options]) == 0
     assert "6 rows in" in capsys.readouterr().err
     assert run(["calibrate", "compute", table, "-o", own]) == 0
-    assert {str(one.key) for one in stored.load(own).laws} >= {"softmax", "softmax backward", "foreachmul optimizer"}
-    assert {one.gpu for one in stored.load(own).laws} == {"CPU"}
+    assert {str(one.key) for one in model_files.load(own).regressions} >= {
+        "softmax",
+        "softmax backward",
+        "foreachmul optimizer",
+    }
+    assert {one.gpu for one in model_files.load(own).regressions} == {"CPU"}
     assert run(["calibrate", "evaluate", table, "--models", own]) == 0
 
 

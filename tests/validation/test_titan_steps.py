@@ -144,7 +144,7 @@ def test_the_constants_are_in_their_bounds_and_say_what_they_are() -> None:
 
 
 def test_a_gpu_of_one_s_own_is_found_by_its_name() -> None:
-    made = gpus.known(replace(gpus.find("H100"), name="an H100 with another fan", aliases=()))
+    made = gpus.register(replace(gpus.find("H100"), name="an H100 with another fan", aliases=()))
     assert gpus.find("an H100 with another fan") is made
 
 

@@ -18,8 +18,8 @@ from pathlib import Path
 
 from triosim import gpus
 from triosim.capture.process_pool import CaptureJob, RankPool, RankSummary
-from triosim.compute.base import ComputeModel
-from triosim.compute.pricing.prediction import DEFAULT_GPU, predicted
+from triosim.compute.compute_model import ComputeModel
+from triosim.compute.pricing.prediction import DEFAULT_GPU, with_predicted_times
 from triosim.errors import CaptureError, OptionError
 from triosim.trace.task_streams import TaskStreams
 from triosim.tracer.script_runner import check_script
@@ -68,7 +68,7 @@ def capture_ranks(
         captured = sorted(set(like))
         summaries = dict(zip(captured, pool.summaries(captured), strict=True))
         compared = pool.captured if chosen is None else ()
-        traces = {rank: predicted(pool.trace(rank), model) for rank in captured}
+        traces = {rank: with_predicted_times(pool.trace(rank), model) for rank in captured}
     if batch_size is not None:
         traces = {rank: replace(trace, batch_size=batch_size) for rank, trace in traces.items()}
     axes = _all_axes(summaries.values())

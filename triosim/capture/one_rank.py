@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from triosim import gpus, tracer
-from triosim.compute.base import ComputeModel
-from triosim.compute.pricing.prediction import DEFAULT_GPU, predicted
+from triosim.compute.compute_model import ComputeModel
+from triosim.compute.pricing.prediction import DEFAULT_GPU, with_predicted_times
 from triosim.trace import Trace
 from triosim.tracer.script_runner import check_script, run_script
 
@@ -43,5 +43,5 @@ def capture_fake(
         notes = tuple(device.notes)
     trace = device.traces[0]
     return Captured(
-        predicted(replace(trace, batch_size=batch_size or seen.batch_size or trace.batch_size), model), notes
+        with_predicted_times(replace(trace, batch_size=batch_size or seen.batch_size or trace.batch_size), model), notes
     )

@@ -11,7 +11,7 @@ from triosim.cli import options as o
 from triosim.cli.command import QuickCommand, QuickGroup
 
 if TYPE_CHECKING:
-    from triosim.compute.fit.evaluation import Judged, Statistics
+    from triosim.compute.fit.evaluation import Evaluation, Statistics
 
 app = typer.Typer(cls=QuickGroup, rich_markup_mode="rich", context_settings={"help_option_names": ["-h", "--help"]})
 
@@ -148,18 +148,18 @@ def evaluate(
         return
     from triosim.compute.fit import calibration_run as fitting
     from triosim.compute.fit import evaluation
-    from triosim.compute.learned import stored
+    from triosim.compute.learned import model_files
 
     if models is not None:
-        stored.check(models)
+        model_files.check(models)
     measured = fitting.measurements([table], gpu, operator, cache)
     target = fitting.single_gpu(measured, table)
     (rows,) = fitting.as_operators(measured)
     one_operator = {(part.shapes.family, part.shapes.dtype) for part, _ in measured.tables}
-    with stored.using(models):
+    with model_files.using(models):
         for line in (*fitting.unknown([rows]), *evaluation.already_fitted(rows, one_operator)):
             print(f"triosim: {line}", file=sys.stderr)
-        judged = evaluation.judge(rows)
+        judged = evaluation.evaluate(rows)
     family, dtype = next(iter(one_operator)) if one_operator else ("all", None)
     _show(judged, target.name, family, dtype, format)
 
@@ -304,7 +304,7 @@ class _Bar:
             self._bar.stop()
 
 
-def _show(judged: Judged, gpu: str, operator: str, dtype: str | None, format: str) -> None:
+def _show(judged: Evaluation, gpu: str, operator: str, dtype: str | None, format: str) -> None:
     if format == "json":
         kinds = {name: {**one.as_dict(), "model": judged.models[name]} for name, one in judged.kinds.items()}
         sums = {"measured_seconds": judged.measured_seconds, "predicted_seconds": judged.predicted_seconds}

@@ -9,15 +9,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from triosim.compute.base import ComputeModel as ComputeModel
-    from triosim.compute.base import Estimates as Estimates
+    from triosim.compute.compute_model import ComputeModel as ComputeModel
+    from triosim.compute.compute_model import Estimates as Estimates
     from triosim.compute.models.linear import Linear as Linear
     from triosim.compute.pricing.repricing import reprice as reprice
     from triosim.sharding.reshape import with_batch_size as with_batch_size
 
 _HOMES = {
-    "ComputeModel": "triosim.compute.base",
-    "Estimates": "triosim.compute.base",
+    "ComputeModel": "triosim.compute.compute_model",
+    "Estimates": "triosim.compute.compute_model",
     "Linear": "triosim.compute.models.linear",
     "reprice": "triosim.compute.pricing.repricing",
     "with_batch_size": "triosim.sharding.reshape",

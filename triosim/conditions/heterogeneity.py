@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from triosim import gpus
-from triosim.compute.base import ComputeModel
+from triosim.compute.compute_model import ComputeModel
 from triosim.compute.pricing.repricing import on_gpu
 from triosim.conditions.conditions import Conditions
 from triosim.conditions.stragglers import draw

@@ -1,19 +1,21 @@
-"""A user's own GPU from a YAML file: the catalogue's keys, with units where a person would write them.
+"""Reads a user's own GPU from a YAML file: the keys of the catalogue, with units where a person would write them.
 
-Errors name file, line and key. What ``triosim gpus NAME --format json`` prints is such a file, but for its names.
+With ``like``, a file gives only what differs from another GPU. Errors name file, line and key. What ``triosim gpus NAME
+--format json`` prints is such a file, except for its names.
 """
 
 from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
-
-from triosim import gpus, yaml_lines
+from triosim import yaml_lines
 from triosim.errors import OptionError, TriosimError, nearest
+from triosim.gpus.gpu import Gpu
+from triosim.gpus.known_gpus import catalogue, get
 from triosim.trace import DTYPE_BYTES, dtype_name
 from triosim.units import parse_bandwidth, parse_bytes
 from triosim.yaml_lines import Path as Place
@@ -114,65 +116,92 @@ def _rates(value: Any) -> dict[str, float]:
     return found
 
 
-class GpuModel(BaseModel):
-    """The keys of a user's GPU. What is left out is what ``like`` says, or is not known."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    like: str | None = None
-    name: str | None = None
-    aliases: list[str] | None = None
-    architecture: str | None = None
-    flops: Annotated[dict[str, float], BeforeValidator(_rates)] | None = None
-    bandwidth: Annotated[float, BeforeValidator(_positive_bandwidth)] | None = None
-    capacity: Annotated[float, BeforeValidator(_positive_bytes)] | None = None
-    l2_bytes: Annotated[float, BeforeValidator(_bytes)] | None = None
-    sms: int | None = None
-    clock_hz: Annotated[float, BeforeValidator(_clock)] | None = None
-    nvlink_bandwidth: Annotated[float, BeforeValidator(_bandwidth)] | None = None
-    pcie_bandwidth: Annotated[float, BeforeValidator(_bandwidth)] | None = None
-    tdp_watts: Annotated[float, BeforeValidator(_power)] | None = None
-    joules_per_flop: Annotated[float, BeforeValidator(_energy)] | None = None
-    price_per_hour: Annotated[float, BeforeValidator(_price)] | None = None
-    source: str | None = None
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{value!r:.60} is not text")
+    return value
 
 
-def read(file: str) -> gpus.Gpu:
+def _names(value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
+        raise ValueError(f"{value!r:.60} is not a list of names")
+    return tuple(value)
+
+
+def _count(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ValueError(f"{value!r:.60} is not a whole number")
+    return value
+
+
+#: The keys of a file, and how each value is read. A key that is left out is as ``like`` says, or not known.
+_KEYS: Mapping[str, Callable[[Any], Any]] = {
+    "like": _text,
+    "name": _text,
+    "aliases": _names,
+    "architecture": _text,
+    "flops": _rates,
+    "bandwidth": _positive_bandwidth,
+    "capacity": _positive_bytes,
+    "l2_bytes": _bytes,
+    "sms": _count,
+    "clock_hz": _clock,
+    "nvlink_bandwidth": _bandwidth,
+    "pcie_bandwidth": _bandwidth,
+    "tdp_watts": _power,
+    "joules_per_flop": _energy,
+    "price_per_hour": _price,
+    "source": _text,
+}
+
+
+def read(file: str) -> Gpu:
     """Return the GPU that a file describes. Raises ``OptionError``."""
     try:
-        mapping, lines = yaml_lines.parse(_text(file), file)
+        mapping, lines = yaml_lines.parse(_content(file), file)
     except TriosimError as error:
         raise OptionError(error.what, where=error.where, fix=error.fix) from None
     if not isinstance(mapping, dict):
         raise OptionError("not a mapping of keys to values", where=file, fix="begin with 'name: my GPU'")
-    try:
-        said = GpuModel.model_validate(mapping).model_dump(exclude_none=True)
-    except ValidationError as error:
-        raise _placed(error, file, lines) from None
-    like = said.pop("like", None)
+    values = _values(mapping, file, lines)
+    like = values.pop("like", None)
     if like is not None:
-        based = gpus.get(like)
+        based = get(like)
         if based is None:
-            fix = nearest(like, {gpu.name for gpu in gpus.catalogue()})
+            fix = nearest(like, {gpu.name for gpu in catalogue()})
             raise OptionError(f"there is no GPU '{like}' to be like", where=_where(file, lines, ("like",)), fix=fix)
-        said = _like(based, said, Path(file).stem)
+        values = _like(based, values, Path(file).stem)
     for key, example in _REQUIRED.items():
-        if key not in said:
+        if key not in values:
             raise OptionError(f"'{key}' is missing", where=file, fix=f"write for example '{key}: {example}'")
-    if "float32" not in said["flops"]:
+    if "float32" not in values["flops"]:
         raise OptionError("'float32' is missing", where=_where(file, lines, ("flops",)), fix="give its peak rate")
-    said.setdefault("source", file)
-    return gpus.Gpu(**{**said, "aliases": tuple(said.get("aliases", ()))})
+    values.setdefault("source", file)
+    return Gpu(**values)
 
 
-def _like(based: gpus.Gpu, said: dict[str, Any], file: str) -> dict[str, Any]:
-    """Return what a file says of a GPU, and of another one whatever it does not say; names are the file's own."""
-    found = {key: getattr(based, key) for key in gpus.Gpu.__dataclass_fields__ if key != "aliases"}
+def _values(mapping: Mapping[str, Any], file: str, lines: Mapping[Place, int]) -> dict[str, Any]:
+    """Return the values of a file by key, in the order of their lines. Raises ``OptionError`` for the first that is wrong."""
+    values = {}
+    for key in sorted(mapping, key=lambda key: lines.get((key,), 0)):
+        if key not in _KEYS:
+            raise OptionError("unknown key", where=_where(file, lines, (key,)), fix=nearest(str(key), _KEYS))
+        if mapping[key] is not None:
+            try:
+                values[key] = _KEYS[key](mapping[key])
+            except ValueError as error:
+                raise OptionError(str(error), where=_where(file, lines, (key,))) from None
+    return values
+
+
+def _like(based: Gpu, values: dict[str, Any], file: str) -> dict[str, Any]:
+    """Return the values of a file, and those of another GPU for every key that the file leaves out, except the names."""
+    found = {key: getattr(based, key) for key in Gpu.__dataclass_fields__ if key != "aliases"}
     found |= {"name": f"{based.name} of {file}", "source": f"like {based.name}"}
-    return {**found, **said, "flops": {**based.flops, **said.get("flops", {})}}
+    return {**found, **values, "flops": {**based.flops, **values.get("flops", {})}}
 
 
-def _text(file: str) -> str:
+def _content(file: str) -> str:
     place = Path(file)
     try:
         if place.is_file() and place.stat().st_size > LARGEST_FILE:
@@ -185,18 +214,6 @@ def _text(file: str) -> str:
         raise OptionError(what, where=file, fix="give a YAML file, or a name that 'triosim gpus' lists") from None
 
 
-def _placed(error: ValidationError, file: str, lines: dict[Place, int]) -> OptionError:
-    """Return the first of pydantic's errors, in our words."""
-    errors = error.errors(include_url=False)
-    found = min(errors, key=lambda one: lines.get(one["loc"][:1], 0))
-    where, kind = _where(file, lines, found["loc"][:1]), found["type"]
-    if kind == "extra_forbidden":
-        return OptionError("unknown key", where=where, fix=nearest(str(found["loc"][0]), GpuModel.model_fields))
-    if kind == "value_error":
-        return OptionError(str(found["ctx"]["error"]), where=where)
-    return OptionError(f"{found['input']!r:.60} is not right here: {found['msg'][:1].lower()}{found['msg'][1:]}", where)
-
-
-def _where(file: str, lines: dict[Place, int], path: Place) -> str:
+def _where(file: str, lines: Mapping[Place, int], path: Place) -> str:
     line = f":{lines[path]}" if path in lines else ""
     return f"{file}{line}: {'.'.join(str(part) for part in path)}"

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from triosim import gpus
-from triosim.compute.base import ComputeModel
-from triosim.compute.pricing.prediction import DEFAULT_GPU, predicted
+from triosim.compute.compute_model import ComputeModel
+from triosim.compute.pricing.prediction import DEFAULT_GPU, with_predicted_times
 from triosim.errors import OptionError, nearest
 from triosim.garbage_collector import without_collecting
 from triosim.models.architectures.model import Model
@@ -53,7 +53,7 @@ def described(
     target = gpus.find(gpu).name
     with without_collecting():
         trace = _written_down(sizes, choices, target)
-        return predicted(fusion.compiled(trace) if choices.kernels == "compiled" else trace, compute_model)
+        return with_predicted_times(fusion.compiled(trace) if choices.kernels == "compiled" else trace, compute_model)
 
 
 def _written_down(model: Model, choices: StepChoices, gpu: str) -> Trace:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from triosim.compute.base import ComputeModel
+from triosim.compute.compute_model import ComputeModel
 from triosim.compute.pricing.repricing import on_gpu
 from triosim.errors import OptionError, TraceError
 from triosim.gpus import Gpu

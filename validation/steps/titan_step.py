@@ -170,7 +170,7 @@ def _board(nodes: Nodes, picojoules: float) -> str:
     name = f"H100 of {nodes.watts:g} W and {nodes.bandwidth / 1e12:g} TB per s, {picojoules:.6g} pJ"
     based = gpus.find("H100-SXM")
     changed = {"bandwidth": nodes.bandwidth, "tdp_watts": nodes.watts, "joules_per_flop": picojoules * 1e-12}
-    return gpus.known(replace(based, name=name, aliases=(), source="like H100-SXM", **changed)).name
+    return gpus.register(replace(based, name=name, aliases=(), source="like H100-SXM", **changed)).name
 
 
 def _topology(step: Step) -> dict[str, Any] | None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from triosim.compute.learned.ensemble import Ensemble
+from triosim.compute.learned.boosted_trees import BoostedTrees
 from triosim.errors import TriosimError
 
 Array = npt.NDArray[np.float64]
@@ -26,7 +26,9 @@ class Settings:
     features: float = 0.5
 
 
-def grow(features: Array, target: Array, settings: Settings, groups: npt.NDArray[np.int64] | None = None) -> Ensemble:
+def grow(
+    features: Array, target: Array, settings: Settings, groups: npt.NDArray[np.int64] | None = None
+) -> BoostedTrees:
     """Return trees for ``target``; the typical residual, by which outliers are told, is that of a row's group.
 
     Half of the trees make squared errors small, half squared errors of which each row's counts less the further it is off
@@ -68,7 +70,7 @@ def regressor() -> Any:
     return HistGradientBoostingRegressor
 
 
-def _ensemble(regressors: list[Any], width: int) -> Ensemble:
+def _ensemble(regressors: list[Any], width: int) -> BoostedTrees:
     """Return the mean of fitted regressors; each has its own bins, so thresholds are gathered from those that tests use."""
     parts: dict[str, list[int]] = {name: [] for name in ("tree", "feature", "first", "last")}
     thresholds: list[float] = []
@@ -86,7 +88,7 @@ def _ensemble(regressors: list[Any], width: int) -> Ensemble:
     edge = np.zeros(len(used), dtype=np.uint8)
     for number in range(width):
         edge[feature == number] = np.searchsorted(edges[number], used[feature == number])
-    return Ensemble(
+    return BoostedTrees(
         edges,
         np.array(parts["tree"], dtype=np.uint16),
         feature,

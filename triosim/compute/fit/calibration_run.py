@@ -1,10 +1,10 @@
 """From measured operators to files of fitted models: what ``triosim calibrate compute`` does.
 
-Measured operators come in three forms: tables of one operator (``triosim.compute.fit.tables``), tables of any operators
-(``triosim.compute.fit.operator_table``) and traces. All rows become laws by kind of operator
-(``triosim.compute.fit.kind_fitting``);
-families of operators of which there are enough rows also get models of their own (``triosim.compute.fit.fitting``), and of
-the two ``auto`` takes the one that was seen to err less. What ships is fitted to families alone, of all GPUs together.
+Measured operators come in three forms: tables of one family (``triosim.compute.fit.family_tables``), tables of any operators
+(``triosim.compute.fit.operator_table``) and traces. All rows are fitted by regressions, one a kind of operator
+(``triosim.compute.fit.kind_fitting``). Families with enough rows also get a model each
+(``triosim.compute.fit.family_fitting``),
+and ``auto`` takes whichever of the two states the smaller error. What ships is fitted to families alone, of all GPUs together.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from pathlib import Path
 import numpy as np
 
 from triosim import gpus
-from triosim.compute import shapes as families
-from triosim.compute.fit import evaluation, kind_fitting, operator_rows, operator_table, tables
-from triosim.compute.fit import fitting as calibration
+from triosim.compute import families
+from triosim.compute.fit import evaluation, family_tables, kind_fitting, operator_rows, operator_table
+from triosim.compute.fit import family_fitting as calibration
 from triosim.compute.fit.boosting import regressor
-from triosim.compute.fit.fitting import Rows
+from triosim.compute.fit.family_fitting import Rows
+from triosim.compute.fit.family_tables import FamilyTable
 from triosim.compute.fit.operator_rows import OperatorRows
-from triosim.compute.fit.tables import Table
-from triosim.compute.learned import stored
-from triosim.compute.learned.family_model import Learned
-from triosim.compute.learned.kind_laws import KindLaw
+from triosim.compute.learned import model_files
+from triosim.compute.learned.family_model import FamilyModel
+from triosim.compute.learned.kind_regression import KindRegression
 from triosim.compute.models import elementwise
 from triosim.compute.models.elementwise import Segments, memory_seconds
 from triosim.errors import OptionError, OutputError, TriosimError
@@ -54,7 +54,7 @@ class Measured:
     any ``operators``, one entry a GPU and file.
     """
 
-    tables: list[tuple[Table, str | None]]
+    tables: list[tuple[FamilyTable, str | None]]
     operators: list[OperatorRows]
 
     def gpus(self) -> list[str]:
@@ -97,12 +97,12 @@ def run(
         progress(line)
     tables_of_families = measured.tables if together else _families(rows)
     fitted = _fit_families(tables_of_families, progress, together)
-    laws = [law for one in rows for law in kind_fitting.fit(one, progress)]
+    regressions = [found for one in rows for found in kind_fitting.fit(one, progress)]
     if folder:
         os.makedirs(path, exist_ok=True)
-        _write_folder(Path(path), fitted, laws)
+        _write_folder(Path(path), fitted, regressions)
     else:
-        stored.save(fitted.models, path, laws)
+        model_files.save(fitted.models, path, regressions)
     return path
 
 
@@ -110,12 +110,12 @@ def run(
 class _Fitted:
     """Models of families, and the text of the element-wise segments where these were fitted."""
 
-    models: list[Learned]
+    models: list[FamilyModel]
     segments: str = ""
 
 
 def _fit_families(
-    several: Sequence[tuple[Table, str | None]], progress: Callable[[str], None], together: bool
+    several: Sequence[tuple[FamilyTable, str | None]], progress: Callable[[str], None], together: bool
 ) -> _Fitted:
     models, text = [], ""
     if several:
@@ -135,14 +135,14 @@ def _fit_families(
     return _Fitted(models, text)
 
 
-def _write_folder(folder: Path, fitted: _Fitted, laws: Sequence[KindLaw]) -> None:
+def _write_folder(folder: Path, fitted: _Fitted, regressions: Sequence[KindRegression]) -> None:
     for model in fitted.models:
-        stored.save([model], folder / stored.file_name(model))
+        model_files.save([model], folder / model_files.file_name(model))
     if fitted.segments:
         with writing_text(folder / "elementwise.json") as file:
             file.write(fitted.segments + "\n")
-    if laws:
-        stored.save([], folder / _OPERATORS_FILE, laws)
+    if regressions:
+        model_files.save([], folder / _OPERATORS_FILE, regressions)
 
 
 def measurements(
@@ -185,8 +185,8 @@ def read(data: Sequence[str], gpu: str, operator: str | None = None) -> list[Row
     return calibration.collect([table for table, _ in found], [name for _, name in found])
 
 
-def _table(path: str, gpu: str | None, operator: str | None) -> tuple[Table, str | None]:
-    table = tables.read(path, operator)
+def _table(path: str, gpu: str | None, operator: str | None) -> tuple[FamilyTable, str | None]:
+    table = family_tables.read(path, operator)
     if gpu not in (None, EVERY):
         target = evaluation.gpu_in(table, str(gpu))
         return evaluation.rows_of(table, target), target.name
@@ -237,17 +237,17 @@ def unknown(several: Sequence[OperatorRows]) -> list[str]:
     return [f"nothing is known of {', '.join(names)}: taken as moving the bytes of their tensors, and no more"]
 
 
-def _families(several: Sequence[OperatorRows]) -> list[tuple[Table, str | None]]:
+def _families(several: Sequence[OperatorRows]) -> list[tuple[FamilyTable, str | None]]:
     """Return rows as tables of a family, where there are enough of them on one GPU."""
-    made: list[tuple[Table, str | None]] = []
+    made: list[tuple[FamilyTable, str | None]] = []
     for rows in several:
-        for places, shapes in families.of(rows.rows()):
+        for places, shapes in families.calls_of(rows.rows()):
             if shapes.family != "elementwise" and _different(shapes) >= ENOUGH_FOR_FAMILY:
-                made.append((Table(shapes, rows.seconds[places], None, rows.source), rows.gpu.name))
+                made.append((FamilyTable(shapes, rows.seconds[places], None, rows.source), rows.gpu.name))
     return made
 
 
-def _different(shapes: families.Shapes) -> int:
+def _different(shapes: families.FamilyCalls) -> int:
     return int(np.unique(np.stack(list(shapes.columns.values())), axis=1).shape[1])
 
 

@@ -1,4 +1,4 @@
-"""How far predictions are off measured times: relative to what was measured, over the rows of a table."""
+"""The errors of predicted operator times against measured ones, over the rows of tables and traces."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import numpy as np
 import numpy.typing as npt
 
 from triosim import gpus
-from triosim.compute.fit import operator_rows
+from triosim.compute.fit.family_tables import FamilyTable
 from triosim.compute.fit.operator_rows import OperatorRows
-from triosim.compute.fit.tables import Table
-from triosim.compute.learned import stored
+from triosim.compute.learned import model_files
 from triosim.compute.learned.family_model import CLASS_EDGES, CLASSES
 from triosim.compute.models.auto import Auto
+from triosim.compute.models.calibrated import bare_name
 from triosim.compute.pricing.repricing import model_name
 from triosim.errors import TriosimError
 from triosim.gpus import Gpu
@@ -39,8 +39,8 @@ class Statistics:
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
-    """How far predictions of any operators are off: ``kinds`` by operator and phase, ``models`` what predicted these."""
+class Evaluation:
+    """The errors of predictions of any operators: ``kinds`` by operator and phase, ``models`` what predicted them."""
 
     total: Statistics
     classes: dict[str, Statistics]
@@ -51,7 +51,7 @@ class Judged:
 
     @property
     def model(self) -> str:
-        """The models that said so."""
+        """The names of the models that predicted any."""
         return ", ".join(sorted({name for several in self.models.values() for name in several.split(", ")}))
 
 
@@ -79,7 +79,7 @@ def by_class(predicted: Array, measured: Array) -> dict[str, Statistics]:
     }
 
 
-def rows_of(table: Table, gpu: Gpu) -> Table:
+def rows_of(table: FamilyTable, gpu: Gpu) -> FamilyTable:
     """Return a table's rows of one GPU; all where it does not tell GPUs apart. Raises ``TriosimError`` without any."""
     if table.devices is None:
         return table
@@ -116,7 +116,7 @@ def check_devices(lines: Mapping[str, int], source: str) -> None:
             )
 
 
-def gpu_in(table: Table, name: str) -> Gpu:
+def gpu_in(table: FamilyTable, name: str) -> Gpu:
     """Return the GPU of a table that a user means."""
     return gpu_among(table.gpus(), name, table.source)
 
@@ -147,7 +147,7 @@ def already_fitted(rows: OperatorRows, families: Collection[tuple[str, str]]) ->
     ``families`` are the families and dtypes of a table of one operator, which what ships may have been fitted to.
     """
     asked = {Path(name).name for name in rows.source.split(", ")}
-    own, shipped = stored.fitted_files(families)
+    own, shipped = model_files.fitted_files(families)
     for whose, files in (("the given models", asked & own), ("the models that ship", asked & shipped)):
         if files:
             return [
@@ -157,18 +157,18 @@ def already_fitted(rows: OperatorRows, families: Collection[tuple[str, str]]) ->
     return []
 
 
-def judge(rows: OperatorRows) -> Judged:
+def evaluate(rows: OperatorRows) -> Evaluation:
     """Compare measured operators with what ``auto`` says of them, from fitted models and the roofline alone."""
     found = Auto().estimate(rows.operators, rows.gpu.name)
     predicted, measured = found.seconds[rows.measured], rows.seconds
-    keys = [f"{operator_rows.word(one.name)} {one.phase}" for one in rows.rows()]
+    keys = [f"{bare_name(one.name)} {one.phase}" for one in rows.rows()]
     said = [model_name(found.model[place]) for place in rows.measured]
     kinds, models = {}, {}
     for key in sorted(set(keys), key=lambda key: -sum(t for t, k in zip(measured, keys, strict=True) if k == key)):
         chosen = np.array([one == key for one in keys])
         kinds[key] = statistics(predicted[chosen], measured[chosen])
         models[key] = ", ".join(sorted({name for name, one in zip(said, keys, strict=True) if one == key}))
-    return Judged(
+    return Evaluation(
         statistics(predicted, measured), by_class(predicted, measured), kinds, models, float(measured.sum()),
         float(predicted.sum()),
     )  # fmt: skip

@@ -1,8 +1,8 @@
-"""Fits laws to rows of measured operators: one for each name, and one for each class of names, by phase and dtype.
+"""Fits regressions to rows of measured operators: one for each name, and one for each class of names, by phase and dtype.
 
-Of the forms that a law may have, the one is taken that predicts rows best that it did not see. What it states as its error is
-what this cross-validation found, rows of one size always held out together, with what is stated of such operators without any
-row as one row more: a law of one row is as unsure as the roofline, one of a hundred is as sure as it showed to be.
+Of the forms of a regression, the one with the least cross-validated error is taken. That error is what it states, rows of one
+size always held out together, averaged with the error of the roofline as if that were one size more: a regression of one row
+states half of both, one of a hundred rows about what it showed.
 """
 
 from __future__ import annotations
@@ -13,79 +13,78 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from triosim.compute.fit import operator_rows
 from triosim.compute.fit.boosting import Settings, grow, regressor
-from triosim.compute.fit.operator_rows import Described, Key, OperatorRows
-from triosim.compute.learned.ensemble import Ensemble
-from triosim.compute.learned.kind_laws import Form, KindLaw
+from triosim.compute.fit.operator_rows import OperatorRows
+from triosim.compute.learned.boosted_trees import BoostedTrees
+from triosim.compute.learned.kind_regression import Form, KindFeatures, KindRegression, OperatorKind
 from triosim.compute.models import calibrated
 from triosim.compute.models.linear import fit_line
 from triosim.compute.models.roofline import FLOOR_SECONDS
 
 Array = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
-Fit = Callable[["_Points"], KindLaw]
+Fit = Callable[["_Points"], KindRegression]
 
 #: So many different sizes are worth trees.
 ENOUGH_FOR_TREES = 40
 _TREES = Settings(trees=80, leaves=12, rate=0.12, least=4, robust=False)
-#: No law is surer than this: what the same call's time varies by from run to run.
+#: No regression states less: what the time of one call varies by from run to run.
 LEAST_ERROR = 0.01
-#: A line needs no more points, chosen at random.
+#: A line is fitted to at most so many points, chosen at random.
 _MOST_POINTS = 500
-#: Each size is held out alone, up to so many.
+#: Each size is held out alone, up to so many folds.
 _MOST_FOLDS, _FOLDS_OF_TREES = 20, 5
-#: Of the sizes, how many at either end are held out to see how a law goes on.
+#: The share of the sizes at either end that are held out to find the error beyond the measured sizes.
 _END = 0.2
 
 
-def fit(rows: OperatorRows, progress: Callable[[str], None] = lambda text: None) -> list[KindLaw]:
-    """Return a law for each name of the rows, and for each class of names, by phase and dtype."""
-    described = operator_rows.describe(rows.operators, rows.gpu)
-    described = calibrated.with_shipped(described, rows.operators, rows.measured.tolist(), rows.gpu)
-    by_key: dict[Key, list[int]] = {}
-    classes: dict[Key, Key] = {}
-    for place in rows.measured.tolist():
-        for key in described.keys[place]:
-            by_key.setdefault(key, []).append(place)
-            classes[key] = described.keys[place][1]
-    laws: list[KindLaw] = []
+def fit(rows: OperatorRows, progress: Callable[[str], None] = lambda text: None) -> list[KindRegression]:
+    """Return a regression for each name of the rows, and for each class of names, by phase and dtype."""
+    known = calibrated.kind_features(rows.operators, rows.gpu)
+    known = calibrated.with_shipped(known, rows.operators, rows.measured.tolist(), rows.gpu)
+    by_kind: dict[OperatorKind, list[int]] = {}
+    classes: dict[OperatorKind, OperatorKind] = {}
+    for row in rows.measured.tolist():
+        for kind in known.kinds[row]:
+            by_kind.setdefault(kind, []).append(row)
+            classes[kind] = known.kinds[row][1]
+    regressions: list[KindRegression] = []
     seconds = np.array([operator.seconds for operator in rows.operators])
-    every = {tuple(places): _Points.of(described, seconds, np.array(places)) for places in by_key.values()}
+    every = {tuple(several): _Points.of(known, seconds, np.array(several)) for several in by_kind.values()}
     if any(points.sizes >= ENOUGH_FOR_TREES for points in every.values()):
         regressor()  # says what is missing before anything takes long
-    fitted: dict[tuple[int, ...], KindLaw] = {}  # a class of one name is that name
-    for key, places in by_key.items():
-        law = fitted.get(tuple(places))
-        if law is None:
-            points = every[tuple(places)]
-            law = fitted[tuple(places)] = _fit_one(points, operator_rows.stated_error(classes[key]))
-        laws.append(replace(law, gpu=rows.gpu.name, key=key, files=rows.source))
-        if not key.name.startswith("any "):
-            progress(f"{laws[-1]}: {100 * law.error:.0f}% off, {100 * law.beyond:.0f}% beyond these sizes")
-    return laws
+    fitted: dict[tuple[int, ...], KindRegression] = {}  # a class of one name is that name
+    for kind, several in by_kind.items():
+        one = fitted.get(tuple(several))
+        if one is None:
+            one = _fit_one(every[tuple(several)], calibrated.roofline_error(classes[kind]))
+            fitted[tuple(several)] = one
+        regressions.append(replace(one, gpu=rows.gpu.name, key=kind, files=rows.source))
+        if not kind.name.startswith("any "):
+            progress(f"{regressions[-1]}: {100 * one.error:.0f}% off, {100 * one.beyond:.0f}% beyond these sizes")
+    return regressions
 
 
 @dataclass(frozen=True)
 class _Points:
-    """The rows of one kind; ``size`` numbers those that are alike."""
+    """The rows of one kind; ``size`` numbers their sizes."""
 
-    described: Described
+    known: KindFeatures
     seconds: Array
     size: npt.NDArray[np.int64]
 
     @classmethod
-    def of(cls, described: Described, seconds: Array, places: npt.NDArray[np.int64]) -> _Points:
-        part = described.select(places)
+    def of(cls, known: KindFeatures, seconds: Array, rows: npt.NDArray[np.int64]) -> _Points:
+        part = known.select(rows)
         _, size = np.unique(np.hstack([part.drivers, part.features]), axis=0, return_inverse=True)
-        return cls(part, seconds[places], np.ravel(size))
+        return cls(part, seconds[rows], np.ravel(size))
 
     @property
     def sizes(self) -> int:
         return int(self.size.max()) + 1
 
     def select(self, rows: Mask) -> _Points:
-        return _Points.of(self.described, self.seconds, np.flatnonzero(rows))
+        return _Points.of(self.known, self.seconds, np.flatnonzero(rows))
 
     def merged(self) -> _Points:
         """One row for each size, with the median of its times."""
@@ -97,10 +96,10 @@ class _Points:
         return replace(one, seconds=medians[self.size[np.sort(first)]])
 
 
-def _fit_one(points: _Points, stated: float) -> KindLaw:
+def _fit_one(points: _Points, stated: float) -> KindRegression:
     """The form that errs less where it was not fitted, fitted to all, with the errors that it had."""
     forms: list[Fit] = [_roofline]
-    if np.isfinite(points.described.shipped).all():
+    if np.isfinite(points.known.shipped).all():
         forms = [_shipped, _roofline]
     if points.sizes > 1:
         forms.append(_line)
@@ -114,14 +113,14 @@ def _fit_one(points: _Points, stated: float) -> KindLaw:
 
 
 def _with_prior(errors: Array, sizes: int, stated: float) -> float:
-    """The mean of errors, with the stated one as that of one size more."""
+    """The mean of errors, with the stated one counted as that of one more size."""
     if not len(errors):
         return stated
     return max((float(errors.mean()) * sizes + stated) / (sizes + 1), LEAST_ERROR)
 
 
 def _held_out(points: _Points, form: Fit) -> Array:
-    """Errors of each row by a law that saw no row of its size; none where there is one size."""
+    """Errors of each row by a regression that saw no row of its size; none where there is one size."""
     if points.sizes < 2:
         return np.empty(0)
     folds = min(points.sizes, _FOLDS_OF_TREES if form is _trees else _MOST_FOLDS)
@@ -130,55 +129,55 @@ def _held_out(points: _Points, form: Fit) -> Array:
 
 
 def _ends_held_out(points: _Points, form: Fit) -> Array:
-    """Errors of the largest sizes by a law of the others, and of the smallest likewise."""
+    """Errors of the largest sizes by a regression to the others, and of the smallest likewise."""
     held = max(1, round(_END * points.sizes))
     if points.sizes < 2:
         return np.empty(0)
     _, first = np.unique(points.size, return_index=True)
-    order = np.argsort(points.described.roofline[first])
+    order = np.argsort(points.known.roofline[first])
     return np.concatenate([_errors(points, form, np.isin(points.size, ends)) for ends in (order[-held:], order[:held])])
 
 
 def _errors(points: _Points, form: Fit, held: Mask) -> Array:
-    law = form(points.select(~held))
-    predicted = law.seconds(points.described, np.flatnonzero(held))
+    regression = form(points.select(~held))
+    predicted = regression.seconds(points.known, np.flatnonzero(held))
     error: Array = np.abs(predicted / points.seconds[held] - 1.0)
     return error
 
 
-def _shipped(points: _Points) -> KindLaw:
-    return _law(points, "shipped", level=float(np.median(points.seconds / points.described.shipped)))
+def _shipped(points: _Points) -> KindRegression:
+    return _regression(points, "shipped", level=float(np.median(points.seconds / points.known.shipped)))
 
 
-def _roofline(points: _Points) -> KindLaw:
-    return _law(points, "roofline", level=float(np.median(points.seconds / points.described.roofline)))
+def _roofline(points: _Points) -> KindRegression:
+    return _regression(points, "roofline", level=float(np.median(points.seconds / points.known.roofline)))
 
 
-def _line(points: _Points) -> KindLaw:
+def _line(points: _Points) -> KindRegression:
     one = points.merged()
     if one.sizes > _MOST_POINTS:
         one = one.select(np.random.default_rng(0).permutation(len(one.seconds)) < _MOST_POINTS)
-    return _law(points, "line", coefficients=fit_line(one.described.drivers, one.seconds).coefficients)
+    return _regression(points, "line", coefficients=fit_line(one.known.drivers, one.seconds).coefficients)
 
 
-def _trees(points: _Points) -> KindLaw:
+def _trees(points: _Points) -> KindRegression:
     one = points.merged()
-    grown = grow(one.described.features, np.log(one.seconds / one.described.roofline), _TREES)
-    return _law(points, "trees", trees=grown)
+    grown = grow(one.known.features, np.log(one.seconds / one.known.roofline), _TREES)
+    return _regression(points, "trees", trees=grown)
 
 
-def _law(
+def _regression(
     points: _Points,
     form: Form,
     *,
     level: float = 0.0,
     coefficients: Sequence[float] = (),
-    trees: Ensemble | None = None,
-) -> KindLaw:
-    sizes = points.described.roofline
-    return KindLaw(
+    trees: BoostedTrees | None = None,
+) -> KindRegression:
+    sizes = points.known.roofline
+    return KindRegression(
         gpu="",
-        key=Key("", "", ""),
+        key=OperatorKind("", "", ""),
         form=form,
         level=level,
         coefficients=tuple(coefficients),

@@ -1,4 +1,4 @@
-"""The generic table of measured operators: one operator a row, with the shapes and dtypes of its tensors, as a CSV file.
+"""Tables of any measured operators: a CSV file of one operator a row, with the shapes and dtypes of its tensors.
 
 ``triosim calibrate measure`` writes it, ``calibrate compute`` and ``calibrate evaluate`` read it. The columns:
 
@@ -29,7 +29,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from triosim.compute import csv_rows
+from triosim.compute.fit import csv_table
 from triosim.compute.fit.operator_rows import OperatorRows
 from triosim.errors import TriosimError, nearest
 from triosim.gpus import Gpu
@@ -66,13 +66,13 @@ class Row:
 
 def recognises(path: str | os.PathLike[str]) -> bool:
     """Whether a file is such a table, by its first line."""
-    return {"operator", "inputs"} <= {*csv_rows.header_of(path)}
+    return {"operator", "inputs"} <= {*csv_table.header_of(path)}
 
 
 def read(path: str | os.PathLike[str]) -> list[Row]:
     """Read the rows of a table, compressed or not. Raises ``TriosimError`` that names file, line and what would be right."""
     place = os.fspath(path)
-    sheet = csv_rows.read(place)
+    sheet = csv_table.read(place)
     for name in sheet.header:
         if name not in COLUMNS:
             raise TriosimError(f"unknown column '{name}'", where=sheet.where, fix=nearest(name, COLUMNS))
@@ -165,7 +165,7 @@ def _row(cells: dict[str, str], where: str) -> Row:
     cache = cells.get("cache", "")
     if cache:
         _known("cache", cache, CACHES, where)
-    seconds = csv_rows.seconds(cells["seconds"], "seconds", where)
+    seconds = csv_table.seconds(cells["seconds"], "seconds", where)
     inputs, outputs = (_tensors(cells[name], dtype, where, name) for name in ("inputs", "outputs"))
     if not cells["operator"] or not (inputs or outputs):
         raise TriosimError("an operator needs a name and at least one tensor", where=where)
@@ -213,7 +213,7 @@ def _tensors(text: str, dtype: str, where: str, column: str) -> tuple[Tensor, ..
             raise TriosimError(f"{column}: '{part}' is no shape", where=where, fix="write 8x1024, or 8x16:int64")
         if 0 in lengths:
             raise TriosimError(f"{column}: '{part}' has no element", where=where, fix="leave such rows out")
-        if math.prod(lengths) > csv_rows.LARGEST_SIZE:
+        if math.prod(lengths) > csv_table.LARGEST_SIZE:
             raise TriosimError(f"{column}: '{part}' fits into no memory", where=where)
         found.append(Tensor(number if column == "inputs" else _FIRST_OUTPUT + number, lengths, other or dtype))
     return tuple(found)

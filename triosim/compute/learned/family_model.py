@@ -1,9 +1,9 @@
-"""A fitted model of one family of operators in one dtype: trees on top of the roofline, and how far it was off.
+"""The learned time model of one family of operators in one dtype: boosted trees times the roofline, with errors by size.
 
-A GPU with many measurements has trees of its own; GPUs with some share trees that are told the GPU's specifications. A GPU
-with the chip of a measured one is predicted as that one, at its rate or, where its board allows more power, that of the law if
-that is higher. Any other GPU is predicted by trees that see ratios alone, fitted on all GPUs together, and by a law of what
-rate it reaches.
+A GPU with many measurements has trees of its own; GPUs with some share trees that also read the GPU's specifications. A GPU
+with the chip of a measured one is predicted as that one, at its rate or, where its board allows more power, at the attainable
+rate if that is higher (``triosim.compute.attainable_rate``). Any other GPU is predicted at the attainable rate by trees that
+read ratios alone, fitted on all GPUs together.
 Each estimate carries the error that cross-validation found for such a GPU and such a time: with rows held out at random
 where the sizes are among those measured, with whole slices of sizes held out where they are not.
 """
@@ -18,12 +18,12 @@ import numpy as np
 import numpy.typing as npt
 
 from triosim import gpus
-from triosim.compute import doubt
-from triosim.compute.base import CLASS_EDGES as CLASS_EDGES
-from triosim.compute.learned.ensemble import Ensemble
-from triosim.compute.learned.shape_features import describe, specifications
-from triosim.compute.rates import RateLaw
-from triosim.compute.shapes import Family, Shapes
+from triosim.compute import uncertainty
+from triosim.compute.attainable_rate import AttainableRate
+from triosim.compute.compute_model import CLASS_EDGES as CLASS_EDGES
+from triosim.compute.families import Family, FamilyCalls
+from triosim.compute.learned.boosted_trees import BoostedTrees
+from triosim.compute.learned.call_features import call_features, specifications
 from triosim.gpus import Gpu
 
 Array = npt.NDArray[np.float64]
@@ -32,13 +32,14 @@ CLASSES = ("<20us", "20-200us", ">200us")
 #: What an estimate is taken to err by where cross-validation had no such rows.
 UNKNOWN_ERROR = 0.25
 _MOST_DOUBLINGS = 3.0
-#: By how much more estimates are taken to be off for the same chip with other memory or another power limit.
+#: The factor of the error for the same chip with other memory or another power limit.
 _OTHER_BOARD = 2.0
 
 
 @dataclass(frozen=True)
-class Learned:
-    """``rates``: FLOP/s of each known GPU at best; ``own`` trees of one GPU, ``pooled`` of the known, ``other`` of any.
+class FamilyModel:
+    """``rates``: FLOP/s that each measured GPU reaches; ``own``: trees of one GPU; ``pooled``: of all
+    measured ones; ``other``: of any other.
 
     ``errors``: mean relative error by kind of test ("random", "slices", "left out"), GPU and size class. ``sizes`` are the
     values of each column that were measured. ``provenance`` says where the rows come from and how they were fitted.
@@ -47,10 +48,10 @@ class Learned:
     family: Family
     dtype: str
     rates: Mapping[str, float]
-    law: RateLaw
-    own: Mapping[str, Ensemble]
-    pooled: Ensemble | None
-    other: Ensemble | None
+    attainable: AttainableRate
+    own: Mapping[str, BoostedTrees]
+    pooled: BoostedTrees | None
+    other: BoostedTrees | None
     sizes: Mapping[str, list[float]] = field(default_factory=dict)
     errors: Mapping[str, Mapping[str, Mapping[str, float]]] = field(default_factory=dict)
     provenance: Mapping[str, Any] = field(default_factory=dict)
@@ -66,14 +67,14 @@ class Learned:
         found = gpus.same_chip(gpu, self.rates)
         return None if found is None else found.name
 
-    def seconds(self, shapes: Shapes, gpu: Gpu) -> Array:
+    def seconds(self, shapes: FamilyCalls, gpu: Gpu) -> Array:
         """Return the time of each call on a GPU; NaN where the model cannot say."""
         name = self._measured(gpu)
         rate = self._rate(gpu, name)
-        described = describe(shapes, gpu, rate)
-        features = described.features
+        calls = call_features(shapes, gpu, rate)
+        features = calls.features
         if name is not None and name in self.own:
-            trees: Ensemble | None = self.own[name]
+            trees: BoostedTrees | None = self.own[name]
         elif name is not None and self.pooled is not None:
             trees = self.pooled
             told = specifications(gpus.find(name), self.rates[name])
@@ -82,32 +83,32 @@ class Learned:
             trees = self.other
         if trees is None:
             return np.full(len(shapes), np.nan)
-        found: Array = described.seconds * np.exp(trees.predict(features))
+        found: Array = calls.roofline * np.exp(trees.predict(features))
         return found if gpu.name in self.rates else np.fmax(found, self._at_power(shapes, gpu))
 
     def _rate(self, gpu: Gpu, name: str | None) -> float:
-        """Return the FLOP/s that large calls reach on a GPU, of which the rows of the GPU ``name`` tell."""
-        law = self.law.rate(gpu, self.dtype)
+        """Return the FLOP/s that large calls reach on a GPU; ``name`` is the measured GPU that it is predicted as, if any."""
+        attainable = self.attainable.rate(gpu, self.dtype)
         if name is None:
-            return law
-        return self.rates[name] if name == gpu.name else max(self.rates[name], law)
+            return attainable
+        return self.rates[name] if name == gpu.name else max(self.rates[name], attainable)
 
-    def _at_power(self, shapes: Shapes, gpu: Gpu) -> Array:
-        """Return the least time of calls that the power of a board allows of which no rows were fitted."""
+    def _at_power(self, shapes: FamilyCalls, gpu: Gpu) -> Array:
+        """Return the shortest time of calls that the board's power allows, where no rows of the GPU were fitted."""
         if self.family != "product":
             return np.zeros(len(shapes))
         flops = 2.0 * shapes["b"] * shapes["m"] * shapes["n"] * shapes["k"]
-        least: Array = flops / self.law.power_limit(gpu, self.dtype)
+        least: Array = flops / self.attainable.power_limit(gpu, self.dtype)
         return least
 
-    def relative_error(self, shapes: Shapes, gpu: Gpu, seconds: Array) -> Array:
+    def relative_error(self, shapes: FamilyCalls, gpu: Gpu, seconds: Array) -> Array:
         """Return the error that cross-validation found for such calls."""
         where = np.searchsorted(CLASS_EDGES, seconds, side="right")
         name = self._measured(gpu)
         if name is None:
-            factor = doubt.of_few(len(self.rates))
+            factor = uncertainty.small_sample_factor(len(self.rates))
             if self.family == "product":
-                factor *= doubt.of_limited(gpu, self.dtype, self.law)
+                factor *= uncertainty.power_limit_factor(gpu, self.dtype, self.attainable)
             return self._errors("left out", "all")[where] * factor * self._outside(shapes)
         random, slices = self._errors("random", name)[where], self._errors("slices", name)[where]
         measured = np.ones(len(shapes), dtype=bool)
@@ -116,8 +117,8 @@ class Learned:
         other_board = 1.0 if gpu.name in self.rates else _OTHER_BOARD
         return np.where(measured, random, np.fmax(slices, random)) * self._outside(shapes) * other_board
 
-    def _outside(self, shapes: Shapes) -> Array:
-        """Return by how much more calls are off that are larger, or smaller, than all that was measured: 1 for others.
+    def _outside(self, shapes: FamilyCalls) -> Array:
+        """Return the factor of the error of calls that are larger, or smaller, than all that was measured: 1 for others.
 
         Trees that saw no product of k over 16,384 were off by 8.6% there, where 4.2% was stated; those that saw no attention of
         a batch over 128 by 6.7%, where 3.7% was. So twice at up to twice the size; each further doubling is taken to add as
@@ -137,12 +138,12 @@ class Learned:
         return np.array([found.get(name, general) for name in CLASSES])
 
     def about(self) -> dict[str, Any]:
-        """Return what a file says in words and single numbers."""
+        """Return everything but the trees, as a file of models keeps it in JSON."""
         return {
             "family": self.family,
             "dtype": self.dtype,
             "rates": dict(self.rates),
-            "law": asdict(self.law),
+            "law": asdict(self.attainable),
             "own": list(self.own),
             "pooled": self.pooled is not None,
             "other": self.other is not None,
@@ -158,16 +159,16 @@ class Learned:
         return {key: array for name, trees in parts.items() for key, array in trees.arrays(f"{prefix}.{name}").items()}
 
     @classmethod
-    def from_stored(cls, about: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]], prefix: str) -> Learned:
+    def from_stored(cls, about: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]], prefix: str) -> FamilyModel:
         """Return what ``about`` and ``arrays`` were made from."""
         return cls(
             about["family"],
             about["dtype"],
             about["rates"],
-            RateLaw(**about["law"]),
-            {name: Ensemble.from_arrays(arrays, f"{prefix}.own {name}") for name in about["own"]},
-            Ensemble.from_arrays(arrays, f"{prefix}.pooled") if about["pooled"] else None,
-            Ensemble.from_arrays(arrays, f"{prefix}.other") if about["other"] else None,
+            AttainableRate(**about["law"]),
+            {name: BoostedTrees.from_arrays(arrays, f"{prefix}.own {name}") for name in about["own"]},
+            BoostedTrees.from_arrays(arrays, f"{prefix}.pooled") if about["pooled"] else None,
+            BoostedTrees.from_arrays(arrays, f"{prefix}.other") if about["other"] else None,
             about["sizes"],
             about["errors"],
             about["provenance"],

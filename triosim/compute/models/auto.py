@@ -1,14 +1,14 @@
-"""For each operator the model that is expected to err least, among those that are calibrated for the GPU.
+"""Operator times by whichever compute model expects the smallest error, chosen operator by operator.
 
-Asked are the models that are fitted to measured tables (one's own, and those that ship with triosim: ``forest``,
+Candidates are the models that are fitted to measured tables (the user's own, and those that ship with triosim: ``forest``,
 ``elementwise``, ``reduction``) or to published rates (``attention kernels``), where their data cover the operator;
-``linear`` within the trace, for the trace's own GPU; and ``roofline``, which knows every operator. Each says its error
-from cross-validation or from the residuals of its fit; one that cannot say is taken to err by ``ASSUMED_ERROR``. What
+``linear`` within the trace, for the trace's own GPU; and ``roofline``, which knows every operator. Each states its error
+from cross-validation or from the residuals of its fit; where it cannot, ``ASSUMED_ERROR`` is taken. What
 was fitted within a trace saw few operators of one size, and may state a small error by chance: it goes before a table's
-model where it states less than half of that one's error. Laws of rows of one's own (``calibrated``) go before what they
-were compared with on these rows: what ships, and the roofline; but one that is off by more than the time itself has
-learned nothing, and stands back behind what states less. A ratio takes both its estimates from one model; for another
-GPU, a law of that GPU may also take the place of the time so far. Of equal errors, the one named first above is taken.
+model where it states less than half of that one's error. The user's own regressions (``calibrated``) go before the models
+that they were compared with on the user's rows: those that ship, and the roofline; but a regression that states an error of
+more than 100% has learned nothing, and others may go before it. A ratio takes both its estimates from one model; for another
+GPU, a regression of that GPU may also replace the operator's time. Of equal errors, the model named first above is taken.
 """
 
 from __future__ import annotations
@@ -21,56 +21,56 @@ import numpy as np
 import numpy.typing as npt
 
 from triosim import gpus
-from triosim.compute.base import ComputeModel, Estimates, ratio
-from triosim.compute.distinct_operators import Operators, each_once
-from triosim.compute.learned import stored as files
+from triosim.compute.compute_model import ComputeModel, Estimates, ratio
+from triosim.compute.learned import model_files
 from triosim.compute.models.calibrated import Calibrated
 from triosim.compute.models.linear import Linear
 from triosim.compute.models.roofline import Roofline
+from triosim.compute.operator_sequence import OperatorSequence, deduplicated
 from triosim.trace import Operator, Trace
 
 #: The expected error of an estimate whose model cannot say it.
 ASSUMED_ERROR = 0.3
-#: By how much the errors of what was fitted within a trace count more.
+#: The factor by which the errors of models that were fitted within a trace are multiplied.
 WITHIN_A_TRACE = 2.0
 #: The models that are fitted to tables, the most specific first: ``load(gpu name)`` returns one or None.
 STORED = (
     "triosim.compute.models.calibrated:Calibrated",
     "triosim.compute.models.forest:Forest",
-    "triosim.compute.learned.attention_kernels:AttentionKernels",
+    "triosim.compute.models.attention_kernels:AttentionKernels",
     "triosim.compute.models.elementwise:Elementwise",
     "triosim.compute.models.reduction:Reduction",
 )
 
-#: A law that states more has not learned what its rows take: it keeps nobody from answering.
+#: A regression that states a larger error than this has learned nothing, and does not go before other models.
 NOTHING_LEARNED = 1.0
-#: What laws of one's own rows were compared with.
-_TRIED = ("forest", "attention kernels", "elementwise", "reduction", "roofline")
+#: The models that the user's own regressions were compared with when they were fitted.
+_COMPARED = ("forest", "attention kernels", "elementwise", "reduction", "roofline")
 
 
 class Auto(ComputeModel):
     """Chooses by expected error, operator by operator; each estimate names the model that it comes from."""
 
     def __init__(self) -> None:
-        files.check_named()
+        model_files.check_named()
         self._linear: Linear | None = None
         self._roofline = Roofline()
 
     def fit(self, trace: Trace) -> None:
         """Fit what learns within the trace."""
         self._linear = Linear()
-        operators = Operators(trace.operators)
+        operators = OperatorSequence(trace.operators)
         self._linear.learn(operators, trace.gpu)
         self._roofline.learn(operators, trace.gpu)
 
-    @each_once
+    @deduplicated
     def estimate(self, operators: Sequence[Operator], gpu: str = "") -> Estimates:
-        """Return each operator's time on a GPU by the model that is expected to err least."""
+        """Return each operator's time on a GPU by the model with the smallest expected error."""
         return best((model.estimate(operators, gpu), weight) for model, weight in self._candidates(gpu))
 
     def ratios(self, before: Sequence[Operator], after: Sequence[Operator], gpu: str, target: str) -> Estimates:
-        """Return the ratio of each operator's times, by the model that is expected to err least in both."""
-        before, after = Operators.of(before), Operators.of(after)
+        """Return the ratio of each operator's times, both by the one model with the smallest expected error."""
+        before, after = OperatorSequence.of(before), OperatorSequence.of(after)
         if gpu == target:
             return best((model.ratios(before, after, gpu, gpu), weight) for model, weight in self._candidates(gpu))
         pairs = zip(stored(gpu), stored(target), strict=True)
@@ -79,7 +79,7 @@ class Auto(ComputeModel):
         return best((model.ratios(before, after, gpu, target), 1.0) for model in (alone, *crossed, self._roofline))
 
     def _candidates(self, gpu: str) -> Iterator[tuple[ComputeModel, float]]:
-        """Yield the models to ask about one GPU, and by how much their errors count."""
+        """Yield the models to ask about one GPU, and the factors of their errors."""
         yield from ((model, 1.0) for model in stored(gpu) if model is not None)
         if self._linear is not None:
             yield self._linear, WITHIN_A_TRACE
@@ -87,7 +87,7 @@ class Auto(ComputeModel):
 
 
 class _Crossing(ComputeModel):
-    """A kind of model that is fitted on two GPUs, as one model of both."""
+    """A kind of model that is fitted on two GPUs, as one model for ratios between them."""
 
     def __init__(self, source: ComputeModel, target: ComputeModel) -> None:
         self._source = source
@@ -102,7 +102,7 @@ class _Crossing(ComputeModel):
 
 
 class _Alone(ComputeModel):
-    """A model of the target GPU alone, whose time takes the place of the operator's so far."""
+    """A model of the target GPU alone: its ratio replaces the operator's time by its own estimate."""
 
     def __init__(self, target: ComputeModel) -> None:
         self._target = target
@@ -118,27 +118,31 @@ class _Alone(ComputeModel):
 
 
 def best(found: Iterable[tuple[Estimates, float]]) -> Estimates:
-    """Return, operator by operator, what is known with the smallest error, each times its estimates' weight."""
+    """Return, operator by operator, the estimate with the smallest relative error times its weight."""
     several = list(found)
     everything = [one for one, _ in several]
     said = np.array([one.relative_error for one in everything])
     errors = np.where(np.isnan(said), ASSUMED_ERROR, said) * np.array([[weight] for _, weight in several])
     seconds = np.array([one.seconds for one in everything])
-    chosen = np.where(np.isfinite(seconds) & ~_outdone(everything), errors, np.inf).argmin(axis=0)
+    chosen = np.where(np.isfinite(seconds) & ~_superseded(everything), errors, np.inf).argmin(axis=0)
     rows = np.arange(seconds.shape[1])
     names = [everything[which].model[row] for row, which in enumerate(chosen)]
     return Estimates(seconds[chosen, rows], said[chosen, rows], names)
 
 
-def _outdone(found: Sequence[Estimates]) -> npt.NDArray[np.bool_]:
-    """Where there are rows of one's own: what ships and the roofline were tried on them, and are in their laws if they hold."""
-    outdone = np.zeros((len(found), len(found[0].seconds)), dtype=bool)
+def _superseded(found: Sequence[Estimates]) -> npt.NDArray[np.bool_]:
+    """Return which estimates (model, operator) lose to a regression of the user's own, whatever their error.
+
+    The models that ship and the roofline were candidates when the regression was fitted; it is a multiple of them where they
+    fit best.
+    """
+    superseded = np.zeros((len(found), len(found[0].seconds)), dtype=bool)
     own = [one for one in found if any(said.startswith(Calibrated.label) for said in one.model)]
     if own:
         known = np.any([np.isfinite(one.seconds) & (one.relative_error <= NOTHING_LEARNED) for one in own], axis=0)
         for row, one in enumerate(found):
-            outdone[row] = known & [said.startswith(_TRIED) for said in one.model]
-    return outdone
+            superseded[row] = known & [said.startswith(_COMPARED) for said in one.model]
+    return superseded
 
 
 def stored(gpu: str) -> tuple[ComputeModel | None, ...]:

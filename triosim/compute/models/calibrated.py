@@ -1,32 +1,41 @@
-"""Operator times by the laws that ``triosim calibrate compute`` fitted to rows of one's own: the file ``TRIOSIM_MODELS``.
+"""Operator times by regressions fitted to measured rows of the user: what ``triosim calibrate compute`` wrote.
 
-An operator whose name the rows did not have is predicted by the law of its class (``triosim.compute.fit.operator_rows``). What
-ships was tried on the rows too, so that a law goes before it. A GPU, a phase, a class or a dtype that the rows did not have
-is left to other models.
+The file is named by ``TRIOSIM_MODELS`` or ``--models``. An operator whose name the rows did not have is predicted by the
+regression of its class. Models that ship with triosim were candidates when the regressions were fitted, so that a regression
+goes before them. A GPU, a phase, a class or a dtype that the rows did not have is left to other models.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 import numpy as np
 
 from triosim import gpus
-from triosim.compute.base import ComputeModel, Estimates
-from triosim.compute.distinct_operators import each_once
-from triosim.compute.fit import operator_rows
-from triosim.compute.fit.operator_rows import Described
-from triosim.compute.learned import stored
+from triosim.compute.compute_model import ComputeModel, Estimates
+from triosim.compute.learned import model_files
+from triosim.compute.learned.kind_regression import KindFeatures, OperatorKind
 from triosim.compute.models.elementwise import Elementwise
 from triosim.compute.models.forest import Forest
 from triosim.compute.models.reduction import Reduction
+from triosim.compute.models.roofline import FLOOR_SECONDS, arithmetic_dtype, class_of, default
+from triosim.compute.operator_sequence import OperatorSequence, deduplicated
 from triosim.gpus import Gpu
-from triosim.trace import Operator
+from triosim.operators import features
+from triosim.trace import Operator, Tensor
+
+#: Classes of operators that compute: they are told apart by dtype, the others move bytes of whatever dtype.
+_ARITHMETIC = ("product", "convolution", "attention")
+_BACKWARD = re.compile(r"_?backward\w*$", re.IGNORECASE)
+_LIBRARIES = ("native", "cudnn", "miopen", "mkldnn", "thnn")
+_DIMENSIONS = 4
 
 
 class Calibrated(ComputeModel):
-    """Every kind of operator that rows of one's own have, forward, backward and of the optimizer, on their GPU."""
+    """Every kind of operator that the user's rows have (forward, backward and of the optimizer), on their GPU."""
 
     label = "calibrated"
 
@@ -38,39 +47,97 @@ class Calibrated(ComputeModel):
         """Return the model for a GPU of the catalogue, or None where the catalogue does not have it."""
         return cls(gpu) if gpus.get(gpu) is not None else None
 
-    @each_once
+    @deduplicated
     def estimate(self, operators: Sequence[Operator], gpu: str = "") -> Estimates:
-        """Return each operator's time on a GPU, NaN for what no law is of."""
+        """Return each operator's time on a GPU, NaN where no regression covers it."""
         target = gpus.find(gpu or self._gpu or "")
         seconds = np.full(len(operators), np.nan)
         errors = np.full(len(operators), np.nan)
         names = [self.label] * len(operators)
-        laws = stored.laws(target.name)
-        if not laws:
+        regressions = model_files.regressions(target.name)
+        if not regressions:
             return Estimates(seconds, errors, names)
-        seen = operator_rows.describe(operators, target)
-        asked: dict[operator_rows.Key, list[int]] = {}
-        for place, keys in enumerate(seen.keys):
-            known = next((key for key in keys if key in laws), None)
-            if known is not None:
-                asked.setdefault(known, []).append(place)
-        by_shipped = [place for key, places in asked.items() if laws[key].form == "shipped" for place in places]
-        seen = with_shipped(seen, operators, by_shipped, target)
-        for key, places in asked.items():
-            law, rows = laws[key], np.array(places)
-            seconds[rows], errors[rows] = law.seconds(seen, rows), law.relative_error(seen, rows)
-            for place in places:
-                names[place] = f"{self.label}, {law}"
+        known = kind_features(operators, target)
+        covered: dict[OperatorKind, list[int]] = {}
+        for row, kinds in enumerate(known.kinds):
+            kind = next((kind for kind in kinds if kind in regressions), None)
+            if kind is not None:
+                covered.setdefault(kind, []).append(row)
+        by_shipped = [row for kind, rows in covered.items() if regressions[kind].form == "shipped" for row in rows]
+        known = with_shipped(known, operators, by_shipped, target)
+        for kind, several in covered.items():
+            regression, rows = regressions[kind], np.array(several)
+            seconds[rows], errors[rows] = regression.seconds(known, rows), regression.relative_error(known, rows)
+            for row in several:
+                names[row] = f"{self.label}, {regression}"
         return Estimates(seconds, errors, names)
 
 
-def with_shipped(seen: Described, operators: Sequence[Operator], places: Sequence[int], gpu: Gpu) -> Described:
-    """Return what laws see of operators, with what the models that ship say of those at some places."""
-    if not places:
-        return seen
-    asked, shipped = [operators[place] for place in places], np.array(seen.shipped)
-    with stored.using(""):
+def kind_features(operators: Sequence[Operator], gpu: Gpu) -> KindFeatures:
+    """Return what regressions know of operators on a GPU, without ``shipped``; forward operators are looked up by id among
+    ``operators``.
+    """
+    sequence = OperatorSequence.of(operators)
+    drivers = np.column_stack([np.ones(len(sequence)), sequence.drivers])
+    arithmetic = np.zeros(len(sequence))
+    sizes, kinds = [], []
+    for row, (operator, forward) in enumerate(zip(sequence, sequence.forwards, strict=True)):
+        of = class_of(operator, forward)
+        dtype = arithmetic_dtype(operator, gpu, of) if of in _ARITHMETIC else ""
+        kinds.append(_kinds(operator.name, of, operator.phase, dtype))
+        arithmetic[row] = drivers[row, 1] / gpu.rate(dtype) if dtype else 0.0
+        sizes.append(_sizes(forward or operator))
+    traffic = drivers[:, 2:].sum(axis=1) / gpu.bandwidth
+    least = FLOOR_SECONDS * 1e-3
+    both = np.log(np.maximum(arithmetic, least)), np.log(np.maximum(traffic, least))
+    lengths = np.array(sizes, dtype=float).reshape(len(sizes), 3 * _DIMENSIONS)
+    columns = np.column_stack(
+        [*both, both[0] - both[1], np.log2(np.maximum(np.hstack([drivers[:, 2:], lengths]), 1.0))]
+    )
+    unknown = np.full(len(operators), np.nan)
+    return KindFeatures(drivers, np.maximum(arithmetic, traffic) + FLOOR_SECONDS, unknown, columns, kinds)
+
+
+def with_shipped(known: KindFeatures, operators: Sequence[Operator], rows: Sequence[int], gpu: Gpu) -> KindFeatures:
+    """Return features with what the models that ship say of the operators in some rows."""
+    if not rows:
+        return known
+    asked, shipped = [operators[row] for row in rows], np.array(known.shipped)
+    with model_files.using(""):
         for model in (Forest(gpu.name), Elementwise(gpu.name), Reduction(gpu.name)):
-            said = model.estimate(asked, gpu.name).seconds
-            shipped[places] = np.where(np.isnan(shipped[places]), said, shipped[places])
-    return replace(seen, shipped=shipped)
+            seconds = model.estimate(asked, gpu.name).seconds
+            shipped[rows] = np.where(np.isnan(shipped[rows]), seconds, shipped[rows])
+    return replace(known, shipped=shipped)
+
+
+def roofline_error(kind: OperatorKind) -> float:
+    """Return the relative error that the roofline states for a class of operators (``any CLASS``) by default."""
+    return default((kind.name.removeprefix("any "), kind.phase, kind.dtype)).error
+
+
+@lru_cache(maxsize=4096)
+def bare_name(name: str) -> str:
+    """Return an operator's name without what differs between versions, libraries and the two passes.
+
+    ``ConvolutionBackward0`` and ``aten::convolution_backward`` are both ``convolution``.
+    """
+    bare = features.base_name(name)
+    found = (_BACKWARD.sub("", bare) or bare).replace("_", "").lower()
+    for library in _LIBRARIES:
+        found = found.removeprefix(library)
+    return found or bare
+
+
+@lru_cache(maxsize=4096)
+def _kinds(name: str, of: str, phase: str, dtype: str) -> tuple[OperatorKind, OperatorKind]:
+    return OperatorKind(bare_name(name), phase, dtype), OperatorKind(f"any {of}", phase, dtype)
+
+
+def _sizes(operator: Operator) -> list[int]:
+    """Return the last dimensions of the first two tensors read and of the first one written."""
+    tensors: list[Tensor | None] = [*operator.inputs[:2], None, None][:2] + [*operator.outputs[:1], None][:1]
+    found: list[int] = []
+    for tensor in tensors:
+        shape = () if tensor is None else tensor.shape[-_DIMENSIONS:]
+        found += (1,) * (_DIMENSIONS - len(shape)) + shape
+    return found

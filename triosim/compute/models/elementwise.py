@@ -2,7 +2,7 @@
 
 Category one of TorchSim (appendix E): flat while a launch lasts longer than its work, a transition, and slope one where
 memory bandwidth bounds. Bytes are counted as the time that they need at the GPU's peak bandwidth, so that the segments of
-one GPU say something of another. An operator of two tensors moves three times a tensor's bytes, any other twice.
+one GPU hold about for another. An operator of two tensors moves three times a tensor's bytes, any other twice.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ import numpy as np
 import numpy.typing as npt
 
 from triosim import gpus
-from triosim.compute import doubt
-from triosim.compute.base import ComputeModel, Estimates
-from triosim.compute.distinct_operators import Operators, each_once
-from triosim.compute.learned import stored
-from triosim.compute.shapes import BINARY, Shapes
+from triosim.compute import uncertainty
+from triosim.compute.compute_model import ComputeModel, Estimates
+from triosim.compute.families import BINARY, FamilyCalls
+from triosim.compute.learned import model_files
+from triosim.compute.operator_sequence import OperatorSequence, deduplicated
 from triosim.gpus import Gpu
 from triosim.trace import DTYPE_BYTES, Operator
 
@@ -33,7 +33,7 @@ Array = npt.NDArray[np.float64]
 FLOOR_SECONDS = 2.2e-6
 #: How many rows of one operator move its factor halfway from 1 to what they say.
 _WEIGHT_OF_NONE = 2.0
-#: Two GPUs whose bandwidths differ by this much, as a logarithm, have little to say of each other.
+#: The difference of the logarithms of two bandwidths at which one GPU says little of another.
 _NEAR = 0.7
 
 
@@ -63,7 +63,7 @@ class Segments:
         return timed
 
 
-def memory_seconds(calls: Shapes, gpu: Gpu) -> Array:
+def memory_seconds(calls: FamilyCalls, gpu: Gpu) -> Array:
     """Return how long the bytes of calls need at a GPU's peak bandwidth."""
     passes = np.full(len(calls), 2.0)
     if calls.kinds is not None:
@@ -143,30 +143,30 @@ class Elementwise(ComputeModel):
         """Return the model for a GPU of the catalogue, or None where the catalogue does not have it."""
         return cls(gpu) if gpus.get(gpu) is not None and _table() else None
 
-    @each_once
+    @deduplicated
     def estimate(self, operators: Sequence[Operator], gpu: str = "") -> Estimates:
         """Return each element-wise operator's time on a GPU, NaN for the others."""
         target = gpus.find(gpu or self._gpu or "")
         seconds = np.full(len(operators), np.nan)
         errors = np.full(len(operators), np.nan)
-        for places, group in Operators.of(operators).calls:
+        for places, group in OperatorSequence.of(operators).calls:
             if group.family == "elementwise":
                 seconds[places], errors[places] = self.ask(group, target)
-        known = "" if target.name in _table() else f", {doubt.NOT_MEASURED}"
+        known = "" if target.name in _table() else f", {uncertainty.NOT_MEASURED}"
         return Estimates(seconds, errors, [f"{self.label}, three segments{known}"] * len(operators))
 
     def ratios(self, before: Sequence[Operator], after: Sequence[Operator], gpu: str, target: str) -> Estimates:
-        """Return time(after) / time(before). What is off on a GPU that was not measured is partly the same in both."""
+        """Return time(after) / time(before). On a GPU that was not measured, part of the error cancels."""
         found = super().ratios(before, after, gpu, target)
-        return doubt.on_one_gpu(found) if gpu == target else found
+        return uncertainty.same_gpu_ratios(found) if gpu == target else found
 
-    def ask(self, calls: Shapes, gpu: Gpu) -> tuple[Array, Array]:
+    def ask(self, calls: FamilyCalls, gpu: Gpu) -> tuple[Array, Array]:
         """Return seconds and relative errors of calls."""
         fitted = _table()
         if not fitted:
             return np.full(len(calls), np.nan), np.full(len(calls), np.nan)
         measured = {name: one for name, one in fitted.items() if name}
-        unknown = fitted[""].error * doubt.of_few(len(measured))
+        unknown = fitted[""].error * uncertainty.small_sample_factor(len(measured))
         one = fitted.get(gpu.name) or replace(of_others(measured, gpu), error=unknown)
         return one.seconds(memory_seconds(calls, gpu), calls.kinds), np.full(len(calls), one.error)
 
@@ -183,5 +183,5 @@ def parse(text: str) -> dict[str, Segments]:
 
 @cache
 def _table() -> dict[str, Segments]:
-    path = stored.SHIPPED / "elementwise.json"
+    path = model_files.SHIPPED / "elementwise.json"
     return parse(path.read_text(encoding="utf-8")) if path.is_file() else {}

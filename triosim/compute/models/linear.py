@@ -21,9 +21,9 @@ from itertools import combinations
 import numpy as np
 import numpy.typing as npt
 
-from triosim.compute import doubt
-from triosim.compute.base import ComputeModel, Estimates, ratio
-from triosim.compute.distinct_operators import Operators, each_once
+from triosim.compute import uncertainty
+from triosim.compute.compute_model import ComputeModel, Estimates, ratio
+from triosim.compute.operator_sequence import OperatorSequence, deduplicated
 from triosim.trace import Operator, Trace
 
 _DRIVERS = ("FLOPs", "input bytes", "output bytes")
@@ -37,7 +37,7 @@ _NEGLIGIBLE = 0.005
 #: No line is expected to err by less than what the same operator's time varies by from step to step.
 _LEAST_ERROR = 0.01
 
-#: How far off a ratio is for each factor of e between two sizes, in the measured tables: see ``doubt.resized``.
+#: The relative error of a ratio for each factor of e between two sizes, in measured tables (``uncertainty.resizing_error``).
 PER_E_FOLD = (0.23, 0.20, 0.11)
 
 Kind = tuple[str, str]
@@ -50,8 +50,7 @@ class Line:
     """``coefficients`` of the fixed time and of each driver; ``error`` is the relative standard error, NaN for one point.
 
     ``left_out`` is the mean absolute relative error of each point on the line through the others (leave-one-out
-    cross-validation), times what so few points leave open (``doubt.of_few``), NaN where all points have one size, which say
-    nothing of another.
+    cross-validation), times ``uncertainty.small_sample_factor``; NaN where all points have one size.
     """
 
     coefficients: tuple[float, float, float, float]
@@ -86,9 +85,9 @@ class Linear(ComputeModel):
         self.lines = {kind: fit_line(drivers[members], seconds[members]) for kind, members in rows.items()}
         self.lines[_POOLED] = fit_line(drivers, seconds)
 
-    @each_once
+    @deduplicated
     def estimate(self, operators: Sequence[Operator], gpu: str = "") -> Estimates:
-        """Return each operator's time on its kind's line. The lines hold for the trace's GPU, and say nothing of others."""
+        """Return each operator's time on its kind's line. They hold for the trace's GPU alone."""
         if gpu and gpu != self.gpu:
             unknown = np.full(len(operators), np.nan)
             return Estimates(unknown, unknown, ["linear"] * len(operators))
@@ -102,17 +101,17 @@ class Linear(ComputeModel):
         )
 
     def ratios(self, before: Sequence[Operator], after: Sequence[Operator], gpu: str, target: str) -> Estimates:
-        """Return time(after) / time(before) on the trace's GPU: off as one is, and more the more the size changes."""
+        """Return time(after) / time(before) on the trace's GPU; the error grows with the change of size."""
         old, new = self.estimate(before, gpu), self.estimate(after, target)
         nothing = np.array([operator.seconds == 0.0 for operator in before])
         found = ratio(old, new, nothing)
         known = np.fmax(old.relative_error, new.relative_error)
-        return Estimates(found, doubt.resized(known, before, after, found, PER_E_FOLD), new.model)
+        return Estimates(found, uncertainty.resizing_error(known, before, after, found, PER_E_FOLD), new.model)
 
 
 def _drivers(operators: Sequence[Operator]) -> Array:
     """One row an operator; one for the fixed time, then one column a driver."""
-    return np.column_stack([np.ones(len(operators)), Operators.of(operators).drivers])
+    return np.column_stack([np.ones(len(operators)), OperatorSequence.of(operators).drivers])
 
 
 def fit_line(drivers: Array, seconds: Array) -> Line:
@@ -133,8 +132,8 @@ def fit_line(drivers: Array, seconds: Array) -> Line:
     # The standard error of few points is itself uncertain, by one in sqrt(2 * degrees of freedom): within twice that, the
     # simpler regression is as good, and of two equally simple ones the first, in FLOPs.
     best_terms, _, best = min(found, key=lambda one: one[2])
-    uncertainty = 2.0 / math.sqrt(2.0 * max(points - len(best_terms), 1))
-    good = best * (1.0 + uncertainty) + _NEGLIGIBLE
+    margin = 2.0 / math.sqrt(2.0 * max(points - len(best_terms), 1))
+    good = best * (1.0 + margin) + _NEGLIGIBLE
     terms, solution, error = next(one for one in found if one[2] <= good)
     coefficients = [0.0, 0.0, 0.0, 0.0]
     for term, value in zip(terms, solution, strict=True):
@@ -144,7 +143,9 @@ def fit_line(drivers: Array, seconds: Array) -> Line:
         (coefficients[0], coefficients[1], coefficients[2], coefficients[3]),
         error if points > 1 else math.nan,
         points,
-        max(_left_out(relative[:, terms]) * doubt.of_few(points), _LEAST_ERROR) if several else math.nan,
+        max(_left_out(relative[:, terms]) * uncertainty.small_sample_factor(points), _LEAST_ERROR)
+        if several
+        else math.nan,
     )
 
 

@@ -14,4 +14,4 @@ class Reduction(Forest):
 
     families = ("softmax", "layer_norm")
     label = "reduction"
-    half_is_half = False
+    same_units = False

@@ -18,20 +18,20 @@ import numpy as np
 import numpy.typing as npt
 
 from triosim import gpus
-from triosim.compute import doubt, rates
-from triosim.compute.base import CLASS_EDGES, ComputeModel, Estimates, checked, ratio
-from triosim.compute.distinct_operators import Operators, each_once
+from triosim.compute import attainable_rate, uncertainty
+from triosim.compute.compute_model import CLASS_EDGES, ComputeModel, Estimates, checked, ratio
+from triosim.compute.operator_sequence import OperatorSequence, deduplicated
 from triosim.operators import features, products
 from triosim.operators.kinds import kind_of
 from triosim.trace import Operator, Trace
 
-#: No kernel is shorter than its launch, and what it does comes on top.
+#: The launch of a kernel; its arithmetic or bytes come on top.
 FLOOR_SECONDS = 2e-6
 #: What a launch takes where the operators of a trace show none: the next kernel starts while one drains.
 _LEAST_LAUNCH = 0.5e-6
-#: The GPU whose proportions stand for one that nobody knows.
+#: The GPU whose data sheet stands for a GPU that is not in the catalogue.
 STAND_IN = "A100"
-#: By how much its estimates are less certain: what the L4's steps in another size ask for if nobody knows that it is an L4.
+#: The factor of the errors for such a GPU: what the L4's steps in another size show when it is taken for an unknown GPU.
 OF_UNKNOWN_GPU = 1.4
 #: A class of fewer operators than this keeps its efficiencies.
 FEWEST = 4
@@ -73,11 +73,11 @@ DEFAULTS = {
 Key = tuple[str, str, str]  # class, phase, and what it computes in: "" for a class that only moves bytes
 _ARITHMETIC = ("product", "convolution", "attention")
 _REDUCTIONS = ("norm", "softmax", "sum", "mean", "pool", "loss", "var", "argmax", "cumsum", "topk", "sort", "embedding")
-#: How far off a ratio is for each factor of e between two sizes, in the measured tables: see ``doubt.resized``; and which
-#: part of the error of one estimate is left in the ratio of two on one GPU.
+#: The relative error of a ratio for each factor of e between two sizes, in measured tables (``uncertainty.resizing_error``);
+#: and the part of the error of one estimate that is left in the ratio of two on one GPU.
 PER_E_FOLD = (0.14, 0.13, 0.09)
 _SAME_GPU = 0.5
-#: By how much more, as a part and at least, one fit may be off than another and count as good: the candidates are 8% apart.
+#: A fit counts as good whose error is larger than the best by this part, and this much: the candidates are 8% apart.
 _AS_GOOD, _NEGLIGIBLE = 0.02, 0.03
 #: The candidates of a fit.
 _GRID = np.geomspace(0.02, 1.6, 56)
@@ -107,7 +107,7 @@ class Roofline(ComputeModel):
             timed = np.array(rows)[seconds[rows] > 0.0]
             self.efficiencies[key] = _fit(found.arithmetic[timed], found.traffic[timed], seconds[timed], default(key))
 
-    @each_once
+    @deduplicated
     def estimate(self, operators: Sequence[Operator], gpu: str = "") -> Estimates:
         """Return each operator's time on a GPU; efficiencies that were fitted on another one are taken to hold for it."""
         found = _ceilings(operators, _gpu(gpu))
@@ -128,12 +128,12 @@ class Roofline(ComputeModel):
         return Estimates(seconds, errors[np.arange(len(used)), which] * found.factor * unknown, said)
 
     def ratios(self, before: Sequence[Operator], after: Sequence[Operator], gpu: str, target: str) -> Estimates:
-        """Return time(after, on ``target``) / time(before, on ``gpu``): off as one is, and more the more the size changes."""
+        """Return time(after, on ``target``) / time(before, on ``gpu``); the error grows with the change of size."""
         old = checked(self.estimate(before, gpu), before, self)
         new = checked(self.estimate(after, target), after, self)
         found = ratio(old, new)
         known = np.fmax(old.relative_error, new.relative_error) * (_SAME_GPU if gpu == target else 1.0)
-        return Estimates(found, doubt.resized(known, before, after, found, PER_E_FOLD), new.model)
+        return Estimates(found, uncertainty.resizing_error(known, before, after, found, PER_E_FOLD), new.model)
 
 
 def default(key: Key) -> Efficiency:
@@ -144,7 +144,7 @@ def default(key: Key) -> Efficiency:
 
 
 def class_of(operator: Operator, forward: Operator | None = None) -> str:
-    """Return which efficiencies an operator has; that of the operator that it differentiates, where it is known."""
+    """Return the class of an operator, whose efficiencies it has: that of the operator that it differentiates, where known."""
     if operator.phase == "optimizer":
         return "optimizer"
     name = features.base_name((forward or operator).name)
@@ -179,7 +179,7 @@ class _Ceilings:
 
 
 def _ceilings(operators: Sequence[Operator], gpu: gpus.Gpu) -> _Ceilings:
-    seen, places = Operators.of(operators).different
+    seen, places = OperatorSequence.of(operators).distinct
     classes: list[Key] = []
     arithmetic, factor, launches = np.zeros(len(seen)), np.ones(len(seen)), np.ones(len(seen))
     flops = seen.drivers[:, 0]
@@ -189,7 +189,7 @@ def _ceilings(operators: Sequence[Operator], gpu: gpus.Gpu) -> _Ceilings:
         classes.append((kind, operator.phase, dtype))
         if dtype:
             arithmetic[row] = flops[row] * _computed(operator, forward, kind) / _rate(gpu, dtype, kind)
-            factor[row] = doubt.of_limited(gpu, dtype) if kind == "product" else 1.0
+            factor[row] = uncertainty.power_limit_factor(gpu, dtype) if kind == "product" else 1.0
         if features.kind(operator) == "recurrent":
             launches[row] = products.recurrent_steps(forward or operator)
     traffic = seen.drivers[:, 1:].sum(axis=1) / gpu.bandwidth
@@ -203,11 +203,11 @@ def _computed(operator: Operator, forward: Operator | None, kind: str) -> float:
 
 
 def _rate(gpu: gpus.Gpu, dtype: str, kind: str) -> float:
-    """Return the rate of which a class reaches its part."""
+    """Return the rate that a class reaches a part of."""
     peak = gpu.rate(dtype)
     if kind != "product":
         return peak
-    return min(peak, rates.PLAIN.power_limit(gpu, dtype) / DEFAULTS["product"].compute)
+    return min(peak, attainable_rate.PLAIN.power_limit(gpu, dtype) / DEFAULTS["product"].compute)
 
 
 def _fit(arithmetic: Array, traffic: Array, seconds: Array, default: Efficiency) -> Efficiency:
@@ -234,7 +234,7 @@ def _fit(arithmetic: Array, traffic: Array, seconds: Array, default: Efficiency)
     good = errors <= errors.min() * (1.0 + _AS_GOOD) + _NEGLIGIBLE
     which, row, column = np.unravel_index(int(np.where(good, far, np.inf).argmin()), errors.shape)
     free = max(points - (2 if len(compute) > 1 else 1), 1)
-    error = float(errors[which, row, column]) * points / free * doubt.of_few(points)
+    error = float(errors[which, row, column]) * points / free * uncertainty.small_sample_factor(points)
     return Efficiency(float(compute[row]), float(_GRID[column]), (error, error, error), launches[which], points)
 
 

@@ -1,4 +1,4 @@
-"""Operator times from elsewhere: a cycle simulator's, another GPU's, a guess. They replace the trace's.
+"""Files of operator times (a cycle simulator's, another GPU's, a guess) that replace those of the trace.
 
 A CSV file with a header, or a YAML or JSON list of mappings, with the keys ``id``, ``operator``, ``layer`` and ``phase`` (any
 of them, at least one) and ``seconds`` (a number) or ``time`` (with its unit: ``12.5 us``). An entry with an id or an operator

@@ -1,13 +1,13 @@
-"""A trace without times with those that a compute model expects: of a capture without a GPU, or of a described model."""
+"""Predicts the operator times of a trace without any: a capture without a GPU, or a described model."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from triosim import gpus
-from triosim.compute.base import ComputeModel, checked
+from triosim.compute.compute_model import ComputeModel, checked
 from triosim.compute.models.auto import Auto
-from triosim.compute.pricing.repricing import predicted as taken_from
+from triosim.compute.pricing.repricing import with_prediction
 from triosim.operators.features import is_free
 from triosim.trace import Operator, Trace
 
@@ -15,18 +15,18 @@ from triosim.trace import Operator, Trace
 DEFAULT_GPU = "H100-SXM"
 
 
-def predicted(trace: Trace, model: ComputeModel | None = None) -> Trace:
-    """Return a trace without times with those that a compute model expects on its GPU; by default the best of ours.
+def with_predicted_times(trace: Trace, model: ComputeModel | None = None) -> Trace:
+    """Return a trace with the operator times that a compute model predicts for its GPU; by default ``auto``.
 
-    What only makes a view takes none, and what communicates takes what the network says. Raises ``OptionError`` for a GPU
-    that is not in the catalogue.
+    Operators that only make a view take no time; those that communicate get theirs from the network. Raises ``OptionError``
+    for a GPU that is not in the catalogue.
     """
     target = gpus.find(trace.gpu)
     model = model or Auto()
     working = [operator for operator in trace.operators if _works(operator)]
     found = checked(model.estimate(working, target.name), working, model)
     priced = {
-        operator.id: taken_from(operator.with_times(seconds, operator.busy_seconds, operator.flops), found, row)
+        operator.id: with_prediction(operator.with_times(seconds, operator.busy_seconds, operator.flops), found, row)
         for row, (operator, seconds) in enumerate(zip(working, found.seconds.tolist(), strict=True))
     }
     operators = tuple(

@@ -1,4 +1,4 @@
-"""The time of an operator in other shapes or on another GPU: its time so far, times the ratio of two predictions.
+"""The time of an operator in other shapes or on another GPU: its known time, times the ratio of two predictions.
 
 TrioSim 4.4: a measured time is used untouched, to the last bit, where nothing changed; elsewhere it is scaled by
 predicted(new shapes) / predicted(old shapes), never by the plain ratio of sizes. Ratios chain: what was priced can be
@@ -16,11 +16,12 @@ from functools import lru_cache
 import numpy as np
 
 from triosim import gpus
-from triosim.compute.base import ComputeModel, Estimates, checked
-from triosim.compute.distinct_operators import Operators
+from triosim.compute.compute_model import ComputeModel, Estimates, checked
+from triosim.compute.models.auto import Auto
+from triosim.compute.operator_sequence import OperatorSequence
 from triosim.trace import Operator, Trace
 
-#: No kernel is shorter than this, unless it was measured so.
+#: The shortest time of a kernel that was not measured.
 FLOOR_SECONDS = 1e-6
 
 
@@ -30,7 +31,7 @@ def reprice(
     """Return ``after`` with times: ``before`` are the same operators, one for one, in the shapes that their times hold for.
 
     A backward operator is taken to have changed when the forward operator that it differentiates has; give both.
-    Models are asked ``once`` for operators that are the same, or for each.
+    Models are asked ``once`` for equal operators, or for each.
     """
     old_forward = {operator.id: operator for operator in before if operator.phase == "forward"}
     changed = {new.id for old, new in zip(before, after, strict=True) if not _same_shapes(old, new)}
@@ -39,10 +40,10 @@ def reprice(
         return list(after)
     asked = changed | {new.forward for new in after if new.id in changed}
     pairs = [pair for pair in zip(before, after, strict=True) if pair[1].id in asked]
-    old_ones, new_ones = (Operators((pair[which] for pair in pairs), once=once) for which in (0, 1))
+    old_ones, new_ones = (OperatorSequence((pair[which] for pair in pairs), once=once) for which in (0, 1))
     found, _ = _ratios(model, old_ones, new_ones, gpu, gpu)
     priced = {
-        new.id: predicted(scaled(new, float(found.seconds[row]), old), found, row, old)
+        new.id: with_prediction(scaled(new, float(found.seconds[row]), old), found, row, old)
         for row, (old, new) in enumerate(pairs)
         if new.id in changed
     }
@@ -63,7 +64,7 @@ def on_gpu(trace: Trace, target: gpus.Gpu, model: ComputeModel) -> Trace:
         model.fit(trace)
         found, asked = _ratios(model, trace.operators, trace.operators, trace.gpu, target.name, trace)
         operators = [
-            predicted(scaled(operator, float(found.seconds[row])), found, row, operator)
+            with_prediction(scaled(operator, float(found.seconds[row])), found, row, operator)
             for row, operator in enumerate(trace.operators)
         ]
         times = f"predicted for {target.name} from those measured on {trace.gpu}"
@@ -71,7 +72,7 @@ def on_gpu(trace: Trace, target: gpus.Gpu, model: ComputeModel) -> Trace:
         found, asked = _alone(model, trace, target)
         nothing = not any(operator.seconds for operator in trace.operators)
         operators = [
-            predicted(_taking(operator, float(found.seconds[row])), found, row)
+            with_prediction(_with_seconds(operator, float(found.seconds[row])), found, row)
             if nothing or operator.seconds
             else operator
             for row, operator in enumerate(trace.operators)
@@ -85,12 +86,13 @@ def on_gpu(trace: Trace, target: gpus.Gpu, model: ComputeModel) -> Trace:
 
 
 def estimated(operators: Sequence[Operator], model: ComputeModel, gpu: str) -> list[Operator]:
-    """Return operators that no trace has (copies that a parallelism adds) with the times of a model, or of ``auto``."""
+    """Return operators that are in no trace (copies that a parallelism adds) with the times of a model, or of ``auto``."""
     found, _ = _filled(
         checked(model.estimate(operators, gpu), operators, model), lambda other: other.estimate(operators, gpu), None
     )
     return [
-        predicted(_taking(operator, float(found.seconds[row])), found, row) for row, operator in enumerate(operators)
+        with_prediction(_with_seconds(operator, float(found.seconds[row])), found, row)
+        for row, operator in enumerate(operators)
     ]
 
 
@@ -104,14 +106,14 @@ def scaled(operator: Operator, ratio: float, measured: Operator | None = None) -
     return operator.with_times(seconds, busy, flops)
 
 
-def predicted(operator: Operator, found: Estimates, row: int, old: Operator | None = None) -> Operator:
-    """Return an operator that says which model its time comes from, and how far off that is expected to be.
+def with_prediction(operator: Operator, found: Estimates, row: int, old: Operator | None = None) -> Operator:
+    """Return an operator with the name of the model that its time comes from, and its expected relative error.
 
     The error of a time that was predicted before is added to that of another model as independent of it; a chain of ratios
     of one model is one ratio, and has the larger of its errors.
     """
     if operator.seconds == 0.0:
-        return operator  # nothing is nothing on any GPU and in any shape
+        return operator  # what takes no time does so on any GPU and in any shape
     name = model_name(found.model[row])
     error = float(found.relative_error[row])
     if old is not None and old.predicted_by is not None:
@@ -131,11 +133,11 @@ def _same_shapes(first: Operator, second: Operator) -> bool:
 
 @lru_cache(maxsize=4096)
 def model_name(said: str) -> str:
-    """Return the model of what an estimate says of itself: its first word."""
+    """Return the name of the model in the ``model`` of an estimate: its first word."""
     return said.split(maxsplit=1)[0].strip(",:;") if said.strip() else "unnamed"
 
 
-def _taking(operator: Operator, seconds: float) -> Operator:
+def _with_seconds(operator: Operator, seconds: float) -> Operator:
     return operator.with_times(seconds, None, operator.flops)
 
 
@@ -147,8 +149,8 @@ def _ratios(
     target: str,
     trace: Trace | None = None,
 ) -> tuple[Estimates, bool]:
-    """Return a model's ratios, and those of ``auto`` where the model does not know an operator or a GPU; and whether it knows
-    any.
+    """Return a model's ratios, and those of ``auto`` where the model does not know an operator or a GPU; and whether the
+    model knows any.
     """
     found = checked(model.ratios(before, after, gpu, target), before, model)
     return _filled(found, lambda other: other.ratios(before, after, gpu, target), trace)
@@ -163,8 +165,6 @@ def _filled(found: Estimates, ask: Callable[[ComputeModel], Estimates], trace: T
     known = np.isfinite(found.seconds)
     if known.all():
         return found, True
-    from triosim.compute.models.auto import Auto
-
     auto = Auto()
     if trace is not None:
         auto.fit(trace)

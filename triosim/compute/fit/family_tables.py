@@ -1,4 +1,4 @@
-"""Tables of measured operators: files of comma-separated values, recognised by their columns, as shapes and seconds.
+"""Tables of measured calls of one operator family: CSV files of sizes and times, recognised by their columns.
 
 The formats are those of the public databases that triosim learns from. Each row is one call: what it works on, as whole
 numbers, and ``latency_ms``, ``latency_us`` or ``seconds``; with a column ``device``, the table is about several GPUs.
@@ -24,8 +24,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from triosim.compute import csv_rows
-from triosim.compute.shapes import BINARY, FAMILIES, Family, Shapes
+from triosim.compute.families import BINARY, FAMILIES, Family, FamilyCalls
+from triosim.compute.fit import csv_table
 from triosim.errors import TriosimError, nearest
 from triosim.trace import DTYPE_BYTES, Operator, Tensor, dtype_name
 
@@ -50,12 +50,12 @@ _NAMED: dict[str, Family] = {"softmax": "softmax", "ln": "layer_norm", "layer": 
 
 
 @dataclass(frozen=True)
-class Table:
+class FamilyTable:
     """Rows of one format: ``shapes``, ``seconds`` and, where the table names its GPUs, the name of each row's; ``first_lines``
     says where each name first stands.
     """
 
-    shapes: Shapes
+    shapes: FamilyCalls
     seconds: Array
     devices: npt.NDArray[np.str_] | None
     source: str
@@ -64,7 +64,7 @@ class Table:
     def __len__(self) -> int:
         return len(self.seconds)
 
-    def select(self, rows: npt.NDArray[np.bool_] | npt.NDArray[np.int64]) -> Table:
+    def select(self, rows: npt.NDArray[np.bool_] | npt.NDArray[np.int64]) -> FamilyTable:
         """Return some of the rows."""
         devices = None if self.devices is None else self.devices[rows]
         return replace(self, shapes=self.shapes.select(rows), seconds=self.seconds[rows], devices=devices)
@@ -74,33 +74,33 @@ class Table:
         return [] if self.devices is None else sorted(set(self.devices.tolist()))
 
 
-def read(path: str | os.PathLike[str], family: str | None = None) -> Table:
+def read(path: str | os.PathLike[str], family: str | None = None) -> FamilyTable:
     """Read a table, compressed by gzip or not. ``family`` says which operator, where the columns leave it open.
 
     Raises ``TriosimError`` that names the file, the line and what would be right.
     """
     place = os.fspath(path)
-    sheet = csv_rows.read(place)
+    sheet = csv_table.read(place)
     names, found, dtype, time = _recognise(sheet.header, sheet.where, place, family)
     sheet.require_rows()
     lines = [line for line, _ in sheet.rows]
     columns = {name: [cells[number] for _, cells in sheet.rows] for number, name in enumerate(sheet.header)}
     where = [f"{place}:{line}" for line in lines]
     shape = {
-        name.lower(): np.array([csv_rows.size(*cell) for cell in _cells(columns, name, where)], dtype=np.float64)
+        name.lower(): np.array([csv_table.size(*cell) for cell in _cells(columns, name, where)], dtype=np.float64)
         for name in names
         if name != "OPName"
     }
-    seconds = np.array([csv_rows.seconds(*cell, _TIMES[time]) for cell in _cells(columns, time, where)])
+    seconds = np.array([csv_table.seconds(*cell, _TIMES[time]) for cell in _cells(columns, time, where)])
     if "dtype" in columns:
         dtype = _dtype(columns["dtype"], where)
     if found == "attention":
         _check_heads(shape["num_heads"], shape["num_key_value_heads"], where)
     kinds = np.array(columns["OPName"]) if "OPName" in names else None
-    shapes = Shapes(found, dtype, _canonical(shape, found), kinds)
+    shapes = FamilyCalls(found, dtype, _canonical(shape, found), kinds)
     devices = columns.get("device")
     first = {} if devices is None else dict(zip(devices[::-1], lines[::-1], strict=True))
-    return Table(shapes, seconds, None if devices is None else np.array(devices), place, first)
+    return FamilyTable(shapes, seconds, None if devices is None else np.array(devices), place, first)
 
 
 def _cells(columns: dict[str, list[str]], name: str, where: list[str]) -> list[tuple[str, str, str]]:
@@ -119,7 +119,7 @@ def _check_heads(heads: Array, shared: Array, where: list[str]) -> None:
         )
 
 
-def operators(table: Table) -> list[Operator]:
+def operators(table: FamilyTable) -> list[Operator]:
     """Return the rows as the operators that a trace would hold, so that any compute model can be asked about them."""
     shapes = table.shapes
     made = []
@@ -244,7 +244,7 @@ def _dtype(cells: list[str], where: list[str]) -> str:
 
 
 def _canonical(shape: dict[str, Array], family: Family) -> dict[str, Array]:
-    """Return the columns by the names that ``Shapes`` has for them."""
+    """Return the columns under the names of ``families.COLUMNS``."""
     if family == "product":
         ones = np.ones(len(shape["m"]))
         return {"b": shape.get("b", ones), "m": shape["m"], "n": shape["n"], "k": shape["k"]}

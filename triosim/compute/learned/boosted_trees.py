@@ -1,4 +1,4 @@
-"""The sum of many small regression trees, evaluated by bit masks with numpy alone.
+"""Boosted regression trees: the sum of many small trees, evaluated by bit masks with numpy alone.
 
 QuickScorer (Lucchese et al., SIGIR 2015): number a tree's leaves from left to right. A test that fails rules out the leaves
 to its left, and of those that no failed test rules out, the leftmost is the one that is reached. A feature's value fails the
@@ -22,7 +22,7 @@ _ROWS_AT_ONCE = 128
 
 
 @dataclass(frozen=True)
-class Ensemble:
+class BoostedTrees:
     """Trees with at most 64 leaves each.
 
     One entry per test: ``tree``, ``feature``, ``edge`` (which of the feature's ``edges``; a value above it fails the test),
@@ -89,20 +89,20 @@ class Ensemble:
         }
 
     @classmethod
-    def from_arrays(cls, stored: Mapping[str, npt.NDArray[np.generic]], prefix: str) -> Ensemble:
+    def from_arrays(cls, arrays: Mapping[str, npt.NDArray[np.generic]], prefix: str) -> BoostedTrees:
         """Return what ``arrays`` stored."""
-        counts = stored[f"{prefix}.edge_counts"].astype(np.int64)
-        edges = np.split(stored[f"{prefix}.edges"].astype(np.float64), np.cumsum(counts)[:-1])
+        counts = arrays[f"{prefix}.edge_counts"].astype(np.int64)
+        edges = np.split(arrays[f"{prefix}.edges"].astype(np.float64), np.cumsum(counts)[:-1])
         feature, edge, first, last = (
-            stored[f"{prefix}.{name}"].astype(np.uint8) for name in ("feature", "edge", "first", "last")
+            arrays[f"{prefix}.{name}"].astype(np.uint8) for name in ("feature", "edge", "first", "last")
         )
         return cls(
             tuple(edges),
-            stored[f"{prefix}.tree"].astype(np.uint16),
+            arrays[f"{prefix}.tree"].astype(np.uint16),
             feature,
             edge,
             first,
             last,
-            stored[f"{prefix}.leaves"].astype(np.float32),
-            float(stored[f"{prefix}.offset"].astype(np.float64)),
+            arrays[f"{prefix}.leaves"].astype(np.float32),
+            float(arrays[f"{prefix}.offset"].astype(np.float64)),
         )

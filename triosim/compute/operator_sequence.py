@@ -1,7 +1,7 @@
-"""Operators as compute models see them: what is the same is described, and asked about, once.
+"""A sequence of operators that computes their features (FLOPs, bytes, sizes) once for operators that are equal, and keeps them.
 
 A network repeats its layers, so that most operators of a step have the name, shapes and attributes of one before them, and
-thus its FLOPs, bytes and predicted time. Several models look at the same operators, and find what the first one found.
+thus its FLOPs, bytes and predicted time. Several models read the features of one sequence; the first to ask has them computed.
 """
 
 from __future__ import annotations
@@ -14,26 +14,26 @@ from typing import TypeVar, overload
 import numpy as np
 import numpy.typing as npt
 
-from triosim.compute import shapes
-from triosim.compute.base import Array, ComputeModel, Estimates
+from triosim.compute import families
+from triosim.compute.compute_model import Array, ComputeModel, Estimates
 from triosim.operators import features
 from triosim.trace import Operator
 
-Places = npt.NDArray[np.int64]
+Rows = npt.NDArray[np.int64]
 Model = TypeVar("Model", bound=ComputeModel)
 
 
-class Operators(Sequence[Operator]):
-    """A sequence of operators that remembers what was found out about them; without ``once``, of each by itself."""
+class OperatorSequence(Sequence[Operator]):
+    """Operators with cached features; without ``once``, equal operators are not joined."""
 
     def __init__(self, operators: Iterable[Operator], *, once: bool = True) -> None:
         self._all = tuple(operators)
         self._once = once
 
     @classmethod
-    def of(cls, operators: Sequence[Operator]) -> Operators:
-        """Return the operators as such a sequence: themselves if they are one."""
-        return operators if isinstance(operators, Operators) else cls(operators)
+    def of(cls, operators: Sequence[Operator]) -> OperatorSequence:
+        """Return the operators as such a sequence: unchanged if they are one."""
+        return operators if isinstance(operators, OperatorSequence) else cls(operators)
 
     def __len__(self) -> int:
         return len(self._all)
@@ -57,9 +57,9 @@ class Operators(Sequence[Operator]):
     @cached_property
     def drivers(self) -> Array:
         """FLOPs, bytes read and bytes written (``triosim.operators.features``): a row for each operator."""
-        different, places = self.different
-        if different is not self:
-            return different.drivers[places]
+        distinct, rows = self.distinct
+        if distinct is not self:
+            return distinct.drivers[rows]
         rows = [
             (features.flops(one, forward), features.input_bytes(one, forward), features.output_bytes(one, forward))
             for one, forward in zip(self._all, self.forwards, strict=True)
@@ -67,60 +67,62 @@ class Operators(Sequence[Operator]):
         return np.array(rows, dtype=np.float64).reshape(len(rows), 3)
 
     @cached_property
-    def calls(self) -> list[tuple[Places, shapes.Shapes]]:
-        """The calls by family and dtype, each with the places of its operators (``triosim.compute.shapes``)."""
-        return shapes.of(self._all)
+    def calls(self) -> list[tuple[Rows, families.FamilyCalls]]:
+        """The calls by family and dtype, each with the indices of its operators (``triosim.compute.families``)."""
+        return families.calls_of(self._all)
 
     @cached_property
-    def gradients(self) -> list[tuple[Places, shapes.Shapes]]:
-        """The products that the backward of products are: two for most, each with the place of its operator."""
-        return shapes.of_gradients(self._all, self.forwards, features.gradients_made)
+    def gradients(self) -> list[tuple[Rows, families.FamilyCalls]]:
+        """The products that compute the gradients of products, two for most, each with the index of its operator."""
+        return families.gradient_calls_of(self._all, self.forwards, features.gradients_made)
 
     @cached_property
-    def different(self) -> tuple[Operators, Places]:
-        """One operator for all that are the same, and for each operator the place of its own among them."""
+    def distinct(self) -> tuple[OperatorSequence, Rows]:
+        """The distinct operators, and for each operator of the sequence the index of the distinct one that equals it."""
         if not self._once:
             return self, np.arange(len(self._all), dtype=np.int64)
-        forwards, first = self.forwards, {id(one): row for row, one in enumerate(self._all)}
+        forwards = self.forwards
+        # By id(): two operators of a sequence may be equal values, and the forward operator is one of its very objects.
+        first = {id(one): row for row, one in enumerate(self._all)}
         seen: dict[Hashable, int] = {}
-        sizes: dict[Hashable, int] = {}  # a number for all tensors of one size: to compare numbers takes less time
-        places = [-1] * len(self._all)
+        sizes: dict[Hashable, int] = {}  # a number for each size of a tensor: numbers compare faster than shapes
+        rows = [-1] * len(self._all)
         ones: list[Operator] = []
 
-        def place(row: int) -> int:
-            if places[row] < 0:
+        def distinct_row(row: int) -> int:
+            if rows[row] < 0:
                 operator, forward = self._all[row], forwards[row]
-                of = -1 if forward is None else place(first[id(forward)])
-                found = places[row] = seen.setdefault((*_looks(operator, sizes), of), len(ones))
+                of = -1 if forward is None else distinct_row(first[id(forward)])
+                found = rows[row] = seen.setdefault((*_identity(operator, sizes), of), len(ones))
                 if found == len(ones):
                     ones.append(operator if of < 0 else replace(operator, forward=ones[of].id))
-            return places[row]
+            return rows[row]
 
         for row in range(len(self._all)):
-            place(row)
-        found = np.array(places, dtype=np.int64)
-        return (self, found) if len(ones) == len(self._all) else (Operators(ones), found)
+            distinct_row(row)
+        found = np.array(rows, dtype=np.int64)
+        return (self, found) if len(ones) == len(self._all) else (OperatorSequence(ones), found)
 
 
-def each_once(
+def deduplicated(
     estimate: Callable[[Model, Sequence[Operator], str], Estimates],
 ) -> Callable[[Model, Sequence[Operator], str], Estimates]:
-    """Make a model's ``estimate`` answer for operators that are the same by asking about one of them."""
+    """Decorate a model's ``estimate`` so that it is asked about distinct operators alone."""
 
     @wraps(estimate)
     def asked(self: Model, operators: Sequence[Operator], gpu: str = "") -> Estimates:
-        different, places = Operators.of(operators).different
-        found = estimate(self, different, gpu)
-        if len(different) == len(operators):
+        distinct, rows = OperatorSequence.of(operators).distinct
+        found = estimate(self, distinct, gpu)
+        if len(distinct) == len(operators):
             return found
-        names = [found.model[place] for place in places.tolist()]
-        return Estimates(found.seconds[places], found.relative_error[places], names)
+        names = [found.model[row] for row in rows.tolist()]
+        return Estimates(found.seconds[rows], found.relative_error[rows], names)
 
     return asked
 
 
-def _looks(operator: Operator, sizes: dict[Hashable, int]) -> tuple[Hashable, ...]:
-    """Return all that an operator's features depend on, but for the operator that it differentiates."""
+def _identity(operator: Operator, sizes: dict[Hashable, int]) -> tuple[Hashable, ...]:
+    """Return all that an operator's features depend on, except the operator that it differentiates."""
     given = {tensor.storage for tensor in operator.inputs}
     in_place = given.issuperset([tensor.storage for tensor in operator.outputs])
     attributes = repr(operator.attributes) if operator.attributes else ""

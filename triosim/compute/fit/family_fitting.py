@@ -1,4 +1,4 @@
-"""Fits the learned models to tables of measured operators, and says by cross-validation how far they are off.
+"""Fits the learned models of operator families to tables of measured operators, and finds their errors by cross-validation.
 
 Errors are those of rows that the fit did not see: rows held out at random (five folds), whole values of one size held out
 (a fifth of the values of m, of n, of k ..., none of the ends), and whole GPUs. Fitting needs scikit-learn; predicting does not.
@@ -14,13 +14,13 @@ import numpy as np
 import numpy.typing as npt
 
 from triosim import gpus
-from triosim.compute import rates
+from triosim.compute import attainable_rate
+from triosim.compute.families import COLUMNS, Family, FamilyCalls
 from triosim.compute.fit.boosting import Settings, grow
-from triosim.compute.fit.tables import Table
-from triosim.compute.learned.ensemble import Ensemble
-from triosim.compute.learned.family_model import CLASS_EDGES, CLASSES, Learned
-from triosim.compute.learned.shape_features import describe, specifications
-from triosim.compute.shapes import COLUMNS, Family, Shapes
+from triosim.compute.fit.family_tables import FamilyTable
+from triosim.compute.learned.boosted_trees import BoostedTrees
+from triosim.compute.learned.call_features import call_features, specifications
+from triosim.compute.learned.family_model import CLASS_EDGES, CLASSES, FamilyModel
 from triosim.errors import TriosimError
 from triosim.gpus import Gpu
 
@@ -43,7 +43,7 @@ _FEW_ROWS = 2000
 class Rows:
     """Measured calls of one family and dtype: ``gpu`` is each row's place in ``gpus``."""
 
-    shapes: Shapes
+    shapes: FamilyCalls
     seconds: Array
     gpu: npt.NDArray[np.int64]
     gpus: tuple[Gpu, ...]
@@ -64,9 +64,9 @@ class Rows:
                 yield gpu, mask
 
 
-def collect(tables: Sequence[Table], names: Sequence[str | None]) -> list[Rows]:
+def collect(tables: Sequence[FamilyTable], names: Sequence[str | None]) -> list[Rows]:
     """Return the rows of tables by family and dtype; ``names`` gives the GPU of each table that does not name its own."""
-    found: dict[tuple[Family, str], list[tuple[Table, list[Gpu]]]] = {}
+    found: dict[tuple[Family, str], list[tuple[FamilyTable, list[Gpu]]]] = {}
     for table, name in zip(tables, names, strict=True):
         if table.devices is None and name is None:
             raise TriosimError("does not say which GPU it is about", where=table.source, fix="add --gpu NAME")
@@ -79,7 +79,7 @@ def collect(tables: Sequence[Table], names: Sequence[str | None]) -> list[Rows]:
         place = {name: number for number, (name, _) in enumerate(known)}
         columns = {name: np.concatenate([part.shapes[name] for part, _ in parts]) for name in COLUMNS[family]}
         kinds = [part.shapes.kinds for part, _ in parts]
-        shapes = Shapes(
+        shapes = FamilyCalls(
             family, dtype, columns, None if kinds[0] is None else np.concatenate([k for k in kinds if k is not None])
         )
         collected.append(
@@ -94,19 +94,19 @@ def collect(tables: Sequence[Table], names: Sequence[str | None]) -> list[Rows]:
     return collected
 
 
-def fit(rows: Rows, *, known: bool = True, others: bool = True) -> Learned:
+def fit(rows: Rows, *, known: bool = True, others: bool = True) -> FamilyModel:
     """Fit a model to rows: ``known``, the trees of the rows' GPUs; ``others``, those of any other GPU."""
     reached = {gpu.name: _rate(rows, gpu, mask) for gpu, mask in rows.each()}
     present = [gpu for gpu, _ in rows.each()]
-    law = rates.fit(present, [reached[gpu.name] for gpu in present], rows.shapes.dtype)
-    own: dict[str, Ensemble] = {}
+    attainable = attainable_rate.fit(present, [reached[gpu.name] for gpu in present], rows.shapes.dtype)
+    own: dict[str, BoostedTrees] = {}
     features, told, target, group = [], [], [], []
     for number, (gpu, mask) in enumerate(rows.each()):
-        described = describe(rows.shapes.select(mask), gpu, reached[gpu.name])
-        wanted = np.log(rows.seconds[mask] / described.seconds)
+        calls = call_features(rows.shapes.select(mask), gpu, reached[gpu.name])
+        wanted = np.log(rows.seconds[mask] / calls.roofline)
         if known and int(mask.sum()) >= ENOUGH_ALONE:
-            own[gpu.name] = grow(described.features, wanted, _ALONE)
-        features.append(described.features)
+            own[gpu.name] = grow(calls.features, wanted, _ALONE)
+        features.append(calls.features)
         told.append(np.tile(specifications(gpu, reached[gpu.name]), (len(wanted), 1)))
         target.append(wanted)
         group.append(np.full(len(wanted), number))
@@ -119,7 +119,7 @@ def fit(rows: Rows, *, known: bool = True, others: bool = True) -> Learned:
         pooled = grow(both, wanted, settings, np.concatenate(group))
     other = grow(alike, wanted, _FEW_OTHER if few else _OTHER, np.concatenate(group)) if others else None
     sizes = {name: np.unique(rows.shapes[name]).tolist() for name in COLUMNS[rows.shapes.family]}
-    return Learned(rows.shapes.family, rows.shapes.dtype, reached, law, own, pooled, other, sizes)
+    return FamilyModel(rows.shapes.family, rows.shapes.dtype, reached, attainable, own, pooled, other, sizes)
 
 
 def _rate(rows: Rows, gpu: Gpu, mask: Mask) -> float:
@@ -135,7 +135,7 @@ def _rate(rows: Rows, gpu: Gpu, mask: Mask) -> float:
     return float(np.quantile(flops[large] / seconds[large], 0.75))
 
 
-def predict(model: Learned, rows: Rows) -> Array:
+def predict(model: FamilyModel, rows: Rows) -> Array:
     """Return the model's seconds for each row."""
     found = np.empty(len(rows))
     for gpu, mask in rows.each():
@@ -190,7 +190,7 @@ def columns_with_slices(rows: Rows) -> list[str]:
     return [name for name in COLUMNS[rows.shapes.family] if len(np.unique(rows.shapes[name])) >= 8]
 
 
-def calibrate(rows: Rows, progress: Callable[[str], None] = lambda text: None, *, source: str = "") -> Learned:
+def calibrate(rows: Rows, progress: Callable[[str], None] = lambda text: None, *, source: str = "") -> FamilyModel:
     """Fit to all rows, with errors from cross-validation."""
     name = f"{rows.shapes.family} in {rows.shapes.dtype}"
     progress(f"{name}: {len(rows)} rows, cross-validating")

@@ -1,7 +1,7 @@
-"""What a learned model sees of operators: the few sizes that its family of operators has, as columns of numbers.
+"""Families of operators that learned models predict, and the sizes of their calls as columns of numbers.
 
-Tables give them at once (``triosim.compute.fit.tables``); of a trace's operators they are read from the tensors' shapes. An
-operator that belongs to no family, or whose shapes do not say enough, is left to other models.
+Tables give them at once (``triosim.compute.fit.family_tables``); of a trace's operators they are read from the tensors'
+shapes. An operator that belongs to no family, or whose shapes do not say enough, is left to other models.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from triosim.trace import Operator
 
 Array = npt.NDArray[np.float64]
 Family = Literal["product", "attention", "elementwise", "softmax", "layer_norm"]
-Places = npt.NDArray[np.int64]
+Rows = npt.NDArray[np.int64]
 Gradients = Callable[[Operator, Operator], tuple[bool, bool]]
 _Call = tuple[Family, str, tuple[int, ...], str]
 FAMILIES: tuple[Family, ...] = get_args(Family)
@@ -61,8 +61,8 @@ _LAYER_NORM = frozenset(("layer_norm", "native_layer_norm"))
 
 
 @dataclass(frozen=True)
-class Shapes:
-    """Calls of one family in one dtype: a column for each of ``COLUMNS``; ``kinds`` names each element-wise operator.
+class FamilyCalls:
+    """The sizes of calls of one family in one dtype: a column for each of ``COLUMNS``; ``kinds`` names element-wise operators.
 
     Attention that is not causal is apart, and all of the kind ``FULL``.
     """
@@ -78,48 +78,50 @@ class Shapes:
     def __getitem__(self, name: str) -> Array:
         return self.columns[name]
 
-    def select(self, rows: npt.NDArray[np.bool_] | npt.NDArray[np.int64]) -> Shapes:
+    def select(self, rows: npt.NDArray[np.bool_] | npt.NDArray[np.int64]) -> FamilyCalls:
         """Return some of the calls."""
         kinds = None if self.kinds is None else self.kinds[rows]
-        return Shapes(self.family, self.dtype, {name: column[rows] for name, column in self.columns.items()}, kinds)
+        return FamilyCalls(
+            self.family, self.dtype, {name: column[rows] for name, column in self.columns.items()}, kinds
+        )
 
 
-def of(operators: Sequence[Operator]) -> list[tuple[Places, Shapes]]:
-    """Return the calls by family and dtype, each with the places of its operators. What has no family is in none."""
-    return _grouped((place, _sizes(operator)) for place, operator in enumerate(operators))
+def calls_of(operators: Sequence[Operator]) -> list[tuple[Rows, FamilyCalls]]:
+    """Return the calls by family and dtype, each with the indices of its operators; operators without a family are left out."""
+    return _grouped((row, _sizes(operator)) for row, operator in enumerate(operators))
 
 
-def of_gradients(
+def gradient_calls_of(
     operators: Sequence[Operator], forwards: Sequence[Operator | None], made: Gradients
-) -> list[tuple[Places, Shapes]]:
-    """Return the products that the backward of products are, one for each gradient, with the places of their operators.
+) -> list[tuple[Rows, FamilyCalls]]:
+    """Return the products that compute the gradients of products, one for each gradient, with the indices of their operators.
 
     ``made`` says which of a forward operator's factors a backward operator computes the gradients of. Of (m, k) by (k, n), the
     data's is (m, n) by (n, k), and the weight's (k, m) by (m, n).
     """
     found: list[tuple[int, _Call | None]] = []
-    for place, (operator, forward) in enumerate(zip(operators, forwards, strict=True)):
+    for row, (operator, forward) in enumerate(zip(operators, forwards, strict=True)):
         one = _sizes(forward) if forward is not None and operator.phase == "backward" else None
         if forward is None or one is None or one[0] != "product":
             continue
         b, m, n, k = one[2]
         data, weight = made(operator, forward)
-        found += [(place, ("product", one[1], (b, m, k, n), ""))] if data else []
-        found += [(place, ("product", one[1], (b, k, n, m), ""))] if weight else []
+        found += [(row, ("product", one[1], (b, m, k, n), ""))] if data else []
+        found += [(row, ("product", one[1], (b, k, n, m), ""))] if weight else []
     return _grouped(found)
 
 
-def _grouped(calls: Iterable[tuple[int, _Call | None]]) -> list[tuple[Places, Shapes]]:
+def _grouped(calls: Iterable[tuple[int, _Call | None]]) -> list[tuple[Rows, FamilyCalls]]:
     found: dict[tuple[Family, str, bool], list[tuple[int, tuple[int, ...], str]]] = {}
-    for place, one in calls:
+    for row, one in calls:
         if one is not None:
-            found.setdefault((*one[:2], one[3] == FULL), []).append((place, one[2], one[3]))
+            found.setdefault((*one[:2], one[3] == FULL), []).append((row, one[2], one[3]))
     grouped = []
     for (family, dtype, full), members in found.items():
         values = np.array([sizes for _, sizes, _ in members], dtype=np.float64)
         columns = {name: values[:, number] for number, name in enumerate(COLUMNS[family])}
         kinds = np.array([kind for _, _, kind in members]) if family == "elementwise" or full else None
-        grouped.append((np.array([place for place, _, _ in members]), Shapes(family, dtype, columns, kinds)))
+        grouped.append((np.array([row for row, _, _ in members]), FamilyCalls(family, dtype, columns, kinds)))
     return grouped
 
 

@@ -1,4 +1,4 @@
-"""Files of comma-separated values as people and programs leave them: compressed or not, with notes, and what is wrong named.
+"""Reads files of comma-separated values, compressed or not, with comments; errors name file, line and column.
 
 Lines that begin with # are notes, before the header too; empty lines are nothing.
 """

@@ -1,8 +1,8 @@
-"""Fitted models in files: arrays and one JSON text in an npz file, without pickle, and where the shipped ones are.
+"""Files of fitted compute models: arrays and one JSON text in an npz file, without pickle; and the models that ship.
 
-A file holds models of families of operators (``Learned``) and laws of kinds of operators (``KindLaw``). The environment
-variable ``TRIOSIM_MODELS`` names a file or folder that ``triosim calibrate compute`` wrote; what it holds for a GPU goes
-before what ships with triosim.
+A file holds models of operator families (``FamilyModel``) and regressions of operator kinds (``KindRegression``). The
+environment variable ``TRIOSIM_MODELS`` names a file or folder that ``triosim calibrate compute`` wrote: the user's own models,
+which go before those that ship with triosim.
 """
 
 from __future__ import annotations
@@ -20,32 +20,33 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from triosim.compute.fit.operator_rows import Key
-from triosim.compute.learned.family_model import Learned
-from triosim.compute.learned.kind_laws import KindLaw
+from triosim.compute.learned.family_model import FamilyModel
+from triosim.compute.learned.kind_regression import KindRegression, OperatorKind
 from triosim.errors import TriosimError
 from triosim.output_files import writing_bytes
 
 _FORMAT = "triosim fitted operator models 1"
 SHIPPED = Path(__file__).resolve().parent / "data"
 ENVIRONMENT = "TRIOSIM_MODELS"
-#: What an estimate by a model of one's own is called, instead of by what ships.
+#: What an estimate by a model of the user's own is called, instead of the name of the model that ships.
 OWN_LABEL = "own"
 _WRITE_ONE = "write one: triosim calibrate compute"
 #: Files with the time of their last change and their size, so that one that was written anew is read anew.
 _Files = tuple[tuple[str, int, int], ...]
 
 
-def save(models: Sequence[Learned], path: str | os.PathLike[str], laws: Sequence[KindLaw] = ()) -> None:
-    """Write models and laws to one npz file, whole or not at all."""
+def save(
+    models: Sequence[FamilyModel], path: str | os.PathLike[str], regressions: Sequence[KindRegression] = ()
+) -> None:
+    """Write models and regressions to one npz file, whole or not at all."""
     arrays: dict[str, npt.NDArray[Any]] = {}
     about: dict[str, Any] = {"format": _FORMAT, "models": [model.about() for model in models]}
     for number, model in enumerate(models):
         arrays.update(model.arrays(f"{number}"))
-    if laws:
-        about["laws"] = [law.about() for law in laws]
-        for number, law in enumerate(laws):
-            arrays.update(law.arrays(f"law {number}"))
+    if regressions:
+        about["laws"] = [one.about() for one in regressions]
+        for number, one in enumerate(regressions):
+            arrays.update(one.arrays(f"law {number}"))
     arrays["about"] = np.array(json.dumps(about))
     content = io.BytesIO()
     _write_npz(content, arrays)
@@ -56,8 +57,8 @@ def save(models: Sequence[Learned], path: str | os.PathLike[str], laws: Sequence
 class Contents(NamedTuple):
     """What a file holds."""
 
-    models: list[Learned]
-    laws: list[KindLaw]
+    models: list[FamilyModel]
+    regressions: list[KindRegression]
 
 
 def load(path: str | os.PathLike[str]) -> Contents:
@@ -69,9 +70,11 @@ def load(path: str | os.PathLike[str]) -> Contents:
         about = json.loads(str(arrays["about"]))
         if about["format"] != _FORMAT:
             raise TriosimError(f"holds '{about['format']}'", where=place, fix=f"this version reads '{_FORMAT}'")
-        models = [Learned.from_stored(one, arrays, f"{number}") for number, one in enumerate(about["models"])]
-        laws = [KindLaw.from_stored(one, arrays, f"law {number}") for number, one in enumerate(about.get("laws", ()))]
-        return Contents(models, laws)
+        models = [FamilyModel.from_stored(one, arrays, f"{number}") for number, one in enumerate(about["models"])]
+        regressions = [
+            KindRegression.from_stored(one, arrays, f"law {number}") for number, one in enumerate(about.get("laws", ()))
+        ]
+        return Contents(models, regressions)
     except OSError as error:
         raise TriosimError(f"cannot be read: {error.strerror or error}", where=place) from error
     except (AttributeError, EOFError, KeyError, ValueError, TypeError, IndexError, zipfile.BadZipFile) as error:
@@ -88,7 +91,7 @@ def check_named() -> None:
     _files(_named())
 
 
-def find(family: str, dtype: str, gpu: str) -> Learned | None:
+def find(family: str, dtype: str, gpu: str) -> FamilyModel | None:
     """Return the model of a family and dtype to ask about a GPU (a catalogue's name), or None where there is none."""
     for model in _own(_files(_named()))[0]:
         if (model.family, model.dtype) == (family, dtype) and gpu in model.rates:
@@ -96,21 +99,23 @@ def find(family: str, dtype: str, gpu: str) -> Learned | None:
     return _shipped(family, dtype)
 
 
-def is_own(model: Learned) -> bool:
-    """Whether a model that was found is one's own, and not one that ships."""
+def is_own(model: FamilyModel) -> bool:
+    """Whether a model that was found is the user's own, and not one that ships."""
     return model is not _shipped(model.family, model.dtype)
 
 
-def laws(gpu: str) -> Mapping[Key, KindLaw]:
-    """Return one's own laws of a GPU (a catalogue's name) by what they are of."""
+def regressions(gpu: str) -> Mapping[OperatorKind, KindRegression]:
+    """Return the user's regressions of a GPU (a name of the catalogue) by operator kind."""
     return _own(_files(_named()))[1].get(gpu, {})
 
 
 def fitted_files(families: Collection[tuple[str, str]]) -> tuple[set[str], set[str]]:
-    """Return the names of the files that were fitted: one's own models and laws, and what ships for families and dtypes."""
-    models, laws = _own(_files(_named()))
+    """Return the names of the tables that models were fitted to: the user's, and those that ship for families and dtypes."""
+    models, fitted = _own(_files(_named()))
     own = {name for model in models for name in model.provenance.get("files", ())}
-    own |= {Path(name).name for several in laws.values() for law in several.values() for name in law.files.split(", ")}
+    own |= {
+        Path(name).name for several in fitted.values() for one in several.values() for name in one.files.split(", ")
+    }
     known = [_shipped(family, dtype) for family, dtype in families]
     shipped = {name for model in known if model is not None for name in model.provenance.get("files", ())}
     if any(family == "elementwise" for family, _ in families):
@@ -120,7 +125,7 @@ def fitted_files(families: Collection[tuple[str, str]]) -> tuple[set[str], set[s
 
 @contextmanager
 def using(path: str | os.PathLike[str] | None) -> Iterator[None]:
-    """Within the block, take one's own models from ``path``, and not from where the environment says; None changes nothing."""
+    """Within the block, read the user's models from ``path`` instead of where the environment says; None changes nothing."""
     if path is None:
         yield
         return
@@ -135,13 +140,13 @@ def using(path: str | os.PathLike[str] | None) -> Iterator[None]:
             os.environ[ENVIRONMENT] = before
 
 
-def file_name(model: Learned) -> str:
+def file_name(model: FamilyModel) -> str:
     """Return the name under which a model ships."""
     return f"{model.family}_{model.dtype}.npz"
 
 
 @cache
-def _shipped(family: str, dtype: str) -> Learned | None:
+def _shipped(family: str, dtype: str) -> FamilyModel | None:
     path = SHIPPED / f"{family}_{dtype}.npz"
     return load(path).models[0] if path.is_file() else None
 
@@ -172,14 +177,14 @@ def _where(name: str) -> str:
 
 
 @cache
-def _own(files: _Files) -> tuple[tuple[Learned, ...], dict[str, dict[Key, KindLaw]]]:
-    """Return the models and the laws, by GPU and key, of files; the later file's law holds."""
+def _own(files: _Files) -> tuple[tuple[FamilyModel, ...], dict[str, dict[OperatorKind, KindRegression]]]:
+    """Return the models of files, and their regressions by GPU and kind; of two for one kind, the later file's holds."""
     loaded = [load(file) for file, _, _ in files]
-    laws: dict[str, dict[Key, KindLaw]] = {}
+    found: dict[str, dict[OperatorKind, KindRegression]] = {}
     for _, several in loaded:
-        for law in several:
-            laws.setdefault(law.gpu, {})[law.key] = law
-    return tuple(model for models, _ in loaded for model in models), laws
+        for one in several:
+            found.setdefault(one.gpu, {})[one.key] = one
+    return tuple(model for models, _ in loaded for model in models), found
 
 
 def _write_npz(content: io.BytesIO, arrays: Mapping[str, npt.NDArray[Any]]) -> None:

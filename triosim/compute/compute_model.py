@@ -1,7 +1,6 @@
-"""What a compute model is: it estimates the time of operators from their shapes.
+"""The interface of compute models, which estimate operator times from shapes: ``ComputeModel`` and its ``Estimates``.
 
-A model is never asked for an operator that was measured in the very shapes that it has; see
-``triosim.compute.pricing.repricing``.
+A model is not asked for an operator that was measured in the shapes that it has (``triosim.compute.pricing.repricing``).
 """
 
 from __future__ import annotations
@@ -24,10 +23,10 @@ CLASS_EDGES = (20e-6, 200e-6)
 
 @dataclass(frozen=True, slots=True)
 class Estimates:
-    """One entry for each operator that was asked about, in its order.
+    """What a model answers: one entry for each operator that was asked about, in order.
 
     ``relative_error`` is the typical error of the model for such an operator (0.1 is 10%), NaN where it is not known;
-    ``model`` names what said so.
+    ``model`` names the model that the time comes from.
     """
 
     seconds: npt.NDArray[np.float64]

@@ -1,4 +1,4 @@
-"""Attention on Hopper by the kernel that an operator's name stands for: FlashAttention-2, or cuDNN's.
+"""Operator times of attention on Hopper, by the kernel that the operator's name stands for: FlashAttention-2, or cuDNN's.
 
 The measured tables hold FlashAttention 3 and 4 there, which are written for the chip. What PyTorch calls flash attention is
 FlashAttention-2, whose products do not use Hopper's asynchronous tensor core instructions: it reaches about half of that rate.
@@ -19,15 +19,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from triosim import gpus
-from triosim.compute.base import ComputeModel, Estimates
-from triosim.compute.distinct_operators import Operators, each_once
+from triosim.compute.compute_model import ComputeModel, Estimates
+from triosim.compute.operator_sequence import OperatorSequence, deduplicated
 from triosim.gpus import Gpu
 from triosim.operators.features import base_name
 from triosim.trace import Operator
 
-#: What a call takes beside its arithmetic.
+#: The time of a call without any arithmetic.
 LAUNCH_SECONDS = 8e-6
-#: How far off an estimate is: the law, and what the figures leave out, such as other numbers of heads.
+#: The relative error: of the formula, and of what the figures leave out, such as other numbers of heads.
 ERROR = 0.1
 _BLOCK = 128
 _EMPTY_THERE = 16 / (2048 / 132)  # waves that are launched, over what they could hold
@@ -36,7 +36,7 @@ _HALF = ("float16", "bfloat16")
 
 
 @dataclass(frozen=True, slots=True)
-class Law:
+class RateCurve:
     """A kernel's TFLOP/s for long sequences on the H100, and the length at which it reaches half of them."""
 
     tflops: float
@@ -47,14 +47,14 @@ class Law:
         return self.tflops * 1e12 / _PEAK * peak * length / (length + self.half)
 
 
-#: By kernel, pass and whether it is causal: the laws of heads of 64, 128 and 256 features, of whatever lies between the larger.
-_LAWS: Mapping[tuple[str, str, bool], Mapping[int, Law]] = {
-    ("flash", "forward", True): {64: Law(303, 350), 128: Law(340, 400), 256: Law(303, 230)},
-    ("flash", "forward", False): {64: Law(325, 75), 128: Law(373, 100), 256: Law(327, 80)},
-    ("flash", "backward", False): {64: Law(293, 245), 128: Law(328, 270)},
-    ("cudnn", "forward", True): {64: Law(394, 380), 128: Law(550, 380), 256: Law(515, 330)},
-    ("cudnn", "forward", False): {64: Law(417, 120), 128: Law(615, 80), 256: Law(590, 110)},
-    ("cudnn", "backward", False): {64: Law(442, 340), 128: Law(535, 385)},
+#: By kernel, pass and whether it is causal: by features of a head; of a width between two, the larger one's holds.
+_CURVES: Mapping[tuple[str, str, bool], Mapping[int, RateCurve]] = {
+    ("flash", "forward", True): {64: RateCurve(303, 350), 128: RateCurve(340, 400), 256: RateCurve(303, 230)},
+    ("flash", "forward", False): {64: RateCurve(325, 75), 128: RateCurve(373, 100), 256: RateCurve(327, 80)},
+    ("flash", "backward", False): {64: RateCurve(293, 245), 128: RateCurve(328, 270)},
+    ("cudnn", "forward", True): {64: RateCurve(394, 380), 128: RateCurve(550, 380), 256: RateCurve(515, 330)},
+    ("cudnn", "forward", False): {64: RateCurve(417, 120), 128: RateCurve(615, 80), 256: RateCurve(590, 110)},
+    ("cudnn", "backward", False): {64: RateCurve(442, 340), 128: RateCurve(535, 385)},
 }
 _BACKWARD = 2.5  # products, of the forward pass's two: Dao et al. 2022
 
@@ -73,11 +73,11 @@ class AttentionKernels(ComputeModel):
         found = gpus.get(gpu)
         return cls(gpu) if found is not None and found.architecture == "hopper" else None
 
-    @each_once
+    @deduplicated
     def estimate(self, operators: Sequence[Operator], gpu: str = "") -> Estimates:
         """Return the time of each call of a known kernel on a GPU; NaN for everything else."""
         target = gpus.find(gpu or self._gpu)
-        seen = Operators.of(operators)
+        seen = OperatorSequence.of(operators)
         seconds = [seconds_of(operator, forward, target) for operator, forward in zip(seen, seen.forwards, strict=True)]
         errors = np.full(len(seconds), ERROR)
         return Estimates(np.array(seconds), errors, [f"{self.label}, as published for an H100"] * len(seconds))
@@ -91,7 +91,7 @@ def seconds_of(operator: Operator, forward: Operator | None, gpu: Gpu) -> float:
     kernel, causal, sizes = call
     batch, heads, length, keys, width = sizes
     backward = base_name(operator.name).endswith("_backward")
-    rate = _law(kernel, backward, causal, width).rate(length, gpu.rate("bfloat16"))
+    rate = _curve(kernel, backward, causal, width).rate(length, gpu.rate("bfloat16"))
     flops = 4.0 * batch * heads * length * keys * width * (0.5 if causal else 1.0) * (_BACKWARD if backward else 1.0)
     # The figures' calls are 2,048 blocks, so that the share of the last wave that is empty there is in the rates.
     blocks = batch * heads * -(-(keys if backward else length) // _BLOCK)
@@ -121,11 +121,11 @@ def _call(operator: Operator, forward: Operator | None) -> tuple[str, bool, tupl
     return (kernel, of.attributes.get("is_causal") is True, sizes) if min(sizes) else None
 
 
-def _law(kernel: str, backward: bool, causal: bool, width: int) -> Law:
+def _curve(kernel: str, backward: bool, causal: bool, width: int) -> RateCurve:
     direction = "backward" if backward else "forward"
-    laws = _LAWS[kernel, direction, causal and not backward]
-    law = laws[min((known for known in laws if known >= width), default=max(laws))]
+    curves = _CURVES[kernel, direction, causal and not backward]
+    curve = curves[min((known for known in curves if known >= width), default=max(curves))]
     if not (backward and causal):
-        return law
-    masked, full = (_law(kernel, False, one, width) for one in (True, False))
-    return Law(law.tflops * masked.tflops / full.tflops, law.half + masked.half - full.half)
+        return curve
+    masked, full = (_curve(kernel, False, one, width) for one in (True, False))
+    return RateCurve(curve.tflops * masked.tflops / full.tflops, curve.half + masked.half - full.half)

@@ -1,4 +1,4 @@
-"""What a learned model is told of a call on a GPU, and the roofline on top of which it learns.
+"""The features of an operator call on a GPU that learned models read, and the roofline time whose multiple they learn.
 
 Ratios that carry over from one GPU to another: arithmetic intensity against that of the GPU, working sets against its L2
 cache, tiles over its multiprocessors (waves, and how full the last one is), and sizes against the tiles'. NeuSight (Lee et
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from triosim.compute.shapes import Shapes
+from triosim.compute.families import FamilyCalls
 from triosim.gpus import Gpu
 from triosim.trace import DTYPE_BYTES
 
@@ -27,15 +27,15 @@ _TILES = ((64, 64), (128, 64), (64, 128), (128, 128), (64, 256), (256, 64), (128
 
 
 @dataclass(frozen=True)
-class Described:
-    """``features``: a row for each call; ``seconds``: its time on the roofline, of which the ratio is learned."""
+class CallFeatures:
+    """``features``: a row for each call; ``roofline``: its seconds on the roofline, of which models learn a multiple."""
 
     features: Array
-    seconds: Array
+    roofline: Array
 
 
-def describe(shapes: Shapes, gpu: Gpu, rate: float) -> Described:
-    """Return features and roofline of calls on a GPU that computes at ``rate`` FLOP/s at best."""
+def call_features(shapes: FamilyCalls, gpu: Gpu, rate: float) -> CallFeatures:
+    """Return features and roofline of calls on a GPU that attains ``rate`` FLOP/s."""
     if shapes.family == "product":
         return _product(shapes, gpu, rate)
     if shapes.family == "attention":
@@ -48,7 +48,7 @@ def specifications(gpu: Gpu, rate: float) -> list[float]:
     return [np.log(rate), np.log(gpu.bandwidth), np.log(rate / gpu.bandwidth), float(gpu.l2_bytes), float(gpu.sms)]
 
 
-def _product(shapes: Shapes, gpu: Gpu, rate: float) -> Described:
+def _product(shapes: FamilyCalls, gpu: Gpu, rate: float) -> CallFeatures:
     b, m, n, k = (shapes[name] for name in "bmnk")
     size, sms, l2 = DTYPE_BYTES[shapes.dtype], max(gpu.sms, 1), gpu.l2_bytes or 4e6
     nbytes = size * b * (m * k + k * n + m * n)
@@ -67,10 +67,10 @@ def _product(shapes: Shapes, gpu: Gpu, rate: float) -> Described:
     for side in (64, 128):
         traffic = size * b * (m * k * np.ceil(n / side) + k * n * np.ceil(m / side))
         columns.append(np.log(traffic / gpu.bandwidth / compute))
-    return Described(np.stack(columns, axis=1), _overlap(compute, memory) + KERNEL_SECONDS)
+    return CallFeatures(np.stack(columns, axis=1), _overlap(compute, memory) + KERNEL_SECONDS)
 
 
-def _attention(shapes: Shapes, gpu: Gpu, rate: float) -> Described:
+def _attention(shapes: FamilyCalls, gpu: Gpu, rate: float) -> CallFeatures:
     b, s, h, kv, d = (shapes[name] for name in ("batch", "sequence", "heads", "kv_heads", "head_dim"))
     size, sms, l2 = DTYPE_BYTES[shapes.dtype], max(gpu.sms, 1), gpu.l2_bytes or 4e6
     compute = 2.0 * b * h * s * s * d / (0.6 * rate)  # half of the scores are masked, two products
@@ -88,10 +88,10 @@ def _attention(shapes: Shapes, gpu: Gpu, rate: float) -> Described:
     for side in (64, 128, 192, 256):
         for waves in (b * h * np.ceil(s / side) / sms, b * kv * np.ceil(s * h / kv / side) / sms):
             columns += [np.log2(waves), np.ceil(waves) / waves]
-    return Described(np.stack(columns, axis=1), _overlap(compute, memory) + ATTENTION_SECONDS)
+    return CallFeatures(np.stack(columns, axis=1), _overlap(compute, memory) + ATTENTION_SECONDS)
 
 
-def _rows(shapes: Shapes, gpu: Gpu) -> Described:
+def _rows(shapes: FamilyCalls, gpu: Gpu) -> CallFeatures:
     rows, width = shapes["rows"], shapes["columns"]
     size, l2 = DTYPE_BYTES[shapes.dtype], gpu.l2_bytes or 4e6
     nbytes = 2.0 * size * rows * width
@@ -102,7 +102,7 @@ def _rows(shapes: Shapes, gpu: Gpu) -> Described:
             max(gpu.sms, 1) * width * size / l2
         ),  # the rows in flight: does a second pass over them read the cache?
     ]
-    return Described(np.stack(columns, axis=1), nbytes / gpu.bandwidth + KERNEL_SECONDS)
+    return CallFeatures(np.stack(columns, axis=1), nbytes / gpu.bandwidth + KERNEL_SECONDS)
 
 
 def _overlap(compute: Array, memory: Array) -> Array:

@@ -1,9 +1,9 @@
-"""What a GPU really computes at best, when nothing was measured on it: its peak, or what its power allows.
+"""The FLOP rate that a GPU attains where nothing was measured on it: a share of its peak, or what its power allows.
 
 A product of large float32 matrices reaches a share of the peak, unless that takes more than the board's power: inference cards
 (T4, L4, P4) hold 30% to 50% of the peak that their data sheet gives. The energy of a FLOP, everything on the board
 counted, is fitted for two generations of chips, before and from Ada and Hopper. On tensor cores it is what a GPU's file says
-(``joules_per_flop``): a board with a lower limit than that of the measured one computes the more slowly the less it may draw.
+(``joules_per_flop``): of two boards with the same chip, the one with the lower power limit computes more slowly.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _NEW = ("ada", "hopper", "blackwell", "cdna")
 
 
 @dataclass(frozen=True, slots=True)
-class RateLaw:
-    """``share`` of the peak; ``old`` and ``new`` joules per float32 FLOP."""
+class AttainableRate:
+    """``share`` of the peak; joules per float32 FLOP of ``old`` chips and of ``new`` ones (from Ada and Hopper on)."""
 
     share: float
     old: float
@@ -48,18 +48,18 @@ class RateLaw:
         return gpu.tdp_watts / (self.new if gpu.architecture.lower().startswith(_NEW) else self.old)
 
 
-#: Where nothing at all was measured.
-PLAIN = RateLaw(0.85, 17.5e-12, 10e-12)
+#: Without any measurement.
+PLAIN = AttainableRate(0.85, 17.5e-12, 10e-12)
 
 
-def fit(gpus: Sequence[Gpu], rates: Sequence[float], dtype: str) -> RateLaw:
-    """Return the law with the smallest mean error of the logarithm of the rates."""
+def fit(gpus: Sequence[Gpu], rates: Sequence[float], dtype: str) -> AttainableRate:
+    """Return the parameters with the smallest mean error of the logarithm of the measured rates."""
     best, found = np.inf, PLAIN
     for share, old, new in itertools.product(
         np.arange(0.60, 1.0, 0.02), np.arange(14e-12, 21e-12, 0.5e-12), np.arange(6e-12, 16e-12, 0.5e-12)
     ):
-        law = RateLaw(float(share), float(old), float(new))
-        error = sum(abs(np.log(law.rate(gpu, dtype) / rate)) for gpu, rate in zip(gpus, rates, strict=True))
+        tried = AttainableRate(float(share), float(old), float(new))
+        error = sum(abs(np.log(tried.rate(gpu, dtype) / rate)) for gpu, rate in zip(gpus, rates, strict=True))
         if error < best - 1e-9:
-            best, found = error, law
+            best, found = error, tried
     return found

@@ -1,0 +1,127 @@
+"""The regression for one kind of operator on one GPU, fitted to measured rows of a user: predicts its time, with an error.
+
+It has one of four forms: a multiple of what a model that ships with triosim says, a multiple of the roofline,
+
+    time = c * (2 us + roofline at the GPU's peaks),
+
+a line, time = a + b1 * FLOPs + b2 * bytes read + b3 * bytes written (``triosim.compute.models.linear``), or boosted trees
+for the ratio to the roofline. ``triosim.compute.fit.kind_fitting`` chooses by cross-validation. Sizes beyond those that were
+measured carry the error that the largest and the smallest sizes had when they were held out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from triosim.compute.learned.boosted_trees import BoostedTrees
+
+Array = npt.NDArray[np.float64]
+Form = Literal["shipped", "roofline", "line", "trees"]
+
+#: Sizes that differ by less than this are the same.
+_SAME = 0.01
+_FORM_NAMES = {"shipped": "the model that ships", "roofline": "the roofline", "line": "a line", "trees": "trees"}
+
+
+class OperatorKind(NamedTuple):
+    """What one regression is fitted to. ``name`` is a bare operator name, or ``any CLASS`` for a class of operators
+    (``any convolution``); ``dtype`` is empty for operators that only move bytes.
+    """
+
+    name: str
+    phase: str
+    dtype: str
+
+    def __str__(self) -> str:
+        return " ".join(part for part in (self.name, self.phase if self.phase != "forward" else "", self.dtype) if part)
+
+
+@dataclass(frozen=True)
+class KindFeatures:
+    """What regressions know of operators, one entry each.
+
+    drivers: 1, FLOPs, bytes read and bytes written, by column.
+    roofline: seconds at the GPU's peaks.
+    shipped: seconds by the models that ship with triosim, NaN where none knows the operator.
+    features: the columns for boosted trees.
+    kinds: the operator's kind by name, and by class.
+    """
+
+    drivers: Array
+    roofline: Array
+    shipped: Array
+    features: Array
+    kinds: list[tuple[OperatorKind, OperatorKind]]
+
+    def select(self, rows: npt.NDArray[np.int64]) -> KindFeatures:
+        """Return the features of some of the operators."""
+        parts = (self.drivers[rows], self.roofline[rows], self.shipped[rows], self.features[rows])
+        return KindFeatures(*parts, [self.kinds[row] for row in rows])
+
+
+@dataclass(frozen=True)
+class KindRegression:
+    """The fitted parameters of a form: ``level`` is the multiple of ``shipped`` or ``roofline``, ``coefficients`` those of a
+    ``line``; or ``trees``.
+
+    ``least`` is the shortest time that it predicts. ``error`` is the mean relative error of operators between ``smallest``
+    and ``largest`` (roofline seconds), ``beyond`` that of others; both come from ``rows`` measured calls of ``sizes`` sizes.
+    """
+
+    gpu: str
+    key: OperatorKind
+    form: Form
+    level: float
+    coefficients: tuple[float, ...]
+    least: float
+    smallest: float
+    largest: float
+    rows: int
+    sizes: int
+    error: float = np.nan
+    beyond: float = np.nan
+    files: str = ""
+    trees: BoostedTrees | None = None
+
+    def seconds(self, known: KindFeatures, rows: npt.NDArray[Any]) -> Array:
+        """Return the predicted time of the operators in some rows; NaN where a shipped model is asked and does not know."""
+        if self.trees is not None:
+            found: Array = known.roofline[rows] * np.exp(self.trees.predict(known.features[rows]))
+        elif self.form == "line":
+            found = known.drivers[rows] @ np.array(self.coefficients)
+        else:
+            found = (known.shipped if self.form == "shipped" else known.roofline)[rows] * self.level
+        bounded: Array = np.maximum(found, self.least)
+        return bounded
+
+    def relative_error(self, known: KindFeatures, rows: npt.NDArray[Any]) -> Array:
+        """Return the expected relative errors of the operators in some rows."""
+        size = known.roofline[rows]
+        inside = (size >= self.smallest / (1.0 + _SAME)) & (size <= self.largest * (1.0 + _SAME))
+        return np.where(inside, self.error, self.beyond)
+
+    def __str__(self) -> str:
+        several = (f"{self.rows} row{'s' * (self.rows > 1)}", f"{self.sizes} size{'s' * (self.sizes > 1)}")
+        return f"{self.key} by {_FORM_NAMES[self.form]} from {' of '.join(several)}"
+
+    def about(self) -> dict[str, Any]:
+        """Return everything but the trees, as a file of models keeps it in JSON."""
+        return {**asdict(replace(self, trees=None)), "key": list(self.key), "trees": self.trees is not None}
+
+    def arrays(self, prefix: str) -> dict[str, npt.NDArray[Any]]:
+        """Return the trees as arrays."""
+        return {} if self.trees is None else dict(self.trees.arrays(prefix))
+
+    @classmethod
+    def from_stored(
+        cls, about: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]], prefix: str
+    ) -> KindRegression:
+        """Return what ``about`` and ``arrays`` were made from."""
+        trees = BoostedTrees.from_arrays(arrays, prefix) if about["trees"] else None
+        kind, coefficients = OperatorKind(*about["key"]), tuple(about["coefficients"])
+        return cls(**{**about, "key": kind, "coefficients": coefficients, "trees": trees})
