@@ -24,7 +24,7 @@ from triosim.extrapolators.core.backward_blocks import forward_block_of_each_bac
 from triosim.extrapolators.core.program import Await, Block, BlockItem, Communicate, Program, Stage
 from triosim.operators.features import base_name
 from triosim.operators.kinds import kind_of
-from triosim.sharding.shards import weighted
+from triosim.sharding.layers import weight_layer
 from triosim.trace import Operator
 from triosim.trace.numbered_modules import ROOT, numbered_module_of
 
@@ -247,7 +247,7 @@ def _attention_cores(operators: Sequence[Operator]) -> set[int]:
     found: set[int] = set()
     run: list[Operator] = []
     for operator in (*operators, None):
-        if operator is not None and weighted(operator) is None:
+        if operator is not None and weight_layer(operator) is None:
             run.append(operator)
             continue
         products = [place for place, one in enumerate(run) if kind_of(base_name(one.name)) in ("attention", "product")]

@@ -99,7 +99,10 @@ def replicate(
     """Make the reaction of ``torch.nn.DataParallel``."""
     parameters = float(sum(tensor.nbytes for tensor in stage.parameters))
     inputs = float(sum(tensor.nbytes for tensor in stage.inputs)) * micro_batches
-    outputs, layers = output_bytes(stage), layers_of(gradients)
+    outputs, layers = (
+        output_bytes([operator for block in stage.forward for operator in block.operators]),
+        layers_of(gradients),
+    )
     return lambda context: Replicate(context, parameters, inputs, outputs, layers)
 
 

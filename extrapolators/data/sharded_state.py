@@ -14,7 +14,7 @@ from triosim.compute.pricing.repricing import estimated
 from triosim.errors import OptionError
 from triosim.extrapolators.core.mesh import Mesh
 from triosim.extrapolators.core.program import Program
-from triosim.sharding.dataflow import owners, parameter_storages
+from triosim.sharding.parameters import owners, parameter_storages
 from triosim.tasks import AllReduce, Communicator, Compute, Handle, Layers, ReduceScatter, Task
 from triosim.trace import Operator, Phase, Tensor
 

@@ -25,8 +25,8 @@ from triosim.extrapolators.core.extrapolator import EXPERT_ORDER, Extrapolator
 from triosim.extrapolators.core.mesh import Mesh
 from triosim.extrapolators.core.program import Block, BlockItem, Communicate, Program
 from triosim.extrapolators.expert.expert_loads import LOADS, Routing
-from triosim.extrapolators.expert.mixtures import Mixture, Mixtures
-from triosim.sharding.axes import Mark
+from triosim.extrapolators.expert.moe_layers import Mixture, Mixtures
+from triosim.sharding.placements import Shard
 from triosim.trace import Operator, Tensor
 
 
@@ -178,8 +178,8 @@ class _Division:
         there = _Renamed({tensor.storage for tensor, _ in (*reads, *writes)}, self._tensors)
         found: dict[int, Operator] = {}
         for op in mixture.operators:
-            marks = mixture.marks[op.id if op.phase == "forward" else op.forward or 0]
-            found[op.id] = self._share(op, marks, rows, there)
+            placements = mixture.placements[op.id if op.phase == "forward" else op.forward or 0]
+            found[op.id] = self._share(op, placements, rows, there)
         exchanged = {t.id: t for op in found.values() for t in (*op.inputs, *op.outputs)}
         for tensor, op in reads:
             if tensor.id in there.ids:
@@ -190,14 +190,14 @@ class _Division:
             self._after.setdefault(op.id, []).extend(self._exchange(op, tensor, other, drawn, home=True))
         return found
 
-    def _share(self, operator: Operator, marks: Mapping[int, Mark], rows: int, there: _Renamed) -> Operator:
+    def _share(self, operator: Operator, placements: Mapping[int, Shard], rows: int, there: _Renamed) -> Operator:
         grouped = "grouped" in operator.name.lower()
 
         def share(tensor: Tensor) -> Tensor:
             shape = list(tensor.shape)
-            mark = marks.get(tensor.id)
-            if mark is not None:
-                shape[mark.dim] = shape[mark.dim] // mark.size * rows
+            shard = placements.get(tensor.id)
+            if shard is not None:
+                shape[shard.dim] = shape[shard.dim] // shard.size * rows
             elif len(shape) == 3 and (grouped or self._mixtures.is_stacked(tensor)):  # groups stand first
                 shape[0] //= self._mixtures.ranks
             return there.of(replace(tensor, shape=tuple(shape)))

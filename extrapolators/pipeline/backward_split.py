@@ -14,8 +14,8 @@ from dataclasses import replace
 from triosim.errors import TraceError
 from triosim.extrapolators.core.program import BlockItem, Program, Stage
 from triosim.operators.features import base_name
-from triosim.sharding.dataflow import Datum, is_view
-from triosim.sharding.shards import halves, weighted
+from triosim.sharding.dataflow import Value, is_view
+from triosim.sharding.layers import split_gradients, weight_layer
 from triosim.trace import Operator, Tensor
 
 
@@ -32,7 +32,7 @@ def split_backward(program: Program) -> Program:
         for item in items:
             if isinstance(item, Operator) and _computes_both(item, forward):
                 weights = tuple(tensor for tensor in item.outputs if tensor.parameter is not None)
-                for_data, for_weights = halves(item, weights, fresh)
+                for_data, for_weights = split_gradients(item, weights, fresh)
                 fresh += 1
                 yield from (for_weights, for_data)  # the gradient of the input is there when both are
             else:
@@ -54,9 +54,9 @@ def weight_part(stage: Stage) -> frozenset[int]:
     flow = _Gradients(operators, (op for block in stage.optimizer for op in block.operators))
     found: dict[int, Operator] = {}
 
-    def leads_to_weights(operator: Operator, datum: Datum) -> bool:
-        readers = flow.readers.get(datum, ())
-        if datum in flow.of_parameters:
+    def leads_to_weights(operator: Operator, value: Value) -> bool:
+        readers = flow.readers.get(value, ())
+        if value in flow.of_parameters:
             return all(reader.id in found for reader in readers)
         return bool(readers) and all(
             reader.id in found and (reader.forward in (operator.forward, None) or adds_up(reader)) for reader in readers
@@ -68,21 +68,21 @@ def weight_part(stage: Stage) -> frozenset[int]:
 
     for operator in reversed(operators):
         made = flow.writes[operator.id]
-        if made and all(leads_to_weights(operator, datum) for datum in made):
+        if made and all(leads_to_weights(operator, value) for value in made):
             found[operator.id] = operator
     views = (op for op in operators if not flow.writes[op.id] and flow.shown[op.id])
-    return frozenset(found).union(op.id for op in views if all(d.maker in found for d in flow.shown[op.id]))
+    return frozenset(found).union(op.id for op in views if all(d.producer in found for d in flow.shown[op.id]))
 
 
 class _Gradients:
     """What the backward operators make and read, by storage; views make nothing."""
 
     def __init__(self, operators: Iterable[Operator], optimizer: Iterable[Operator]) -> None:
-        self.writes: dict[int, list[Datum]] = {}
-        self.readers: dict[Datum, list[Operator]] = {}
-        self.shown: dict[int, list[Datum]] = {}  # what a view shows of it
-        self.of_parameters: set[Datum] = set()
-        last: dict[int, Datum] = {}
+        self.writes: dict[int, list[Value]] = {}
+        self.readers: dict[Value, list[Operator]] = {}
+        self.shown: dict[int, list[Value]] = {}  # what a view shows of it
+        self.of_parameters: set[Value] = set()
+        last: dict[int, Value] = {}
 
         def note(tensors: Iterable[Tensor]) -> None:
             for tensor in tensors:
@@ -96,7 +96,7 @@ class _Gradients:
                     self.readers.setdefault(last[tensor.storage], []).append(operator)
             self.writes[operator.id] = []
             for tensor in () if view else operator.outputs:
-                last[tensor.storage] = Datum(operator.id, tensor.storage)
+                last[tensor.storage] = Value(operator.id, tensor.storage)
                 self.writes[operator.id].append(last[tensor.storage])
             self.shown[operator.id] = [last[t.storage] for t in operator.outputs if view and t.storage in last]
             note(operator.outputs)
@@ -107,6 +107,6 @@ class _Gradients:
 def _computes_both(operator: Operator, forward: dict[int, Operator]) -> bool:
     """Whether a backward operator of a product or convolution gives the gradients of its input and of its weights."""
     differentiated = forward.get(operator.forward) if operator.forward is not None else None
-    layer = weighted(differentiated) if differentiated is not None else None
+    layer = weight_layer(differentiated) if differentiated is not None else None
     of_weights = sum(tensor.parameter is not None for tensor in operator.outputs)
-    return layer is not None and layer.data is not None and 0 < of_weights < len(operator.outputs)
+    return layer is not None and layer.input is not None and 0 < of_weights < len(operator.outputs)

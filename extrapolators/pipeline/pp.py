@@ -45,7 +45,8 @@ from triosim.extrapolators.pipeline.stages import (
     named_starts,
     whole_units,
 )
-from triosim.sharding.dataflow import Dataflow, Datum, owners, parameter_storages
+from triosim.sharding.dataflow import Dataflow, Value
+from triosim.sharding.parameters import owners, parameter_storages
 from triosim.trace import Operator, Tensor
 
 T = TypeVar("T")
@@ -255,29 +256,29 @@ class Pipeline:
 
     def _crossings(self) -> list[Crossing]:
         """The tensors that cross, in the order in which they are made. What depends on no data every stage makes for itself."""
-        sizes: dict[Datum, float] = {}
-        used: dict[tuple[Datum, int], dict[int, Tensor]] = {}
-        users: dict[tuple[Datum, int], set[int]] = {}
+        sizes: dict[Value, float] = {}
+        used: dict[tuple[Value, int], dict[int, Tensor]] = {}
+        users: dict[tuple[Value, int], set[int]] = {}
         for operator in self._flow.forward:
             stage = self._stage_of[operator.id]
-            for datum, tensor in (*self._flow.writes[operator.id], *self._flow.reads[operator.id]):
-                sizes[datum] = max(sizes.get(datum, 0.0), tensor.nbytes)
-            for datum, tensor in self._flow.reads[operator.id]:
-                if self._stage_of[datum.maker] != stage and datum not in self._flow.tables:
-                    used.setdefault((datum, stage), {})[tensor.id] = tensor
-                    users.setdefault((datum, stage), set()).add(operator.id)
+            for value, tensor in (*self._flow.writes[operator.id], *self._flow.reads[operator.id]):
+                sizes[value] = max(sizes.get(value, 0.0), tensor.nbytes)
+            for value, tensor in self._flow.reads[operator.id]:
+                if self._stage_of[value.producer] != stage and value not in self._flow.constants:
+                    used.setdefault((value, stage), {})[tensor.id] = tensor
+                    users.setdefault((value, stage), set()).add(operator.id)
         order = {operator.id: index for index, operator in enumerate(self._flow.forward)}
         found = [
             Crossing(
-                datum.maker,
-                self._stage_of[datum.maker],
+                value.producer,
+                self._stage_of[value.producer],
                 stage,
-                frozenset(users[datum, stage]),
+                frozenset(users[value, stage]),
                 # Views of one storage that are used apart (the q, k, v of one product) come to no more than the storage.
-                min(float(sum(tensor.nbytes for tensor in tensors.values())), sizes[datum]),
-                datum in self._flow.trained,
+                min(float(sum(tensor.nbytes for tensor in tensors.values())), sizes[value]),
+                value in self._flow.differentiable,
             )
-            for (datum, stage), tensors in used.items()
+            for (value, stage), tensors in used.items()
         ]
         return sorted(found, key=lambda crossing: (order[crossing.maker], crossing.destination))
 

@@ -29,11 +29,10 @@ from triosim.extrapolators.tensor.sequence_parallel import (
     share_of_tensor,
     tokens_mixed,
 )
-from triosim.operators.features import base_name, is_attention, is_free
+from triosim.operators.features import base_name, is_attention, is_free, length_dim
 from triosim.operators.products import PRODUCTS
 from triosim.sharding.dataflow import Dataflow
-from triosim.sharding.dimension_rules import heads_stand_last
-from triosim.sharding.propagation import Propagation
+from triosim.sharding.step_dimensions import StepDimensions
 from triosim.trace import Operator, Tensor
 
 
@@ -61,7 +60,7 @@ class ContextParallel(Extrapolator):
         gathers = self.config.cp == "all-gather"
         if self.size == 1:
             return program
-        step = Propagation(program.operators, program.batch_size)
+        step = StepDimensions(program.operators, program.batch_size)
         attentions = _attentions(program, step)
         zigzags = any(_is_causal(operator) for operator in attentions)
         require_divisible(step, self.size * (2 if zigzags else 1), self.axis)
@@ -72,7 +71,7 @@ def _is_causal(operator: Operator) -> bool:
     return operator.attributes.get("is_causal") is True
 
 
-def _attentions(program: Program, step: Propagation) -> list[Operator]:
+def _attentions(program: Program, step: StepDimensions) -> list[Operator]:
     """The attention of the forward pass. Raises ``TraceError`` where it is not fused, or has no sequence."""
     found = []
     for operator in program.operators:
@@ -102,7 +101,7 @@ class _Division:
     def __init__(
         self,
         program: Program,
-        step: Propagation,
+        step: StepDimensions,
         attentions: Sequence[Operator],
         axis: str,
         ranks: int,
@@ -213,9 +212,13 @@ class _Division:
                 fix="capture the model with fused attention, or use --option cp=all-gather",
             )
         keys, out = attention.inputs[1:3], attention.outputs[:1]
-        halves = tuple(self._half(tensor, attention) for tensor in keys) if _is_causal(attention) else keys
-        slices = [self._added("slice", attention, (t,), (h,)) for t, h in zip(keys, halves, strict=True) if t is not h]
-        other, others = self._other_blocks(attention, backward, halves)
+        split_gradients = tuple(self._half(tensor, attention) for tensor in keys) if _is_causal(attention) else keys
+        slices = [
+            self._added("slice", attention, (t,), (h,))
+            for t, h in zip(keys, split_gradients, strict=True)
+            if t is not h
+        ]
+        other, others = self._other_blocks(attention, backward, split_gradients)
         blocks = [attention, *(self._again(other) for _ in range(self._ranks - 1))]
         merges = [self._added("lerp_", attention, (*out, *block.outputs[:1]), out) for block in blocks[1:]]
         rotate = Communicate("rotate", float(sum(t.nbytes for t in keys)), self._axis)
@@ -238,15 +241,15 @@ class _Division:
     def _half(self, tensor: Tensor, attention: Operator) -> Tensor:
         """Half of the keys of a block, or of the values."""
         shape = list(tensor.shape)
-        shape[-3 if heads_stand_last(attention) else -2] //= 2
+        shape[length_dim(attention)] //= 2
         return replace(tensor, id=next(self._tensors), shape=tuple(shape))
 
     def _other_blocks(
-        self, attention: Operator, backward: Sequence[Operator], halves: tuple[Tensor, ...]
+        self, attention: Operator, backward: Sequence[Operator], split_gradients: tuple[Tensor, ...]
     ) -> tuple[Operator, list[Operator]]:
         """Attention to another rank's block, and what differentiates it, with their times."""
-        half_of = {old.id: new for old, new in zip(attention.inputs[1:3], halves, strict=True)}
-        shape_of = {old.shape: new.shape for old, new in zip(attention.inputs[1:3], halves, strict=True)}
+        half_of = {old.id: new for old, new in zip(attention.inputs[1:3], split_gradients, strict=True)}
+        shape_of = {old.shape: new.shape for old, new in zip(attention.inputs[1:3], split_gradients, strict=True)}
 
         def seen(operator: Operator, forward: int | None) -> Operator:
             outputs = operator.outputs

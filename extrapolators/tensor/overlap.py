@@ -16,11 +16,11 @@ from triosim.compute.pricing.repricing import estimated, reprice
 from triosim.extrapolators.core.program import Block, BlockItem, Communicate, Program, TransferKey
 from triosim.operators.features import base_name
 from triosim.operators.kinds import kind_of
-from triosim.sharding.propagation import Propagation
+from triosim.sharding.step_dimensions import StepDimensions
 from triosim.trace import Operator, Tensor
 
 
-def overlapped(program: Program, axis: str, ranks: int, step: Propagation) -> Program:
+def overlapped(program: Program, axis: str, ranks: int, step: StepDimensions) -> Program:
     """Return the program whose products overlap with the gathers and scatters of ``axis`` beside them.
 
     ``step`` are the dimensions of the step; a product whose tokens do not divide by ``ranks`` stays as it is.
@@ -30,7 +30,7 @@ def overlapped(program: Program, axis: str, ranks: int, step: Propagation) -> Pr
 
 
 class _Chunks:
-    def __init__(self, program: Program, axis: str, ranks: int, step: Propagation) -> None:
+    def __init__(self, program: Program, axis: str, ranks: int, step: StepDimensions) -> None:
         self._program = program
         self._axis = axis
         self._ranks = ranks

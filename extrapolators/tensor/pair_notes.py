@@ -4,8 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from triosim.errors import TraceError
 from triosim.operators.features import base_name, is_attention
 from triosim.trace import Operator
+
+
+def require_sharded(any_layer: bool, any_backward: bool, ranks: int) -> None:
+    """Raise ``TraceError`` where no layer can be sharded, or a training step has no backward operators of sharded layers."""
+    if not any_layer:
+        raise TraceError(
+            f"no linear, convolution or embedding layer can be divided among {ranks} GPUs",
+            fix="capture a trace with the shapes of parameters, or use another number",
+        )
+    if not any_backward:
+        raise TraceError(
+            "the backward operators do not say which forward operators they differentiate, so tensor parallelism "
+            "would communicate nothing in the backward pass",
+            fix="capture the trace with its execution graph, or simulate inference",
+        )
 
 
 def gathered(operators: Iterable[Operator]) -> Iterator[str]:

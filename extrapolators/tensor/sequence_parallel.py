@@ -15,13 +15,13 @@ from triosim.errors import OptionError, TraceError
 from triosim.extrapolators.core.hooks import RankContext, TrainingHooks
 from triosim.extrapolators.core.program import Gradient, Stage
 from triosim.operators.features import base_name, is_attention
-from triosim.sharding.dataflow import Dataflow, Datum
-from triosim.sharding.propagation import Propagation
+from triosim.sharding.dataflow import Dataflow, Value
+from triosim.sharding.step_dimensions import StepDimensions
 from triosim.tasks import AllReduce, TaskStream, Wait
 from triosim.trace import Operator, Tensor
 
 
-def require_divisible(step: Propagation, ranks: int, where: str) -> None:
+def require_divisible(step: StepDimensions, ranks: int, where: str) -> None:
     """Raise ``TraceError`` where the network is fed no sequence, ``OptionError`` where one does not divide by ``ranks``."""
     if not step.lengths:
         raise TraceError(
@@ -36,7 +36,7 @@ def require_divisible(step: Propagation, ranks: int, where: str) -> None:
             )
 
 
-def share_of_sequence(step: Propagation, operator: Operator, ranks: int) -> Operator:
+def share_of_sequence(step: StepDimensions, operator: Operator, ranks: int) -> Operator:
     """Return an operator on 1/``ranks`` of the sequence. Parameters and their gradients are whole."""
 
     inputs = tuple(share_of_tensor(step, tensor, ranks) for tensor in operator.inputs)
@@ -45,21 +45,21 @@ def share_of_sequence(step: Propagation, operator: Operator, ranks: int) -> Oper
     return operator if same else operator.with_tensors(inputs, outputs)
 
 
-def share_of_tensor(step: Propagation, tensor: Tensor, ranks: int) -> Tensor:
+def share_of_tensor(step: StepDimensions, tensor: Tensor, ranks: int) -> Tensor:
     """Return a tensor with 1/``ranks`` of the sequence, if it has one and is no parameter nor about one."""
     if tensor.category in ("parameter", "optimizer_state") or tensor.parameter is not None:
         return tensor
-    shape = step.divided(tensor, "sequence", ranks)
+    shape = step.local_shape(tensor, "sequence", ranks)
     return tensor if shape == tensor.shape else replace(tensor, shape=shape)
 
 
-def tokens_mixed(flow: Dataflow, step: Propagation, operator: Operator) -> list[Tensor]:
+def tokens_mixed(flow: Dataflow, step: StepDimensions, operator: Operator) -> list[Tensor]:
     """Return what an operator reads with all its tokens, to make of it something that has none (but a loss, which is a sum)."""
     if not any(tensor.numel > 1 for tensor in operator.outputs):
         return []
     if any(step.follows(tensor, "sequence") for tensor in operator.outputs):
         return []
-    return [t for datum, t in flow.reads[operator.id] if datum in flow.trained and step.follows(t, "sequence")]
+    return [t for value, t in flow.reads[operator.id] if value in flow.differentiable and step.follows(t, "sequence")]
 
 
 class Region:
@@ -73,9 +73,9 @@ class Region:
         self,
         flow: Dataflow,
         taken: Container[int],
-        step: Propagation,
+        step: StepDimensions,
         ranks: int,
-        is_of_samples: Callable[[Datum], bool],
+        is_of_samples: Callable[[Value], bool],
     ) -> None:
         require_divisible(step, ranks, "sequence parallel")
         self._flow = flow
@@ -92,9 +92,9 @@ class Region:
         """Whether a forward operator works on a share of the sequence."""
         return number not in self._taken and number not in self._whole
 
-    def is_divided(self, datum: Datum | None) -> bool:
+    def is_divided(self, value: Value | None) -> bool:
         """Whether each rank has a share of some data."""
-        return datum is not None and self.has(datum.maker)
+        return value is not None and self.has(value.producer)
 
     def share(self, operator: Operator) -> Operator:
         """Return what a rank does of an operator."""
@@ -118,15 +118,15 @@ class Region:
         found: set[int] = set()
         todo = [operator.id for operator in self._flow.forward if operator.id in self._taken]
         while todo:
-            for datum, _ in self._flow.reads[todo.pop()]:
-                maker = datum.maker
-                if not self._is_of_samples(datum) and maker not in self._taken and maker not in found:
+            for value, _ in self._flow.reads[todo.pop()]:
+                maker = value.producer
+                if not self._is_of_samples(value) and maker not in self._taken and maker not in found:
                     found.add(maker)
                     todo.append(maker)
         return found
 
     def _mixed(self, operator: Operator) -> list[Tensor]:
-        reads = [datum for datum, _ in self._flow.reads[operator.id]]
+        reads = [value for value, _ in self._flow.reads[operator.id]]
         if is_attention(base_name(operator.name)) and any(map(self._is_of_samples, reads)):
             raise OptionError(
                 f"the attention of {operator.layer} is not divided among the ranks, so that the sequence cannot be either",

@@ -19,10 +19,21 @@ import traces
 
 import triosim
 from triosim.errors import OptionError, TraceError
-from triosim.sharding.dimensions import Axis, added, cut, follows, fresh, join, leaves, regrouped, size, viewed
+from triosim.sharding.dimensions import (
+    Axis,
+    concatenated,
+    follows,
+    guessed_view,
+    join,
+    leaves,
+    new_dims,
+    reshaped,
+    size,
+    sliced,
+)
 from triosim.sharding.kernel_patterns import pattern_of
-from triosim.sharding.propagation import Propagation
 from triosim.sharding.reshape import rescaled, with_sequence_length
+from triosim.sharding.step_dimensions import StepDimensions
 from triosim.trace import Operator
 from triosim.trace.formats.native import trace_json as json_format
 
@@ -102,7 +113,7 @@ def test_a_sequence_as_long_as_the_batch_is_told_apart_by_where_it_stands() -> N
     b.operators.append(
         Operator(2, "aten::transpose", "forward", "turn", (rows,), (turned,), 1e-3, attributes={"dim0": 0, "dim1": 1})
     )
-    flow = Propagation(b.operators, 8)
+    flow = StepDimensions(b.operators, 8)
     assert flow.follows(rows, "batch") == [0]
     assert flow.follows(rows, "sequence") == [1]
     assert flow.follows(turned, "batch") == [1]
@@ -115,7 +126,7 @@ def test_batch_and_sequence_folded_into_one_are_a_product() -> None:
     b.run("aten::embedding", [b.parameter(100, 16), words], [rows], layer="wte")
     folded = b.view(rows, 40, 16)
     b.run("aten::view", [rows], [folded], layer="wte")
-    flow = Propagation(b.operators, 4)
+    flow = StepDimensions(b.operators, 4)
     assert flow.resized(folded, "batch", 4, 7) == (70, 16)
     assert flow.resized(folded, "sequence", 10, 3) == (12, 16)
 
@@ -134,22 +145,22 @@ def test_what_arange_counts_is_known_once_it_is_added_to_the_words() -> None:
 
 
 def test_a_class_token_lengthens_the_sequence_by_one_whatever_its_length() -> None:
-    (sequence,) = fresh(12)
+    (sequence,) = new_dims(12)
     sequence[0].kind = "sequence"
-    longer = added([(), sequence])
+    longer = concatenated([(), sequence])
     assert size(longer) == 13
     assert follows(longer, "sequence")
-    assert cut(longer, 12) != longer
-    assert size(cut(longer, 12)) == 12
+    assert sliced(longer, 12) != longer
+    assert size(sliced(longer, 12)) == 12
 
 
 def test_a_view_that_cuts_through_axes_has_no_dimensions() -> None:
-    assert regrouped(fresh(6, 4), (8, 3)) is None
-    assert [size(dim) for dim in regrouped(fresh(6, 4), (2, 12)) or ()] == [2, 12]
+    assert reshaped(new_dims(6, 4), (8, 3)) is None
+    assert [size(dim) for dim in reshaped(new_dims(6, 4), (2, 12)) or ()] == [2, 12]
 
 
 def test_a_batch_is_never_joined_with_the_features_of_a_parameter() -> None:
-    (batch,), (features,) = fresh(8), fresh(8)
+    (batch,), (features,) = new_dims(8), new_dims(8)
     batch[0].kind, features[0].owner = "batch", (1, 0)
     assert not join(batch, features)
     assert not follows(features, "batch")
@@ -161,9 +172,9 @@ def test_a_part_of_a_step_knows_nothing_of_what_joins_its_axes_elsewhere() -> No
     data, weight, made = b.tensor(8, 4, category="input"), b.parameter(4, 4), b.tensor(8, 4)
     product = b.run("aten::linear", [data, weight], [made], layer="fc")
     b.run("aten::add", [data, made], [b.tensor(8, 4)], layer="add")
-    step = Propagation(b.operators, 8)
+    step = StepDimensions(b.operators, 8)
     assert leaves(step[weight][0]) == leaves(step[weight][1])
-    alone = Propagation([product], given={data.id: fresh(8, 4), weight.id: fresh(4, 4)})
+    alone = StepDimensions([product], given={data.id: new_dims(8, 4), weight.id: new_dims(4, 4)})
     assert leaves(alone[weight][0]) == leaves(alone[made][1]) != leaves(alone[weight][1]) == leaves(alone[data][1])
 
 
@@ -174,7 +185,7 @@ def test_the_transpose_of_a_square_weight_has_its_dimensions_in_the_other_order(
     turned, gradient = b.view(weight, 4, 4), b.tensor(4, 4, category="gradient")
     of_data, of_weight = b.tensor(4, 4, category="gradient"), b.tensor(4, 4, category="gradient", of=weight)
     b.run("MmBackward0", [gradient, data, turned], [of_weight, of_data], layer="fc", phase="backward", forward=product)
-    flow = Propagation(b.operators, 4)
+    flow = StepDimensions(b.operators, 4)
     rows, columns = flow[weight]
     assert flow[turned] == (columns, rows) == flow[of_weight]
     assert flow.follows(of_data, "batch") == [0] == flow.follows(gradient, "batch")
@@ -191,7 +202,7 @@ def test_a_gradient_that_a_node_adds_to_its_own_is_that_of_its_input() -> None:
     node = b.run(
         "AddmmBackward0", [gradient, weight, data, sum_], [sum_, own], layer="fc", phase="backward", forward=product
     )
-    alone = Propagation([product, node], given={data.id: fresh(4, 4), weight.id: fresh(4, 4)})
+    alone = StepDimensions([product, node], given={data.id: new_dims(4, 4), weight.id: new_dims(4, 4)})
     assert leaves(alone[gradient][1]) == leaves(alone[weight][0])
     assert leaves(alone[sum_][1]) == leaves(alone[weight][1]) == leaves(alone[data][1])
 
@@ -206,13 +217,13 @@ def test_heads_are_known_from_what_attention_multiplies() -> None:
     keys = b.view(turned, 2, 3, 4, 6)
     b.run("aten::transpose", [turned], [keys], layer="q")
     b.run("aten::matmul", [turned, keys], [b.tensor(2, 3, 6, 6)], layer="scores")
-    flow = Propagation(b.operators, 2)
+    flow = StepDimensions(b.operators, 2)
     assert [[axis.root.heads for axis in dim] for dim in flow[unfolded]] == [[False], [False], [True], [False]]
 
 
 def test_a_view_that_nobody_recorded_may_have_been_turned_before_it_was_folded() -> None:
-    batch, heads, length, features = fresh(2, 3, 5, 4)
-    assert viewed((batch, heads, length, features), (2, 5, 12)) == (batch, length, (*heads, *features))
+    batch, heads, length, features = new_dims(2, 3, 5, 4)
+    assert guessed_view((batch, heads, length, features), (2, 5, 12)) == (batch, length, (*heads, *features))
 
 
 def test_a_trace_whose_dataflow_is_broken_scales_by_sizes_and_says_so() -> None:
@@ -265,7 +276,7 @@ def test_a_compiled_kernel_says_which_of_equal_sizes_is_which() -> None:
     turned = b.tensor(4, 4, 4, 4)
     kernel = b.run("fused::chain", [states, angles], [turned], layer="turn")
     kernel = replace(kernel, attributes={"axes": "a b c.d, b d -> a c b d"})
-    step = Propagation([kernel], 4)
+    step = StepDimensions([kernel], 4)
     (samples,), (tokens,), features = step[states]
     first, second, third, _ = step[turned]
     assert [axis.root for (axis,) in (first, third)] == [samples.root, tokens.root]

@@ -71,10 +71,10 @@ def test_a_capture_of_one_ranks_part_has_the_shapes_of_a_share(name: str) -> Non
     wrong = []
     changed = 0
     for whole, (inputs, outputs) in zip(trace.operators, expected["shapes"], strict=True):
-        halves = found[whole.id]
-        made = [shape for half in halves for shape in shapes(half.outputs)]
-        if shapes(halves[0].inputs) != inputs or sorted(made) != sorted(outputs):
-            wrong.append((whole.id, whole.name, shapes(halves[0].inputs), made, inputs, outputs))
+        split_gradients = found[whole.id]
+        made = [shape for half in split_gradients for shape in shapes(half.outputs)]
+        if shapes(split_gradients[0].inputs) != inputs or sorted(made) != sorted(outputs):
+            wrong.append((whole.id, whole.name, shapes(split_gradients[0].inputs), made, inputs, outputs))
         changed += [shapes(whole.inputs), shapes(whole.outputs)] != [inputs, outputs]
     assert wrong == []
     assert changed > 40

@@ -60,6 +60,21 @@ def is_attention(name: str) -> bool:
     return name.startswith("scaled_dot_product") or "flash_attention" in name or "efficient_attention" in name
 
 
+def heads_dim(operator: Operator) -> int:
+    """Return the dimension of heads in fused attention's queries, keys and values, counted from the end.
+
+    Flash's and memory-efficient attention's own calls take (batch, length, heads, features), all others (batch, heads, length,
+    features).
+    """
+    own = base_name(operator.name).startswith(("flash_attention", "efficient_attention"))
+    return -2 if own else -3
+
+
+def length_dim(operator: Operator) -> int:
+    """Return the dimension of tokens in fused attention's queries, keys and values, counted from the end."""
+    return -3 if heads_dim(operator) == -2 else -2
+
+
 def is_autograd_node(name: str) -> bool:
     """Whether a bare name is a node of the autograd graph (``AddmmBackward0``), which may hold several operators."""
     return name.rstrip("0123456789").endswith("Backward")
@@ -243,9 +258,7 @@ def _attention(operator: Operator, factors: Sequence[Tensor]) -> float:
     if len(factors) < 3 or any(len(tensor.shape) < 2 for tensor in factors):
         return float(sum(tensor.numel for tensor in operator.outputs))
     query, key, value = factors
-    name = base_name(operator.name)
-    heads_last = len(key.shape) > 2 and name.startswith(("flash_attention", "efficient_attention"))
-    length = key.shape[-3] if heads_last else key.shape[-2]
+    length = key.shape[length_dim(operator) if len(key.shape) > 2 else -2]
     return 2.0 * math.prod(query.shape[:-1]) * length * (query.shape[-1] + value.shape[-1])
 
 

@@ -1,9 +1,9 @@
-"""What the dimensions of tensors stand for: the batch, the sequence, a parameter's features, or a product of such axes.
+"""The logical axes of tensors' dimensions: the batch, the sequence, heads, a parameter's features, or products of these.
 
-An axis is one thing that a dimension can count. Axes that turn out to be the same are joined (union-find), so that what is
-learnt late, at an addition say, holds for everything before it: the positions that ``arange`` made are the sequence's once
-their embedding is added to the words'. A dimension is a product of axes, the outermost first: a batch and a sequence folded
-into one are ``(batch, sequence)``, a dimension of size 1 is ``()``.
+As in Flax and einops, an axis has a meaning and a dimension a place: a batch and a sequence folded into one dimension are the
+product ``(batch, sequence)``, the outermost axis first, and a dimension of size 1 is ``()``. Axes that turn out to be the same
+are joined (union-find), so that what is learnt late, at an addition say, holds for everything before it: the positions that
+``arange`` made are the sequence's once their embedding is added to the words'. (Axes of the device mesh are another thing.)
 """
 
 from __future__ import annotations
@@ -13,49 +13,51 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Literal, TypeVar
 
 T = TypeVar("T")
-Kind = Literal["batch", "sequence"]
+AxisKind = Literal["batch", "sequence"]
+AXIS_KINDS: tuple[AxisKind, ...] = ("batch", "sequence")
 
 
 class Axis:
-    """Something that dimensions count; ``kind`` is set where it follows the batch or the sequence.
+    """A logical axis; ``kind`` is set where its size is that of the batch or of the sequence.
 
-    ``owner`` names the parameter and its dimension for a parameter's axis: such an axis never follows the batch. An axis may
-    be made of others: ``terms`` added, plus ``offset`` (a concatenation, a slice), a ``share`` of one (a chunk: the axis, and
-    into how many), or ``factors`` multiplied (a dimension that was seen whole before it was seen in parts). ``heads`` says that
-    it counts the heads of attention, ``followed`` that a slice of it is to be known as one. ``seen_as`` are the parts in which
-    a parameter's axis was last seen: it stays one axis, since others may see it in other parts.
+    ``owner`` is the parameter (its tensor id) and the dimension that the axis was first met in: a parameter's axis never
+    follows the batch. An axis may be made of others: the sum of ``terms`` and ``offset`` (a concatenation, a slice), a
+    ``share`` of an axis (a chunk: the axis, and the number of chunks), or the product of ``factors`` (a dimension that was met
+    as one before a view split it). ``heads`` says that it counts heads of attention, ``tracked`` that a slice of it must be
+    known as one. ``split_into`` are the parts that a view last split a parameter's axis into: it stays one axis, since other
+    views may split it otherwise.
     """
 
     __slots__ = (
         "_same",
         "factors",
-        "followed",
         "heads",
         "kind",
         "offset",
         "owner",
-        "seen_as",
         "share",
         "size",
+        "split_into",
         "terms",
+        "tracked",
     )
 
-    def __init__(self, size: int, kind: Kind | None = None, owner: tuple[int, int] | None = None) -> None:
+    def __init__(self, size: int, kind: AxisKind | None = None, owner: tuple[int, int] | None = None) -> None:
         self.size = size
         self.kind = kind
         self.owner = owner
         self.heads = False
-        self.followed = False
+        self.tracked = False
         self.terms: tuple[Dim, ...] = ()
         self.offset = 0
         self.share: tuple[Axis, int] | None = None
         self.factors: Dim | None = None
-        self.seen_as: Dim | None = None
+        self.split_into: Dim | None = None
         self._same: Axis | None = None
 
     @property
     def root(self) -> Axis:
-        """The axis that stands for all that were joined with this one."""
+        """The representative of all axes that were joined with this one."""
         found = self
         while found._same is not None:
             if found._same._same is not None:
@@ -65,15 +67,11 @@ class Axis:
 
     @property
     def is_plain(self) -> bool:
-        """Whether nothing is known of it but its size."""
+        """Whether nothing is known of the axis but its size."""
         return not (self.kind or self.owner or self.terms or self.share or self.factors)
 
-    def follows(self, kind: Kind) -> bool:
-        """Whether its size changes with the batch (or the sequence)."""
-        return any(axis.kind == kind for axis in leaves((self,)))
-
     def join(self, other: Axis) -> bool:
-        """Take two axes of one size to be the same. Return whether they can be: a batch is no parameter's features."""
+        """Join two axes of one size. Return whether they can be the same: a batch is no parameter's features."""
         first, second = self.root, other.root
         if first is second:
             return True
@@ -83,7 +81,7 @@ class Axis:
             if first in leaves((second,)):
                 return True
             second.heads |= first.heads
-            second.followed |= first.followed
+            second.tracked |= first.tracked
             first._same = second
             return True
         if first.kind and second.kind:
@@ -109,20 +107,20 @@ def size(dim: Iterable[Axis]) -> int:
     return math.prod(axis.size for axis in dim)
 
 
-def expanded(dim: Iterable[Axis]) -> Dim:
-    """Return a dimension as the axes that it is known to be the product of."""
+def axes_of(dim: Iterable[Axis]) -> Dim:
+    """Return the axes that a dimension is the product of, as far as is known."""
     found: list[Axis] = []
     for axis in dim:
         root = axis.root
         if root.factors is not None:
-            found.extend(expanded(root.factors))
+            found.extend(axes_of(root.factors))
         elif root.size != 1 or not root.is_plain:
             found.append(root)
     return tuple(found)
 
 
 def leaves(dim: Iterable[Axis]) -> set[Axis]:
-    """Return the axes that a dimension is made of in the end."""
+    """Return the axes that a dimension is made of and that are made of no others."""
     found: set[Axis] = set()
     todo = list(dim)
     while todo:
@@ -136,22 +134,27 @@ def leaves(dim: Iterable[Axis]) -> set[Axis]:
     return found
 
 
-def follows(dim: Iterable[Axis], kind: Kind) -> bool:
+def follows(dim: Iterable[Axis], kind: AxisKind) -> bool:
     """Whether a dimension's size changes with the batch (or the sequence)."""
     return any(axis.kind == kind for axis in leaves(dim))
 
 
-def fresh(*sizes: int) -> Dims:
-    """Return dimensions of which nothing is known but their sizes."""
+def kind_of_axis(axis: Axis) -> AxisKind | None:
+    """Return which of batch and sequence an axis' size changes with, if any."""
+    return next((kind for kind in AXIS_KINDS if follows((axis,), kind)), None)
+
+
+def new_dims(*sizes: int) -> Dims:
+    """Return dimensions of new axes, of which nothing is known but their sizes."""
     return tuple((Axis(one),) if one != 1 else () for one in sizes)
 
 
 def join(first: Dim, second: Dim) -> bool:
-    """Take two dimensions of one size to be the same."""
-    one, two = expanded(first), expanded(second)
+    """Join two dimensions of one size, axis by axis. Return whether they can be the same."""
+    one, two = axes_of(first), axes_of(second)
     if [axis.size for axis in one] == [axis.size for axis in two]:
-        joined = [a.join(b) for a, b in zip(one, two, strict=True)]
-        return all(joined)
+        broadcast = [a.join(b) for a, b in zip(one, two, strict=True)]
+        return all(broadcast)
     for whole, parts in ((one, two), (two, one)):
         if len(whole) == 1 and len(parts) > 1 and whole[0].is_plain and whole[0] not in leaves(parts):
             whole[0].factors = parts
@@ -159,35 +162,38 @@ def join(first: Dim, second: Dim) -> bool:
     return True
 
 
-def join_if(first: Dim, second: Dim) -> None:
+def join_equal_sizes(first: Dim, second: Dim) -> None:
     """Join two dimensions if they have one size."""
     if size(first) == size(second):
         join(first, second)
 
 
-def joined(first: Dims, second: Dims) -> Dims:
-    """Return two tensors' dimensions joined, aligned at the end, as broadcasting does."""
+def broadcast_dims(first: Dims, second: Dims) -> Dims:
+    """Return the dimensions of two tensors that are broadcast to each other; those of equal sizes are joined."""
     length = max(len(first), len(second))
     one, two = ((*(((),) * (length - len(dims))), *dims) for dims in (first, second))
     found: list[Dim] = []
     for a, b in zip(one, two, strict=True):
         if size(a) == size(b):
             join(a, b)
-        found.append(a if size(b) == 1 or (size(a) > 1 and expanded(a)) else b)
+        found.append(a if size(b) == 1 or (size(a) > 1 and axes_of(a)) else b)
     return tuple(found)
 
 
 def name_heads(dims: Dims) -> None:
-    """Of each dimension, what is no batch or sequence counts heads: those of keys, and how many of queries share each."""
+    """Say that what is neither batch nor sequence in some dimensions counts heads of attention.
+
+    In grouped-query attention these are two axes: the heads of keys, and the heads of queries that share each.
+    """
     for dim in dims:
-        for axis in expanded(dim):
+        for axis in axes_of(dim):
             if not follows((axis,), "batch") and not follows((axis,), "sequence"):
                 axis.heads = True
 
 
-def added(dims: Sequence[Dim], offset: int = 0) -> Dim:
-    """Return what a concatenation counts: the sum of some dimensions; equal ones are a multiple."""
-    parts = [expanded(dim) for dim in dims]
+def concatenated(dims: Sequence[Dim], offset: int = 0) -> Dim:
+    """Return the dimension of a concatenation: the sum of some dimensions, or a multiple where they are equal."""
+    parts = [axes_of(dim) for dim in dims]
     if not offset and len(parts) > 1 and all(part == parts[0] for part in parts):
         return (Axis(len(parts)), *parts[0])
     if not offset and len(parts) == 1:
@@ -197,35 +203,36 @@ def added(dims: Sequence[Dim], offset: int = 0) -> Dim:
     return (whole,) if whole.size > 0 else (Axis(whole.size),)
 
 
-def cut(dim: Dim, length: int) -> Dim:
-    """Return what a slice of a dimension counts: nearly all of it, a fraction, or a number of its own."""
+def sliced(dim: Dim, length: int) -> Dim:
+    """Return the dimension of a slice: the dimension less a constant, a fraction of it, or one of its own size."""
     whole = size(dim)
     if length == whole:
         return dim
-    if length > 1 and any(axis.followed for axis in leaves(dim)):
-        return added([dim], length - whole)
+    if length > 1 and any(axis.tracked for axis in leaves(dim)):
+        return concatenated([dim], length - whole)
     if length <= 1 or not any(axis.kind for axis in leaves(dim)):
-        return fresh(length)[0]
+        return new_dims(length)[0]
     if 2 * length > whole:
         return _shifted(dim, length - whole)
     if whole % length == 0:
         part = Axis(length)
-        parts = expanded(dim)
-        base = parts[0] if len(parts) == 1 else added([dim, ()], -1)[0]
+        parts = axes_of(dim)
+        base = parts[0] if len(parts) == 1 else concatenated([dim, ()], -1)[0]
         part.share = (base, whole // length)
         return (part,)
-    return fresh(length)[0]
+    return new_dims(length)[0]
 
 
-def grown(dim: Dim, length: int) -> Dim:
-    """Return what a padded dimension counts."""
+def padded(dim: Dim, length: int) -> Dim:
+    """Return the dimension of a padded tensor: the dimension plus a constant."""
     return dim if length == size(dim) else _shifted(dim, length - size(dim))
 
 
-def scaled(dim: Dim, length: int) -> Dim:
-    """Return what counts a number that is in proportion to a dimension: of what is exchanged, what comes of what goes.
+def in_proportion(dim: Dim, length: int) -> Dim:
+    """Return a dimension whose size stays in proportion to another's: the rows received in an all-to-all, to those sent.
 
-    What is in proportion to that, and of the dimension's own size, is the dimension: shares of shares would lose remainders.
+    Where the other is itself in proportion to a dimension of ``length``, this is that dimension: shares of shares would lose
+    remainders.
     """
     whole = size(dim)
     if length == whole:
@@ -242,21 +249,22 @@ def scaled(dim: Dim, length: int) -> Dim:
 
 
 def _shifted(dim: Dim, by: int) -> Dim:
-    parts = expanded(dim)
-    if len(parts) == 1 and parts[0].terms:  # a slice of a padded one: back to the same axis where it can be
+    parts = axes_of(dim)
+    if len(parts) == 1 and parts[0].terms:  # a slice of a padded dimension: the axis itself where the constants cancel
         by += parts[0].offset
         if not by:
-            return parts[0].terms[0] if len(parts[0].terms) == 1 else added(parts[0].terms)
-        return added(parts[0].terms, by)
-    return added([dim], by) if by else dim
+            return parts[0].terms[0] if len(parts[0].terms) == 1 else concatenated(parts[0].terms)
+        return concatenated(parts[0].terms, by)
+    return concatenated([dim], by) if by else dim
 
 
-def regrouped(dims: Dims, shape: Sequence[int], divide: Literal["any", "features", "none"] = "any") -> Dims | None:
+def reshaped(dims: Dims, shape: Sequence[int], divide: Literal["any", "features", "none"] = "any") -> Dims | None:
     """Return the dimensions of the same elements, in the same order, in another shape (``view``, ``reshape``).
 
-    None where that cuts through axes, or divides one that may not be: none, or none of batch and sequence.
+    None where the new shape cuts through axes, or splits one that ``divide`` forbids to: with "features" axes of the batch or
+    sequence, with "none" any.
     """
-    source = [axis for dim in dims for axis in expanded(dim)]
+    source = [axis for dim in dims for axis in axes_of(dim)]
     if size(source) != math.prod(shape) or 0 in shape:
         return None
     source.reverse()
@@ -282,7 +290,7 @@ def regrouped(dims: Dims, shape: Sequence[int], divide: Literal["any", "features
 
 
 def _parts(axis: Axis, outer: int, inner: int) -> tuple[Axis, Axis]:
-    """The two axes that an axis falls into; a plain one or a parameter's is known as their product from now on."""
+    """The two axes that an axis is split into; a plain axis is known as their product from now on."""
     first, second = Axis(outer), Axis(inner)
     if axis.kind or axis.terms or axis.share:
         first.share = (axis, inner)
@@ -290,12 +298,12 @@ def _parts(axis: Axis, outer: int, inner: int) -> tuple[Axis, Axis]:
         first.owner = axis.owner
         if axis.is_plain:
             axis.factors = (first, second)
-        axis.seen_as = (first, second)
+        axis.split_into = (first, second)
     return first, second
 
 
 def resized(dim: Dim, new_size: Callable[[Axis], int]) -> int:
-    """Return a dimension's size, where ``new_size`` says that of a single axis."""
+    """Return a dimension's size when its axes have new sizes, which ``new_size`` tells of an axis made of no others."""
 
     def of(axis: Axis) -> int:
         root = axis.root
@@ -310,36 +318,36 @@ def resized(dim: Dim, new_size: Callable[[Axis], int]) -> int:
     return math.prod(map(of, dim))
 
 
-def viewed(dims: Dims, shape: Sequence[int], fits: Callable[[Dims], bool] | None = None) -> Dims | None:
-    """Return the dimensions of a view that nobody recorded: of the same elements, folded, unfolded, two of them swapped.
+def guessed_view(dims: Dims, shape: Sequence[int], fits: Callable[[Dims], bool] | None = None) -> Dims | None:
+    """Return the dimensions of a view that no operator of the trace made: elements folded, unfolded, two dimensions swapped.
 
-    Of several ways the one that divides the fewest axes, and not the batch if it can be helped; where it is known what they
-    should be (equal sizes leave it open), the first that ``fits``, if any does.
+    Where sizes allow several views, the one that splits the fewest axes, and the batch last of all. ``fits`` chooses the first
+    that it accepts, if any, where more is known of the view.
     """
     first: Dims | None = None
-    for way in _views(dims, shape):
-        if fits is None or fits(way):
-            return way
-        first = way if first is None else first
+    for view in _views(dims, shape):
+        if fits is None or fits(view):
+            return view
+        first = view if first is None else first
     return first
 
 
 def _views(dims: Dims, shape: Sequence[int]) -> Iterator[Dims]:
-    """Yield the ways to see a tensor in another shape, the likeliest first."""
-    ways: tuple[Literal["none", "features", "any"], ...] = ("none", "features", "any")
-    for divide in ways:
+    """Yield the views of a tensor in another shape, the likeliest first."""
+    allowed: tuple[Literal["none", "features", "any"], ...] = ("none", "features", "any")
+    for divide in allowed:
         for one, two in _swaps(len(shape)):  # unfolded, then swapped
-            found = regrouped(dims, _swapped(shape, one, two), divide)
+            found = reshaped(dims, _swapped(shape, one, two), divide)
             if found is not None:
                 yield _swapped(found, one, two)
         for one, two in _swaps(len(dims))[1:]:  # swapped, then folded
-            found = regrouped(_swapped(dims, one, two), shape, divide)
+            found = reshaped(_swapped(dims, one, two), shape, divide)
             if found is not None:
                 yield found
 
 
 def _swaps(count: int) -> list[tuple[int, int]]:
-    """Which two of so many dimensions may have been swapped, the usual ones first; none of them the very first."""
+    """The pairs of dimensions that a view may have swapped, the usual ones first; (0, 0) swaps none, and comes before all."""
     pairs = dict.fromkeys(((0, 0), (1, 2), (count - 2, count - 1), (0, 1), (0, count - 1)))
     return [(one, two) for one, two in pairs if 0 <= one <= two < max(count, 1)]
 

@@ -1,4 +1,4 @@
-"""What the dimensions of a compiled kernel's tensors stand for, written as a pattern in the manner of einops.
+"""The logical axes of a compiled kernel's tensors, written as a pattern in the manner of einops.
 
 A kernel that a compiler makes of many operators reads and writes tensors of several ranks, folded and turned; their sizes do
 not tell which dimension is which. The pattern of ``a b c.d, c.d -> a c b d`` says it: letters are axes, a dot folds axes into
@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import pairwise
 
-from triosim.sharding.dimensions import Axis, Dim, Dims, added, expanded, fresh, join, regrouped, size
+from triosim.sharding.dimensions import Axis, Dim, Dims, axes_of, concatenated, join, new_dims, reshaped, size
 
 _ONE, _FOLDED, _ADDED = "1", ".", "+"
 #: A dimension: the terms that stand one after the other, each a product of axes.
@@ -59,8 +59,8 @@ def dims_by_pattern(pattern: str, shapes: Sequence[tuple[int, ...]], known: Sequ
     def of(terms: Terms, length: int) -> Dim:
         if terms not in found:
             whole = _put_together(terms, sizes, found)
-            found[terms] = whole if whole is not None and size(whole) == length else fresh(length)[0]
-        return found[terms] if size(found[terms]) == length else fresh(length)[0]
+            found[terms] = whole if whole is not None and size(whole) == length else new_dims(length)[0]
+        return found[terms] if size(found[terms]) == length else new_dims(length)[0]
 
     return [
         tuple(of(terms, length) for terms, length in zip(dims, shape, strict=True))
@@ -92,8 +92,8 @@ def _terms(dim: Dim, numbers: dict[tuple[Axis, int], int], seen: dict[Axis, int]
 
 def _seen(dim: Dim) -> Iterator[Axis]:
     """A dimension's axes, those of parameters in the parts in which they were seen."""
-    for axis in expanded(dim):
-        yield from (axis,) if axis.seen_as is None else _seen(axis.seen_as)
+    for axis in axes_of(dim):
+        yield from (axis,) if axis.split_into is None else _seen(axis.split_into)
 
 
 def _together(products: Iterable[Sequence[int]]) -> set[int]:
@@ -152,7 +152,7 @@ def _parts(terms: Terms, dim: Dim, sizes: dict[str, int]) -> Iterator[tuple[Term
     yield terms, dim
     if len(terms) == 1 and len(terms[0]) > 1 and all(name in sizes for name in terms[0]):
         shape = [sizes[name] for name in terms[0]]
-        parts = regrouped((dim,), shape) if math.prod(shape) == size(dim) else None
+        parts = reshaped((dim,), shape) if math.prod(shape) == size(dim) else None
         for name, part in zip(terms[0], parts or (), strict=False):
             yield ((name,),), part
 
@@ -167,7 +167,7 @@ def _put_together(terms: Terms, sizes: dict[str, int], found: dict[Terms, Dim]) 
             if key not in found:
                 if name not in sizes:
                     return None
-                found[key] = fresh(sizes[name])[0]
+                found[key] = new_dims(sizes[name])[0]
             line += found[key]
         lines.append(tuple(line))
-    return lines[0] if len(lines) == 1 else added(lines)
+    return lines[0] if len(lines) == 1 else concatenated(lines)

@@ -1,40 +1,89 @@
-"""Marks of what is divided, carried from the operators that make data to those that read them, through views too."""
+"""How a tensor is placed on the ranks of one mesh axis: sharded in one of its dimensions, or else replicated.
+
+``Shard`` is DTensor's placement of this name, with what its ``_StridedShard`` adds: a dimension may fold several logical
+axes (``triosim.sharding.dimensions``), of which one is sharded. A tensor that ``Placements`` do not list is replicated; where
+an operator reduces over a sharded axis, its output is a partial sum of full size, and is not listed either.
+"""
 
 from __future__ import annotations
 
-from triosim.sharding.axes import Axes, Mark, Spread
-from triosim.sharding.dataflow import Dataflow, Datum
-from triosim.trace import Operator, Tensor
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from triosim.sharding.dimensions import Axis, Dim, Dims, axes_of, leaves, new_dims, size
 
 
-class Carried:
-    """The marks of data on their way through the forward pass, by tensor; what was shown last of each storage."""
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """A tensor is sharded in dimension ``dim``: in the factor of ``size`` entries that stands inside ``outer`` others.
 
-    def __init__(self, flow: Dataflow, axes: Axes) -> None:
-        self._flow = flow
-        self._axes = axes
-        self._data: set[Datum] = set()
-        self._marks: dict[int, Mark] = {}
-        self._shown: dict[int, Tensor] = {}
+    Of 3 x 12 x 64 features in one dimension, the 12 heads are ``Shard(dim, size=12, outer=3)``.
+    """
 
-    def read(self, operator: Operator, *, by_heads: bool = False) -> dict[int, Mark]:
-        """Return the marks of what an operator reads."""
-        found: dict[int, Mark] = {}
-        for datum, tensor in self._flow.reads[operator.id]:
-            if datum not in self._data:
-                continue
-            mark = self._marks.get(tensor.id)
-            if mark is None:  # a view that no operator made
-                shown = self._shown[tensor.storage]
-                mark = self._axes.seen_as(shown, self._marks[shown.id], tensor, by_heads=by_heads)
-            if mark is not None:
-                found[tensor.id] = mark
-        return found
+    dim: int
+    size: int
+    outer: int = 1
 
-    def write(self, operator: Operator, spread: Spread) -> None:
-        """Keep the marks of what an operator has made."""
-        self._data.update(datum for datum, tensor in self._flow.writes[operator.id] if tensor.id in spread.marks)
-        for tensor in operator.outputs:
-            if tensor.id in spread.marks:
-                self._marks[tensor.id] = spread.marks[tensor.id]
-                self._shown[tensor.storage] = tensor
+    def local_shape(self, shape: Sequence[int], ranks: int) -> tuple[int, ...]:
+        """Return the shape of a rank's shard; where the size does not divide, of the largest shard."""
+        found = list(shape)
+        found[self.dim] = shape[self.dim] // self.size * -(-self.size // ranks)
+        return tuple(found)
+
+    def contains(self, outer: int, length: int) -> bool:
+        """Whether a factor of the same dimension lies within the sharded factor."""
+        return self.outer <= outer and outer * length <= self.outer * self.size
+
+    def overlaps(self, outer: int, length: int) -> bool:
+        """Whether a factor of the same dimension and the sharded factor have entries in common."""
+        return outer < self.outer * self.size and self.outer < outer * length
+
+
+#: The shards of tensors, by tensor id.
+Placements = Mapping[int, Shard]
+
+
+def shards_of(dims: Dims, sharded: set[Axis]) -> list[Shard]:
+    """Return where sharded axes stand in a tensor; axes that stand side by side in one dimension are one shard."""
+    found: list[Shard] = []
+    for place, dim in enumerate(dims):
+        outer = 1
+        for axis in axes_of(dim):
+            if leaves((axis,)) & sharded:
+                last = found[-1] if found else None
+                if last is not None and last.dim == place and last.outer * last.size == outer:
+                    found[-1] = Shard(place, last.size * axis.size, last.outer)
+                else:
+                    found.append(Shard(place, axis.size, outer))
+            outer *= axis.size
+    return found
+
+
+def sharded_axes(dims: Dims, shard: Shard) -> set[Axis]:
+    """Return the logical axes of a tensor that a shard of it divides."""
+    found: set[Axis] = set()
+    outer = 1
+    for axis in axes_of(dims[shard.dim]):
+        if shard.overlaps(outer, axis.size):
+            found |= leaves((axis,))
+        outer *= axis.size
+    return found
+
+
+def axes_around(axes: Iterable[Axis], shard: Shard) -> tuple[Dim, Dim]:
+    """Return a dimension's axes outside and inside of a shard; a new axis of that size where the shard cuts through axes."""
+    before: list[Axis] = []
+    after: list[Axis] = []
+    outer = whole = 1
+    for axis in axes:
+        if outer * axis.size <= shard.outer:
+            before.append(axis)
+        elif outer >= shard.outer * shard.size:
+            after.append(axis)
+        outer *= axis.size
+        whole *= axis.size
+    inner = whole // (shard.outer * shard.size)
+    return (
+        tuple(before) if size(before) == shard.outer else new_dims(shard.outer)[0],
+        tuple(after) if size(after) == inner else new_dims(inner)[0],
+    )

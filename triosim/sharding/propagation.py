@@ -1,443 +1,286 @@
-"""Which dimension of which tensor follows the batch, the sequence or a parameter's features, by following the operators.
+"""Propagates shardings from the operators that produce tensors to those that read them, including through views.
 
-It starts from what the network is fed and from the parameters, goes through the step in order, and gives every dimension of
-every tensor its axes (``triosim.sharding.dimensions``) by what the operators do (``triosim.sharding.dimension_rules``). A size
-that merely equals the batch size says nothing: the 128 channels of VGG belong to a parameter.
-
-A backward operator makes the gradients of what its forward operator read, so its tensors have the dimensions of those.
+``ShardingPropagator`` asks of one operator: if its inputs are sharded so, how are its output and the tensors of its backward
+operators? What the operator does to dimensions (``triosim.sharding.rules``) answers, and sizes are never compared. Each
+operator is followed apart from the rest of the step, so that logical axes which are one elsewhere (the two sides of a square
+weight around which a residual goes) are two here; batch, sequence and heads are told from the whole step.
+``ForwardPlacements`` goes through the forward pass, and keeps what each operator was found to produce for its readers.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cached_property, partial
-from itertools import chain
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
 
-from triosim.operators.features import base_name, is_attention, is_autograd_node
-from triosim.operators.products import PRODUCTS
-from triosim.sharding.dimension_rules import dims_of, heads_stand_last, is_elementwise, transposed
+from triosim.sharding.dataflow import Dataflow, Value
 from triosim.sharding.dimensions import (
+    AXIS_KINDS,
     Axis,
+    AxisKind,
     Dim,
     Dims,
-    Kind,
-    expanded,
+    axes_of,
     follows,
-    fresh,
-    regrouped,
-    resized,
-    size,
-    viewed,
+    guessed_view,
+    kind_of_axis,
+    leaves,
 )
-from triosim.sharding.kernel_patterns import dims_by_pattern
+from triosim.sharding.placements import Placements, Shard, axes_around, sharded_axes, shards_of
+from triosim.sharding.step_dimensions import StepDimensions
 from triosim.trace import Operator, Tensor
-from triosim.trace.autograd import forward_names
-
-_KINDS: tuple[Kind, ...] = ("batch", "sequence")
-_SECOND_FIRST = ("MmBackward", "BmmBackward")  # autograd computes the gradient of the second factor before the first's
-_PRODUCTS = (*_SECOND_FIRST, "AddmmBackward")
-_TURNS = ("TBackward", "TransposeBackward", "PermuteBackward")
-_VIEWS = ("ViewBackward", "UnsafeViewBackward", "ReshapeAliasBackward", "SqueezeBackward", "UnsqueezeBackward")
 
 
-class Propagation:
-    """The dimensions of every tensor of a step. ``batch_size`` is the step's; ``sequence`` its length, where it is known.
+@dataclass(frozen=True, slots=True)
+class OperatorSharding:
+    """How the tensors of an operator and of its backward operators are placed; ``dims`` tells a tensor's dimensions."""
 
-    ``given`` are, for a part of a step (an operator and those that differentiate it), the dimensions of what it reads: what
-    its axes have in common elsewhere in the step is then left aside. ``within`` is the step of which it is a part: of what
-    comes from elsewhere in it, it tells which dimension is which, where sizes are equal.
+    placements: Placements
+    dims: Callable[[Tensor], Dims]
+
+    def have_same_axes(self, first: Tensor, second: Tensor) -> bool:
+        """Whether two tensors have the same logical axes, in whatever order."""
+        one, two = (Counter(axis for dim in self.dims(t) for axis in leaves(dim)) for t in (first, second))
+        return bool(one) and one == two
+
+    def renamed(self, tensors: Mapping[int, Tensor], own: Mapping[int, Tensor]) -> OperatorSharding:
+        """Return the sharding of equal operators whose tensors have other ids.
+
+        ``tensors`` are theirs, and ``own`` this sharding's, by position.
+        """
+        positions = {tensor.id: position for position, tensor in own.items()}
+        placements = {tensors[positions[number]].id: shard for number, shard in self.placements.items()}
+        original = {tensor.id: own[position] for position, tensor in tensors.items()}
+        return OperatorSharding(placements, lambda tensor: self.dims(original.get(tensor.id, tensor)))
+
+
+class HeadsDoNotDivideError(Exception):
+    """Attention is sharded by heads, and their number is no multiple of the ranks, nor the ranks of it."""
+
+    def __init__(self, heads: int) -> None:
+        super().__init__(heads)
+        self.heads = heads
+
+
+class ShardingPropagator:
+    """Propagates the placements of an operator's inputs to its output and to the operators of its backward pass.
+
+    ``backward`` are the backward operators of each forward operator, ``step`` the dimensions of the whole step. With ``once``,
+    operators that are equal but for the ids of their tensors are propagated once.
     """
 
     def __init__(
         self,
         operators: Sequence[Operator],
-        batch_size: int = 0,
-        sequence: int | None = None,
+        batch_size: int,
+        backward: Mapping[int, Sequence[Operator]],
+        ranks: int,
         *,
-        given: Mapping[int, Dims] | None = None,
-        within: Propagation | None = None,
+        once: bool = True,
     ) -> None:
-        self.operators = operators
-        self._within = within
-        self._met: dict[Axis, list[Axis]] = {}  # what an axis of the whole step is in this part of it
-        self.batch_size = batch_size
-        self.sequence = sequence
-        self._by_id = {operator.id: operator for operator in operators}
-        self._dims: dict[int, Dims] = {}  # by tensor
-        self._storages: dict[int, Dims] = {}  # of each parameter's storage, as first seen
-        self._latest: dict[int, Dims] = {}  # of the other storages, as last seen
-        self._parameters: dict[int, Dims] = {}  # by the parameter's tensor id
-        self._made = {
-            number
-            for op in operators
-            for number in {t.id for t in op.outputs if op.inputs or t.category != "input"} - {t.id for t in op.inputs}
-        }  # what the step makes of nothing and feeds to the network, a random batch or a copy from the host, is not of these
-        self._taken: dict[tuple[int, int], int] = {}  # by forward operator and its input: gradients made so far
-        if given is None:
-            self._feed()
-        else:
-            self._begin_with(given)
-        for operator in operators:
-            if operator.phase == "forward":
-                self._forward(operator)
-            elif operator.phase == "backward":
-                self._backward(operator)
-        if given is None:
-            self._name_the_unused()
+        self.step = StepDimensions(operators, batch_size)
+        self._backward = backward
+        self._ranks = ranks
+        self._once = once
+        self._known: dict[Hashable, tuple[OperatorSharding | None, dict[int, Tensor]]] = {}
+        self._structures: dict[int, tuple[Hashable, tuple[Axis, ...]]] = {}
+        self._kinds: dict[Axis, AxisKind | None] = {}
 
-    def __getitem__(self, tensor: Tensor) -> Dims:
-        """The dimensions of a tensor of the forward or backward pass."""
-        return self._of(tensor)
+    def is_network_input(self, tensor: Tensor) -> bool:
+        """Whether a tensor is fed to the network: an input that has an entry for each sample, where that is known."""
+        return tensor.category == "input" and (not self.step.has_batch or bool(self.step.follows(tensor, "batch")))
 
-    def follows(self, tensor: Tensor, kind: Kind) -> list[int]:
-        """Return the dimensions of a tensor that change with the batch (or the sequence)."""
-        return [place for place, dim in enumerate(self._of(tensor)) if follows(dim, kind)]
+    def propagate(
+        self, operator: Operator, placements: Placements, *, by_heads: bool = False
+    ) -> OperatorSharding | None:
+        """Return how an operator is sharded if its inputs have these placements.
 
-    def shows_to_heads(self, shown: Tensor, made: Tensor) -> bool:
-        """Whether a view shows something that has no heads of attention to each of them."""
-        if shown.numel <= made.numel or self._heads(made) > 1:
-            return False
-        return shown.numel == made.numel * self._heads(shown)
-
-    def _heads(self, tensor: Tensor) -> int:
-        return math.prod(axis.size for dim in self[tensor] for axis in expanded(dim) if axis.heads)
-
-    @cached_property
-    def is_fed(self) -> bool:
-        """Whether anything that the network is fed has the batch as a dimension."""
-        return any(self.follows(tensor, "batch") for tensor in self._inputs())
-
-    @cached_property
-    def is_whole(self) -> bool:
-        """Whether the batch reaches the end of the forward pass: the dataflow is not broken."""
-        forward = [operator for operator in self.operators if operator.phase == "forward"]
-        last = next((op for op in reversed(forward) if any(_sized(t) for t in op.inputs)), None)
-        return self.is_fed and (last is None or any(self.follows(tensor, "batch") for tensor in last.inputs))
-
-    @cached_property
-    def lengths(self) -> list[int]:
-        """The lengths of the sequences that the network is fed."""
-        axes = [axis.root for tensor in self._inputs() for dim in self._of(tensor) for axis in dim]
-        return sorted({axis.size for axis in axes if axis.kind == "sequence"})
-
-    @cached_property
-    def positions(self) -> list[Tensor]:
-        """The parameters that have an entry for each position of a sequence."""
-        return [t for t in self._parameter_tensors() if self.follows(t, "sequence")]
-
-    def _parameter_tensors(self) -> Iterator[Tensor]:
-        for operator in self.operators:
-            yield from (tensor for tensor in operator.inputs if tensor.id in self._parameters)
-
-    def resized(self, tensor: Tensor, kind: Kind, old: int, new: int) -> tuple[int, ...]:
-        """Return a tensor's shape when the batch (or the sequence) is ``new`` instead of ``old``."""
-
-        def new_size(axis: Axis) -> int:
-            return new if axis.kind == kind and axis.size == old else axis.size
-
-        return tuple(resized(dim, new_size) for dim in self._of(tensor))
-
-    def divided(self, tensor: Tensor, kind: Kind, ranks: int) -> tuple[int, ...]:
-        """Return the shape of a rank's share of a tensor, where every batch (or sequence) is divided among ``ranks``."""
-
-        def new_size(axis: Axis) -> int:
-            return axis.size // ranks if axis.kind == kind else axis.size
-
-        return tuple(resized(dim, new_size) for dim in self._of(tensor))
-
-    # ---- what the step begins with ------------------------------------------------------------------------------
-
-    def _inputs(self) -> Iterator[Tensor]:
-        seen: set[int] = set()
-        for operator in self.operators:
-            for tensor in operator.inputs if operator.phase == "forward" else ():
-                if tensor.category == "input" and tensor.id not in self._made and tensor.id not in seen:
-                    seen.add(tensor.id)
-                    yield tensor
-
-    def _feed(self) -> None:
-        inputs = list(self._inputs())
-        # One number a sample, or a table of frequencies: what it meets will tell, unless there is nothing else.
-        clear = [tensor for tensor in inputs if len(tensor.shape) > 1 or not tensor.dtype.startswith("float")]
-        for tensor in clear or inputs:
-            self._set(tensor, self._fed(tensor))
-
-    def _begin_with(self, given: Mapping[int, Dims]) -> None:
-        for operator in self.operators:
-            for tensor in operator.inputs:
-                dims = given.get(tensor.id)
-                if dims is None or tensor.id in self._dims:
-                    continue
-                self._set(tensor, dims)
-                if tensor.category == "parameter":
-                    self._storages.setdefault(tensor.storage, dims)
-                    self._parameters.setdefault(tensor.id, dims)
-
-    def _fed(self, tensor: Tensor) -> Dims:
-        """An input's dimensions: the batch, of which it has the size; of words or of (..., features), the sequence."""
-        shape = tensor.shape
-        places = [place for place, length in enumerate(shape[:2]) if length == self.batch_size]
-        dims = list(fresh(*shape))
-        if places:
-            batch = places[0]
-            dims[batch] = (Axis(self.batch_size, "batch"),)
-            whole = tensor.dtype.startswith(("int", "uint", "bool"))
-            if (whole and len(shape) == 2) or (not whole and len(shape) == 3):
-                dims[1 - batch] = (Axis(shape[1 - batch], "sequence"),) if shape[1 - batch] > 1 else ()
-        elif shape and shape[0] and self.batch_size and shape[0] % self.batch_size == 0:
-            dims[0] = (Axis(self.batch_size, "batch"), *fresh(shape[0] // self.batch_size)[0])
-        return tuple(dims)
-
-    def _name_the_unused(self) -> None:
-        """Counts that met nothing in the whole step (samples numbered for a mask that ignores them): by their size.
-
-        Positions that are the same for every sample are of that kind too.
+        The first output is not sharded where the operator reduces over what is. None where the placements of its inputs do not
+        go together. ``by_heads`` keeps heads of attention whole, and raises ``HeadsDoNotDivideError`` where that cannot be.
         """
-        for operator in self.operators:
-            name = base_name(operator.name)
-            repeated = name == "expand" and any(t.dtype.startswith("int") for t in operator.outputs)
-            if operator.phase == "forward" and (name == "arange" or repeated):
-                for axis in (axis.root for t in operator.outputs for dim in self._of(t) for axis in dim):
-                    if axis.is_plain and axis.size == self.batch_size:
-                        axis.kind = "batch"
-
-    def _of(self, tensor: Tensor) -> Dims:
-        found = self._dims.get(tensor.id)
-        if found is None:
-            found = self._dims[tensor.id] = self._leaf(tensor)
+        operators = (operator, *self._backward.get(operator.id, ()))
+        if not self._once:
+            return self._propagate(operators, placements, by_heads=by_heads)
+        tensors, signature = self._signature(operators)
+        key = (signature, tuple([placements.get(tensor.id) for tensor in operator.inputs]), by_heads)
+        known = self._known.get(key)
+        if known is not None:  # a network repeats its layers
+            return None if known[0] is None else known[0].renamed(tensors, known[1])
+        found = self._propagate(operators, placements, by_heads=by_heads)
+        self._known[key] = found, tensors
         return found
 
-    def _leaf(self, tensor: Tensor) -> Dims:
-        """What was there before the step, or came from nowhere: a parameter's axes are its own, those of others unknown."""
-        if tensor.category != "parameter":
-            known = self._latest.get(tensor.storage)
-            return (viewed(known, tensor.shape, _is_unmixed) if known is not None else None) or fresh(*tensor.shape)
-        known = self._storages.get(tensor.storage)
-        if known is None:
-            known = tuple(
-                (Axis(length, owner=(tensor.id, place)),) if length > 1 else ()
-                for place, length in enumerate(tensor.shape)
+    def propagate_from_output(self, operator: Operator, output: Tensor, shard: Shard) -> OperatorSharding:
+        """Return how an operator that expands its input is sharded if its output is."""
+        operators = (operator, *self._backward.get(operator.id, ()))
+        given = {one.id: self._with_own_axes(self.step[one], None)[0] for one in operator.inputs}
+        step = StepDimensions(operators, given=given, within=self.step)
+        return self._sharded_by(sharded_axes(step[output], shard), operators, step, by_heads=False)
+
+    def through_view(self, base: Tensor, shard: Shard, view: Tensor, *, by_heads: bool) -> Shard | None:
+        """Return the shard of a view that no operator of the trace made, of a tensor that is sharded."""
+        dims, axis = self._with_own_axes(self.step[base], shard)
+        wanted = _followed_kinds(self.step[view])
+        found = guessed_view(dims, view.shape, lambda new: _followed_kinds(new) == wanted)
+        if found is None or axis is None:
+            return None
+        return self._choose(view, shards_of(found, leaves((axis,))), by_heads)
+
+    def _signature(self, operators: Sequence[Operator]) -> tuple[dict[int, Tensor], Hashable]:
+        """Return the tensors of operators by position, and all that their dimensions depend on but for the tensors' ids."""
+        every = [tensor for one in operators for tensor in (*one.inputs, *one.outputs)]
+        tensors: dict[int, Tensor] = {}
+        for tensor in every:
+            tensors.setdefault(tensor.id, tensor)
+        positions = {number: position for position, number in enumerate(tensors)}
+        places = {one.id: place for place, one in enumerate(operators)}
+        storages: dict[int, int] = {}
+        calls = [
+            (
+                *(one.name, one.phase, repr(one.attributes) if one.attributes else ""),
+                None if one.forward is None else places.get(one.forward),
             )
-            self._storages[tensor.storage] = known
-            self._parameters[tensor.id] = known
-        shape = tensor.shape
-        if tuple(map(size, known)) == shape:
-            # A square matrix under another id is its transpose: what shows a parameter as it is has its id.
-            turned = tensor.id not in self._parameters and len(shape) == 2 and shape[0] == shape[1]
-            return known[::-1] if turned else known
-        return viewed(known, shape) or fresh(*shape)
+            for one in operators
+        ]
+        counts = [(len(one.inputs), len(one.outputs)) for one in operators]
+        met: dict[Axis, int] = {}
+        structures = [self._structure(t) for t in every]
+        described = [
+            (
+                *(positions[t.id], storages.setdefault(t.storage, len(storages)), t.shape, t.dtype, t.category),
+                *(-1 if t.parameter is None else positions.get(t.parameter, -2), structure),
+                *[met.setdefault(axis, len(met)) for axis in axes],
+            )
+            for t, (structure, axes) in zip(every, structures, strict=True)
+        ]
+        return dict(enumerate(tensors.values())), (tuple(calls), tuple(counts), tuple(described))
 
-    # ---- the operators ------------------------------------------------------------------------------------------
+    def _structure(self, tensor: Tensor) -> tuple[Hashable, tuple[Axis, ...]]:
+        """What the step knows of a tensor's dimensions: the sizes and kinds of their axes, and the axes."""
+        found = self._structures.get(tensor.id)
+        if found is None:
+            dims = [axes_of(dim) for dim in self.step[tensor]]
+            sizes = tuple([tuple([(axis.size, self._kind(axis), axis.heads) for axis in dim]) for dim in dims])
+            found = self._structures[tensor.id] = sizes, tuple([axis for dim in dims for axis in dim])
+        return found
 
-    def _kernel(self, operator: Operator) -> bool:
-        """Follow a compiled kernel, whose tensors say which axes they have. Return whether it is one."""
-        pattern = operator.attributes.get("axes")
-        tensors = (*operator.inputs, *operator.outputs)
-        if not isinstance(pattern, str):
-            return False
-        known = [None if self._is_unknown(tensor) else self._of(tensor) for tensor in tensors]
-        found = dims_by_pattern(pattern, [tensor.shape for tensor in tensors], known)
-        for tensor, dims in zip(tensors, found or (), strict=False):
-            self._set(tensor, dims)
-        return found is not None
+    def _kind(self, axis: Axis) -> AxisKind | None:
+        if axis not in self._kinds:
+            self._kinds[axis] = kind_of_axis(axis)
+        return self._kinds[axis]
 
-    def _forward(self, operator: Operator) -> None:
-        if self._kernel(operator):
-            return
-        if is_attention(base_name(operator.name)):
-            self._see_heads(operator)
-        given = [self._of(tensor) for tensor in operator.inputs]
-        for tensor, dims in zip(operator.outputs, dims_of(operator, given), strict=False):
-            self._set(tensor, dims)
-        scores = [(*one[:-1], two[-2]) for one in given[:1] for two in given[1:2] if len(one) == len(two) > 2]
-        self._find_rest(operator.outputs, [*given, *scores])
+    def _propagate(
+        self, operators: Sequence[Operator], placements: Placements, *, by_heads: bool
+    ) -> OperatorSharding | None:
+        operator = operators[0]
+        given: dict[int, Dims] = {}
+        sharded: list[Axis] = []
+        for tensor in operator.inputs:
+            if tensor.id not in given:
+                given[tensor.id], axis = self._with_own_axes(self.step[tensor], placements.get(tensor.id))
+                sharded += [axis] if axis is not None else []
+        step = StepDimensions(operators, given=given, within=self.step)
+        of_inputs = [leaves((axis,)) for axis in sharded]
+        axes = set().union(*of_inputs)
+        if operator.outputs:
+            output = self._shard_by(axes, step, operator.outputs[0], by_heads)
+            if output is not None:
+                axes &= sharded_axes(step[operator.outputs[0]], output)
+                if not all(own & axes for own in of_inputs):
+                    return None
+        return self._sharded_by(axes, operators, step, by_heads=by_heads)
 
-    def _see_heads(self, operator: Operator) -> None:
-        """Where no operator made the views of queries, keys and values: fused attention says which dimension counts tokens."""
-        place = -3 if heads_stand_last(operator) else -2
-        for tensor in operator.inputs[:3]:
-            known = self._latest.get(tensor.storage)
-            if self._is_unknown(tensor) and known is not None and len(tensor.shape) > 3:
-                found = viewed(known, tensor.shape, lambda dims: follows(dims[place], "sequence"))
-                if found is not None:
-                    self._dims[tensor.id] = found
+    def _sharded_by(
+        self, axes: set[Axis], operators: Iterable[Operator], step: StepDimensions, *, by_heads: bool
+    ) -> OperatorSharding:
+        """The placements of all tensors of some operators, of which some axes are sharded."""
+        found: dict[int, Shard] = {}
+        for one in operators:
+            for tensor in (*one.inputs, *one.outputs):
+                shard = self._shard_by(axes, step, tensor, by_heads)
+                if shard is not None:
+                    found[tensor.id] = shard
+        return OperatorSharding(found, step.__getitem__)
 
-    def _backward(self, operator: Operator) -> None:
-        if self._kernel(operator):
-            return
-        forward = self._by_id.get(operator.forward) if operator.forward is not None else None
-        name = base_name(operator.name)
-        around = [self._of(t) for t in (*forward.outputs, *forward.inputs)] if forward is not None else []
-        late = self._added_to(operator, forward) if forward is not None else set()
-        read = [t for t in operator.inputs if t.category != "parameter" and t.id not in self._made and t.id not in late]
-        if forward is not None and name.startswith(_PRODUCTS):
-            self._find_rest([t for t in read if t is operator.inputs[0]], around)
-            self._saved_factors(operator, forward)
-        is_node = is_autograd_node(name) or name.endswith("_backward")
-        if not is_node and is_elementwise(name):  # a sum of gradients: not of what it differentiates alone
-            self._find_alike(read, [self._dims[t.id] for t in operator.inputs if t.id in self._dims])
-        self._find_rest(read, around)
-        given = [fresh(*tensor.shape) if tensor.id in late else self._of(tensor) for tensor in operator.inputs]
-        if forward is None or not is_node:
-            for tensor, dims in zip(operator.outputs, dims_of(operator, given), strict=False):
-                self._set(tensor, dims)
-        for tensor in operator.outputs:
-            if tensor.id not in self._dims:
-                found = self._gradient(operator, forward, tensor, given)
-                if found is not None:
-                    self._set(tensor, found)
-        self._find_rest(operator.outputs, [*given, *around])
-        made = [self._of(tensor) for tensor in operator.outputs] if late else []
-        self._find_rest([tensor for tensor in operator.inputs if tensor.id in late], [*made, *around])
+    def _shard_by(self, axes: set[Axis], step: StepDimensions, tensor: Tensor, by_heads: bool) -> Shard | None:
+        return self._choose(tensor, shards_of(step[tensor], axes), by_heads) if axes else None
 
-    def _added_to(self, operator: Operator, forward: Operator) -> set[int]:
-        """The gradients, not made in this part of the step, to which a node adds the ones that it makes."""
-        coming = [tensor for tensor in operator.inputs if tensor.category == "gradient"]
-        starts = sum(bool(tensor.shape) for tensor in forward.outputs)
-        found = {tensor.id for tensor in coming[max(starts, 1) :]}
-        found |= {tensor.id for tensor in coming[1:]} & {tensor.id for tensor in operator.outputs}
-        return {number for number in found if number not in self._dims and number not in self._made}
+    def _choose(self, tensor: Tensor, candidates: Sequence[Shard], by_heads: bool) -> Shard | None:
+        """Of several places where the sharded axes stand in a tensor: that of the heads, or else the first that divides.
 
-    def _saved_factors(self, operator: Operator, forward: Operator) -> None:
-        """What a product's node has saved in a shape that only the calls inside it saw: (m, n) is (m, k) x (k, n)."""
-        gradient, *saved = operator.inputs or forward.outputs[:1]
-        rows = self._of(gradient)
-        if base_name(operator.name).startswith("Addmm"):
-            saved.reverse()
-        if len(saved) == 1 and forward.inputs and self._is_unknown(saved[0]) and len(rows) == 2:
-            depth = next((dims[-1] for t in forward.inputs if (dims := self._of(t))[-1:] and len(dims) > 1), ())
-            self._set(saved[0], (rows[0], depth))
-        if len(saved) == 2:
-            first, second = saved
-            if len(rows) != len(first.shape) or len(rows) != len(second.shape) or len(rows) < 2:
-                return
-            if self._is_unknown(first) and not self._is_unknown(second):
-                self._set(first, (*rows[:-1], self._of(second)[-2]))
-            elif self._is_unknown(second) and not self._is_unknown(first):
-                self._set(second, (*rows[:-2], self._of(first)[-1], rows[-1]))
-
-    def _is_unknown(self, tensor: Tensor) -> bool:
-        return tensor.category != "parameter" and tensor.id not in self._dims
-
-    def _set(self, tensor: Tensor, dims: Dims) -> None:
-        if tuple(map(size, dims)) == tensor.shape and tensor.id not in self._dims:
-            self._dims[tensor.id] = self._latest[tensor.storage] = dims
-            for whole, axis in self._beside(tensor, dims):
-                self._met.setdefault(whole, []).append(axis)
-
-    def _beside(self, tensor: Tensor, dims: Dims) -> Iterator[tuple[Axis, Axis]]:
-        """The axes of a tensor in the whole step, each with the one that stands in its place here."""
-        for there, here in zip(self._within[tensor], dims, strict=False) if self._within is not None else ():
-            ones, others = expanded(there), expanded(here)
-            if [axis.size for axis in ones] == [axis.size for axis in others]:
-                yield from zip(ones, others, strict=True)
-
-    def _fits(self, tensor: Tensor, dims: Dims) -> bool:
-        """Whether a tensor may have these dimensions: in the whole step it has the same ones, as far as they are known."""
-        if self._within is None:
-            return True
-        for there, here in zip(self._within[tensor], dims, strict=False):
-            if any(follows(there, kind) != follows(here, kind) for kind in _KINDS):
-                return False
-        pairs = ((self._met.get(whole), axis.root) for whole, axis in self._beside(tensor, dims))
-        return all(met is None or axis in {one.root for one in met} for met, axis in pairs)
-
-    def _gradient(
-        self, operator: Operator, forward: Operator | None, tensor: Tensor, given: Sequence[Dims]
-    ) -> Dims | None:
-        """The dimensions of a gradient that a backward operator makes."""
-        shape = tensor.shape
-        if tensor.parameter is not None and tensor.parameter in self._parameters:
-            own = self._parameters[tensor.parameter]
-            if base_name(operator.name).startswith(
-                (*_PRODUCTS, "GroupedMmBackward")
-            ):  # the gradient of what it multiplied, perhaps turned
-                for read, dims in zip(operator.inputs, given, strict=True):
-                    if self._storages.get(read.storage) is own and tuple(map(size, dims)) == shape:
-                        return dims
-            return own if tuple(map(size, own)) == shape else viewed(own, shape)
-        if forward is None:
+        Where there are fewer heads than ranks, each rank has one head, if every head is on as many ranks.
+        """
+        if not candidates:
             return None
-        name = base_name(operator.name)
-        stem = name.rstrip("0123456789")
-        differentiated = base_name(forward.name)
-        is_part = not forward_names(name, [differentiated]) or (stem in _VIEWS and differentiated in PRODUCTS)
-        if is_part and is_autograd_node(name):
-            # A part of a forward operator that is made of several.
-            if stem in _VIEWS and given:
-                return regrouped(given[0], shape)
-            if stem in _TURNS and given:
-                return transposed(given[0], shape)
-            if given and shape == tuple(map(size, given[0])) and not stem.startswith(_SECOND_FIRST):
-                return given[0]
-        # Where the weight's gradient is known as such, the others are gradients of data.
-        linked = any(made.parameter in self._parameters for made in operator.outputs)
-        sources: list[tuple[int, Dims]] = []
-        if stem in _PRODUCTS and len(given) > 1:
-            pairs = zip(reversed(operator.inputs[1:]), reversed(given[1:]), strict=True)
-            saved = [(t, dims) for t, dims in pairs if t.category != "gradient" and not (linked and _is_weight(t))]
-            sources = [(-index, dims) for index, (_, dims) in enumerate(saved, 1)]
-        sources += [(t.id, self._of(t)) for t in forward.inputs if not linked or not _is_weight(t)]
-        alike = [(number, dims) for number, dims in sources if tuple(map(size, dims)) == shape]
-        if not alike:
-            return None
-        counts = [self._taken.get((operator.id, number), 0) for number, _ in alike]
-        number, dims = alike[counts.index(min(counts))]
-        self._taken[operator.id, number] = min(counts) + 1
-        return dims
+        for shard in candidates if by_heads else ():
+            outer = 1
+            axes = axes_of(self.step[tensor][shard.dim])
+            for place, axis in enumerate(axes):
+                if axis.heads and shard.contains(outer, axis.size):
+                    heads = math.prod(one.size for one in takewhile(lambda one: one.heads, axes[place:]))
+                    if heads % self._ranks and self._ranks % heads:
+                        raise HeadsDoNotDivideError(heads)
+                    return Shard(shard.dim, heads, outer)
+                outer *= axis.size
+        return next((shard for shard in candidates if shard.size % self._ranks == 0), candidates[0])
 
-    def _find_alike(self, tensors: Iterable[Tensor], known: Sequence[Dims]) -> None:
-        """Give what has no dimensions yet those of something of its shape."""
-        for tensor in tensors:
-            found = next((dims for dims in known if tuple(map(size, dims)) == tensor.shape), None)
-            if found is not None and tensor.id not in self._dims:
-                self._set(tensor, found)
-
-    def _find_rest(self, tensors: Iterable[Tensor], known: Sequence[Dims]) -> None:
-        """Give what has no dimensions yet those of something of its shape, or of its elements in another shape."""
-        for tensor in tensors:
-            if tensor.id in self._dims or tensor.category == "parameter":
+    def _with_own_axes(self, dims: Dims, shard: Shard | None) -> tuple[Dims, Axis | None]:
+        """Equal dimensions of new axes, of the same sizes and kinds; and the new axis that is sharded."""
+        found: list[Dim] = []
+        sharded: Axis | None = None
+        for place, dim in enumerate(dims):
+            axes = axes_of(dim)
+            if shard is None or shard.dim != place:
+                found.append(_copied(axes))
                 continue
-            alike = [dims for dims in known if tuple(map(size, dims)) == tensor.shape]
-            views = (viewed(dims, tensor.shape, partial(self._fits, tensor)) for dims in known)
-            ways = chain(alike, (new for new in views if new is not None)) if known else iter(())
-            first = next(ways, None)
-            found = first
-            while found is not None and not self._fits(tensor, found):
-                found = next(ways, None)
-            found = first if found is None else found
-            if found is None and known and tensor.id in self._made:
-                found = _by_size([dim for dims in known for dim in dims], tensor.shape)
-            if found is not None:
-                self._set(tensor, found)
+            before, after = axes_around(axes, shard)
+            sharded = Axis(shard.size)
+            sharded.tracked = True
+            found.append((*_copied(before), sharded, *_copied(after)))
+        return tuple(found), sharded
 
 
-def _is_unmixed(dims: Dims) -> bool:
-    """Whether no dimension counts tokens and features together, nor the last one samples and features: as none does."""
-    for dim in dims:
-        axes = expanded(dim)
-        has_features = any(not follows((axis,), "batch") and not follows((axis,), "sequence") for axis in axes)
-        if has_features and (follows(axes, "sequence") or (dim is dims[-1] and follows(axes, "batch"))):
-            return False
-    return True
+class ForwardPlacements:
+    """The placements of values on their way through the forward pass, by the tensors that show them."""
+
+    def __init__(self, flow: Dataflow, propagator: ShardingPropagator) -> None:
+        self._flow = flow
+        self._propagator = propagator
+        self._sharded: set[Value] = set()
+        self._placements: dict[int, Shard] = {}
+        self._last_shown: dict[int, Tensor] = {}  # by storage
+
+    def of_inputs(self, operator: Operator, *, by_heads: bool = False) -> dict[int, Shard]:
+        """Return the placements of what an operator reads."""
+        found: dict[int, Shard] = {}
+        for value, tensor in self._flow.reads[operator.id]:
+            if value not in self._sharded:
+                continue
+            shard = self._placements.get(tensor.id)
+            if shard is None:  # a view that no operator made
+                base = self._last_shown[tensor.storage]
+                shard = self._propagator.through_view(base, self._placements[base.id], tensor, by_heads=by_heads)
+            if shard is not None:
+                found[tensor.id] = shard
+        return found
+
+    def record(self, operator: Operator, sharding: OperatorSharding) -> None:
+        """Keep the placements of what an operator has produced."""
+        produced = self._flow.writes[operator.id]
+        self._sharded.update(value for value, tensor in produced if tensor.id in sharding.placements)
+        for tensor in operator.outputs:
+            if tensor.id in sharding.placements:
+                self._placements[tensor.id] = sharding.placements[tensor.id]
+                self._last_shown[tensor.storage] = tensor
 
 
-def _is_weight(tensor: Tensor) -> bool:
-    return tensor.category == "parameter"
+def _followed_kinds(dims: Dims) -> list[list[bool]]:
+    """Which dimensions follow the batch, and which the sequence."""
+    return [[follows(dim, kind) for kind in AXIS_KINDS] for dim in dims]
 
 
-def _sized(tensor: Tensor) -> bool:
-    return tensor.numel > 1 and tensor.category not in ("parameter", "buffer")
-
-
-def _by_size(dims: Sequence[Dim], shape: Sequence[int]) -> Dims:
-    """Each dimension as the first one known of its size that has not been taken."""
-    left = list(dims)
-    found: list[Dim] = []
-    for length in shape:
-        dim = next((one for one in left if size(one) == length), None)
-        if dim is not None and length > 1:
-            left.remove(dim)
-        found.append(dim if dim is not None else fresh(length)[0])
-    return tuple(found)
+def _copied(axes: Iterable[Axis]) -> Dim:
+    """New axes of the same sizes and kinds."""
+    return tuple(Axis(axis.size, kind_of_axis(axis)) for axis in axes)

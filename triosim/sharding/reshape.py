@@ -1,9 +1,9 @@
-"""The operators of a step at another batch size or sequence length: new operators in new shapes, with the same ids and times.
+"""Changes the batch size or the sequence length of a step: the same operators, ids and times in other shapes.
 
-What scales is found by following the operators (``triosim.sharding.propagation``), not by comparing sizes: a dimension that
-merely equals the batch size, as the 128 channels of VGG in a trace of batch 128, stays. Where a trace's dataflow is broken,
-so that the batch does not reach the end of the forward pass, sizes have to do: the first dimension of what depends on the
-network's input, where it is the batch size or a multiple of it, and never one of a parameter.
+Which dimensions scale is found by propagating logical axes (``triosim.sharding.step_dimensions``), not by comparing sizes: a
+dimension that merely equals the batch size, as the 128 channels of VGG in a trace of batch 128, stays. Where a trace's dataflow
+is broken, so that the batch does not reach the end of the forward pass, sizes have to do: the first dimension of what depends
+on the network's input, where it is the batch size or a multiple of it, and never one of a parameter.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 
 from triosim.errors import OptionError, TraceError
 from triosim.operators.features import base_name
-from triosim.sharding.dimensions import Kind
-from triosim.sharding.propagation import Propagation
+from triosim.sharding.dimensions import AxisKind
+from triosim.sharding.step_dimensions import StepDimensions
 from triosim.trace import Operator, Tensor
 
 _FIXED = frozenset(("parameter", "buffer", "optimizer_state"))
@@ -26,7 +26,7 @@ _BROKEN = (
 
 @dataclass(frozen=True, slots=True)
 class Rescaled:
-    """Operators in other shapes, and what has to be said about them."""
+    """Operators in other shapes, and notes for the user."""
 
     operators: list[Operator]
     notes: tuple[str, ...] = ()
@@ -46,8 +46,8 @@ def rescaled(operators: Sequence[Operator], old: int, new: int) -> Rescaled:
         raise OptionError(f"a batch of {new} samples", fix="use a batch size of at least 1")
     if new == old:
         return Rescaled(list(operators))
-    dimensions = Propagation(operators, old)
-    if not dimensions.is_whole:
+    dimensions = StepDimensions(operators, old)
+    if not dimensions.is_connected:
         return Rescaled(_Rescaling(operators, old, new).operators(), (_BROKEN,))
     return Rescaled(_resized(dimensions, "batch", old, new))
 
@@ -61,7 +61,7 @@ def with_sequence_length(operators: Sequence[Operator], batch_size: int, old: in
         raise OptionError(f"a sequence of {new} tokens", fix="use a length of at least 1")
     if new == old:
         return Rescaled(list(operators))
-    dimensions = Propagation(operators, batch_size)
+    dimensions = StepDimensions(operators, batch_size)
     lengths = dimensions.lengths
     if old not in lengths:
         raise TraceError(
@@ -76,7 +76,7 @@ def with_sequence_length(operators: Sequence[Operator], batch_size: int, old: in
     return Rescaled(_resized(dimensions, "sequence", old, new), (fixed,) if fixed else ())
 
 
-def _resized(dimensions: Propagation, kind: Kind, old: int, new: int) -> list[Operator]:
+def _resized(dimensions: StepDimensions, kind: AxisKind, old: int, new: int) -> list[Operator]:
     """The operators in new shapes; one that does not change is the same object."""
     sized: dict[int, Tensor] = {}
 
@@ -98,7 +98,7 @@ def _resized(dimensions: Propagation, kind: Kind, old: int, new: int) -> list[Op
 
 
 class _Rescaling:
-    """Goes through the step once and follows what depends on the batch."""
+    """Scales what depends on the network's input, by sizes alone, in one pass over the step."""
 
     def __init__(self, operators: Sequence[Operator], old: int, new: int) -> None:
         self._all = operators
@@ -158,7 +158,7 @@ class _Rescaling:
         return 0
 
     def _is_of_samples(self, operator: Operator, tensor: Tensor) -> bool:
-        """Whether a tensor of the forward or backward pass is about samples, and not about parameters."""
+        """Whether a tensor of the forward or backward pass holds samples, and is no parameter nor its gradient."""
         if tensor.category in _FIXED or tensor.parameter is not None:
             return False
         source = self._by_id.get(operator.forward, operator) if operator.forward is not None else operator

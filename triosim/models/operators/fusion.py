@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from triosim.operators.features import base_name, is_free
 from triosim.operators.kinds import kind_of
 from triosim.sharding.kernel_patterns import pattern_of
-from triosim.sharding.propagation import Propagation
+from triosim.sharding.step_dimensions import StepDimensions
 from triosim.trace import Operator, Tensor, Trace
 from triosim.trace.numbered_modules import ROOT, numbered_module_of
 
@@ -35,7 +35,7 @@ _SMALL = 64
 
 def compiled(trace: Trace) -> Trace:
     """Return a trace without times whose element-wise operators are the kernels that a compiler makes of them."""
-    step = Propagation(trace.operators, trace.batch_size)
+    step = StepDimensions(trace.operators, trace.batch_size)
     return replace(trace, operators=tuple(_Compilation(trace.operators, step).kernels()))
 
 
@@ -59,7 +59,7 @@ class _Kernel:
 class _Compilation:
     """Finds the kernels of a step, in order, and then what each reads and writes."""
 
-    def __init__(self, operators: tuple[Operator, ...], step: Propagation) -> None:
+    def __init__(self, operators: tuple[Operator, ...], step: StepDimensions) -> None:
         self._operators = operators
         self._step = step
         self._maker: dict[int, Operator] = {}  # by storage: what is in a kernel and made it
@@ -132,7 +132,7 @@ class _Compilation:
 
     def _is_shown_to_heads(self, tensor: Tensor, kernel: _Kernel) -> bool:
         made = kernel.made.get(tensor.storage)
-        return made is not None and self._step.shows_to_heads(tensor, made)
+        return made is not None and self._step.expands_to_heads(tensor, made)
 
     def _is_ready(self, tensor: Tensor, at: int) -> bool:
         of = self._made_by(tensor)

@@ -13,9 +13,10 @@ from functools import cached_property
 from triosim.errors import OptionError, TraceError
 from triosim.extrapolators.core.program import Program
 from triosim.operators.features import base_name
-from triosim.sharding.axes import Axes, Mark
-from triosim.sharding.dataflow import Dataflow, owners, parameter_storages
-from triosim.sharding.placements import Carried
+from triosim.sharding.dataflow import Dataflow
+from triosim.sharding.parameters import owners, parameter_storages
+from triosim.sharding.placements import Shard
+from triosim.sharding.propagation import ForwardPlacements, ShardingPropagator
 from triosim.trace import Operator, Tensor
 
 _GROUPED = ("grouped_mm", "scaled_grouped_mm")
@@ -31,7 +32,7 @@ class Mixture:
 
     first: list[Operator] = field(default_factory=list)
     last: list[Operator] = field(default_factory=list)
-    marks: dict[int, Mapping[int, Mark]] = field(default_factory=dict)  # by forward operator: of rows, by tensor
+    placements: dict[int, Mapping[int, Shard]] = field(default_factory=dict)  # by forward operator: of rows, by tensor
     operators: tuple[Operator, ...] = ()
     coming: list[tuple[Tensor, Operator]] = field(default_factory=list)
     going: list[tuple[Tensor, Operator]] = field(default_factory=list)
@@ -59,7 +60,9 @@ class Mixtures:
         self.axis = axis
         self.ranks = ranks
         self._flow = Dataflow(program.operators)
-        self._axes = Axes(program.operators, program.batch_size, self._flow.backward, ranks, once=program.deduplicate)
+        self._propagator = ShardingPropagator(
+            program.operators, program.batch_size, self._flow.backward, ranks, once=program.deduplicate
+        )
         tensors = {t.id: t for operator in program.operators for t in (*operator.inputs, *operator.outputs)}
         self.last_operator = max(operator.id for operator in program.operators)
         self.last_tensor = max(max(tensors), *(tensor.storage for tensor in tensors.values()))
@@ -102,38 +105,38 @@ class Mixtures:
     def _found(self) -> list[Mixture]:
         """The mixtures, in the order of the forward pass."""
         found: list[Mixture] = []
-        carried = Carried(self._flow, self._axes)
+        placed = ForwardPlacements(self._flow, self._propagator)
         for operator in self._flow.forward:
-            inside = carried.read(operator)
+            inside = placed.of_inputs(operator)
             if not (inside or self._is_grouped(operator)):
                 continue
             data = operator.inputs[0]
             begins = self._is_grouped(operator) and data.id not in inside
             if begins and (not found or found[-1].last):
                 found.append(Mixture())
-            marks = {data.id: Mark(0, data.shape[0])} if begins else inside
-            spread = self._axes.spread(operator, marks)
-            if spread is None or (operator.outputs and operator.outputs[0].id not in spread.marks):
+            placements = {data.id: Shard(0, data.shape[0])} if begins else inside
+            sharding = self._propagator.propagate(operator, placements)
+            if sharding is None or (operator.outputs and operator.outputs[0].id not in sharding.placements):
                 raise TraceError(
                     f"the rows of experts cannot be followed through {operator.name} of {operator.layer}",
                     where=self.axis,
                 )
-            found[-1].marks[operator.id] = spread.marks
+            found[-1].placements[operator.id] = sharding.placements
             if self._is_grouped(operator):
                 self._note_weight(operator)
             if self._is_grouped(operator) and not begins:
                 found[-1].last.append(operator)
             else:
                 (found[-1].first.append(operator) if begins else None)
-                carried.write(operator, spread)
+                placed.record(operator, sharding)
         return [mixture for mixture in found if mixture.last]
 
     def _finish(self, mixture: Mixture) -> None:
         """Add what differentiates the experts of a mixture."""
         differentiating = [
-            op for op in self.program.operators if op.phase == "backward" and op.forward in mixture.marks
+            op for op in self.program.operators if op.phase == "backward" and op.forward in mixture.placements
         ]
-        mixture.operators = (*(self._flow.by_id[number] for number in mixture.marks), *differentiating)
+        mixture.operators = (*(self._flow.by_id[number] for number in mixture.placements), *differentiating)
         mixture.coming, mixture.going = _ends(mixture, differentiating)
 
     def _is_grouped(self, operator: Operator) -> bool:
@@ -145,12 +148,12 @@ class Mixtures:
         """Remember the parameter that a grouped product multiplies with, or a copy of it in another dtype."""
         weight = operator.inputs[1]
         while weight.storage not in self._parameters.values():
-            datum = self._flow.datum(operator, weight)
-            if datum is None:
+            value = self._flow.read_by(operator, weight)
+            if value is None:
                 raise TraceError(f"the experts of {operator.layer} are no parameter", where=self.axis)
-            operator = self._flow.by_id[datum.maker]
+            operator = self._flow.by_id[value.producer]
             weight = operator.inputs[0]
-            self.weights.add(datum.storage)
+            self.weights.add(value.storage)
         experts = weight.shape[0]
         if experts % self.ranks:
             raise OptionError(
@@ -171,12 +174,12 @@ def _ends(
     going = []
     first = {one.id for one in mixture.first}
     for op in differentiating:
-        marks = mixture.marks[op.forward or 0]
+        placements = mixture.placements[op.forward or 0]
         for t in op.inputs:
-            if t.category == "gradient" and t.storage not in made and t.id in marks:
+            if t.category == "gradient" and t.storage not in made and t.id in placements:
                 coming.setdefault(t.storage, (t, op))
         if op.forward in first:
-            ends = (t for t in op.outputs if t.parameter is None and t.id in marks and t.storage not in read)
+            ends = (t for t in op.outputs if t.parameter is None and t.id in placements and t.storage not in read)
             going += [(t, op) for t in ends]
     return list(coming.values()), going
 

@@ -1,0 +1,154 @@
+"""Rules for views and for what rearranges a tensor: reshape, transpose, expand, slice, select, cat, stack."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import combinations, permutations
+
+from triosim.operators.features import base_name
+from triosim.sharding.dimensions import (
+    Dim,
+    Dims,
+    broadcast_dims,
+    concatenated,
+    follows,
+    join,
+    new_dims,
+    reshaped,
+    size,
+    sliced,
+)
+from triosim.sharding.rules.common import Rules, Shape, output_shape, place_of
+from triosim.trace import Operator
+
+
+def view(operator: Operator, inputs: Sequence[Dims]) -> list[Dims] | None:
+    """The same elements in the same order, in another shape."""
+    found = reshaped(inputs[0], output_shape(operator)) if inputs else None
+    return None if found is None else [found]
+
+
+def transpose(operator: Operator, inputs: Sequence[Dims]) -> list[Dims] | None:
+    """The dimensions in another order: by the attributes, or else by the shape."""
+    if not inputs:
+        return None
+    dims, count, attributes = inputs[0], len(inputs[0]), operator.attributes
+    order = list(range(count))
+    if "dim0" in attributes and "dim1" in attributes and count:
+        one, two = place_of(attributes["dim0"], count), place_of(attributes["dim1"], count)
+        order[one], order[two] = two, one
+    elif isinstance(attributes.get("dims"), list):
+        order = [place_of(place, count) for place in attributes["dims"]]
+    else:
+        found = transposed(dims, output_shape(operator))
+        return None if found is None else [found]
+    return [tuple(dims[place] for place in order)] if sorted(order) == list(range(count)) else None
+
+
+def transposed(dims: Dims, shape: Shape) -> Dims | None:
+    """Return the dimensions in the order that gives a shape: the last two swapped, or the two after the first, or any."""
+    count = len(dims)
+    swaps = [(count - 2, count - 1), (1, 2), *combinations(range(count), 2)] if count > 1 else []
+    for one, two in swaps:
+        if two < count:
+            order = list(range(count))
+            order[one], order[two] = two, one
+            if tuple(size(dims[place]) for place in order) == shape:
+                return tuple(dims[place] for place in order)
+    if count <= 6:
+        for order in map(list, permutations(range(count))):
+            if tuple(size(dims[place]) for place in order) == shape:
+                return tuple(dims[place] for place in order)
+    return None
+
+
+def expand(operator: Operator, inputs: Sequence[Dims]) -> list[Dims] | None:
+    """Expansions and repetitions: a dimension that grows gets a new axis for the copies."""
+    if not inputs:
+        return None
+    shape = output_shape(operator)
+    dims: Dims = ((),) * (len(shape) - len(inputs[0])) + inputs[0]
+    found: list[Dim] = []
+    for dim, length in zip(dims, shape, strict=False):
+        before = size(dim)
+        if before == length:
+            found.append(dim)
+        elif before and length % before == 0:
+            times = new_dims(length // before)[0]
+            inner = base_name(operator.name) == "repeat_interleave"
+            found.append((*dim, *times) if inner else (*times, *dim))
+        else:
+            return None
+    return [tuple(found)]
+
+
+def split(operator: Operator, inputs: Sequence[Dims]) -> list[Dims] | None:
+    """Slices and chunks: each dimension in which an output is smaller is sliced."""
+    if not inputs:
+        return None
+    found = []
+    for tensor in operator.outputs:
+        if len(tensor.shape) != len(inputs[0]):
+            break
+        found.append(tuple(sliced(dim, length) for dim, length in zip(inputs[0], tensor.shape, strict=True)))
+    return found
+
+
+def select(operator: Operator, inputs: Sequence[Dims]) -> list[Dims] | None:
+    """``select`` and ``unbind`` remove a dimension."""
+    if not inputs or not inputs[0]:
+        return None
+    dims, shape = inputs[0], output_shape(operator)
+    places = [place_of(operator.attributes["dim"], len(dims))] if "dim" in operator.attributes else range(len(dims))
+    for place in sorted(places, key=lambda one: follows(dims[one], "batch")):
+        rest = (*dims[:place], *dims[place + 1 :])
+        if tuple(map(size, rest)) == shape:
+            return [rest] * len(operator.outputs)
+    return None
+
+
+def cat(operator: Operator, inputs: Sequence[Dims]) -> list[Dims] | None:
+    """One dimension is concatenated; in all others the inputs are the same."""
+    shape = output_shape(operator)
+    if not inputs or any(len(dims) != len(shape) for dims in inputs):
+        return None
+    found: list[Dim] = []
+    for place, length in enumerate(shape):
+        rows = [dims[place] for dims in inputs]
+        along = operator.attributes.get("dim")
+        if (along is None or place_of(along, len(shape)) == place) and sum(map(size, rows)) == length:
+            found.append(concatenated(rows))
+        else:
+            for row in rows[1:]:
+                if size(row) == size(rows[0]):
+                    join(rows[0], row)
+            found.append(rows[0])
+    return [tuple(found)]
+
+
+def stack(operator: Operator, inputs: Sequence[Dims]) -> list[Dims] | None:
+    """A new dimension that counts the inputs."""
+    shape, count = output_shape(operator), len(inputs)
+    if not inputs:
+        return None
+    dims = inputs[0]
+    for other in inputs[1:]:
+        dims = broadcast_dims(dims, other) if len(other) == len(dims) else dims
+    dim = operator.attributes.get("dim")
+    places = [place_of(dim, len(shape))] if dim is not None else range(len(shape))
+    for place in places:
+        found = (*dims[:place], *new_dims(count), *dims[place:])
+        if tuple(map(size, found)) == shape:
+            return [found]
+    return None
+
+
+RULES: Rules = {
+    view: "view unsafe_view reshape flatten unflatten squeeze unsqueeze reshape_alias view_as ravel alias",
+    transpose: "transpose swapaxes swapdims t permute movedim numpy_T mT adjoint",
+    expand: "expand expand_as broadcast_to repeat tile repeat_interleave",
+    split: "slice narrow split split_with_sizes chunk tensor_split unsafe_split unsafe_chunk",
+    select: "select unbind",
+    cat: "cat concat concatenate",
+    stack: "stack",
+}
