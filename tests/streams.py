@@ -8,6 +8,7 @@ from typing import Any
 import simpy
 
 from triosim.engine.engine import Engine
+from triosim.engine.options import EngineOptions
 from triosim.engine.recording import Recording
 from triosim.extrapolators.captured.captured_plan import CapturedPlan
 from triosim.trace import Communication, CommunicationKind, Mark, Operator, Phase, Tensor, Trace
@@ -76,5 +77,5 @@ def run(streams: TaskStreams, *, iterations: int = 1, **options: Any) -> tuple[R
     env = simpy.Environment()
     network = OneBytePerSecond(env)
     captured = CapturedPlan(streams, iterations=iterations)
-    engine = Engine(env, network, timeline=True, **options)  # type: ignore[arg-type]
+    engine = Engine(env, network, EngineOptions(timeline=True, **options))  # type: ignore[arg-type]
     return engine.run({rank: captured.tasks(rank) for rank in range(captured.world)}), network.asked

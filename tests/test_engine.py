@@ -13,7 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from triosim.engine.engine import Engine
-from triosim.engine.recording import Recording, length, operator_times, overlap
+from triosim.engine.intervals import length, overlap
+from triosim.engine.options import EngineOptions
+from triosim.engine.recording import Recording, operator_times
 from triosim.errors import DeadlockError, SimulationError
 from triosim.tasks import (
     AllGather,
@@ -57,7 +59,7 @@ Program = Callable[[int], TaskStream]
 
 def run(program: Program, world: int = 1, **options: Any) -> Recording:
     env = simpy.Environment()
-    engine = Engine(env, OneBytePerSecond(env), timeline=True, **options)  # type: ignore[arg-type]
+    engine = Engine(env, OneBytePerSecond(env), EngineOptions(timeline=True, **options))  # type: ignore[arg-type]
     return engine.run({rank: program(rank) for rank in range(world)})
 
 
@@ -168,7 +170,7 @@ def test_a_receive_that_stands_ready_counts_once_its_send_comes_and_holds_up_no_
             yield Compute.of("busy", 3)
             yield Send(1, 4)
         else:
-            yield Recv(0, stream=None, issuer=None, ahead=True)
+            yield Recv(0, stream=None, issuer=None, preposted=True)
             computed = yield Compute.of("step", 2)
             yield Iteration(of=(computed,))
             yield Iteration()

@@ -20,6 +20,7 @@ from triosim.conditions.heterogeneity import Heterogeneity
 from triosim.conditions.slow_links import with_slow_links
 from triosim.config import RunConfig, unread
 from triosim.engine.engine import Engine, Progress
+from triosim.engine.options import EngineOptions
 from triosim.errors import AsymmetryError, OptionError
 from triosim.extrapolators.captured.captured_plan import CapturedPlan
 from triosim.extrapolators.core.plan import ParallelPlan, gpus_named_by, plan
@@ -233,17 +234,21 @@ def simulate(
     if host_overhead == "trace" and not any(operator.host_seconds for operator in the_trace.operators):
         notes.append("the trace has no host times, so that a launch costs nothing")
 
-    def engine_on(on: Network, alike: Symmetry | None = None) -> Engine:
+    engine_options = EngineOptions(
+        host_overhead=None if config.host_overhead == "none" else config.host_overhead,
+        call_overhead=_call_overhead(the_trace),
+        run_ahead=run_ahead,
+        timeline=timeline,
+        conditions=circumstances,
+    )
+
+    def engine_on(on: Network, symmetry: Symmetry | None = None) -> Engine:
         return Engine(
             on.env,
             on,
-            host_overhead=None if config.host_overhead == "none" else config.host_overhead,
-            call_overhead=_call_overhead(the_trace),
-            run_ahead=run_ahead,
-            timeline=timeline,
+            engine_options,
             progress=progress,
-            conditions=circumstances,
-            alike=alike,
+            symmetry=symmetry,
         )
 
     with plugins.blamed():

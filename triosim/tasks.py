@@ -1,8 +1,9 @@
-"""What a rank's task stream holds, and what the engine answers.
+"""The tasks that a rank's task stream yields, and the engine's answers.
 
-A task stream is a generator: it yields tasks and is answered with a handle (``Synchronize``, ``WaitAny`` and ``Poll``
-are answered with ``Found``). The semantics are CUDA's and NCCL's: tasks of one stream run in order; a transfer or a
-collective also waits for what stood at the tail of the stream that issued it, as PyTorch's process group records an event.
+A task stream is a generator: it yields a task and is answered with the task's ``Handle``, or with an ``Answer`` where the host
+itself runs the task (``Synchronize``, ``WaitAny``, ``Poll``, ``Host``). The semantics are those of CUDA and NCCL: tasks of one
+stream run in order; a transfer or collective also waits for the task at the tail of the stream that issued it, as PyTorch's
+process group records an event there.
 """
 
 from __future__ import annotations
@@ -24,27 +25,27 @@ COMMUNICATION_STREAM = "communication"
 
 
 class Handle:
-    """A task on its way: not yet ready, running, or done. Times are seconds on the simulation's clock.
+    """An issued task: it waits for other tasks, has arrived, has started, or is done.
 
-    ``arrived`` is when the rank came to the task (all that it waits for was done), ``started`` when it began to run
-    (a collective: when its last member arrived), ``finished`` when it was through.
+    ``arrived`` is when everything that the task waits for was done, ``started`` when it began to run (a collective: when its
+    last member arrived), ``finished`` when it ended, in seconds on the simulation's clock; None before that.
     """
 
     __slots__ = (
         "arrived",
+        "callbacks",
         "dependents",
         "finished",
-        "launched",
-        "launched_by",
+        "launch_end",
+        "launch_start",
         "layers",
+        "open_dependencies",
         "operator_ends",
         "operator_starts",
-        "place",
         "rank",
+        "sequence_numbers",
         "started",
         "task",
-        "unmet",
-        "watchers",
     )
 
     def __init__(self, rank: int, task: Task) -> None:
@@ -53,19 +54,19 @@ class Handle:
         self.arrived: float | None = None
         self.started: float | None = None
         self.finished: float | None = None
-        self.launched: float | None = None  # when its launch began, where launching costs the host time
-        self.launched_by: float | None = None  # when its launches are over, where the host may only be so far ahead
-        self.operator_starts: tuple[float, ...] | None = None  # of a Compute with such launches, or of changing speed
-        self.operator_ends: tuple[float, ...] | None = None  # if they are not the starts and the operators' seconds
-        self.layers: Layers | None = None  # of a transfer between two: what the sender says
-        self.place: tuple[int, ...] = ()  # in the order by which collectives, sends and receives find their partners
-        self.unmet = 1  # what must still be done before the task is ready; one for the issuing itself
+        self.launch_start: float | None = None  # where launching costs the host time
+        self.launch_end: float | None = None  # of its last operator, where the host may be few operators ahead
+        self.operator_starts: tuple[float, ...] | None = None  # where operators do not follow on from each other
+        self.operator_ends: tuple[float, ...] | None = None  # where the speed of the GPU changes
+        self.layers: Layers | None = None  # of a send and its receive: the sender's
+        self.sequence_numbers: tuple[int, ...] = ()  # by which collectives, sends and receives are matched
+        self.open_dependencies = 1  # unfinished tasks that this one waits for; one is for the issuing itself
         self.dependents: list[Handle] | None = []  # the tasks that wait for this one; None once it is done
-        self.watchers: list[Callable[[Handle], None]] = []
+        self.callbacks: list[Callable[[Handle], None]] = []  # called when it is done
 
     @property
     def done(self) -> bool:
-        """Whether the task is through."""
+        """Whether the task has ended."""
         return self.dependents is None
 
     def __repr__(self) -> str:
@@ -74,8 +75,8 @@ class Handle:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """What the host found when it waited or looked: the time, and which of the handles that it asked about are done."""
+class Answer:
+    """The answer to a task that the host runs: the time, and those of the task's handles that are done."""
 
     now: float
     done: tuple[Handle, ...]
@@ -83,10 +84,10 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Communicator:
-    """A group with an identity: two groups of the same ranks are two communicators, each with its own order.
+    """A group of ranks with an order of collectives of its own, as in NCCL.
 
-    ``ranks`` are in the order that shares and roots refer to; ``name`` tells groups of the same ranks apart, and reports
-    sum by it ("dp", "tp").
+    Groups of the same ranks with different names are different communicators; reports sum by ``name`` ("dp", "tp"). Unequal
+    shares are in the order of ``ranks``.
     """
 
     ranks: tuple[int, ...]
@@ -97,41 +98,41 @@ class Communicator:
         object.__setattr__(self, "_hash", hash((self.ranks, self.name)))
 
     def __hash__(self) -> int:
-        return self._hash  # kept, because a group of a thousand ranks is looked up with every collective
+        return self._hash  # precomputed: a group of a thousand ranks is looked up with every collective
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Layers:
-    """The layers whose tensors are on their way, with the bytes of each; the time is divided among them by these.
+    """The layers whose tensors a task transfers, with the bytes of each, by which reports divide the task's time.
 
-    Tasks share one object, which is equal to itself alone, so that reports can sum by it quickly.
+    Objects are compared by identity, and tasks share them, so that reports can sum by them quickly.
     """
 
     nbytes: Mapping[str, float]
 
     @property
     def total(self) -> float:
-        """The bytes of all of them."""
+        """The bytes of all layers together."""
         return sum(self.nbytes.values())
 
     @classmethod
     def of(cls, layer: str) -> Layers:
-        """Return one layer."""
+        """Return a value that names one layer."""
         return cls({layer: 1.0})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """What all tasks have: ``after`` names handles that must be done first, beside the order of the stream."""
+    """The base class of tasks. A task waits for the handles in ``after``, beside the task before it on its stream."""
 
     after: tuple[Handle, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Compute(Task):
-    """Operators that run one after the other on the compute units. ``share`` is the part of the GPU that they fill.
+    """Operators that run one after the other on a ``share`` of the GPU's compute units.
 
-    ``stream`` None stands on no queue: the task waits for ``after`` alone (a dependency graph).
+    With ``stream`` None the task is on no stream: it waits for ``after`` alone, as in a dependency graph.
     """
 
     operators: tuple[Operator, ...]
@@ -149,14 +150,14 @@ class Compute(Task):
 
     @classmethod
     def of(cls, name: str, seconds: float, *, layer: str = "", stream: str | None = COMPUTE_STREAM) -> Compute:
-        """Return a task of one operator that is known by its name and time alone."""
+        """Return a task of one operator, given its name and time (seconds)."""
         operator = Operator(0, name, "forward", layer or name, (), (), seconds)
         return cls((operator,), stream)
 
 
 @dataclass(frozen=True, slots=True)
 class Copy(Task):
-    """Bytes from one node to another by a copy engine of the rank; "device" is the rank's own GPU, "host" its host."""
+    """A copy from one node to another by a copy engine of the rank; "device" is the rank's GPU, "host" its host memory."""
 
     source: str
     destination: str
@@ -169,12 +170,14 @@ class Copy(Task):
 
 @dataclass(frozen=True, slots=True)
 class Collective(Task):
-    """What the ranks of a group do together; it starts when the last of them has arrived.
+    """A collective of a group; it starts when the last rank has arrived.
 
-    ``nbytes`` is nccl-tests' larger side: the tensor for all-reduce, reduce and broadcast; all ranks' shares together
-    for the others. ``shares`` are unequal shares in bytes, in the group's order; those of an all-to-all may be N x N, what
-    each rank sends to each, by sender. ``root`` is a rank. ``layers`` are those
-    that the tensors belong to, for the reports.
+    nbytes: the larger side, as in nccl-tests: the tensor for all-reduce, reduce and broadcast; the shares of all ranks together
+        for the others.
+    shares: unequal shares in bytes, in the group's order; for an all-to-all, N x N values may say what each rank sends to each
+        rank, by sender.
+    root: the rank that sends or receives the whole tensor.
+    layers: the layers that the tensors belong to, for reports.
     """
 
     kind: ClassVar[CollectiveKind]
@@ -204,7 +207,7 @@ class AllGather(Collective):
 
 
 class ReduceScatter(Collective):
-    """Every rank ends with its share of the sum."""
+    """Every rank ends with its share of the sum of all ranks' tensors."""
 
     __slots__ = ()
     kind = "reduce_scatter"
@@ -225,7 +228,7 @@ class Broadcast(Collective):
 
 
 class Reduce(Collective):
-    """The root ends with the sum."""
+    """The root ends with the sum of all ranks' tensors."""
 
     __slots__ = ()
     kind = "reduce"
@@ -252,7 +255,7 @@ COLLECTIVES: dict[CollectiveKind, type[Collective]] = {
 
 @dataclass(frozen=True, slots=True)
 class Send(Task):
-    """Bytes to another rank, matched with its ``Recv`` by pair, tag and order; over when they are delivered."""
+    """A send to another rank, matched with its ``Recv`` by pair, tag and order; it ends when the data is delivered."""
 
     destination: int
     nbytes: float
@@ -265,10 +268,10 @@ class Send(Task):
 
 @dataclass(frozen=True, slots=True)
 class Recv(Task):
-    """Bytes from another rank, as many as its ``Send`` says.
+    """A receive from another rank, of as many bytes as its ``Send`` says.
 
-    ``ahead`` is a buffer that stands ready for what may come much later: it is no launch, and as communication it counts
-    from when its send comes, not from when it was issued.
+    A ``preposted`` receive is a buffer for data that may come much later: it costs no launch, and its communication time runs
+    from the arrival of the send, not from its own.
     """
 
     source: int
@@ -276,13 +279,13 @@ class Recv(Task):
     stream: str | None = COMMUNICATION_STREAM
     issuer: str | None = COMPUTE_STREAM
     label: str = ""
-    ahead: bool = False
+    preposted: bool = False
     layers: Layers | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Batch(Task):
-    """Sends and receives that go together and do not block each other; over when all are."""
+    """Sends and receives that do not block each other, as in ``batch_isend_irecv``; it ends when all of them have."""
 
     parts: tuple[Send | Recv, ...]
     stream: str | None = COMMUNICATION_STREAM
@@ -293,14 +296,14 @@ class Batch(Task):
 
 @dataclass(frozen=True, slots=True)
 class Record(Task):
-    """A CUDA event: done when what stood at the tail of the stream is."""
+    """A CUDA event: done when the task at the tail of the stream is."""
 
     stream: str = COMPUTE_STREAM
 
 
 @dataclass(frozen=True, slots=True)
 class Wait(Task):
-    """The stream goes on only when the handles are done. The host does not wait."""
+    """The stream waits for the handles; the host does not."""
 
     handles: tuple[Handle, ...]
     stream: str = COMPUTE_STREAM
@@ -308,7 +311,7 @@ class Wait(Task):
 
 @dataclass(frozen=True, slots=True)
 class Synchronize(Task):
-    """The host waits for the handles, or, without any, for all that this rank has issued."""
+    """The host waits for the handles, or, without any, for all tasks that the rank has issued."""
 
     handles: tuple[Handle, ...] = ()
 
@@ -323,7 +326,7 @@ class WaitAny(Task):
 
 @dataclass(frozen=True, slots=True)
 class Poll(Task):
-    """The host looks which of the handles are done, and at the clock; no time passes."""
+    """The host asks which of the handles are done, and for the time; no time passes."""
 
     handles: tuple[Handle, ...] = ()
 
@@ -338,10 +341,10 @@ class Host(Task):
 
 @dataclass(frozen=True, slots=True)
 class Iteration(Task):
-    """The end of an iteration: the time at which ``of`` is done is put into the result; by default all issued so far."""
+    """The end of an iteration: when the handles ``of`` are done, by default all tasks issued so far."""
 
     of: tuple[Handle, ...] | None = None
 
 
-#: What an extrapolator gives for one rank. What ``yield`` answers depends on the task, so its type is left open.
+#: The generator of a rank's tasks. The type of an answer depends on the task, so it is left open.
 TaskStream = Generator[Task, Any, None]

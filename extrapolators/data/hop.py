@@ -216,12 +216,12 @@ class Worker:
         while self._posted_updates <= min(self._iteration + rules.max_gap, job.iterations - 1):
             self._posted_updates += 1
             for source in self._sources:
-                handle = yield Recv(source, tag=_UPDATE, stream=None, issuer=None, label="hop", ahead=True)
+                handle = yield Recv(source, tag=_UPDATE, stream=None, issuer=None, label="hop", preposted=True)
                 self._updates[source].append(handle)
         while self._posted_tokens < min(self._iteration + max(rules.max_gap, rules.skip) + 1, job.iterations):
             self._posted_tokens += 1
             for other in self._destinations:
-                handle = yield Recv(other, tag=_TOKEN, stream=None, issuer=None, label="token", ahead=True)
+                handle = yield Recv(other, tag=_TOKEN, stream=None, issuer=None, label="token", preposted=True)
                 self._tokens[other].append(handle)
 
     def _offer(self, iteration: int) -> None:

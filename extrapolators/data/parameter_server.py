@@ -193,4 +193,4 @@ def serve(rank: int, service: Service) -> TaskStream:
 
 def _push_of(worker: int) -> Recv:
     """A gradient of a worker, whenever it comes."""
-    return Recv(worker, stream=None, issuer=None, label=_LABEL, ahead=True)
+    return Recv(worker, stream=None, issuer=None, label=_LABEL, preposted=True)

@@ -19,7 +19,9 @@ from triosim.conditions import Conditions, Interference, Stragglers, parse_condi
 from triosim.conditions.interference import OperatorProgress
 from triosim.conditions.stragglers import draw
 from triosim.engine.engine import Engine
-from triosim.engine.recording import Recording, length, operator_times, overlap
+from triosim.engine.intervals import length, overlap
+from triosim.engine.options import EngineOptions
+from triosim.engine.recording import Recording, operator_times
 from triosim.errors import DeadlockError, OptionError, TriosimError
 from triosim.networks import PacketNetwork, Topology
 from triosim.tasks import AllReduce, Communicator, Compute, Recv, Send, TaskStream, Wait
@@ -33,7 +35,7 @@ def run(program: Callable[[int], TaskStream], world: int = 2, **conditions: Any)
     """Run a program on a network of 1 byte per second."""
     env = simpy.Environment()
     network = PacketNetwork(env, Topology.load(f"ring({max(world, 2)}, bandwidth=1)"))
-    engine = Engine(env, network, timeline=True, conditions=Conditions(**conditions))
+    engine = Engine(env, network, EngineOptions(timeline=True, conditions=Conditions(**conditions)))
     return engine.run({rank: program(rank) for rank in range(world)})
 
 

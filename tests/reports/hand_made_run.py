@@ -106,7 +106,7 @@ def recording(*, timeline: bool = True, iterations: int = 1) -> Recording:
             assert one.finished is not None
             if isinstance(one.task, Compute):
                 record.compute.add(one.started, one.finished)
-                made.computed.setdefault(id(one.task), (one.task, {}))[1][rank] = 1
+                made.compute_counts.setdefault(id(one.task), (one.task, {}))[1][rank] = 1
             else:
                 record.communication.add(one.arrived, one.started, one.finished, *named(one.task))
         record.iterations = [10 * MS * (index + 1) / iterations for index in range(iterations)]

@@ -51,7 +51,7 @@ def test_a_layer_that_one_rank_runs_is_not_averaged_with_those_that_do_not() -> 
     run = Recording([], end=7 * MS)
     for rank, operators in ((0, FORWARD), (1, BACKWARD)):
         task = Compute(operators)
-        run.computed[id(task)] = (task, {rank: 1})
+        run.compute_counts[id(task)] = (task, {rank: 1})
         record = RankRecord(rank, compute_seconds=task.seconds)
         record.compute.add(0.0, task.seconds)
         run.ranks.append(record)
@@ -116,5 +116,5 @@ def test_equal_ranks_with_tasks_of_their_own_are_summed_alike() -> None:
         run.ranks.append(record)
         for operators in (FORWARD, BACKWARD, OPTIMIZER):
             task = Compute(tuple(operators[:1]) + tuple(operators[1:]))
-            run.computed[id(task)] = (task, {rank: 1})
+            run.compute_counts[id(task)] = (task, {rank: 1})
     assert [share.ranks for share in result(run).data.layers[0].per_rank] == ["0-1"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -14,15 +13,15 @@ from triosim.units import format_time
 
 if TYPE_CHECKING:
     from triosim.conditions.conditions import Conditions, GpuEvent, LinkEvent
-    from triosim.conditions.interference import GpuSpeed
+    from triosim.conditions.interference import GpuSpeed, GpuSpeeds
     from triosim.networks.base import Network
 
 
-def schedule_events(conditions: Conditions, network: Network, speeds: Mapping[int, GpuSpeed]) -> None:
-    """Schedule the events of the links of a network, and of the GPUs in ``speeds``, by rank, on the network's clock."""
+def schedule_events(conditions: Conditions, network: Network, speeds: GpuSpeeds | None) -> None:
+    """Schedule the events of the links of a network, and of the GPUs that have ``speeds``, on the network's clock."""
 
-    def change_gpu(event: GpuEvent, _: simpy.Event) -> None:
-        speeds[event.rank].set_slowdown(event.slowdown)
+    def change_gpu(speed: GpuSpeed, event: GpuEvent, _: simpy.Event) -> None:
+        speed.set_slowdown(event.slowdown)
 
     def change_link(event: LinkEvent, _: simpy.Event) -> None:
         assert isinstance(network, ChangeableLinks), "checked before the run"
@@ -31,8 +30,8 @@ def schedule_events(conditions: Conditions, network: Network, speeds: Mapping[in
             network.set_bandwidth(event.destination, event.source, event.bandwidth)
 
     for gpu in conditions.gpu_events:
-        if gpu.rank in speeds:
-            network.env.timeout(gpu.at).callbacks.append(partial(change_gpu, gpu))
+        if speeds is not None and gpu.rank in speeds:
+            network.env.timeout(gpu.at).callbacks.append(partial(change_gpu, speeds.of(gpu.rank), gpu))
     for link in conditions.link_events:
         network.env.timeout(link.at).callbacks.append(partial(change_link, link))
 

@@ -8,7 +8,7 @@ member to its end; a transfer takes longer while any of its members computes. Wh
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from triosim.networks.events import when
@@ -240,17 +240,28 @@ class SlowedTransfer:
 
 
 class GpuSpeeds:
-    """The speeds of all GPUs, by rank, and the transfers that interfere with them."""
+    """The speeds of all GPUs, by rank, and the transfers that interfere with them; ``ranks`` are those that take part."""
 
-    def __init__(self, env: simpy.Environment, ranks: Iterable[int], interference: Interference) -> None:
-        self.by_rank = {rank: GpuSpeed(env, interference.computation) for rank in ranks}
-        self._communication = interference.communication
+    def __init__(self, env: simpy.Environment, ranks: Container[int], interference: Interference) -> None:
+        self._env = env
+        self._ranks = ranks
+        self._interference = interference
+        self._speeds: dict[int, GpuSpeed] = {}
+
+    def __contains__(self, rank: int) -> bool:
+        return rank in self._ranks
+
+    def of(self, rank: int) -> GpuSpeed:
+        """Return the speed of a rank's GPU."""
+        if rank not in self._speeds:
+            self._speeds[rank] = GpuSpeed(self._env, self._interference.computation)
+        return self._speeds[rank]
 
     def start_transfer(
         self, kind: str, ranks: Iterable[int], event: simpy.Event, done: Callable[[simpy.Event], None]
     ) -> None:
         """Start a transfer on some ranks; ``event`` is when the network has carried it, ``done`` is called when it ends."""
-        members = [self.by_rank[rank] for rank in dict.fromkeys(ranks) if rank in self.by_rank]
+        members = [self.of(rank) for rank in dict.fromkeys(ranks) if rank in self]
         for member in members:
             member.transfer_started(kind)
 
@@ -259,7 +270,7 @@ class GpuSpeeds:
                 member.transfer_ended(kind)
             done(event)
 
-        factor = self._communication.get(kind, 1.0)
+        factor = self._interference.communication.get(kind, 1.0)
         if factor == 1.0 or not members:
             when(event, ended)
         else:

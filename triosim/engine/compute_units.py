@@ -1,9 +1,9 @@
-"""The compute units of the simulated GPUs, which the streams of a GPU take in turns, operator by operator.
+"""The compute units of the simulated GPUs, which computations on several streams share in turns, operator by operator.
 
-Operators that follow each other on a stream run as one event as long as nobody else wants the units. Where another stream
-does, the running task makes room at the end of its operator and stands at the back of the queue, as kernels of several
-streams do on a GPU (CUDA C++ Programming Guide, "Asynchronous Concurrent Execution"). So it makes no difference for the
-times whether operators are joined into one task.
+Operators that follow each other on a stream run as one event as long as no other stream wants the units. When another stream
+does, the running computation gives the units back at the end of its operator and goes to the end of the queue, as kernels of
+several streams do on a GPU (CUDA C++ Programming Guide, "Asynchronous Concurrent Execution"). So times do not depend on how
+many operators one task has.
 """
 
 from __future__ import annotations
@@ -12,264 +12,259 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import simpy
 
 from triosim.tasks import Compute, Handle
 
 if TYPE_CHECKING:
-    from triosim.conditions.interference import GpuSpeeds, Interval, RunningOperators
-    from triosim.engine.rank import Rank
+    from triosim.conditions.interference import GpuSpeeds, RunningOperators
+    from triosim.engine.intervals import Interval
+    from triosim.engine.options import EngineOptions
+    from triosim.engine.rank_state import RankState
     from triosim.engine.recording import Recording
-    from triosim.trace import Operator
-
-#: Seconds that launching an operator costs the host; "trace" takes each operator's own, None nothing.
-HostOverhead = float | Literal["trace"] | None
 
 _SLACK = 1e-12  # shares that sum to 1 but for rounding fill the GPU
-_ROUNDING = 1e-9  # of a time; what is less comes from adding up differently
+_ROUNDING = 1e-9  # of a time; smaller differences come from another order of adding
 
 
 @dataclass(slots=True)
-class Turn:
-    """A computation from when it is ready until it is through, and how far it has come.
+class ComputeProgress:
+    """How far a computation has come: it waits for compute units, runs on them, or is finished.
 
-    ``done`` operators are through, the next ones run since ``began`` and leave the units after operator ``last``.
-    ``starts`` are the operators' starts, kept where they do not simply follow on from the task's.
+    The first ``done`` operators are finished; the next ones run since ``resumed``, up to operator ``last``, after which the
+    computation gives the units back. ``starts`` are the starts of operators, where these do not simply follow on from the
+    task's; ``ends`` are kept where the speed of the GPU changes.
     """
 
-    rank: Rank
+    rank: RankState
     handle: Handle
     task: Compute
-    launched: float | None  # when the launch of the next operator began, where launching costs the host time
+    launch_start: float | None  # of the next operator, where launching costs the host time
     done: int = 0
-    began: float = 0.0
+    resumed: float = 0.0
     last: int = 0
-    number: int = 0  # of the timeout that counts; an earlier one has been overtaken
+    timeout_number: int = 0  # of the timeout that counts; earlier ones are obsolete
     starts: list[float] = field(default_factory=list)
-    ends: list[float] = field(default_factory=list)  # those too, where speeds change
-    on_changing_gpu: RunningOperators | None = None  # runs it on a GPU whose speed changes
+    ends: list[float] = field(default_factory=list)
+    on_changing_gpu: RunningOperators | None = None
 
     @property
-    def through(self) -> bool:
+    def finishes(self) -> bool:
         """Whether nothing is left to run once the units are given back."""
         return self.last == len(self.task.operators) - 1
 
 
 class ComputeUnits:
-    """Runs the Compute tasks of all ranks; ``finish`` is called for each that is through.
+    """Runs the Compute tasks of all ranks; ``finish`` is called for each that is finished.
 
-    ``run_ahead`` is how many operators a host is ahead of its GPU at most, None for any number. ``speeds`` are the GPUs'
-    speeds, where these change while they run; the host is then not held back.
+    ``speeds`` are those of the GPUs, where they change during the run; ``run_ahead`` then does not hold the host back.
     """
 
     def __init__(
         self,
         env: simpy.Environment,
         recording: Recording,
-        host_overhead: HostOverhead,
-        run_ahead: int | None,
-        finish: Callable[[Rank, Handle], None],
+        options: EngineOptions,
+        speeds: GpuSpeeds | None,
+        finish: Callable[[RankState, Handle], None],
     ) -> None:
         self._env = env
         self._recording = recording
-        self._host_overhead = host_overhead
-        self._run_ahead = run_ahead
+        self._launch_seconds = options.operator_launch_seconds
+        self._run_ahead = options.run_ahead
+        self._speeds = speeds
         self._finish = finish
-        self.speeds: GpuSpeeds | None = None
 
-    def begin(self, rank: Rank, handle: Handle, task: Compute) -> None:
-        """A computation is ready; it runs when the units are free, first come, first served. What takes no time needs none."""
+    def begin(self, rank: RankState, handle: Handle, task: Compute) -> None:
+        """Take a computation that is ready; computations get free units in order. One that takes no time needs none."""
         handle.arrived = self._env.now
-        if not task.seconds and handle.launched is None:
+        if not task.seconds and handle.launch_start is None:
             handle.started = self._env.now
-            self._recording.ran(rank.index, task)
+            self._recording.count_compute(rank.index, task)
             self._finish(rank, handle)
             return
-        rank.wanting.append(Turn(rank, handle, task, handle.launched))
-        self._share_out(rank)
+        rank.waiting.append(ComputeProgress(rank, handle, task, handle.launch_start))
+        self._assign_units(rank)
 
-    def _share_out(self, rank: Rank) -> None:
-        """Give free compute units to those who wait for them; ask those who run to make room for the others."""
-        while rank.wanting:
-            turn = rank.wanting[0]
-            if turn.task.share > rank.free + _SLACK:
+    def _assign_units(self, rank: RankState) -> None:
+        """Give free compute units to waiting computations; if there are too few, running ones stop after an operator."""
+        while rank.waiting:
+            computation = rank.waiting[0]
+            if computation.task.share > rank.free_share + _SLACK:
                 for running in rank.running:
-                    self._make_room(running)
+                    self._stop_after_current_operator(running)
                 return
-            rank.wanting.popleft()
-            rank.running.append(turn)
-            rank.free -= turn.task.share
-            self._run(turn)
+            rank.waiting.popleft()
+            rank.running.append(computation)
+            rank.free_share -= computation.task.share
+            self._run(computation)
 
-    def _run(self, turn: Turn) -> None:
-        """Let what is left of a computation run to its end."""
-        now = turn.began = self._env.now
-        handle, task = turn.handle, turn.task
+    def _run(self, computation: ComputeProgress) -> None:
+        """Run the rest of a computation to its end, unless it is stopped."""
+        now = computation.resumed = self._env.now
+        handle, task = computation.handle, computation.task
         if handle.started is None:
             handle.started = now
-            if handle.launched is not None:
-                turn.rank.record.begins(handle.launched, now)
-        turn.last = len(task.operators) - 1
-        if self.speeds is not None:
-            self._run_at_changing_speed(turn, self.speeds)
+            if handle.launch_start is not None:
+                computation.rank.record.add_launch_wait(handle.launch_start, now)
+        computation.last = len(task.operators) - 1
+        if self._speeds is not None:
+            self._run_at_changing_speed(computation, self._speeds)
             return
-        if turn.launched is not None:
-            seconds = self._launch(turn) - now
-        elif turn.done:
-            seconds = math.fsum(operator.seconds for operator in task.operators[turn.done :])
+        if computation.launch_start is not None:
+            seconds = self._launch(computation) - now
+        elif computation.done:
+            seconds = math.fsum(operator.seconds for operator in task.operators[computation.done :])
         else:
             seconds = task.seconds
-        self._stop_after(turn, seconds)
+        self._stop_after(computation, seconds)
 
-    def _run_at_changing_speed(self, turn: Turn, speeds: GpuSpeeds) -> None:
-        """Let what is left of a computation run on a GPU whose speed may change meanwhile."""
-        operators = turn.task.operators[turn.done :]
-        launches = None
-        if turn.launched is not None:
+    def _run_at_changing_speed(self, computation: ComputeProgress, speeds: GpuSpeeds) -> None:
+        """Run the rest of a computation on a GPU whose speed may change meanwhile."""
+        operators = computation.task.operators[computation.done :]
+        launch_ends = None
+        if computation.launch_start is not None:
             costs = (self._launch_seconds(operator) for operator in operators)
-            launches = list(accumulate(costs, initial=turn.launched))[1:]
+            launch_ends = list(accumulate(costs, initial=computation.launch_start))[1:]
             if self._run_ahead is not None:
-                self._launched(turn, launches[-1])
+                self._end_launches(computation, launch_ends[-1])
 
-        def finish(spans: list[Interval]) -> None:
-            turn.last = turn.done + len(spans) - 1
-            self._record_at_changing_speed(turn, spans)
-            self._leave(turn)
+        def finish(intervals: list[Interval]) -> None:
+            computation.last = computation.done + len(intervals) - 1
+            self._record_intervals(computation, intervals)
+            self._release_units(computation)
 
         seconds = [operator.seconds for operator in operators]
-        turn.on_changing_gpu = speeds.by_rank[turn.rank.index].start(seconds, launches, finish)
+        computation.on_changing_gpu = speeds.of(computation.rank.index).start(seconds, launch_ends, finish)
 
-    def _stop_after(self, turn: Turn, seconds: float) -> None:
-        turn.number += 1
-        timeout = self._env.timeout(seconds, (turn, turn.number))
+    def _stop_after(self, computation: ComputeProgress, seconds: float) -> None:
+        computation.timeout_number += 1
+        timeout = self._env.timeout(seconds, (computation, computation.timeout_number))
         timeout.callbacks.append(self._stopped)
 
-    def _launch(self, turn: Turn) -> float:
-        """Set when each operator that is left starts, no earlier than its launch is over; return when the last ends."""
-        now, launched = turn.began, turn.launched
+    def _launch(self, computation: ComputeProgress) -> float:
+        """Set when each remaining operator starts, no earlier than its launch is over; return when the last ends."""
+        now, launched = computation.resumed, computation.launch_start
         assert launched is not None
-        del turn.starts[turn.done :]
-        most, ended = self._run_ahead, turn.rank.ended
-        for operator in turn.task.operators[turn.done :]:
-            if most is not None and operator.seconds and len(ended) >= most:
-                launched = max(launched, ended.popleft())
+        del computation.starts[computation.done :]
+        run_ahead, operator_ends = self._run_ahead, computation.rank.operator_ends
+        for operator in computation.task.operators[computation.done :]:
+            if run_ahead is not None and operator.seconds and len(operator_ends) >= run_ahead:
+                launched = max(launched, operator_ends.popleft())
             launched += self._launch_seconds(operator)
             now = max(now, launched)
-            turn.starts.append(now)
+            computation.starts.append(now)
             now += operator.seconds
-            if most is not None and operator.seconds:
-                ended.append(now)
-        if most is not None:
-            self._launched(turn, launched)
+            if run_ahead is not None and operator.seconds:
+                operator_ends.append(now)
+        if run_ahead is not None:
+            self._end_launches(computation, launched)
         return now
 
-    def _launched(self, turn: Turn, when: float) -> None:
-        """Tell the host when it is through with a task's launches."""
-        turn.handle.launched_by = when
-        if turn.rank.wakeup is not None:
-            turn.rank.wakeup.succeed()
-            turn.rank.wakeup = None
+    def _end_launches(self, computation: ComputeProgress, end: float) -> None:
+        """Tell the host when it will have launched all operators of a task."""
+        computation.handle.launch_end = end
+        if computation.rank.wakeup is not None:
+            computation.rank.wakeup.succeed()
+            computation.rank.wakeup = None
 
-    def _launch_seconds(self, operator: Operator) -> float:
-        cost = operator.host_seconds if self._host_overhead == "trace" else self._host_overhead
-        assert not isinstance(cost, str)
-        return cost or 0.0
-
-    def _make_room(self, turn: Turn) -> None:
-        """Let a running computation stop where its present operator ends, if another one follows."""
-        operators, now = turn.task.operators, self._env.now
-        if turn.last < len(operators) - 1:
-            return  # it does already
-        if turn.on_changing_gpu is not None:
-            turn.on_changing_gpu.stop_after_current()
+    def _stop_after_current_operator(self, computation: ComputeProgress) -> None:
+        """Let a running computation stop at the end of its current operator, if another one follows."""
+        operators, now = computation.task.operators, self._env.now
+        if computation.last < len(operators) - 1:
+            return  # it stops already
+        if computation.on_changing_gpu is not None:
+            computation.on_changing_gpu.stop_after_current()
             return
-        end = turn.began
-        for index in range(turn.done, len(operators) - 1):
-            if turn.launched is not None:
-                start = turn.starts[index]
-                if start > now and index > turn.done:  # it waits for the host, so that the units are free
-                    turn.last, end = index - 1, now
+        end = computation.resumed
+        for index in range(computation.done, len(operators) - 1):
+            if computation.launch_start is not None:
+                start = computation.starts[index]
+                if start > now and index > computation.done:  # it waits for the host, so that the units are free
+                    computation.last, end = index - 1, now
                     break
                 end = start
             end += operators[index].seconds
             if end > now:
-                turn.last = index
+                computation.last = index
                 break
-        while turn.last < len(operators) - 1 and not operators[turn.last + 1].seconds:
-            turn.last += 1  # a view waits for nobody
-        if turn.last < len(operators) - 1:
-            self._stop_after(turn, end - now)
+        while computation.last < len(operators) - 1 and not operators[computation.last + 1].seconds:
+            computation.last += 1  # a view needs no units
+        if computation.last < len(operators) - 1:
+            self._stop_after(computation, end - now)
 
     def _stopped(self, event: simpy.Event) -> None:
-        """A computation is through, or makes room for another."""
-        stopped: tuple[Turn, int] = event.value  # type: ignore[assignment]  # the value of our timeout
-        turn, number = stopped
-        if number != turn.number:
+        """Take the end of a computation, or of its turn."""
+        stopped: tuple[ComputeProgress, int] = event.value  # type: ignore[assignment]  # the value of our timeout
+        computation, number = stopped
+        if number != computation.timeout_number:
             return
-        self._record(turn)
-        self._leave(turn)
+        self._record(computation)
+        self._release_units(computation)
 
-    def _leave(self, turn: Turn) -> None:
-        """Give the units back, for good or for a while."""
-        rank = turn.rank
-        rank.running.remove(turn)
-        rank.free += turn.task.share
-        if turn.through:
-            self._finish(rank, turn.handle)
+    def _release_units(self, computation: ComputeProgress) -> None:
+        """Give the units of a computation back, for good or until its next turn."""
+        rank = computation.rank
+        rank.running.remove(computation)
+        rank.free_share += computation.task.share
+        if computation.finishes:
+            self._finish(rank, computation.handle)
         else:
-            self._resume_later(turn)
-        if rank.wanting:
-            self._share_out(rank)
+            self._requeue(computation)
+        if rank.waiting:
+            self._assign_units(rank)
 
-    def _resume_later(self, turn: Turn) -> None:
-        """Put a computation at the back of the queue."""
-        following = turn.last + 1
-        if turn.launched is not None:
-            for operator in turn.task.operators[turn.done : following]:
-                turn.launched += self._launch_seconds(operator)
-        turn.done = following
-        turn.rank.wanting.append(turn)
+    def _requeue(self, computation: ComputeProgress) -> None:
+        """Put a computation at the end of the queue."""
+        following = computation.last + 1
+        if computation.launch_start is not None:
+            for operator in computation.task.operators[computation.done : following]:
+                computation.launch_start += self._launch_seconds(operator)
+        computation.done = following
+        computation.rank.waiting.append(computation)
 
-    def _record(self, turn: Turn) -> None:
+    def _record(self, computation: ComputeProgress) -> None:
         """Record what ran since the computation got the units."""
-        record, task, now = turn.rank.record, turn.task, self._env.now
-        operators = task.operators[turn.done : turn.last + 1]
-        if turn.launched is not None:
-            before = turn.began
-            for operator, start in zip(operators, turn.starts[turn.done :], strict=False):
+        record, task, now = computation.rank.record, computation.task, self._env.now
+        operators = task.operators[computation.done : computation.last + 1]
+        if computation.launch_start is not None:
+            before = computation.resumed
+            for operator, start in zip(operators, computation.starts[computation.done :], strict=False):
                 if start > before:
-                    record.launching.add(before, start)
+                    record.launch_waits.add(before, start)
                 before = start + operator.seconds
                 record.compute.add(start, before)
         else:
-            record.compute.add(turn.began, now)
-            if turn.done or not turn.through:
-                start = turn.began
+            record.compute.add(computation.resumed, now)
+            if computation.done or not computation.finishes:
+                start = computation.resumed
                 for operator in operators:
-                    turn.starts.append(start)
+                    computation.starts.append(start)
                     start += operator.seconds
-        if turn.through:
-            if turn.starts:
-                turn.handle.operator_starts = tuple(turn.starts)
+        if computation.finishes:
+            if computation.starts:
+                computation.handle.operator_starts = tuple(computation.starts)
             record.compute_seconds += task.seconds
-            self._recording.ran(turn.rank.index, task)
+            self._recording.count_compute(computation.rank.index, task)
 
-    def _record_at_changing_speed(self, turn: Turn, spans: list[Interval]) -> None:
-        """Record what ran since the computation got the units, and how much longer than it was to take."""
-        record, before = turn.rank.record, turn.began
-        for start, end in spans:
-            record.launching.add(before, start)
+    def _record_intervals(self, computation: ComputeProgress, intervals: list[Interval]) -> None:
+        """Record operators that ran at a changing speed, and how much longer they took than at full speed."""
+        record, before = computation.rank.record, computation.resumed
+        for start, end in intervals:
+            record.launch_waits.add(before, start)
             record.compute.add(start, end)
-            turn.starts.append(start)
-            turn.ends.append(end)
+            computation.starts.append(start)
+            computation.ends.append(end)
             before = end
-        took = math.fsum(end - start for start, end in spans)
-        asked = math.fsum(operator.seconds for operator in turn.task.operators[turn.done : turn.last + 1])
+        took = math.fsum(end - start for start, end in intervals)
+        operators = computation.task.operators[computation.done : computation.last + 1]
+        full_speed = math.fsum(operator.seconds for operator in operators)
         record.compute_seconds += took
-        if took - asked > _ROUNDING * asked:
-            record.slowed_seconds += took - asked
-        if turn.through:
-            turn.handle.operator_starts, turn.handle.operator_ends = tuple(turn.starts), tuple(turn.ends)
-            self._recording.ran(turn.rank.index, turn.task)
+        if took - full_speed > _ROUNDING * full_speed:
+            record.slowed_seconds += took - full_speed
+        if computation.finishes:
+            handle = computation.handle
+            handle.operator_starts, handle.operator_ends = tuple(computation.starts), tuple(computation.ends)
+            self._recording.count_compute(computation.rank.index, computation.task)

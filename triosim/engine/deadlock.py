@@ -1,4 +1,4 @@
-"""What to say of streams that can never go on: each stuck rank, the task it waits in, and whom it waits for."""
+"""The error for task streams that can never go on: it names each stuck rank, the task it waits in, and whom it waits for."""
 
 from __future__ import annotations
 
@@ -10,72 +10,72 @@ from triosim.tasks import Batch, Collective, Communicator, Compute, Copy, Handle
 from triosim.units import format_bytes
 
 if TYPE_CHECKING:
-    from triosim.engine.rank import Channel, Rank, Side
+    from triosim.engine.rank_state import Channel, RankState, TransferEnd
 
 _SHOWN = 16
 
 
-def report_deadlock(
-    stuck: Sequence[Rank],
-    gathering: Mapping[tuple[Communicator, int], Sequence[Handle]],
-    posted: Mapping[tuple[Channel, int], Side],
+def deadlock_error(
+    stuck: Sequence[RankState],
+    arriving: Mapping[tuple[Communicator, int], Sequence[Handle]],
+    posted: Mapping[tuple[Channel, int], TransferEnd],
     failures: Sequence[str] = (),
 ) -> DeadlockError:
-    """Return the error for ranks of which the clock has run out; ranks that wait for the same are named together.
+    """Return the error for ranks that can never go on; ranks that wait for the same task are named together.
 
-    ``failures`` are why, where that is known.
+    ``arriving`` are the collectives that miss members, ``posted`` the sends and receives without a partner, ``failures`` what
+    has failed, where that is why.
     """
-    reasons: dict[str, list[int]] = {}
+    ranks_by_reason: dict[str, list[int]] = {}
     for rank in stuck:
-        reasons.setdefault(_reason(rank, gathering, posted), []).append(rank.index)
-    said = [f"{_ranks(ranks)} in {reason}" for reason, ranks in reasons.items()]
-    those = "1 rank" if len(stuck) == 1 else f"{len(stuck)} ranks"
-    more = f" and {len(said) - _SHOWN} more" if len(said) > _SHOWN else ""
+        ranks_by_reason.setdefault(_reason(rank, arriving, posted), []).append(rank.index)
+    reasons = [f"{_ranks(ranks)} in {reason}" for reason, ranks in ranks_by_reason.items()]
+    count = "1 rank" if len(stuck) == 1 else f"{len(stuck)} ranks"
+    more = f" and {len(reasons) - _SHOWN} more" if len(reasons) > _SHOWN else ""
     if failures:
         return DeadlockError(
-            f"{', '.join(failures)}: {those} can never go on: {'; '.join(said[:_SHOWN])}{more}",
-            fix="let it come back at a later time, or be slow instead",
+            f"{', '.join(failures)}: {count} can never go on: {'; '.join(reasons[:_SHOWN])}{more}",
+            fix="let it recover at a later time, or slow it down instead",
         )
     return DeadlockError(
-        f"deadlock: {those} can never go on: {'; '.join(said[:_SHOWN])}{more}",
-        fix="look at the order in which these ranks issue their tasks",
+        f"deadlock: {count} can never go on: {'; '.join(reasons[:_SHOWN])}{more}",
+        fix="check the order in which these ranks issue their tasks",
     )
 
 
 def _reason(
-    rank: Rank,
-    gathering: Mapping[tuple[Communicator, int], Sequence[Handle]],
-    posted: Mapping[tuple[Channel, int], Side],
+    rank: RankState,
+    arriving: Mapping[tuple[Communicator, int], Sequence[Handle]],
+    posted: Mapping[tuple[Channel, int], TransferEnd],
 ) -> str:
-    """Say what the rank waits in: the first task that arrived and is not through, else the first that was issued."""
-    handle = next((handle for handle in rank.open if handle.arrived is not None), None)
+    """Return what the rank waits in: the first task that arrived and is not finished, else the first that was issued."""
+    handle = next((handle for handle in rank.unfinished if handle.arrived is not None), None)
     if handle is None:
-        first = next(iter(rank.open), None)
+        first = next(iter(rank.unfinished), None)
         if first is None:
             return "its host, which waits for tasks of other ranks"
         return f"{_name(first.task)}, which waits for tasks of other ranks"
     task = handle.task
     if isinstance(task, Collective) and handle.started is None:
-        came = {member.rank for member in gathering.get((task.group, handle.place[0]), ())}
-        missing = [other for other in task.group.ranks if other not in came]
-        return f"{_name(task)}, number {handle.place[0]} of its communicator, which waits for {_ranks(missing)}"
+        number = handle.sequence_numbers[0]
+        arrived = {member.rank for member in arriving.get((task.group, number), ())}
+        missing = [other for other in task.group.ranks if other not in arrived]
+        return f"{_name(task)}, number {number} of its communicator, which waits for {_ranks(missing)}"
     if isinstance(task, (Send, Recv, Batch)):
-        waits = [
-            f"{_name(side.part)} which waits for {_partner(side.part)}"
-            for side in posted.values()
-            if side.handle is handle
+        partners = [
+            f"{_name(end.task)} which waits for {_partner(end.task)}" for end in posted.values() if end.handle is handle
         ]
-        if waits:
-            return ", ".join(waits[:_SHOWN])
+        if partners:
+            return ", ".join(partners[:_SHOWN])
     if handle.started is None:
         return f"{_name(task)}, which waits for its turn"
     return f"{_name(task)}, which {'its GPU' if isinstance(task, Compute) else 'the network'} never finished"
 
 
-def _partner(part: Send | Recv) -> str:
-    if isinstance(part, Send):
-        return f"a receive on rank {part.destination}"
-    return f"a send on rank {part.source}"
+def _partner(task: Send | Recv) -> str:
+    if isinstance(task, Send):
+        return f"a receive on rank {task.destination}"
+    return f"a send on rank {task.source}"
 
 
 def _name(task: Task) -> str:
@@ -93,12 +93,12 @@ def _name(task: Task) -> str:
 
 
 def _ranks(ranks: Sequence[int]) -> str:
-    """Name ranks, runs of them as ranges: rank 3, ranks 0-6, 9."""
-    runs: list[list[int]] = []
+    """Name ranks, consecutive ones as ranges: rank 3, ranks 0-6, 9."""
+    ranges: list[list[int]] = []
     for rank in sorted(ranks):
-        if runs and rank == runs[-1][-1] + 1:
-            runs[-1].append(rank)
+        if ranges and rank == ranges[-1][-1] + 1:
+            ranges[-1].append(rank)
         else:
-            runs.append([rank])
-    text = ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+            ranges.append([rank])
+    text = ", ".join(str(one[0]) if len(one) == 1 else f"{one[0]}-{one[-1]}" for one in ranges)
     return f"rank {text}" if len(ranks) == 1 else f"ranks {text}"

@@ -1,8 +1,7 @@
-"""What the engine records of a run: per rank when it computed and when it communicated, and how often each task ran.
+"""The recording of a run: when each rank computed and communicated, and how often each task and transfer ran.
 
-Intervals are (start, end) in seconds on the simulation's clock, in order, merged where they touch. The words are those of
-the design: communication time runs from a rank's arrival at a transfer or collective until it is through; its waiting part
-is the time until the last partner arrived; it is exposed where the rank computes nothing.
+Communication time runs from a rank's arrival at a transfer or collective until it ends; waiting time is the part of it until
+the last member has arrived. All times are seconds on the simulation's clock.
 """
 
 from __future__ import annotations
@@ -11,48 +10,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from triosim.engine.intervals import Interval, Intervals, length, overlap
 from triosim.tasks import Compute, Handle, Layers
 from triosim.trace import Operator
 
-Interval = tuple[float, float]
 
+class TransferInterval(NamedTuple):
+    """A transfer or collective on one rank: its arrival, that of the last member, and the end.
 
-class Intervals:
-    """Points of time as a union of intervals, added in any order, merged when they are asked for."""
-
-    __slots__ = ("_raw",)
-
-    def __init__(self) -> None:
-        self._raw: list[Interval] = []
-
-    def add(self, start: float, end: float) -> None:
-        """Add one interval; one that follows on from the last is merged at once, which keeps busy streams short."""
-        raw = self._raw
-        if raw and raw[-1][1] == start:
-            raw[-1] = (raw[-1][0], end)
-        elif end > start:
-            raw.append((start, end))
-
-    def end(self) -> float:
-        """Return the end of what was added last, 0 before anything was."""
-        return self._raw[-1][1] if self._raw else 0.0
-
-    def merged(self) -> list[Interval]:
-        """Return the union as disjoint intervals in order."""
-        result: list[Interval] = []
-        for start, end in sorted(self._raw):
-            if result and start <= result[-1][1]:
-                if end > result[-1][1]:
-                    result[-1] = (result[-1][0], end)
-            else:
-                result.append((start, end))
-        return result
-
-
-class Span(NamedTuple):
-    """A transfer as one rank sees it: from its arrival to the last partner's, and from there until it is through.
-
-    ``axis`` is its communicator's name or its label ("dp", "pp").
+    ``axis`` is the communicator's name or the task's label ("dp", "pp").
     """
 
     arrived: float
@@ -62,77 +28,57 @@ class Span(NamedTuple):
     layers: Layers | None
 
 
-class Transfers:
-    """A rank's transfers and collectives, in the order in which they were through."""
+class TransferIntervals:
+    """The transfers and collectives of a rank, in the order in which they ended."""
 
-    __slots__ = ("spans",)
+    __slots__ = ("transfers",)
 
     def __init__(self) -> None:
-        self.spans: list[Span] = []
+        self.transfers: list[TransferInterval] = []
 
     def add(
         self, arrived: float, started: float, finished: float, axis: str = "", layers: Layers | None = None
     ) -> None:
-        """Add one; what takes no time leaves no trace."""
+        """Add a transfer, unless it took no time."""
         if finished > arrived:
-            self.spans.append(Span(arrived, started, finished, axis, layers))
+            self.transfers.append(TransferInterval(arrived, started, finished, axis, layers))
 
     def merged(self) -> list[Interval]:
-        """Return when any of them was on its way, as disjoint intervals in order."""
+        """Return when at least one transfer ran or waited, as disjoint intervals in order."""
         union = Intervals()
-        for span in self.spans:
-            union.add(span.arrived, span.finished)
+        for transfer in self.transfers:
+            union.add(transfer.arrived, transfer.finished)
         return union.merged()
-
-
-def length(intervals: list[Interval]) -> float:
-    """Return the seconds that disjoint intervals cover."""
-    return sum(end - start for start, end in intervals)
-
-
-def overlap(first: list[Interval], second: list[Interval]) -> float:
-    """Return the seconds that two unions of disjoint, ordered intervals have in common."""
-    common = 0.0
-    i = j = 0
-    while i < len(first) and j < len(second):
-        start = max(first[i][0], second[j][0])
-        end = min(first[i][1], second[j][1])
-        if end > start:
-            common += end - start
-        if first[i][1] < second[j][1]:
-            i += 1
-        else:
-            j += 1
-    return common
 
 
 @dataclass(slots=True)
 class RankRecord:
-    """What one rank did. ``compute_seconds`` is the sum of its operators' times, as they ran.
+    """What one rank did.
 
-    ``slowed_seconds`` of them are due to what else went on: without that they would have been less.
-
-    ``launching`` is when its compute units waited for the host, whatever else went on meanwhile.
+    compute, communication: when it computed and communicated.
+    launch_waits: when its compute units waited for a launch, whether or not something else ran on the GPU meanwhile.
+    compute_seconds: the sum of the times of its operators, of which ``slowed_seconds`` are due to interference and faults.
+    iterations: when each iteration ended.
     """
 
     rank: int
     compute: Intervals = field(default_factory=Intervals)
-    communication: Transfers = field(default_factory=Transfers)
-    launching: Intervals = field(default_factory=Intervals)
+    communication: TransferIntervals = field(default_factory=TransferIntervals)
+    launch_waits: Intervals = field(default_factory=Intervals)
     compute_seconds: float = 0.0
     slowed_seconds: float = 0.0
     waiting_seconds: float = 0.0
     finished: float = 0.0
     iterations: list[float] = field(default_factory=list)
 
-    def begins(self, launched: float, now: float) -> None:
-        """Note that a compute task begins; if that is the moment at which it was launched, the host was what it waited for."""
+    def add_launch_wait(self, launched: float, now: float) -> None:
+        """Record the wait before a Compute task that starts now, if it starts at the moment of its launch."""
         if launched == now:
-            self.launching.add(self.compute.end(), now)
+            self.launch_waits.add(self.compute.end(), now)
 
-    def launch_wait(self) -> float:
-        """Return the seconds in which the rank waited for its host, and did nothing else."""
-        waiting = self.launching.merged()
+    def idle_launch_wait(self) -> float:
+        """Return the seconds in which the rank waited for its host and did nothing else."""
+        waiting = self.launch_waits.merged()
         if not waiting:
             return 0.0
         busy = Intervals()
@@ -161,7 +107,7 @@ def operator_times(handle: Handle) -> Iterator[tuple[Operator, float, float]]:
 
 @dataclass(slots=True)
 class TransferCount:
-    """All transfers of one kind and size: how many, and how long from the last arrival to the end, in all."""
+    """The number of transfers of one kind and size, and the sum of their seconds from the last arrival to the end."""
 
     count: int = 0
     seconds: float = 0.0
@@ -173,31 +119,35 @@ TransferKey = tuple[str, str, int, float]
 
 @dataclass(slots=True)
 class Recording:
-    """What a run left behind. ``handles`` holds every task of every rank, in order of issue, when a timeline was asked for.
+    """What a run left behind.
 
-    ``computed`` counts runs by the ranks that were simulated, each of which ``stands_for`` those that did the same.
+    compute_counts: by ``id`` of a Compute task, the task and how often each rank ran it. The key is an ``id`` because equal
+        ranks share their task objects, and hashing the operators of a task takes long; the task in the value keeps the
+        ``id`` its own.
+    transfers: how often each kind and size of transfer ran, and for how long.
+    handles: every task of every rank, in order of issue, if a timeline was asked for.
+    represented: the ranks that each simulated rank stands for, itself among them; None where all ranks are simulated.
     """
 
     ranks: list[RankRecord]
     end: float = 0.0
-    computed: dict[int, tuple[Compute, dict[int, int]]] = field(default_factory=dict)  # id(task): task, runs by rank
+    compute_counts: dict[int, tuple[Compute, dict[int, int]]] = field(default_factory=dict)
     transfers: dict[TransferKey, TransferCount] = field(default_factory=dict)
     handles: list[Handle] | None = None
-    stands_for: Mapping[int, Sequence[int]] | None = None
+    represented: Mapping[int, Sequence[int]] | None = None
 
-    def count(self, key: TransferKey, seconds: float, times: int = 1) -> None:
-        """Count one transfer or collective that is over, and stands for so many."""
+    def count_transfer(self, key: TransferKey, seconds: float, multiplicity: int = 1) -> None:
+        """Count a transfer or collective that has ended, and that stands for so many."""
         counted = self.transfers.setdefault(key, TransferCount())
-        counted.count += times
-        counted.seconds += seconds * times
+        counted.count += multiplicity
+        counted.seconds += seconds * multiplicity
 
-    def ran(self, rank: int, task: Compute) -> None:
-        """Count one run of a computation on a rank."""
-        _, runs = self.computed.setdefault(id(task), (task, {}))
-        runs[rank] = runs.get(rank, 0) + 1
+    def count_compute(self, rank: int, task: Compute) -> None:
+        """Count a computation that has ended on a rank."""
+        _, counts = self.compute_counts.setdefault(id(task), (task, {}))
+        counts[rank] = counts.get(rank, 0) + 1
 
-    def unfold(self, stands_for: Mapping[int, Sequence[int]]) -> None:
-        """Let each rank that was simulated stand for several, itself among them."""
-        ranks = [replace(record, rank=rank) for record in self.ranks for rank in stands_for[record.rank]]
-        self.ranks = sorted(ranks, key=lambda record: record.rank)
-        self.stands_for = stands_for
+    def expanded(self, represented: Mapping[int, Sequence[int]]) -> Recording:
+        """Return the recording of all ranks, given the ranks that each simulated rank stands for."""
+        ranks = [replace(record, rank=rank) for record in self.ranks for rank in represented[record.rank]]
+        return replace(self, ranks=sorted(ranks, key=lambda record: record.rank), represented=represented)

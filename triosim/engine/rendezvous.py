@@ -1,17 +1,18 @@
-"""Where tasks of several ranks meet: collectives gather their members, a send and its receive find each other.
+"""The rendezvous of ranks: collectives wait for all members, sends and receives for their partner.
 
-Members of a collective are matched by communicator and order of issue, as NCCL does; a send and its receive by pair, tag and
-order. What has met goes to the network, and is through when the network says so.
+Members of a collective are matched by communicator and order of issue, as in NCCL; sends and receives by pair, tag and
+order. The network carries what is matched, and says when it is delivered.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 import simpy
 
-from triosim.engine.rank import Channel, Rank, Side, follow
+from triosim.engine.copy_engines import StartTransfer
+from triosim.engine.rank_state import Channel, RankState, TransferEnd, add_dependency
 from triosim.engine.recording import Recording
 from triosim.errors import SimulationError
 from triosim.tasks import Batch, Collective, Communicator, Handle, Recv, Send, Task
@@ -20,67 +21,64 @@ if TYPE_CHECKING:
     from triosim.extrapolators.core.symmetry import Symmetry
     from triosim.networks.base import Network
 
-#: Told of a transfer that begins to run: its kind, its ranks, when the network is through with it, what to do then.
-Watch = Callable[[str, Iterable[int], simpy.Event, Callable[[simpy.Event], None]], None]
 
-
-def enlist(rank: Rank, handle: Handle, task: Task) -> None:
-    """Give a task that is issued its place in the order by which it is matched."""
+def assign_sequence_numbers(rank: RankState, handle: Handle, task: Task) -> None:
+    """Number a task that is issued within its communicator or channels; a collective waits for the one before it."""
     if isinstance(task, Collective):
         group = task.group
-        previous = rank.communicators.get(group)
+        previous = rank.last_collectives.get(group)
         if previous is not None:
-            follow(handle, previous)
+            add_dependency(handle, previous)
         elif rank.index not in group.ranks:
             raise SimulationError(
                 f"rank {rank.index} issued {task.kind} in a group that it does not belong to: {list(group.ranks)}"
             )
-        rank.communicators[group] = handle
-        handle.place = (_next(rank.issued, group),)
+        rank.last_collectives[group] = handle
+        handle.sequence_numbers = (_next(rank.issue_counts, group),)
     elif isinstance(task, (Send, Recv)):
-        handle.place = (_next(rank.issued, _channel(rank.index, task)),)
+        handle.sequence_numbers = (_next(rank.issue_counts, _channel(rank.index, task)),)
     elif isinstance(task, Batch):
-        handle.place = tuple(_next(rank.issued, _channel(rank.index, part)) for part in task.parts)
+        handle.sequence_numbers = tuple(_next(rank.issue_counts, _channel(rank.index, part)) for part in task.parts)
 
 
 class Rendezvous:
-    """Begins collectives, sends and receives; ``finish`` is called for each rank that is through with one.
+    """Matches collectives, sends and receives, and starts them; ``finish`` is called for each rank when one ends.
 
-    ``watch`` is told of each that begins, and calls back when it is through. Where only some ranks are simulated, ``alike``
-    says for how many transfers one between some of them stands, a collective begins with those that are there, and who
-    receives finds the sender that stands for its own.
+    ``start_transfer`` is called with each that starts. With a ``symmetry`` only the representatives are simulated: a collective
+    starts when these have arrived, a receive is matched with the send of a representative, and each transfer counts as often
+    as the symmetry says.
     """
 
     def __init__(
         self,
         network: Network,
-        ranks: Mapping[int, Rank],
+        ranks: Mapping[int, RankState],
         recording: Recording,
-        finish: Callable[[Rank, Handle], None],
-        watch: Watch,
-        alike: Symmetry | None = None,
+        finish: Callable[[RankState, Handle], None],
+        start_transfer: StartTransfer,
+        symmetry: Symmetry | None = None,
     ) -> None:
-        self.gathering: dict[tuple[Communicator, int], list[Handle]] = {}  # collectives that wait for their last member
-        self.posted: dict[tuple[Channel, int], Side] = {}  # sends and receives that wait for the other side
+        self.arriving: dict[tuple[Communicator, int], list[Handle]] = {}  # collectives that miss members
+        self.posted: dict[tuple[Channel, int], TransferEnd] = {}  # sends and receives without a partner
         self._env = network.env
         self._network = network
         self._ranks = ranks
         self._recording = recording
         self._finish = finish
-        self._watch = watch
-        self._alike = alike
-        self._members: dict[Communicator, int] = {}  # how many of a group are simulated
+        self._start_transfer = start_transfer
+        self._symmetry = symmetry
+        self._simulated_members: dict[Communicator, int] = {}
 
-    def collective(self, rank: Rank, handle: Handle, task: Collective) -> None:
-        """A rank has arrived at a collective; the last of its group starts it."""
+    def collective(self, rank: RankState, handle: Handle, task: Collective) -> None:
+        """Take a rank's arrival at a collective; the last member starts it."""
         handle.arrived = self._env.now
         group = task.group
-        key = (group, handle.place[0])
-        members = self.gathering.setdefault(key, [])
+        key = (group, handle.sequence_numbers[0])
+        members = self.arriving.setdefault(key, [])
         members.append(handle)
-        if len(members) < (len(group.ranks) if self._alike is None else self._simulated(group)):
+        if len(members) < (len(group.ranks) if self._symmetry is None else self._count_simulated(group)):
             return
-        del self.gathering[key]
+        del self.arriving[key]
         now = self._env.now
         for member in members:
             _check_same(handle, member)
@@ -88,88 +86,87 @@ class Rendezvous:
 
         def done(_: simpy.Event) -> None:
             key = (task.kind, task.label or group.name, len(group.ranks), task.nbytes)
-            copies = 1 if self._alike is None else self._alike.group_multiplicity(group.ranks)
-            self._recording.count(key, self._env.now - now, copies)
+            multiplicity = 1 if self._symmetry is None else self._symmetry.group_multiplicity(group.ranks)
+            self._recording.count_transfer(key, self._env.now - now, multiplicity)
             for member in members:
                 self._finish(self._ranks[member.rank], member)
 
         event = self._network.collective(task.kind, group.ranks, task.nbytes, root=task.root, shares=task.shares)
-        self._watch(task.kind, group.ranks, event, done)
+        self._start_transfer(task.kind, group.ranks, event, done)
 
-    def _simulated(self, group: Communicator) -> int:
-        """How many members of a group are there to come."""
-        if group not in self._members:
-            self._members[group] = sum(rank in self._ranks for rank in group.ranks)
-        return self._members[group]
+    def _count_simulated(self, group: Communicator) -> int:
+        if group not in self._simulated_members:
+            self._simulated_members[group] = sum(rank in self._ranks for rank in group.ranks)
+        return self._simulated_members[group]
 
-    def transfer(self, rank: Rank, handle: Handle, task: Send | Recv) -> None:
-        """A rank has arrived at a send or a receive."""
+    def transfer(self, rank: RankState, handle: Handle, task: Send | Recv) -> None:
+        """Take a rank's arrival at a send or a receive."""
         handle.arrived = self._env.now
-        self._exchange(Side(rank, handle, task, self._finish), handle.place[0])
+        self._match(TransferEnd(rank, handle, task, self._finish), handle.sequence_numbers[0])
 
-    def batch(self, rank: Rank, handle: Handle, task: Batch) -> None:
-        """A rank has arrived at sends and receives that go together; it is through when all of them are."""
+    def batch(self, rank: RankState, handle: Handle, task: Batch) -> None:
+        """Take a rank's arrival at a batch of sends and receives; it ends when all of them have ended."""
         handle.arrived = self._env.now
         missing = len(task.parts)
         if not missing:
             handle.started = self._env.now
             self._finish(rank, handle)
 
-        def part_done(_: Rank, __: Handle) -> None:
+        def part_done(_: RankState, __: Handle) -> None:
             nonlocal missing
             missing -= 1
             if missing == 0:
                 self._finish(rank, handle)
 
-        for part, place in zip(task.parts, handle.place, strict=True):
-            self._exchange(Side(rank, handle, part, part_done), place)
+        for part, number in zip(task.parts, handle.sequence_numbers, strict=True):
+            self._match(TransferEnd(rank, handle, part, part_done), number)
 
-    def _exchange(self, side: Side, place: int) -> None:
-        """Bring a send and its receive together; the second of them to come starts the transfer."""
-        channel = _channel(side.rank.index, side.part)
-        if self._alike is not None:
-            channel = Channel(*self._alike.representative_transfer(channel.source, channel.destination), channel.tag)
-        other = self.posted.pop((channel, place), None)
+    def _match(self, end: TransferEnd, number: int) -> None:
+        """Match a send with its receive; the second of them to arrive starts the transfer."""
+        channel = _channel(end.rank.index, end.task)
+        if self._symmetry is not None:
+            pair = self._symmetry.representative_transfer(channel.source, channel.destination)
+            channel = Channel(*pair, channel.tag)
+        other = self.posted.pop((channel, number), None)
         if other is None:
-            self.posted[(channel, place)] = side
+            self.posted[(channel, number)] = end
             return
         now = self._env.now
-        for one in (other, side):
+        for one in (other, end):
             if one.handle.started is None:
                 one.handle.started = now
-                if isinstance(one.handle.task, Recv) and one.handle.task.ahead:
+                if isinstance(one.handle.task, Recv) and one.handle.task.preposted:
                     one.handle.arrived = now
-        send = side.part if isinstance(side.part, Send) else other.part
+        send = end.task if isinstance(end.task, Send) else other.task
         assert isinstance(send, Send)
-        other.handle.layers = side.handle.layers = send.layers  # the receiver does not know whose tensors come
+        other.handle.layers = end.handle.layers = send.layers  # the receiver does not know whose tensors arrive
 
         def done(_: simpy.Event) -> None:
-            copies = (
-                1 if self._alike is None else self._alike.transfer_multiplicity(channel.source, channel.destination)
-            )
-            self._recording.count(("send", send.label, 2, send.nbytes), self._env.now - now, copies)
+            multiplicity = 1
+            if self._symmetry is not None:
+                multiplicity = self._symmetry.transfer_multiplicity(channel.source, channel.destination)
+            self._recording.count_transfer(("send", send.label, 2, send.nbytes), self._env.now - now, multiplicity)
             other.finish(other.rank, other.handle)
-            side.finish(side.rank, side.handle)
+            end.finish(end.rank, end.handle)
 
         event = self._network.transfer(channel.source, channel.destination, send.nbytes)
-        self._watch("send", (channel.source, channel.destination), event, done)
+        self._start_transfer("send", (channel.source, channel.destination), event, done)
 
 
-def _next(issued: dict[Communicator | Channel, int], key: Communicator | Channel) -> int:
-    number = issued.get(key, 0)
-    issued[key] = number + 1
+def _next(issue_counts: dict[Communicator | Channel, int], key: Communicator | Channel) -> int:
+    number = issue_counts.get(key, 0)
+    issue_counts[key] = number + 1
     return number
 
 
-def _channel(rank: int, part: Send | Recv) -> Channel:
-    """Return where a send and its receive find each other."""
-    if isinstance(part, Send):
-        return Channel(rank, part.destination, part.tag)
-    return Channel(part.source, rank, part.tag)
+def _channel(rank: int, task: Send | Recv) -> Channel:
+    if isinstance(task, Send):
+        return Channel(rank, task.destination, task.tag)
+    return Channel(task.source, rank, task.tag)
 
 
 def _check_same(first: Handle, second: Handle) -> None:
-    """Members of one collective must mean the same; in real life NCCL hangs or corrupts data."""
+    """Check that two members issued the same collective; on a GPU, NCCL would hang or corrupt data."""
     one, two = first.task, second.task
     if one is two:
         return
@@ -177,7 +174,7 @@ def _check_same(first: Handle, second: Handle) -> None:
     assert isinstance(two, Collective)
     if (one.kind, one.nbytes, one.root, one.shares) != (two.kind, two.nbytes, two.root, two.shares):
         raise SimulationError(
-            f"ranks {first.rank} and {second.rank} meet in collective {first.place[0]} of communicator "
+            f"ranks {first.rank} and {second.rank} meet in collective {first.sequence_numbers[0]} of communicator "
             f"'{one.group.name or list(one.group.ranks)}' with {one.kind} of {one.nbytes:g} bytes and "
             f"{two.kind} of {two.nbytes:g} bytes",
             fix="members of a communicator issue the same collectives in the same order",

@@ -65,6 +65,7 @@ class Tape:
 
     def __init__(self) -> None:
         self._tasks: list[Task] = []
+        self._positions: dict[Handle, int] = {}
         self._named: dict[int, dict[str, tuple[int, ...]]] = {}  # by place, the places of the tasks that one names
         self._uses: set[int] = set()  # the places of tasks that others name
 
@@ -81,11 +82,11 @@ class Tape:
         if isinstance(task, Synchronize):
             return _Unseen()
         handle = Handle(rank, task)
-        handle.place = (place,)
+        self._positions[handle] = place
         return handle
 
     def _note(self, place: int, name: str, handles: Sequence[Handle]) -> None:
-        places = tuple([handle.place[0] for handle in handles])
+        places = tuple([self._positions[handle] for handle in handles])
         self._named.setdefault(place, {})[name] = places
         self._uses.update(places)
 

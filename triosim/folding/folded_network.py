@@ -87,11 +87,10 @@ def _run(
     tapes = foresight.tapes
     streams = {rank: tapes[rank].stream() if rank in tapes else tasks(rank) for rank in ranks}
     recording = engine_on(folded, symmetry).run(streams)
-    stands_for: dict[int, list[int]] = {}
+    represented: dict[int, list[int]] = {}
     for rank in range(symmetry.world):
-        stands_for.setdefault(symmetry.representative(rank), []).append(rank)
-    recording.unfold(stands_for)
-    return recording, folded
+        represented.setdefault(symmetry.representative(rank), []).append(rank)
+    return recording.expanded(represented), folded
 
 
 def _check_received(foresight: Foresight, symmetry: Symmetry) -> None:

@@ -12,7 +12,8 @@ from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from operator import itemgetter
 
-from triosim.engine.recording import Interval, RankRecord, Span
+from triosim.engine.intervals import Interval
+from triosim.engine.recording import RankRecord, TransferInterval
 from triosim.results.values import ExposedShare
 from triosim.tasks import Layers
 
@@ -25,7 +26,7 @@ Seconds = list[float]
 
 def exposed_shares(records: Iterable[RankRecord], steps: int) -> list[ExposedShare]:
     """Return the exposed communication of a step by axis and layer, the mean over the ranks, the largest first."""
-    known: dict[tuple[tuple[Interval, ...], tuple[Span, ...]], Mapping[Cause, Seconds]] = {}
+    known: dict[tuple[tuple[Interval, ...], tuple[TransferInterval, ...]], Mapping[Cause, Seconds]] = {}
     seen: dict[int, Mapping[Cause, Seconds]] = {}  # by what ranks that were simulated once share
     alike: dict[int, list[Mapping[Cause, Seconds]]] = {}  # what many ranks have is one object
     ranks = 0
@@ -33,7 +34,7 @@ def exposed_shares(records: Iterable[RankRecord], steps: int) -> list[ExposedSha
         ranks += 1
         mine = seen.get(id(record.compute))
         if mine is None:
-            key = tuple(record.compute.merged()), tuple(record.communication.spans)
+            key = tuple(record.compute.merged()), tuple(record.communication.transfers)
             if key not in known:  # equal ranks are looked at once
                 known[key] = causes(record)
             mine = seen[id(record.compute)] = known[key]
@@ -69,7 +70,7 @@ def causes(record: RankRecord) -> dict[Cause, Seconds]:
     gaps = without(record.communication.merged(), record.compute.merged())
     starts = [start for start, _ in gaps]
     points: list[tuple[float, int, int, Cause]] = []  # time, ends or begins, waits or moves, whose
-    for arrived, started, finished, axis, layers in record.communication.spans:
+    for arrived, started, finished, axis, layers in record.communication.transfers:
         cause = axis, layers
         for place in range(max(bisect_left(starts, arrived) - 1, 0), len(gaps)):
             start, end = gaps[place]

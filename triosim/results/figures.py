@@ -13,7 +13,8 @@ from dataclasses import replace
 from itertools import chain
 from typing import Any
 
-from triosim.engine.recording import RankRecord, Recording, length, overlap
+from triosim.engine.intervals import length, overlap
+from triosim.engine.recording import RankRecord, Recording
 from triosim.errors import SimulationError
 from triosim.networks.base import Network
 from triosim.networks.extensions import FigureReporter, LinkCounter, LinkRecorder
@@ -119,7 +120,7 @@ def _all_ranks(recording: Recording, steps: int) -> tuple[tuple[RankTimes, ...],
     for record in recording.ranks:
         key = id(record.compute)
         if key not in found:
-            found[key] = _rank_times(record, recording.end, steps), record.launch_wait()
+            found[key] = _rank_times(record, recording.end, steps), record.idle_launch_wait()
         times, wait = found[key]
         ranks.append(replace(times, rank=record.rank))
         waits.append(wait)

@@ -9,7 +9,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from triosim.engine.recording import Interval, Intervals, Recording, operator_times
+from triosim.engine.intervals import Interval, Intervals
+from triosim.engine.recording import Recording, operator_times
 from triosim.errors import OutputError
 from triosim.output_files import PathLike, writing_bytes
 from triosim.results.rank_ranges import format_rate
