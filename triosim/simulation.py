@@ -27,7 +27,7 @@ from triosim.extrapolators.core.plan import ParallelPlan, gpus_named_by, plan
 from triosim.extrapolators.core.symmetry import Symmetry
 from triosim.folding import folded_network as folding
 from triosim.garbage_collector import without_collecting
-from triosim.memory.extrapolated import memory_of_run
+from triosim.memory.extrapolated_memory import memory_of_run
 from triosim.networks.base import Network
 from triosim.networks.calibration import calibrated_times as calibrated
 from triosim.networks.construction import form_note, make_network, recording_note

@@ -14,7 +14,7 @@ from triosim.cli import run
 from triosim.errors import DoesNotFitError, OptionError
 from triosim.memory import MemoryReport, analyse
 from triosim.memory.liveness.lifetimes import MEMORY_CATEGORIES
-from triosim.memory.world import WorldMemory
+from triosim.memory.world_memory import WorldMemory
 from triosim.models import GPT
 from triosim.trace import Trace
 
@@ -335,7 +335,7 @@ def test_layers_of_a_long_name_stay_on_a_line_of_eighty_columns(
 
 def test_a_notebook_shows_what_the_fullest_rank_has() -> None:
     found = triosim.rank_memory(gpt(1), "fsdp=2", gpu="H100")
-    assert repr(found).startswith("PlannedMemory(fsdp=2 on 2 GPUs: ")
+    assert repr(found).startswith("ExtrapolatedMemory(fsdp=2 on 2 GPUs: ")
     assert repr(found).endswith(
         f"{found.fullest.peak_bytes / 2**30:.1f} of {found.capacity / 2**30:.1f} GiB on rank 0)"
     )

@@ -12,8 +12,8 @@ import pytest
 
 import triosim
 from triosim.errors import CaptureError, OptionError
-from triosim.memory.analysis import analyse
 from triosim.memory.liveness.lifetimes import lifetimes
+from triosim.memory.memory_report import analyse
 from triosim.trace import Trace
 from triosim.tracer import capture, capture_script, capture_step
 

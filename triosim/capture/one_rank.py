@@ -1,7 +1,4 @@
-"""A captured step with predicted times: what ``triosim capture --fake`` writes.
-
-The tracer records what a step does on a GPU that is not there; the compute models say how long it takes.
-"""
+"""Captures a step of a script on a fake GPU and predicts its times: ``triosim capture --fake``."""
 
 from __future__ import annotations
 
@@ -13,12 +10,13 @@ from triosim import gpus, tracer
 from triosim.compute.compute_model import ComputeModel
 from triosim.compute.pricing.prediction import DEFAULT_GPU, with_predicted_times
 from triosim.trace import Trace
+from triosim.tracer.pytorch_version import require_torch
 from triosim.tracer.script_runner import check_script, run_script
 
 
 @dataclass(frozen=True, slots=True)
 class Captured:
-    """A captured step, and what went otherwise than on a GPU, a line of the script each."""
+    """A captured step; ``notes`` say what was done differently from a run on a GPU, one for each line of the script."""
 
     trace: Trace
     notes: tuple[str, ...]
@@ -33,12 +31,14 @@ def capture_fake(
     batch_size: int | None = None,
     model: ComputeModel | None = None,
 ) -> Captured:
-    """Run a training script on a GPU that is not there, and return the first step after ``skip``, with predicted times.
+    """Run a training script on a fake GPU, and return the first step after ``skip``, with predicted times.
 
     Raises ``OptionError`` for a GPU that is not in the catalogue, ``CaptureError`` when the script has no such step.
     """
     check_script(path)
-    with tracer.FakeDevice(gpus.find(gpu)) as device:
+    target = gpus.find(gpu)
+    require_torch()
+    with tracer.FakeDevice(target) as device:
         seen = run_script(path, arguments, device, skip=skip, steps=1)
         notes = tuple(device.notes)
     trace = device.traces[0]

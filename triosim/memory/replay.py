@@ -1,9 +1,9 @@
-"""A step's memory played through the caching allocator, several times over: what is reserved, and whether it fits.
+"""Replays a step's allocations through the caching allocator, several times over, to find what is reserved and whether it fits.
 
-A training run does not begin with its steady state. In the first step the optimizer's states are not there until the optimizer
-has run, and then take what the activations left in the cache; later steps find the cache of the ones before. So the step is
-played from an empty GPU: first without what only an earlier step can have left, then as it was captured, until nothing more
-is reserved.
+A training run does not begin in its steady state. In the first step the optimizer's states do not exist until the optimizer
+has run, and are then allocated from what the activations left in the cache; later steps find the cache of those before. So the
+replay begins with an empty GPU: the first step has nothing that only an earlier one can have left, and the step as it was
+captured follows until no more is reserved.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from triosim.memory.allocator.blocks import Block
 from triosim.memory.allocator.settings import AllocatorSettings
 from triosim.memory.liveness.lifetimes import Event, Lifetimes
 
-#: After how many steps the reserved memory of a run has always settled, in what was tried; more are not played.
+#: In every run that was tried the reserved memory settled within this many steps; no more are replayed.
 MOST_STEPS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class OutOfMemory:
-    """The allocation that failed: in which step of the run, while which operator ran, and what there was at that moment."""
+    """The allocation that failed: in which step of the run, while which operator ran, and the memory at that moment."""
 
     step: int
     operator: int
@@ -36,8 +36,8 @@ class OutOfMemory:
 
 
 @dataclass(frozen=True, slots=True)
-class Action:
-    """What the allocator was asked: to allocate, or to free, the ``nbytes`` of the lifetime with this number."""
+class AllocatorCall:
+    """A call of the allocator: to allocate, or to free, the ``nbytes`` of the lifetime with this number."""
 
     birth: bool
     number: int
@@ -51,8 +51,8 @@ class Replay:
     """A run of the allocator over ``steps`` steps.
 
     ``allocated`` and ``reserved`` are those of the last whole step: before it, and after each of its events. ``repeats`` says
-    that a step leaves what the next one finds; where it does not, one step was played. ``left`` are then the bytes by which
-    a later step begins with more. ``actions`` are all, from the empty GPU on, for a snapshot.
+    that a step leaves exactly what the next one begins with; where it does not, one step was replayed, and later ones begin
+    with ``left`` bytes more. ``calls`` are all calls of the allocator, from the empty GPU on, for a snapshot.
     """
 
     allocator: CachingAllocator
@@ -61,7 +61,7 @@ class Replay:
     left: int
     allocated: list[int]
     reserved: list[int]
-    actions: list[Action]
+    calls: list[AllocatorCall]
     out_of_memory: OutOfMemory | None = None
 
     @property
@@ -86,21 +86,21 @@ def replay(
     settings: AllocatorSettings | None = None,
     steps: int = MOST_STEPS,
 ) -> Replay:
-    """Play up to ``steps`` steps on a GPU with ``capacity`` bytes for the allocator; stop where memory runs out."""
-    return _Run(lifetimes, CachingAllocator(capacity, settings)).play(steps)
+    """Replay up to ``steps`` steps on a GPU with ``capacity`` bytes for the allocator; stop where memory runs out."""
+    return _StepReplay(lifetimes, CachingAllocator(capacity, settings)).play(steps)
 
 
-class _Run:
-    """The steps of one run."""
+class _StepReplay:
+    """Replays the steps of one run."""
 
     def __init__(self, lifetimes: Lifetimes, allocator: CachingAllocator) -> None:
         self.lifetimes = lifetimes
         self.allocator = allocator
         self.events = lifetimes.events
         self.blocks: dict[int, Block] = {}
-        self.actions: list[Action] = []
+        self.calls: list[AllocatorCall] = []
         self.operator = -1
-        self.heirs, self.left, lost = _inheritance(lifetimes, self.events)
+        self.kept_for, self.left, lost = _match_steps(lifetimes, self.events)
         self.repeats = not self.left and not lost
 
     def play(self, steps: int) -> Replay:
@@ -119,14 +119,14 @@ class _Run:
         except _Failed as failure:
             failed = self._failed(max(step, 1), failure)
         return Replay(
-            self.allocator, step, self.repeats, self.left, allocated, reserved, self.actions, out_of_memory=failed
+            self.allocator, step, self.repeats, self.left, allocated, reserved, self.calls, out_of_memory=failed
         )
 
     def _begin(self) -> None:
-        """Allocate what the step found, but for what an earlier step left and what is made later in the first one."""
+        """Allocate what existed before the step, without what an earlier step left or the first step allocates itself."""
         for number in self.lifetimes.found:
             item = self.lifetimes.items[number]
-            if item.first_born is None and number not in self.heirs:
+            if item.first_born is None and number not in self.kept_for:
                 self._allocate(number)
 
     def _step(self, first: bool) -> tuple[list[int], list[int]]:
@@ -134,7 +134,7 @@ class _Run:
         if first:
             for number in self.lifetimes.found:
                 clock = self.lifetimes.items[number].first_born
-                if clock is not None and number not in self.heirs:
+                if clock is not None and number not in self.kept_for:
                     late[clock].append(number)
         allocated, reserved = [self.allocator.allocated], [self.allocator.reserved]
         for event in self.events:
@@ -155,9 +155,9 @@ class _Run:
     def _inherit(self) -> None:
         """Let what outlives the step be what the next one finds, but for what goes unseen."""
         for number, item in enumerate(self.lifetimes.items):
-            if item.goes:
+            if item.freed_later:
                 self._free(number)
-        for heir, source in self.heirs.items():
+        for heir, source in self.kept_for.items():
             self.blocks[heir] = self.blocks.pop(source)
 
     def _allocate(self, number: int) -> None:
@@ -167,11 +167,11 @@ class _Run:
         except AllocationFailed as failure:
             raise _Failed(number, failure) from None
         self.blocks[number] = block
-        self.actions.append(Action(True, number, block.address, item.nbytes, item.stream))
+        self.calls.append(AllocatorCall(True, number, block.address, item.nbytes, item.stream))
 
     def _free(self, number: int) -> None:
         block = self.blocks.pop(number)
-        self.actions.append(Action(False, number, block.address, block.requested, block.segment.stream))
+        self.calls.append(AllocatorCall(False, number, block.address, block.requested, block.segment.stream))
         self.allocator.free(block)
 
     def _failed(self, step: int, failure: _Failed) -> OutOfMemory:
@@ -190,7 +190,7 @@ class _Run:
 
 
 class _Failed(Exception):
-    """That a lifetime could not be allocated."""
+    """Raised when a lifetime cannot be allocated."""
 
     def __init__(self, number: int, cause: AllocationFailed) -> None:
         super().__init__(number)
@@ -198,17 +198,18 @@ class _Failed(Exception):
         self.cause = cause
 
 
-def _inheritance(lifetimes: Lifetimes, events: list[Event]) -> tuple[dict[int, int], int, int]:
-    """Match what the step found and freed with what it made and kept, of one size and stream, in order.
+def _match_steps(lifetimes: Lifetimes, events: list[Event]) -> tuple[dict[int, int], int, int]:
+    """Match what the step found and freed with what it allocated and kept, of one size and stream, in order.
 
-    Return the maker of each found one, and the bytes on either side that have no match: kept, and freed.
+    Return, by number of what it found, the number of what the step before kept for it, and the bytes without a match: of what
+    is kept, and of what is freed.
     """
     kept: dict[tuple[int, str], list[int]] = defaultdict(list)
     for event in events:
         item = lifetimes.items[event.number]
-        if event.birth and item.died is None and not item.goes:
+        if event.birth and item.died is None and not item.freed_later:
             kept[item.nbytes, item.stream].append(event.number)
-    heirs: dict[int, int] = {}
+    kept_for: dict[int, int] = {}
     lost = 0
     for number in lifetimes.found:
         item = lifetimes.items[number]
@@ -216,8 +217,8 @@ def _inheritance(lifetimes: Lifetimes, events: list[Event]) -> tuple[dict[int, i
             continue
         makers = kept[item.nbytes, item.stream]
         if makers:
-            heirs[number] = makers.pop(0)
+            kept_for[number] = makers.pop(0)
         else:
             lost += item.nbytes
     left = sum(key[0] * len(makers) for key, makers in kept.items())
-    return heirs, left, lost
+    return kept_for, left, lost

@@ -149,7 +149,7 @@ def _entries(played: Replay, lifetimes: Lifetimes, frames: Any, streams: dict[st
     """Yield what the allocator did; cudaMalloc and cudaFree come before the allocation that needed them."""
     segments = deque(played.allocator.events)
     births = 0
-    for action in played.actions:
+    for action in played.calls:
         births += action.birth
         while action.birth and segments and segments[0].when <= births:
             yield _segment_entry(segments.popleft(), played, streams)

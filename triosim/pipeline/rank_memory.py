@@ -13,7 +13,7 @@ from triosim.config import RunConfig
 from triosim.errors import OptionError
 from triosim.extrapolators.core.plan import plan
 from triosim.gpus import Gpu
-from triosim.memory.extrapolated import PlannedMemory, memory_of
+from triosim.memory.extrapolated_memory import ExtrapolatedMemory, memory_of
 from triosim.pipeline import captured_run
 from triosim.simulation import gpus_for
 from triosim.trace import Trace
@@ -30,7 +30,7 @@ def rank_memory(
     compute_model: str | type = "auto",
     options: Mapping[str, str] | None = None,
     **choices: Any,
-) -> PlannedMemory:
+) -> ExtrapolatedMemory:
     """Return the memory of each rank of a training step on many GPUs.
 
     ``gpu`` is what must hold it, by default the trace's; times, which only divide a pipeline into stages, are predicted for it.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 from triosim.engine.recording import Recording
 
 if TYPE_CHECKING:
-    from triosim.memory.world import WorldMemory
+    from triosim.memory.world_memory import WorldMemory
     from triosim.networks.base import Network
     from triosim.trace import Trace
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from triosim.memory.world import WorldMemory
+from triosim.memory.world_memory import WorldMemory
 from triosim.results.rank_ranges import format_ranks
 from triosim.results.values import MemoryRow
 

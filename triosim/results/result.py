@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from triosim.engine.recording import Recording
-    from triosim.memory.world import WorldMemory
+    from triosim.memory.world_memory import WorldMemory
     from triosim.networks.base import Network
     from triosim.networks.topology import Topology
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import triosim
 from triosim import gpus
-from triosim.memory.extrapolated import PlannedMemory
+from triosim.memory.extrapolated_memory import ExtrapolatedMemory
 from triosim.models import Llama
 from triosim.models.named import MODELS
 from triosim.trace import Trace
@@ -112,7 +112,7 @@ def _simulated(step: Step, layers: int, constants: Mapping[str, float]) -> float
     return result.step_time_s
 
 
-def step_memory(step: Step) -> PlannedMemory:
+def step_memory(step: Step) -> ExtrapolatedMemory:
     """Return the memory of all ranks of a step, with all layers.
 
     FSDP keeps its shares of parameters, gradients and states in fp32; what it does not divide has a copy in fp32.
@@ -127,7 +127,7 @@ def step_memory(step: Step) -> PlannedMemory:
     )
 
 
-def peak_gib(memory: PlannedMemory, counted: str, capacity: float) -> float:
+def peak_gib(memory: ExtrapolatedMemory, counted: str, capacity: float) -> float:
     """Return the peak of the fullest rank in GiB: of ``live`` tensors, or what is ``allocated`` or ``reserved`` for them."""
     return float(getattr(memory.report(capacity=capacity), f"peak_{counted}")) / 2**30
 

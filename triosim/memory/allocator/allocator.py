@@ -12,16 +12,16 @@ import math
 from dataclasses import dataclass
 
 from triosim.memory.allocator.blocks import Block, Pool, Segment
-from triosim.memory.allocator.expandable import Expandable
+from triosim.memory.allocator.expandable import ExpandableSegments
 from triosim.memory.allocator.settings import LARGEST_SMALL, SMALLEST_BLOCK, AllocatorSettings
 
-#: Where the first segment begins: like an address, above any size, and so that numbers and addresses are not mistaken.
+#: The address of the first segment: larger than any size, so that sizes and addresses are not confused.
 _FIRST_ADDRESS = 0x7F00_0000_0000
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentEvent:
-    """That a segment, or ``nbytes`` of an expandable one, was taken (or given back) before the ``when``-th allocation."""
+    """A segment, or ``nbytes`` of an expandable one, that was taken (or given back) before the ``when``-th allocation."""
 
     taken: bool
     address: int
@@ -30,8 +30,8 @@ class SegmentEvent:
     when: int
 
 
-class AllocationFailed(Exception):  # no error of a user's: what asked for the memory says it with its operator
-    """That there is no memory for an allocation of ``nbytes``; ``free`` bytes are left on the GPU."""
+class AllocationFailed(Exception):  # the replay turns it into an error that names the operator
+    """Raised when an allocation of ``nbytes`` cannot be served; ``free`` bytes are left on the GPU."""
 
     def __init__(self, nbytes: int, free: float) -> None:
         super().__init__(nbytes, free)
@@ -57,7 +57,7 @@ class CachingAllocator:
         self.count = 0
         self._next_address = _FIRST_ADDRESS
         self._pools = {small: Pool(small) for small in (True, False)}
-        self._expandable = Expandable(self)
+        self._expandable = ExpandableSegments(self)
 
     @property
     def allowed(self) -> float:
@@ -123,7 +123,7 @@ class CachingAllocator:
         return True
 
     def addresses(self, nbytes: int) -> int:
-        """Return where address space of this size begins that nobody has."""
+        """Reserve address space of this size, and return where it begins."""
         found = self._next_address
         self._next_address += nbytes
         return found
@@ -209,16 +209,16 @@ class CachingAllocator:
         excess = self.reserved - settings.garbage_collection_threshold * self.allowed
         pool = self.pool(False)
         idle = [block for block in pool.all() if block.whole and not block.segment.expandable]
-        ages = {id(block): pool.asked - block.age for block in idle}
+        ages = {block: pool.asked - block.age for block in idle}
         total = sum(ages.values())
         released_one = True
         while excess > 0 and idle and released_one:
             oldest = total / len(idle)
             released_one = False
             for block in list(idle):
-                if excess > 0 and ages[id(block)] >= oldest:
+                if excess > 0 and ages[block] >= oldest:
                     excess -= block.size
-                    total -= ages[id(block)]
+                    total -= ages[block]
                     idle.remove(block)
                     self._release(block)
                     released_one = True

@@ -17,11 +17,11 @@ from triosim.memory.allocator.settings import SMALL_SEGMENT
 if TYPE_CHECKING:
     from triosim.memory.allocator.allocator import CachingAllocator
 
-#: Address space of a segment on a GPU whose memory has no end.
+#: Address space of a segment on a GPU with unlimited memory.
 _UNBOUNDED = 2**46
 
 
-class Expandable:
+class ExpandableSegments:
     """The expandable segments of an allocator."""
 
     def __init__(self, allocator: CachingAllocator) -> None:

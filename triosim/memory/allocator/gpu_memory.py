@@ -15,7 +15,7 @@ from triosim.gpus import Gpu
 
 GIB = 2**30
 
-#: What PyTorch says is a GPU's total capacity, in GiB. Any other GPU is taken to have what its data sheet says.
+#: The total capacity that PyTorch reports for a GPU, in GiB. Any other GPU is assumed to have what its data sheet says.
 _SEEN: Mapping[str, float] = {
     "V100-SXM2-16GB": 15.77,
     "V100-PCIe-16GB": 15.77,

@@ -28,9 +28,9 @@ SEGMENT_STEP = 2 * MIB
 
 @dataclass(frozen=True, slots=True)
 class AllocatorSettings:
-    """How the allocator is set, sizes in bytes; what is not said is as PyTorch has it.
+    """The allocator's settings, sizes in bytes; the defaults are PyTorch's.
 
-    ``memory_fraction`` is the share of the GPU that the process may take; the garbage collection works only under one.
+    ``memory_fraction`` is the share of the GPU that the process may take; without one there is no garbage collection.
     """
 
     max_split_size: float = math.inf

@@ -3,7 +3,7 @@
 Source: ``aten/src/ATen/cuda/CublasHandlePool.cpp``: a workspace belongs to a handle and a stream, and a handle to a thread;
 PyTorch runs the backward pass in a thread of its own, so a training step has two. The sizes are that file's:
 32 MiB on Hopper and Blackwell, 8 MiB and 128 KiB (``:4096:2:16:8``) on other NVIDIA GPUs, 32 MiB on AMD's and 128 MiB on MI300.
-``CUBLAS_WORKSPACE_CONFIG``, and PyTorch from 2.15 on, have it otherwise.
+``CUBLAS_WORKSPACE_CONFIG`` changes them, and so does PyTorch from 2.15 on.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What memory a step takes and gives back, in order: from a capture's storages, or estimated from its tensors' uses.
+"""The lifetimes of a step's memory, in order: from a capture's storages, or estimated from the uses of its tensors.
 
 Without storages, a tensor lives from the operator that makes it to the last one that reads it; parameters, buffers, optimizer
 states and inputs live for the whole step, and a parameter's gradient from its first writing to the end of the step.
@@ -26,7 +26,7 @@ MEMORY_CATEGORIES: tuple[str, ...] = (
     "communication",
     WORKSPACE,
 )
-_PASSING = ("input", "activation", "output", "temporary", "communication")
+_TRANSIENT = ("input", "activation", "output", "temporary", "communication")
 assert set(CATEGORIES) < set(MEMORY_CATEGORIES)
 
 
@@ -34,10 +34,10 @@ assert set(CATEGORIES) < set(MEMORY_CATEGORIES)
 class Lifetime:
     """Memory from its birth to its death, on a clock of whole numbers that no two events share.
 
-    ``born`` is None for what the step found, ``died`` for what outlives it. ``operator`` and ``last_operator`` are the
-    positions of the operators that ran then, -1 before the first. ``first_born`` is the clock at which what the step found
-    was born in the run's very first step, None for before it. ``goes`` says that it outlives the step, but that the next one
-    frees it unseen.
+    ``born`` is None for what existed before the step, ``died`` for what outlives it. ``operator`` and ``last_operator`` are
+    the positions of the operators that ran then, -1 before the first. ``first_born`` is the clock at which memory that later
+    steps find was allocated in the very first step of the run, None for before that step. ``freed_later`` says that it
+    outlives the step, and that the next one frees it without a record.
     """
 
     nbytes: int
@@ -51,12 +51,12 @@ class Lifetime:
     shape: tuple[int, ...] = ()
     dtype: str = ""
     first_born: int | None = None
-    goes: bool = False
+    freed_later: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """That the lifetime with this number begins or ends, while the operator at ``operator`` runs."""
+    """The birth or death of the lifetime with this number, while the operator at position ``operator`` runs."""
 
     clock: int
     birth: bool
@@ -66,7 +66,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Lifetimes:
-    """The memory of a step; ``estimated`` says that it comes from the tensors' uses and not from a capture."""
+    """The memory of a step; ``estimated`` says that it comes from the uses of tensors and not from a capture."""
 
     items: tuple[Lifetime, ...]
     operators: tuple[Operator, ...]
@@ -86,7 +86,7 @@ class Lifetimes:
 
     @property
     def found(self) -> list[int]:
-        """The numbers of what was there before the step, in order of birth."""
+        """The numbers of what existed before the step, in order of birth."""
         return [number for number, item in enumerate(self.items) if item.born is None]
 
 
@@ -108,7 +108,7 @@ def with_workspaces(step: Lifetimes, gpu: Gpu) -> Lifetimes:
 
 
 def _captured(trace: Trace) -> Iterator[Lifetime]:
-    """Yield the storages of a capture by birth; those of the optimizer were made when it first ran."""
+    """Yield the storages of a capture by birth; the optimizer's states were allocated when it first ran."""
     optimizer = next((place for place, one in enumerate(trace.operators) if one.phase == "optimizer"), None)
     storages = sorted(
         (one for one in trace.storages if one.nbytes and (one.died or 0) >= 0), key=lambda storage: storage.born
@@ -129,15 +129,15 @@ def _captured(trace: Trace) -> Iterator[Lifetime]:
             one.shape,
             one.dtype,
             first_update if found and one.category == "optimizer_state" else None,
-            # A host's profiler tells of no free of what an earlier step made, so nothing says that its likes were there before.
-            goes=trace.gpu == "CPU" and not found and one.died is None and one.category in _PASSING,
+            # A CPU profile has no frees of what an earlier step allocated, so nothing shows that this was there before too.
+            freed_later=trace.gpu == "CPU" and not found and one.died is None and one.category in _TRANSIENT,
         )
 
 
 def _owners(trace: Trace) -> dict[int, str]:
-    """Return the module that a storage is about, for parameters, buffers, and their gradients and states.
+    """Return the module that parameters, buffers, and their gradients and states belong to, by storage.
 
-    A parameter belongs to the layer whose operator first reads it, wherever it was made, and what is about it goes with it.
+    A parameter belongs to the layer whose operator first reads it, and its gradient and states to the same.
     """
     found: dict[int, str] = {}
     tensors = trace.tensors
@@ -155,7 +155,7 @@ def _owners(trace: Trace) -> dict[int, str]:
 
 @dataclass(slots=True)
 class _Use:
-    """Where the tensors of a storage are made, read and written."""
+    """Where the tensors of a storage are written and read."""
 
     tensor: Tensor
     first: int
@@ -172,22 +172,24 @@ def _estimated(trace: Trace) -> Iterator[Lifetime]:
     owners = _owners(trace)
     kept = _kept_gradients(trace)
     end = len(trace.operators)
-    passing = {
-        storage: (use.first, end if storage in kept else use.last) for storage, use in uses.items() if not _stays(use)
+    transient = {
+        storage: (use.first, end if storage in kept else use.last)
+        for storage, use in uses.items()
+        if not _persists(use)
     }
-    born, died = _clocks(passing)
-    updates = (born[storage] for storage in passing if trace.operators[uses[storage].first].phase == "optimizer")
+    born, died = _clocks(transient)
+    updates = (born[storage] for storage in transient if trace.operators[uses[storage].first].phase == "optimizer")
     first_update = min(updates, default=None)
     for storage, use in uses.items():
-        stays = storage not in passing
+        persists = storage not in transient
         yield Lifetime(
             use.nbytes,
             use.tensor.category,
             owners.get(storage, use.layer),
             born.get(storage),
             died.get(storage),
-            -1 if stays else use.first,
-            None if stays else min(passing[storage][1], end - 1),
+            -1 if persists else use.first,
+            None if persists else min(transient[storage][1], end - 1),
             use.stream,
             use.tensor.shape,
             use.tensor.dtype,
@@ -195,15 +197,15 @@ def _estimated(trace: Trace) -> Iterator[Lifetime]:
         )
 
 
-def _stays(use: _Use) -> bool:
-    """Whether a storage was there before the step and stays after it."""
+def _persists(use: _Use) -> bool:
+    """Whether a storage exists before and after the step."""
     return use.tensor.category in ("parameter", "buffer", "optimizer_state", "input") or not use.made
 
 
-def _clocks(passing: Mapping[int, tuple[int, int]]) -> tuple[dict[int, int], dict[int, int]]:
+def _clocks(transient: Mapping[int, tuple[int, int]]) -> tuple[dict[int, int], dict[int, int]]:
     """Number the births and deaths of storages in order; an operator's results are there before its inputs are gone."""
-    births = sorted((first, 0, storage) for storage, (first, _) in passing.items())
-    deaths = sorted((last, 1, storage) for storage, (_, last) in passing.items())
+    births = sorted((first, 0, storage) for storage, (first, _) in transient.items())
+    deaths = sorted((last, 1, storage) for storage, (_, last) in transient.items())
     born: dict[int, int] = {}
     died: dict[int, int] = {}
     for clock, (_, dies, storage) in enumerate(sorted([*births, *deaths], key=lambda entry: entry[:2])):

@@ -1,4 +1,4 @@
-"""How many bytes are alive at each moment of a step, by category and module, and where the most are.
+"""The live bytes at each moment of a step, by category and module, and their peak.
 
 Two counts: ``requested`` adds up the tensors' bytes, ``live`` what they take in blocks of 512 bytes, which is what
 ``torch.distributed._tools.MemTracker`` reports. What the allocator really hands out can be a little more: see ``replay``.

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import Any
 
 from triosim.memory import MemoryReport, OutOfMemory, by_module
-from triosim.memory.world import WorldMemory
+from triosim.memory.world_memory import WorldMemory
 from triosim.results.memory_rows import rows
 
 SCHEMA = "triosim-memory/1"

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from triosim.memory import MemoryReport, ModuleBytes, OutOfMemory, by_module
-from triosim.memory.world import WorldMemory
+from triosim.memory.world_memory import WorldMemory
 from triosim.reports.terminal.result_tables import percent, places, shorten, spaced, table
 from triosim.results.memory_rows import rows
 from triosim.results.rank_ranges import format_ranks

@@ -1,7 +1,7 @@
-"""The memory of every rank of a captured distributed script: what ``triosim.memory.analyse`` says of each captured one.
+"""The memory of every rank of a captured distributed script, from ``triosim.memory.analyse`` of each captured rank.
 
-A rank that was not captured has the memory of the one that it is like. Unlike the ranks of a plan, these are played through
-the caching allocator, so that whether they fit is what it says, as in ``triosim memory``.
+A rank that was not captured has the memory of the captured one that it is assumed to equal. Unlike the ranks of a plan, these
+are replayed through the caching allocator, which decides whether they fit.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from __future__ import annotations
 from triosim import gpus
 from triosim.gpus import Gpu
 from triosim.memory.allocator.settings import AllocatorSettings
-from triosim.memory.analysis import MemoryReport, analyse
-from triosim.memory.world import GIB, RankMemory, WorldMemory
+from triosim.memory.memory_report import MemoryReport, analyse
+from triosim.memory.world_memory import GIB, RankMemory, WorldMemory
 from triosim.trace.task_streams import TaskStreams
 
 
 class CapturedMemory(WorldMemory):
-    """The memory of the ranks of task streams; a place is a captured rank, and ``reports`` are by captured rank.
+    """The memory of the ranks of task streams; each captured rank is a place, and has one of the ``reports``.
 
     The GPU that must hold them is that of the traces.
     """
@@ -34,11 +34,11 @@ class CapturedMemory(WorldMemory):
 
     @property
     def parallel(self) -> str:
-        """That the step runs as it was captured."""
+        """The word that stands for the parallelism: the step runs as it was captured."""
         return "captured"
 
     def fits_at(self, place: int) -> bool:
-        """Whether the allocator finds room for the step of the ranks at a place."""
+        """Whether the caching allocator can serve the step of the ranks at a place."""
         return self.reports[self._captured[place]].fits
 
     @property
@@ -50,11 +50,11 @@ class CapturedMemory(WorldMemory):
         return (f"memory is an estimate: {said}", *super().notes)
 
     def ranks_at(self, place: int) -> list[int]:
-        """Return the ranks that are like a captured one."""
+        """Return a captured rank and those that are assumed to equal it."""
         return [rank for rank, like in enumerate(self._streams.like) if like == self._captured[place]]
 
     def place(self, rank: int) -> int:
-        """Return the place of the captured rank that a rank is like."""
+        """Return the place of the captured rank that a rank is assumed to equal."""
         return self._captured.index(self._streams.like[rank])
 
     def report(

@@ -1,8 +1,8 @@
-"""What a rank has in memory in the course of a step: the lives of its micro-batches, and what its reactions hold beside them.
+"""The memory of a rank over a step: of its micro-batches, and what its data parallelism and pipeline allocate besides.
 
-Two trackers follow a rank's loop in the order in which its host launches, which is the order in which PyTorch allocates:
-``Totals`` adds bytes up by category and finds the peak; ``Items`` writes every piece of memory down, for the allocator, tables
-and pictures.
+Two trackers follow a rank's training loop in the order in which its host launches operators, which is the order in which
+PyTorch allocates. ``PeakTracker`` adds up bytes by category and finds the peak; ``LifetimeTracker`` records every allocation
+with its lifetime, for the allocator, tables and pictures.
 """
 
 from __future__ import annotations
@@ -18,13 +18,19 @@ from triosim.extrapolators.core.memory_tracker import MemoryTracker
 from triosim.extrapolators.core.program import Gradient, Receive, TransferKey
 from triosim.extrapolators.core.schedule import Action
 from triosim.memory.liveness.lifetimes import MEMORY_CATEGORIES, Lifetime, Lifetimes
-from triosim.memory.liveness.stage_lifetimes import COLUMN, Following, Known, Lives, whole_blocks
+from triosim.memory.liveness.micro_batch_lifetimes import (
+    COLUMN,
+    MicroBatchLifetimes,
+    MicroBatchLiveness,
+    ProgramStorages,
+    whole_blocks,
+)
 from triosim.trace import Category, Operator, Storage, Tensor
 
 
 @dataclass(frozen=True, slots=True)
 class Resident:
-    """Memory that a rank has all the time."""
+    """Memory that a rank holds for the whole step."""
 
     nbytes: int
     category: str
@@ -34,52 +40,52 @@ class Resident:
 
     @classmethod
     def of(cls, tensor: Tensor | Storage, layer: str, nbytes: float) -> Resident:
-        """Return what a tensor, or what a capture saw, takes."""
+        """Return the memory of a tensor, or of a captured storage, that takes ``nbytes`` on this rank."""
         return cls(round(nbytes), tensor.category, layer, tensor.shape, tensor.dtype)
 
 
-class Passes:
-    """The lives of micro-batches in the stages at a place of the pipeline, made when they are first asked for."""
+class StageLifetimes:
+    """The lifetimes of micro-batches in the stages at a place of the pipeline, worked out when they are first asked for."""
 
     def __init__(
-        self, lowering: Lowering, place: int, known: Known, accumulated_bytes: Callable[[Gradient], float]
+        self, lowering: Lowering, place: int, storages: ProgramStorages, accumulated_bytes: Callable[[Gradient], float]
     ) -> None:
         self._lowering = lowering
         self._place = place
-        self._known = known
+        self._storages = storages
         self._gradients = [(gradient, accumulated_bytes(gradient)) for gradient in lowering.gradients[place]]
-        self._made: dict[tuple[object, ...], Lives] = {}
+        self._made: dict[tuple[object, ...], MicroBatchLifetimes] = {}
         self._split = {
             (a.stage, a.micro_batch) for a in lowering.program.schedule.actions(place) if a.phase == "weight"
         }
         self._received: dict[tuple[int, str], list[TransferKey]] = {}
-        self.sizes = known.sent
+        self.sent_bytes = storages.sent_bytes
 
-    def of(self, script: InstructionList, micro_batch: int) -> tuple[Lives, int]:
-        """Return the lives that a script is a part of, and at which operator of theirs it begins."""
+    def of(self, script: InstructionList, micro_batch: int) -> tuple[MicroBatchLifetimes, int]:
+        """Return the lifetimes that an instruction list is part of, and at which of their operators it begins."""
         stage, phase = script.name
         program = self._lowering.program
         if stage == "optimizer":
             if script.name not in self._made:
-                after = Following(self._known, receives=False)
-                after.through("optimizer", self._lowering.held[self._place].optimizer)
-                self._made[script.name] = after.lives()
+                liveness = MicroBatchLiveness(self._storages, receives=False)
+                liveness.add_pass("optimizer", self._lowering.held[self._place].optimizer)
+                self._made[script.name] = liveness.lifetimes()
             return self._made[script.name], 0
         assert isinstance(stage, int)
         assert isinstance(phase, str)
         split = (stage, micro_batch) in self._split
-        lives = self._made.get((stage, split))
-        if lives is None:
-            following = Following(self._known, self._gradients)
-            following.through("forward", program.part(stage, "forward"))
+        lifetimes = self._made.get((stage, split))
+        if lifetimes is None:
+            liveness = MicroBatchLiveness(self._storages, self._gradients)
+            liveness.add_pass("forward", program.part(stage, "forward"))
             if program.training:
                 for half in ("input", "weight") if split else ("backward",):
-                    following.through(half, program.part(stage, half))
-            lives = self._made[stage, split] = following.lives()
-        return lives, lives.offsets[phase]
+                    liveness.add_pass(half, program.part(stage, half))
+            lifetimes = self._made[stage, split] = liveness.lifetimes()
+        return lifetimes, lifetimes.offsets[phase]
 
     def received(self, action: Action) -> list[TransferKey]:
-        """Return what an action receives, by key."""
+        """Return the keys of what an action receives."""
         found = self._received.get((action.stage, action.phase))
         if found is None:
             blocks = self._lowering.program.part(action.stage, action.phase)
@@ -88,40 +94,40 @@ class Passes:
         return found
 
 
-class _Books(MemoryTracker):
-    """What both trackers do alike. ``now`` is the action that runs, None before the first and in the optimizer."""
+class _RankTracker(MemoryTracker):
+    """What both trackers share. ``now`` is the action that runs; None before the first one and in the optimizer."""
 
-    def __init__(self, passes: Passes) -> None:
-        self._passes = passes
+    def __init__(self, stages: StageLifetimes) -> None:
+        self._stages = stages
         self.now: Action | None = None
 
     def receive_posted(self, posted: PostedReceive) -> None:
-        """Take memory for what comes."""
-        nbytes = self._passes.sizes.get(posted.key, 0.0)
+        """Allocate the buffer of a receive."""
+        nbytes = self._stages.sent_bytes.get(posted.key, 0.0)
         self.allocate((posted.key, posted.micro_batch), nbytes, "communication", stream=f"receive from {posted.place}")
 
     def action_begins(self, act: ScheduledAction) -> None:
-        """Note what runs."""
+        """Note which action runs."""
         self.now = act.action
-        for key in self._passes.received(act.action):  # it is the micro-batch's own from here on
+        for key in self._stages.received(act.action):  # it is the micro-batch's own from here on
             self.free((key, act.action.micro_batch))
 
     def operators_ran(self, script: InstructionList, first: int, end: int, micro_batch: int) -> None:
-        """Go through what these operators take and give back."""
+        """Apply the allocations and frees of these operators."""
         if micro_batch < 0:
             self.now = None
-        lives, offset = self._passes.of(script, micro_batch)
-        before, after = int(lives.starts[offset + first]), int(lives.starts[offset + end])
+        lifetimes, offset = self._stages.of(script, micro_batch)
+        before, after = int(lifetimes.starts[offset + first]), int(lifetimes.starts[offset + end])
         self._begin(script, first, end)
-        for change in lives.keeping[bisect_left(lives.keeping, before) : bisect_left(lives.keeping, after)]:
-            life = lives.items[lives.changes[change].number]
-            if not self._holds(life.keeps):
-                # What is kept as it was made is the same memory; anything else is beside it for a moment.
-                change += life.kept_bytes == life.nbytes
-                self._advance(lives, micro_batch, before, change, offset + first)
-                self.allocate(life.keeps, life.kept_bytes, life.category, life.layer)
+        for change in lifetimes.kept[bisect_left(lifetimes.kept, before) : bisect_left(lifetimes.kept, after)]:
+            lifetime = lifetimes.items[lifetimes.changes[change].number]
+            if not self._holds(lifetime.kept_as):
+                # What is kept unchanged is the same memory; anything else is allocated before the original is freed.
+                change += lifetime.kept_bytes == lifetime.nbytes
+                self._advance(lifetimes, micro_batch, before, change, offset + first)
+                self.allocate(lifetime.kept_as, lifetime.kept_bytes, lifetime.category, lifetime.layer)
                 before = change
-        self._advance(lives, micro_batch, before, after, offset + first)
+        self._advance(lifetimes, micro_batch, before, after, offset + first)
 
     def _begin(self, script: InstructionList, first: int, end: int) -> None:
         """Some operators run."""
@@ -129,17 +135,14 @@ class _Books(MemoryTracker):
     def _holds(self, key: Hashable) -> bool:
         raise NotImplementedError
 
-    def _advance(self, lives: Lives, micro_batch: int, before: int, after: int, origin: int) -> None:
-        """Go on from one change to another; ``origin`` is the place of the first operator that runs now."""
+    def _advance(self, lifetimes: MicroBatchLifetimes, micro_batch: int, before: int, after: int, origin: int) -> None:
+        """Apply the changes from ``before`` to ``after``; ``origin`` is the position of the first operator that runs now."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
-    """The peak: the live bytes by category, the action that runs (None: the optimizer), and the operator.
-
-    ``operator`` is its position among those of its micro-batch in the stage; ``layer`` is its layer.
-    """
+class PeakMoment:
+    """The moment of the peak: live bytes, in all and by category, the action that runs (None: the optimizer), the layer."""
 
     total: int
     by_category: tuple[int, ...]
@@ -147,23 +150,23 @@ class Moment:
     layer: str
 
 
-class Totals(_Books):
-    """Bytes by category, and the peak."""
+class PeakTracker(_RankTracker):
+    """Adds up live bytes by category, and keeps their peak."""
 
-    def __init__(self, passes: Passes, residents: Sequence[Resident]) -> None:
-        super().__init__(passes)
+    def __init__(self, stages: StageLifetimes, residents: Sequence[Resident]) -> None:
+        super().__init__(stages)
         self._live = np.zeros(len(MEMORY_CATEGORIES), np.int64)
         for one in residents:
             self._live[COLUMN[one.category]] += whole_blocks(one.nbytes)
         self._total = int(self._live.sum())
         self._held: dict[Hashable, tuple[int, int]] = {}
-        self._known_peaks: dict[tuple[int, int, int], tuple[int, int]] = {}
-        self.peak = Moment(self._total, tuple(self._live.tolist()), None, "")
+        self._known_peaks: dict[tuple[MicroBatchLifetimes, int, int], tuple[int, int]] = {}
+        self.peak = PeakMoment(self._total, tuple(self._live.tolist()), None, "")
 
     def allocate(
         self, key: Hashable, nbytes: float, category: Category, layer: str = "", *, stream: str = "compute"
     ) -> None:
-        """Take memory."""
+        """Allocate memory under a key."""
         if key in self._held:
             return
         size, column = whole_blocks(nbytes), COLUMN[category]
@@ -171,10 +174,10 @@ class Totals(_Books):
         self._live[column] += size
         self._total += size
         if self._total > self.peak.total:
-            self.peak = Moment(self._total, tuple(self._live.tolist()), self.now, layer)
+            self.peak = PeakMoment(self._total, tuple(self._live.tolist()), self.now, layer)
 
     def free(self, key: Hashable) -> None:
-        """Give memory back."""
+        """Free what was allocated under a key."""
         size, column = self._held.pop(key, (0, 0))
         self._live[column] -= size
         self._total -= size
@@ -182,58 +185,57 @@ class Totals(_Books):
     def _holds(self, key: Hashable) -> bool:
         return key in self._held
 
-    def _advance(self, lives: Lives, micro_batch: int, before: int, after: int, origin: int) -> None:
+    def _advance(self, lifetimes: MicroBatchLifetimes, micro_batch: int, before: int, after: int, origin: int) -> None:
         if before == after:
             return
-        key = (id(lives), before, after)  # the passes keep the lives
+        key = lifetimes, before, after
         found = self._known_peaks.get(key)
         if found is None:
-            part = lives.totals[before + 1 : after + 1]
+            part = lifetimes.totals[before + 1 : after + 1]
             top = int(part.argmax())
-            found = self._known_peaks[key] = before + 1 + top, int(part[top] - lives.totals[before])
+            found = self._known_peaks[key] = before + 1 + top, int(part[top] - lifetimes.totals[before])
         top, above = found
         if self._total + above > self.peak.total:
-            live = self._live + (lives.bytes[top] - lives.bytes[before])
-            layer = lives.layers[lives.changes[top - 1].place]
-            self.peak = Moment(self._total + above, tuple(live.tolist()), self.now, layer)
-        self._live += lives.bytes[after] - lives.bytes[before]
-        self._total += int(lives.totals[after] - lives.totals[before])
+            live = self._live + (lifetimes.bytes[top] - lifetimes.bytes[before])
+            layer = lifetimes.layers[lifetimes.changes[top - 1].place]
+            self.peak = PeakMoment(self._total + above, tuple(live.tolist()), self.now, layer)
+        self._live += lifetimes.bytes[after] - lifetimes.bytes[before]
+        self._total += int(lifetimes.totals[after] - lifetimes.totals[before])
 
 
-class Items(_Books):
-    """Every piece of memory, from its birth to its death."""
+class LifetimeTracker(_RankTracker):
+    """Records every allocation from its birth to its death."""
 
-    def __init__(self, passes: Passes, residents: Sequence[Resident]) -> None:
-        super().__init__(passes)
+    def __init__(self, stages: StageLifetimes, residents: Sequence[Resident]) -> None:
+        super().__init__(stages)
         self._items = [
             Lifetime(one.nbytes, one.category, one.layer, None, None, -1, None, "compute", one.shape, one.dtype)
             for one in residents
         ]
         self._died: dict[int, tuple[int, int]] = {}  # clock and operator, by item
         self._held: dict[Hashable, int] = {}
-        self._alive: dict[tuple[int, int, int], int] = {}  # items, by lives, micro-batch and number
+        self._alive: dict[tuple[MicroBatchLifetimes, int, int], int] = {}  # items, by micro-batch and number
         self._clock = 0
         self._optimizer: int | None = None
         self._first = 0
         self.operators: list[Operator] = []
-        self.actions: list[tuple[int, Action | None]] = []
 
     def allocate(
         self, key: Hashable, nbytes: float, category: Category, layer: str = "", *, stream: str = "compute"
     ) -> None:
-        """Take memory."""
+        """Allocate memory under a key."""
         if key in self._held or not nbytes:
             return
         self._held[key] = self._born(Lifetime(round(nbytes), category, layer, 0, None, 0, None, stream))
 
     def free(self, key: Hashable) -> None:
-        """Give memory back."""
+        """Free what was allocated under a key."""
         item = self._held.pop(key, None)
         if item is not None:
             self._dies(item, len(self.operators) - 1)
 
     def lifetimes(self, *, estimated: bool) -> Lifetimes:
-        """Return them all when the step is over. The optimizer's states are made when it first runs."""
+        """Return all lifetimes when the step is over. The optimizer's states are allocated when it first runs."""
         last = len(self.operators) - 1
         for left in (*self._held.values(), *self._alive.values()):
             self._dies(left, last)
@@ -248,36 +250,34 @@ class Items(_Books):
     def _begin(self, script: InstructionList, first: int, end: int) -> None:
         if self.now is None and self._optimizer is None:
             self._optimizer = self._clock
-        if not self.actions or self.actions[-1][1] != self.now:
-            self.actions.append((len(self.operators), self.now))
         self._first = len(self.operators)
         self.operators += script.operators[first:end]
 
     def _holds(self, key: Hashable) -> bool:
         return key in self._held
 
-    def _advance(self, lives: Lives, micro_batch: int, before: int, after: int, origin: int) -> None:
-        for change in lives.changes[before:after]:
+    def _advance(self, lifetimes: MicroBatchLifetimes, micro_batch: int, before: int, after: int, origin: int) -> None:
+        for change in lifetimes.changes[before:after]:
             operator = self._first + change.place - origin
-            key = id(lives), micro_batch, change.number
+            key = lifetimes, micro_batch, change.number
             if not change.birth:
                 if key in self._alive:
                     self._dies(self._alive.pop(key), operator)
                 continue
-            life = lives.items[change.number]
-            if life.nbytes:
+            lifetime = lifetimes.items[change.number]
+            if lifetime.nbytes:
                 self._alive[key] = self._born(
                     Lifetime(
-                        round(life.nbytes),
-                        life.category,
-                        life.layer,
+                        round(lifetime.nbytes),
+                        lifetime.category,
+                        lifetime.layer,
                         0,
                         None,
                         operator,
                         None,
-                        life.stream,
-                        life.shape,
-                        life.dtype,
+                        lifetime.stream,
+                        lifetime.shape,
+                        lifetime.dtype,
                     )
                 )
 

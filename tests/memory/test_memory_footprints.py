@@ -1,4 +1,4 @@
-"""What servers, decentralised workers and local SGD have in memory beside a training step: copies of parameters, counted."""
+"""The memory footprints of parameter servers, decentralised workers and local SGD: copies of parameters, counted by hand."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from triosim.cli import run
 from triosim.errors import OptionError
 from triosim.extrapolators import Extrapolator, MemoryFootprint
 from triosim.memory import lifetimes, usage
-from triosim.memory.world import RankMemory
+from triosim.memory.world_memory import RankMemory
 from triosim.models import GPT
 from triosim.tasks import Iteration, TaskStream
 from triosim.trace import Trace

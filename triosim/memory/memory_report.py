@@ -1,4 +1,4 @@
-"""The memory of a captured step on a GPU: the live bytes, the allocator's answer, and whether it fits.
+"""The memory report of one rank's step on a GPU: live bytes, what the caching allocator reserves, and whether it fits.
 
 >>> report = analyse(triosim.load_trace("trace.json"), gpu="H100")
 >>> report.peak_reserved, report.fits
@@ -25,9 +25,9 @@ from triosim.trace import Trace
 class MemoryReport:
     """The memory of one rank's step.
 
-    ``capacity`` is the GPU's, ``context`` what of it the allocator cannot have. ``out_of_memory`` is how the step fails on it,
-    None where it fits or the capacity is not known. ``attempt`` ran on this GPU; ``replay`` is the same, or, where that failed,
-    ran on a GPU without an end, so that its peaks say what the step needs.
+    ``capacity`` is the GPU's, ``context`` the part of it that the CUDA context takes. ``out_of_memory`` is the allocation that
+    fails on it, None where the step fits or the capacity is not known. ``attempt`` was replayed on this GPU; ``replay`` is the
+    same, or, where that failed, was replayed with unlimited memory, so that its peaks are what the step needs.
     """
 
     trace: Trace
@@ -46,7 +46,7 @@ class MemoryReport:
 
     @property
     def fits(self) -> bool:
-        """Whether the steps run in the memory that there is."""
+        """Whether the step runs in the memory of the GPU."""
         return self.out_of_memory is None
 
     @property
@@ -61,12 +61,12 @@ class MemoryReport:
 
     @property
     def peak_allocated(self) -> int:
-        """What ``torch.cuda.max_memory_allocated`` would say."""
+        """What ``torch.cuda.max_memory_allocated`` would return."""
         return self.replay.peak_allocated
 
     @property
     def peak_reserved(self) -> int:
-        """What ``torch.cuda.max_memory_reserved`` would say, on a GPU that is large enough."""
+        """What ``torch.cuda.max_memory_reserved`` would return, on a GPU that is large enough."""
         return self.replay.peak_reserved
 
     @property

@@ -1,11 +1,11 @@
-"""The memory of every rank of an extrapolated run, by category, and whether it fits.
+"""The memory of every rank of an extrapolated run, by category of tensors, and whether it fits.
 
 >>> memory = triosim.simulate("trace.json", parallel="fsdp=8").memory
 >>> memory.fullest.peak_bytes, memory.fullest.by_category
 >>> memory.report()  # all of the fullest rank: what the caching allocator reserves, which layers, a picture
 
-A rank's tasks are followed in the order in which its host launches them. Ranks that run the same program at one place of the
-pipeline have the same memory, so that each such place is followed once.
+A rank's allocations are followed in the order in which its host launches operators. Ranks that run the same program at one
+place of the pipeline have the same memory, so each such place is followed once.
 """
 
 from __future__ import annotations
@@ -28,29 +28,30 @@ from triosim.garbage_collector import without_collecting
 from triosim.gpus import Gpu
 from triosim.memory.allocator.settings import AllocatorSettings
 from triosim.memory.allocator.workspace import WORKSPACE, workspaces
-from triosim.memory.analysis import MemoryReport, report
-from triosim.memory.captured import CapturedMemory
+from triosim.memory.captured_memory import CapturedMemory
 from triosim.memory.liveness.lifetimes import MEMORY_CATEGORIES
-from triosim.memory.liveness.stage_lifetimes import Known
-from triosim.memory.rank_tracker import Items, Passes, Resident, Totals
-from triosim.memory.world import RankMemory, WorldMemory
+from triosim.memory.liveness.micro_batch_lifetimes import ProgramStorages
+from triosim.memory.liveness.rank_lifetimes import LifetimeTracker, PeakMoment, PeakTracker, Resident, StageLifetimes
+from triosim.memory.memory_report import MemoryReport, report
+from triosim.memory.world_memory import RankMemory, WorldMemory
 from triosim.tasks import TaskStream
 from triosim.trace import Tensor, Trace
 
 
-class PlannedMemory(WorldMemory):
+class ExtrapolatedMemory(WorldMemory):
     """The memory of all ranks of a plan: ``ranks`` has an entry for each place of the pipeline, first to last.
 
-    Where ranks run different programs (experts that get more and fewer tokens), each of them has places of its own.
+    Where ranks run different programs, such as experts with different loads, each program has entries of its own. Where a
+    parallelism writes its own tasks, the entries are the different memory footprints.
     """
 
     def __init__(self, plan: ParallelPlan, trace: Trace, gpu: Gpu | None) -> None:
         super().__init__(gpu)
         self._plan = plan
         self._trace = trace
-        self._programs = [[_Place(lowering, trace) for lowering in lowerings] for lowerings in plan.lowerings]
-        self._kinds = _kinds(plan)
-        self._at = list(self._kinds.values()) or _places(plan)
+        self._programs = [[_ProgramMemory(lowering, trace) for lowering in lowerings] for lowerings in plan.lowerings]
+        self._by_footprint = _by_footprint(plan)
+        self._at = list(self._by_footprint.values()) or _places(plan)
         self._firsts = [ranks[0] for ranks in self._at]
         self.ranks = tuple(self._entry(place, rank) for place, rank in enumerate(self._firsts))
 
@@ -74,13 +75,13 @@ class PlannedMemory(WorldMemory):
         return self._plan.declared
 
     def ranks_at(self, place: int) -> list[int]:
-        """Return the ranks at a place, or those that hold the same where a parallelism writes its own tasks."""
+        """Return the ranks at a place."""
         return list(self._at[place])
 
     def place(self, rank: int) -> int:
         """Return the place at which a rank is."""
-        if self._kinds:
-            return next(place for place, ranks in enumerate(self._kinds.values()) if rank in ranks)
+        if self._by_footprint:
+            return next(place for place, ranks in enumerate(self._by_footprint.values()) if rank in ranks)
         return _place(self._plan, rank)
 
     def report(
@@ -97,50 +98,52 @@ class PlannedMemory(WorldMemory):
         rank = self.fullest.rank if rank is None else rank
         chosen = gpu if gpu is not None else self.gpu
         place = self.place(rank)
-        first, holding = self._firsts[place], self._holding(place)
-        followed = max(self._followed(first), key=lambda one: one.totals(first, holding).peak.total)
-        items = followed.items(first, holding)
-        operators = tuple(items.operators)
+        first, footprint = self._firsts[place], self._footprint(place)
+        followed = max(self._followed(first), key=lambda one: one.peak(first, footprint).total)
+        tracker = followed.lifetimes(first, footprint)
+        operators = tuple(tracker.operators)
         if not operators:
             raise OptionError(
                 f"rank {rank} runs no operator, so it has no step to show", where="--rank", fix="give another"
             )
         trace = replace(self._trace, operators=operators, storages=(), marks=(), batch_size=self._plan.batch_size)
-        found = items.lifetimes(estimated=not self._trace.storages)
+        found = tracker.lifetimes(estimated=not self._trace.storages)
         return report(trace, found, chosen, capacity=capacity, context=context, settings=settings, workspace=workspace)
 
     def _entry(self, place: int, rank: int) -> RankMemory:
         extra = self._workspaces(place, rank)
-        holding = self._holding(place)
-        peak = max((one.totals(rank, holding).peak for one in self._followed(rank)), key=lambda peak: peak.total)
+        footprint = self._footprint(place)
+        peak = max((one.peak(rank, footprint) for one in self._followed(rank)), key=lambda peak: peak.total)
         found = {name: size for name, size in zip(MEMORY_CATEGORIES, peak.by_category, strict=True) if size}
         if extra:
             found[WORKSPACE] = found.get(WORKSPACE, 0) + extra
-        return RankMemory(rank, place, len(self._at[place]), peak.total + extra, found, _name(peak.action), peak.layer)
+        return RankMemory(
+            rank, place, len(self._at[place]), peak.total + extra, found, _action_name(peak.action), peak.layer
+        )
 
-    def _followed(self, rank: int) -> list[_Place]:
-        """The programs that a rank runs, one for each iteration that differs."""
+    def _followed(self, rank: int) -> list[_ProgramMemory]:
+        """Return the programs that a rank runs, one for each iteration that differs."""
         variant = self._plan.variant(rank)
         return [programs[variant] for programs in self._programs]
 
     def _workspaces(self, place: int, rank: int) -> int:
-        """The workspaces of cuBLAS, all of which are there when the peak of any step but the first comes."""
+        """Return the bytes of cuBLAS's workspaces, all of which exist at the peak of any step but the first."""
         if self.gpu is None:
             return 0
-        lowering, holding = self._followed(rank)[0].lowering, self._holding(place)
+        lowering, footprint = self._followed(rank)[0].lowering, self._footprint(place)
         stage = lowering.held[lowering.place(rank)]
-        blocks = stage.blocks if holding is None or holding.trains else stage.optimizer
+        blocks = stage.blocks if footprint is None or footprint.trains else stage.optimizer
         operators = [operator for block in blocks for operator in block.operators]
         return sum(size for size, _ in workspaces(operators, self.gpu))
 
-    def _holding(self, place: int) -> MemoryFootprint | None:
-        """What the ranks at a place hold, where a parallelism writes their tasks."""
-        return list(self._kinds)[place] if self._kinds else None
+    def _footprint(self, place: int) -> MemoryFootprint | None:
+        """Return the footprint of the ranks at a place, where a parallelism writes their tasks."""
+        return list(self._by_footprint)[place] if self._by_footprint else None
 
 
-def memory_of(plan: ParallelPlan, trace: Trace, gpu: Gpu | None = None) -> PlannedMemory:
+def memory_of(plan: ParallelPlan, trace: Trace, gpu: Gpu | None = None) -> ExtrapolatedMemory:
     """Return the memory of every rank of a plan; ``gpu`` is what must hold it, by default the trace's."""
-    return PlannedMemory(plan, trace, gpus.get(trace.gpu) if gpu is None else gpu)
+    return ExtrapolatedMemory(plan, trace, gpus.get(trace.gpu) if gpu is None else gpu)
 
 
 @without_collecting()
@@ -155,12 +158,12 @@ def memory_of_run(plan: ParallelPlan | CapturedPlan, trace: Trace, *, fail_on_oo
     return memory
 
 
-def _name(action: Action | None) -> str:
+def _action_name(action: Action | None) -> str:
     return "optimizer" if action is None else str(action)
 
 
 def _places(plan: ParallelPlan) -> list[list[int]]:
-    """The ranks at each place."""
+    """Return the ranks at each place."""
     found: dict[int, list[int]] = {}
     for rank in range(plan.world):
         found.setdefault(_place(plan, rank), []).append(rank)
@@ -168,48 +171,49 @@ def _places(plan: ParallelPlan) -> list[list[int]]:
 
 
 def _place(plan: ParallelPlan, rank: int) -> int:
-    """The place at which a rank is: of the pipeline, and there of the ranks that run one program."""
+    """Return the place of a rank: its place in the pipeline, and there the number of the program that it runs."""
     return plan.lowerings[0][0].place(rank) * plan.variants + plan.variant(rank)
 
 
-def _kinds(plan: ParallelPlan) -> dict[MemoryFootprint, list[int]]:
-    """The ranks that hold the same, where a parallelism writes its own tasks; empty where none does."""
+def _by_footprint(plan: ParallelPlan) -> dict[MemoryFootprint, list[int]]:
+    """Return the ranks by memory footprint where a parallelism writes its own tasks; otherwise nothing."""
     found: dict[MemoryFootprint, list[int]] = {}
     for rank in range(plan.world):
-        holding = plan.memory_footprint(rank)
-        if holding is None:
+        footprint = plan.memory_footprint(rank)
+        if footprint is None:
             return {}
-        found.setdefault(holding, []).append(rank)
+        found.setdefault(footprint, []).append(rank)
     return found
 
 
-class _Place:
-    """The places of one lowered program, each followed when it is first asked for.
+class _ProgramMemory:
+    """The memory of the ranks that run one lowered program, followed for each place of the pipeline when it is asked for.
 
-    ``holding`` is of a rank whose tasks a parallelism writes itself.
+    ``footprint`` is that of a rank whose tasks a parallelism writes itself.
     """
 
     def __init__(self, lowering: Lowering, trace: Trace) -> None:
         self.lowering = lowering
-        self._known = Known(lowering.program, trace)
-        self._passes: dict[int, Passes] = {}
-        self._totals: dict[tuple[int, MemoryFootprint | None], Totals] = {}
+        self._storages = ProgramStorages(lowering.program, trace)
+        self._stages: dict[int, StageLifetimes] = {}
+        self._peaks: dict[tuple[int, MemoryFootprint | None], PeakMoment] = {}
 
-    def totals(self, rank: int, holding: MemoryFootprint | None) -> Totals:
-        """Return what a rank has at most."""
-        key = self.lowering.place(rank), holding
-        if key not in self._totals:
-            self._totals[key] = Totals(*self._begun(rank, holding))
-            self._follow(rank, self._totals[key], holding)
-        return self._totals[key]
+    def peak(self, rank: int, footprint: MemoryFootprint | None) -> PeakMoment:
+        """Return the peak of a rank's memory."""
+        key = self.lowering.place(rank), footprint
+        if key not in self._peaks:
+            tracker = PeakTracker(*self._start(rank, footprint))
+            self._follow(rank, tracker, footprint)
+            self._peaks[key] = tracker.peak
+        return self._peaks[key]
 
-    def items(self, rank: int, holding: MemoryFootprint | None) -> Items:
-        """Return all that a rank has."""
-        found = Items(*self._begun(rank, holding))
-        self._follow(rank, found, holding)
+    def lifetimes(self, rank: int, footprint: MemoryFootprint | None) -> LifetimeTracker:
+        """Return the tracker that has recorded all lifetimes of a rank."""
+        found = LifetimeTracker(*self._start(rank, footprint))
+        self._follow(rank, found, footprint)
         return found
 
-    def _begun(self, rank: int, holding: MemoryFootprint | None) -> tuple[Passes, list[Resident]]:
+    def _start(self, rank: int, footprint: MemoryFootprint | None) -> tuple[StageLifetimes, list[Resident]]:
         place = self.lowering.place(rank)
         hooks = TrainingLoop(self.lowering, rank, MemoryTracker()).hooks
 
@@ -219,26 +223,26 @@ class _Place:
         def resident_bytes(parameter: Tensor) -> float:
             return min((one.resident_bytes(parameter) for one in hooks), default=float(parameter.nbytes))
 
-        if place not in self._passes:
-            self._passes[place] = Passes(self.lowering, place, self._known, accumulated_bytes)
+        if place not in self._stages:
+            self._stages[place] = StageLifetimes(self.lowering, place, self._storages, accumulated_bytes)
         residents = list(self._residents(place, resident_bytes))
-        return self._passes[place], residents if holding is None else _held(holding, residents)
+        return self._stages[place], residents if footprint is None else _residents_of(footprint, residents)
 
-    def _follow(self, rank: int, tracker: Totals | Items, holding: MemoryFootprint | None) -> None:
+    def _follow(self, rank: int, tracker: PeakTracker | LifetimeTracker, footprint: MemoryFootprint | None) -> None:
         loop = TrainingLoop(self.lowering, rank, tracker)
-        tasks = loop.step() if holding is None else _parts(loop, holding, self.lowering.program.micro_batches)
+        tasks = loop.step() if footprint is None else _parts(loop, footprint, self.lowering.program.micro_batches)
         answer: object = None
         try:
             while True:
-                tasks.send(answer)  # any answer will do: nobody looks at it
+                tasks.send(answer)  # any answer will do: the loop does not read it
                 answer = tracker
         except StopIteration:
             return
 
     def _residents(self, place: int, resident_bytes: Callable[[Tensor], float]) -> Iterator[Resident]:
-        """Yield what is at a place all the time: parameters, buffers, the optimizer's states, what the network is fed."""
+        """Yield what a place holds for the whole step: parameters, buffers, optimizer states and inputs."""
         stage = self.lowering.held[place]
-        layers, owners, found = _staying(stage, self._known)
+        layers, owners, found = _persistent(stage, self._storages)
         for tensor in stage.parameters:
             yield Resident.of(tensor, layers.get(tensor.storage, ""), resident_bytes(tensor))
         parameters = {tensor.storage for tensor in stage.parameters}
@@ -246,46 +250,48 @@ class _Place:
         for storage, tensor in found.items():
             if storage in parameters or tensor.category == "gradient":
                 continue
-            nbytes = self._known.captured.scale(storage, tensor.nbytes)
+            nbytes = self._storages.captured.scale(storage, tensor.nbytes)
             times = micro_batches if tensor.category == "input" else 1
             yield Resident.of(tensor, layers.get(owners.get(storage, storage), ""), nbytes * times)
-        for one in self._known.captured.staying if place == 0 else ():
+        for one in self._storages.captured.persistent if place == 0 else ():
             yield Resident.of(one, one.layer, one.nbytes)
 
 
-def _held(holding: MemoryFootprint, residents: Iterable[Resident]) -> list[Resident]:
-    """What of a training step's memory stays with a rank that does a part of it, and what it has beside."""
+def _residents_of(footprint: MemoryFootprint, residents: Iterable[Resident]) -> list[Resident]:
+    """Return what a rank that runs a part of a training step holds for the whole step, with its extra buffers."""
     found = []
     for one in residents:
         if one.category == "parameter":
-            found.append(replace(one, nbytes=round(one.nbytes * holding.share)))
-        elif holding.updates if one.category == "optimizer_state" else holding.trains:
+            found.append(replace(one, nbytes=round(one.nbytes * footprint.share)))
+        elif footprint.updates if one.category == "optimizer_state" else footprint.trains:
             found.append(one)
-    return found + [Resident(round(nbytes), category, what) for what, category, nbytes in holding.beside]
+    return found + [Resident(round(nbytes), category, what) for what, category, nbytes in footprint.beside]
 
 
-def _parts(loop: TrainingLoop, holding: MemoryFootprint, micro_batches: int) -> TaskStream:
-    """The parts of a training step that a rank runs."""
-    for micro_batch in range(micro_batches if holding.trains else 0):
+def _parts(loop: TrainingLoop, footprint: MemoryFootprint, micro_batches: int) -> TaskStream:
+    """Yield the tasks of the parts of a training step that a rank runs."""
+    for micro_batch in range(micro_batches if footprint.trains else 0):
         yield from loop.forward()
         yield from loop.backward(last=micro_batch == micro_batches - 1)
-    if holding.updates:
+    if footprint.updates:
         yield from loop.optimizer()
 
 
-def _staying(stage: Stage, known: Known) -> tuple[dict[int, str], dict[int, int], dict[int, Tensor]]:
-    """What a stage uses that was there before: the layers that use it first, whose state it is, and the largest tensors."""
+def _persistent(stage: Stage, storages: ProgramStorages) -> tuple[dict[int, str], dict[int, int], dict[int, Tensor]]:
+    """Return by storage, of those that persist: the layer that uses it first, its parameter, and its largest tensor."""
     layers: dict[int, str] = {}
     owners: dict[int, int] = {}
     found: dict[int, Tensor] = {}
     for block in stage.blocks:
         for operator in block.operators:
             for tensor in (*operator.inputs, *operator.outputs):
-                if not known.stays(tensor) or (block.phase == "optimizer" and tensor.category == "parameter"):
+                if not storages.is_persistent(tensor) or (
+                    block.phase == "optimizer" and tensor.category == "parameter"
+                ):
                     continue
                 layers.setdefault(tensor.storage, operator.layer)
-                if tensor.parameter is not None and tensor.parameter in known.parameters:
-                    owners[tensor.storage] = known.parameters[tensor.parameter]
+                if tensor.parameter is not None and tensor.parameter in storages.parameters:
+                    owners[tensor.storage] = storages.parameters[tensor.parameter]
                 before = found.get(tensor.storage)
                 if before is None or tensor.numel > before.numel:
                     found[tensor.storage] = tensor

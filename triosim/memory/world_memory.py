@@ -1,6 +1,6 @@
-"""The memory of all ranks of a run, and whether it fits: what is told of it, however it became known.
+"""The memory of all ranks of a run, and whether it fits: what an extrapolated and a captured run have in common.
 
-``triosim.memory.extrapolated`` follows the ranks of a plan, ``triosim.memory.captured`` has those of a captured script.
+``triosim.memory.extrapolated_memory`` is for the ranks of a plan, ``triosim.memory.captured_memory`` for those of a script.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from triosim.errors import OptionError
 from triosim.gpus import Gpu
 from triosim.memory.allocator.gpu_memory import context, visible
 from triosim.memory.allocator.settings import AllocatorSettings
-from triosim.memory.analysis import MemoryReport
+from triosim.memory.memory_report import MemoryReport
 
 GIB = 2**30
 
 
 @dataclass(frozen=True, slots=True)
 class RankMemory:
-    """The most bytes of live tensors that a rank has, in blocks of 512 bytes, with cuBLAS's workspaces.
+    """The peak of live tensors of ranks with equal memory, in blocks of 512 bytes, with cuBLAS's workspaces.
 
-    ``ranks`` is how many ranks have as much: they are at one ``place``; ``rank`` is the first of them. ``by_category`` are the
-    bytes at the peak. It is reached in ``action`` of the schedule ("0F3": stage 0, forward, micro-batch 3; "optimizer"; of a
-    captured rank the phase, "backward"), in ``layer``.
+    ``place`` numbers the sets of ranks with equal memory; ``ranks`` says how many are in this one, ``rank`` is the first.
+    ``by_category`` are the bytes at the peak, which is in ``layer`` during ``action``: of the schedule ("0F3": stage 0,
+    forward, micro-batch 3), the "optimizer", or, of a captured rank, its phase ("backward").
     """
 
     rank: int
@@ -37,9 +37,9 @@ class RankMemory:
 
 
 class WorldMemory(ABC):
-    """The memory of all ranks: ``ranks`` has an entry for each place, which is where ranks have the same.
+    """The memory of all ranks: ``ranks`` has one entry for each set of ranks with equal memory, numbered by ``place``.
 
-    ``capacity`` is what a process can have of the GPU's memory beside the CUDA context, infinite where the GPU is not known.
+    ``capacity`` is what the CUDA context leaves of the GPU's memory; infinite where the GPU is not known.
     """
 
     ranks: tuple[RankMemory, ...]
@@ -87,7 +87,7 @@ class WorldMemory(ABC):
 
     @property
     def fullest(self) -> RankMemory:
-        """The rank that has most."""
+        """The rank with the highest peak."""
         return max(self.ranks, key=lambda one: (one.peak_bytes, -one.rank))
 
     @property
@@ -96,7 +96,7 @@ class WorldMemory(ABC):
         return all(map(self.fits_at, range(len(self.ranks))))
 
     def fits_at(self, place: int) -> bool:
-        """Whether all live tensors of the ranks at a place fit; what fragmentation takes is not in it."""
+        """Whether all live tensors of the ranks at a place fit, fragmentation not counted."""
         return self.ranks[place].peak_bytes <= self.capacity
 
     @property
@@ -118,11 +118,11 @@ class WorldMemory(ABC):
         )
 
     def _worst(self) -> tuple[RankMemory, str]:
-        """The rank that fits least, and how much it needs."""
+        """Return the rank that exceeds its GPU most, and what it needs."""
         return self.fullest, f"{self.fullest.peak_bytes / GIB:.1f} GiB of tensors"
 
     def checked(self, rank: int | None) -> int:
-        """Return a rank, or the fullest where none is given. Raises ``OptionError`` for one that there is not."""
+        """Return a rank, by default the fullest. Raises ``OptionError`` for one that does not exist."""
         if rank is None:
             return self.fullest.rank
         if not 0 <= rank < self.world:

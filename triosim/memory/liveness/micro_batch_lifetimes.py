@@ -1,0 +1,400 @@
+"""The lifetimes of what one micro-batch allocates in a stage of a program (liveness analysis).
+
+A tensor lives from the operator that makes it to the last one that reads it, or, where a capture recorded its storage, until
+that was freed. Where an operator reads more bytes of a tensor than its maker wrote, the rest was gathered from other ranks,
+and where it reads fewer, the tensor was scattered: each is memory of its own. What tensor parallelism gathers in the forward
+pass and again in the backward pass is freed in between. Parameters, buffers, optimizer states and inputs persist, and are not
+followed here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from triosim.extrapolators.core.program import Await, Block, Communicate, Gradient, Program, Send, TransferKey
+from triosim.memory.allocator.settings import SMALLEST_BLOCK
+from triosim.memory.liveness.lifetimes import MEMORY_CATEGORIES
+from triosim.operators.features import base_name
+from triosim.trace import Category, Operator, Storage, Tensor, Trace
+
+PERSISTENT = ("parameter", "buffer", "optimizer_state", "input")
+COLUMN = {name: place for place, name in enumerate(MEMORY_CATEGORIES)}
+
+
+def whole_blocks(nbytes: float) -> int:
+    """Return ``nbytes`` rounded up to whole blocks of the allocator."""
+    return -int(-nbytes // SMALLEST_BLOCK) * SMALLEST_BLOCK
+
+
+@dataclass(slots=True, eq=False)
+class MicroBatchLifetime:
+    """Memory that a micro-batch takes: from operator ``born`` to operator ``last``, counted over all passes.
+
+    ``clocks`` are its birth and death in the capture, where it has them. What outlives the micro-batch, such as a complete
+    gradient, the rank keeps under the key ``kept_as``, with ``kept_bytes``.
+    """
+
+    nbytes: float
+    category: Category
+    layer: str
+    shape: tuple[int, ...]
+    dtype: str
+    stream: str
+    born: int
+    last: int
+    gathered: bool = False
+    recomputed: bool = False
+    clocks: list[int | None] = field(default_factory=lambda: [None, None])
+    kept_as: Hashable | None = None
+    kept_bytes: float = 0.0
+
+
+class LifetimeChange(NamedTuple):
+    """The birth or death of a lifetime at the operator with position ``place``."""
+
+    number: int
+    birth: bool
+    place: int
+
+
+@dataclass(slots=True, eq=False)
+class MicroBatchLifetimes:
+    """The lifetimes of a micro-batch in a stage, in order of birth.
+
+    ``offsets`` say at which operator each pass begins, ``starts[place]`` is the first change of an operator. ``totals[i]`` are
+    the live bytes after ``i`` changes, and ``bytes[i]`` those by category. ``kept`` are the deaths of what the rank keeps.
+    """
+
+    items: list[MicroBatchLifetime]
+    changes: list[LifetimeChange]
+    offsets: Mapping[str, int]
+    starts: npt.NDArray[np.int64]
+    bytes: npt.NDArray[np.int64]
+    totals: npt.NDArray[np.int64]
+    kept: list[int]
+    layers: list[str]
+
+
+class ProgramStorages:
+    """The storages of a whole program: which persist, which are parameters, and what was captured of them."""
+
+    def __init__(self, program: Program, trace: Trace) -> None:
+        self.first: dict[int, Tensor] = {}
+        self.made: set[int] = set()
+        self.parameters: dict[int, int] = {}  # storage of a parameter, by the ids that it goes by
+        self.kept = program.kept
+        for operator in program.operators:
+            given = {tensor.storage for tensor in operator.inputs}
+            for tensor in operator.inputs:
+                self.first.setdefault(tensor.storage, tensor)
+                if tensor.category == "parameter":
+                    self.parameters[tensor.id] = tensor.storage
+            for tensor in operator.outputs:
+                self.first.setdefault(tensor.storage, tensor)
+                if tensor.storage not in given:
+                    self.made.add(tensor.storage)
+        self.persistent = {  # by storage: whether it existed before the step, and is not followed
+            storage: tensor.category in PERSISTENT or storage not in self.made for storage, tensor in self.first.items()
+        }
+        self.captured = CapturedStorages(trace, self.first)
+        blocks = (block for stage in program.stages for block in stage.blocks)
+        self.sent_bytes = {item.key: item.nbytes for block in blocks for item in block.items if isinstance(item, Send)}
+
+    def is_persistent(self, tensor: Tensor) -> bool:
+        """Whether a tensor existed before the step, and is not followed."""
+        return self.persistent[tensor.storage]
+
+
+class CapturedStorages:
+    """What a capture recorded of storages: when each was freed, and those that are no operator's input or output."""
+
+    def __init__(self, trace: Trace, shown: Mapping[int, Tensor]) -> None:
+        self.storages: dict[int, Storage] = {}
+        self.freed: dict[int, list[int]] = {}  # storages, by the operator that ran when they were freed
+        self.hidden: dict[int, list[Storage]] = {}  # no operator's; by the operator that ran when they were made
+        self.persistent: list[Storage] = []  # hidden, and there for the whole step
+        self.outlive: set[int] = set()  # freed by the optimizer, or not in the step
+        self.died: dict[int, int | None] = {}
+        self.sizes: dict[int, int] = {}  # of the largest tensor of a storage, as captured
+        self.written: dict[int, int] = {}  # by operator: bytes of its outputs, as captured
+        if not trace.storages:
+            return
+        numbers = [operator.id for operator in trace.operators]
+        ends = len(numbers)
+        end_of_backward = next((i for i, one in enumerate(trace.operators) if one.phase == "optimizer"), ends)
+        for operator in trace.operators:
+            self.written[operator.id] = sum(tensor.nbytes for tensor in operator.outputs)
+            for tensor in (*operator.inputs, *operator.outputs):
+                self.sizes[tensor.storage] = max(self.sizes.get(tensor.storage, 0), tensor.nbytes)
+        for one in trace.storages:
+            if not one.nbytes or (one.died or 0) < 0:
+                continue
+            if one.id not in shown:
+                if one.born < 0 or one.operator < 0:
+                    if one.died is None:
+                        self.persistent.append(one)
+                    continue
+                self.hidden.setdefault(numbers[one.operator], []).append(one)
+            else:
+                self.storages[one.id] = one
+            self.died[one.id] = one.died
+            if one.died is not None and one.last_operator is not None and one.last_operator >= 0:
+                self.freed.setdefault(numbers[one.last_operator], []).append(one.id)
+            if one.died is None or (one.last_operator or 0) >= end_of_backward > one.operator:
+                self.outlive.add(one.id)
+
+    def scale(self, storage: int, nbytes: float) -> float:
+        """Return the bytes of a storage of which the largest tensor now has ``nbytes``."""
+        size = self.sizes.get(storage)
+        found = self.storages.get(storage)
+        return nbytes if found is None or not size else nbytes * found.nbytes / size
+
+
+@dataclass(slots=True)
+class _Seen:
+    """The memory that a tensor is in, by the bytes that operators see of it; ``generation`` counts how often it was made."""
+
+    generation: int
+    nbytes: int
+    lifetimes: dict[int, MicroBatchLifetime]
+    gathered: dict[int, tuple[MicroBatchLifetime, str]] = field(default_factory=dict)
+
+
+class MicroBatchLiveness:
+    """Works out lifetimes over the passes of a micro-batch; or, with ``receives`` off, over the optimizer."""
+
+    def __init__(
+        self, storages: ProgramStorages, gradients: Iterable[tuple[Gradient, float]] = (), *, receives: bool = True
+    ) -> None:
+        self._storages = storages
+        self._receives = receives
+        self._ready: dict[int, list[tuple[Gradient, float]]] = {}
+        for gradient, nbytes in gradients:
+            self._ready.setdefault(gradient.ready, []).append((gradient, nbytes))
+        self._items: list[MicroBatchLifetime] = []
+        self._layers: list[str] = []
+        self._offsets: dict[str, int] = {}
+        self._current: dict[int, MicroBatchLifetime] = {}
+        self._generations: dict[int, int] = {}
+        self._seen: dict[int, _Seen] = {}
+        self._scattered: dict[tuple[MicroBatchLifetime, float], MicroBatchLifetime] = {}
+        self._rotating: dict[TransferKey | None, MicroBatchLifetime] = {}  # buffers that are being received, by key
+        self._pass = ""
+        captured = storages.captured
+        self._follows_capture = bool(captured.hidden or captured.freed or storages.kept)
+        self._gathered: set[float] = set()  # bytes of each tensor that this pass has gathered
+
+    def add_pass(self, name: str, blocks: Iterable[Block]) -> None:
+        """Add the blocks of a pass, after those of the passes before."""
+        self._pass = name
+        self._gathered = set()
+        self._offsets[name] = len(self._layers)
+        for block in blocks:
+            arriving = 0.0  # from an all-to-all; the next operator reorders it
+            for item in block.items:
+                if isinstance(item, Operator):
+                    if arriving:
+                        self._buffer(min(arriving, sum(tensor.nbytes for tensor in item.outputs)), block.layer)
+                        arriving = 0.0
+                    self._operator(item)
+                elif isinstance(item, Communicate) and item.kind == "all_to_all":
+                    arriving = item.nbytes if item.shares is None else max(item.shares) * len(item.shares)
+                elif isinstance(item, Communicate) and item.kind in ("all_gather", "rotate"):
+                    self._gathered.add(item.nbytes)
+                    if item.kind == "rotate":
+                        self._rotating[item.key] = self._buffer(item.nbytes, block.layer)
+                elif isinstance(item, Await) and item.key in self._rotating:
+                    self._rotating.pop(item.key).last = len(self._layers)  # the next operator reads it
+
+    def _buffer(self, nbytes: float, layer: str) -> MicroBatchLifetime:
+        """Add a buffer that is received while the next operator runs."""
+        place = len(self._layers)
+        lifetime = MicroBatchLifetime(nbytes, "communication", layer, (), "", "compute", place, place)
+        self._items.append(lifetime)
+        return lifetime
+
+    # ---- operators ----------------------------------------------------------------------------------------------
+
+    def _operator(self, operator: Operator) -> None:
+        place = len(self._layers)
+        self._layers.append(operator.layer)
+        persistent = self._storages.persistent
+        here: dict[int, MicroBatchLifetime | None] = {}
+        for tensor in operator.inputs:
+            if not persistent[tensor.storage]:
+                here[tensor.storage] = self._read(tensor, operator, place)
+        fresh: dict[int, MicroBatchLifetime] = {}
+        for tensor in operator.outputs:
+            storage = tensor.storage
+            if persistent[storage]:
+                continue
+            nbytes = tensor.nbytes
+            lifetime = here[storage] if storage in here else fresh.get(storage)
+            if lifetime is None:
+                if storage in here:
+                    continue  # the optimizer writes a gradient
+                lifetime = fresh[storage] = self._make(tensor, nbytes, operator, place)
+            elif storage in fresh:
+                lifetime.nbytes = max(lifetime.nbytes, self._storages.captured.scale(storage, nbytes))
+            lifetime.last = place
+            self._seen[tensor.id] = _Seen(self._generations[storage], nbytes, {nbytes: lifetime})
+        if self._follows_capture:
+            self._capture(operator, place)
+        for gradient, kept in self._ready.get(operator.id, ()):
+            self._complete(gradient, kept, operator, place)
+
+    def _make(self, tensor: Tensor, nbytes: int, operator: Operator, place: int) -> MicroBatchLifetime:
+        storage, captured = tensor.storage, self._storages.captured
+        lifetime = self._new(tensor, captured.scale(storage, nbytes), operator, place)
+        self._current[storage] = lifetime
+        self._generations[storage] = self._generations.get(storage, 0) + 1
+        found = captured.storages.get(storage)
+        if found is not None:
+            lifetime.clocks[0] = found.born
+        return lifetime
+
+    def _new(self, tensor: Tensor, nbytes: float, operator: Operator, place: int) -> MicroBatchLifetime:
+        lifetime = MicroBatchLifetime(
+            nbytes,
+            tensor.category,
+            operator.layer,
+            tensor.shape,
+            tensor.dtype,
+            operator.stream,
+            place,
+            place,
+            recomputed=operator.recomputed,
+        )
+        self._items.append(lifetime)
+        return lifetime
+
+    def _read(self, tensor: Tensor, operator: Operator, place: int) -> MicroBatchLifetime | None:
+        seen = self._seen.get(tensor.id)
+        lifetime = self._current.get(tensor.storage)
+        if lifetime is None:
+            if not self._receives or self._adds_up(operator):
+                return None
+            lifetime = self._make(
+                tensor, tensor.nbytes, operator, self._offsets[self._pass]
+            )  # it came from another stage
+        nbytes, generation = tensor.nbytes, self._generations[tensor.storage]
+        if seen is None or seen.generation != generation:
+            seen = self._seen[tensor.id] = _Seen(generation, nbytes, {nbytes: lifetime})
+        found = seen.lifetimes.get(nbytes)
+        if found is None:
+            found = self._in_other_size(seen, tensor, operator, place)
+        found.last = max(found.last, place)
+        return found
+
+    def _adds_up(self, operator: Operator) -> bool:
+        """Whether an operator adds to a gradient of which another stage holds a part until the step ends."""
+        of_parameter = operator.id in self._ready or any(tensor.parameter is not None for tensor in operator.outputs)
+        return of_parameter and base_name(operator.name) in ("add", "add_")
+
+    def _in_other_size(self, seen: _Seen, tensor: Tensor, operator: Operator, place: int) -> MicroBatchLifetime:
+        """Return what an operator reads of a tensor whose maker wrote more (it was scattered) or less (it was gathered)."""
+        base = seen.lifetimes[seen.nbytes]
+        if tensor.nbytes < seen.nbytes:
+            share = tensor.nbytes / seen.nbytes
+            lifetime = self._scattered.get((base, share))
+            if lifetime is None:
+                lifetime = self._scattered[base, share] = self._new(tensor, base.nbytes * share, operator, place)
+                lifetime.category, lifetime.layer = base.category, base.layer
+                self._current[tensor.storage] = lifetime
+            seen.lifetimes[tensor.nbytes] = lifetime
+            return lifetime
+        base.last = max(base.last, place)
+        found = seen.gathered.get(tensor.nbytes)
+        if found is None or (found[1] != self._pass and tensor.nbytes in self._gathered):
+            lifetime = self._new(tensor, float(tensor.nbytes), operator, place)
+            lifetime.gathered = True
+            found = seen.gathered[tensor.nbytes] = lifetime, self._pass
+        return found[0]
+
+    def _capture(self, operator: Operator, place: int) -> None:
+        """Let captured storages live until the capture freed them, and add those that are no operator's output."""
+        captured = self._storages.captured
+        for one in captured.hidden.get(operator.id, ()):
+            before = captured.written.get(operator.id)
+            scale = sum(tensor.nbytes for tensor in operator.outputs) / before if before else 1.0
+            lifetime = MicroBatchLifetime(
+                one.nbytes * scale, one.category, one.layer, one.shape, one.dtype, one.stream, place, place
+            )
+            lifetime.clocks[0] = one.born
+            self._items.append(lifetime)
+            self._current[one.id] = lifetime
+        for storage in self._storages.kept.get(operator.id, ()):
+            if storage in self._current:
+                self._current[storage].last = max(self._current[storage].last, place)
+        for storage in captured.freed.get(operator.id, ()):
+            freed = self._current.get(storage)
+            if freed is not None and place >= freed.last:
+                freed.last = place
+                freed.clocks[1] = captured.died[storage]
+
+    def _complete(self, gradient: Gradient, nbytes: float, operator: Operator, place: int) -> None:
+        """Note that a gradient is complete for this micro-batch, and goes to what the rank keeps."""
+        storage = gradient.parameter.storage
+        outputs = [t for t in operator.outputs if t.parameter is not None]
+        mine = next((t for t in outputs if self._storages.parameters.get(t.parameter or 0) == storage), None)
+        lifetime = None if mine is None else self._current.get(mine.storage)
+        if lifetime is None:
+            tensor = gradient.parameter
+            lifetime = MicroBatchLifetime(
+                0.0, "gradient", gradient.layer, tensor.shape, tensor.dtype, operator.stream, place, place
+            )
+            self._items.append(lifetime)
+        lifetime.category, lifetime.layer = "gradient", gradient.layer
+        lifetime.kept_as, lifetime.kept_bytes = ("gradient", storage), nbytes
+        lifetime.last = place
+
+    # ---- the result ---------------------------------------------------------------------------------------------
+
+    def lifetimes(self) -> MicroBatchLifetimes:
+        """Return all lifetimes in order of birth."""
+        places = len(self._layers)
+        for storage in self._storages.captured.outlive if self._pass != "optimizer" else ():
+            left = self._current.get(storage)
+            if left is not None and left.kept_as is None:
+                left.last, left.kept_as, left.kept_bytes = places - 1, ("left", storage), left.nbytes
+        ends = sorted([*self._offsets.values(), places])
+        entries = []
+        for number, lifetime in enumerate(self._items):
+            lifetime.born, lifetime.last = min(lifetime.born, places - 1), min(lifetime.last, places - 1)
+            lifetime.category = self._category(lifetime, ends)
+            entries.append((lifetime.born, *_order(lifetime.clocks[0], 0), number, True))
+            entries.append((lifetime.last, *_order(lifetime.clocks[1], 2), number, False))
+        entries.sort(key=lambda entry: entry[:3])
+        changes = [LifetimeChange(number, birth, place) for place, _, _, number, birth in entries]
+        change = np.zeros((len(changes) + 1, len(MEMORY_CATEGORIES)), np.int64)
+        for row, one in enumerate(changes, 1):
+            lifetime = self._items[one.number]
+            change[row, COLUMN[lifetime.category]] = whole_blocks(lifetime.nbytes) * (1 if one.birth else -1)
+        starts = np.searchsorted([one.place for one in changes], np.arange(places + 1))
+        found = np.cumsum(change, axis=0)
+        kept = [i for i, one in enumerate(changes) if not one.birth and self._items[one.number].kept_as is not None]
+        return MicroBatchLifetimes(
+            self._items, changes, self._offsets, starts, found, found.sum(axis=1), kept, self._layers
+        )
+
+    def _category(self, lifetime: MicroBatchLifetime, ends: list[int]) -> Category:
+        """Return the category: activations are read by a later pass; what dies in the pass that made it is temporary."""
+        if lifetime.kept_as is not None or lifetime.category in ("output", "communication", "input"):
+            return lifetime.category
+        if self._pass == "optimizer":
+            return "temporary"
+        forward_alone = len(self._offsets) == 1
+        outlives = any(lifetime.born < end <= lifetime.last for end in ends)
+        if lifetime.gathered and not outlives:
+            return "communication"
+        return "activation" if outlives or lifetime.recomputed or forward_alone else "temporary"
+
+
+def _order(clock: int | None, otherwise: int) -> tuple[int, int]:
+    """Return a sort key among the changes of one operator: births first and deaths last, unless a capture has their clock."""
+    return (otherwise, 0) if clock is None else (1, clock)
