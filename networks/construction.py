@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import simpy
@@ -24,16 +24,15 @@ def make_network(
     algorithm: CollectiveAlgorithm | None,
     form: Form,
     record: bool,
-    options: plugins.Options,
+    options: Mapping[str, Any],
 ) -> Network:
     """Return a network, given by name or class, on a clock of its own; ``algorithm`` None is the network's default.
 
     Raises ``PluginError`` for a plug-in that cannot be made or is no network.
     """
-    kind = plugins.load("networks", network) if isinstance(network, str) else network
-    settings: dict[str, Any] = {"algorithm": algorithm, "form": form}
-    if isinstance(kind, type) and issubclass(kind, LinkRecorder):
-        settings["record"] = record
+    kind = plugins.find("networks", network)
+    chosen = {"algorithm": algorithm, "form": form, "record": record}
+    settings = {name: chosen[name] for name in _settings(kind)}
     made = plugins.make(kind, simpy.Environment(), topology, options=options, settings=settings)
     name = type(made).__name__
     if not isinstance(made, Network):
@@ -45,6 +44,17 @@ def make_network(
             fix="call super().__init__(env, topology, **options)",
         )
     return made
+
+
+def network_options(network: str | type) -> tuple[str, ...]:
+    """Return the names of the options that a network's constructor reads, beside what a run asks of every network."""
+    kind = plugins.find("networks", network)
+    return plugins.option_names(kind, 2, _settings(kind))
+
+
+def _settings(kind: Any) -> tuple[str, ...]:
+    records = isinstance(kind, type) and issubclass(kind, LinkRecorder)
+    return ("algorithm", "form", "record") if records else ("algorithm", "form")
 
 
 def form_note(network: Network, form: Form) -> Iterator[str]:

@@ -112,7 +112,7 @@ def test_inputs_hold_the_options_and_the_hash_of_the_trace(run: Run, trace: Path
     _, out, _ = run("simulate", trace, "--gpus", 1, "--format", "json")
     inputs = json.loads(out)["inputs"]
     assert inputs["files"]["trace"] == {"path": str(trace), "sha256": hashlib.sha256(trace.read_bytes()).hexdigest()}
-    assert inputs["options"]["parallel"] == "single"
+    assert inputs["config"]["parallel"] == "single"
 
 
 def test_one_gpu_takes_as_long_as_its_operators(run: Run, trace: Path) -> None:

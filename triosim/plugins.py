@@ -10,13 +10,13 @@ import importlib
 import importlib.util
 import inspect
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal, get_args
 
-from triosim.errors import OptionError, PluginError, TriosimError, nearest
+from triosim.errors import PluginError, TriosimError, nearest
 
 Group = Literal["networks", "extrapolators", "collective_algorithms", "compute_models", "trace_formats", "reports"]
 GROUPS: tuple[Group, ...] = get_args(Group)
@@ -120,51 +120,35 @@ def load(group: Group, name: str) -> Any:
     return _checked(group, name, found)
 
 
-class Options:
-    """What a user gives to plug-ins by name, as text: each goes to the parts whose constructors take it."""
-
-    def __init__(self, given: Mapping[str, str]) -> None:
-        self._given = dict(given)
-        self._taken: set[str] = set()
-        self._known: set[str] = set()
-
-    def take(self, names: Iterable[str]) -> dict[str, str]:
-        """Return the options with these names."""
-        wanted = list(names)
-        self._known.update(wanted)
-        self._taken.update(name for name in wanted if name in self._given)
-        return {name: self._given[name] for name in wanted if name in self._given}
-
-    @property
-    def left(self) -> dict[str, str]:
-        """The options that nobody has taken yet."""
-        return {name: value for name, value in self._given.items() if name not in self._taken}
-
-    def refuse_left(self) -> None:
-        """Raise ``OptionError`` for an option that nobody asks for: it is a mistake."""
-        for name in self.left:
-            raise OptionError(f"no part of this run takes '{name}'", where="--option", fix=nearest(name, self._known))
+def find(group: Group, part: str | type) -> Any:
+    """Return what a user names as a part: by a name, or in Python the class itself."""
+    return load(group, part) if isinstance(part, str) else part
 
 
-def make(plugin: Any, *arguments: Any, options: Options, settings: Mapping[str, Any] | None = None) -> Any:
-    """Call a plug-in's constructor with ``arguments``, the options that it names, and the ``settings`` that it takes.
+def option_names(plugin: Any, positional: int = 0, settings: Collection[str] = ()) -> tuple[str, ...]:
+    """Return the names of the options that a plug-in's constructor takes, after so many positional arguments.
 
-    Settings have options of their own, so that they cannot be given by name; None leaves the plug-in's default. Raises
-    ``PluginError`` when it fails.
+    ``settings`` have options of their own, so that they cannot be given by name.
+    """
+    parameters = list(inspect.signature(plugin).parameters.items())[positional:]
+    kinds = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return tuple(name for name, parameter in parameters if parameter.kind in kinds and name not in settings)
+
+
+def make(plugin: Any, *arguments: Any, options: Mapping[str, Any], settings: Mapping[str, Any] | None = None) -> Any:
+    """Call a plug-in's constructor with ``arguments``, and with those of ``options`` and ``settings`` that it takes.
+
+    A setting of None leaves the plug-in's default. Raises ``PluginError`` when it fails.
     """
     settings = settings or {}
     parameters = inspect.signature(plugin).parameters
     takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-    named = [
-        name
-        for name, parameter in list(parameters.items())[len(arguments) :]
-        if name not in settings and parameter.kind in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD)
-    ]
     keywords = {
         name: value for name, value in settings.items() if (takes_all or name in parameters) and value is not None
     }
+    named = option_names(plugin, len(arguments), settings)
     try:
-        return plugin(*arguments, **keywords, **options.take(named))
+        return plugin(*arguments, **keywords, **{name: options[name] for name in named if name in options})
     except TriosimError:
         raise
     except (Exception, SystemExit) as error:

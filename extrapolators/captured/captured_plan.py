@@ -47,6 +47,7 @@ class CapturedPlan:
 
     parallel = "captured"
     known_options: tuple[str, ...] = ()
+    declared = None
     training = True
     pipeline_axis: str | None = None
 

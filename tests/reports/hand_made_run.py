@@ -11,10 +11,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from triosim.config import RunConfig
 from triosim.engine.recording import RankRecord, Recording, TransferCount
 from triosim.networks.extensions import FigureReporter, LinkRate, LinkRecorder
 from triosim.networks.topology import Link, Node, Topology
 from triosim.pipeline.inputs import inputs_of
+from triosim.pipeline.reading import Subject
 from triosim.results.figures import figures
 from triosim.results.finished_run import FinishedRun
 from triosim.results.result import Result
@@ -126,5 +128,5 @@ def result(run: Recording | None = None, notes: tuple[str, ...] = ()) -> Result:
     made = run if run is not None else recording()
     network: Any = FakeNetwork()
     finished = FinishedRun(made, TRACE, FakePlan(), network)
-    inputs = inputs_of({"parallel": "ddp", "gpus": 2}, {}, TRACE, network.topology)
+    inputs = inputs_of(Subject(TRACE, 2), RunConfig.of(parallel="ddp", gpus=2), network.topology)
     return Result(figures(finished, inputs=inputs, notes=notes), made, network.topology, network)

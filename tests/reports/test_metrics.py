@@ -180,7 +180,7 @@ def test_another_gpu_has_its_own_peak_and_the_same_price() -> None:
 
 @pytest.mark.parametrize("option", ["price", "tokens_per_sample"])
 def test_a_price_and_tokens_are_more_than_nothing(option: str) -> None:
-    with pytest.raises(OptionError, match="more than 0"):
+    with pytest.raises(OptionError, match="is not a number above 0"):
         simulate(traces.mlp(), "single", gpus=1, **{option: -1.0})  # type: ignore[arg-type]
 
 

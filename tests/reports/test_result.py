@@ -91,7 +91,7 @@ def test_the_names_that_others_rely_on_are_there() -> None:
 def test_inputs_say_what_is_needed_to_run_it_again() -> None:
     inputs = result().inputs
     assert inputs["versions"].keys() == {"triosim", "python", "numpy", "simpy"}
-    assert inputs["options"]["parallel"] == "ddp"
+    assert inputs["config"]["parallel"] == "ddp"
     assert inputs["trace"] == {
         "model": "toy",
         "gpu": "NVIDIA H100",

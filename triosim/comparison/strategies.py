@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from triosim import plugins
-from triosim.config import RunConfig, flags, readers, takes_text
+from triosim.config import RunConfig, readers, takes_text
+from triosim.engine.engine import Progress
 from triosim.errors import TriosimError
 from triosim.extrapolators.pipeline.schedules import Wanted
 from triosim.output_files import PathLike
+from triosim.pipeline.reading import TraceLike
 from triosim.results import report as reports
 from triosim.results.result import Result
-from triosim.simulation import TopologyLike, TraceLike, simulate
+from triosim.simulation import simulate_config
 from triosim.trace import Trace
 from triosim.trace.formats import read_trace
 from triosim.trace.task_streams import TaskStreams
@@ -40,7 +42,7 @@ class Strategy:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class StrategyResult:
     """A strategy with its result, or with the reason why it cannot run."""
 
     strategy: Strategy
@@ -69,7 +71,7 @@ class Comparison:
 
     title: str
     gpus: int
-    runs: tuple[Run, ...]
+    runs: tuple[StrategyResult, ...]
 
     def to_dict(self) -> dict[str, Any]:
         """Return the comparison as JSON holds it; what cannot run has a reason and no figures."""
@@ -117,9 +119,8 @@ def compare(
     trace: TraceLike,
     gpus: int,
     *,
-    trace_format: str | None = None,
-    topology: TopologyLike | None = None,
     started: Callable[[Strategy], None] | None = None,
+    progress: Progress | None = None,
     **options: Any,
 ) -> Comparison:
     """Simulate every strategy on ``gpus`` GPUs; ``options`` are those of ``simulate``, each for the strategies that read it.
@@ -127,88 +128,91 @@ def compare(
     ``started`` is told of each strategy before it runs. Raises ``TriosimError`` where none can run, for whatever is wrong
     with the trace or the topology, and for an option with which none can that reads it.
     """
+    return compare_config(trace, gpus, RunConfig.of(**options), started, progress)
+
+
+def compare_config(
+    trace: TraceLike,
+    gpus: int,
+    config: RunConfig,
+    started: Callable[[Strategy], None] | None = None,
+    progress: Progress | None = None,
+) -> Comparison:
+    """Do what ``compare`` does, with the options in one value."""
     if isinstance(trace, TaskStreams):
         raise TriosimError("task streams run as they are", fix="compare the strategies for a trace of one GPU")
-    if not isinstance(trace, Trace):
-        trace = read_trace(trace, trace_format)
+    found_trace = trace if isinstance(trace, Trace) else read_trace(trace, config.trace_format)
     if gpus < 1:
         raise TriosimError(f"{gpus} GPUs", where="--gpus", fix="ask for 1 or more")
-    _check(options, gpus)
-    found: list[Run] = []
+    if config.is_given("schedule"):
+        Wanted(config.schedule, gpus).micro_batches()  # which a table that cannot be read does not say
+
+    def run(strategy: Strategy, chosen: RunConfig = config) -> StrategyResult:
+        try:
+            result = simulate_config(found_trace, _config_of(strategy, gpus, chosen), progress)
+        except TriosimError as error:
+            return StrategyResult(strategy, None, str(error))
+        return StrategyResult(strategy, result)
+
+    found: list[StrategyResult] = []
     for strategy in strategies(gpus):
         if started is not None:
             started(strategy)
-        found.append(_run(strategy, trace, gpus, topology, options))
-    if all(run.result is None for run in found):
+        found.append(run(strategy))
+    if all(one.result is None for one in found):
         raise TriosimError(f"no strategy can run: {found[min(1, len(found) - 1)].reason}")  # one GPU is the first
-    for run in _spoilt(found, options, lambda strategy, left: _run(strategy, trace, gpus, topology, left)):
-        raise TriosimError(run.reason)
-    runs = sorted(_measured(found), key=lambda run: -run.throughput)
-    gpu = next(run.result.inputs["trace"]["gpu"] for run in runs if run.result is not None)
-    return Comparison(f"{trace.model} on {gpus} x {gpu}", gpus, tuple(runs))
+    for one in _prevented(found, config, run):
+        raise TriosimError(one.reason)
+    runs = sorted(_measured(found), key=lambda one: -one.throughput)
+    gpu = next(one.result.inputs["trace"]["gpu"] for one in runs if one.result is not None)
+    return Comparison(f"{found_trace.model} on {gpus} x {gpu}", gpus, tuple(runs))
 
 
-def _check(options: Mapping[str, Any], gpus: int) -> None:
-    """Refuse what is no value for any strategy, which is not a reason why one of them cannot run."""
-    RunConfig.of(**{name: value for name, value in options.items() if name != "progress"})
-    if options.get("schedule") is not None:
-        Wanted(options["schedule"], gpus).micro_batches()  # which a table that cannot be read does not say
-
-
-def _spoilt(
-    runs: Sequence[Run], options: Mapping[str, Any], run: Callable[[Strategy, Mapping[str, Any]], Run]
-) -> Iterator[Run]:
-    """Yield those that cannot run because of an option with which nothing can that reads it, and which can without it."""
-    config = RunConfig.of(**{name: value for name, value in options.items() if name != "progress"})
-    for name in flags():
+def _prevented(
+    runs: Sequence[StrategyResult], config: RunConfig, run: Callable[[Strategy, RunConfig], StrategyResult]
+) -> Iterator[StrategyResult]:
+    """Yield the runs that an option prevents which no strategy can run with that reads it, and that can run without it."""
+    for name in config.parts:
         if config.is_given(name):
-            left = {key: value for key, value in options.items() if key != name}
+            left = replace(config, parts={key: value for key, value in config.parts.items() if key != name})
             yield from _none_runs([one for one in runs if _names(one.strategy) & {*readers(name)}], left, run)
-    given: Mapping[str, str] = options.get("options") or {}
-    for name in given:
-        left = {**options, "options": {key: value for key, value in given.items() if key != name}}
-        yield from _none_runs([one for one in runs if name in _extra_options(_names(one.strategy))], left, run)
+    for name in config.options:
+        left = replace(config, options={key: value for key, value in config.options.items() if key != name})
+        yield from _none_runs([one for one in runs if name in _options_by_name(_names(one.strategy))], left, run)
 
 
 def _none_runs(
-    readers: Sequence[Run], left: Mapping[str, Any], run: Callable[[Strategy, Mapping[str, Any]], Run]
-) -> Iterator[Run]:
-    if not any(one.result for one in readers):
-        yield from (one for one in readers if run(one.strategy, left).result is not None)
+    having: Sequence[StrategyResult], left: RunConfig, run: Callable[[Strategy, RunConfig], StrategyResult]
+) -> Iterator[StrategyResult]:
+    if not any(one.result for one in having):
+        yield from (one for one in having if run(one.strategy, left).result is not None)
 
 
-def _run(strategy: Strategy, trace: Trace, gpus: int, topology: TopologyLike | None, options: Mapping[str, Any]) -> Run:
-    world = 1 if strategy.parallel == "single" else gpus
-    given = {**_read_by(strategy, gpus, options), **strategy.options}
-    try:
-        result = simulate(trace, strategy.parallel, gpus=world, topology=topology, **given)
-    except TriosimError as error:
-        return Run(strategy, None, str(error))
-    return Run(strategy, result)
-
-
-def _read_by(strategy: Strategy, gpus: int, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options without those that other strategies read, and this one does not."""
+def _config_of(strategy: Strategy, gpus: int, config: RunConfig) -> RunConfig:
+    """Return the configuration of a strategy: without the options that other strategies read, and this one does not."""
     names = _names(strategy)
-    found = {name: value for name, value in options.items() if names & {*(readers(name) or names)}}
-    mine = _extra_options(names)
-    others = _extra_options(set().union(*map(_names, strategies(gpus)))) - mine
-    if options.get("options"):
-        found["options"] = {name: value for name, value in options["options"].items() if name not in others}
-    return found
+    others = _options_by_name(set().union(*map(_names, strategies(gpus)))) - _options_by_name(names)
+    mine = replace(
+        config,
+        parts={name: value for name, value in config.parts.items() if names & {*readers(name)}},
+        options={name: value for name, value in config.options.items() if name not in others},
+    )
+    return mine.replaced(
+        parallel=strategy.parallel, gpus=1 if strategy.parallel == "single" else gpus, **strategy.options
+    )
 
 
 def _names(strategy: Strategy) -> set[str]:
     return {part.partition("=")[0] for part in strategy.parallel.split(",")}
 
 
-def _extra_options(names: set[str]) -> set[str]:
-    """The options that parallelisms read by name."""
+def _options_by_name(names: set[str]) -> set[str]:
+    """Return the names of the options that parallelisms read from ``--option``."""
     declared = (option for name in names for option in plugins.load("extrapolators", name).options)
     return {option.key or option.name for option in declared if takes_text(option)}
 
 
-def _measured(runs: list[Run]) -> Iterator[Run]:
+def _measured(runs: list[StrategyResult]) -> Iterator[StrategyResult]:
     """Yield the runs with their speed-up over the first, which is one GPU's."""
     alone = runs[0]
     for run in runs:
@@ -216,10 +220,10 @@ def _measured(runs: list[Run]) -> Iterator[Run]:
             yield run
         else:
             speed_up = run.throughput / alone.throughput
-            yield Run(run.strategy, run.result, "", speed_up, speed_up / run.result.world)
+            yield StrategyResult(run.strategy, run.result, "", speed_up, speed_up / run.result.world)
 
 
-def _row(run: Run) -> dict[str, Any]:
+def _row(run: StrategyResult) -> dict[str, Any]:
     row: dict[str, Any] = {"label": run.label, "parallel": run.strategy.parallel, **run.strategy.options}
     if run.result is None:
         return {**row, "reason": run.reason}

@@ -9,18 +9,22 @@ from pathlib import Path
 from typing import Any
 
 import triosim
+from triosim.config import COMMON, RunConfig
+from triosim.extrapolators.captured.captured_plan import CapturedPlan
 from triosim.networks.topology import Topology
-from triosim.trace import Trace
+from triosim.pipeline.reading import Subject, files_of
 
 
-def inputs_of(
-    config: Mapping[str, Any], files: Mapping[str, str], trace: Trace, topology: Topology
-) -> Mapping[str, Any]:
-    """Return everything needed to run it again. ``files`` are paths by what they were read for ("trace", "topology")."""
+def inputs_of(subject: Subject, config: RunConfig, topology: Topology) -> dict[str, Any]:
+    """Return everything needed to run it again."""
+    trace = subject.trace
     return {
         "versions": versions(),
-        "options": dict(config),
-        "files": {name: {"path": path, "sha256": sha256(Path(path))} for name, path in files.items()},
+        "config": config_values(config),
+        "files": {
+            name: {"path": path, "sha256": sha256(Path(path))} for name, path in files_of(subject, config).items()
+        },
+        "parallel": CapturedPlan.parallel if subject.streams is not None else str(config.parallel),
         "trace": {
             "model": trace.model,
             "gpu": trace.gpu,
@@ -30,6 +34,25 @@ def inputs_of(
         },
         "topology": {"name": topology.name, "gpus": len(topology.gpus), "links": len(topology.links)},
     }
+
+
+def config_values(config: RunConfig) -> dict[str, Any]:
+    """Return the options of a run as JSON can hold them."""
+    return {name: _plain(getattr(config, name)) for name in (*COMMON, *config.parts)}
+
+
+def _plain(value: Any) -> Any:
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, Topology):
+        return value.name
+    if isinstance(value, Mapping):
+        return {str(key): _plain(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(one) for one in value]
+    if isinstance(value, type):
+        return f"{value.__module__}:{value.__qualname__}"
+    return str(value)
 
 
 def versions() -> dict[str, str]:

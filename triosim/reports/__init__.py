@@ -1,1 +1,5 @@
-"""How a result is shown and written: terminal tables, CSV, timeline, pictures, HTML."""
+"""Views of results: tables on a terminal, files, pictures and pages; each is a ``Report``, found by its name."""
+
+from triosim.results.report import Report
+
+__all__ = ["Report"]

@@ -44,7 +44,7 @@ def find(report: str | type, subject: Subject = "result") -> Any:
 
     Raises ``PluginError`` where there is none, ``OptionError`` where it is a report of something else than ``subject``.
     """
-    found = plugins.load("reports", report) if isinstance(report, str) else report
+    found = plugins.find("reports", report)
     of = getattr(found, "subject", "result")
     if of != subject:
         raise OptionError(f"the report '{report}' is of a {of}, not of a {subject}", where="report")

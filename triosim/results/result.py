@@ -242,11 +242,11 @@ class Result:
     @property
     def title(self) -> str:
         """One line that says what was simulated: ``vgg13, ddp on 8 x H100, dgx-h100``."""
-        trace, options = self.inputs.get("trace", {}), self.inputs.get("options", {})
+        trace = self.inputs.get("trace", {})
         gpus = f"{self.world} x {trace.get('gpu', 'GPU')}" if self.world > 1 else f"1 {trace.get('gpu', 'GPU')}"
         topology = self.inputs.get("topology", {}).get("name", "")
         where = f", {topology}" if topology and self.world > 1 else ""
-        return f"{trace.get('model', 'model')}, {options.get('parallel', 'simulated')} on {gpus}{where}"
+        return f"{trace.get('model', 'model')}, {self.inputs.get('parallel', 'simulated')} on {gpus}{where}"
 
     def __str__(self) -> str:
         return str(reports.find("text")().text(self))

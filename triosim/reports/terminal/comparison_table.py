@@ -87,7 +87,7 @@ def _columns(comparison: Comparison) -> list[str]:
 
 def _is_priced(comparison: Comparison) -> bool:
     """Whether somebody said what a GPU costs."""
-    return any(run.result is not None and run.result.inputs["options"]["price"] for run in comparison.runs)
+    return any(run.result is not None and run.result.inputs["config"].get("price") for run in comparison.runs)
 
 
 def _is_drawn(comparison: Comparison) -> bool:

@@ -133,13 +133,12 @@ def percent(part: float, whole: float) -> str:
 
 def _summary(data: ResultData, title: str) -> RenderableType:
     trace = data.inputs.get("trace", {})
-    options = data.inputs.get("options", {})
     topology = data.inputs.get("topology", {})
     world = len(data.ranks)
     facts = [
         ("model", f"{trace.get('model', 'unknown')} ({trace.get('operators', '?')} operators)"),
         ("GPU", f"{trace.get('gpu', 'unknown')}, times {trace.get('times', 'unknown')}"),
-        ("parallelism", f"{options.get('parallel', 'unknown')} on {world} GPU{'s' if world > 1 else ''}"),
+        ("parallelism", f"{data.inputs.get('parallel', 'unknown')} on {world} GPU{'s' if world > 1 else ''}"),
         ("topology", f"{topology.get('name', 'unknown')} ({topology.get('links', '?')} links)"),
         ("global batch", f"{data.global_batch_size:,} samples (the trace: {trace.get('batch_size', '?')})"),
     ]

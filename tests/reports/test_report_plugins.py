@@ -1,0 +1,60 @@
+"""Reports are plug-ins: found by name, told what a run must record, and checked before it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import hand_made_run as run
+import pytest
+
+from triosim import plugins
+from triosim.errors import OptionError, OutputError, PluginError
+from triosim.results import report as reports
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "plugins" / "markdown_report.py"
+
+
+def test_a_report_from_a_file_is_written_with_its_options(tmp_path: Path) -> None:
+    run.result().write(f"{EXAMPLE}:Markdown", tmp_path / "step.md", rows=1)
+    lines = (tmp_path / "step.md").read_text().splitlines()
+    assert lines[0] == "**toy, ddp on 2 x NVIDIA H100, pair**: 10.0 ms a step"
+    assert lines[-1] == "| a | 4.00 ms |"  # forward 1, backward 2, optimizer 1; b has as much and comes later
+
+
+def test_a_report_need_not_derive_from_the_base_class(tmp_path: Path) -> None:
+    class StepTime:
+        def write(self, result: object, path: Path) -> None:
+            path.write_text(f"{result.step_time_s}")  # type: ignore[attr-defined]
+
+    run.result().write(StepTime, tmp_path / "time.txt")
+    assert (tmp_path / "time.txt").read_text() == "0.01"
+    assert reports.records(StepTime) == ()
+    reports.check(StepTime, tmp_path / "time.txt")
+
+
+@pytest.mark.parametrize("name", [name for name in plugins.BUILT_IN["reports"] if not name.startswith("comparison")])
+def test_every_report_of_a_result_can_be_written(name: str, tmp_path: Path) -> None:
+    path = tmp_path / (f"{name}.svg" if "plot" in name else f"report.{name}")
+    run.result().write(name, path)
+    assert path.stat().st_size > 100
+
+
+def test_a_report_says_before_the_run_what_it_needs_and_what_it_cannot_write() -> None:
+    assert reports.records(reports.find("timeline")) == ("timeline",)
+    assert reports.records(reports.find("link-plot")) == ("links",)
+    with pytest.raises(OutputError, match="is no kind of picture"):
+        reports.check(reports.find("plot"), "plot.docx")
+
+
+def test_a_report_of_something_else_is_refused() -> None:
+    with pytest.raises(OptionError, match="'comparison-plot' is of a comparison, not of a result"):
+        run.result().write("comparison-plot", "unused.png")
+    with pytest.raises(PluginError, match="there is no 'cvs' among the reports; did you mean 'csv'"):
+        run.result().write("cvs", "unused.csv")
+
+
+def test_a_mistake_in_a_report_is_one_line_that_names_its_place(tmp_path: Path) -> None:
+    mine = tmp_path / "mine.py"
+    mine.write_text("class Mine:\n    def write(self, result, path):\n        result.nothing\n")
+    with pytest.raises(PluginError, match=r"mine\.py:3: AttributeError"):
+        run.result().write(f"{mine}:Mine", tmp_path / "out.txt")

@@ -1,0 +1,35 @@
+"""Gives a function of the Python interface that takes ``**options`` the signature and the documentation of the options."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+from triosim.config.option import Option
+from triosim.config.parts import flags
+from triosim.config.run_config import COMMON
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def with_options(function: Function) -> Function:
+    """Replace ``**options`` by a keyword for each option of a run, with its default, and list them in the docstring.
+
+    This loads all parts that ship with triosim, because they declare options too.
+    """
+    signature = inspect.signature(function)
+    own = [one for one in signature.parameters.values() if one.kind is not one.VAR_KEYWORD]
+    names = {one.name for one in own}
+    options = [option for option in (*COMMON.values(), *flags().values()) if option.name not in names]
+    keywords = [inspect.Parameter(one.name, inspect.Parameter.KEYWORD_ONLY, default=one.default) for one in options]
+    function.__signature__ = signature.replace(  # type: ignore[attr-defined]  # as inspect documents
+        parameters=[*own, *keywords]
+    )
+    function.__doc__ = "\n".join((inspect.getdoc(function) or "", "", *_lines(options)))
+    return function
+
+
+def _lines(options: list[Option]) -> Iterator[str]:
+    for option in options:
+        yield f"{option.name}: {option.help}" + ("" if option.default in (None, "") else f" [{option.default}]")

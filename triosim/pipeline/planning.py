@@ -1,0 +1,127 @@
+"""The third step of a simulation, ``plan``: which rank does what on which system, before any clock runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from triosim import plugins
+from triosim.conditions import Conditions
+from triosim.conditions.checks import check_conditions
+from triosim.conditions.heterogeneity import Heterogeneity
+from triosim.config import RunConfig, unread
+from triosim.errors import OptionError, TraceError, nearest
+from triosim.extrapolators.captured.captured_plan import CapturedPlan
+from triosim.extrapolators.core.plan import ParallelPlan
+from triosim.extrapolators.core.plan import plan as extrapolate
+from triosim.memory.extrapolated_memory import memory_of_run
+from triosim.memory.world_memory import WorldMemory
+from triosim.networks.base import Network
+from triosim.networks.calibration import calibrated_times
+from triosim.pipeline.pricing import Priced
+from triosim.pipeline.system import NetworkFactory, System, network_factory, network_notes, system_of
+from triosim.trace import Operator
+from triosim.trace.task_streams import TaskStreams
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedRun:
+    """A run that can begin: the plan of all ranks' tasks, the system, and the memory that the ranks need.
+
+    ``network`` is idle, on a clock of its own; ``new_network`` makes others like it. ``heterogeneity`` gives each rank's tasks
+    their times where GPUs differ.
+    """
+
+    priced: Priced
+    plan: ParallelPlan | CapturedPlan
+    system: System
+    network: Network
+    new_network: NetworkFactory
+    heterogeneity: Heterogeneity
+    memory: WorldMemory
+    notes: tuple[str, ...]
+
+
+def plan(priced: Priced, config: RunConfig) -> PlannedRun:
+    """Return the plan of a run. Raises ``TriosimError`` for options that contradict each other or that nobody reads."""
+    subject = priced.subject
+    system = system_of(subject, config)
+    new_network = network_factory(system, config)
+    network = new_network()
+    check_conditions(system.conditions, network)
+    with plugins.blamed():
+        heterogeneity = Heterogeneity(system.conditions, subject.trace, priced.model)
+        slowdown = heterogeneity.slowdown if config.balance_stages else None
+        planned = plan_step(priced, config, gpus=len(system.topology.gpus), factor=slowdown)
+    refuse_unknown(config, (*priced.options_read, *new_network.options_read, *planned.known_options))
+    check_draws(config.draws, system.conditions, tokens=tokens_are_drawn(planned))
+    with plugins.blamed():
+        memory = memory_of_run(planned, subject.trace, fail_on_oom=config.fail_on_oom)
+    notes = [*system.notes, *unread(config, planned.declared), *memory.notes]
+    if config.collective is None and config.collective_form == "pipelined":
+        notes.extend(calibrated_times.notes(network, planned.world))
+    notes.extend(network_notes(network, config))
+    if planned.world > len(system.topology.gpus):
+        raise OptionError(
+            f"the topology has {len(system.topology.gpus)} GPUs, {planned.world} are asked for",
+            where=system.topology.name,
+            fix="ask for fewer, or give a larger topology",
+        )
+    if config.host_overhead == "trace" and not any(operator.host_seconds for operator in subject.trace.operators):
+        notes.append("the trace has no host times, so that a launch costs nothing")
+    return PlannedRun(priced, planned, system, network, new_network, heterogeneity, memory, tuple(notes))
+
+
+def plan_step(
+    priced: Priced,
+    config: RunConfig,
+    *,
+    gpus: int | None = None,
+    factor: Callable[[int, Operator], float] | None = None,
+) -> ParallelPlan | CapturedPlan:
+    """Return the tasks of all ranks, whatever the system: the trace extrapolated, or the streams as they were captured.
+
+    ``gpus`` is how many there are where the configuration leaves it open; ``factor`` says by how many times longer an operator
+    takes on a rank, where pipeline stages are balanced over unequal GPUs.
+    """
+    subject = priced.subject
+    if subject.streams is not None:
+        _check_times(subject.streams)
+        return CapturedPlan(subject.streams, iterations=config.iterations)
+    return extrapolate(
+        subject.trace,
+        config.parallel,
+        gpus=subject.gpus if subject.gpus is not None else gpus,
+        config=config,
+        model=priced.model,
+        factor=factor,
+    )
+
+
+def check_draws(draws: int, conditions: Conditions, *, tokens: bool) -> None:
+    """Raise ``OptionError`` for several draws of a run in which nothing is drawn; ``tokens`` are drawn or not."""
+    if draws > 1 and not (tokens or conditions.stragglers or conditions.slow_links):
+        raise OptionError(
+            "nothing in this run is drawn by chance",
+            where="--draws",
+            fix="give --stragglers or --slow-links, or ep with a load that is not balanced",
+        )
+
+
+def tokens_are_drawn(planned: ParallelPlan | CapturedPlan) -> bool:
+    """Whether something in the tasks is drawn by chance."""
+    return isinstance(planned, ParallelPlan) and planned.draws
+
+
+def refuse_unknown(config: RunConfig, read: Iterable[str]) -> None:
+    """Raise ``OptionError`` for an option given by name that no part reads: it is a mistake."""
+    known = {*read}
+    for name in config.options:
+        if name not in known:
+            raise OptionError(f"no part of this run takes '{name}'", where="--option", fix=nearest(name, known))
+
+
+def _check_times(streams: TaskStreams) -> None:
+    """Refuse streams in which nothing takes time. Raises ``TraceError``."""
+    if not any(operator.seconds for trace in streams.traces.values() for operator in trace.operators):
+        raise TraceError("the streams have no times", where=streams.source or None, fix="give a GPU: --gpu H100")

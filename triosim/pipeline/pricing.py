@@ -1,0 +1,55 @@
+"""The second step of a simulation, ``price``: the time that each operator takes on the GPU that is asked for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from triosim import gpus as catalogue
+from triosim import plugins
+from triosim.compute.compute_model import ComputeModel
+from triosim.compute.pricing import operator_times
+from triosim.compute.pricing.repricing import on_gpu
+from triosim.config import RunConfig
+from triosim.gpus import Gpu
+from triosim.pipeline.reading import Subject
+from triosim.trace import Trace
+
+
+@dataclass(frozen=True, slots=True)
+class Priced:
+    """A subject whose operators have times, and the compute model that estimates those of other shapes.
+
+    ``gpu`` is what was asked for beside the trace's; ``options_read`` are the names of the options that the model reads.
+    """
+
+    subject: Subject
+    model: ComputeModel
+    gpu: Gpu | None
+    options_read: tuple[str, ...]
+
+
+def price(subject: Subject, config: RunConfig) -> Priced:
+    """Return the subject with the times of ``--operator-times``, and those of another GPU where one is asked for."""
+    if config.operator_times is not None:
+        entries = operator_times.load(config.operator_times)
+        subject = subject.changed(lambda trace: operator_times.apply(entries, trace))
+    kind: Any = plugins.find("compute_models", config.compute_model)
+    model: ComputeModel = plugins.make(kind, options=config.options)
+    target = None if config.gpu is None else config.gpu if isinstance(config.gpu, Gpu) else catalogue.find(config.gpu)
+    if target is not None:
+        predict = on_gpu if subject.streams is None else _captured_on_gpu
+        with plugins.blamed():
+            subject = subject.changed(lambda trace: predict(trace, target, model))
+    return Priced(subject, model, target, plugins.option_names(kind))
+
+
+def _captured_on_gpu(trace: Trace, target: Gpu, model: ComputeModel) -> Trace:
+    """Return a captured trace with the times of another GPU, or with times if it has none; communications have none."""
+    if not any(operator.seconds for operator in trace.operators):
+        trace = replace(trace, gpu="unknown", times="predicted")
+    moved = on_gpu(trace, target, model)
+    operators = tuple(
+        old if old.communication is not None else new for old, new in zip(trace.operators, moved.operators, strict=True)
+    )
+    return replace(moved, operators=operators)

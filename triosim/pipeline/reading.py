@@ -1,0 +1,109 @@
+"""The first step of a simulation, ``read``: the trace or task streams of a run, and whether the options fit them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from os import PathLike
+from pathlib import Path
+
+from triosim.config import COMMON, RunConfig, flags
+from triosim.errors import OptionError, TraceError
+from triosim.extrapolators.core.plan import gpus_named_by
+from triosim.trace import Trace
+from triosim.trace.formats import read as read_file
+from triosim.trace.task_streams import TaskStreams
+
+TraceLike = Trace | TaskStreams | str | PathLike[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What is simulated: the trace of a step on one GPU, or the task streams of a distributed step that was captured.
+
+    ``path`` is the file that it was read from. ``gpus`` is how many GPUs are asked for; None leaves it to the topology.
+    """
+
+    content: Trace | TaskStreams
+    gpus: int | None
+    path: str | None = None
+
+    @property
+    def trace(self) -> Trace:
+        """The trace; of task streams, that of the first rank, by which the others are named."""
+        return self.content if isinstance(self.content, Trace) else self.content.traces[self.content.like[0]]
+
+    @property
+    def streams(self) -> TaskStreams | None:
+        """The task streams; None for a trace of one GPU."""
+        return self.content if isinstance(self.content, TaskStreams) else None
+
+    def changed(self, change: Callable[[Trace], Trace]) -> Subject:
+        """Return the subject with its trace, or the traces of all captured ranks, changed."""
+        if isinstance(self.content, Trace):
+            return replace(self, content=change(self.content))
+        traces = {rank: change(trace) for rank, trace in self.content.traces.items()}
+        return replace(self, content=replace(self.content, traces=traces))
+
+
+def read(trace: TraceLike, config: RunConfig) -> Subject:
+    """Read what is to be simulated.
+
+    Raises ``OptionError`` for options that it cannot follow, and ``TraceError`` for the trace of one rank of several.
+    """
+    path = None if isinstance(trace, (Trace, TaskStreams)) else str(trace)
+    content = trace if isinstance(trace, (Trace, TaskStreams)) else read_file(trace, config.trace_format)
+    if isinstance(content, TaskStreams):
+        _check_options(content, config)
+        return Subject(content, content.world, path)
+    if any(operator.communication is not None for operator in content.operators):
+        raise TraceError(
+            "is the trace of one rank of a distributed step",
+            where=content.source or None,
+            fix="give the task streams of all ranks, or a trace of the step on one GPU",
+        )
+    return Subject(content, gpus_for(config.parallel, config.gpus), path)
+
+
+def gpus_for(parallel: str | Mapping[str, int], gpus: int | None) -> int | None:
+    """Return how many GPUs are asked for: the option, or the product of the sizes; None leaves it open."""
+    if gpus is not None:
+        if gpus < 1:
+            raise OptionError(f"{gpus} GPUs", where="--gpus", fix="ask for 1 or more")
+        if parallel == "single" and gpus > 1:
+            raise OptionError(f"'single' is one GPU, not {gpus}", where="--gpus", fix="give --parallel too, ddp say")
+        return gpus
+    return gpus_named_by(parallel)
+
+
+def files_of(subject: Subject, config: RunConfig) -> dict[str, str]:
+    """Return the files that a run reads, by what they are read for."""
+    read_for = {"gpu": config.gpu, "topology": config.topology, "schedule": config.schedule}
+    files = {name: str(path) for name, path in read_for.items() if _is_file(path)}
+    if subject.path is not None:
+        files["trace"] = subject.path
+    if config.operator_times is not None:
+        files["operator_times"] = str(config.operator_times)
+    return files
+
+
+def _is_file(name: object) -> bool:
+    return isinstance(name, (str, PathLike)) and Path(name).is_file()
+
+
+def _check_options(streams: TaskStreams, config: RunConfig) -> None:
+    """Refuse options that change the step itself, which only capturing it again can."""
+    where = streams.source or None
+    for option in (*COMMON.values(), *flags().values()):
+        if option.of_step and config.is_given(option.name):
+            raise OptionError(
+                f"{option.where} does not go with the task streams of {streams.world} ranks, which run as they were captured",
+                where=where,
+                fix="leave it out, or capture the script with it",
+            )
+    if config.gpus not in (None, streams.world):
+        raise OptionError(
+            f"the streams are those of {streams.world} ranks, not of {config.gpus}",
+            where=where,
+            fix="leave --gpus out, or capture the script with another --world",
+        )

@@ -1,0 +1,89 @@
+"""The fourth step of a simulation, ``run``: the engine runs the ranks' tasks, of ranks that do the same one for all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from statistics import median
+
+from triosim import plugins
+from triosim.conditions import Conditions
+from triosim.conditions.checks import condition_notes, notes_without_effect
+from triosim.config import RunConfig
+from triosim.engine.engine import Engine, Progress
+from triosim.engine.options import EngineOptions
+from triosim.engine.recording import Recording
+from triosim.errors import AsymmetryError
+from triosim.extrapolators.core.symmetry import Symmetry
+from triosim.folding import folded_network as folding
+from triosim.networks.base import Network
+from triosim.pipeline.planning import PlannedRun
+from triosim.trace import Trace
+
+
+@dataclass(frozen=True, slots=True)
+class Execution:
+    """What a run left behind: the recording, the network with what its links carried, and notes."""
+
+    recording: Recording
+    network: Network
+    notes: tuple[str, ...]
+
+
+def run(planned: PlannedRun, config: RunConfig, progress: Progress | None = None) -> Execution:
+    """Run a plan; ``progress`` is called now and then with the simulated time and the number of finished tasks."""
+    conditions, tasks = planned.system.conditions, planned.plan
+    options = EngineOptions(
+        host_overhead=None if config.host_overhead == "none" else config.host_overhead,
+        call_overhead=_call_overhead(planned.priced.subject.trace),
+        run_ahead=config.run_ahead,
+        timeline=config.timeline,
+        conditions=conditions,
+    )
+
+    def engine_on(network: Network, symmetry: Symmetry | None = None) -> Engine:
+        return Engine(network.env, network, options, progress=progress, symmetry=symmetry)
+
+    with plugins.blamed():
+        notes = list(condition_notes(conditions, tasks.world))
+        why_not = _why_not_folded(planned, config)
+        if tasks.symmetry is not None and not why_not and folding.repays(config.fold, tasks.world):
+            try:
+                recording, network = folding.run(tasks.symmetry, tasks.tasks, planned.new_network, engine_on)
+                return Execution(recording, network, (*notes, *_without_effect(conditions, network, recording)))
+            except AsymmetryError as found:
+                why_not = str(found)
+        if config.fold and why_not and tasks.world > 1:
+            notes.append(f"every rank is simulated: {why_not}")
+        streams = {rank: tasks.tasks(rank) for rank in range(tasks.world)}
+        if conditions.heterogeneous:
+            streams = {rank: planned.heterogeneity.stream(rank, stream) for rank, stream in streams.items()}
+        recording = engine_on(planned.network).run(streams)
+    return Execution(recording, planned.network, (*notes, *_without_effect(conditions, planned.network, recording)))
+
+
+def _without_effect(conditions: Conditions, network: Network, recording: Recording) -> Iterable[str]:
+    return notes_without_effect(
+        conditions,
+        network.topology,
+        world=len(recording.ranks),
+        end_s=recording.end,
+        transfer_kinds={kind for kind, *_ in recording.transfers},
+    )
+
+
+def _why_not_folded(planned: PlannedRun, config: RunConfig) -> str:
+    """Return why no rank can stand for another one; empty where one may."""
+    if planned.plan.symmetry is None:
+        return "nobody knows which ranks of these tasks do the same"
+    if config.links:
+        return "the links of each are recorded"
+    if config.timeline:
+        return "each is on the timeline"
+    return "" if planned.system.conditions == Conditions() else "GPUs or links are not alike, or do not stay so"
+
+
+def _call_overhead(trace: Trace) -> float:
+    """Return what launching a communication costs the host: as much as the median operator, for no trace of one GPU says it."""
+    costs = [operator.host_seconds for operator in trace.operators if operator.host_seconds and operator.seconds]
+    return median(costs) if costs else 0.0

@@ -1,0 +1,138 @@
+"""The system that a run takes place on: its topology, what is uneven or slow in it, and the network that shares its links."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from os import PathLike
+from typing import Any
+
+from triosim import gpus as catalogue
+from triosim import plugins
+from triosim.conditions import Conditions, parse_conditions
+from triosim.conditions.slow_links import with_slow_links
+from triosim.config import RunConfig
+from triosim.errors import OptionError
+from triosim.networks.base import Network
+from triosim.networks.construction import form_note, make_network, network_options, recording_note
+from triosim.networks.topology import Topology
+from triosim.pipeline.reading import Subject
+from triosim.trace import Trace
+
+TopologyLike = Topology | Mapping[str, Any] | str | PathLike[str]
+
+#: The topology assumed for a GPU when none is given, by the beginning of its name in the catalogue.
+ASSUMED_TOPOLOGY = {
+    "H100-SXM": "dgx-h100",
+    "H200": "dgx-h200",
+    "B200": "dgx-b200",
+    "A100-SXM": "dgx-a100",
+    "A40": "a40-pcie",
+    "V100-SXM2": "dgx-1-v100",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class System:
+    """A topology and the conditions on it.
+
+    ``nominal`` is the topology as it was given, before links were drawn to be slower; ``notes`` say what was assumed.
+    """
+
+    topology: Topology
+    nominal: Topology
+    conditions: Conditions
+    notes: tuple[str, ...]
+
+
+def system_of(subject: Subject, config: RunConfig) -> System:
+    """Return the system that is asked for, or the one that is assumed where none is."""
+    nominal = topology_for(subject.trace, config.topology, subject.gpus, copy_input=config.copy_input)
+    notes: tuple[str, ...] = ()
+    if config.topology is None and nominal.links:
+        notes = (f"no topology given: {assumed_topology(subject.trace.gpu, subject.gpus)} is assumed",)
+    conditions = parse_conditions(config.conditions, no_condition, nominal.conditions)
+    slow = conditions.slow_links
+    return System(nominal if slow is None else with_slow_links(nominal, slow), nominal, conditions, notes)
+
+
+def topology_for(trace: Trace, topology: TopologyLike | None, gpus: int | None, *, copy_input: bool) -> Topology:
+    """Return the topology that is asked for, or the one that is assumed where none is."""
+    if topology is not None:
+        return _with_gpus(_loaded(topology, gpus))
+    if gpus == 1 and not copy_input:  # there is nothing to send, unless it comes from the host
+        return Topology.from_dict({"nodes": ["gpu0"], "links": [], "name": "one GPU"})
+    return Topology.load(assumed_topology(trace.gpu, gpus), gpus=gpus)
+
+
+def assumed_topology(gpu: str, gpus: int | None) -> str:
+    """Return the topology that a GPU usually comes in; for one without a preset, a switch that its links reach."""
+    known = catalogue.get(gpu)
+    if known is None:
+        return "dgx-h100"
+    for beginning, preset in ASSUMED_TOPOLOGY.items():
+        if known.name.startswith(beginning):
+            return preset
+    bandwidth = known.nvlink_bandwidth or known.pcie_bandwidth
+    if not bandwidth:
+        return "dgx-h100"
+    return f"switch({gpus or 8}, bandwidth={bandwidth / 1e9:g} GB/s, latency=1 us)"
+
+
+def _loaded(topology: TopologyLike, gpus: int | None) -> Topology:
+    if isinstance(topology, Topology):
+        return topology
+    if isinstance(topology, Mapping):
+        return Topology.from_dict(topology, gpus=gpus)
+    return Topology.load(str(topology), gpus=gpus)
+
+
+def _with_gpus(topology: Topology) -> Topology:
+    if not topology.gpus:
+        fix = "nodes are GPUs if their names begin with gpu or they say 'kind: gpu'"
+        raise OptionError("the topology has no GPUs", where=topology.name, fix=fix)
+    return topology
+
+
+def no_condition(path: tuple[str | int, ...], what: str, fix: str | None) -> OptionError:
+    """Return the error for a condition that cannot be."""
+    option = "event" if path[0] == "events" else str(path[0]).replace("_", "-")
+    return OptionError(what, where=f"--{option}", fix=fix)
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkFactory:
+    """Makes networks of a run, each on a clock of its own; ``options_read`` are the names of the options that they read."""
+
+    topology: Topology
+    algorithm: Any
+    config: RunConfig
+    options_read: tuple[str, ...]
+
+    def __call__(self) -> Network:
+        """Return a network on which nothing was sent yet. Raises ``PluginError`` for a plug-in that is none."""
+        return make_network(
+            self.config.network,
+            self.topology,
+            algorithm=self.algorithm,
+            form=self.config.collective_form,
+            record=self.config.timeline or self.config.links,
+            options=self.config.options,
+        )
+
+
+def network_factory(system: System, config: RunConfig) -> NetworkFactory:
+    """Return what makes the networks of a run, with the collective algorithm that is asked for."""
+    if config.collective is None:
+        return NetworkFactory(system.topology, None, config, network_options(config.network))
+    kind = plugins.find("collective_algorithms", config.collective)
+    algorithm = plugins.make(kind, options=config.options)
+    read = (*plugins.option_names(kind), *network_options(config.network))
+    return NetworkFactory(system.topology, algorithm, config, read)
+
+
+def network_notes(network: Network, config: RunConfig) -> Iterator[str]:
+    """Yield what a network cannot tell of its links, and the options that it does not read."""
+    if config.links:
+        yield from recording_note(network)
+    yield from form_note(network, config.collective_form)
