@@ -11,7 +11,7 @@ import statistics
 import time
 
 import triosim
-from triosim.models.named import MODELS as NAMED
+from triosim.models.catalogue import MODELS as NAMED
 
 MODELS = ("gpt2", "llama3-8b", "gpt3-175b", "llama3-405b", "mixtral-8x22b", "deepseek-v3", "resnet50", "densenet201")
 REPEATS = 5

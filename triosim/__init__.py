@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from triosim.errors import TriosimError as TriosimError
-    from triosim.models.describing import describe as describe
+    from triosim.models.description import describe as describe
     from triosim.networks.topology import Topology as Topology
     from triosim.pipeline.rank_memory import rank_memory as rank_memory
     from triosim.results.result import Result as Result
@@ -47,7 +47,7 @@ _PLACES = {
     "Topology": ("triosim.networks.topology", "Topology"),
     "Trace": ("triosim.trace", "Trace"),
     "TriosimError": ("triosim.errors", "TriosimError"),
-    "describe": ("triosim.models.describing", "describe"),
+    "describe": ("triosim.models.description", "describe"),
     "load_trace": ("triosim.trace.formats", "read"),
     "save_trace": ("triosim.trace.formats", "write"),
     "rank_memory": ("triosim.pipeline.rank_memory", "rank_memory"),

@@ -17,7 +17,7 @@ from typing import Literal
 
 import triosim
 from triosim.models import T5, Gemma, Llama
-from triosim.models.named import MODELS
+from triosim.models.catalogue import MODELS
 from validation.memory import GIB, TABLE_19, Case
 from validation.report import Row, relative
 

@@ -82,21 +82,21 @@ def common(sizes: Sizes) -> dict[str, Any]:
 
 FAMILIES: dict[str, Callable[[Sizes], Model]] = {
     "llama": llama,
-    "grouped": lambda z: llama(z, kv_heads=z.heads // 2, tied=True),
-    "qwen2": lambda z: llama(z, biased=True),
-    "qwen3": lambda z: llama(z, normed=True, head_width=z.width // 2),
+    "grouped": lambda z: llama(z, kv_heads=z.heads // 2, tied_embeddings=True),
+    "qwen2": lambda z: llama(z, qkv_bias=True),
+    "qwen3": lambda z: llama(z, qk_norm=True, head_dim=z.width // 2),
     "torchtitan": lambda z: llama(z, style="torchtitan"),
     "mixtral": lambda z: llama(z, experts=4),
     "gpt": lambda z: GPT(**common(z)),
     "gpt2": lambda z: GPT(**common(z), style="huggingface"),
-    "gemma": lambda z: Gemma(**common(z), kv_heads=z.heads // 2, head_width=z.width),
-    "gemma2": lambda z: Gemma(**common(z), kv_heads=z.heads // 2, head_width=z.width, capped=True),
+    "gemma": lambda z: Gemma(**common(z), kv_heads=z.heads // 2, head_dim=z.width),
+    "gemma2": lambda z: Gemma(**common(z), kv_heads=z.heads // 2, head_dim=z.width, capped=True),
     "bert": lambda z: Bert(**common(z), positions=z.tokens),
-    "t5": lambda z: T5(**common(z), head_width=z.width),
-    "t5-gated": lambda z: T5(**common(z), head_width=z.width, gated=True, tied=False),
+    "t5": lambda z: T5(**common(z), head_dim=z.width),
+    "t5-gated": lambda z: T5(**common(z), head_dim=z.width, gated=True, tied_embeddings=False),
     "deepseek": lambda z: DeepSeek(
-        **{**common(z), "layers": 2}, expert_width=z.inner // 2, experts=8, chosen=2, groups=2, dense=1,
-        query_rank=48, kv_rank=80, plain=z.width, turned=z.width // 2, value=z.width,
+        **{**common(z), "layers": 2}, expert_width=z.inner // 2, experts=8, experts_per_token=2, groups=2, dense_layers=1,
+        query_rank=48, kv_rank=80, nope_dim=z.width, rope_dim=z.width // 2, value_dim=z.width,
     ),
 }  # fmt: skip
 KINDS = [("eager", "plain"), ("eager", "fp8"), ("compiled", "plain"), ("compiled", "fp8")]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from triosim.errors import TriosimError
-from triosim.models.config import read
+from triosim.models.huggingface_config import read
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama",
@@ -74,6 +74,9 @@ def said(tmp_path: Path, text: str) -> str:
         (DEEPSEEK, {"topk_group": 3}, "topk_group: 3 is more than 2, the n_group"),
         (DEEPSEEK, {"qk_rope_head_dim": 7}, "qk_rope_head_dim: 7 does not divide by 2"),
         (DEEPSEEK, {"first_k_dense_replace": -1}, "first_k_dense_replace: -1 is no size; give a whole number of 0"),
+        (LLAMA, {"n_routed_experts": "8"}, "n_routed_experts: '8' is no size"),  # a key that Llama does not read
+        (GPT2, {"tie_word_embeddings": "no"}, "tie_word_embeddings: 'no' is not true or false"),
+        (BERT, {"feed_forward_proj": 3}, "feed_forward_proj: 3 is no text"),
         (CLIP, {"text_config": 3}, "text_config: 3 is no config"),
         (CLIP, {"text_config": {"hidden_size": 500}}, "text_config: hidden_size: 500 does not divide by 8"),
         (CONVNEXT, {"depths": [1, 1]}, "depths: 2 stages, hidden_sizes: 4; give one of each for every stage"),

@@ -12,7 +12,7 @@ from traces import collectives_of, draw, groups_of, planned
 import triosim
 from triosim.memory import analyse
 from triosim.models import GPT, Gemma, Llama
-from triosim.models.named import MODELS
+from triosim.models.catalogue import MODELS
 from triosim.operators.features import unknown
 from triosim.sharding.reshape import rescaled, with_sequence_length
 from triosim.tasks import Send
@@ -34,7 +34,7 @@ NAMES = (
 )
 SMALL = GPT(layers=2, hidden=128, heads=4, vocab=512, sequence=64)
 GEMMA = Gemma(
-    layers=2, hidden=128, heads=4, kv_heads=2, feed_forward=256, head_width=32, vocab=512, sequence=64, capped=True
+    layers=2, hidden=128, heads=4, kv_heads=2, feed_forward=256, head_dim=32, vocab=512, sequence=64, capped=True
 )
 LLAMA = Llama(layers=2, hidden=128, heads=8, kv_heads=4, feed_forward=256, vocab=512)
 

@@ -10,7 +10,7 @@ import pytest
 import triosim
 from triosim.errors import OptionError
 from triosim.models import Llama
-from triosim.models.describing import describe
+from triosim.models.description import describe
 from triosim.operators.features import base_name, flops
 from triosim.trace import Operator, Trace
 

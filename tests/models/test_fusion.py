@@ -11,7 +11,7 @@ import pytest
 import triosim
 from triosim.memory import analyse
 from triosim.models import GPT, Llama
-from triosim.models.describing import describe
+from triosim.models.description import describe
 from triosim.operators.features import base_name
 from triosim.trace import Operator, Trace
 

@@ -13,7 +13,7 @@ from triosim.errors import OptionError
 
 
 def _names() -> list[str]:
-    from triosim.models.named import MODELS
+    from triosim.models.catalogue import MODELS
 
     return sorted(MODELS)
 
@@ -129,7 +129,7 @@ def describe(
     target = output or f"{_stem(model)}.trace.json.gz"
     check_outputs(target, reading=(model,))
     check_trace_name(target)
-    from triosim.models.describing import describe as described
+    from triosim.models.description import describe as described
 
     trace = described(
         model,

@@ -1,4 +1,4 @@
-"""Model descriptions: the operators of a training step from sizes alone (``triosim.models.describing``)."""
+"""Models described by name, config or sizes: the operators of a training step without a capture."""
 
 from triosim.models.architectures.bert import Bert as Bert
 from triosim.models.architectures.clip import Clip as Clip
@@ -13,7 +13,7 @@ from triosim.models.architectures.gpt import GPT as GPT
 from triosim.models.architectures.llama import Llama as Llama
 from triosim.models.architectures.t5 import T5 as T5
 from triosim.models.architectures.vit import ViT as ViT
-from triosim.models.describing import describe as describe
+from triosim.models.description import describe as describe
 
 __all__ = [
     "GPT",

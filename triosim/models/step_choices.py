@@ -63,7 +63,7 @@ class StepChoices:
     kernels: KernelKind | None = field(
         default=None,
         metadata=_shown(
-            "One an operator; one for what libraries fuse (norms, rotations, gates, the loss); or as a compiler fuses.",
+            "One an operator; one for what libraries fuse (norms, rotary_angles, gates, the loss); or as a compiler fuses.",
             values=get_args(KernelKind),
         ),
     )

@@ -16,7 +16,7 @@ import triosim
 from triosim import gpus
 from triosim.errors import TriosimError
 from triosim.models import GPT
-from triosim.models.named import MODELS
+from triosim.models.catalogue import MODELS
 from triosim.trace import Trace
 from validation.steps.rows import Format, Record, Row
 

@@ -15,7 +15,7 @@ from typing import ClassVar, Literal
 import triosim
 from triosim.models import Gemma, Llama
 from triosim.models.architectures.model import Model
-from triosim.models.named import MODELS
+from triosim.models.catalogue import MODELS
 from validation.steps.rows import Format, Record, Row
 
 _NETWORK = "modules=mlp,input_layernorm,post_attention_layernorm"

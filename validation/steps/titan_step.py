@@ -16,7 +16,7 @@ import triosim
 from triosim import gpus
 from triosim.memory.extrapolated_memory import ExtrapolatedMemory
 from triosim.models import Llama
-from triosim.models.named import MODELS
+from triosim.models.catalogue import MODELS
 from triosim.trace import Trace
 
 CONSTANTS = ("joules", "beside_collective", "beside_computation")

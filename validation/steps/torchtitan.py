@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import ClassVar
 
-from triosim.models.named import MODELS
+from triosim.models.catalogue import MODELS
 from validation.steps.rows import Format, Record, Row
 from validation.steps.titan_step import AXES, CHECKPOINTS, CONSTANTS, Nodes, Step, peak_gib, step_memory, step_seconds
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from triosim.models.architectures.model import check_heads, check_length, tokens
+from triosim.models.operators.attention import multi_head_attention, split_heads
 from triosim.models.operators.elementwise import add, dropout, gelu
-from triosim.models.operators.layers import cross_entropy, embedding, heads_of, layer_norm, many_headed
+from triosim.models.operators.layers import cross_entropy, embedding, layer_norm
 from triosim.models.operators.products import linear
-from triosim.models.operators.shaping import expand, slice_of, view
 from triosim.models.operators.tape import Tape, Value
+from triosim.models.operators.views import expand, slice_of, view
 from triosim.models.step_choices import ChoiceReader
 
 
@@ -23,13 +24,13 @@ class Bert:
     feed_forward: int
     vocab: int = 30522
     positions: int = 512
-    kinds: int = 2
+    token_types: int = 2
     sequence: int = 512
     dropout: float = 0.1
     name: str = "bert"
 
     def loss(self, tape: Tape, batch: int, sequence: int, choices: ChoiceReader) -> Value:
-        """Write the forward pass down; the loss is that of every word."""
+        """Record the forward pass; the loss is that of every word."""
         check_heads(self.hidden, self.heads)
         check_length(sequence, self.positions, self.name)
         words, labels = tokens(tape, batch, sequence), tokens(tape, batch, sequence)
@@ -62,7 +63,7 @@ class Bert:
         with tape.at("word_embeddings"):
             found = embedding(words, self.vocab, self.hidden)
         with tape.at("token_type_embeddings"):
-            of_kinds = embedding(kinds, self.kinds, self.hidden)
+            of_kinds = embedding(kinds, self.token_types, self.hidden)
         found = add(found, of_kinds)
         with tape.at("position_embeddings"):
             placed = embedding(numbers, self.positions, self.hidden)
@@ -79,8 +80,8 @@ class Bert:
             for name in ("query", "key", "value"):
                 with tape.at(name):
                     part = linear(x, self.hidden)
-                parts.append(heads_of(part, self.heads))
-            found = many_headed(*parts, kernel=choices.attention_kernel(), probability=dropped)
+                parts.append(split_heads(part, self.heads))
+            found = multi_head_attention(*parts, kernel=choices.attention_kernel(), probability=dropped)
         with tape.at("attention.output"):
             x = self._added(found, x, dropped)
         with tape.at("intermediate"):

@@ -1,6 +1,6 @@
-"""CLIP (Radford et al. 2021), as transformers writes it: a transformer over images, one over words, and their likeness.
+"""CLIP (Radford et al. 2021), as transformers writes it: an image and a text transformer, and the similarity of their outputs.
 
-The loss is contrastive: each image of the batch is to be most like its own words, and each words most like their own image.
+The loss is contrastive: of the texts in the batch, each image must be most similar to its own, and the other way round.
 """
 
 from __future__ import annotations
@@ -8,11 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from triosim.models.architectures.model import check_heads, check_length, tokens
+from triosim.models.operators.attention import multi_head_attention, split_heads
 from triosim.models.operators.elementwise import add, div, div_number, elementwise, mul, power, quick_gelu, total
-from triosim.models.operators.layers import cross_entropy, embedding, heads_of, layer_norm, many_headed
+from triosim.models.operators.layers import cross_entropy, embedding, layer_norm
 from triosim.models.operators.products import convolution, linear, mm
-from triosim.models.operators.shaping import cat, expand, select, t, transpose, view
 from triosim.models.operators.tape import Tape, Value
+from triosim.models.operators.views import cat, expand, select, t, transpose, view
 from triosim.models.step_choices import ChoiceReader
 
 
@@ -36,12 +37,12 @@ class Clip:
     image: int = 224
     vocab: int = 49408
     positions: int = 77
-    shared: int = 512
+    projection_dim: int = 512
     sequence: int = 77
     name: str = "clip"
 
     def loss(self, tape: Tape, batch: int, sequence: int, choices: ChoiceReader) -> Value:
-        """Write the forward pass down; the loss is contrastive, over the pairs of the batch."""
+        """Record the forward pass; the loss is contrastive, over the pairs of the batch."""
         for tower in (self.vision, self.text):
             check_heads(tower.hidden, tower.heads)
         check_length(sequence, self.positions, self.name)
@@ -50,11 +51,11 @@ class Clip:
         with tape.at("vision_model"):
             seen = self._seen(images, choices)
         with tape.at("visual_projection"):
-            seen = linear(seen, self.shared, bias=False)
+            seen = linear(seen, self.projection_dim, bias=False)
         with tape.at("text_model"):
             said = self._said(words, choices)
         with tape.at("text_projection"):
-            said = linear(said, self.shared, bias=False)
+            said = linear(said, self.projection_dim, bias=False)
         seen, said = _of_length_one(seen), _of_length_one(said)
         scale = _exponential(tape.parameter("logit_scale", ()))
         return _contrastive(mul(mm(said, t(seen)), scale))
@@ -126,8 +127,8 @@ def _attention(x: Value, sizes: Tower, choices: ChoiceReader, causal: bool) -> V
     for name in ("q_proj", "k_proj", "v_proj"):
         with x.tape.at(name):
             part = linear(x, sizes.hidden)
-        parts.append(heads_of(part, sizes.heads))
-    found = many_headed(*parts, kernel=choices.attention_kernel(), probability=0.0, causal=causal)
+        parts.append(split_heads(part, sizes.heads))
+    found = multi_head_attention(*parts, kernel=choices.attention_kernel(), probability=0.0, causal=causal)
     with x.tape.at("out_proj"):
         return linear(found, sizes.hidden)
 

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from triosim.models.operators.elementwise import add_in_place, dropout, relu_in_place
-from triosim.models.operators.images import average_pool, batch_norm, halved, max_pool, mean_pool
-from triosim.models.operators.layers import cross_entropy
+from triosim.models.operators.layers import batch_norm, cross_entropy
+from triosim.models.operators.pooling import adaptive_average_pool, average_pool_2x2, global_average_pool, max_pool
 from triosim.models.operators.products import convolution, linear
-from triosim.models.operators.shaping import cat, view
 from triosim.models.operators.tape import Tape, Value
+from triosim.models.operators.views import cat, view
 from triosim.models.step_choices import ChoiceReader
 
 
@@ -30,7 +30,7 @@ class VGG:
     name: str = "vgg"
 
     def loss(self, tape: Tape, batch: int, sequence: int, choices: ChoiceReader) -> Value:
-        """Write the forward pass down; the loss is that of the images' classes."""
+        """Record the forward pass; the loss is that of the images' classes."""
         found, labels = fed(tape, batch, self.image)
         number = 0
         for widths in self.stages:
@@ -48,7 +48,7 @@ class VGG:
                 found = max_pool(found, 2, stride=2)
             number += 1
         with tape.at("avgpool"):
-            found = average_pool(found, 7)
+            found = adaptive_average_pool(found, 7)
         found = view(found, (batch, -1))
         for place, width in ((0, 4096), (3, 4096)):
             with tape.at(f"classifier.{place}"):
@@ -76,7 +76,7 @@ class ResNet:
     name: str = "resnet"
 
     def loss(self, tape: Tape, batch: int, sequence: int, choices: ChoiceReader) -> Value:
-        """Write the forward pass down; the loss is that of the images' classes."""
+        """Record the forward pass; the loss is that of the images' classes."""
         found, labels = fed(tape, batch, self.image)
         with tape.at("conv1"):
             found = convolution(found, 64, 7, stride=2, padding=3)
@@ -90,7 +90,7 @@ class ResNet:
                 with tape.at(f"layer{stage + 1}.{number}"):
                     found = self._block(found, 64 << stage, 2 if stage and not number else 1)
         with tape.at("avgpool"):
-            found = mean_pool(found)
+            found = global_average_pool(found)
         found = view(found, (batch, -1))
         with tape.at("fc"):
             found = linear(found, self.classes)
@@ -134,7 +134,7 @@ class DenseNet:
     name: str = "densenet"
 
     def loss(self, tape: Tape, batch: int, sequence: int, choices: ChoiceReader) -> Value:
-        """Write the forward pass down; the loss is that of the images' classes."""
+        """Record the forward pass; the loss is that of the images' classes."""
         found, labels = fed(tape, batch, self.image)
         with tape.at("features"):
             with tape.at("conv0"):
@@ -151,10 +151,10 @@ class DenseNet:
                         with tape.at("conv"):
                             found = convolution(found, found.shape[1] // 2, 1)
                         with tape.at("pool"):
-                            found = halved(found)
+                            found = average_pool_2x2(found)
             found = _normalised(found, "norm5")
         found = relu_in_place(found)
-        found = view(mean_pool(found), (batch, -1))
+        found = view(global_average_pool(found), (batch, -1))
         with tape.at("classifier"):
             found = linear(found, self.classes)
         return classified(found, labels)

@@ -13,8 +13,8 @@ from triosim.models.architectures.convnets import classified, fed
 from triosim.models.operators.elementwise import add, add_number, div, elementwise, gelu, mean, mul
 from triosim.models.operators.layers import layer_norm
 from triosim.models.operators.products import convolution, linear
-from triosim.models.operators.shaping import permute
 from triosim.models.operators.tape import Tape, Value
+from triosim.models.operators.views import permute
 from triosim.models.step_choices import ChoiceReader
 
 
@@ -32,7 +32,7 @@ class ConvNext:
     name: str = "convnext"
 
     def loss(self, tape: Tape, batch: int, sequence: int, choices: ChoiceReader) -> Value:
-        """Write the forward pass down; the loss is that of the images' classes."""
+        """Record the forward pass; the loss is that of the images' classes."""
         found, labels = fed(tape, batch, self.image)
         with tape.at("convnext" if self.version == 1 else "convnextv2"):
             with tape.at("embeddings"):

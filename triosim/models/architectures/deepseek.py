@@ -1,31 +1,34 @@
 """DeepSeek-V3 (DeepSeek-AI 2024): latent attention and a mixture of many small experts, as transformers writes it.
 
-Its extra module that predicts a second word is left out, as transformers leaves it out.
+Its multi-token prediction module is left out, as transformers leaves it out.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from triosim.models.architectures.llama import gated, rotations
+from triosim.models.architectures.llama import gated_mlp, rotary_angles
 from triosim.models.architectures.model import tokens
 from triosim.models.operators import fused
+from triosim.models.operators.attention import multi_head_attention, split_heads
 from triosim.models.operators.elementwise import add, mul, sub
-from triosim.models.operators.layers import embedding, heads_of, many_headed, next_word, rms_norm
+from triosim.models.operators.layers import embedding, next_token_loss, rms_norm
 from triosim.models.operators.moe import mixture, sigmoid_router
 from triosim.models.operators.products import linear
-from triosim.models.operators.shaping import cat, expand, reshape, slice_of, split, transpose, unsqueeze, view
 from triosim.models.operators.tape import Tape, Value
+from triosim.models.operators.views import cat, expand, reshape, slice_of, split, transpose, unsqueeze, view
 from triosim.models.step_choices import ChoiceReader
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeepSeek:
-    """Sizes of a DeepSeek-V3. ``query_rank`` and ``kv_rank`` are those of the latent vectors, None where there is none.
+    """Sizes of a DeepSeek-V3. ``query_rank`` and ``kv_rank`` are the sizes of the latent vectors; None stands for no such
+    vector.
 
-    Of a head, ``plain`` features do not turn with the position and ``turned`` do; ``value`` are those of a value. The first
-    ``dense`` layers have a feed-forward network of ``feed_forward``, the others experts of ``expert_width``, ``shared`` of
-    which see every token.
+    A head of a query or key has ``nope_dim`` features without and ``rope_dim`` with rotary position embedding, a head of a
+    value
+    ``value_dim``. The first ``dense_layers`` have a feed-forward network of ``feed_forward``, the others experts of
+    ``expert_width``: ``experts_per_token`` from ``groups_per_token`` of the ``groups``, and ``shared_experts`` for every token.
     """
 
     layers: int
@@ -34,36 +37,36 @@ class DeepSeek:
     feed_forward: int
     expert_width: int
     experts: int
-    chosen: int
+    experts_per_token: int
     groups: int = 1
-    kept_groups: int = 1
-    shared: int = 1
-    dense: int = 0
+    groups_per_token: int = 1
+    shared_experts: int = 1
+    dense_layers: int = 0
     query_rank: int | None = 1536
     kv_rank: int = 512
-    plain: int = 128
-    turned: int = 64
-    value: int = 128
+    nope_dim: int = 128
+    rope_dim: int = 64
+    value_dim: int = 128
     vocab: int = 129280
     sequence: int = 4096
     name: str = "deepseek"
 
     def loss(self, tape: Tape, batch: int, sequence: int, choices: ChoiceReader) -> Value:
-        """Write the forward pass down; the loss is that of the next word."""
+        """Record the forward pass; the loss is that of the next token."""
         norm = fused.rms_norm if choices.fused() else rms_norm
         words, labels = tokens(tape, batch, sequence), tokens(tape, batch, sequence)
         with tape.at("model"):
             with tape.at("embed_tokens"):
                 found = embedding(words, self.vocab, self.hidden)
-            angles = rotations(tape, sequence, self.turned, found.dtype)
+            angles = rotary_angles(tape, sequence, self.rope_dim, found.dtype)
             for number in range(self.layers):
                 with tape.at(f"layers.{number}"):
-                    found = self._layer(found, angles, choices, dense=number < self.dense)
+                    found = self._layer(found, angles, choices, dense=number < self.dense_layers)
             with tape.at("norm"):
                 found = norm(found)
         with tape.at("lm_head"):
             logits = linear(found, self.vocab, bias=False)
-        return next_word(logits, labels, fused=choices.fused())
+        return next_token_loss(logits, labels, fused=choices.fused())
 
     def _layer(self, x: Value, angles: tuple[Value, Value], choices: ChoiceReader, *, dense: bool) -> Value:
         tape = x.tape
@@ -76,23 +79,25 @@ class DeepSeek:
         with tape.at("post_attention_layernorm"):
             found = norm(x)
         with tape.at("mlp"):
-            found = gated(found, self.feed_forward, fused=choices.fused()) if dense else self._mixture(found, choices)
+            found = (
+                gated_mlp(found, self.feed_forward, fused=choices.fused()) if dense else self._mixture(found, choices)
+            )
         return add(x, found)
 
     def _mixture(self, x: Value, choices: ChoiceReader) -> Value:
         flat = reshape(x, (-1, self.hidden))
-        routed = sigmoid_router(flat, self.experts, self.chosen, self.groups, self.kept_groups)
+        routed = sigmoid_router(flat, self.experts, self.experts_per_token, self.groups, self.groups_per_token)
         found = mixture(x, routed, self.experts, self.expert_width)
-        if not self.shared:
+        if not self.shared_experts:
             return found
         with x.tape.at("shared_experts"):
-            return add(found, gated(x, self.expert_width * self.shared, fused=choices.fused()))
+            return add(found, gated_mlp(x, self.expert_width * self.shared_experts, fused=choices.fused()))
 
     def _attention(self, x: Value, angles: tuple[Value, Value], choices: ChoiceReader) -> Value:
-        """Queries, keys and values are made of short latent vectors; one key part that turns is every head's."""
+        """Multi-head latent attention: projections of latent vectors; all heads share one rotary key."""
         tape, (batch, length, _) = x.tape, x.shape
         norm = fused.rms_norm if choices.fused() else rms_norm
-        width = self.plain + self.turned
+        width = self.nope_dim + self.rope_dim
         if self.query_rank is None:
             with tape.at("q_proj"):
                 query = linear(x, self.heads * width, bias=False)
@@ -103,28 +108,28 @@ class DeepSeek:
                 query = norm(query)
             with tape.at("q_b_proj"):
                 query = linear(query, self.heads * width, bias=False)
-        still, moving = split(heads_of(query, self.heads), [self.plain, self.turned], -1)
+        still, moving = split(split_heads(query, self.heads), [self.nope_dim, self.rope_dim], -1)
         with tape.at("kv_a_proj_with_mqa"):
-            latent = linear(x, self.kv_rank + self.turned, bias=False)
-        latent, shared = split(latent, [self.kv_rank, self.turned], -1)
+            latent = linear(x, self.kv_rank + self.rope_dim, bias=False)
+        latent, shared = split(latent, [self.kv_rank, self.rope_dim], -1)
         with tape.at("kv_a_layernorm"):
             latent = norm(latent)
         latent = view(latent, (batch, 1, length, self.kv_rank))
-        shared = view(shared, (batch, 1, length, self.turned))
-        moving, shared = _rotated(moving, angles), _rotated(shared, angles)
+        shared = view(shared, (batch, 1, length, self.rope_dim))
+        moving, shared = _rotary_embedding(moving, angles), _rotary_embedding(shared, angles)
         query = cat((still, moving), -1)
         with tape.at("kv_b_proj"):
-            both = linear(latent, self.heads * (self.plain + self.value), bias=False)
-        both = transpose(view(both, (batch, length, self.heads, self.plain + self.value)), 1, 2)
-        key, value = split(both, [self.plain, self.value], -1)
-        key = cat((key, expand(shared, (batch, self.heads, length, self.turned))), -1)
-        found = many_headed(query, key, value, kernel=choices.attention_kernel(), probability=0.0, causal=True)
+            both = linear(latent, self.heads * (self.nope_dim + self.value_dim), bias=False)
+        both = transpose(view(both, (batch, length, self.heads, self.nope_dim + self.value_dim)), 1, 2)
+        key, value = split(both, [self.nope_dim, self.value_dim], -1)
+        key = cat((key, expand(shared, (batch, self.heads, length, self.rope_dim))), -1)
+        found = multi_head_attention(query, key, value, kernel=choices.attention_kernel(), probability=0.0, causal=True)
         with tape.at("o_proj"):
             return linear(found, self.hidden, bias=False)
 
 
-def _rotated(x: Value, angles: tuple[Value, Value]) -> Value:
-    """Return (batch, heads, length, features) turned by the angles of the positions, half by half."""
+def _rotary_embedding(x: Value, angles: tuple[Value, Value]) -> Value:
+    """Return (batch, heads, length, features) with rotary position embedding, half by half."""
     half = x.shape[-1] // 2
     cosines, sines = (unsqueeze(slice_of(one, 2, 0, half), 1) for one in angles)
     first, second = slice_of(x, 3, 0, half), slice_of(x, 3, half, 2 * half)

@@ -1,6 +1,6 @@
 """Gemma 1 and 2 (Gemma Team 2024, arXiv 2403.08295 and 2408.00118), as transformers writes them.
 
-Like Llama but for embeddings that are scaled, gates by GELU, norms that scale by one more than their weight, and tied words.
+Like Llama but for embeddings that are scaled, gates by GELU, norms that scale by one plus their weight, and tied embeddings.
 Gemma 2 also norms what attention and the feed-forward network return, and caps scores and logits by ``tanh``. All its layers
 are described with attention to the whole sequence; every second one looks back 4,096 words at most.
 """
@@ -10,9 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from triosim.models.architectures.llama import gated, rotated, rotations
+from triosim.models.architectures.llama import gated_mlp, rotary_angles, rotary_embedding
 from triosim.models.architectures.model import check_shared, tokens
 from triosim.models.operators import fused
+from triosim.models.operators.attention import causal_mask, multi_head_attention, repeated
 from triosim.models.operators.elementwise import (
     add,
     add_number,
@@ -27,16 +28,17 @@ from triosim.models.operators.elementwise import (
     tanh,
     to,
 )
-from triosim.models.operators.layers import causal_mask, embedding, many_headed, next_word, repeated, softmax
+from triosim.models.operators.layers import embedding, next_token_loss, softmax
 from triosim.models.operators.products import linear, matmul
-from triosim.models.operators.shaping import reshape, transpose, unsqueeze, view
 from triosim.models.operators.tape import Tape, Value
+from triosim.models.operators.views import reshape, transpose, unsqueeze, view
 from triosim.models.step_choices import ChoiceReader
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gemma:
-    """Sizes of a Gemma; ``kv_heads`` are shared by groups of heads, ``capped`` is what Gemma 2 has more.
+    """Sizes of a Gemma; ``kv_heads`` are shared by groups of heads, ``capped``: Gemma 2, with soft-capped logits and more
+    norms.
 
     In the style of transformers of 2024, keys and values are repeated for the heads that share them, and the loss copies the
     logits that have a next word.
@@ -47,32 +49,32 @@ class Gemma:
     heads: int
     kv_heads: int
     feed_forward: int
-    head_width: int = 256
+    head_dim: int = 256
     vocab: int = 256000
     sequence: int = 8192
     capped: bool = False
-    tied: bool = True
+    tied_embeddings: bool = True
     style: Literal["transformers", "transformers-2024"] = "transformers"
     name: str = "gemma"
 
     def loss(self, tape: Tape, batch: int, sequence: int, choices: ChoiceReader) -> Value:
-        """Write the forward pass down; the loss is that of the next word."""
+        """Record the forward pass; the loss is that of the next token."""
         check_shared(self.heads, self.kv_heads)
         words, labels = tokens(tape, batch, sequence), tokens(tape, batch, sequence)
         with tape.at("model"):
             with tape.at("embed_tokens"):
                 found = mul_number(embedding(words, self.vocab, self.hidden))
-            angles = rotations(tape, sequence, self.head_width, found.dtype)
+            angles = rotary_angles(tape, sequence, self.head_dim, found.dtype)
             for number in range(self.layers):
                 with tape.at(f"layers.{number}"):
                     found = self._layer(found, angles, choices)
             found = _normed(found, "norm", choices)
         with tape.at("lm_head"):
-            table = tape.parameters["model.embed_tokens.weight"] if self.tied else None
+            table = tape.parameters["model.embed_tokens.weight"] if self.tied_embeddings else None
             logits = linear(found, self.vocab, bias=False, weight=table)
         if self.capped:
             logits = _capped(logits, choices)
-        return next_word(logits, labels, fused=choices.fused(), shifted=self.style == "transformers-2024")
+        return next_token_loss(logits, labels, fused=choices.fused(), shifted=self.style == "transformers-2024")
 
     def _layer(self, x: Value, angles: tuple[Value, Value], choices: ChoiceReader) -> Value:
         tape = x.tape
@@ -84,19 +86,19 @@ class Gemma:
         x = add(x, found)
         found = _normed(x, "pre_feedforward_layernorm" if self.capped else "post_attention_layernorm", choices)
         with tape.at("mlp"):
-            found = gated(found, self.feed_forward, gelu, fused=choices.fused())
+            found = gated_mlp(found, self.feed_forward, gelu, fused=choices.fused())
         if self.capped:
             found = _normed(found, "post_feedforward_layernorm", choices)
         return add(x, found)
 
     def _attention(self, x: Value, angles: tuple[Value, Value], choices: ChoiceReader) -> Value:
         tape, (batch, length, _) = x.tape, x.shape
-        turn = fused.rotated if choices.fused() else rotated
+        turn = fused.rotary_embedding if choices.fused() else rotary_embedding
         parts = []
         for name, heads in (("q", self.heads), ("k", self.kv_heads), ("v", self.kv_heads)):
             with tape.at(f"{name}_proj"):
-                part = linear(x, heads * self.head_width, bias=False)
-            parts.append(transpose(view(part, (batch, length, heads, self.head_width)), 1, 2))
+                part = linear(x, heads * self.head_dim, bias=False)
+            parts.append(transpose(view(part, (batch, length, heads, self.head_dim)), 1, 2))
         turned = unsqueeze(angles[0], 1), unsqueeze(angles[1], 1)
         query, key, value = turn(parts[0], turned), turn(parts[1], turned), parts[2]
         if self.style == "transformers-2024":
@@ -105,7 +107,7 @@ class Gemma:
         if self.capped and kernel == "math":
             found = self._capped_attention(query, key, value, choices)
         else:
-            found = many_headed(query, key, value, kernel=kernel, probability=0.0, causal=True)
+            found = multi_head_attention(query, key, value, kernel=kernel, probability=0.0, causal=True)
         with tape.at("o_proj"):
             return linear(found, self.hidden, bias=False)
 
@@ -117,7 +119,7 @@ class Gemma:
         scores = _capped(mul_number(matmul(query, transpose(key, 2, 3))), choices)
         scores = masked_fill(scores, causal_mask(query.tape, length))
         found = matmul(to(softmax(scores, dtype="float32"), query.dtype), value)
-        return reshape(transpose(found, 1, 2), (batch, length, self.heads * self.head_width))
+        return reshape(transpose(found, 1, 2), (batch, length, self.heads * self.head_dim))
 
 
 def _normed(x: Value, name: str, choices: ChoiceReader) -> Value:

@@ -13,20 +13,18 @@ from typing import Literal
 
 from triosim.models.architectures.model import check_heads, check_length, tokens
 from triosim.models.operators import fused
-from triosim.models.operators.elementwise import add, dropout, gelu, gelu_of_parts
-from triosim.models.operators.layers import (
+from triosim.models.operators.attention import (
     attention,
     causal_mask,
-    embedding,
-    heads_of,
-    layer_norm,
-    many_headed,
-    next_word,
+    multi_head_attention,
+    split_heads,
     unfused_attention,
 )
-from triosim.models.operators.products import linear, turned_linear
-from triosim.models.operators.shaping import contiguous_of, expand, permute, reshape, split, transpose, unsqueeze, view
+from triosim.models.operators.elementwise import add, dropout, gelu, unfused_gelu
+from triosim.models.operators.layers import embedding, layer_norm, next_token_loss
+from triosim.models.operators.products import linear, transposed_linear
 from triosim.models.operators.tape import Tape, Value
+from triosim.models.operators.views import contiguous_of, expand, permute, reshape, split, transpose, unsqueeze, view
 from triosim.models.step_choices import ChoiceReader
 
 
@@ -45,7 +43,7 @@ class GPT:
     name: str = "gpt"
 
     def loss(self, tape: Tape, batch: int, sequence: int, choices: ChoiceReader) -> Value:
-        """Write the forward pass down; the loss is that of the next word."""
+        """Record the forward pass; the loss is that of the next token."""
         check_heads(self.hidden, self.heads)
         check_length(sequence, self.sequence, self.name)
         step = _Step(self, tape, batch, sequence, choices)
@@ -100,7 +98,7 @@ class _Step:
             logits = linear(found, model.vocab, bias=False, weight=table)
         with tape.at("loss"):
             labels = transpose(labels, 0, 1)
-        return next_word(logits, labels, fused=False)
+        return next_token_loss(logits, labels, fused=False)
 
     def _megatron_layer(self, x: Value) -> Value:
         tape, model = self.tape, self.model
@@ -163,7 +161,7 @@ class _Step:
         with tape.at("lm_head"):
             table = tape.parameters["transformer.wte.weight"]
             logits = linear(found, model.vocab, bias=False, weight=table)
-        return next_word(logits, labels, fused=self.fused)
+        return next_token_loss(logits, labels, fused=self.fused)
 
     def _layer(self, x: Value) -> Value:
         tape, model = self.tape, self.model
@@ -176,11 +174,11 @@ class _Step:
             found = layer_norm(x)
         with tape.at("mlp"):
             with tape.at("c_fc"):
-                found = turned_linear(found, model.feed_forward or 4 * model.hidden)
+                found = transposed_linear(found, model.feed_forward or 4 * model.hidden)
             with tape.at("act"):
-                found = gelu_of_parts(found)
+                found = unfused_gelu(found)
             with tape.at("c_proj"):
-                found = turned_linear(found, model.hidden)
+                found = transposed_linear(found, model.hidden)
             with tape.at("dropout"):
                 found = dropout(found, self.dropped)
         return add(x, found)
@@ -188,10 +186,10 @@ class _Step:
     def _attention(self, x: Value) -> Value:
         tape, model = self.tape, self.model
         with tape.at("c_attn"):
-            parts = split(turned_linear(x, 3 * model.hidden), [model.hidden] * 3, 2)
-        query, key, value = (heads_of(part, model.heads) for part in parts)
-        found = many_headed(query, key, value, kernel=self.kernel, probability=self.dropped, causal=True)
+            parts = split(transposed_linear(x, 3 * model.hidden), [model.hidden] * 3, 2)
+        query, key, value = (split_heads(part, model.heads) for part in parts)
+        found = multi_head_attention(query, key, value, kernel=self.kernel, probability=self.dropped, causal=True)
         with tape.at("c_proj"):
-            found = turned_linear(found, model.hidden)
+            found = transposed_linear(found, model.hidden)
         with tape.at("resid_dropout"):
             return dropout(found, self.dropped)

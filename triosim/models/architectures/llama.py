@@ -1,4 +1,4 @@
-"""Llama 2 and 3 (Touvron et al. 2023; Dubey et al. 2024) and what is built like it, as transformers writes it.
+"""Llama 2 and 3 (Touvron et al. 2023; Dubey et al. 2024) and models built like them, as transformers writes them.
 
 Mistral has its sizes, Qwen 2 biases of queries, keys and values, Qwen 3 norms of queries and keys, Mixtral (Jiang et al.
 2024) experts in the place of the feed-forward network.
@@ -12,13 +12,14 @@ from typing import Literal
 
 from triosim.models.architectures.model import check_heads, check_shared, tokens
 from triosim.models.operators import fused
+from triosim.models.operators.attention import multi_head_attention, repeated
 from triosim.models.operators.elementwise import add, cos, mul, mul_number, neg, silu, sin, to
 from triosim.models.operators.fused import gated_unit
-from triosim.models.operators.layers import embedding, many_headed, next_word, repeated, rms_norm
+from triosim.models.operators.layers import embedding, next_token_loss, rms_norm
 from triosim.models.operators.moe import mixture, softmax_router
 from triosim.models.operators.products import linear
-from triosim.models.operators.shaping import cat, reshape, slice_of, transpose, unsqueeze, view
 from triosim.models.operators.tape import Tape, Value
+from triosim.models.operators.views import cat, reshape, slice_of, transpose, unsqueeze, view
 from triosim.models.step_choices import ChoiceReader
 
 
@@ -26,9 +27,10 @@ from triosim.models.step_choices import ChoiceReader
 class Llama:
     """Sizes of a Llama. ``sequence`` is the usual length of a sample; ``kv_heads`` are shared by groups of heads.
 
-    With ``experts``, each token goes to ``chosen`` of so many feed-forward networks. In the style of torchtitan (Liang et al.
-    2024), positions turn pairs of numbers in single precision, and keys and values are repeated for the heads that share them;
-    that of transformers of 2024 repeats them too, and its loss copies the logits that have a next word.
+    With ``experts``, each token goes to ``experts_per_token`` of so many feed-forward networks. In the style of torchtitan
+    (Liang et al.
+    2024), rotary embedding multiplies complex numbers in fp32, and keys and values are repeated for the heads that share them;
+    transformers of 2024 repeats them too, and its loss copies the logits that have a next token.
     """
 
     layers: int
@@ -38,40 +40,40 @@ class Llama:
     feed_forward: int
     vocab: int = 128256
     sequence: int = 8192
-    head_width: int | None = None
-    tied: bool = False
-    biased: bool = False
-    normed: bool = False
+    head_dim: int | None = None
+    tied_embeddings: bool = False
+    qkv_bias: bool = False
+    qk_norm: bool = False
     experts: int = 0
-    chosen: int = 2
+    experts_per_token: int = 2
     style: Literal["transformers", "transformers-2024", "torchtitan"] = "transformers"
     name: str = "llama"
 
     def loss(self, tape: Tape, batch: int, sequence: int, choices: ChoiceReader) -> Value:
-        """Write the forward pass down; the loss is that of the next word."""
+        """Record the forward pass; the loss is that of the next token."""
         check_shared(self.heads, self.kv_heads)
-        if self.head_width is None:
+        if self.head_dim is None:
             check_heads(self.hidden, self.heads)
         norm = fused.rms_norm if choices.fused() else rms_norm
         words, labels = tokens(tape, batch, sequence), tokens(tape, batch, sequence)
         with tape.at("model"):
             with tape.at("embed_tokens"):
                 found = embedding(words, self.vocab, self.hidden)
-            angles = rotations(tape, sequence, self.width, "float32" if self._is_titan else found.dtype)
+            angles = rotary_angles(tape, sequence, self.width, "float32" if self._is_titan else found.dtype)
             for number in range(self.layers):
                 with tape.at(f"layers.{number}"):
                     found = self._layer(found, angles, choices)
             with tape.at("norm"):
                 found = norm(found)
         with tape.at("lm_head"):
-            table = tape.parameters["model.embed_tokens.weight"] if self.tied else None
+            table = tape.parameters["model.embed_tokens.weight"] if self.tied_embeddings else None
             logits = linear(found, self.vocab, bias=False, weight=table, whole=True)
-        return next_word(logits, labels, fused=choices.fused(), shifted=self.style == "transformers-2024")
+        return next_token_loss(logits, labels, fused=choices.fused(), shifted=self.style == "transformers-2024")
 
     @property
     def width(self) -> int:
         """Features of a head."""
-        return self.head_width or self.hidden // self.heads
+        return self.head_dim or self.hidden // self.heads
 
     @property
     def _is_titan(self) -> bool:
@@ -89,18 +91,18 @@ class Llama:
             found = norm(x)
         with tape.at("mlp"):
             if self.experts:
-                routed = softmax_router(reshape(found, (-1, self.hidden)), self.experts, self.chosen)
+                routed = softmax_router(reshape(found, (-1, self.hidden)), self.experts, self.experts_per_token)
                 found = mixture(found, routed, self.experts, self.feed_forward)
             else:
-                found = gated(found, self.feed_forward, fused=choices.fused())
+                found = gated_mlp(found, self.feed_forward, fused=choices.fused())
         return add(x, found)
 
     def _attention(self, x: Value, angles: tuple[Value, Value], choices: ChoiceReader) -> Value:
         """Causal attention in which groups of heads share keys and values (Ainslie et al. 2023)."""
         tape = x.tape
-        norm, turn = (fused.rms_norm, fused.rotated) if choices.fused() else (rms_norm, rotated)
+        norm, turn = (fused.rms_norm, fused.rotary_embedding) if choices.fused() else (rms_norm, rotary_embedding)
         if self._is_titan and not choices.fused():
-            turn = turned_pairs
+            turn = complex_rotary_embedding
         query = self._projected(x, "q", self.heads, norm)
         key = self._projected(x, "k", self.kv_heads, norm)
         value = self._projected(x, "v", self.kv_heads, None)
@@ -108,23 +110,23 @@ class Llama:
         query, key = turn(query, turned), turn(key, turned)
         if self.style != "transformers":
             key, value = (repeated(one, self.heads // self.kv_heads) for one in (key, value))
-        found = many_headed(query, key, value, kernel=choices.attention_kernel(), probability=0.0, causal=True)
+        found = multi_head_attention(query, key, value, kernel=choices.attention_kernel(), probability=0.0, causal=True)
         with tape.at("o_proj"):
             return linear(found, self.hidden, bias=False)
 
     def _projected(self, x: Value, name: str, heads: int, norm: Callable[[Value], Value] | None) -> Value:
         tape, (batch, length, _) = x.tape, x.shape
         with tape.at(f"{name}_proj"):
-            found = linear(x, heads * self.width, bias=self.biased)
+            found = linear(x, heads * self.width, bias=self.qkv_bias)
         found = view(found, (batch, length, heads, self.width))
-        if self.normed and norm is not None:
+        if self.qk_norm and norm is not None:
             with tape.at(f"{name}_norm"):
                 found = norm(found)
         return transpose(found, 1, 2)
 
 
-def rotations(tape: Tape, sequence: int, width: int, dtype: str) -> tuple[Value, Value]:
-    """Return cosines and sines of the positions' angles (Su et al. 2021), (1, sequence, width)."""
+def rotary_angles(tape: Tape, sequence: int, width: int, dtype: str) -> tuple[Value, Value]:
+    """Return the cosines and sines of rotary position embedding (Su et al. 2021), (1, sequence, width)."""
     positions = tape.new((sequence,), "int64")
     tape.record("arange", (), (positions,))
     positions = unsqueeze(positions, 0)
@@ -136,20 +138,22 @@ def rotations(tape: Tape, sequence: int, width: int, dtype: str) -> tuple[Value,
         return to(mul_number(cos(angles)), dtype), to(mul_number(sin(angles)), dtype)
 
 
-def rotated(x: Value, angles: tuple[Value, Value]) -> Value:
-    """Return queries or keys (batch, heads, sequence, width) turned by the angles of their positions."""
+def rotary_embedding(x: Value, angles: tuple[Value, Value]) -> Value:
+    """Return queries or keys (batch, heads, sequence, width) with rotary position embedding."""
     half = x.shape[-1] // 2
     scaled = mul(x, angles[0])
     first, second = slice_of(x, 3, 0, half), slice_of(x, 3, half, 2 * half)
     return add(scaled, mul(cat((neg(second), first), -1), angles[1]))
 
 
-def turned_pairs(x: Value, angles: tuple[Value, Value]) -> Value:
-    """The same by products of complex numbers, in single precision: a number of ours is half of one."""
+def complex_rotary_embedding(x: Value, angles: tuple[Value, Value]) -> Value:
+    """Rotary embedding by products of complex numbers in fp32; here, each complex number is two elements."""
     return to(mul(to(x, "float32"), angles[0]), x.dtype)
 
 
-def gated(x: Value, feed_forward: int, activation: Callable[[Value], Value] = silu, *, fused: bool = False) -> Value:
+def gated_mlp(
+    x: Value, feed_forward: int, activation: Callable[[Value], Value] = silu, *, fused: bool = False
+) -> Value:
     """The gated feed-forward network (Shazeer 2020): ``down(activation(gate(x)) * up(x))``."""
     tape, hidden = x.tape, x.shape[-1]
     with tape.at("gate_proj"):

@@ -10,18 +10,18 @@ from triosim.models.step_choices import ChoiceReader
 
 
 class Model(Protocol):
-    """A model that can be described. ``sequence`` is the usual length of a sample in tokens; 0 of what reads images."""
+    """A model that can be described. ``sequence`` is the usual number of tokens of a sample; 0 for a model of images."""
 
     @property
     def name(self) -> str:
-        """What it is called."""
+        """The name of the model."""
 
     @property
     def sequence(self) -> int:
-        """How long a sample is, where nobody says."""
+        """The default number of tokens of a sample."""
 
     def loss(self, tape: Tape, batch: int, sequence: int, choices: ChoiceReader) -> Value:
-        """Write the forward pass of one batch down, and return its loss."""
+        """Record the forward pass of one batch, and return its loss."""
 
 
 def check_heads(features: int, heads: int) -> None:
@@ -37,7 +37,7 @@ def check_shared(heads: int, shared: int) -> None:
 
 
 def check_length(sequence: int, positions: int, name: str) -> None:
-    """Raise ``OptionError`` for a sample that is longer than a model can tell positions apart."""
+    """Raise ``OptionError`` for a sample that has more tokens than the model has positions."""
     if sequence > positions:
         raise OptionError(
             f"a sequence of {sequence} tokens is longer than the {positions} positions of {name}", fix="give fewer"
@@ -45,5 +45,5 @@ def check_length(sequence: int, positions: int, name: str) -> None:
 
 
 def tokens(tape: Tape, batch: int, sequence: int) -> Value:
-    """Return numbers of words that a network is fed."""
+    """Return an input of token ids."""
     return tape.new((batch, sequence), "int64", category="input")

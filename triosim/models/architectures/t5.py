@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 from triosim.models.architectures.model import tokens
+from triosim.models.operators.attention import masked_bias, multi_head_attention, split_heads
 from triosim.models.operators.elementwise import (
     add,
     add_in_place,
     add_number,
     dropout,
     elementwise,
-    gelu_of_parts,
     mean,
     mul,
     mul_number,
@@ -24,11 +24,12 @@ from triosim.models.operators.elementwise import (
     relu,
     rsqrt,
     to,
+    unfused_gelu,
 )
-from triosim.models.operators.layers import cross_entropy, embedding, heads_of, many_headed, masked_bias, softmax
+from triosim.models.operators.layers import cross_entropy, embedding, softmax
 from triosim.models.operators.products import linear, matmul
-from triosim.models.operators.shaping import contiguous_of, expand, permute, reshape, transpose, unsqueeze, view
 from triosim.models.operators.tape import Tape, Value
+from triosim.models.operators.views import contiguous_of, expand, permute, reshape, transpose, unsqueeze, view
 from triosim.models.step_choices import ChoiceReader
 
 
@@ -42,29 +43,29 @@ class T5:
     layers: int
     hidden: int
     heads: int
-    head_width: int
+    head_dim: int
     feed_forward: int
     vocab: int = 32128
     buckets: int = 32
     gated: bool = False
-    tied: bool = True
+    tied_embeddings: bool = True
     sequence: int = 512
     dropout: float = 0.1
     style: Literal["transformers", "transformers-2024"] = "transformers"
     name: str = "t5"
 
     def loss(self, tape: Tape, batch: int, sequence: int, choices: ChoiceReader) -> Value:
-        """Write the forward pass down, with as many words to write as to read."""
+        """Record the forward pass, with as many words to write as to read."""
         words, answers, labels = (tokens(tape, batch, sequence) for _ in range(3))
         step = _Step(self, tape, choices)
         with tape.at("encoder"):
             encoded = step.stack(words, None)
         with tape.at("decoder"):
             found = step.stack(answers, encoded)
-        if self.tied:
+        if self.tied_embeddings:
             found = mul_number(found)
         with tape.at("lm_head"):
-            logits = linear(found, self.vocab, bias=False, weight=step.table() if self.tied else None)
+            logits = linear(found, self.vocab, bias=False, weight=step.table() if self.tied_embeddings else None)
         with tape.at("loss"):
             return cross_entropy(view(logits, (-1, self.vocab)), view(labels, (-1,)))
 
@@ -155,7 +156,7 @@ class _Step:
             if bias.shape[0] != batch or causal:
                 shown = masked_bias(bias) if causal else bias
                 bias = expand(contiguous_of(shown), (batch, *bias.shape[1:]))
-            return many_headed(query, key, value, kernel=self.fused, probability=self.dropped, bias=bias)
+            return multi_head_attention(query, key, value, kernel=self.fused, probability=self.dropped, bias=bias)
         scores = add_in_place(matmul(query, transpose(key, 2, 3)), bias)
         weights = dropout(to(softmax(scores, dtype="float32"), scores.dtype), self.dropped)
         return reshape(transpose(matmul(weights, value), 1, 2), (batch, length, -1))
@@ -172,12 +173,12 @@ class _Step:
         return elementwise("mul", elementwise("rsub", to(ones, tape.dtype)))
 
     def _projected(self, x: Value, other: Value) -> list[Value]:
-        width = self.model.heads * self.model.head_width
+        width = self.model.heads * self.model.head_dim
         found = []
         for name, given in (("q", x), ("k", other), ("v", other)):
             with self.tape.at(name):
                 part = linear(given, width, bias=False)
-            found.append(heads_of(part, self.model.heads))
+            found.append(split_heads(part, self.model.heads))
         return found
 
     def _positions(self, length: int) -> Value:
@@ -201,7 +202,7 @@ class _Step:
             with tape.at("wi_0" if model.gated else "wi"):
                 inner = linear(found, model.feed_forward, bias=False)
             with tape.at("act"):
-                inner = gelu_of_parts(inner) if model.gated else relu(inner)
+                inner = unfused_gelu(inner) if model.gated else relu(inner)
             if model.gated:
                 with tape.at("wi_1"):
                     found = linear(found, model.feed_forward, bias=False)

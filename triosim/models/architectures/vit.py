@@ -10,10 +10,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from triosim.models.architectures.model import check_heads
+from triosim.models.operators.attention import multi_head_attention, split_heads
 from triosim.models.operators.elementwise import add, dropout, gelu
-from triosim.models.operators.layers import cross_entropy, heads_of, layer_norm, many_headed
+from triosim.models.operators.layers import cross_entropy, layer_norm
 from triosim.models.operators.products import convolution, linear
-from triosim.models.operators.shaping import (
+from triosim.models.operators.tape import Tape, Value
+from triosim.models.operators.views import (
     cat,
     contiguous_of,
     expand,
@@ -24,7 +26,6 @@ from triosim.models.operators.shaping import (
     unsqueeze,
     view,
 )
-from triosim.models.operators.tape import Tape, Value
 from triosim.models.step_choices import ChoiceReader
 
 
@@ -45,7 +46,7 @@ class ViT:
     name: str = "vit"
 
     def loss(self, tape: Tape, batch: int, sequence: int, choices: ChoiceReader) -> Value:
-        """Write the forward pass down; the loss is that of the images' classes."""
+        """Record the forward pass; the loss is that of the images' classes."""
         check_heads(self.hidden, self.heads)
         images = tape.new((batch, 3, self.image, self.image), tape.dtype, category="input")
         labels = tape.new((batch,), "int64", category="input")
@@ -97,8 +98,8 @@ class ViT:
         for name in ("q_proj", "k_proj", "v_proj"):
             with x.tape.at(name):
                 part = linear(x, self.hidden)
-            parts.append(heads_of(part, self.heads))
-        found = many_headed(*parts, kernel=choices.attention_kernel(), probability=0.0)
+            parts.append(split_heads(part, self.heads))
+        found = multi_head_attention(*parts, kernel=choices.attention_kernel(), probability=0.0)
         with x.tape.at("o_proj"):
             return linear(found, self.hidden)
 
@@ -113,7 +114,7 @@ class ViT:
         for part in [select(mixed, 0, number) for number in range(3)]:
             turned = transpose(view(part, (length, batch * self.heads, width)), 0, 1)
             parts.append(view(turned, (batch, self.heads, length, width)))
-        found = many_headed(*parts, kernel=choices.attention_kernel(), probability=0.0)
+        found = multi_head_attention(*parts, kernel=choices.attention_kernel(), probability=0.0)
         found = reshape(transpose(found, 0, 1), (length * batch, hidden))
         with x.tape.at("out_proj"):
             found = linear(found, hidden)

@@ -1,1 +1,1 @@
-"""The operators that described models are written with, and their gradients."""
+"""The operators that described models are made of, each with its gradient."""

@@ -6,22 +6,22 @@ from collections.abc import Sequence
 from typing import Any
 
 from triosim.models.operators.layout import broadcast, dense_like
-from triosim.models.operators.shaping import expand, view
 from triosim.models.operators.tape import Value
+from triosim.models.operators.views import expand, view
 
 #: Which of two dtypes a result has: the one that stands later.
 _ORDER = ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64")
 
 
 def promoted(first: str, second: str) -> str:
-    """Return the dtype of what two tensors make together."""
+    """Return the dtype of the result of two tensors (type promotion)."""
     if {first, second} == {"float16", "bfloat16"}:
         return "float32"
     return max(first, second, key=_ORDER.index)
 
 
 def elementwise(name: str, *given: Value, dtype: str | None = None, **attributes: Any) -> Value:
-    """Write down an operator that makes one element of one of each input; its result lies as the first of full size."""
+    """Record an element-wise operator; its result has the strides of the first input of full size."""
     tape = given[0].tape
     shape = given[0].shape if len(given) == 1 else broadcast(*[value.shape for value in given])
     like = next((value for value in given if value.shape == shape), None)
@@ -35,13 +35,13 @@ def elementwise(name: str, *given: Value, dtype: str | None = None, **attributes
     return out
 
 
-def full(x: Value) -> Value:
-    """Return a value in the dtype that autocast computes powers, exponentials and sums of many in."""
+def full_precision(x: Value) -> Value:
+    """Return a value in the dtype in which autocast computes powers, exponentials and large sums: fp32."""
     return to(x, "float32") if x.tape.autocast is not None and x.is_floating else x
 
 
-def fit(gradient: Value, value: Value) -> Value:
-    """Return a gradient summed to the shape of what was broadcast, and in its dtype."""
+def sum_to(gradient: Value, value: Value) -> Value:
+    """Return a gradient summed over broadcast dimensions to the shape of a value, and in its dtype."""
     if gradient.shape != value.shape:
         lead = len(gradient.shape) - len(value.shape)
         dims = [
@@ -97,7 +97,7 @@ def add(a: Value, b: Value) -> Value:
 
 
 def add_in_place(a: Value, b: Value) -> Value:
-    """``a += b``: what was there is overwritten."""
+    """``a += b``, in place."""
     out = Value(a.tape, a.shape, a.dtype, a.storage, a.strides, a.offset)
     a.tape.record("add_", (a, b), (out,))
     a.tape.differentiate((out,), (a, b), lambda g: (g, g))
@@ -105,7 +105,7 @@ def add_in_place(a: Value, b: Value) -> Value:
 
 
 def add_number(x: Value) -> Value:
-    """A number added."""
+    """``x + number``."""
     out = elementwise("add", x)
     x.tape.differentiate((out,), (x,), lambda g: (g,))
     return out
@@ -131,7 +131,7 @@ def mul(a: Value, b: Value) -> Value:
 
 
 def mul_number(x: Value) -> Value:
-    """Times a number."""
+    """``x * number``."""
     out = elementwise("mul", x)
     x.tape.differentiate((out,), (x,), lambda g: (elementwise("mul", g),))
     return out
@@ -153,7 +153,7 @@ def div(a: Value, b: Value) -> Value:
 
 
 def div_number(x: Value) -> Value:
-    """Over a number."""
+    """``x / number``."""
     out = elementwise("div", x)
     x.tape.differentiate((out,), (x,), lambda g: (elementwise("div", g),))
     return out
@@ -161,7 +161,7 @@ def div_number(x: Value) -> Value:
 
 def power(x: Value, exponent: float) -> Value:
     """``x ** exponent``; autocast computes it in fp32."""
-    x = full(x)
+    x = full_precision(x)
     out = elementwise("pow", x, exponent=exponent)
 
     def backward(g: Value) -> tuple[Value]:
@@ -180,12 +180,12 @@ def neg(x: Value) -> Value:
 
 
 def cos(x: Value) -> Value:
-    """``cos``, of what has no gradient."""
+    """``cos``, without a gradient."""
     return elementwise("cos", x)
 
 
 def sin(x: Value) -> Value:
-    """``sin``, of what has no gradient."""
+    """``sin``, without a gradient."""
     return elementwise("sin", x)
 
 
@@ -222,7 +222,7 @@ def gelu(x: Value) -> Value:
     return out
 
 
-def gelu_of_parts(x: Value) -> Value:
+def unfused_gelu(x: Value) -> Value:
     """The approximation by ``tanh`` as a formula, an operator at a time (``NewGELUActivation`` of transformers)."""
     half = mul_number(x)
     inner = mul_number(add(x, mul_number(power(x, 3.0))))
@@ -242,7 +242,7 @@ def relu(x: Value) -> Value:
 
 
 def relu_in_place(x: Value) -> Value:
-    """``relu_``: what was there is overwritten."""
+    """``relu_``, in place."""
     out = Value(x.tape, x.shape, x.dtype, x.storage, x.strides, x.offset)
     x.tape.record("relu_", (x,), (out,))
     x.tape.differentiate((out,), (x,), lambda g: (elementwise("threshold_backward", g, out),))
@@ -257,7 +257,7 @@ def silu(x: Value) -> Value:
 
 
 def dropout(x: Value, probability: float) -> Value:
-    """``native_dropout``: also a mask of what was kept; nothing where nothing is dropped."""
+    """``native_dropout``, which also returns a mask; no operator where the probability is 0."""
     if not probability:
         return x
     tape = x.tape
@@ -272,14 +272,14 @@ def dropout(x: Value, probability: float) -> Value:
 
 
 def masked_fill(x: Value, mask: Value) -> Value:
-    """A number where ``mask`` is true."""
+    """``masked_fill``: a number where ``mask`` is true."""
     out = elementwise("masked_fill", x, mask, dtype=x.dtype)
     x.tape.differentiate((out,), (x,), lambda g: (elementwise("masked_fill", g, mask, dtype=g.dtype),))
     return out
 
 
 def masked_fill_in_place(x: Value, mask: Value) -> Value:
-    """``masked_fill_``: what was there is overwritten."""
+    """``masked_fill_``, in place."""
     out = Value(x.tape, x.shape, x.dtype, x.storage, x.strides, x.offset)
     x.tape.record("masked_fill_", (x, mask), (out,))
     x.tape.differentiate((out,), (x,), lambda g: (elementwise("masked_fill", g, mask, dtype=g.dtype),))
@@ -287,7 +287,7 @@ def masked_fill_in_place(x: Value, mask: Value) -> Value:
 
 
 def to(x: Value, dtype: str) -> Value:
-    """The same numbers in another dtype (``_to_copy``); the value itself where it has it."""
+    """``to``: a copy in another dtype (``_to_copy``), or the value itself if it has that dtype."""
     if x.dtype == dtype:
         return x
     out = elementwise("_to_copy", x, dtype=dtype)

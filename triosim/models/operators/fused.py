@@ -1,17 +1,17 @@
-"""Operators that compilers and training libraries make one kernel of: they read and write memory once.
+"""Fused operators: what compilers and training libraries run as one kernel, which reads and writes memory once.
 
 Megatron-LM fuses a bias with what follows it (Narayanan et al. 2021, section 4.2); ``torch.compile``, Liger and Transformer
-Engine do the same to norms, rotations, gates and the loss.
+Engine do the same to norms, rotary_angles, gates and the loss.
 """
 
 from __future__ import annotations
 
 from triosim.models.operators.elementwise import elementwise, total
 from triosim.models.operators.layout import dense_like
-from triosim.models.operators.shaping import view
 from triosim.models.operators.tape import Value
+from triosim.models.operators.views import view
 
-#: What a gate by an activation is called.
+#: The names of gated units, by activation.
 _UNITS = {"silu": "swiglu", "gelu": "geglu"}
 
 
@@ -52,8 +52,8 @@ def soft_capped(x: Value) -> Value:
     return out
 
 
-def rotated(x: Value, angles: tuple[Value, Value]) -> Value:
-    """Queries or keys turned by the angles of their positions."""
+def rotary_embedding(x: Value, angles: tuple[Value, Value]) -> Value:
+    """Rotary position embedding of queries or keys."""
     out = elementwise("fused::rotary_embedding", x, *angles)
 
     def backward(g: Value) -> tuple[Value, None, None]:
@@ -77,7 +77,7 @@ def bias_gelu(x: Value) -> Value:
 
 
 def bias_dropout_add(x: Value, residual: Value, probability: float) -> Value:
-    """``residual + dropout(x + bias)``, with a bias of the open module; keeps a mask of what was kept."""
+    """``residual + dropout(x + bias)``, with a bias of the open module; also makes the mask of dropout."""
     tape = x.tape
     bias = tape.parameter("bias", x.shape[-1:])
     strides = dense_like(x.shape, x.strides)
@@ -109,6 +109,6 @@ def cross_entropy(logits: Value, labels: Value) -> Value:
 
 
 def _summed(gradient: Value) -> Value:
-    """The gradient of what is added to every row."""
+    """The gradient of a bias: that of its result, summed over the rows."""
     dims = list(range(len(gradient.shape) - 1))
     return view(total(gradient, dims, keepdim=True), gradient.shape[-1:])

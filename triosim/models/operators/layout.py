@@ -1,7 +1,7 @@
-"""How a tensor lies in memory: strides of views and of results, by PyTorch's rules.
+"""The memory layout of tensors: strides of views and of results, by PyTorch's rules.
 
-A view of a tensor is possible where its strides allow it (``at::detail::computeStride``); what they do not allow is copied
-first. The result of an element-wise operator lies as its first operand of full size does (``TensorIterator``). Strides are
+A view of a tensor is possible where its strides allow it (``at::detail::computeStride``); otherwise the tensor is copied
+first. The result of an element-wise operator has the layout of its first operand of full size (``TensorIterator``). Strides are
 in elements.
 """
 
@@ -16,7 +16,7 @@ Strides = tuple[int, ...]
 
 @lru_cache(maxsize=8192)
 def contiguous(shape: Shape) -> Strides:
-    """Return the strides of a tensor whose last dimension is the densest."""
+    """Return the strides of a contiguous tensor."""
     found: list[int] = []
     step = 1
     for length in reversed(shape):
@@ -27,7 +27,7 @@ def contiguous(shape: Shape) -> Strides:
 
 @lru_cache(maxsize=8192)
 def dense_like(shape: Shape, strides: Strides) -> Strides:
-    """Return strides without gaps in which the dimensions are ordered as in ``strides``."""
+    """Return dense strides in which the dimensions are ordered as in ``strides``."""
     found = list(strides)
     step = 1
     order = sorted(range(len(shape)), key=lambda place: (strides[place], -place))
@@ -39,7 +39,7 @@ def dense_like(shape: Shape, strides: Strides) -> Strides:
 
 @lru_cache(maxsize=8192)
 def is_contiguous(shape: Shape, strides: Strides) -> bool:
-    """Whether a tensor lies as ``contiguous`` says; the stride of a dimension of one says nothing."""
+    """Whether a tensor is contiguous; the strides of dimensions of length 1 do not matter."""
     return all(
         length == 1 or own == plain for length, own, plain in zip(shape, strides, contiguous(shape), strict=True)
     )
@@ -47,7 +47,7 @@ def is_contiguous(shape: Shape, strides: Strides) -> bool:
 
 @lru_cache(maxsize=8192)
 def channels_last(shape: Shape, strides: Strides) -> bool:
-    """Whether images (samples, channels, height, width) lie with their channels as the densest dimension, and only so."""
+    """Whether images (samples, channels, height, width) are in the channels-last format, and not also contiguous."""
     turned, order = (shape[0], *shape[2:], shape[1]), (strides[0], *strides[2:], strides[1])
     return is_contiguous(turned, order) and not is_contiguous(shape, strides)
 

@@ -1,4 +1,4 @@
-"""Mixtures of experts: routers, and experts whose weights are one parameter, as transformers' grouped products do it.
+"""Mixtures of experts: routers, and experts whose weights are one parameter for grouped matrix products (transformers).
 
 Every token goes to ``chosen`` of the experts (Shazeer et al. 2017; Jiang et al. 2024); tokens are sorted by expert, multiplied
 group by group (``_grouped_mm``), and put back. How many tokens each expert has does not change the shapes.
@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from triosim.models.operators.elementwise import add_number, div, elementwise, mul, mul_number, sigmoid, silu, to, total
 from triosim.models.operators.layers import softmax
-from triosim.models.operators.products import linear, low, mm
-from triosim.models.operators.shaping import reshape, split, t, transpose, unsqueeze, view
+from triosim.models.operators.products import linear, lower_precision, mm
 from triosim.models.operators.tape import Value
+from triosim.models.operators.views import reshape, split, t, transpose, unsqueeze, view
 
 
 def softmax_router(x: Value, experts: int, chosen: int) -> tuple[Value, Value]:
-    """Mixtral's: the likeliest experts of each token, with weights that add up to one."""
+    """Mixtral's router: the experts with the largest scores of each token, with weights that add up to one."""
     tape = x.tape
     with tape.at("gate"):
         scores = softmax(linear(x, experts, bias=False), dtype="float32")
@@ -23,7 +23,7 @@ def softmax_router(x: Value, experts: int, chosen: int) -> tuple[Value, Value]:
 
 
 def sigmoid_router(x: Value, experts: int, chosen: int, groups: int, kept: int) -> tuple[Value, Value]:
-    """DeepSeek-V3's (2024): of the ``kept`` best groups the best experts, chosen with a bias that balances their loads."""
+    """DeepSeek-V3's router: the best experts of the ``kept`` best groups, with a bias that balances their loads."""
     tape = x.tape
     with tape.at("gate"):
         weight = tape.parameter("weight", (experts, x.shape[-1]))
@@ -47,7 +47,7 @@ def sigmoid_router(x: Value, experts: int, chosen: int, groups: int, kept: int) 
 
 
 def experts(x: Value, routed: tuple[Value, Value], count: int, feed_forward: int) -> Value:
-    """Return what the experts make of (tokens, hidden), added up with the router's weights."""
+    """Return the experts' outputs for (tokens, hidden), summed with the router's weights."""
     tape, (tokens, hidden) = x.tape, x.shape
     weights, places = routed
     chosen = weights.shape[1]
@@ -63,11 +63,11 @@ def experts(x: Value, routed: tuple[Value, Value], count: int, feed_forward: int
         tape.record("histc", (ordered,), (counts,))
         ends = elementwise("cumsum", counts, dim=0)
         both = tape.parameter("gate_up_proj", (count, 2 * feed_forward, hidden))
-        gate, up = split(grouped(taken, transpose(low(both), 1, 2), ends), [feed_forward] * 2, -1)
+        gate, up = split(grouped(taken, transpose(lower_precision(both), 1, 2), ends), [feed_forward] * 2, -1)
         with tape.at("act_fn"):
             gate = silu(gate)
         down = tape.parameter("down_proj", (count, hidden, feed_forward))
-        found = grouped(mul(gate, up), transpose(low(down), 1, 2), ends)
+        found = grouped(mul(gate, up), transpose(lower_precision(down), 1, 2), ends)
         found = mul(found, unsqueeze(weights, -1))
         back, numbers = (tape.new(order.shape, "int64") for _ in range(2))
         tape.record("arange", (), (numbers,))
@@ -83,7 +83,7 @@ def mixture(x: Value, routed: tuple[Value, Value], count: int, feed_forward: int
 
 def grouped(x: Value, weight: Value, ends: Value) -> Value:
     """(rows, k) by (groups, k, n): each row by the matrix of its group, which ends where ``ends`` says."""
-    x = low(x)
+    x = lower_precision(x)
     out = _grouped(x, weight, ends, (x.shape[0], weight.shape[2]))
 
     def backward(g: Value) -> tuple[Value | None, Value | None]:
@@ -105,7 +105,7 @@ def _grouped(first: Value, second: Value, ends: Value, shape: tuple[int, ...]) -
 
 
 def index(x: Value, rows: Value) -> Value:
-    """Rows of a tensor, by their numbers."""
+    """``index``: rows of a tensor by their indices."""
     out = x.tape.new((*rows.shape, *x.shape[1:]), x.dtype)
     x.tape.record("index", (x, rows), (out,))
 
@@ -120,14 +120,14 @@ def index(x: Value, rows: Value) -> Value:
 
 
 def topk(x: Value, count: int) -> tuple[Value, Value]:
-    """The largest of the last dimension, and their places."""
+    """``topk`` over the last dimension: values and indices."""
     values, places = _largest(x, count)
     x.tape.differentiate((values, places), (x,), lambda g, _: (_scattered(g, x, places),))
     return values, places
 
 
 def gather(x: Value, places: Value) -> Value:
-    """Numbers of the last dimension, by their places."""
+    """``gather`` along the last dimension."""
     out = x.tape.new(places.shape, x.dtype)
     x.tape.record("gather", (x, places), (out,), dim=1)
     x.tape.differentiate((out,), (x,), lambda g: (_scattered(g, x, places),))
@@ -149,5 +149,5 @@ def _scattered(g: Value, x: Value, places: Value) -> Value:
 
 
 def _apart(x: Value) -> Value:
-    """A value without its gradient."""
+    """``detach``: a value without its gradient."""
     return Value(x.tape, x.shape, x.dtype, x.storage, x.strides, x.offset)

@@ -1,7 +1,7 @@
-"""The optimizer's part of a step: PyTorch's own, with one kernel for many parameters (for-each), or one for all (fused).
+"""Optimizer steps of PyTorch, with one kernel for many parameters (for-each) or for all of them (fused).
 
 AdamW (Loshchilov and Hutter 2019) keeps two states a parameter, SGD with momentum one. Both read the gradients, and
-write the parameters and states in place. What is told apart by its position in the lists is about one parameter.
+write the parameters and states in place. The tensors at one position of an operator's lists belong to one parameter.
 """
 
 from __future__ import annotations

@@ -1,24 +1,24 @@
-"""Products and convolutions. A gradient's products come in the order in which PyTorch computes them."""
+"""Matrix products and convolutions, with their gradients in the order in which PyTorch computes them."""
 
 from __future__ import annotations
 
 import math
 
-from triosim.models.operators import eight_bits
+from triosim.models.operators import float8
 from triosim.models.operators.elementwise import add, elementwise, to, total
 from triosim.models.operators.layout import channels_last, contiguous, dense_like, is_contiguous
-from triosim.models.operators.shaping import contiguous_of, reshape, t, transpose, unsafe_view, view
 from triosim.models.operators.tape import Value
+from triosim.models.operators.views import contiguous_of, reshape, t, transpose, unsafe_view, view
 
 _NAMES = ("weight", "bias")
 
 
-def low(x: Value) -> Value:
+def lower_precision(x: Value) -> Value:
     """Return a value in the dtype that autocast computes products in; a parameter's copy is made once."""
     tape = x.tape
     if tape.autocast is None or x.dtype == tape.autocast or not x.is_floating:
         return x
-    if tape.kinds[x.storage] != "parameter":
+    if tape.categories[x.storage] != "parameter":
         return to(x, tape.autocast)
     found = tape.copies.get(x.storage)
     if found is None:
@@ -39,7 +39,7 @@ def _by_first(g: Value, b: Value) -> Value:
 
 
 def _by_second(g: Value, a: Value, b: Value) -> Value:
-    """The gradient of the second factor, laid out as that is: a weight that is turned gets a gradient that is."""
+    """The gradient of the second factor, in its layout: a transposed weight gets a transposed gradient."""
     if b.strides[0] == 1 and b.strides[1] == b.shape[0]:
         turned = t(g)
         return t(_product("mm", (turned, a), turned, a))
@@ -49,7 +49,7 @@ def _by_second(g: Value, a: Value, b: Value) -> Value:
 
 def mm(a: Value, b: Value) -> Value:
     """(m, k) by (k, n)."""
-    a, b = low(a), low(b)
+    a, b = lower_precision(a), lower_precision(b)
     out = _product("mm", (a, b), a, b)
 
     def backward(g: Value) -> tuple[Value | None, Value | None]:
@@ -62,7 +62,7 @@ def mm(a: Value, b: Value) -> Value:
 
 def addmm(bias: Value, a: Value, b: Value) -> Value:
     """(m, k) by (k, n), and a bias of (n)."""
-    bias, a, b = low(bias), low(a), low(b)
+    bias, a, b = lower_precision(bias), lower_precision(a), lower_precision(b)
     out = _product("addmm", (bias, a, b), a, b)
 
     def backward(g: Value) -> tuple[Value | None, Value | None, Value | None]:
@@ -84,17 +84,17 @@ def linear(
     names: tuple[str, str] = _NAMES,
     whole: bool = False,
 ) -> Value:
-    """``nn.Linear`` of the open module: a weight of (outputs, inputs), turned; ``weight`` where it is another's.
+    """``nn.Linear`` of the open module: a weight of (outputs, inputs); ``weight`` where it is shared with another module.
 
-    The bias is added within the product where the data lie one after the other. ``whole``: never in eight bits.
+    The product adds the bias where its input is contiguous (``addmm``). ``whole``: never in fp8.
     """
     tape, inputs = x.tape, x.shape[-1]
     if weight is None:
         weight = tape.parameter(names[0], (outputs, inputs))
-    added = low(tape.parameter(names[1], (outputs,))) if bias else None
-    x, weight = low(x), low(weight)
-    if tape.eight and not whole and eight_bits.fits(x, weight):
-        found = view(eight_bits.product(contiguous_of(x), weight), (*x.shape[:-1], outputs))
+    added = lower_precision(tape.parameter(names[1], (outputs,))) if bias else None
+    x, weight = lower_precision(x), lower_precision(weight)
+    if tape.float8 and not whole and float8.fits(x, weight):
+        found = view(float8.product(contiguous_of(x), weight), (*x.shape[:-1], outputs))
         return found if added is None else add(found, added)
     if added is not None and (len(x.shape) == 2 or is_contiguous(x.shape, x.strides)):
         rows = reshape(x, (-1, inputs))
@@ -108,7 +108,7 @@ def linear(
     return found if added is None else add(found, added)
 
 
-def turned_linear(x: Value, outputs: int) -> Value:
+def transposed_linear(x: Value, outputs: int) -> Value:
     """``Conv1D`` of transformers' GPT-2: a linear layer whose weight is (inputs, outputs)."""
     tape, inputs = x.tape, x.shape[-1]
     weight, bias = tape.parameter("weight", (inputs, outputs)), tape.parameter("bias", (outputs,))
@@ -117,7 +117,7 @@ def turned_linear(x: Value, outputs: int) -> Value:
 
 def bmm(a: Value, b: Value) -> Value:
     """A batch of products."""
-    a, b = low(a), low(b)
+    a, b = lower_precision(a), lower_precision(b)
     out = _product("bmm", (a, b), a, b)
 
     def backward(g: Value) -> tuple[Value | None, Value | None]:
@@ -135,8 +135,8 @@ def bmm(a: Value, b: Value) -> Value:
 
 
 def scaled_bmm(a: Value, b: Value) -> Value:
-    """``baddbmm`` into memory that is not read (``beta=0``): a batch of products, scaled."""
-    a, b = low(a), low(b)
+    """``baddbmm`` without its input (``beta=0``): a batch of products, scaled."""
+    a, b = lower_precision(a), lower_precision(b)
     shape = (*a.shape[:-1], b.shape[-1])
     into = a.tape.new(shape, a.dtype)
     a.tape.record("empty", (), (into,))
@@ -159,8 +159,8 @@ def scaled_bmm(a: Value, b: Value) -> Value:
 def matmul(a: Value, b: Value) -> Value:
     """``torch.matmul`` of (..., m, k) and (..., k, n) with the same leading dimensions."""
     lead = a.shape[:-2]
-    first = reshape(low(a), (math.prod(lead), *a.shape[-2:]))
-    second = reshape(low(b), (math.prod(lead), *b.shape[-2:]))
+    first = reshape(lower_precision(a), (math.prod(lead), *a.shape[-2:]))
+    second = reshape(lower_precision(b), (math.prod(lead), *b.shape[-2:]))
     return unsafe_view(bmm(first, second), (*lead, a.shape[-2], b.shape[-1]))
 
 
@@ -169,9 +169,9 @@ def convolution(
 ) -> Value:
     """A convolution of the open module, over (samples, channels, height, width)."""
     tape = x.tape
-    weight = low(tape.parameter("weight", (outputs, x.shape[1] // groups, kernel, kernel)))
-    added = low(tape.parameter("bias", (outputs,))) if bias else None
-    x = low(x)
+    weight = lower_precision(tape.parameter("weight", (outputs, x.shape[1] // groups, kernel, kernel)))
+    added = lower_precision(tape.parameter("bias", (outputs,))) if bias else None
+    x = lower_precision(x)
     spatial = tuple([(length + 2 * padding - kernel) // stride + 1 for length in x.shape[2:]])
     shape = (x.shape[0], outputs, *spatial)
     out = tape.new(

@@ -1,4 +1,4 @@
-"""A step that is written down operator by operator, as a capture does it, and differentiated as PyTorch's autograd does it.
+"""A tape of operators: records a step as a capture would, and differentiates it as PyTorch's autograd does.
 
 A model is a function that calls operators on values (``triosim.models.operators`` and its neighbours); the tape keeps them in
 order with their shapes, storages and layers. The backward pass goes through the forward operators from the last to the first,
@@ -21,7 +21,7 @@ Backward = Callable[..., "Sequence[Value | None]"]
 
 
 class Value:
-    """A tensor of the step: a view of a storage, and the operator that it came from, where it has a gradient."""
+    """A tensor of the step: a view of a storage. ``node`` is the operator that made it, if it has a gradient."""
 
     __slots__ = ("dtype", "node", "number", "offset", "output", "shape", "storage", "strides", "tape")
 
@@ -45,7 +45,7 @@ class Value:
 
 
 class Node:
-    """How an operator is differentiated; of a parameter, where its gradients are added up."""
+    """A node of the autograd graph: how an operator is differentiated, or where a parameter's gradients are added up."""
 
     __slots__ = ("backward", "gradients", "inputs", "layer", "operator")
 
@@ -60,7 +60,7 @@ class Node:
 
 
 @dataclass(slots=True)
-class _Raw:
+class _Recorded:
     name: str
     phase: Phase
     layer: str
@@ -72,20 +72,20 @@ class _Raw:
 
 @dataclass(slots=True)
 class Tape:
-    """The operators so far. ``dtype`` is that of parameters, ``autocast`` the one that products compute in, where another.
-    ``eight`` says that linear layers multiply numbers of eight bits.
+    """The operators recorded so far. ``dtype`` is that of parameters; ``autocast`` that of products, if it differs; with
+    ``float8``, linear layers multiply in fp8.
 
-    ``kinds`` and ``owners`` say, by storage, what it is for and whose gradient or state it is.
+    ``categories`` and ``owners`` give, by storage, its category and the parameter whose gradient or state it is.
     """
 
     dtype: str = "float32"
     autocast: str | None = None
-    eight: bool = False
-    operators: list[_Raw] = field(default_factory=list)
+    float8: bool = False
+    operators: list[_Recorded] = field(default_factory=list)
     parameters: dict[str, Value] = field(default_factory=dict)
     copies: dict[int, Value] = field(default_factory=dict)
-    narrow: dict[tuple[int, Shape], tuple[Value, Value]] = field(default_factory=dict)  # in eight bits, and their scale
-    kinds: dict[int, Category] = field(default_factory=dict)
+    narrow: dict[tuple[int, Shape], tuple[Value, Value]] = field(default_factory=dict)  # fp8 copies and their scales
+    categories: dict[int, Category] = field(default_factory=dict)
     owners: dict[int, int] = field(default_factory=dict)
     phase: Phase = "forward"
     layer: str = ""
@@ -98,15 +98,15 @@ class Tape:
     # ---- values -------------------------------------------------------------------------------------------------
 
     def new(self, shape: Shape, dtype: str, strides: Strides | None = None, category: Category | None = None) -> Value:
-        """Return a value in memory of its own."""
+        """Return a value in new memory."""
         self._storages += 1
         if category is None:
-            category = _MADE[self.phase]
-        self.kinds[self._storages] = category
+            category = _CATEGORIES[self.phase]
+        self.categories[self._storages] = category
         return Value(self, shape, dtype, self._storages, strides)
 
     def parameter(self, name: str, shape: Shape, dtype: str | None = None) -> Value:
-        """Return the parameter ``name`` of the module that is open; the same for the same name."""
+        """Return the parameter ``name`` of the open module, always the same one."""
         return self.shared_parameter(f"{self.layer}.{name}", shape, dtype)
 
     def shared_parameter(self, path: str, shape: Shape, dtype: str | None = None) -> Value:
@@ -140,15 +140,15 @@ class Tape:
     # ---- operators ----------------------------------------------------------------------------------------------
 
     def record(self, name: str, inputs: Sequence[Value], outputs: Sequence[Value], **attributes: Any) -> int:
-        """Write an operator down, one of ATen unless its name says another library; returns its id."""
+        """Record an operator, of ATen unless its name has another namespace, and return its id."""
         given = tuple([self._number(value) for value in inputs])
         made = tuple([self._number(value) for value in outputs])
         full = name if "::" in name else f"aten::{name}"
-        self.operators.append(_Raw(full, self.phase, self.layer, given, made, self.differentiates, attributes))
+        self.operators.append(_Recorded(full, self.phase, self.layer, given, made, self.differentiates, attributes))
         return len(self.operators)
 
     def differentiate(self, outputs: Sequence[Value], inputs: Sequence[Value | None], backward: Backward) -> None:
-        """Say how the operator that was written down last is differentiated: ``backward`` gets a gradient an output."""
+        """Give the gradient of the operator that was recorded last: ``backward`` takes one gradient an output."""
         if self.phase != "forward" or all(value is None or value.node is None for value in inputs):
             return
         node = Node(len(self.operators), self.layer, inputs, backward, len(outputs))
@@ -168,10 +168,12 @@ class Tape:
 
     # ---- the backward pass --------------------------------------------------------------------------------------
 
-    def backward(self, loss: Value, add: Callable[[Value, Value], Value], fit: Callable[[Value, Value], Value]) -> None:
-        """Differentiate ``loss``. ``add`` adds two gradients, ``fit`` gives one the shape and dtype of its value."""
+    def backward(
+        self, loss: Value, add: Callable[[Value, Value], Value], sum_to: Callable[[Value, Value], Value]
+    ) -> None:
+        """Differentiate ``loss``. ``add`` adds two gradients, ``sum_to`` sums one to the shape of its value."""
         assert loss.node is not None
-        self.kinds[loss.storage] = "output"
+        self.categories[loss.storage] = "output"
         self.phase = "backward"
         self.layer = "loss"
         first = self.new((), loss.dtype)
@@ -188,7 +190,7 @@ class Tape:
                     value,
                     gradient
                     if gradient.shape == value.shape and gradient.dtype == value.dtype
-                    else fit(gradient, value),
+                    else sum_to(gradient, value),
                 )
                 for value, gradient in zip(node.inputs, made, strict=True)
                 if value is not None and value.node is not None and gradient is not None
@@ -201,7 +203,7 @@ class Tape:
         self.differentiates = None
 
     def gradients(self) -> list[tuple[Value, Value]]:
-        """Return the parameters that have a gradient, with it."""
+        """Return the parameters that have a gradient, each with its gradient."""
         found = []
         for parameter in self.parameters.values():
             gradient = parameter.node.gradients[0] if parameter.node is not None else None
@@ -213,9 +215,9 @@ class Tape:
     # ---- the trace ----------------------------------------------------------------------------------------------
 
     def trace(self, *, batch_size: int, model: str, gpu: str, software: Mapping[str, str]) -> Trace:
-        """Return what was written down, without times."""
+        """Return the recorded operators as a trace without times."""
         tensors = [
-            Tensor(number, shape, dtype, self.kinds[storage], storage, self.owners.get(storage))
+            Tensor(number, shape, dtype, self.categories[storage], storage, self.owners.get(storage))
             for number, (storage, shape, dtype) in enumerate(self._tensors)
         ]
         operators = tuple(
@@ -235,4 +237,4 @@ class Tape:
         return Trace(operators, batch_size, model, gpu, times="none", software=software)
 
 
-_MADE: dict[Phase, Category] = {"forward": "activation", "backward": "gradient", "optimizer": "temporary"}
+_CATEGORIES: dict[Phase, Category] = {"forward": "activation", "backward": "gradient", "optimizer": "temporary"}

@@ -1,4 +1,4 @@
-"""Linear layers in eight bits, as torchao's Float8Linear trains them: one scale for a tensor, found when it is cast.
+"""Linear layers in fp8, as torchao's Float8Linear trains them: dynamic scaling with one scale a tensor.
 
 Micikevicius et al. 2022 ("FP8 Formats for Deep Learning"): activations and weights in e4m3, gradients in e5m2. A
 tensor's largest magnitude gives its scale; it is scaled, clamped and cast, once for all products that read it. The
@@ -12,21 +12,21 @@ from __future__ import annotations
 import math
 
 from triosim.models.operators.elementwise import elementwise
-from triosim.models.operators.shaping import copied, t, view
 from triosim.models.operators.tape import Value
+from triosim.models.operators.views import copied, t, view
 
 _FORWARD, _BACKWARD = "float8_e4m3fn", "float8_e5m2"
 #: Both sides of a factor have to be multiples of this.
-_GRAIN = 16
+_MULTIPLE = 16
 
 
 def fits(x: Value, weight: Value) -> bool:
-    """Whether the tensor cores take a product of rows by a weight in eight bits."""
-    return not any(length % _GRAIN for length in (math.prod(x.shape[:-1]), *weight.shape))
+    """Whether the tensor cores can multiply rows by a weight in fp8: all sides are multiples of 16."""
+    return not any(length % _MULTIPLE for length in (math.prod(x.shape[:-1]), *weight.shape))
 
 
 def product(x: Value, weight: Value) -> Value:
-    """Rows (..., k) by a weight (n, k), turned, with the three products of forward and backward pass in eight bits."""
+    """Rows (..., k) by a transposed weight (n, k), with the three products of forward and backward pass in fp8."""
     narrow_x, scale = _cast(x, _FORWARD)
     rows = view(narrow_x, (-1, x.shape[-1]))
     table, of_table = _cast(weight, _FORWARD)
@@ -46,11 +46,11 @@ def product(x: Value, weight: Value) -> Value:
 
 
 def _cast(x: Value, dtype: str) -> tuple[Value, Value]:
-    """Return a tensor in eight bits and its scale; the same for the same tensor."""
+    """Return a tensor in fp8 and its scale; one cast for all products that read the tensor."""
     tape = x.tape
     key = x.storage, x.shape
     found = tape.narrow.get(key)
-    if found is None and tape.kinds[x.storage] == "parameter":
+    if found is None and tape.categories[x.storage] == "parameter":
         found = elementwise("_to_copy", x, dtype=dtype), tape.new((), "float32", category="buffer")
         tape.narrow[key] = found
     elif found is None:

@@ -1,4 +1,4 @@
-"""Models by name, with the sizes of their papers and of the configs that were published with them."""
+"""The catalogue of models by name, with the sizes of their papers and published configs."""
 
 from __future__ import annotations
 
@@ -67,11 +67,11 @@ _LLAMA = {
 }
 _LIKE_LLAMA: Mapping[str, Sizes] = {
     "llama2": {"vocab": 32000, "sequence": 4096},
-    "llama3.2": {"tied": True},
+    "llama3.2": {"tied_embeddings": True},
     "mistral": {"vocab": 32000},
     "mixtral": {"vocab": 32000, "experts": 8, "sequence": 4096},
-    "qwen2": {"vocab": 152064, "biased": True, "sequence": 4096},
-    "qwen3": {"vocab": 151936, "normed": True, "head_width": 128, "sequence": 4096},
+    "qwen2": {"vocab": 152064, "qkv_bias": True, "sequence": 4096},
+    "qwen3": {"vocab": 151936, "qk_norm": True, "head_dim": 128, "sequence": 4096},
 }
 #: The same, and the features of a head.
 _GEMMA = {
@@ -88,14 +88,14 @@ _DEEPSEEK = DeepSeek(
     feed_forward=18432,
     expert_width=2048,
     experts=256,
-    chosen=8,
+    experts_per_token=8,
     groups=8,
-    kept_groups=4,
-    dense=3,
+    groups_per_token=4,
+    dense_layers=3,
     name="deepseek-v3",
 )
 _BERT = {"bert-base": (12, 768, 12, 3072), "bert-large": (24, 1024, 16, 4096)}
-#: Layers, hidden size, heads, features of a head, feed-forward size; of version 1.1 gated, with words of their own to write.
+#: Layers, hidden size, heads, features of a head, feed-forward size; version 1.1 is gated, with an output embedding of its own.
 _T5 = {
     "t5-small": (6, 512, 8, 64, 2048),
     "t5-base": (12, 768, 12, 64, 3072),
@@ -116,14 +116,14 @@ _VIT = {
     "vit_l_32": (24, 1024, 16, 4096, 32),
     "vit_h_14": (32, 1280, 16, 5120, 14),
 }
-#: Layers, hidden size and heads of the tower of images and of that of words, side of a patch, side of an image.
+#: Layers, hidden size and heads of the image and of the text transformer, side of a patch, side of an image.
 _CLIP = {
     "clip-vit-b-32": ((12, 768, 12), (12, 512, 8), 32, 224),
     "clip-vit-b-16": ((12, 768, 12), (12, 512, 8), 16, 224),
     "clip-vit-l-14": ((24, 1024, 16), (12, 768, 12), 14, 224),
     "clip-vit-l-14-336": ((24, 1024, 16), (12, 768, 12), 14, 336),
 }
-#: Blocks of the third stage (of the others: three; of the small ones two), width of the first.
+#: Blocks of the third stage (the others have three, those of small models two), and the width of the first stage.
 _CONVNEXT = {"tiny": (9, 96), "small": (27, 96), "base": (27, 128), "large": (27, 192), "xlarge": (27, 256)}
 _CONVNEXTV2 = {
     "atto": (6, 40),
@@ -172,21 +172,21 @@ def _models() -> dict[str, Model]:
         like = [more for start, more in _LIKE_LLAMA.items() if name.startswith(start)]
         found[name] = Llama(**sizes, **(like[0] if like else {}), name=name)
     for name, six in _GEMMA.items():
-        sizes = dict(zip(("layers", "hidden", "heads", "kv_heads", "feed_forward", "head_width"), six, strict=True))
+        sizes = dict(zip(("layers", "hidden", "heads", "kv_heads", "feed_forward", "head_dim"), six, strict=True))
         found[name] = Gemma(**sizes, capped=name.startswith("gemma2"), name=name)
     found[_DEEPSEEK.name] = _DEEPSEEK
     for name, numbers in _BERT.items():
         found[name] = Bert(**dict(zip(("layers", "hidden", "heads", "feed_forward"), numbers, strict=True)), name=name)
     for name, row in _T5.items():
-        sizes = dict(zip(("layers", "hidden", "heads", "head_width", "feed_forward"), row, strict=True))
+        sizes = dict(zip(("layers", "hidden", "heads", "head_dim", "feed_forward"), row, strict=True))
         newer = "v1.1" in name
-        found[name] = T5(**sizes, gated=newer, tied=not newer, name=name)
+        found[name] = T5(**sizes, gated=newer, tied_embeddings=not newer, name=name)
     for name, row in _VIT.items():
         sizes = dict(zip(("layers", "hidden", "heads", "feed_forward", "patch"), row, strict=True))
         found[name] = ViT(**sizes, style="torchvision", name=name)
     for name, (vision, text, patch, image) in _CLIP.items():
         found[name] = Clip(
-            vision=_tower(*vision), text=_tower(*text), patch=patch, image=image, shared=text[1], name=name
+            vision=_tower(*vision), text=_tower(*text), patch=patch, image=image, projection_dim=text[1], name=name
         )
     for version, family in enumerate((_CONVNEXT, _CONVNEXTV2), 1):
         for size, (blocks, width) in family.items():
@@ -209,12 +209,12 @@ def _models() -> dict[str, Model]:
     return found
 
 
-#: Every model that has a name.
+#: The models by name.
 MODELS: Mapping[str, Model] = _models()
 
 
 def with_layers(model: Model, layers: int) -> Model:
-    """Return a model with another number of layers. Raises ``OptionError`` for one whose layers are not alike."""
+    """Return a model with another number of layers. Raises ``OptionError`` for one whose layers differ."""
     if "layers" not in {one.name for one in fields(model)}:  # type: ignore[arg-type]  # every model is a dataclass
         raise OptionError(f"the layers of {model.name} are not alike", where="layers", fix="leave their number out")
     return replace(model, layers=layers)  # type: ignore[type-var]

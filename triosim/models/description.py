@@ -11,11 +11,11 @@ from triosim.compute.compute_model import ComputeModel
 from triosim.compute.pricing.prediction import DEFAULT_GPU, with_predicted_times
 from triosim.errors import OptionError, nearest
 from triosim.garbage_collector import without_collecting
+from triosim.models import compilation
 from triosim.models.architectures.model import Model
-from triosim.models.config import read
-from triosim.models.named import MODELS, with_layers
-from triosim.models.operators import fusion
-from triosim.models.operators.elementwise import add, fit
+from triosim.models.catalogue import MODELS, with_layers
+from triosim.models.huggingface_config import read
+from triosim.models.operators.elementwise import add, sum_to
 from triosim.models.operators.optimizers import OPTIMIZERS
 from triosim.models.operators.tape import Tape
 from triosim.models.step_choices import ChoiceReader, StepChoices
@@ -53,19 +53,21 @@ def described(
     target = gpus.find(gpu).name
     with without_collecting():
         trace = _written_down(sizes, choices, target)
-        return with_predicted_times(fusion.compiled(trace) if choices.kernels == "compiled" else trace, compute_model)
+        return with_predicted_times(
+            compilation.compiled(trace) if choices.kernels == "compiled" else trace, compute_model
+        )
 
 
 def _written_down(model: Model, choices: StepChoices, gpu: str) -> Trace:
     """Return the step of a model, operator by operator, without times."""
     autocast = choices.compute_dtype if choices.precision == "mixed" else None
-    tape = Tape(choices.parameter_dtype, autocast, eight=choices.products == "fp8")
+    tape = Tape(choices.parameter_dtype, autocast, float8=choices.products == "fp8")
     reader = ChoiceReader(choices)
     loss = model.loss(tape, choices.batch, _length(model, choices.sequence), reader)
     reader.check_read(model.name)
     if choices.products == "fp8" and not tape.narrow:
         raise OptionError(f"{model.name} has no linear layer in eight bits", where="products", fix="leave it out")
-    tape.backward(loss, add, fit)
+    tape.backward(loss, add, sum_to)
     OPTIMIZERS[choices.optimizer](tape)
     software = {"described": choices.summary()}
     return tape.trace(batch_size=choices.batch, model=model.name, gpu=gpu, software=software)

@@ -1,4 +1,4 @@
-"""What a compiler makes of a step: chains of element-wise operators become kernels that read and write memory once.
+"""Kernel fusion as by ``torch.compile``: chains of element-wise operators become kernels that read and write memory once.
 
 As TorchInductor does (Ansel et al., "PyTorch 2", ASPLOS 2024, section 4), each numbered module by itself, as people compile
 transformers. What is in no numbered module (embeddings, the last norm, the loss, the optimizer) stays as it is.

@@ -1,6 +1,7 @@
-"""Models from a ``config.json`` of Hugging Face transformers: its ``model_type`` says which of ours it is.
+"""Models from a ``config.json`` of Hugging Face transformers, whose ``model_type`` names the architecture.
 
-What a config leaves out and transformers has a default for, ours has too; sizes that tell models apart must be there.
+Keys that are left out have the defaults of transformers; sizes that tell models apart must be there. Every key of ``_TYPES`` is
+checked for its type, whether the architecture reads it or not.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from triosim.errors import TriosimError, nearest
 from triosim.models.architectures.bert import Bert
@@ -25,7 +26,7 @@ from triosim.models.architectures.vit import ViT
 
 
 class Config:
-    """The keys of a config, and the file that they stand in."""
+    """The keys of a config, read with checks that name the file."""
 
     def __init__(self, content: Mapping[str, Any], path: str) -> None:
         self._content = content
@@ -88,13 +89,16 @@ class Config:
         self.multiple("num_attention_heads", heads, f"the {key}", shared)
         return shared
 
-    def turned(self, key: str, width: int) -> int:
-        """Return how many features of a head are turned with the position: pairs of them."""
-        return self.multiple(key, width, "the features that are turned together", 2)
+    def rotary(self, key: str, width: int) -> int:
+        """Return the size of rotary embedding, which rotates pairs of features."""
+        return self.multiple(key, width, "the features of a rotated pair", 2)
 
     def flag(self, key: str, default: bool) -> bool:
-        """Return whether something is so."""
-        return bool(self._content.get(key, default))
+        """Return true or false."""
+        value = self._content.get(key)
+        if value is not None and not isinstance(value, bool):
+            raise TriosimError(f"{key}: {value!r:.40} is not true or false", where=self.path)
+        return default if value is None else value
 
     def labels(self) -> int:
         """Return how many classes a classifier tells apart: two, where the config names none."""
@@ -123,8 +127,56 @@ class Config:
         return Config(value, f"{self.path}: {key}")
 
     def text(self, key: str, default: str) -> str:
-        """Return a word."""
-        return str(self._content.get(key, default))
+        """Return a text."""
+        value = self._content.get(key)
+        if value is not None and not isinstance(value, str):
+            raise TriosimError(f"{key}: {value!r:.40} is no text", where=self.path)
+        return default if value is None else value
+
+    def check_types(self) -> None:
+        """Raise ``TriosimError`` for a known key whose value has another type, also where the architecture ignores it."""
+        for key, kind in _TYPES.items():
+            value = self._content.get(key)
+            if value is None:
+                continue
+            if kind == "size":
+                if isinstance(value, bool) or not isinstance(value, int):
+                    raise TriosimError(f"{key}: {value!r:.40} is no size", where=self.path, fix="give a whole number")
+            elif kind == "number":
+                self.number(key, 0.0)
+            elif kind == "flag":
+                self.flag(key, False)
+            elif kind == "text":
+                self.text(key, "")
+            else:
+                self.part(key).check_types()
+
+
+_SIZE_KEYS = (
+    *("n_layer", "n_embd", "n_head", "n_positions", "n_inner", "vocab_size", "max_position_embeddings"),
+    *(
+        "num_hidden_layers",
+        "hidden_size",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "intermediate_size",
+        "head_dim",
+    ),
+    *("num_local_experts", "num_experts_per_tok", "n_routed_experts", "n_shared_experts", "moe_intermediate_size"),
+    *("n_group", "topk_group", "first_k_dense_replace", "q_lora_rank", "kv_lora_rank"),
+    *("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "type_vocab_size", "projection_dim", "num_labels"),
+    *("num_layers", "d_model", "num_heads", "d_kv", "d_ff", "relative_attention_num_buckets"),
+    *("patch_size", "image_size"),
+)
+#: The types of the keys that descriptions of some architecture read.
+_TYPES: Mapping[str, Literal["size", "number", "flag", "text", "config"]] = {
+    **dict.fromkeys(_SIZE_KEYS, "size"),
+    **dict.fromkeys(("resid_pdrop", "hidden_dropout_prob", "dropout_rate"), "number"),
+    "tie_word_embeddings": "flag",
+    "feed_forward_proj": "text",
+    "text_config": "config",
+    "vision_config": "config",
+}
 
 
 def read(path: str | os.PathLike[str]) -> Model:
@@ -145,7 +197,10 @@ def read(path: str | os.PathLike[str]) -> Model:
         raise TriosimError("the key 'model_type' is missing", where=where, fix=f"known: {', '.join(_MAKERS)}")
     if kind not in _MAKERS:
         raise TriosimError(f"model_type '{kind}' is not known", where=where, fix=nearest(kind, _MAKERS))
-    return _MAKERS[kind](Config(content, where))
+    config = Config(content, where)
+    model = _MAKERS[kind](config)
+    config.check_types()
+    return model
 
 
 def _gpt2(config: Config) -> Model:
@@ -170,7 +225,7 @@ def _llama(config: Config) -> Model:
     width = config.optional("head_dim")
     if width is None:
         hidden, heads = config.heads("hidden_size", "num_attention_heads")
-    config.turned("hidden_size / num_attention_heads" if width is None else "head_dim", width or hidden // heads)
+    config.rotary("hidden_size / num_attention_heads" if width is None else "head_dim", width or hidden // heads)
     experts = config.whole("num_local_experts", 8) if kind == "mixtral" else 0
     chosen = config.whole("num_experts_per_tok", 2)
     if experts:
@@ -183,12 +238,12 @@ def _llama(config: Config) -> Model:
         feed_forward=config.whole("intermediate_size"),
         vocab=config.whole("vocab_size"),
         sequence=config.whole("max_position_embeddings", 4096),
-        head_width=width,
-        tied=config.flag("tie_word_embeddings", False),
-        biased=kind == "qwen2",
-        normed=kind == "qwen3",
+        head_dim=width,
+        tied_embeddings=config.flag("tie_word_embeddings", False),
+        qkv_bias=kind == "qwen2",
+        qk_norm=kind == "qwen3",
         experts=experts,
-        chosen=chosen,
+        experts_per_token=chosen,
         name=kind,
     )
 
@@ -202,11 +257,11 @@ def _gemma(config: Config) -> Model:
         heads=heads,
         kv_heads=config.shared_heads(heads),
         feed_forward=config.whole("intermediate_size"),
-        head_width=config.turned("head_dim", config.whole("head_dim", 256)),
+        head_dim=config.rotary("head_dim", config.whole("head_dim", 256)),
         vocab=config.whole("vocab_size", 256000),
         sequence=config.whole("max_position_embeddings", 8192),
         capped=kind == "gemma2",
-        tied=config.flag("tie_word_embeddings", True),
+        tied_embeddings=config.flag("tie_word_embeddings", True),
         name=kind,
     )
 
@@ -221,7 +276,7 @@ def _clip(config: Config) -> Model:
         image=vision.whole("image_size", 224),
         vocab=text.whole("vocab_size", 49408),
         positions=positions,
-        shared=config.whole("projection_dim", 512),
+        projection_dim=config.whole("projection_dim", 512),
         sequence=positions,
     )
 
@@ -264,16 +319,16 @@ def _deepseek(config: Config) -> Model:
         feed_forward=config.whole("intermediate_size"),
         expert_width=config.whole("moe_intermediate_size"),
         experts=config.multiple("n_routed_experts", experts, "the n_group", groups),
-        chosen=config.at_most("num_experts_per_tok", chosen, "the n_routed_experts", experts),
+        experts_per_token=config.at_most("num_experts_per_tok", chosen, "the n_routed_experts", experts),
         groups=groups,
-        kept_groups=config.at_most("topk_group", kept, "the n_group", groups),
-        shared=config.whole("n_shared_experts", 1),
-        dense=config.whole("first_k_dense_replace", 0, least=0),
+        groups_per_token=config.at_most("topk_group", kept, "the n_group", groups),
+        shared_experts=config.whole("n_shared_experts", 1),
+        dense_layers=config.whole("first_k_dense_replace", 0, least=0),
         query_rank=config.optional("q_lora_rank"),
         kv_rank=config.whole("kv_lora_rank"),
-        plain=config.whole("qk_nope_head_dim"),
-        turned=config.turned("qk_rope_head_dim", config.whole("qk_rope_head_dim")),
-        value=config.whole("v_head_dim"),
+        nope_dim=config.whole("qk_nope_head_dim"),
+        rope_dim=config.rotary("qk_rope_head_dim", config.whole("qk_rope_head_dim")),
+        value_dim=config.whole("v_head_dim"),
         vocab=config.whole("vocab_size"),
         sequence=4096,
     )
@@ -289,7 +344,7 @@ def _bert(config: Config) -> Model:
         feed_forward=config.whole("intermediate_size"),
         vocab=config.whole("vocab_size", 30522),
         positions=positions,
-        kinds=config.whole("type_vocab_size", 2),
+        token_types=config.whole("type_vocab_size", 2),
         sequence=min(positions, 512),
         dropout=config.probability("hidden_dropout_prob", 0.1),
     )
@@ -300,12 +355,12 @@ def _t5(config: Config) -> Model:
         layers=config.whole("num_layers"),
         hidden=config.whole("d_model"),
         heads=config.whole("num_heads"),
-        head_width=config.whole("d_kv"),
+        head_dim=config.whole("d_kv"),
         feed_forward=config.whole("d_ff"),
         vocab=config.whole("vocab_size", 32128),
         buckets=config.whole("relative_attention_num_buckets", 32),
         gated=config.text("feed_forward_proj", "relu").startswith("gated"),
-        tied=config.flag("tie_word_embeddings", True),
+        tied_embeddings=config.flag("tie_word_embeddings", True),
         dropout=config.probability("dropout_rate", 0.1),
     )
 

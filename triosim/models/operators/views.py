@@ -1,4 +1,4 @@
-"""Operators that only show what is there in another shape, and those that copy it: ``view``, ``transpose``, ``cat`` ..."""
+"""Views (``view``, ``transpose``, ``expand`` ...) and what may copy instead (``reshape``, ``contiguous``, ``cat``)."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from triosim.models.operators.tape import Value
 
 
 def _shown(name: str, x: Value, shape: Shape, strides: Strides, offset: int | None = None, **attributes: Any) -> Value:
-    """Write down a view."""
+    """Record a view."""
     out = Value(x.tape, shape, x.dtype, x.storage, strides, x.offset if offset is None else offset)
     x.tape.record(name, (x,), (out,), **attributes)
     return out
 
 
 def view(x: Value, shape: Sequence[int]) -> Value:
-    """``view``; one length may be -1. Raises ``ValueError`` where only a copy could have the shape."""
+    """``view``; one length may be -1. Raises ``ValueError`` where the strides do not allow it."""
     new = _whole(x, shape)
     strides = viewed(x.shape, x.strides, new)
     if strides is None:
@@ -33,7 +33,7 @@ def _viewed(name: str, x: Value, new: Shape, strides: Strides) -> Value:
 
 
 def reshape(x: Value, shape: Sequence[int]) -> Value:
-    """A view where one is possible, else a copy."""
+    """``reshape``: a view where the strides allow it, otherwise a copy."""
     new = _whole(x, shape)
     if x.shape == new:
         return x
@@ -44,7 +44,7 @@ def reshape(x: Value, shape: Sequence[int]) -> Value:
 
 
 def unsafe_view(x: Value, shape: Sequence[int]) -> Value:
-    """A view of what nobody else sees, such as a product's result."""
+    """``_unsafe_view`` of a fresh result, such as a product's."""
     new = _whole(x, shape)
     return _viewed("_unsafe_view", x, new, contiguous(new))
 
@@ -57,7 +57,7 @@ def _whole(x: Value, shape: Sequence[int]) -> Shape:
 
 
 def copied(x: Value) -> Value:
-    """``clone`` in the usual order of dimensions."""
+    """``clone`` as a contiguous tensor."""
     out = x.tape.new(x.shape, x.dtype)
     x.tape.record("clone", (x,), (out,))
     x.tape.differentiate((out,), (x,), lambda g: (g,))
@@ -70,7 +70,7 @@ def contiguous_of(x: Value) -> Value:
 
 
 def transpose(x: Value, first: int, second: int) -> Value:
-    """Two dimensions swapped."""
+    """``transpose``: two dimensions swapped."""
     shape, strides = list(x.shape), list(x.strides)
     shape[first], shape[second] = shape[second], shape[first]
     strides[first], strides[second] = strides[second], strides[first]
@@ -80,14 +80,14 @@ def transpose(x: Value, first: int, second: int) -> Value:
 
 
 def t(x: Value) -> Value:
-    """A matrix turned."""
+    """``t``: a transposed matrix."""
     out = _shown("t", x, x.shape[::-1], x.strides[::-1])
     x.tape.differentiate((out,), (x,), lambda g: (t(g),))
     return out
 
 
 def permute(x: Value, dims: Sequence[int]) -> Value:
-    """The dimensions in another order."""
+    """``permute``: the dimensions in another order."""
     shape, strides = tuple([x.shape[dim] for dim in dims]), tuple([x.strides[dim] for dim in dims])
     out = _shown("permute", x, shape, strides, dims=list(dims))
     back = [list(dims).index(place) for place in range(len(dims))]
@@ -96,7 +96,7 @@ def permute(x: Value, dims: Sequence[int]) -> Value:
 
 
 def unsqueeze(x: Value, dim: int) -> Value:
-    """A dimension of one more."""
+    """``unsqueeze``: one more dimension, of length 1."""
     place = dim % (len(x.shape) + 1)
     step = x.strides[place] * x.shape[place] if place < len(x.shape) else 1
     shape, strides = (*x.shape[:place], 1, *x.shape[place:]), (*x.strides[:place], step, *x.strides[place:])
@@ -106,7 +106,7 @@ def unsqueeze(x: Value, dim: int) -> Value:
 
 
 def squeeze(x: Value, dim: int) -> Value:
-    """Without a dimension of one."""
+    """``squeeze``: without a dimension of length 1."""
     place = dim % len(x.shape)
     shape, strides = (*x.shape[:place], *x.shape[place + 1 :]), (*x.strides[:place], *x.strides[place + 1 :])
     out = _shown("squeeze", x, shape, strides, dim=dim)
@@ -115,7 +115,7 @@ def squeeze(x: Value, dim: int) -> Value:
 
 
 def expand(x: Value, shape: Sequence[int]) -> Value:
-    """What is there once shown many times; the gradient adds up (``triosim.models.operators.elementwise.fit``)."""
+    """``expand``; its gradient is summed back (``triosim.models.operators.elementwise.sum_to``)."""
     new, lead = tuple(shape), len(shape) - len(x.shape)
     strides = tuple(
         [
@@ -131,7 +131,7 @@ def expand(x: Value, shape: Sequence[int]) -> Value:
 
 
 def slice_of(x: Value, dim: int, start: int, stop: int) -> Value:
-    """Part of a dimension."""
+    """``slice``: part of a dimension."""
     place = dim % len(x.shape)
     shape = (*x.shape[:place], stop - start, *x.shape[place + 1 :])
     out = _shown("slice", x, shape, x.strides, x.offset + start * x.strides[place], dim=dim)
@@ -146,7 +146,7 @@ def slice_of(x: Value, dim: int, start: int, stop: int) -> Value:
 
 
 def select(x: Value, dim: int, index: int) -> Value:
-    """One of a dimension, which goes."""
+    """``select``: one index of a dimension, which is dropped."""
     place = dim % len(x.shape)
     shape, strides = (*x.shape[:place], *x.shape[place + 1 :]), (*x.strides[:place], *x.strides[place + 1 :])
     out = _shown("select", x, shape, strides, x.offset + index * x.strides[place], dim=dim)
@@ -161,7 +161,7 @@ def select(x: Value, dim: int, index: int) -> Value:
 
 
 def split(x: Value, sizes: Sequence[int], dim: int) -> tuple[Value, ...]:
-    """A dimension in parts; the gradients are put together again, with zeros for what has none."""
+    """``split`` of a dimension; the gradients are concatenated, with zeros for a part without one."""
     place = dim % len(x.shape)
     found: list[Value] = []
     start = 0
@@ -186,7 +186,7 @@ def split(x: Value, sizes: Sequence[int], dim: int) -> tuple[Value, ...]:
 
 
 def cat(values: Sequence[Value], dim: int) -> Value:
-    """Several after one another."""
+    """``cat``: values one after another along a dimension."""
     values = tuple(values)
     first = values[0]
     place = dim % len(first.shape)
