@@ -90,7 +90,7 @@ def describe(
             "--products",
             metavar="plain|fp8",
             **o.one_of("--products", ("plain", "fp8")),
-            help="Those of linear layers in --dtype, or in eight bits with a scale a tensor.",
+            help="Those of linear layers in --dtype, or in fp8 with a scale a tensor.",
         ),
     ] = "plain",
     dropout: Annotated[

@@ -66,7 +66,9 @@ def _written_down(model: Model, choices: StepChoices, gpu: str) -> Trace:
     loss = model.loss(tape, choices.batch, _length(model, choices.sequence), reader)
     reader.check_read(model.name)
     if choices.products == "fp8" and not tape.narrow:
-        raise OptionError(f"{model.name} has no linear layer in eight bits", where="products", fix="leave it out")
+        raise OptionError(
+            f"{model.name} has no linear layer that fp8 can compute", where="products", fix="leave it out"
+        )
     tape.backward(loss, add, sum_to)
     OPTIMIZERS[choices.optimizer](tape)
     software = {"described": choices.summary()}

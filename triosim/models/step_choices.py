@@ -39,7 +39,7 @@ class StepChoices:
     attention: "flash" is one kernel; "math" is two matrix products, with the scores in memory.
     kernels: "eager" is one kernel an ATen operator, "fused" one for what training libraries fuse by hand, "compiled" what a
         compiler makes of the eager ones; None is what the model is known with.
-    products: "fp8" multiplies the linear layers in eight bits, but for the one that makes a Llama's logits.
+    products: "fp8" multiplies the linear layers in fp8, except the one that makes a Llama's logits.
     dropout: another probability than the model's own.
     """
 
@@ -70,7 +70,8 @@ class StepChoices:
     products: ProductKind = field(
         default="plain",
         metadata=_shown(
-            "Those of linear layers in --dtype, or in eight bits with a scale a tensor.", values=get_args(ProductKind)
+            "Matrix products of linear layers in --dtype, or in fp8 with a scale a tensor.",
+            values=get_args(ProductKind),
         ),
     )
     dropout: float | None = field(
@@ -91,9 +92,7 @@ class StepChoices:
             fix = "give bfloat16 or float16"
             raise OptionError("mixed precision does not compute in float32", where="dtype", fix=fix)
         if self.products == "fp8" and single:
-            raise OptionError(
-                "products in eight bits are of half-precision numbers", where="products", fix="give bfloat16"
-            )
+            raise OptionError("fp8 products need half precision", where="products", fix="give bfloat16")
 
     @property
     def compute_dtype(self) -> str:

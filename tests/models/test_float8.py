@@ -1,4 +1,4 @@
-"""Steps whose linear layers multiply numbers of eight bits."""
+"""Steps whose linear layers are computed in fp8."""
 
 from __future__ import annotations
 
@@ -138,8 +138,8 @@ def test_a_run_says_that_its_products_in_eight_bits_are_not_validated() -> None:
 @pytest.mark.parametrize(
     ("model", "dtype", "said"),
     [
-        ("resnet18", "bf16", "products: resnet18 has no linear layer in eight bits; leave it out"),
-        ("gpt2", "fp32", "products: products in eight bits are of half-precision numbers; give bfloat16"),
+        ("resnet18", "bf16", "products: resnet18 has no linear layer that fp8 can compute; leave it out"),
+        ("gpt2", "fp32", "products: fp8 products need half precision; give bfloat16"),
     ],
 )
 def test_what_has_none_is_refused(model: str, dtype: str, said: str) -> None:
