@@ -29,13 +29,14 @@ if TYPE_CHECKING:
     from triosim.extrapolators.core.program import Receive as Receive
     from triosim.extrapolators.core.program import Send as Send
     from triosim.extrapolators.core.program import Stage as Stage
-    from triosim.extrapolators.core.schedule import Action as Action
-    from triosim.extrapolators.core.schedule import ScheduleTable as ScheduleTable
-    from triosim.extrapolators.core.schedule import in_flight as in_flight
+    from triosim.extrapolators.core.schedule_table import Action as Action
+    from triosim.extrapolators.core.schedule_table import ScheduleTable as ScheduleTable
+    from triosim.extrapolators.core.schedule_table import in_flight as in_flight
     from triosim.extrapolators.core.training_loop import TrainingLoop as TrainingLoop
+    from triosim.extrapolators.pipeline.schedule import PipelineSchedule as PipelineSchedule
 
 _HOMES = {
-    "Action": "core.schedule",
+    "Action": "core.schedule_table",
     "Await": "core.program",
     "Axis": "core.mesh",
     "Block": "core.program",
@@ -47,15 +48,16 @@ _HOMES = {
     "MemoryFootprint": "core.memory_footprint",
     "Mesh": "core.mesh",
     "ParallelPlan": "core.plan",
+    "PipelineSchedule": "pipeline.schedule",
     "Program": "core.program",
     "RankContext": "core.hooks",
     "Receive": "core.program",
-    "ScheduleTable": "core.schedule",
+    "ScheduleTable": "core.schedule_table",
     "Send": "core.program",
     "Stage": "core.program",
     "TrainingHooks": "core.hooks",
     "TrainingLoop": "core.training_loop",
-    "in_flight": "core.schedule",
+    "in_flight": "core.schedule_table",
     "require_gradients": "core.hooks",
     "with_hooks": "core.hooks",
 }
@@ -72,6 +74,7 @@ __all__ = [
     "MemoryFootprint",
     "Mesh",
     "ParallelPlan",
+    "PipelineSchedule",
     "Program",
     "RankContext",
     "Receive",

@@ -18,7 +18,9 @@ from typing import Any, Literal, get_args
 
 from triosim.errors import PluginError, TriosimError, nearest
 
-Group = Literal["networks", "extrapolators", "collective_algorithms", "compute_models", "trace_formats", "reports"]
+Group = Literal[
+    "networks", "extrapolators", "schedules", "collective_algorithms", "compute_models", "trace_formats", "reports"
+]  # fmt: skip
 GROUPS: tuple[Group, ...] = get_args(Group)
 
 #: What ships with triosim. Kept here and not as entry points, whose scan would cost every start 20 ms.
@@ -42,6 +44,13 @@ BUILT_IN: dict[Group, dict[str, str]] = {
         "local-sgd": "triosim.extrapolators.data.local_sgd:LocalSGD",
         "parameter-server": "triosim.extrapolators.data.parameter_server:ParameterServer",
         "hop": "triosim.extrapolators.data.hop:Hop",
+    },
+    "schedules": {
+        "gpipe": "triosim.extrapolators.pipeline.schedules.gpipe:GPipe",
+        "1f1b": "triosim.extrapolators.pipeline.schedules.one_f_one_b:OneForwardOneBackward",
+        "zero-bubble": "triosim.extrapolators.pipeline.schedules.zero_bubble:ZeroBubble",
+        "dualpipe": "triosim.extrapolators.pipeline.schedules.dualpipe:DualPipe",
+        "interleaved": "triosim.extrapolators.pipeline.schedules.interleaved:Interleaved",
     },
     "collective_algorithms": {
         "ring": "triosim.networks.collectives.algorithms.ring:Ring",
@@ -87,6 +96,7 @@ BUILT_IN: dict[Group, dict[str, str]] = {
 REQUIRED: dict[Group, tuple[tuple[str, ...], ...]] = {
     "networks": (("transfer",),),
     "extrapolators": (("transform", "tasks"),),
+    "schedules": (("table",),),
     "collective_algorithms": (("transfers",),),
     "compute_models": (("estimate",),),
     "trace_formats": (("recognises",), ("read",)),

@@ -79,6 +79,11 @@ class Extrapolator:
         return TrainingLoop(self.lowering, rank)
 
     @property
+    def read_options(self) -> tuple[Option, ...]:
+        """The options that it reads: those that it declares, and those of parts that it uses."""
+        return self.options
+
+    @property
     def replicas(self) -> int:
         """How many replicas train along the axis, each on a batch of its own."""
         return self.size if self.level == "hooks" else 1

@@ -22,7 +22,7 @@ from triosim.extrapolators.core.program import (
     Send,
     TransferKey,
 )
-from triosim.extrapolators.core.schedule import HALVES, Action, Half
+from triosim.extrapolators.core.schedule_table import HALVES, Action, Half
 from triosim.tasks import Compute, Layers
 from triosim.trace import Operator
 

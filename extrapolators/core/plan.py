@@ -18,7 +18,7 @@ from triosim.extrapolators.core.memory_footprint import MemoryFootprint
 from triosim.extrapolators.core.mesh import Mesh, Subgroups, layout
 from triosim.extrapolators.core.program import Program, single_stage
 from triosim.extrapolators.core.recompute import recomputed
-from triosim.extrapolators.core.schedule import accumulate
+from triosim.extrapolators.core.schedule_table import accumulate
 from triosim.extrapolators.core.symmetry import Symmetry
 from triosim.extrapolators.core.training_loop import TrainingLoop
 from triosim.garbage_collector import without_collecting
@@ -155,7 +155,7 @@ def plan(
         for variants in programs
     )
     program = programs[0][0]
-    declared = tuple(option for part in parallelisms for option in part.options)
+    declared = tuple(option for part in parallelisms for option in part.read_options)
     if writer is not None:
         writer.program, writer.mesh, writer.lowering = program, mesh, lowerings[0][0]
     return ParallelPlan(

@@ -17,7 +17,7 @@ from triosim.compute.compute_model import ComputeModel
 from triosim.compute.models.roofline import STAND_IN
 from triosim.compute.pricing.repricing import reprice
 from triosim.extrapolators.core.mesh import ExpertReplicas, GroupAxes
-from triosim.extrapolators.core.schedule import ActionPhase, ScheduleTable
+from triosim.extrapolators.core.schedule_table import ActionPhase, ScheduleTable
 from triosim.tasks import CollectiveKind, Layers
 from triosim.trace import DTYPE_BYTES, Operator, Phase, Tensor
 

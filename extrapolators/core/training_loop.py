@@ -17,7 +17,7 @@ from triosim.extrapolators.core.lowering import (
 )
 from triosim.extrapolators.core.memory_tracker import UNTRACKED, MemoryTracker
 from triosim.extrapolators.core.program import Await, Block, Communicate, Exchange, Send, TransferKey
-from triosim.extrapolators.core.schedule import ActionPhase
+from triosim.extrapolators.core.schedule_table import ActionPhase
 from triosim.tasks import (
     COLLECTIVES,
     COMPUTE_STREAM,

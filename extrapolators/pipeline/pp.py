@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import TypeVar
 
 from triosim.compute.pricing.repricing import scaled
@@ -35,9 +35,10 @@ from triosim.extrapolators.core.program import (
     Stage,
     TransferKey,
 )
-from triosim.extrapolators.core.schedule import ScheduleTable
+from triosim.extrapolators.core.schedule_table import ScheduleTable
 from triosim.extrapolators.pipeline.backward_split import split_backward
-from triosim.extrapolators.pipeline.schedules import Wanted
+from triosim.extrapolators.pipeline.schedule import PipelineSchedule
+from triosim.extrapolators.pipeline.schedule_choice import chosen_schedule, table_of
 from triosim.extrapolators.pipeline.stages import (
     balanced_starts,
     block_seconds,
@@ -82,20 +83,12 @@ class PipelineParallel(Extrapolator):
         ),
         Option(
             "schedule",
-            "text",
+            "part",
             "gpipe",
-            "pp: gpipe, 1f1b, interleaved, zero-bubble, dualpipe, or a CSV file (rank, slot, action).",
+            "pp: gpipe, 1f1b, interleaved, zero-bubble, dualpipe, file.py:Class, or a CSV file (rank, slot, action).",
             metavar="NAME",
             of_step=True,
-        ),
-        Option(
-            "virtual_stages",
-            "whole",
-            None,
-            "pp, interleaved: how many stages a rank has. By default 2.",
-            unit="stages",
-            metavar="V",
-            of_step=True,
+            group="schedules",
         ),
         GRADIENT_DTYPE,
         Option(
@@ -122,17 +115,22 @@ class PipelineParallel(Extrapolator):
     @property
     def micro_batches(self) -> int:
         """As many as ranks, which keeps every one busy at some time, or as the schedule needs."""
-        return self._wanted.micro_batches()
+        return self._schedule.micro_batches(self.size)
+
+    @cached_property
+    def _schedule(self) -> PipelineSchedule:
+        return chosen_schedule(self.config)
 
     @property
-    def _wanted(self) -> Wanted:
-        return Wanted(self.config.schedule, self.size, self.config.virtual_stages)
+    def read_options(self) -> tuple[Option, ...]:
+        """Its own, and those of the schedule."""
+        return (*self.options, *self._schedule.options)
 
     def transform(self, program: Program, mesh: Mesh) -> Program:
         """Return the program divided into stages."""
         if len(program.stages) != 1:
             raise OptionError("a program that has stages already cannot be divided into stages", fix="use one pipeline")
-        schedule = self._wanted.schedule(program.micro_batches, training=program.training)
+        schedule = table_of(self._schedule, self.size, program.micro_batches, training=program.training)
         if schedule.splits:
             program = split_backward(program)
         if self._first_blocks is None:  # where ranks or iterations have other programs, layers stay where they are

@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from traces import collectives_of, draw, groups_of, operators_of, planned
 
+from triosim.config import RunConfig
 from triosim.errors import OptionError, TraceError
 from triosim.extrapolators.core.plan import ParallelPlan
-from triosim.extrapolators.pipeline.schedules.gpipe import gpipe
+from triosim.extrapolators.pipeline.schedules.gpipe import GPipe
 from triosim.extrapolators.pipeline.stages import balanced_starts
 from triosim.tasks import Compute, Copy, Recv, Send, Task, Wait
 from triosim.trace import Operator, Tensor, Trace
@@ -226,7 +227,7 @@ def test_tied_parameters_add_up_their_gradients_before_the_update() -> None:
 
 
 def test_gpipe_runs_all_forward_then_all_backward() -> None:
-    assert [(action.phase[0], action.micro_batch) for action in gpipe(4, 3).actions(1)] == [
+    assert [(action.phase[0], action.micro_batch) for action in GPipe(RunConfig()).table(4, 3).actions(1)] == [
         ("f", 0), ("f", 1), ("f", 2), ("b", 0), ("b", 1), ("b", 2),
     ]  # fmt: skip
 

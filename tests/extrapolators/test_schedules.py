@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 import traces
@@ -14,25 +15,29 @@ from hypothesis import strategies as st
 from traces import collectives_of, draw, operators_of, planned
 
 import triosim
+from triosim import plugins
 from triosim.comparison.schedule_alone import Times, run_schedule, uniform_trace
+from triosim.config import RunConfig
 from triosim.errors import OptionError, TraceError
 from triosim.extrapolators.core.extrapolator import Extrapolator
 from triosim.extrapolators.core.mesh import Mesh
 from triosim.extrapolators.core.plan import ParallelPlan
 from triosim.extrapolators.core.program import Program
-from triosim.extrapolators.core.schedule import Action, ActionPhase, ScheduleTable, in_flight
-from triosim.extrapolators.pipeline.schedules import NAMES, Wanted
-from triosim.extrapolators.pipeline.schedules.dualpipe import dualpipe
-from triosim.extrapolators.pipeline.schedules.gpipe import gpipe
-from triosim.extrapolators.pipeline.schedules.interleaved import interleaved
-from triosim.extrapolators.pipeline.schedules.one_f_one_b import one_f_one_b
-from triosim.extrapolators.pipeline.schedules.table import read_table, write_table
-from triosim.extrapolators.pipeline.schedules.zero_bubble import zero_bubble
+from triosim.extrapolators.core.schedule_table import Action, ActionPhase, ScheduleTable, in_flight
+from triosim.extrapolators.pipeline.schedule_choice import chosen_schedule, table_of
+from triosim.extrapolators.pipeline.schedules.csv_file import read_table, write_table
 from triosim.tasks import AllReduce, Recv, Send, Task
 from triosim.trace import Operator, Phase
 
 TRANSFORMER = traces.transformer(blocks=4)
 UNEVEN = Times(1.0, 1.3, 0.7)
+
+
+NAMES = tuple(plugins.BUILT_IN["schedules"])
+
+
+def table(name: str, ranks: int, micro_batches: int, **options: Any) -> ScheduleTable:
+    return table_of(chosen_schedule(RunConfig.of(schedule=name, **options)), ranks, micro_batches)
 
 
 def drawn(plan: ParallelPlan) -> list[list[Task]]:
@@ -86,15 +91,15 @@ def test_dualpipe_loses_what_its_report_says(p: int, m: int, times: Times) -> No
 
 def test_micro_batches_that_are_held_at_once() -> None:
     """As Narayanan, Qi and DeepSeek say: all of them; p - r; p; p + 1."""
-    assert [in_flight(gpipe(4, 8), rank) for rank in range(4)] == [8] * 4
-    assert [in_flight(one_f_one_b(4, 8), rank) for rank in range(4)] == [4, 3, 2, 1]
-    assert [in_flight(zero_bubble(4, 8), rank) for rank in range(4)] == [4] * 4
-    assert [in_flight(dualpipe(8, 20), rank) for rank in range(8)] == [9] * 8
+    assert [in_flight(table("gpipe", 4, 8), rank) for rank in range(4)] == [8] * 4
+    assert [in_flight(table("1f1b", 4, 8), rank) for rank in range(4)] == [4, 3, 2, 1]
+    assert [in_flight(table("zero-bubble", 4, 8), rank) for rank in range(4)] == [4] * 4
+    assert [in_flight(table("dualpipe", 8, 20), rank) for rank in range(8)] == [9] * 8
 
 
 def test_stages_of_a_rank_may_weigh_differently() -> None:
     """Interleaved, rank 1 of 2: two of its early stage, then one at a time of its late one."""
-    schedule = interleaved(2, 2, 2)
+    schedule = table("interleaved", 2, 2, virtual_stages=2)
     assert in_flight(schedule, 1, lambda stage: 10.0 if stage == 3 else 1.0) == 2 * 1 + 10
     assert schedule.held(1) == (1, 3)
 
@@ -105,10 +110,15 @@ def test_stages_of_a_rank_may_weigh_differently() -> None:
 @given(st.integers(1, 6), st.integers(1, 9), st.integers(2, 4))
 @settings(max_examples=40, deadline=None)
 def test_every_schedule_can_run(p: int, m: int, v: int) -> None:
-    for schedule in (gpipe(p, m), one_f_one_b(p, m), zero_bubble(p, m), interleaved(p, m * p, v)):
+    for schedule in (
+        table("gpipe", p, m),
+        table("1f1b", p, m),
+        table("zero-bubble", p, m),
+        table("interleaved", p, m * p, virtual_stages=v),
+    ):
         schedule.check()
     if p % 2 == 0:
-        dualpipe(p, 2 * (p + m)).check()
+        table("dualpipe", p, 2 * (p + m)).check()
 
 
 @st.composite
@@ -319,8 +329,7 @@ def written(path: Path, *rows: str) -> str:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_schedule_that_is_written_and_read_is_the_same(name: str, tmp_path: Path) -> None:
-    wanted = Wanted(name, 4)
-    schedule = wanted.schedule(8)
+    schedule = table(name, 4, 8)
     write_table(schedule, tmp_path / "table.csv")
     assert read_table(str(tmp_path / "table.csv")) == schedule
     assert run_schedule(str(tmp_path / "table.csv"), 4).seconds == run_schedule(name, 4, 8).seconds
@@ -345,7 +354,7 @@ def test_what_stands_in_one_slot_runs_side_by_side(tmp_path: Path) -> None:
     linear = b.run("aten::linear", [data, weight], [out], layer="fc", seconds=1e-3)
     b.backward("AddmmBackward0", linear, b.tensor(1, 1024, category="gradient"), data=False, seconds=2e-3)
     both = written(tmp_path, "0,0,0F0", "0,1,0F1", "0,1,0B0", "0,2,0B1")
-    apart = one_f_one_b(1, 2)
+    apart = table("1f1b", 1, 2)
     write_table(apart, tmp_path / "apart.csv")
     topology = {"topology": "switch", "bandwidth": 2048e3, "latency": 0}  # half of 4,096 bytes in 1 ms
     seconds = [
@@ -408,17 +417,17 @@ def test_what_cannot_be_is_refused(
     name: str, places: int, micro_batches: int, virtual: int | None, message: str
 ) -> None:
     with pytest.raises(OptionError) as error:
-        Wanted(name, places, virtual).schedule(micro_batches)
+        table(name, places, micro_batches, virtual_stages=virtual)
     assert message in str(error.value)
 
 
 def test_a_table_for_other_numbers_is_refused(tmp_path: Path) -> None:
     path = written(tmp_path, *ONE)
     with pytest.raises(OptionError, match="is for 2 pipeline ranks, not 3"):
-        Wanted(path, 3).schedule(1)
+        table(path, 3, 1)
     with pytest.raises(OptionError, match="is for 1 micro-batches, not 4"):
-        Wanted(path, 2).schedule(4)
-    assert Wanted(path, 2).micro_batches() == 1
+        table(path, 2, 4)
+    assert chosen_schedule(RunConfig.of(schedule=path)).micro_batches(2) == 1
 
 
 def test_inference_runs_the_forward_passes_alone() -> None:

@@ -62,9 +62,9 @@ def gpu_names() -> list[str]:
 
 
 def _schedules() -> list[str]:
-    from triosim.extrapolators.pipeline.schedules import NAMES
+    from triosim import plugins
 
-    return [*NAMES, *(str(path) for path in sorted(Path().glob("*.csv")))]
+    return [*plugins.names("schedules"), *(str(path) for path in sorted(Path().glob("*.csv")))]
 
 
 def _recomputing() -> list[str]:

@@ -75,7 +75,7 @@ def schedule(
 
     run = run_schedule(name, stages, micro_batches, virtual_stages=virtual_stages, times=_times(times))
     if output is not None:
-        from triosim.extrapolators.pipeline.schedules.table import write_table
+        from triosim.extrapolators.pipeline.schedules.csv_file import write_table
 
         write_table(run.schedule, output)
     if plot is not None:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
+from triosim.config import RunConfig
 from triosim.engine.recording import Recording, operator_times
 from triosim.errors import OptionError
-from triosim.extrapolators.core.schedule import Action, ScheduleTable, in_flight
-from triosim.extrapolators.pipeline.schedules import Wanted
+from triosim.extrapolators.core.schedule_table import Action, ScheduleTable, in_flight
+from triosim.extrapolators.pipeline.schedule_choice import chosen_schedule, table_of
 from triosim.simulation import simulate
 from triosim.tasks import Compute
 from triosim.trace import Category, Operator, Phase, Tensor, Trace
@@ -74,27 +76,28 @@ def run_schedule(
     ranks: int,
     micro_batches: int | None = None,
     *,
-    virtual_stages: int | None = None,
     times: Times | None = None,
+    **options: Any,
 ) -> ScheduleRun:
     """Simulate a schedule (a name or a file) on ranks whose stages are alike. Raises ``OptionError`` for what cannot be.
 
-    ``times`` are those of a stage; by default, forward and each part of the backward pass take a second.
+    ``times`` are those of a stage; by default, forward and each part of the backward pass take a second. ``options`` are those
+    that the schedule declares (``virtual_stages``).
     """
     if ranks < 1:
         raise OptionError(f"{ranks} ranks", where="stages", fix="give 1 or more")
     times = times or Times()
-    wanted = Wanted(name, ranks, virtual_stages)
-    count = wanted.micro_batches() if micro_batches is None else micro_batches
+    chosen = chosen_schedule(RunConfig.of(schedule=name, **options))
+    count = chosen.micro_batches(ranks) if micro_batches is None else micro_batches
     if count < 1:
         raise OptionError(f"{count} is less than 1", where="micro batches", fix="give 1 or more")
-    schedule = wanted.schedule(count)
+    schedule = table_of(chosen, ranks, count)
     result = simulate(
         uniform_trace(schedule.stages, times),
         {"pp": ranks},
         topology=_FREE,
         schedule=name,
-        virtual_stages=virtual_stages,
+        **options,
         batch_size=count,
         micro_batches=count,
         timeline=True,

@@ -16,7 +16,7 @@ from triosim import plugins
 from triosim.config import RunConfig, readers, takes_text
 from triosim.engine.engine import Progress
 from triosim.errors import TriosimError
-from triosim.extrapolators.pipeline.schedules import Wanted
+from triosim.extrapolators.pipeline.schedule_choice import chosen_schedule
 from triosim.output_files import PathLike
 from triosim.pipeline.reading import TraceLike
 from triosim.results import report as reports
@@ -145,7 +145,7 @@ def compare_config(
     if gpus < 1:
         raise TriosimError(f"{gpus} GPUs", where="--gpus", fix="ask for 1 or more")
     if config.is_given("schedule"):
-        Wanted(config.schedule, gpus).micro_batches()  # which a table that cannot be read does not say
+        chosen_schedule(config).micro_batches(gpus)  # which a table that cannot be read does not say
 
     def run(strategy: Strategy, chosen: RunConfig = config) -> StrategyResult:
         try:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from triosim.errors import OptionError, TriosimError, nearest
+from triosim.plugins import Group
 from triosim.trace import DTYPE_BYTES, dtype_name
 from triosim.units import parse_bytes, parse_time
 
@@ -36,7 +37,8 @@ class Option:
     ``--name-with-dashes``, or ``flag``; one without ``own_flag`` is reached as ``--option NAME=VALUE`` alone, by ``key`` where
     that is not its name. ``choices`` are all words that a ``choice`` knows, and those that another kind takes beside its
     values. ``least`` is the smallest whole number. What is ``of_training`` is read by nobody in inference, and what is
-    ``of_step`` changes the step that is simulated, so that captured task streams cannot follow it. ``commands`` have it.
+    ``of_step`` changes the step that is simulated, so that captured task streams cannot follow it. ``commands`` have it. The
+    value of a ``part`` names a part of the plug-in ``group``, whose parts may declare options of their own.
     """
 
     name: str
@@ -55,6 +57,7 @@ class Option:
     of_training: bool = False
     of_step: bool = False
     commands: tuple[Command, ...] = EVERY_COMMAND
+    group: Group | None = None
 
     @property
     def where(self) -> str:

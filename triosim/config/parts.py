@@ -39,3 +39,5 @@ def _declarations() -> Iterator[tuple[str, Option]]:
         for part in plugins.BUILT_IN[group]:
             for option in declared(plugins.load(group, part)):
                 yield part, option
+                for other in plugins.BUILT_IN[option.group] if option.group is not None else ():
+                    yield from ((part, own) for own in declared(plugins.load(option.group, other)))

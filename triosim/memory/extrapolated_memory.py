@@ -22,7 +22,7 @@ from triosim.extrapolators.core.memory_footprint import MemoryFootprint
 from triosim.extrapolators.core.memory_tracker import MemoryTracker
 from triosim.extrapolators.core.plan import ParallelPlan
 from triosim.extrapolators.core.program import Gradient, Stage
-from triosim.extrapolators.core.schedule import Action
+from triosim.extrapolators.core.schedule_table import Action
 from triosim.extrapolators.core.training_loop import TrainingLoop
 from triosim.garbage_collector import without_collecting
 from triosim.gpus import Gpu

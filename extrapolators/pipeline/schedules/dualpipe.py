@@ -1,7 +1,7 @@
 """DualPipe (DeepSeek-V3, 2024, section 3.2.1): micro-batches enter at both ends; forward and backward run side by side.
 
-Place r has stages r and p - 1 - r, so that there are two copies of the parameters. The first half of the micro-batches enters
-at the first place, the second half at the last. The order is that of the report's figure 5 and of DeepSeek's implementation.
+Rank r has stages r and p - 1 - r, so that there are two copies of the parameters. The first half of the micro-batches enters
+at the first rank, the second half at the last. The order is that of the report's figure 5 and of DeepSeek's implementation.
 """
 
 from __future__ import annotations
@@ -9,39 +9,42 @@ from __future__ import annotations
 from collections import deque
 
 from triosim.errors import OptionError
-from triosim.extrapolators.core.schedule import Action, ActionPhase, ScheduleTable, Slot
+from triosim.extrapolators.core.schedule_table import Action, ActionPhase, ScheduleTable, Slot
+from triosim.extrapolators.pipeline.schedule import PipelineSchedule
 
 _WHERE = "schedule dualpipe"
 
 
-def dualpipe(places: int, micro_batches: int) -> ScheduleTable:
-    """The bubble is (p / 2 - 1) (F&B + B - 3 W); a place holds at most p + 1 micro-batches."""
-    least = least_micro_batches(places)
-    if micro_batches % 2 or micro_batches < least:
-        raise OptionError(
-            f"{micro_batches} micro-batches on {places} pipeline ranks",
-            where=_WHERE,
-            fix=f"use an even number of {least} or more",
-        )
-    return ScheduleTable(tuple(_Row(place, places, micro_batches // 2).slots() for place in range(places)))
+class DualPipe(PipelineSchedule):
+    """The bubble is (p / 2 - 1) (F&B + B - 3 W); a rank holds at most p + 1 micro-batches."""
 
+    def micro_batches(self, ranks: int) -> int:
+        """Return the least number: twice as many as ranks. Raises ``OptionError`` for an odd number of ranks."""
+        if ranks % 2:
+            raise OptionError(f"{ranks} pipeline ranks are an odd number", where=_WHERE, fix="use an even one")
+        return 2 * ranks
 
-def least_micro_batches(places: int) -> int:
-    """Return how many micro-batches so many places need. Raises ``OptionError`` for an odd number of places."""
-    if places % 2:
-        raise OptionError(f"{places} pipeline ranks are an odd number", where=_WHERE, fix="use an even one")
-    return 2 * places
+    def table(self, ranks: int, micro_batches: int) -> ScheduleTable:
+        """Return the slots of each rank, which fills the pipeline from both ends."""
+        least = self.micro_batches(ranks)
+        if micro_batches % 2 or micro_batches < least:
+            raise OptionError(
+                f"{micro_batches} micro-batches on {ranks} pipeline ranks",
+                where=_WHERE,
+                fix=f"use an even number of {least} or more",
+            )
+        return ScheduleTable(tuple(_Row(rank, ranks, micro_batches // 2).slots() for rank in range(ranks)))
 
 
 class _Row:
-    """What one place does. Direction 0 is that of the micro-batches that enter at the nearer end, 1 the other."""
+    """What one rank does. Direction 0 is that of the micro-batches that enter at the nearer end, 1 the other."""
 
-    def __init__(self, place: int, places: int, half: int) -> None:
-        self._near = min(place, places - 1 - place)
-        self._inner = places // 2 - 1 - self._near  # places between this one and the middle
-        self._overlapped = half - places + self._near + 1
-        self._stages = (self._near, places - 1 - self._near)
-        self._first = (0, half) if place == self._near else (half, 0)  # the first micro-batch of each direction
+    def __init__(self, rank: int, ranks: int, half: int) -> None:
+        self._near = min(rank, ranks - 1 - rank)
+        self._inner = ranks // 2 - 1 - self._near  # ranks between this one and the middle
+        self._overlapped = half - ranks + self._near + 1
+        self._stages = (self._near, ranks - 1 - self._near)
+        self._first = (0, half) if rank == self._near else (half, 0)  # the first micro-batch of each direction
         self._run: dict[tuple[bool, int], int] = {}  # passes so far, forward or not, by direction
         self._put_off: deque[Action] = deque()
         self._slots: list[Slot] = []

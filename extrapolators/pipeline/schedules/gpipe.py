@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from triosim.extrapolators.core.schedule import Action, ActionPhase, ScheduleTable
+from triosim.extrapolators.core.schedule_table import Action, ActionPhase, ScheduleTable
+from triosim.extrapolators.pipeline.schedule import PipelineSchedule
 
 
-def gpipe(places: int, micro_batches: int) -> ScheduleTable:
-    """The bubble is (p - 1) of a micro-batch's forward and backward pass; each place holds all micro-batches."""
-    phases: tuple[ActionPhase, ...] = ("forward", "backward")
-    return ScheduleTable.of(
-        [[Action(place, phase, index) for phase in phases for index in range(micro_batches)] for place in range(places)]
-    )
+class GPipe(PipelineSchedule):
+    """The bubble is (p - 1) of a micro-batch's forward and backward pass; each rank holds all micro-batches."""
+
+    def table(self, ranks: int, micro_batches: int) -> ScheduleTable:
+        """Return all forward passes, then all backward passes."""
+        phases: tuple[ActionPhase, ...] = ("forward", "backward")
+        return ScheduleTable.of(
+            [
+                [Action(rank, phase, index) for phase in phases for index in range(micro_batches)]
+                for rank in range(ranks)
+            ]
+        )

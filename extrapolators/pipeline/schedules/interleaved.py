@@ -1,28 +1,52 @@
-"""Interleaved 1F1B (Narayanan et al. 2021, section 2.2): each place has v stages, which lie p stages apart."""
+"""Interleaved 1F1B (Narayanan et al. 2021, section 2.2): each rank has v stages, which lie p stages apart."""
 
 from __future__ import annotations
 
+from triosim.config import Option
 from triosim.errors import OptionError
-from triosim.extrapolators.core.schedule import Action, ScheduleTable
+from triosim.extrapolators.core.schedule_table import Action, ScheduleTable
+from triosim.extrapolators.pipeline.schedule import PipelineSchedule
 from triosim.extrapolators.pipeline.schedules.one_f_one_b import in_turn
 
 
-def interleaved(places: int, micro_batches: int, virtual_stages: int) -> ScheduleTable:
+class Interleaved(PipelineSchedule):
     """The bubble is 1/v of 1F1B's; v times as much is sent.
 
-    Micro-batches go through in groups of p: a place runs a group in one of its stages, then in the next.
+    Micro-batches go through in groups of p: a rank runs a group in one of its stages, then in the next.
     """
-    if micro_batches % places:
-        raise OptionError(
-            f"{micro_batches} micro-batches do not divide by {places} pipeline ranks",
-            where="schedule interleaved",
-            fix=f"use a multiple of {places}",
-        )
-    groups = range(0, micro_batches, places)
-    order = [(turn, first + i) for first in groups for turn in range(virtual_stages) for i in range(places)]
-    rows = []
-    for place in range(places):
-        forward = [Action(turn * places + place, "forward", index) for turn, index in order]
-        backward = [Action((virtual_stages - 1 - turn) * places + place, "backward", index) for turn, index in order]
-        rows.append(in_turn(forward, backward, ahead=2 * (places - 1 - place) + (virtual_stages - 1) * places))
-    return ScheduleTable.of(rows)
+
+    options = (
+        Option(
+            "virtual_stages",
+            "whole",
+            None,
+            "pp, interleaved: how many stages a rank has. By default 2.",
+            unit="stages",
+            metavar="V",
+            of_step=True,
+        ),
+    )
+
+    def table(self, ranks: int, micro_batches: int) -> ScheduleTable:
+        """Return 1F1B over groups of micro-batches."""
+        stages = self._stages_of_a_rank()
+        if micro_batches % ranks:
+            raise OptionError(
+                f"{micro_batches} micro-batches do not divide by {ranks} pipeline ranks",
+                where="schedule interleaved",
+                fix=f"use a multiple of {ranks}",
+            )
+        groups = range(0, micro_batches, ranks)
+        order = [(turn, first + i) for first in groups for turn in range(stages) for i in range(ranks)]
+        rows = []
+        for rank in range(ranks):
+            forward = [Action(turn * ranks + rank, "forward", index) for turn, index in order]
+            backward = [Action((stages - 1 - turn) * ranks + rank, "backward", index) for turn, index in order]
+            rows.append(in_turn(forward, backward, ahead=2 * (ranks - 1 - rank) + (stages - 1) * ranks))
+        return ScheduleTable.of(rows)
+
+    def _stages_of_a_rank(self) -> int:
+        stages: int = 2 if self.config.virtual_stages is None else self.config.virtual_stages
+        if stages < 2:
+            raise OptionError(f"{stages} a rank", where="virtual stages", fix="give 2 or more, or choose 1f1b")
+        return stages

@@ -16,7 +16,7 @@ import numpy as np
 from triosim.extrapolators.core.lowering import InstructionList, Lowering, PostedReceive, ScheduledAction
 from triosim.extrapolators.core.memory_tracker import MemoryTracker
 from triosim.extrapolators.core.program import Gradient, Receive, TransferKey
-from triosim.extrapolators.core.schedule import Action
+from triosim.extrapolators.core.schedule_table import Action
 from triosim.memory.liveness.lifetimes import MEMORY_CATEGORIES, Lifetime, Lifetimes
 from triosim.memory.liveness.micro_batch_lifetimes import (
     COLUMN,

@@ -10,7 +10,7 @@ from itertools import groupby
 from typing import Any
 
 from triosim.comparison.schedule_alone import Ran, ScheduleRun
-from triosim.extrapolators.core.schedule import ActionPhase
+from triosim.extrapolators.core.schedule_table import ActionPhase
 from triosim.output_files import PathLike
 from triosim.reports.pictures.plot import bare, new_figure, save_figure
 

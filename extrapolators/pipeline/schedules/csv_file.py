@@ -1,4 +1,4 @@
-"""A schedule of one's own: a CSV file with the columns rank, slot and action.
+"""A schedule from a CSV file with the columns rank, slot and action.
 
 An action is written as PyTorch's pipeline schedules write it: stage, letter, micro-batch. F is forward, B backward, I and W
 are the backward pass' parts for the input and for the weights: ``2F5``, ``2B5``. Slots say in which order a rank runs its
@@ -14,13 +14,39 @@ from itertools import groupby
 from pathlib import Path
 
 from triosim.errors import OptionError
-from triosim.extrapolators.core.schedule import LETTERS, Action, ScheduleTable
+from triosim.extrapolators.core.schedule_table import LETTERS, Action, ScheduleTable
+from triosim.extrapolators.pipeline.schedule import PipelineSchedule
 from triosim.output_files import PathLike, writing_text
 
 _COLUMNS = ("rank", "slot", "action")
 _ACTION = re.compile(r"(\d+)([FBIW])(\d+)", re.ASCII)
 _PHASES = {letter: phase for phase, letter in LETTERS.items()}
 _LIKE = "write stage, letter and micro-batch, such as 0F0: F forward, B backward, I and W its parts"
+
+
+class CsvSchedule(PipelineSchedule):
+    """The schedule in a file, which is for one number of ranks and of micro-batches."""
+
+    @staticmethod
+    def recognises(name: str) -> bool:
+        """Whether a schedule's name is that of a file, and not of a class in one."""
+        return Path(name).suffix not in ("", ".py") and not name.rpartition(":")[0].endswith(".py")
+
+    def micro_batches(self, ranks: int) -> int:
+        """Return how many micro-batches the file has."""
+        return read_table(self.config.schedule).micro_batches
+
+    def table(self, ranks: int, micro_batches: int) -> ScheduleTable:
+        """Return the file's table."""
+        path: str = self.config.schedule
+        found = read_table(path)
+        for have, asked, what in (
+            (len(found.rows), ranks, "pipeline ranks"),
+            (found.micro_batches, micro_batches, "micro-batches"),
+        ):
+            if have != asked:
+                raise OptionError(f"is for {have} {what}, not {asked}", where=path, fix="let the two agree")
+        return found
 
 
 def read_table(path: str) -> ScheduleTable:

@@ -1,0 +1,62 @@
+"""Finds the pipeline schedule that a user names: one that ships, a plug-in, or a CSV file."""
+
+from __future__ import annotations
+
+from triosim import plugins
+from triosim.config import RunConfig
+from triosim.errors import OptionError, PluginError, nearest
+from triosim.extrapolators.core.schedule_table import ScheduleTable
+from triosim.extrapolators.pipeline.schedule import PipelineSchedule
+from triosim.extrapolators.pipeline.schedules.csv_file import CsvSchedule
+
+
+def chosen_schedule(config: RunConfig) -> PipelineSchedule:
+    """Return the schedule that a configuration names. Raises ``OptionError`` where there is none of this name.
+
+    An option that another schedule declares, but not this one, is refused too.
+    """
+    found = _schedule_class(config.schedule)
+    declared = {option.name for option in found.options}
+    for name, of in _schedules_by_option().items():
+        if name not in declared and config.is_given(name):
+            what = name.replace("_", " ")
+            fix = f"choose the schedule {' or '.join(of)}"
+            raise OptionError(f"'{config.schedule}' has no {what}", where=what, fix=fix)
+    return found(config)
+
+
+def table_of(schedule: PipelineSchedule, ranks: int, micro_batches: int, *, training: bool = True) -> ScheduleTable:
+    """Return a schedule's table for so many pipeline ranks and micro-batches; for inference, its forward passes."""
+    table = schedule.table(ranks, micro_batches)
+    if not isinstance(table, ScheduleTable):
+        raise PluginError(
+            f"table() returned a {type(table).__name__}", where=type(schedule).__name__, fix="return a ScheduleTable"
+        )
+    if not type(schedule).__module__.startswith("triosim."):
+        table.check()
+    return table if training else table.forward_alone()
+
+
+def _schedule_class(name: str | type) -> type[PipelineSchedule]:
+    if not isinstance(name, str):
+        found: type = name
+    elif CsvSchedule.recognises(name):
+        found = CsvSchedule
+    else:
+        if ":" not in name and not name.endswith(".py") and name not in plugins.names("schedules"):
+            fix = nearest(name, plugins.names("schedules"))
+            raise OptionError(f"unknown schedule '{name}'", where="schedule", fix=fix)
+        found = plugins.load("schedules", name)
+    if not (isinstance(found, type) and issubclass(found, PipelineSchedule)):
+        raise PluginError("is not a class derived from triosim.extrapolators.PipelineSchedule", where=str(name))
+    return found
+
+
+def _schedules_by_option() -> dict[str, list[str]]:
+    """Return which of the schedules that ship declare an option with a flag of its own."""
+    found: dict[str, list[str]] = {}
+    for name in plugins.BUILT_IN["schedules"]:
+        for option in _schedule_class(name).options:
+            if option.own_flag:
+                found.setdefault(option.name, []).append(name)
+    return found
