@@ -61,6 +61,7 @@ class Products(TorchDispatchMode):
         return result
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NETWORKS)
 def test_products_and_convolutions_are_those_of_the_same_step_on_the_cpu(name: str) -> None:
     made = NETWORKS[name]("cpu")
@@ -74,6 +75,7 @@ def test_products_and_convolutions_are_those_of_the_same_step_on_the_cpu(name: s
     assert found == on_cpu.calls
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NETWORKS)
 def test_parameters_gradients_and_states_have_pytorchs_bytes(name: str) -> None:
     model, loss = made = NETWORKS[name]("cpu")
@@ -90,6 +92,7 @@ def test_parameters_gradients_and_states_have_pytorchs_bytes(name: str) -> None:
     assert sum(one.nbytes for one in trace.parameters.values()) == sum(one.nbytes for one in parameters)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["convolutional", "gpt2"])
 @pytest.mark.parametrize("options", [{}, {"foreach": False}, {"fused": True}])
 def test_the_peak_is_that_of_pytorchs_own_tracker(name: str, options: dict[str, bool]) -> None:

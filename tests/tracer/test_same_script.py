@@ -64,6 +64,7 @@ def products(trace: Trace) -> Calls:
     return [(one.name, [tensor.shape for tensor in one.inputs]) for one in trace.operators if one.name in PRODUCTS]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("script", "model", "arguments"),
     [

@@ -32,6 +32,7 @@ def plan(*names: str, count: int = 1, seconds: float | None = None) -> Plan:
     return Plan(names, ("float32",), count, seconds, limits=SMALL)
 
 
+@pytest.mark.slow
 @needs_torch
 def test_every_benchmark_runs_with_the_shapes_that_its_row_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

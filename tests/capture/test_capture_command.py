@@ -107,6 +107,7 @@ def test_one_step_has_nothing_to_vary_from(script: Path, capsys: pytest.CaptureF
     assert "steps vary by" not in said
 
 
+@pytest.mark.slow
 def test_a_step_unlike_the_others_is_no_part_of_one(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The step that was profiled ran the model fifty times more than those after it."""
     text = script.read_text(encoding="utf-8").replace("    optimizer.step()\n", UNLIKE + "    optimizer.step()\n")
@@ -293,6 +294,7 @@ def test_a_full_disk_is_said(script: Path, capsys: pytest.CaptureFixture[str]) -
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [["--fake", "train.py", "--device", "cuda"], ["--steps", "0", "train.py"]])
 def test_where_files_may_not_grow_nothing_is_left_behind(script: Path, options: list[str]) -> None:
     """In a process of its own, whose files the system keeps small, as a quota does."""

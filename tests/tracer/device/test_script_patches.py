@@ -120,7 +120,7 @@ def test_what_is_small_on_the_host_is_real() -> None:
 def test_a_value_that_is_read_is_taken_to_be_one_and_said_once_for_each_line() -> None:
     with fake_capture("H100-SXM") as capture:
         data = torch.randn(8, device="cuda")
-        with pytest.warns(CaptureWarning, match=r"test_fake_script.py:\d+: reads a tensor's value.*1.0") as said:
+        with pytest.warns(CaptureWarning, match=r"test_script_patches.py:\d+: reads a tensor's value.*1.0") as said:
             values = [data.sum().item() for _ in range(3)]
         assert values == [1.0, 1.0, 1.0]
         assert len(said) == 1

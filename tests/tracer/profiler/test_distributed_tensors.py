@@ -104,6 +104,7 @@ def held_at_the_end(trace: Trace) -> dict[str, int]:
     return {category: kept[category] for category in ("parameter", "gradient", "optimizer_state")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shards", [FSDP, TENSOR], ids=["fully_shard", "tensor parallel"])
 def test_two_ranks_hold_the_bytes_of_their_own_parts(shards: str, tmp_path: Path) -> None:
     for trace, told in captured(tmp_path, shards, "--skip", "1", "--steps", "1", world=2):
