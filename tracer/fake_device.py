@@ -30,7 +30,7 @@ from triosim.tracer.device import (
     script_patches,
     undecomposed_operators,
 )
-from triosim.tracer.device.dispatch_mode import DeviceMode, shape_mode
+from triosim.tracer.device.dispatch_mode import DeviceMode, fake_tensor_mode
 from triosim.tracer.distributed import fake_world
 from triosim.tracer.distributed.process_groups import Groups
 from triosim.tracer.distributed.rank_messages import Mailbox
@@ -109,20 +109,20 @@ class FakeDevice:
         devices = self.devices if self.world is None else max(self.devices, min(self.world, fake_world.LOCAL_RANKS))
         cuda_api.install(patches, _fake_gpu(self.gpu), devices, recorder)
         patches.on_leaving(lambda: torch._C._accelerator_setDeviceIndex(0))  # the script may have chosen another
-        shapes = shape_mode()
-        mode = DeviceMode(recorder, shapes)
+        fake_mode = fake_tensor_mode()
+        mode = DeviceMode(recorder, fake_mode)
         attention.install(patches, mode)
         cudnn_rnn.install(patches, mode)
         data_dependent_sizes.install(patches, mode)
         undecomposed_operators.install(patches)
-        script_patches.install(patches, recorder, shapes)
+        script_patches.install(patches, recorder, fake_mode)
         recorder.install(patches)
         if self.world is not None:
             self.groups = fake_world.install(
                 patches, recorder, mode, world=self.world, rank=self.rank, mailbox=self._mailbox
             )
         stack.enter_context(torch.autograd.set_multithreading_enabled(False))  # one thread issues everything, in order
-        stack.enter_context(shapes)
+        stack.enter_context(fake_mode)
         stack.enter_context(mode)
 
     def step_begins(self, number: int, seen: Seen) -> None:
@@ -156,7 +156,7 @@ class fake_capture(FakeDevice):  # noqa: N801  (used as a function)
 
     A step ends when the optimizer that was called first returns from ``step()``. ``gpu`` is a name of the catalogue, or a
     ``triosim.gpus.Gpu``. Afterwards ``trace`` is the step's; its operators have no times yet
-    (``triosim.compute.pricing.prediction.predicted`` adds them).
+    (``triosim.compute.pricing.prediction.with_predicted_times`` adds them).
     """
 
     def __init__(

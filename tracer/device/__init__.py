@@ -1,1 +1,1 @@
-"""A CUDA device that is not there: shapes, streams and memory without contents."""
+"""A fake CUDA device: operators on PyTorch's fake tensors, which have shapes, streams and memory, and no data."""

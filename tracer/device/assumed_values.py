@@ -1,7 +1,7 @@
-"""What a tensor without contents is taken to hold where a script looks into it: one number that stands for all of them.
+"""The value that all elements of a fake tensor are assumed to have where a script reads it.
 
-Only what is made of known numbers (zeros, ones, a comparison of such, positions less positions) has one; everything else is
-taken to be 1. So a loss is not NaN, a gradient scaler finds no overflow, and a mask masks nothing.
+It is known for tensors made of known numbers (zeros, ones, comparisons of such, differences of positions); everything else is
+assumed to be 1. So a loss is not NaN, a gradient scaler finds no overflow, and a mask masks nothing.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from typing import Any
 
 import torch
 
-from triosim.tracer.device import consecutive_values as fake_counting
+from triosim.tracer.device import consecutive_values
 
 Value = float | int | bool
 _NAME = "_triosim_value"
 
 
 def is_known(tensor: torch.Tensor) -> bool:
-    """Whether a tensor's contents follow from numbers that the script gave, and not from what was never computed."""
+    """Whether a tensor's value follows from numbers that the script gave, and not from data that was never computed."""
     return _found(tensor)[1]
 
 
 def _found(tensor: torch.Tensor) -> tuple[Value, bool]:
-    """Return the number, and whether it is known; a single real one is what it is."""
+    """Return the value, and whether it is known; that of a real tensor with one element is its own."""
     found: tuple[Value, bool] | None = getattr(tensor, _NAME, None)
     if found is not None:
         return found
@@ -35,7 +35,7 @@ def _found(tensor: torch.Tensor) -> tuple[Value, bool]:
 
 
 def value(tensor: Any) -> Value:
-    """Return the number that stands for a tensor's contents, in its dtype; of a number, itself."""
+    """Return the value of a tensor's elements, in its dtype; of a number, itself."""
     if not isinstance(tensor, torch.Tensor):
         return tensor  # type: ignore[no-any-return]
     number = _found(tensor)[0]
@@ -45,27 +45,27 @@ def value(tensor: Any) -> Value:
 
 
 def learn(name: str, arguments: tuple[Any, ...], result: torch.Tensor) -> None:
-    """Note what a call's result holds, as far as its arguments tell. ``name`` is bare: ``add`` of ``aten::add_``."""
-    difference = fake_counting.learn(name, arguments, result)
+    """Note the value of a call's result, as far as its arguments tell. ``name`` is bare: ``add`` of ``aten::add_``."""
+    difference = consecutive_values.learn(name, arguments, result)
     if difference is not None:
         setattr(result, _NAME, (difference, True))
         return
     rule = _RULES.get(name)
     given = [one for one in arguments if isinstance(one, torch.Tensor)]
-    if rule is None or not (name in _ALWAYS or any(_says_something(one) for one in given)):
-        if hasattr(result, _NAME):  # changed in place, by something that is not followed
+    if rule is None or not (name in _ALWAYS or any(_has_value(one) for one in given)):
+        if hasattr(result, _NAME):  # changed in place, by an operator without a rule
             delattr(result, _NAME)
         return
     try:
         found = rule(*arguments)
     except (TypeError, ValueError, ArithmeticError, IndexError):
         return
-    if name in _ANEW:  # whatever was there before
+    if name in _OVERWRITES:  # the first argument's old value does not matter
         given = given[1:]
     setattr(result, _NAME, (found, all(is_known(one) for one in given)))
 
 
-def _says_something(tensor: torch.Tensor) -> bool:
+def _has_value(tensor: torch.Tensor) -> bool:
     return hasattr(tensor, _NAME) or not (tensor.dim() or hasattr(tensor, "fake_device"))
 
 
@@ -73,8 +73,8 @@ def _of_two(function: Callable[[Any, Any], Any]) -> Callable[..., Value]:
     return lambda first, second, *_: function(value(first), value(second))
 
 
-def _none(number: Value) -> Value:
-    """Sums of nothing are nothing; others differ from place to place. Raises ``ValueError`` for those."""
+def _running_sum(number: Value) -> Value:
+    """Return 0 for zeros; other sums differ by element. Raises ``ValueError`` for those."""
     if number:
         raise ValueError(number)
     return 0
@@ -84,10 +84,12 @@ def _same(first: Any, *_: Any) -> Value:
     return value(first)
 
 
-#: What makes its result anew, or from its second argument.
-_ANEW = frozenset(("zeros_like", "ones_like", "full_like", "fill", "zero", "copy", "new_zeros", "new_ones", "new_full"))
-#: What says something of unknown numbers too.
-_ALWAYS = _ANEW - {"copy"} | {
+#: Operators whose result does not depend on the value of their first argument.
+_OVERWRITES = frozenset(
+    ("zeros_like", "ones_like", "full_like", "fill", "zero", "copy", "new_zeros", "new_ones", "new_full")
+)
+#: Operators whose rule applies to unknown values too.
+_ALWAYS = _OVERWRITES - {"copy"} | {
     "zeros",
     "ones",
     "full",
@@ -118,6 +120,6 @@ _RULES: Mapping[str, Callable[..., Value]] = {
     **{name: (lambda *_: 0) for name in ("zeros", "zeros_like", "zero", "new_zeros", "isinf", "isnan")},
     **{name: (lambda *_: 1) for name in ("ones", "ones_like", "new_ones")},
     **{name: (lambda first, second, *_: value(second)) for name in ("full", "full_like", "fill")},
-    "cumsum": lambda one, *_: _none(value(one)),
+    "cumsum": lambda one, *_: _running_sum(value(one)),
     "new_full": lambda first, shape, second, *_: value(second),
 }

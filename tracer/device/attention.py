@@ -1,11 +1,11 @@
-"""Which attention kernel a GPU would run: PyTorch's choice in ``scaled_dot_product_attention``, made without the GPU.
+"""Chooses the attention kernel that ``scaled_dot_product_attention`` would run on a GPU, without one.
 
 The order is PyTorch's own for CUDA (``aten/src/ATen/native/transformers/cuda/sdp_utils.cpp``): FlashAttention for half
 precision without a mask and heads of up to 256, which are padded to a multiple of 8, from Ampere on; the memory-efficient
 kernel where keys have as many heads as queries; else the plain products, also for groups of heads in single precision
 (``enable_gqa``), which no other kernel takes. Each can be switched off, as ``torch.backends.cuda`` and ``sdpa_kernel`` do.
-For cuDNN's kernel, which PyTorch prefers on Hopper with a recent cuDNN, FlashAttention stands: the shapes are the same. Flex
-attention is one operator, as its compiled kernel is; its backward pass another.
+FlashAttention also stands for cuDNN's kernel, which PyTorch prefers on Hopper with a recent cuDNN: the shapes are the same.
+Flex attention is recorded as one operator, as its compiled kernel is, and its backward pass as another.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _FLASH_MULTIPLE = 8
 
 
 def install(patches: Patches, mode: DeviceMode) -> None:
-    """Choose attention kernels for tensors on the device that is not there, until the patches are undone."""
+    """Choose attention kernels for tensors on the fake device, until the patches are undone."""
     library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     patches.on_leaving(library._destroy)
     for key in ("AutogradCUDA", "CUDA"):
@@ -52,9 +52,9 @@ def attention(
     one_dtype("scaled_dot_product_attention", [query, key, value])
     capability = torch.cuda.get_device_capability()
     same_heads = query.dim() == 4 and query.size(1) == key.size(1) == value.size(1)
-    if (same_heads or enable_gqa) and _flash_serves(query, key, value, attn_mask, is_causal, dropout_p, capability):
+    if (same_heads or enable_gqa) and _flash_supports(query, key, value, attn_mask, is_causal, dropout_p, capability):
         return _flash(query, key, value, dropout_p, is_causal, scale)
-    if same_heads and _efficient_serves(query, value, capability):
+    if same_heads and _efficient_supports(query, value, capability):
         return _efficient(query, key, value, attn_mask, dropout_p, is_causal, scale)
     if not torch._C._get_math_sdp_enabled():
         raise RuntimeError("No available kernel. Aborting execution.")  # as PyTorch says it
@@ -62,7 +62,7 @@ def attention(
     return math(query, key, value, attn_mask, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa)[0]  # type: ignore[no-any-return]
 
 
-def _flash_serves(
+def _flash_supports(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
@@ -87,13 +87,13 @@ def _flash_serves(
 
 
 def _flash_is_on() -> bool:
-    """Whether FlashAttention may run, or cuDNN's kernel is all that may."""
+    """Whether FlashAttention is enabled, or only cuDNN's kernel is."""
     c = torch._C
     others = c._get_mem_efficient_sdp_enabled() or c._get_math_sdp_enabled()
     return c._get_flash_sdp_enabled() or (c._get_cudnn_sdp_enabled() and not others)
 
 
-def _efficient_serves(query: torch.Tensor, value: torch.Tensor, capability: tuple[int, int]) -> bool:
+def _efficient_supports(query: torch.Tensor, value: torch.Tensor, capability: tuple[int, int]) -> bool:
     half = query.dtype in (torch.float16, torch.bfloat16)
     known = query.dtype in (torch.float16, torch.float32) or (half and capability >= _FLASH_FROM)
     tensor_cores = capability >= _FLASH_FROM or (half and capability >= (7, 0))
@@ -127,7 +127,7 @@ def _efficient(
 
 
 def _padded(mask: torch.Tensor) -> torch.Tensor:
-    """Rows of a mask begin at multiples of 16 bytes: a mask of another length is put into memory that is a little larger."""
+    """Return a mask whose rows begin at multiples of 16 elements: one of another length is copied into padded memory."""
     length = mask.size(-1)
     padding = -length % 16
     if not padding or mask.stride(-1) != 1:
@@ -136,9 +136,9 @@ def _padded(mask: torch.Tensor) -> torch.Tensor:
 
 
 def _flex(mode: DeviceMode, original: Any) -> Any:
-    """Return what stands for the operator behind ``flex_attention``: shapes, and one operator in the trace.
+    """Return a replacement for the operator behind ``flex_attention`` that computes shapes and records one operator.
 
-    Which blocks of the scores a mask leaves out is not known, so they all count.
+    Which blocks of the scores a mask skips is not known, so all are assumed to be computed.
     """
 
     class Flex(torch.autograd.Function):

@@ -1,7 +1,7 @@
-"""Which tensors without contents count up by one along their last dimension, as positions do (``torch.arange``).
+"""Fake tensors whose values are known to count up by one along their last dimension, as positions do (``torch.arange``).
 
-Models compare positions with their neighbours to see whether several texts are packed into one sample, and choose their
-attention by what they find. The difference of two tensors that both count is known.
+Models compare each position with the one before to see whether several texts are packed into one sample, and choose their
+attention by the result. The difference of two such tensors is known.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from typing import Any
 
 import torch
 
-_NAME = "_triosim_counts_from"
+_NAME = "_triosim_first_value"
 
 
 def learn(name: str, arguments: tuple[Any, ...], result: torch.Tensor) -> int | None:
-    """Note what a call's result counts from; return the number that all of it is, where that follows from two that count."""
+    """Note the first value of a result that counts up; return the value of all its elements where it is a known difference."""
     if hasattr(result, _NAME):  # changed in place
         delattr(result, _NAME)
     if name == "sub" and len(arguments) == 2:
-        first, second = map(_start, arguments)
+        first, second = map(_first, arguments)
         if first is not None and second is not None:
             return first - second if _last(arguments[0]) == _last(arguments[1]) else None
     rule = _RULES.get(name)
@@ -29,7 +29,7 @@ def learn(name: str, arguments: tuple[Any, ...], result: torch.Tensor) -> int | 
     return None
 
 
-def _start(tensor: Any) -> int | None:
+def _first(tensor: Any) -> int | None:
     return getattr(tensor, _NAME, None)
 
 
@@ -45,13 +45,13 @@ def _arange(arguments: tuple[Any, ...], result: torch.Tensor) -> int | None:
 
 
 def _same(arguments: tuple[Any, ...], result: torch.Tensor) -> int | None:
-    """Rows stay rows."""
-    return _start(arguments[0]) if _last(arguments[0]) == _last(result) else None
+    """The last dimension is unchanged."""
+    return _first(arguments[0]) if _last(arguments[0]) == _last(result) else None
 
 
 def _moved(sign: int) -> Callable[[tuple[Any, ...], torch.Tensor], int | None]:
     def moved(arguments: tuple[Any, ...], result: torch.Tensor) -> int | None:
-        start, by = _start(arguments[0]), arguments[1]
+        start, by = _first(arguments[0]), arguments[1]
         return start + sign * by if start is not None and type(by) is int else None
 
     return moved
@@ -64,7 +64,7 @@ def _slice(arguments: tuple[Any, ...], result: torch.Tensor) -> int | None:
 def _sliced(
     tensor: torch.Tensor, dim: int = 0, begin: int | None = None, end: int | None = None, step: int = 1
 ) -> int | None:
-    start = _start(tensor)
+    start = _first(tensor)
     if start is None or step != 1:
         return None
     if dim % tensor.dim() != tensor.dim() - 1:
@@ -74,11 +74,11 @@ def _sliced(
 
 
 def _cat(arguments: tuple[Any, ...], result: torch.Tensor) -> int | None:
-    """One row goes on where the other ends."""
+    """Each tensor begins where the one before ends."""
     dim = arguments[1] if len(arguments) > 1 else 0
     if dim % result.dim() != result.dim() - 1:
         return None
-    starts = [_start(one) for one in arguments[0]]
+    starts = [_first(one) for one in arguments[0]]
     following = starts[0]
     for start, tensor in zip(starts, arguments[0], strict=True):
         if start is None or start != following:

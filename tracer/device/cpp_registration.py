@@ -1,11 +1,11 @@
-"""Makes PyTorch's C++ part believe in a CUDA device that is not there, by two entries of its own tables.
+"""Registers a fake CUDA device with PyTorch's C++ core, by replacing two of its objects: a device guard and hooks.
 
-Everything that PyTorch knows of a kind of device goes through two objects: a guard (``c10/core/impl``: the current device and
-stream) and hooks (``ATen/detail/CUDAHooksInterface.h``: is it built, is it there). A build of PyTorch without CUDA has no
-guard, and hooks that say no. PyTorch has a guard for devices that exist in name only, ``FakeGuardImpl``, which it installs
-when a guard is there that counts no devices: for a moment, ours. Of the hooks' virtual functions two are replaced; their
-places in the table are read from the headers that PyTorch ships, and checked by calling one of them. A build with CUDA has
-both, and would ask the driver: the same is done there.
+PyTorch knows a kind of device by two objects: a guard (``c10/core/impl``: the current device and stream) and hooks
+(``ATen/detail/CUDAHooksInterface.h``: whether it is built, whether it is there). A build of PyTorch without CUDA has no guard,
+and its hooks answer no. PyTorch has a guard for fake devices, ``FakeGuardImpl``, which it installs when the guard that is
+there counts no devices: for a moment, ours. Two virtual functions of the hooks are replaced; their slots in the virtual table
+are read from the headers that PyTorch ships, and checked by calling one of them. A build with CUDA has both objects, which
+would ask the driver; they are replaced in the same way.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from triosim.tracer.pytorch_version import missing_api
 
 _CUDA = 1  # c10::DeviceType::CUDA
 _DEVICE_TYPES = 22  # entries of the guard registry
-_TABLE = 64  # more entries than any of the two classes has
+_TABLE = 64  # more virtual functions than either class has
 _HEADERS = ("AcceleratorHooksInterface.h", "CUDAHooksInterface.h")
 _REGISTRY = "_ZN3c104impl26device_guard_impl_registryE"
 _HOOKS = "_ZN2at6detail12getCUDAHooksEv"
@@ -30,7 +30,7 @@ _kept: list[Any] = []
 
 
 def install(patches: Patches) -> None:
-    """Let C++ believe in CUDA until the patches are undone. Raises ``CaptureError`` when PyTorch is built otherwise."""
+    """Register the device until the patches are undone. Raises ``CaptureError`` when this build lacks what is replaced."""
     _install_guard(patches)
     _install_hooks(patches)
 
@@ -69,7 +69,7 @@ def _install_guard(patches: Patches) -> None:
         raise missing_api("torch._C._ensureCUDADeviceGuardSet")
     ensure()
     if registry[_CUDA] == ctypes.addressof(stub):
-        raise missing_api("guard for devices that are not there")
+        raise missing_api("guard for fake devices")
 
 
 def _install_hooks(patches: Patches) -> None:
@@ -102,7 +102,7 @@ def _install_hooks(patches: Patches) -> None:
 
 
 def _slots() -> Mapping[str, int]:
-    """Return the places of the virtual functions in the table, from the headers; two are the destructor's."""
+    """Return the slots of the virtual functions in the table, from the headers; the first two are the destructor's."""
     import torch
 
     folder = os.path.join(os.path.dirname(torch.__file__), "include", "ATen", "detail")
@@ -122,7 +122,7 @@ def _slots() -> Mapping[str, int]:
 
 
 def _called(table_of: Any, original: int) -> list[int]:
-    """Return which functions of the table PyTorch calls when it is asked for the accelerator; each answers no."""
+    """Return the slots that PyTorch calls when it is asked for the accelerator; each answers no."""
     import torch
 
     calls: list[int] = []

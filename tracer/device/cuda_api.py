@@ -1,6 +1,7 @@
-"""What ``torch.cuda`` and ``torch.accelerator`` answer while there is no GPU: those of a chosen one, with nothing behind them.
+"""Replacements for ``torch.cuda`` and ``torch.accelerator`` that answer as a GPU of a chosen kind would.
 
-Streams and events are real objects to the script; what they order is told to an ``Orders``, which writes it down.
+Streams and events are objects without work behind them; the synchronisation that a script asks of them goes to a
+``SynchronisationRecorder``.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _numbers = itertools.count(1)  # of streams and events; 0 is the default stream
 
 @dataclass(frozen=True, slots=True)
 class FakeGpu:
-    """What a script may ask of its GPU: bytes of memory and of L2 cache, multiprocessors, compute capability."""
+    """The properties that a script may ask of its GPU: bytes of memory and of L2 cache, multiprocessors, compute capability."""
 
     name: str
     memory: int
@@ -31,8 +32,8 @@ class FakeGpu:
     clock_khz: int = 1_980_000
 
 
-class Orders(Protocol):
-    """Whoever wants to know what the streams and the host wait for, and how much memory is in use."""
+class SynchronisationRecorder(Protocol):
+    """Records what streams and the host wait for, and knows how much memory is in use."""
 
     def event_recorded(self, stream: int, number: int) -> None:
         """Event ``number`` is put at the tail of a stream."""
@@ -47,19 +48,19 @@ class Orders(Protocol):
         ...
 
     def memory_in_use(self) -> tuple[int, int]:
-        """Return bytes in use now and at most so far."""
+        """Return the bytes in use now, and their peak."""
         ...
 
-    def forget_peak(self) -> None:
-        """Count the most from now on."""
+    def reset_peak(self) -> None:
+        """Reset the peak to the bytes in use now."""
         ...
 
 
-_orders: list[Orders] = []  # the one of the running capture, if any
+_recorders: list[SynchronisationRecorder] = []  # that of the running capture, if any
 
 
-def _told() -> Orders:
-    return _orders[-1]
+def _recorder() -> SynchronisationRecorder:
+    return _recorders[-1]
 
 
 def current() -> int:
@@ -68,7 +69,7 @@ def current() -> int:
 
 
 def index_of(device: Any = None) -> int:
-    """Return the number of what stands for a device."""
+    """Return the number of a device, however it is given."""
     if device is None:
         return current()
     if isinstance(device, int):
@@ -78,7 +79,7 @@ def index_of(device: Any = None) -> int:
 
 
 class Stream(torch.Stream):
-    """A CUDA stream: a number."""
+    """A CUDA stream, told by its number."""
 
     def __new__(  # noqa: D102
         cls,
@@ -101,11 +102,11 @@ class Stream(torch.Stream):
         return int(self.stream_id)
 
     def wait_event(self, event: Any) -> None:
-        """Let what comes next on this stream wait for an event."""
-        _told().event_awaited(self.stream_id, event.number)
+        """Let later work on this stream wait for an event."""
+        _recorder().event_awaited(self.stream_id, event.number)
 
     def wait_stream(self, stream: Any) -> None:
-        """Let what comes next on this stream wait for what another stream has now."""
+        """Let later work on this stream wait for the work that another stream has now."""
         self.wait_event(Event().record(stream))
 
     def record_event(self, event: Any = None) -> Any:
@@ -113,12 +114,12 @@ class Stream(torch.Stream):
         return (Event() if event is None else event).record(self)
 
     def query(self) -> bool:
-        """Whether all is done: always."""
+        """Whether all work is done: always."""
         return True
 
     def synchronize(self) -> None:
         """Let the host wait for this stream."""
-        _told().host_waits(stream=self.stream_id)
+        _recorder().host_waits(stream=self.stream_id)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, torch.Stream):
@@ -130,7 +131,7 @@ class Stream(torch.Stream):
 
 
 class Event:
-    """A CUDA event; each time that it is recorded it has a new number."""
+    """A CUDA event; it gets a new number each time that it is recorded."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         self.number: int | None = None
@@ -139,26 +140,26 @@ class Event:
         """Put it at the tail of a stream, the current one by default."""
         stream = current_stream() if stream is None else stream
         self.number = next(_numbers)
-        _told().event_recorded(stream.stream_id, self.number)
+        _recorder().event_recorded(stream.stream_id, self.number)
         return self
 
     def wait(self, stream: Any = None) -> None:
         """Let a stream wait for it, the current one by default."""
         if self.number is not None:
             stream = current_stream() if stream is None else stream
-            _told().event_awaited(stream.stream_id, self.number)
+            _recorder().event_awaited(stream.stream_id, self.number)
 
     def query(self) -> bool:
-        """Whether it happened: always."""
+        """Whether its work is done: always."""
         return True
 
     def synchronize(self) -> None:
         """Let the host wait for it."""
         if self.number is not None:
-            _told().host_waits(number=self.number)
+            _recorder().host_waits(number=self.number)
 
     def elapsed_time(self, other: Any) -> float:
-        """Return milliseconds between two events: one, for nothing runs here."""
+        """Return milliseconds between two events: always one, because nothing runs."""
         return 1.0
 
 
@@ -175,7 +176,7 @@ def set_stream(stream: Any) -> None:
 
 
 class StreamContext:
-    """Makes a stream the current one for a while."""
+    """Makes a stream the current one inside a block."""
 
     def __init__(self, stream: Any) -> None:
         self.stream = stream
@@ -192,7 +193,7 @@ class StreamContext:
 
 
 class DeviceContext:
-    """Makes a device the current one for a while."""
+    """Makes a device the current one inside a block."""
 
     def __init__(self, device: Any) -> None:
         self._number = -1 if device is None else index_of(device)
@@ -208,14 +209,14 @@ class DeviceContext:
 
 
 class DeviceOf(DeviceContext):
-    """Makes a tensor's device the current one for a while."""
+    """Makes a tensor's device the current one inside a block."""
 
     def __init__(self, tensor: Any) -> None:
         super().__init__(tensor.get_device() if tensor.is_cuda else None)
 
 
 def _generator_on_the_cpu(generator: type[torch.Generator]) -> type[torch.Generator]:
-    """Return a class of generators that are on the CPU, whatever device they are asked for."""
+    """Return a class of generators on the CPU, whatever device is asked for."""
 
     class Generator(generator):  # type: ignore[misc,valid-type]
         def __new__(cls, device: Any = "cpu") -> Any:
@@ -260,14 +261,14 @@ def _properties(gpu: FakeGpu) -> types.SimpleNamespace:
     )
 
 
-def install(patches: Patches, gpu: FakeGpu, devices: int, orders: Orders) -> None:
-    """Let ``torch.cuda`` and ``torch.accelerator`` answer like ``devices`` GPUs until the patches are undone."""
-    patches.make(_answers(gpu, devices, orders))
-    _orders.append(orders)
-    patches.on_leaving(_orders.clear)
+def install(patches: Patches, gpu: FakeGpu, devices: int, recorder: SynchronisationRecorder) -> None:
+    """Let ``torch.cuda`` and ``torch.accelerator`` answer as with ``devices`` GPUs until the patches are undone."""
+    patches.make(_patches(gpu, devices, recorder))
+    _recorders.append(recorder)
+    patches.on_leaving(_recorders.clear)
 
 
-def _answers(gpu: FakeGpu, devices: int, orders: Orders) -> Iterator[Patch]:
+def _patches(gpu: FakeGpu, devices: int, recorder: SynchronisationRecorder) -> Iterator[Patch]:
     """Yield the patches of ``torch.cuda``, ``torch.accelerator`` and what both ask in C++."""
     cuda, accelerator, c = torch.cuda, torch.accelerator, torch._C
     for name, value in _about_the_device(gpu, devices):
@@ -276,7 +277,7 @@ def _answers(gpu: FakeGpu, devices: int, orders: Orders) -> Iterator[Patch]:
         ("Stream", Stream), ("Event", Event), ("ExternalStream", Stream), ("StreamContext", StreamContext),
         ("stream", StreamContext), ("device", DeviceContext), ("device_of", DeviceOf), ("current_stream", current_stream),
         ("default_stream", lambda device=None: Stream(stream_id=0, device_index=index_of(device))),
-        ("set_stream", set_stream), ("synchronize", lambda device=None: orders.host_waits()),
+        ("set_stream", set_stream), ("synchronize", lambda device=None: recorder.host_waits()),
     ):  # fmt: skip
         yield Patch(cuda, name, value)
     yield Patch(cuda.streams, "Stream", Stream)
@@ -291,9 +292,9 @@ def _answers(gpu: FakeGpu, devices: int, orders: Orders) -> Iterator[Patch]:
     yield Patch(torch.version, "cuda", torch.version.cuda or "13.0")
     yield Patch(torch.backends.cuda, "is_built", _yes)
     yield from _random(cuda, devices)
-    yield from _memory(gpu, orders)
+    yield from _memory(gpu, recorder)
     for name, value in (
-        ("is_available", _yes), ("device_count", lambda: devices), ("synchronize", lambda device=None: orders.host_waits()),
+        ("is_available", _yes), ("device_count", lambda: devices), ("synchronize", lambda device=None: recorder.host_waits()),
         ("current_accelerator", lambda check_available=False: torch.device("cuda")),
         ("current_stream", current_stream), ("set_stream", set_stream),
     ):  # fmt: skip
@@ -329,7 +330,7 @@ def _about_the_device(gpu: FakeGpu, devices: int) -> Iterator[tuple[str, Any]]:
 
 
 def _random(cuda: Any, devices: int) -> Iterator[Patch]:
-    """Random numbers have no state here: nothing is computed from them."""
+    """Yield patches of random state, of which there is none, because no random number is drawn."""
     generator = torch.Generator
     state = torch.zeros(16, dtype=torch.uint8)
     yield Patch(torch, "Generator", _generator_on_the_cpu(generator))
@@ -345,32 +346,32 @@ def _random(cuda: Any, devices: int) -> Iterator[Patch]:
         yield Patch(cuda.nvtx, name, lambda *_, **__: 0)
 
 
-def _memory(gpu: FakeGpu, orders: Orders) -> Iterator[Patch]:
-    """What is allocated is known; what is reserved is taken to be the same."""
+def _memory(gpu: FakeGpu, recorder: SynchronisationRecorder) -> Iterator[Patch]:
+    """Yield patches of memory statistics; reserved memory is reported to be what is allocated."""
 
     def now(device: Any = None) -> int:
-        return orders.memory_in_use()[0]
+        return recorder.memory_in_use()[0]
 
-    def most(device: Any = None) -> int:
-        return orders.memory_in_use()[1]
+    def peak(device: Any = None) -> int:
+        return recorder.memory_in_use()[1]
 
-    def forget(device: Any = None) -> None:
-        orders.forget_peak()
+    def reset(device: Any = None) -> None:
+        recorder.reset_peak()
 
     def statistics(device: Any = None) -> dict[str, int]:
         kinds = ("allocated_bytes", "active_bytes", "reserved_bytes", "requested_bytes")
         found: dict[str, int] = defaultdict(int)
         found.update({f"{kind}.all.current": now() for kind in kinds})
-        found.update({f"{kind}.all.peak": most() for kind in kinds})
+        found.update({f"{kind}.all.peak": peak() for kind in kinds})
         return found
 
     in_both = {
-        "memory_allocated": now, "max_memory_allocated": most, "memory_reserved": now, "max_memory_reserved": most,
-        "memory_stats": statistics, "reset_peak_memory_stats": forget, "empty_cache": _nothing,
+        "memory_allocated": now, "max_memory_allocated": peak, "memory_reserved": now, "max_memory_reserved": peak,
+        "memory_stats": statistics, "reset_peak_memory_stats": reset, "empty_cache": _nothing,
     }  # fmt: skip
     in_cuda = {
-        "reset_max_memory_allocated": forget, "reset_accumulated_memory_stats": _nothing,
-        "memory_cached": now, "max_memory_cached": most, "memory_snapshot": lambda *_, **__: [],
+        "reset_max_memory_allocated": reset, "reset_accumulated_memory_stats": _nothing,
+        "memory_cached": now, "max_memory_cached": peak, "memory_snapshot": lambda *_, **__: [],
         "set_per_process_memory_fraction": _nothing, "memory_summary": lambda *_, **__: "",
         "mem_get_info": lambda device=None: (gpu.memory - now(), gpu.memory),
     }  # fmt: skip

@@ -1,11 +1,11 @@
-"""LSTM, GRU and plain recurrent layers as a GPU runs them: cuDNN's one operator for all layers, directions and time steps.
+"""LSTM, GRU and plain RNN as a GPU runs them: one cuDNN operator for all layers, directions and time steps.
 
-PyTorch takes it for the dtypes that ``cudnn_is_acceptable`` names, and for bfloat16 from Ampere on
+PyTorch uses it for the dtypes that ``cudnn_is_acceptable`` names, and for bfloat16 from Ampere on
 (``aten/src/ATen/native/RNN.cpp``); else, as with ``torch.backends.cudnn.enabled = False``, an operator for each time step.
 Under autocast data and weights are cast first (``aten/src/ATen/cudnn/AutocastRNN.cpp``).
 
-What cuDNN keeps for the backward pass is its own matter and not documented. It is taken to be what the gradients need of
-each step: the gates, of an LSTM the state of its cell, of a GRU the part of its candidate that it resets, and what it returns.
+What cuDNN reserves for the backward pass is not documented. It is assumed to be what the gradients need of each step: the
+gates, the cell state of an LSTM, the reset part of a GRU's candidate, and the output.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from triosim.tracer.patches import Patch, Patches
 if TYPE_CHECKING:
     from triosim.tracer.device.dispatch_mode import DeviceMode
 
-#: Numbers that are kept for each feature of each step, by kind of layer.
-_KEPT = {"lstm": 6, "gru": 5, "rnn_tanh": 1, "rnn_relu": 1}
+#: Elements that are reserved for each feature of each step, by kind of layer.
+_RESERVED = {"lstm": 6, "gru": 5, "rnn_tanh": 1, "rnn_relu": 1}
 _BFLOAT16_FROM = (8, 0)
 _ALWAYS = (torch.float16, torch.float32, torch.float64)
 
 
 @dataclass(frozen=True, slots=True)
-class _Layers:
+class _RnnCall:
     """A call of a recurrent layer. Shapes: data is (length, samples, features), samples first with ``batch_first``, or
     (steps of all samples, features) where it is ``packed``; states are (layers x directions, samples, features).
     """
@@ -47,66 +47,66 @@ class _Layers:
 
     @property
     def tensors(self) -> tuple[Any, ...]:
-        """All that it reads, as ``aten::_cudnn_rnn`` lists it."""
+        """All tensors that it reads, in the order of ``aten::_cudnn_rnn``."""
         return (self.data, *self.weights, *self.states)
 
-    def cast(self, dtype: torch.dtype) -> _Layers:
+    def cast(self, dtype: torch.dtype) -> _RnnCall:
         """Return it with tensors of another dtype."""
         to = [one.to(dtype) for one in self.tensors]
         weights, states = to[1 : 1 + len(self.weights)], to[1 + len(self.weights) :]
         return replace(self, data=to[0], weights=tuple(weights), states=tuple(states))
 
     def results(self) -> tuple[Any, ...]:
-        """Return the output, the last states, and what is kept for the backward pass, without contents."""
+        """Return fake tensors of the output, the last states, and what is reserved for the backward pass."""
         data, hidden = self.data, self.states[0]
         swapped = self.batch_first and not self.packed
         steps = data.shape[:-1][::-1] if swapped else data.shape[:-1]
         output = data.new_empty((*steps, hidden.shape[-1] * self.directions))
         output = output.transpose(0, 1) if swapped else output
         cells = self.states[-1].numel() // self.states[-1].shape[1]  # features of all layers, in both directions
-        kept = math.prod(steps) * cells * _KEPT[self.kind] * data.element_size() if self.trains else 0
+        kept = math.prod(steps) * cells * _RESERVED[self.kind] * data.element_size() if self.trains else 0
         return output, *(data.new_empty(one.shape) for one in self.states), data.new_empty((kept,), dtype=torch.uint8)
 
 
 def install(patches: Patches, mode: DeviceMode) -> None:
-    """Run recurrent layers on the device that is not there by cuDNN's operator, until the patches are undone."""
+    """Run recurrent layers on the fake device by cuDNN's operator, until the patches are undone."""
     library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     patches.on_leaving(library._destroy)
     run = _cudnn_rnn(mode)
-    for kind in _KEPT:
+    for kind in _RESERVED:
         operators = getattr(torch.ops.aten, kind)
         for key in ("AutogradCUDA", "CUDA"):
             library.impl(f"{kind}.input", _of_one_length(kind, operators.input, run), key)
             library.impl(f"{kind}.data", _of_packed(kind, operators.data, run), key)
     mode.special[torch.ops.aten._pack_padded_sequence.default] = _packed
-    # A module asks whether its weights are to be put side by side, for which their addresses would be needed.
+    # A module asks this to flatten its weights into one buffer, for which it would need their addresses.
     patches.make([Patch(torch.backends.cudnn, "is_acceptable", lambda tensor: False)])
 
 
-def _of_one_length(kind: str, plain: Any, run: Callable[[_Layers], Any]) -> Callable[..., Any]:
+def _of_one_length(kind: str, plain: Any, run: Callable[[_RnnCall], Any]) -> Callable[..., Any]:
     def layer(data: Any, states: Any, weights: Sequence[Any], *options: Any) -> Any:
         _, _, _, trains, both, batch_first = options
         if not _is_acceptable(data):
             return _step_by_step(plain, data, states, weights, *options)
-        return run(_Layers(kind, data, _tuple(states), tuple(weights), 2 if both else 1, trains, batch_first, False))
+        return run(_RnnCall(kind, data, _tuple(states), tuple(weights), 2 if both else 1, trains, batch_first, False))
 
     return layer
 
 
-def _of_packed(kind: str, plain: Any, run: Callable[[_Layers], Any]) -> Callable[..., Any]:
+def _of_packed(kind: str, plain: Any, run: Callable[[_RnnCall], Any]) -> Callable[..., Any]:
     def layer(data: Any, sizes: Any, states: Any, weights: Sequence[Any], *options: Any) -> Any:
         _, _, _, trains, both = options
         if not _is_acceptable(data):
             return _step_by_step(plain, data, sizes, states, weights, *options)
-        return run(_Layers(kind, data, _tuple(states), tuple(weights), 2 if both else 1, trains, False, True))
+        return run(_RnnCall(kind, data, _tuple(states), tuple(weights), 2 if both else 1, trains, False, True))
 
     return layer
 
 
 def _packed(data: torch.Tensor, lengths: torch.Tensor, batch_first: bool) -> Any:
-    """Return the steps of all samples, those of one time together, and how many samples each time has, for real.
+    """Return a fake tensor of all samples' steps, grouped by time step, and a real one of the batch size of each time step.
 
-    The lengths are on the host, and decrease.
+    The lengths are on the host, in decreasing order.
     """
     if hasattr(lengths, "fake_device"):
         return NotImplemented
@@ -121,7 +121,7 @@ def _tuple(states: Any) -> tuple[Any, ...]:
 
 
 def _is_acceptable(data: torch.Tensor) -> bool:
-    """Whether PyTorch takes cuDNN's operator, under autocast for what the data is cast to."""
+    """Whether PyTorch uses cuDNN's operator; under autocast, for the dtype that the data is cast to."""
     dtype = torch.get_autocast_dtype("cuda") if _is_cast(data) else data.dtype
     known = dtype in _ALWAYS or (dtype == torch.bfloat16 and torch.cuda.get_device_capability() >= _BFLOAT16_FROM)
     return known and data.numel() > 0 and torch.backends.cudnn.enabled  # type: ignore[no-any-return]
@@ -132,18 +132,18 @@ def _is_cast(data: torch.Tensor) -> bool:
 
 
 def _step_by_step(plain: Any, *arguments: Any) -> Any:
-    """Run PyTorch's own taking apart, which is what the operator is on any device without cuDNN."""
+    """Run PyTorch's decomposition, which is what the operator is on any device without cuDNN."""
     return plain._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *arguments)
 
 
-def _cudnn_rnn(mode: DeviceMode) -> Callable[[_Layers], Any]:
-    """Return what stands for the operator: shapes, and one operator in the trace for each direction of the step."""
+def _cudnn_rnn(mode: DeviceMode) -> Callable[[_RnnCall], Any]:
+    """Return a replacement that computes shapes and records one operator in the forward and one in the backward pass."""
 
     class CudnnRnn(torch.autograd.Function):
-        """All layers of a call. ``tensors`` are those of ``call``, so that autograd sees them."""
+        """All layers of a call. ``tensors`` are those of ``call``, passed apart so that autograd sees them."""
 
         @staticmethod
-        def forward(ctx: Any, call: _Layers, *tensors: torch.Tensor) -> Any:
+        def forward(ctx: Any, call: _RnnCall, *tensors: torch.Tensor) -> Any:
             with mode.muted():
                 *results, kept = call.results()
             made = (*results, kept) if kept.numel() else results
@@ -166,7 +166,7 @@ def _cudnn_rnn(mode: DeviceMode) -> Callable[[_Layers], Any]:
             mode.recorder.operator("aten::_cudnn_rnn_backward", {}, given, outputs)
             return None, *made
 
-    def run(call: _Layers) -> Any:
+    def run(call: _RnnCall) -> Any:
         if _is_cast(call.data):
             dtype = torch.get_autocast_dtype("cuda")
             with torch.autocast("cuda", enabled=False):

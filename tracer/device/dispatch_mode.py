@@ -1,9 +1,9 @@
-"""How operators run without a GPU: on the device only shapes are computed, on the host what is small enough for real.
+"""The dispatch mode of the fake device: on it operators compute shapes alone, on the host small tensors are real.
 
 Below this mode is PyTorch's own ``FakeTensorMode``, which knows the shape that each operator returns. A tensor on the host
-with no more than a few megabytes is a real one, so that a script's settings, indices and labels are what they are; a larger
-one (the weights before they move to the GPU) has a shape and no contents. Where an operator's shape follows from contents
-that do not exist, every element is taken to count.
+of no more than a few megabytes is a real one, so that a script's settings, indices and labels have their values; a larger one
+(the weights before they move to the GPU) is a fake tensor. Where the shape of a result depends on data that does not exist,
+every element is assumed to count.
 """
 
 from __future__ import annotations
@@ -19,25 +19,24 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, Unsupporte
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from triosim.trace.formats.pytorch.execution_trace import ATTRIBUTES
-from triosim.tracer.device import assumed_values as fake_values
-from triosim.tracer.device import dtype_checks as fake_dtypes
-from triosim.tracer.device.shape_cache import Shapes
+from triosim.tracer.device import assumed_values, dtype_checks
+from triosim.tracer.device.shape_cache import ShapeCache
 from triosim.tracer.recorder.recorder import Recorder, on_device
 
-#: Tensors that a script makes on the host are real up to this many elements ...
+#: Tensors that a script creates on the host are real up to this many elements ...
 MOST_MADE = 2**18
-#: ... and those that are computed from real ones, when these have no more than so many.
+#: ... and those that are computed from real ones, when these have no more than this many.
 MOST_COMPUTED = 2**24
 
 aten = torch.ops.aten
 _DEVICE = torch.ops.prim.device.default
 _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, FakeTensor))
-#: What changes its arguments in place, returns nothing, and has no shape to compute.
+#: Operators that change their arguments in place and return nothing, so there is no shape to compute.
 _IN_PLACE_ONLY = frozenset(("aten::_fused_sgd_", "aten::_fused_adagrad_", "aten::_fused_adam_", "aten::_fused_adamw_"))
 
 
-class Known:
-    """What is known of an operator before it runs: its name, and where its arguments are."""
+class OperatorInfo:
+    """What an operator's schema says: its name, its other arguments, the arguments that it changes, its dtype check."""
 
     def __init__(self, function: OpOverload) -> None:
         schema = function._schema
@@ -57,11 +56,11 @@ class Known:
         ]
         each = schema.name.startswith("aten::_foreach_") and schema.name.endswith("_")
         self.in_place = each or schema.name in _IN_PLACE_ONLY
-        self.check = fake_dtypes.check_of(self.bare)
+        self.check = dtype_checks.check_of(self.bare)
         self.to_host = schema.name in ("aten::_to_copy", "aten::copy_")
 
     def attributes_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the arguments that are no tensors, by name."""
+        """Return the arguments that a trace holds and are no tensors, by name."""
         found: dict[str, Any] = {}
         for place, name, default in self.attributes:
             value = args[place] if place < len(args) else kwargs.get(name, default)
@@ -118,15 +117,15 @@ class DeviceMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Keep PyTorch from wrapping each call of this mode against its compiler, which a capture leaves out anyway."""
         return False
 
-    def __init__(self, recorder: Recorder, shapes: FakeTensorMode) -> None:
+    def __init__(self, recorder: Recorder, fake_mode: FakeTensorMode) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.recorder = recorder
-        self._shapes = Shapes(shapes)
+        self._shapes = ShapeCache(fake_mode)
         self._muted = 0
-        #: Operators that are run, and recorded, by a function of their own: ``run(operator, arguments, named ones)``.
+        #: Operators that a function of their own runs and records: ``run(operator, args, kwargs)``.
         self.run_by: dict[Any, Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]] = {}
-        self._known: dict[Any, Known] = {}
-        #: What returns an operator's result where PyTorch has no rule for it, or ``NotImplemented``.
+        self._infos: dict[Any, OperatorInfo] = {}
+        #: Functions that return an operator's result where PyTorch has no shape rule, or ``NotImplemented``.
         self.special: dict[Any, Callable[..., Any]] = {
             aten._local_scalar_dense.default: self._scalar,
             aten.equal.default: self._equal,
@@ -143,12 +142,12 @@ class DeviceMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @property
     def is_muted(self) -> bool:
-        """Whether what runs is left out of the record."""
+        """Whether operators are run without being recorded."""
         return self._muted > 0
 
     @contextmanager
     def muted(self) -> Iterator[None]:
-        """Leave out of the record what runs inside."""
+        """Do not record what runs inside."""
         self._muted += 1
         try:
             yield
@@ -163,13 +162,13 @@ class DeviceMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return self._higher_order(function, args, kwargs)
         for kind in types:
             if kind not in _PLAIN and hasattr(kind, "__tensor_flatten__"):
-                return NotImplemented  # a distributed tensor first says what it does with its parts
+                return NotImplemented  # a distributed tensor first runs the operator on its local parts
         own = self.run_by.get(function)
         if own is not None:
             return own(function, args, kwargs)
-        known = self._known.get(function)
-        if known is None:
-            self._known[function] = known = Known(function)
+        info = self._infos.get(function)
+        if info is None:
+            self._infos[function] = info = OperatorInfo(function)
         given: list[torch.Tensor] = []
         _add_tensors(given, args)
         if kwargs:
@@ -178,18 +177,23 @@ class DeviceMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if not fake and _is_real(given, args, kwargs):
             with torch._C._DisableTorchDispatch():
                 return function(*args, **_on_host(kwargs))
-        return self._on_device(function, known, given, args, kwargs)
+        return self._on_device(function, info, given, args, kwargs)
 
     def _on_device(
-        self, function: Any, known: Known, given: list[torch.Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        function: Any,
+        info: OperatorInfo,
+        given: list[torch.Tensor],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
     ) -> Any:
-        if known.check is not None:
-            known.check(args)
+        if info.check is not None:
+            info.check(args)
         special = self.special.get(function)
         found = special(*args, **kwargs) if special is not None else NotImplemented
         if found is not NotImplemented:
             result = found
-        elif known.in_place:
+        elif info.in_place:
             result = None
         else:
             stand_ins = _stand_ins(given)
@@ -201,36 +205,36 @@ class DeviceMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             except NotImplementedError as error:  # without a rule for the shape, PyTorch tries the kernel itself
                 raise UnsupportedOperatorException(function) from error
         if isinstance(result, torch.Tensor):
-            if known.changed and not hasattr(args[0], "fake_device") and isinstance(args[0], torch.Tensor):
+            if info.changed and not hasattr(args[0], "fake_device") and isinstance(args[0], torch.Tensor):
                 result = args[0]  # a real tensor that was to be changed in place
             elif hasattr(result, "fake_device"):
-                fake_values.learn(known.bare, args, result)
-        self._record(known, given, args, kwargs, result)
+                assumed_values.learn(info.bare, args, result)
+        self._record(info, given, args, kwargs, result)
         return result
 
     def _record(
-        self, known: Known, given: list[torch.Tensor], args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
+        self, info: OperatorInfo, given: list[torch.Tensor], args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
     ) -> None:
         if self._muted:
             return
         inputs = [tensor for tensor in given if on_device(tensor)]
         outputs = [tensor for tensor in flat(result) if on_device(tensor)]
-        if known.changed:
-            outputs += [tensor for tensor in known.changed_of(args, kwargs) if on_device(tensor)]
+        if info.changed:
+            outputs += [tensor for tensor in info.changed_of(args, kwargs) if on_device(tensor)]
         if not inputs and not outputs:
             return
-        self.recorder.operator(known.name, known.attributes_of(args, kwargs), inputs, outputs)
-        if known.to_host and not outputs and not kwargs.get("non_blocking"):
+        self.recorder.operator(info.name, info.attributes_of(args, kwargs), inputs, outputs)
+        if info.to_host and not outputs and not kwargs.get("non_blocking"):
             self.recorder.host_waits_here()
 
     def _higher_order(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operator that runs functions, such as flex attention."""
         return function(*args, **kwargs)
 
-    # What needs contents
+    # ---- operators that depend on data ----------------------------------------------------------------------------
 
     def _scalar(self, tensor: torch.Tensor) -> Any:
-        """``item``: the number if it is known, else 1."""
+        """Return the value of ``item()``: the known one, else 1."""
         if not hasattr(tensor, "fake_device"):
             return NotImplemented
         constant = getattr(tensor, "constant", None)
@@ -238,7 +242,7 @@ class DeviceMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             with torch._C._DisableTorchDispatch():
                 value, known = constant.item(), True
         else:
-            value, known = fake_values.value(tensor), fake_values.is_known(tensor)
+            value, known = assumed_values.value(tensor), assumed_values.is_known(tensor)
         if on_device(tensor) or not known:
             self.recorder.value_read(value, known=known)
         return value
@@ -262,7 +266,7 @@ class DeviceMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return tensor.new_empty((tensor.numel(),)), places, tensor.new_empty((tensor.numel(),), dtype=torch.int64)
 
     def _index(self, tensor: torch.Tensor, indices: list[Any]) -> Any:
-        """Indexing by a mask is by as many numbers as the mask has elements."""
+        """Index by a mask as if it were all True: by as many indices as it has elements."""
         masks = [one for one in indices if one is not None and one.dtype in (torch.bool, torch.uint8)]
         if not masks:
             return NotImplemented
@@ -277,10 +281,10 @@ class DeviceMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _channels(count: int) -> Callable[..., Any]:
-    """Return a rule for operators of synchronised batch normalisation, which PyTorch has for CUDA alone.
+    """Return a shape rule for operators of synchronised batch normalisation, which PyTorch has for CUDA alone.
 
-    They return numbers by channel, in single precision where the data is in half (PyTorch, Normalization.cu); of the
-    four after a backward pass the last two are the parameters' gradients.
+    They return ``count`` tensors by channel, in single precision where the data is in half (PyTorch, Normalization.cu); of the
+    four of the backward pass the last two are the parameters' gradients.
     """
 
     def shapes(data: torch.Tensor, *others: Any, **_: Any) -> tuple[torch.Tensor, ...]:
@@ -298,7 +302,7 @@ def _alike(data: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
 
 
 def _is_real(given: list[torch.Tensor], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-    """Whether an operator on real tensors, or on none, runs for real: on the host, and not too large, or on "meta"."""
+    """Whether an operator on real tensors, or on none, really runs: on the host and small enough, or on "meta"."""
     device = kwargs.get("device")
     if device is not None and device.type != "cpu":
         return device.type == "meta" and all(tensor.device.type in ("cpu", "meta") for tensor in given)
@@ -318,7 +322,7 @@ def _on_host(kwargs: dict[str, Any]) -> dict[str, Any]:
 
 
 def _stand_ins(given: list[torch.Tensor]) -> dict[int, torch.Tensor]:
-    """Return for each real tensor one without contents. A single number stays: PyTorch's own mode keeps its value."""
+    """Return a fake tensor for each real one, by its ``id()`` during this call; single numbers stay real."""
     found = {}
     for tensor in given:
         if not hasattr(tensor, "fake_device") and tensor.dim():
@@ -338,8 +342,8 @@ def _replaced(value: Any, by: Mapping[int, torch.Tensor]) -> Any:
     return value
 
 
-def shape_mode() -> FakeTensorMode:
-    """Return PyTorch's mode that computes shapes alone. Its memory forgets which device is the current one; ours is enough."""
+def fake_tensor_mode() -> FakeTensorMode:
+    """Return PyTorch's mode of fake tensors, without its cache, whose keys lack the current device."""
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     mode.cache_enabled = False
     return mode

@@ -1,7 +1,7 @@
-"""Which dtypes an operator on a GPU refuses: PyTorch's shape rules, which stand for its kernels, take all of them.
+"""Checks of dtypes that an operator's GPU kernel makes, and PyTorch's shape rules, which run instead, do not.
 
 Each rule is what the operator's kernel checks or what it is compiled for (PyTorch, ``aten/src/ATen/native``): factors of one
-dtype, targets that are class numbers, masks of truth values.
+dtype, targets that are class indices, boolean masks.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 
 Check = Callable[[tuple[Any, ...]], None]
 
-#: By operator, the places of the arguments that must have one dtype.
+#: By operator, the positions of the arguments that must have one dtype.
 _ALIKE: Mapping[str, tuple[int, ...]] = {
     **dict.fromkeys(("mm", "bmm", "mv", "dot", "vdot"), (0, 1)),
     **dict.fromkeys(("addmm", "addmv", "baddbmm", "addbmm", "convolution", "_convolution"), (0, 1, 2)),
@@ -23,21 +23,21 @@ _ALIKE: Mapping[str, tuple[int, ...]] = {
     ),
     **dict.fromkeys(("index_add", "index_copy"), (0, 3)),
 }
-_FRACTIONS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
-#: By operator, a place and the dtypes that may stand there.
+_FLOATING = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+#: By operator, the position of an argument and the dtypes that it may have.
 _ALLOWED: Mapping[str, tuple[int, tuple[torch.dtype, ...]]] = {
     **dict.fromkeys(("nll_loss_forward", "nll_loss2d_forward"), (1, (torch.int64, torch.uint8))),
     "masked_fill": (1, (torch.bool,)),
     "index_select": (2, (torch.int32, torch.int64)),
-    **dict.fromkeys(("_softmax", "_log_softmax", "native_layer_norm", "native_group_norm"), (0, _FRACTIONS)),
-    **dict.fromkeys(("upsample_bilinear2d", "upsample_bicubic2d", "upsample_linear1d"), (0, _FRACTIONS)),
+    **dict.fromkeys(("_softmax", "_log_softmax", "native_layer_norm", "native_group_norm"), (0, _FLOATING)),
+    **dict.fromkeys(("upsample_bilinear2d", "upsample_bicubic2d", "upsample_linear1d"), (0, _FLOATING)),
 }
 
 
 def check_of(name: str) -> Check | None:
-    """Return what looks at the arguments of an operator before it runs, and raises ``RuntimeError`` as PyTorch would.
+    """Return a check of an operator's arguments that raises ``RuntimeError`` as PyTorch would.
 
-    ``name`` is bare: ``addmm`` of ``aten::addmm_``. None where there is nothing to look at.
+    ``name`` is bare: ``addmm`` of ``aten::addmm_``. None where there is nothing to check.
     """
     alike, allowed = _ALIKE.get(name), _ALLOWED.get(name)
     if alike is None and allowed is None:

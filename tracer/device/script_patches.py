@@ -1,7 +1,7 @@
-"""What a training script does beside operators, and cannot do without a GPU: compile, load in other processes, save.
+"""Replaces what a training script calls besides operators, and what fake tensors cannot serve: compiling, loading, saving.
 
-A compiled model is captured as it is written. Data loaders load in the script's own process. Nothing is saved, for the
-tensors have no contents.
+A compiled model is captured uncompiled. Data loaders load in the script's own process. Nothing is saved, because fake tensors
+have no data.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _EAGER = "compilation is left out: the model is captured as it is written, witho
 _torchvision: list[Any] = []
 
 
-def install(patches: Patches, recorder: Recorder, shapes: FakeTensorMode) -> None:
-    """Replace what needs a GPU, processes or contents until the patches are undone."""
-    patches.make(_patches(recorder, shapes))
+def install(patches: Patches, recorder: Recorder, fake_mode: FakeTensorMode) -> None:
+    """Replace what needs a GPU, worker processes or data, until the patches are undone."""
+    patches.make(_patches(recorder, fake_mode))
     finder: Any = _BeforeImports(patches)
     sys.meta_path.insert(0, finder)
     patches.on_leaving(partial(sys.meta_path.remove, finder))
@@ -42,9 +42,9 @@ def install(patches: Patches, recorder: Recorder, shapes: FakeTensorMode) -> Non
 
 
 class _BeforeImports:
-    """Is asked before a module is imported: completes torchvision, and tells transformers that nothing is compiled.
+    """An import hook that completes torchvision, and tells transformers that nothing is being compiled.
 
-    transformers takes the tensors of a capture for those of a compiler, and then writes out masks that a GPU never sees.
+    transformers takes fake tensors for a sign of compilation, and then materialises masks that it does not on a GPU.
     """
 
     _ASKS = "transformers.utils.import_utils"
@@ -55,7 +55,7 @@ class _BeforeImports:
             self._answer(sys.modules[self._ASKS])
 
     def find_spec(self, name: str, path: Sequence[str] | None = None, target: object = None) -> ModuleSpec | None:
-        """Find no module, but the one that is changed once it is there."""
+        """Return the spec of the one module that is patched after its import, otherwise nothing."""
         if name == "torchvision":
             complete_torchvision()
         found = PathFinder.find_spec(name, path) if name == self._ASKS else None
@@ -78,8 +78,8 @@ class _BeforeImports:
 def complete_torchvision() -> None:
     """Define the operators without which torchvision's import fails, where its compiled part cannot be loaded.
 
-    So it is where torchvision, as it is found on PyPI, is built for CUDA and PyTorch is not. The definitions stay, for the
-    imported torchvision does.
+    That is so where torchvision, as PyPI has it, is built for CUDA and PyTorch is not. The definitions stay, as the imported
+    torchvision does.
     """
     found = PathFinder.find_spec("torchvision")
     if _torchvision or found is None or found.origin is None:
@@ -94,12 +94,12 @@ def complete_torchvision() -> None:
         _torchvision.append(library)
 
 
-def _patches(recorder: Recorder, shapes: FakeTensorMode) -> Iterator[Patch]:
+def _patches(recorder: Recorder, fake_mode: FakeTensorMode) -> Iterator[Patch]:
     tensor = torch.Tensor
-    yield Patch(torch.utils, "swap_tensors", _swap(shapes))
+    yield Patch(torch.utils, "swap_tensors", _swap(fake_mode))
     yield Patch(FakeTensorMode, "avoid_device_init", property(lambda mode: True))
     yield Patch(fake_tensor, "init_gpu_context", lambda device: None, missing="leave")  # asks the driver, in 2.11
-    # PyTorch's own parts look at addresses, of which there are none, and its warning is about each of them.
+    # PyTorch itself reads the addresses of tensors, and would warn of each fake one.
     yield Patch(torch._C, "_set_warn_deprecated_on_mutable_data_ptr", lambda tensor: None, missing="leave")
     yield Patch(tensor, "pin_memory", lambda self, device=None: self)
     yield Patch(tensor, "is_pinned", lambda self, device=None: False)
@@ -113,13 +113,13 @@ def _patches(recorder: Recorder, shapes: FakeTensorMode) -> Iterator[Patch]:
     yield Patch(torch, "save", _save(recorder))
 
 
-def _swap(shapes: FakeTensorMode) -> Any:
-    """A module's parameters move to the device by a swap, which refuses tensors with weak references to them.
+def _swap(fake_mode: FakeTensorMode) -> Any:
+    """Return a ``swap_tensors`` that works on fake tensors: PyTorch's refuses tensors that have weak references.
 
-    ``FakeTensorMode`` keeps such references to all that it made, to find again what it makes of a real tensor twice.
+    ``FakeTensorMode`` keeps one to each fake tensor that it made from a real one, to return the same one again.
     """
     original = torch.utils.swap_tensors
-    converter = shapes.fake_tensor_converter.meta_converter
+    converter = fake_mode.fake_tensor_converter.meta_converter
 
     def swap_tensors(first: torch.Tensor, second: torch.Tensor) -> None:
         converter.tensor_memo.clear()
@@ -147,7 +147,7 @@ _plain_format = torch.Tensor.__format__
 
 
 def _format(self: torch.Tensor, form: str) -> str:
-    """Print a single number as one, as PyTorch does only for tensors of no class of their own."""
+    """Format a tensor of one element as its number, which PyTorch does only for tensors of no subclass."""
     if isinstance(self, FakeTensor) and not self.dim() and not self.is_meta:
         return format(self.item(), form)
     return _plain_format(self, form)  # type: ignore[no-untyped-call,no-any-return]
@@ -166,7 +166,7 @@ def _resize(recorder: Recorder) -> Any:
 
 def _loader(recorder: Recorder) -> Any:
     original = DataLoader.__init__
-    workers = 5  # the place of num_workers among the arguments without a name
+    workers = 5  # the position of num_workers among the positional arguments
 
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
         wanted = args[workers] if len(args) > workers else kwargs.get("num_workers", 0)

@@ -1,11 +1,11 @@
-"""What operators return on tensors without contents, remembered: PyTorch's rules for shapes run once for each kind of call.
+"""A cache of what operators return on fake tensors: PyTorch's shape rules run once for each distinct call.
 
-A training step calls the same operators on the same shapes for each layer and in each step. ``FakeTensorMode`` remembers
-results too, but a hit costs it hundreds of microseconds, for it allows for symbolic shapes, sparse and quantised tensors. Here
-a call is told by its operator, its numbers, and what there is to know of its tensors: sizes, strides, offset, dtype, device,
-dispatch keys, and the bytes of the storage. What it returned is remembered as a recipe: a new tensor, a view of an argument,
-or an argument itself. Calls that a recipe does not tell all of (those that change an argument's shape or its storage,
-that hold a number which PyTorch knows, or return anything else) run by PyTorch's rules each time.
+A training step calls the same operators on the same shapes for each layer and in each step. ``FakeTensorMode`` caches results
+too, but a hit costs it hundreds of microseconds, because it allows for symbolic shapes, sparse and quantised tensors. Here the
+key of a call is its operator, its other arguments, and the metadata of its tensors: sizes, strides, offset, dtype, device,
+dispatch keys, and the bytes of the storage. The result is stored as a recipe: a new tensor, a view of an argument, or an
+argument itself. Calls that a recipe cannot describe (those that change an argument's shape or storage, have a tensor whose
+value PyTorch knows, or return anything else) run by PyTorch's rules each time.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-#: Arguments that are told by their type and value.
+#: Types of arguments that are part of a key by their value.
 _NUMBERS = frozenset(
     (int, float, bool, complex, str, type(None), torch.dtype, torch.layout, torch.memory_format, torch.Size)
 )
-#: Whose results follow from what the tensors hold, or from how often they were called before.
+#: Operators whose results depend on the tensors' data, or that change an argument's metadata.
 _TAGS = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.inplace_view)
 _META = torch.device("meta")
 
 
 @dataclass(frozen=True, slots=True)
 class _Made:
-    """A tensor that a call returned: new, or, with ``of``, a view of that of its tensors."""
+    """A tensor that a call returned: a new one, or, with ``of``, a view of the argument with that position."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
@@ -38,7 +38,7 @@ class _Made:
     of: int | None
 
 
-#: An argument, by its place among the call's tensors; a tensor; or nothing.
+#: An argument, by its position among the call's tensors; a tensor; or nothing.
 _Part = int | _Made | None
 
 
@@ -50,13 +50,13 @@ class _Recipe:
     kind: Callable[[Iterable[Any]], Any] | None
 
 
-class Shapes:
-    """Runs operators on tensors of ``mode``, by its rules for the first of each kind of call."""
+class ShapeCache:
+    """Runs operators on fake tensors of ``mode``, by its rules for the first of equal calls."""
 
     def __init__(self, mode: FakeTensorMode) -> None:
         self._mode = mode
-        self._recipes: dict[tuple[Any, ...], _Recipe | None] = {}  # None: cannot be told
-        self._follow: dict[Any, bool] = {}  # whether results of an operator follow from what a key says
+        self._recipes: dict[tuple[Any, ...], _Recipe | None] = {}  # None: no recipe describes it
+        self._cacheable: dict[Any, bool] = {}  # by operator: whether its results follow from a key
         self._attributes: dict[torch.device, dict[str, Any]] = {}  # of a new tensor, as PyTorch sets them
 
     def run(
@@ -78,11 +78,11 @@ class Shapes:
         return result
 
     def _key(self, function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...] | None:
-        """Return what tells a call; None where that does not tell what it returns."""
-        follows = self._follow.get(function)
-        if follows is None:
-            self._follow[function] = follows = not any(tag in function.tags for tag in _TAGS)
-        if not follows:
+        """Return the key of a call; None where it does not determine the result."""
+        cacheable = self._cacheable.get(function)
+        if cacheable is None:
+            self._cacheable[function] = cacheable = not any(tag in function.tags for tag in _TAGS)
+        if not cacheable:
             return None
         key: list[Any] = [function, torch.get_default_dtype(), torch.is_inference_mode_enabled()]
         if not self._describe(args, key):
@@ -94,7 +94,7 @@ class Shapes:
         return tuple(key)
 
     def _describe(self, values: Iterable[Any], key: list[Any]) -> bool:
-        """Add to a key what tells these arguments; say whether that could be done."""
+        """Add these arguments to a key; return whether that could be done."""
         for value in values:
             kind = type(value)
             if kind is FakeTensor:
@@ -120,7 +120,7 @@ class Shapes:
         return True
 
     def _recipe(self, given: Sequence[torch.Tensor], result: Any) -> _Recipe | None:
-        """Return what a result is made of; None where that cannot be told."""
+        """Return the recipe of a result; None where there is none."""
         kind = type(result) if isinstance(result, (list, tuple)) else None
         whole = [result] if kind is None else list(result)
         parts = [self._part(given, one) for one in whole]
@@ -155,7 +155,7 @@ class Shapes:
         return made if len(owners) < 2 else _NEW
 
     def _result(self, recipe: _Recipe, given: Sequence[torch.Tensor]) -> Any:
-        """Return what a recipe tells, of the tensors of another call of the same kind."""
+        """Return the result of a recipe for the tensors of another call with the same key."""
         if recipe.kind is None:
             return self._one(recipe.parts[0], given)
         return recipe.kind([self._one(part, given) for part in recipe.parts])
@@ -175,7 +175,7 @@ class Shapes:
         return self._tensor(element, part.device)
 
     def _tensor(self, element: torch.Tensor, device: torch.device) -> FakeTensor:
-        """Return ``FakeTensor(mode, element, device)``, whose attributes are those of any other one."""
+        """Return ``FakeTensor(mode, element, device)``, faster: its attributes are copied from another one of the device."""
         known = self._attributes.get(device)
         if known is None:
             first = FakeTensor(self._mode, element, device)
@@ -196,7 +196,7 @@ def _is_new(part: Any) -> bool:
 
 
 def _state(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """Return what a call may change in a tensor beside its contents."""
+    """Return the metadata of a tensor that a call may change."""
     return tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.untyped_storage().nbytes()
 
 

@@ -1,8 +1,8 @@
-"""Operators that are one kernel on a GPU, and that a PyTorch without CUDA takes apart before anybody sees them.
+"""Operators that have one kernel on a GPU, and that a build of PyTorch without CUDA decomposes before they are recorded.
 
-PyTorch has both for them, a CUDA kernel and a composition of other operators, which stands in where there is no kernel
+PyTorch has a CUDA kernel for each, and a composition of other operators for devices without a kernel
 (``aten/src/ATen/native/native_functions.yaml``; its dispatcher decides, ``aten/src/ATen/core/dispatch/OperatorEntry.cpp``).
-A kernel that is registered here makes PyTorch see one. It never runs: the modes answer with a shape before.
+Registering a kernel here keeps the operator whole. The kernel never runs: the dispatch modes compute the shape before.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ KERNELS = ("silu_backward", "mish_backward", "_fused_rms_norm")
 
 
 def install(patches: Patches) -> None:
-    """Keep these operators whole on the device that is not there, until the patches are undone."""
+    """Keep these operators whole on the fake device, until the patches are undone."""
     library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     patches.on_leaving(library._destroy)
     for name in KERNELS:

@@ -357,7 +357,7 @@ class Recorder:
         self._in_backward = False
         self._begin_outside()
 
-    # What orders streams and host: fake_cuda.Orders
+    # ---- synchronisation of streams and host (triosim.tracer.device.cuda_api.SynchronisationRecorder) --------------
 
     def event_recorded(self, stream: int, number: int) -> None:
         """Event ``number`` is put at the tail of a stream."""
@@ -401,11 +401,11 @@ class Recorder:
         self.step.marks.append(Mark(len(self.step.operators), kind, stream, number, source))
 
     def memory_in_use(self) -> tuple[int, int]:
-        """Return bytes in use now and at most so far, as the caching allocator rounds them."""
+        """Return the bytes in use now, and their peak, as the caching allocator rounds them."""
         return self.blocks.in_use, self.blocks.most_in_use
 
-    def forget_peak(self) -> None:
-        """Count the most from now on."""
+    def reset_peak(self) -> None:
+        """Reset the peak to the bytes in use now."""
         self.blocks.most_in_use = self.blocks.in_use
 
 

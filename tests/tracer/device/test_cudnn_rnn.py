@@ -11,7 +11,7 @@ from typing import Any  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence  # noqa: E402
 
-from triosim.capture.one_rank import predicted  # noqa: E402
+from triosim.compute.pricing.prediction import with_predicted_times  # noqa: E402
 from triosim.operators.features import flops  # noqa: E402
 from triosim.trace import Operator, Trace  # noqa: E402
 from triosim.tracer.fake_device import fake_capture  # noqa: E402
@@ -53,7 +53,7 @@ def test_a_layer_is_one_operator_forward_and_one_backward(kind: str, gates: int)
 
 def test_steps_wait_for_each_other() -> None:
     """Two layers of 50 steps are 100 products in a row, none shorter than a launch; twice as many take twice as long."""
-    short, long = (predicted(captured("LSTM", num_layers=count)) for count in (2, 4))
+    short, long = (with_predicted_times(captured("LSTM", num_layers=count)) for count in (2, 4))
     first, second = recurrent(short)[0].seconds, recurrent(long)[0].seconds
     assert first > 100 * 1e-6
     assert second == pytest.approx(2 * first, rel=0.1)

@@ -14,11 +14,11 @@ from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor  # noqa: E402
 
 from triosim.trace import Trace  # noqa: E402
-from triosim.tracer.device.shape_cache import Shapes  # noqa: E402
+from triosim.tracer.device.shape_cache import ShapeCache  # noqa: E402
 from triosim.tracer.fake_device import FakeDevice, fake_capture  # noqa: E402
 
 
-def by_pytorch_alone(shapes: Shapes, function: Any, given: Any, args: Any, kwargs: Any) -> Any:
+def by_pytorch_alone(shapes: ShapeCache, function: Any, given: Any, args: Any, kwargs: Any) -> Any:
     return function(*args, **kwargs)
 
 
@@ -32,7 +32,7 @@ def captured(name: str) -> Trace:
 @pytest.mark.parametrize("name", ["convolutional", "gpt2"])
 def test_a_step_is_the_one_that_pytorch_says_without_a_memory(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     remembered = captured(name)
-    monkeypatch.setattr(Shapes, "run", by_pytorch_alone)
+    monkeypatch.setattr(ShapeCache, "run", by_pytorch_alone)
     assert captured(name) == remembered
 
 
