@@ -1,4 +1,4 @@
-"""What ranks will send: the kinds of their transfers and collectives, read from their task streams before they run."""
+"""The dry run of task streams: it draws them without a clock, to learn what the ranks will send."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from triosim.tasks import (
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
-    """What is sent: a collective of some ranks, or from one rank to another where ``collective`` is None.
+class TransferPattern:
+    """A collective of a group, or a transfer between two ranks where ``collective`` is None, whatever its size.
 
-    All collectives of ``unequal`` shares are of one kind: of these, some shares may be nothing.
+    All collectives with ``unequal`` shares are one pattern: some of the shares may be 0.
     """
 
     collective: CollectiveKind | None
@@ -39,114 +39,123 @@ class Kind:
     root: int | None = None
     unequal: bool = False
 
+    def __str__(self) -> str:
+        return f"{self.collective or 'transfer'} of ranks {', '.join(map(str, self.ranks))}"
+
 
 @dataclass(slots=True)
-class Foreseen:
-    """Of one kind, the bytes of the first, and who sends: communicators, each of which does one thing after the other."""
+class PatternUse:
+    """The size of the first transfer of a pattern, and the communicators that use the pattern."""
 
     nbytes: float
-    by: set[Communicator] = field(default_factory=set)
+    communicators: set[Communicator] = field(default_factory=set)
 
 
 @dataclass(frozen=True, slots=True)
-class Foresight:
-    """What ranks send in their first iteration, by kind, and their tasks if that is all that they do.
+class DryRun:
+    """What ranks send and receive in their first iteration.
 
-    ``received`` are pairs of ranks of which the second waits for what the first one sends.
+    patterns: the patterns of what they send.
+    received: source and destination of what they receive.
+    recorded: the streams of the ranks that ended within the first iteration, which need not be drawn again.
     """
 
-    kinds: Mapping[Kind, Foreseen]
+    patterns: Mapping[TransferPattern, PatternUse]
     received: Set[tuple[int, int]]
-    tapes: Mapping[int, Tape]
+    recorded: Mapping[int, RecordedStream]
 
 
-class Tape:
-    """The tasks of a stream that looks at nothing, which can be run again."""
+class RecordedStream:
+    """The tasks of a stream that does not depend on the clock, which can be run again with new handles."""
 
     def __init__(self) -> None:
         self._tasks: list[Task] = []
         self._positions: dict[Handle, int] = {}
-        self._named: dict[int, dict[str, tuple[int, ...]]] = {}  # by place, the places of the tasks that one names
-        self._uses: set[int] = set()  # the places of tasks that others name
+        self._references: dict[
+            int, dict[str, tuple[int, ...]]
+        ] = {}  # the positions of the tasks that a task's fields name
+        self._referenced: set[int] = set()
 
     def add(self, rank: int, task: Task) -> Any:
-        """Note one more task, and return what is answered to it: a handle that knows its place, or nothing to see."""
-        place = len(self._tasks)
+        """Record a task, and return a stand-in for the engine's answer."""
+        position = len(self._tasks)
         if task.after:
-            self._note(place, "after", task.after)
+            self._refer(position, "after", task.after)
         if isinstance(task, (Wait, Synchronize)):
-            self._note(place, "handles", task.handles)
+            self._refer(position, "handles", task.handles)
         elif isinstance(task, Iteration) and task.of:
-            self._note(place, "of", task.of)
+            self._refer(position, "of", task.of)
         self._tasks.append(task)
         if isinstance(task, Synchronize):
-            return _Unseen()
+            return _UnknownAnswer()
         handle = Handle(rank, task)
-        self._positions[handle] = place
+        self._positions[handle] = position
         return handle
 
-    def _note(self, place: int, name: str, handles: Sequence[Handle]) -> None:
-        places = tuple([self._positions[handle] for handle in handles])
-        self._named.setdefault(place, {})[name] = places
-        self._uses.update(places)
+    def _refer(self, position: int, name: str, handles: Sequence[Handle]) -> None:
+        positions = tuple([self._positions[handle] for handle in handles])
+        self._references.setdefault(position, {})[name] = positions
+        self._referenced.update(positions)
 
     def stream(self) -> TaskStream:
         """Yield the tasks again."""
         handles: dict[int, Any] = {}
-        for place, task in enumerate(self._tasks):
-            named = self._named.get(place)
-            if named is not None:
-                again = {name: tuple([handles[other] for other in places]) for name, places in named.items()}
+        for position, task in enumerate(self._tasks):
+            references = self._references.get(position)
+            if references is not None:
+                again = {name: tuple([handles[one] for one in positions]) for name, positions in references.items()}
                 task = replace(task, **again)
             answer = yield task
-            if place in self._uses:
-                handles[place] = answer
+            if position in self._referenced:
+                handles[position] = answer
 
 
-class _Unseen:
-    """What a host finds when it has waited, which nobody can foresee."""
+class _UnknownAnswer:
+    """The answer to a host that has waited, which is not known before the run."""
 
     def __getattr__(self, name: str) -> Any:
-        raise AsymmetryError(f"what a rank does depends on '{name}' of what it finds")
+        raise AsymmetryError(f"the tasks of a rank depend on '{name}' of an answer that only the run gives")
 
 
 @without_collecting()
-def foresee(streams: Mapping[int, TaskStream]) -> Foresight:
-    """Return what some ranks send in their first iteration; their streams are used up.
+def dry_run(streams: Mapping[int, TaskStream]) -> DryRun:
+    """Return what ranks send in their first iteration; their streams are used up.
 
-    Raises ``AsymmetryError`` for streams that look at the clock or at others, whose tasks nobody can foresee.
+    Raises ``AsymmetryError`` for streams that depend on the clock or on other ranks.
     """
-    found: dict[Kind, Foreseen] = {}
+    patterns: dict[TransferPattern, PatternUse] = {}
     received: set[tuple[int, int]] = set()
-    tapes: dict[int, Tape] = {}
+    recorded: dict[int, RecordedStream] = {}
     for rank, stream in streams.items():
-        tape = Tape()
+        recording = RecordedStream()
         answer: Any = None
         with suppress(StopIteration):
             while True:
                 task = stream.send(answer)
-                answer = tape.add(rank, task)
+                answer = recording.add(rank, task)
                 if isinstance(task, Iteration):
                     break
                 if type(task) is Compute or type(task) is Wait:
                     continue
                 for part in task.parts if isinstance(task, Batch) else (task,):
-                    _note(found, received, part, rank)
+                    _add_pattern(patterns, received, part, rank)
             stream.send(answer)
             stream.close()
             continue
-        tapes[rank] = tape
-    return Foresight(found, received, tapes)
+        recorded[rank] = recording
+    return DryRun(patterns, received, recorded)
 
 
-def _note(found: dict[Kind, Foreseen], received: set[tuple[int, int]], task: Any, rank: int) -> None:
+def _add_pattern(
+    patterns: dict[TransferPattern, PatternUse], received: set[tuple[int, int]], task: Any, rank: int
+) -> None:
     if isinstance(task, Collective):
         if len(task.group.ranks) > 1:
-            kind = Kind(task.kind, task.group.ranks, task.root, task.shares is not None)
-            found.setdefault(kind, Foreseen(task.nbytes)).by.add(task.group)
+            pattern = TransferPattern(task.kind, task.group.ranks, task.root, task.shares is not None)
+            patterns.setdefault(pattern, PatternUse(task.nbytes)).communicators.add(task.group)
     elif isinstance(task, Send):
-        found.setdefault(Kind(None, (rank, task.destination)), Foreseen(task.nbytes))
+        patterns.setdefault(TransferPattern(None, (rank, task.destination)), PatternUse(task.nbytes))
     elif isinstance(task, Recv):
         received.add((task.source, rank))
     elif not isinstance(task, (Compute, Record, Synchronize, Wait)):
-        raise AsymmetryError(f"a {type(task).__name__} may be another on each rank")
+        raise AsymmetryError(f"a {type(task).__name__} task may differ from rank to rank")

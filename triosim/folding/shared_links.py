@@ -1,4 +1,4 @@
-"""Which links flows have in common: the links of a topology by number, joined where one flow takes several of them."""
+"""Sets of links that flows share, directly or through other flows: a union-find structure over the links of a topology."""
 
 from __future__ import annotations
 
@@ -9,57 +9,64 @@ from triosim.errors import AsymmetryError
 from triosim.networks.topology import NodeRef, Topology
 from triosim.networks.topology.link_symmetry import LinkClasses
 
-#: Where a rank goes.
-Moved = Callable[[int], int]
+#: Maps a rank to the one that takes its place in a copy.
+RankMap = Callable[[int], int]
 
 
 class SharedLinks:
-    """The links of a topology that are asked for, or those that stand for them; and which of them flows join."""
+    """The links that routes cross, by number, in sets that grow as flows are added.
+
+    With ``link_classes``, each link is replaced by the representative of its class.
+    """
 
     def __init__(self, topology: Topology, link_classes: LinkClasses | None) -> None:
         self._topology = topology
-        self._way = topology.route if link_classes is None else link_classes.route
+        self._route = topology.route if link_classes is None else link_classes.route
         self.names: list[str] = []
         self._numbers: dict[str, int] = {}
-        self._kinds: list[tuple[float, float]] = []
+        self._speeds: list[tuple[float, float]] = []  # bandwidth and latency
         self._parents: list[int] = []
 
-    def of(self, edges: Iterable[tuple[NodeRef, NodeRef]], moved: Moved | None) -> list[int]:
-        """Return the links that flows take one after the other, between their ranks or those that these are moved to."""
-        return [number for one, other in edges for number in self._route(_moved(one, moved), _moved(other, moved))]
+    def on_routes(self, edges: Iterable[tuple[NodeRef, NodeRef]], rank_map: RankMap | None) -> list[int]:
+        """Return the links on the routes of some edges, one after the other, with their ranks replaced."""
+        return [
+            number
+            for source, destination in edges
+            for number in self._on_route(_mapped(source, rank_map), _mapped(destination, rank_map))
+        ]
 
-    def _route(self, source: NodeRef, destination: NodeRef) -> Iterator[int]:
-        for link in self._way(self._topology.node(source), self._topology.node(destination)):
+    def _on_route(self, source: NodeRef, destination: NodeRef) -> Iterator[int]:
+        for link in self._route(self._topology.node(source), self._topology.node(destination)):
             if link.bandwidth == math.inf:
-                raise AsymmetryError(f"{link.name} carries everything at once")
+                raise AsymmetryError(f"{link.name} has unlimited bandwidth")
             number = self._numbers.setdefault(link.name, len(self._numbers))
             if number == len(self._parents):
                 self._parents.append(number)
-                self._kinds.append((link.bandwidth, link.latency))
+                self._speeds.append((link.bandwidth, link.latency))
                 self.names.append(link.name)
             yield number
 
     def join(self, links: Sequence[int]) -> None:
-        """Note that some flows share what shares any of these links."""
+        """Join the sets of some links."""
         for link in links[1:]:
             self._parents[self.root(link)] = self.root(links[0])
 
     def root(self, link: int) -> int:
-        """Return the link that stands for all that are joined with one."""
+        """Return the link that identifies the set of a link."""
         parents = self._parents
         while parents[link] != link:
             parents[link] = parents[parents[link]]
             link = parents[link]
         return link
 
-    def alike(self, first: int, second: int) -> bool:
+    def equal(self, first: int, second: int) -> bool:
         """Whether two links have the same bandwidth and latency."""
-        return self._kinds[first] == self._kinds[second]
+        return self._speeds[first] == self._speeds[second]
 
 
-def _moved(place: NodeRef, moved: Moved | None) -> NodeRef:
-    if moved is None:
-        return place
-    if isinstance(place, int):
-        return moved(place)
-    raise AsymmetryError(f"{place} is no rank")
+def _mapped(node: NodeRef, rank_map: RankMap | None) -> NodeRef:
+    if rank_map is None:
+        return node
+    if isinstance(node, int):
+        return rank_map(node)
+    raise AsymmetryError(f"{node} is not a rank")

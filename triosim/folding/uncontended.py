@@ -1,4 +1,4 @@
-"""Collectives that have their links for themselves, so that each takes what it takes on an idle network: simulated once."""
+"""Collectives that share no link with others: each size is simulated once, on an idle network."""
 
 from __future__ import annotations
 
@@ -8,62 +8,66 @@ from dataclasses import dataclass
 import simpy
 
 from triosim.errors import AsymmetryError
-from triosim.folding.dry_run import Kind
+from triosim.folding.dry_run import TransferPattern
 from triosim.networks.base import Network
 from triosim.networks.extensions import LinkCounter
 
 
 @dataclass(slots=True)
-class _Took:
-    """What one collective took alone, what its links carried, and how many were run."""
+class _IdleRun:
+    """What a collective took on the idle network, what its links carried, and how often it was run."""
 
     seconds: float
-    carried: Mapping[str, float]
+    bytes_by_link: Mapping[str, float]
     count: int = 0
 
 
-class Lone:
-    """Runs collectives of which no two that share links are run at once. ``links`` are those that each kind goes over.
+class UncontendedCollectives:
+    """Runs collectives whose links nobody else uses, at the times that they take on an idle network.
 
-    ``idle`` is a network like the one on whose clock they are run, with nothing on it.
+    ``env`` is the clock of the run; ``idle`` is an equal network, on a clock of its own, on which nothing else is sent;
+    ``links`` are the names of the links of each pattern.
     """
 
-    def __init__(self, env: simpy.Environment, idle: Network, links: Mapping[Kind, Iterable[str]]) -> None:
+    def __init__(self, env: simpy.Environment, idle: Network, links: Mapping[TransferPattern, Iterable[str]]) -> None:
         self._env = env
         self._idle = idle
         self._links = links
-        self._took: dict[tuple[Kind, float], _Took] = {}
-        self._over: dict[tuple[int, ...], float] = {}
+        self._idle_runs: dict[tuple[TransferPattern, float], _IdleRun] = {}
+        self._ends: dict[tuple[int, ...], float] = {}
         self._carried: Mapping[str, float] | None = None  # by the idle network so far
 
-    def run(self, kind: Kind, nbytes: float, start: Callable[[Network], simpy.Event]) -> simpy.Event:
-        """Run a collective that ``start`` starts on a network. Raises ``AsymmetryError`` where the last one is not through."""
-        took = self._took.get((kind, nbytes))
-        if took is None:
-            took = self._took[kind, nbytes] = self._tried(kind, start)
+    def __contains__(self, pattern: TransferPattern) -> bool:
+        return pattern in self._links
+
+    def run(self, pattern: TransferPattern, nbytes: float, start: Callable[[Network], simpy.Event]) -> simpy.Event:
+        """Run a collective that ``start`` starts on a network. Raises ``AsymmetryError`` if the last one has not ended."""
+        found = self._idle_runs.get((pattern, nbytes))
+        if found is None:
+            found = self._idle_runs[pattern, nbytes] = self._run_on_idle_network(pattern, start)
         now = self._env.now
-        if now < self._over.get(kind.ranks, now):
-            raise AsymmetryError(f"collectives of {kind.ranks} overlap")
-        took.count += 1
-        event = self._env.timeout(took.seconds)
-        self._over[kind.ranks] = now + took.seconds
+        if now < self._ends.get(pattern.ranks, now):
+            raise AsymmetryError(f"collectives of {pattern.ranks} overlap")
+        found.count += 1
+        event = self._env.timeout(found.seconds)
+        self._ends[pattern.ranks] = now + found.seconds
         return event
 
     def bytes_by_link(self) -> dict[str, float]:
-        """Return the bytes that links have carried."""
-        found: dict[str, float] = {}
-        for took in self._took.values():
-            for name, nbytes in took.carried.items():
-                found[name] = found.get(name, 0.0) + nbytes * took.count
-        return found
+        """Return the bytes that each link has carried."""
+        carried: dict[str, float] = {}
+        for run in self._idle_runs.values():
+            for name, nbytes in run.bytes_by_link.items():
+                carried[name] = carried.get(name, 0.0) + nbytes * run.count
+        return carried
 
-    def _tried(self, kind: Kind, start: Callable[[Network], simpy.Event]) -> _Took:
-        idle, links = self._idle, self._links[kind]
-        began, before = idle.env.now, self._carried or _carried_by(idle)
+    def _run_on_idle_network(self, pattern: TransferPattern, start: Callable[[Network], simpy.Event]) -> _IdleRun:
+        idle, links = self._idle, self._links[pattern]
+        began, before = idle.env.now, self._carried or _bytes_by_link(idle)
         idle.env.run(until=start(idle))
-        after = self._carried = _carried_by(idle)
-        return _Took(idle.env.now - began, {name: after[name] - before[name] for name in links if name in after})
+        after = self._carried = _bytes_by_link(idle)
+        return _IdleRun(idle.env.now - began, {name: after[name] - before[name] for name in links if name in after})
 
 
-def _carried_by(network: Network) -> Mapping[str, float]:
+def _bytes_by_link(network: Network) -> Mapping[str, float]:
     return network.bytes_by_link() if isinstance(network, LinkCounter) else {}

@@ -15,7 +15,7 @@ from triosim.engine.options import EngineOptions
 from triosim.engine.recording import Recording
 from triosim.errors import AsymmetryError
 from triosim.extrapolators.core.symmetry import Symmetry
-from triosim.folding import folded_network as folding
+from triosim.folding.folded_run import run_folded, should_fold
 from triosim.networks.base import Network
 from triosim.pipeline.planning import PlannedRun
 from triosim.trace import Trace
@@ -47,9 +47,9 @@ def run(planned: PlannedRun, config: RunConfig, progress: Progress | None = None
     with plugins.blamed():
         notes = list(condition_notes(conditions, tasks.world))
         why_not = _why_not_folded(planned, config)
-        if tasks.symmetry is not None and not why_not and folding.repays(config.fold, tasks.world):
+        if tasks.symmetry is not None and not why_not and should_fold(config.fold, tasks.world):
             try:
-                recording, network = folding.run(tasks.symmetry, tasks.tasks, planned.new_network, engine_on)
+                recording, network = run_folded(tasks.symmetry, tasks.tasks, planned.new_network, engine_on)
                 return Execution(recording, network, (*notes, *_without_effect(conditions, network, recording)))
             except AsymmetryError as found:
                 why_not = str(found)

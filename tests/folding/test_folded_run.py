@@ -18,8 +18,8 @@ from triosim import describe, simulate
 from triosim.errors import AsymmetryError
 from triosim.extrapolators.core.mesh import Mesh, Subgroups
 from triosim.extrapolators.core.symmetry import Symmetry
-from triosim.folding.dry_run import Kind, foresee
-from triosim.folding.uncontended import Lone
+from triosim.folding.dry_run import TransferPattern, dry_run
+from triosim.folding.uncontended import UncontendedCollectives
 from triosim.models import Llama
 from triosim.networks import PacketNetwork
 from triosim.networks.base import Network
@@ -53,7 +53,7 @@ PARALLEL = (
     "cp=8,dp=2",
     "cp=2,tp=2,fsdp=2,pp=2",
 )
-MIXTRAL = json_format.read(Path(__file__).parent / "extrapolators" / "data" / "parts" / "mixtral.json.gz")
+MIXTRAL = json_format.read(Path(__file__).parents[1] / "extrapolators" / "data" / "parts" / "mixtral.json.gz")
 EXPERTS = (
     "ddp=16,ep=4",
     "fsdp=4,dp=4,ep=2",
@@ -225,7 +225,7 @@ def test_along_an_axis_that_is_not_alike_ranks_are_simulated_and_stand_for_other
 def test_groups_of_which_some_span_nodes_are_not_alike_though_nothing_shares_links() -> None:
     data = [run(fold, "cp=3,dp=8", "dgx-a100(gpus=24)", network="analytical", trace=SIX) for fold in (False, True)]
     same(*data)
-    assert any(note == "every rank is simulated: copies take different times" for note in data[1].notes)
+    assert any(note == "every rank is simulated: copies of a transfer take different times" for note in data[1].notes)
 
 
 @pytest.mark.parametrize(
@@ -317,8 +317,8 @@ def test_a_collective_with_links_of_its_own_is_simulated_once_however_often_it_c
 
 def test_a_collective_that_overlaps_with_one_on_its_links_is_not_alone() -> None:
     topology = Topology.load("switch(4, bandwidth=1 GB/s, latency=0 s)")
-    env, kind = simpy.Environment(), Kind("all_reduce", (0, 1, 2, 3))
-    lone = Lone(env, PacketNetwork(simpy.Environment(), topology), {kind: list(topology.links)})
+    env, kind = simpy.Environment(), TransferPattern("all_reduce", (0, 1, 2, 3))
+    lone = UncontendedCollectives(env, PacketNetwork(simpy.Environment(), topology), {kind: list(topology.links)})
 
     def start(network: Network) -> simpy.Event:
         return network.collective("all_reduce", kind.ranks, 1e9)
@@ -342,9 +342,9 @@ def test_tasks_that_were_drawn_to_see_what_ranks_send_run_again_with_new_handles
         yield Wait((summed,))
         yield Iteration()
 
-    foresight = foresee({0: stream()})
-    assert list(foresight.kinds) == [Kind("all_reduce", (0, 1))]
-    again = foresight.tapes[0].stream()
+    found = dry_run({0: stream()})
+    assert list(found.patterns) == [TransferPattern("all_reduce", (0, 1))]
+    again = found.recorded[0].stream()
     handles: list[Handle] = []
     with suppress(StopIteration):
         task = next(again)

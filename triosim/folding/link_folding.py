@@ -1,0 +1,67 @@
+"""The search for rotations of the ranks that map the topology and everything that is sent to themselves: classes of links."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+
+from triosim.errors import AsymmetryError
+from triosim.extrapolators.core.symmetry import Symmetry
+from triosim.folding.dry_run import PatternUse, TransferPattern
+from triosim.networks.extensions import FoldableNetwork
+from triosim.networks.topology import NodeRef, Topology
+from triosim.networks.topology.link_symmetry import LinkClasses, LinkPermutations, Rotation
+
+#: Source and destination of each transfer of a pattern.
+Edges = tuple[tuple[NodeRef, NodeRef], ...]
+
+
+def pattern_edges(network: FoldableNetwork, pattern: TransferPattern, nbytes: float) -> Edges:
+    """Return the edges of a pattern; one of each class, where the network uses link classes."""
+    if pattern.collective is None:
+        return ((pattern.ranks[0], pattern.ranks[1]),)
+    return tuple(network.collective_edges(pattern.collective, pattern.ranks, nbytes, root=pattern.root))
+
+
+def find_link_classes(
+    network: FoldableNetwork, topology: Topology, symmetry: Symmetry, patterns: Mapping[TransferPattern, PatternUse]
+) -> tuple[LinkClasses | None, tuple[Rotation, ...]]:
+    """Return the classes of links, if any, and the axes along which one flow then stands for all.
+
+    Each axis is rotated as a whole, or, where that is no symmetry (as in recursive halving), by each digit of the position
+    when it is written with the prime factors of the axis' size as bases. Axes with most ranks are tried first.
+    """
+    permutations = LinkPermutations(topology, symmetry.world)
+    found: LinkClasses | None = None
+    folded_axes: list[Rotation] = []
+    for axis in sorted(symmetry.rotations, key=lambda one: -one.size):
+        for rotations in ((axis,), tuple(axis.prime_factors())):
+            induced = {rotation: permutations.of(rotation) for rotation in rotations}
+            known = {rotation: links for rotation, links in induced.items() if links is not None}
+            if len(known) < len(induced):
+                continue
+            tried = LinkClasses(topology, (found.permutations if found else {}) | known)
+            network.use_link_classes(tried)
+            if _is_symmetric(network, tried, symmetry, patterns):
+                found = tried
+                folded_axes.append(axis)
+                break
+    network.use_link_classes(found)
+    return found, tuple(folded_axes)
+
+
+def _is_symmetric(
+    network: FoldableNetwork, tried: LinkClasses, symmetry: Symmetry, patterns: Mapping[TransferPattern, PatternUse]
+) -> bool:
+    """Whether the rotations of link classes map everything that is sent to itself."""
+    digits = [rotation for rotation in tried.permutations if rotation not in symmetry.rotations]
+    with suppress(AsymmetryError):
+        for pattern, use in patterns.items():
+            if pattern.collective is None and any(len(set(map(digit.position, pattern.ranks))) > 1 for digit in digits):
+                return False  # a transfer along a ring has its image by a rotation of the whole axis alone
+            if pattern.unequal and tried.spans(pattern.ranks):
+                return False
+            for edge in pattern_edges(network, pattern, use.nbytes):
+                tried.route(*edge)
+        return True
+    return False
