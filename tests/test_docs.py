@@ -11,7 +11,8 @@ import typer
 
 from triosim.cli import app
 
-PAGES = sorted((Path(__file__).parents[1] / "docs").glob("*.md"))
+ROOT = Path(__file__).parents[1]
+PAGES = sorted((ROOT / "docs").glob("*.md"))
 CODE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 
 
@@ -38,3 +39,14 @@ def test_every_option_is_in_the_page_of_its_command(command: str) -> None:
     assert [
         name for name in sorted(names - {"--help", "--quiet"}) if f"{name}`" not in page and f"{name} " not in page
     ] == []
+
+
+def test_the_architecture_names_files_and_what_is_in_them() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    named = re.findall(r"`([a-z_/]+(?:\.py)?/?)(?::([A-Za-z_]+))?`", text)
+    places = [(path, name) for path, name in named if "/" in path]
+    assert len(places) > 30
+    for path, name in places:
+        assert (ROOT / path).exists(), path
+        if name:
+            assert re.search(rf"^(?:def|class) {name}\b|import .*\b{name}\b", (ROOT / path).read_text(), re.M), path

@@ -231,9 +231,9 @@ def test_groups_of_which_some_span_nodes_are_not_alike_though_nothing_shares_lin
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        ({"timeline": True}, "each is on the timeline"),
-        ({"links": True}, "the links of each are recorded"),
-        ({"parallel": "hop"}, "nobody knows which ranks of these tasks do the same"),
+        ({"timeline": True}, "the timeline shows every rank"),
+        ({"links": True}, "the load of every link is recorded"),
+        ({"parallel": "hop"}, "nothing says which ranks run the same tasks"),
     ],
 )
 def test_whoever_asked_to_fold_hears_what_prevents_it(options: dict[str, Any], why: str) -> None:
@@ -381,7 +381,7 @@ def test_captured_ranks_that_do_the_same_are_simulated_once(system: str, like: t
     asked = streams(like, tp=TP, fsdp=FSDP)
     every, folded = (simulate(asked, topology=system, iterations=2, fold=fold).data for fold in (False, True))
     same(every, folded)
-    assert any("nobody knows" in note for note in folded.notes) == (15 in like)  # which differs along both axes
+    assert any("nothing says" in note for note in folded.notes) == (15 in like)  # which differs along both axes
 
 
 def test_captured_groups_that_are_no_mesh_are_all_simulated() -> None:

@@ -130,7 +130,7 @@ def test_a_sequence_s_shares_are_gathered_in_eight_bits_for_the_products_and_sca
 
 def test_a_run_says_that_its_products_in_eight_bits_are_not_validated() -> None:
     notes = {kind: triosim.simulate(step(kind, "eager")).notes for kind in ("fp8", "plain")}
-    said = "products in eight bits (fp8): a roofline estimate, not validated"
+    said = "times of fp8 matrix products are roofline estimates that have not been validated"
     assert said in notes["fp8"]
     assert said not in notes["plain"]
 

@@ -140,7 +140,9 @@ def compare_config(
 ) -> Comparison:
     """Do what ``compare`` does, with the options in one value."""
     if isinstance(trace, TaskStreams):
-        raise TriosimError("task streams run as they are", fix="compare the strategies for a trace of one GPU")
+        raise TriosimError(
+            "task streams run as they were captured: there are no strategies to compare", fix="give a trace of one GPU"
+        )
     found_trace = trace if isinstance(trace, Trace) else read_trace(trace, config.trace_format)
     if gpus < 1:
         raise TriosimError(f"{gpus} GPUs", where="--gpus", fix="ask for 1 or more")

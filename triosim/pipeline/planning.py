@@ -68,7 +68,7 @@ def plan(priced: Priced, config: RunConfig) -> PlannedRun:
             fix="ask for fewer, or give a larger topology",
         )
     if config.host_overhead == "trace" and not any(operator.host_seconds for operator in subject.trace.operators):
-        notes.append("the trace has no host times, so that a launch costs nothing")
+        notes.append("the trace has no host times: launches cost nothing")
     return PlannedRun(priced, planned, system, network, new_network, heterogeneity, memory, tuple(notes))
 
 
@@ -102,7 +102,7 @@ def check_draws(draws: int, conditions: Conditions, *, tokens: bool) -> None:
     """Raise ``OptionError`` for several draws of a run in which nothing is drawn; ``tokens`` are drawn or not."""
     if draws > 1 and not (tokens or conditions.stragglers or conditions.slow_links):
         raise OptionError(
-            "nothing in this run is drawn by chance",
+            "nothing in this run is drawn at random",
             where="--draws",
             fix="give --stragglers or --slow-links, or ep with a load that is not balanced",
         )

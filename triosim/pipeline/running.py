@@ -75,12 +75,12 @@ def _without_effect(conditions: Conditions, network: Network, recording: Recordi
 def _why_not_folded(planned: PlannedRun, config: RunConfig) -> str:
     """Return why no rank can stand for another one; empty where one may."""
     if planned.plan.symmetry is None:
-        return "nobody knows which ranks of these tasks do the same"
+        return "nothing says which ranks run the same tasks"
     if config.links:
-        return "the links of each are recorded"
+        return "the load of every link is recorded"
     if config.timeline:
-        return "each is on the timeline"
-    return "" if planned.system.conditions == Conditions() else "GPUs or links are not alike, or do not stay so"
+        return "the timeline shows every rank"
+    return "" if planned.system.conditions == Conditions() else "GPUs or links differ, or change during the run"
 
 
 def _call_overhead(trace: Trace) -> float:

@@ -96,7 +96,7 @@ def _check(run: FinishedRun) -> None:
         raise SimulationError(
             f"the run ended at {run.recording.end} s: a transfer or an operator took no finite time",
             where=type(run.network).__name__,
-            fix="look at the times that its transfer returns, and at --operator-times and --host-overhead",
+            fix="check the times in its transfer method, --operator-times and --host-overhead",
         )
     if run.recording.end <= 0 or not any(rank.compute_seconds > 0 for rank in run.recording.ranks):
         raise SimulationError(
@@ -229,20 +229,24 @@ def _links(network: Network, end: float, steps: int) -> Iterable[LinkLoad]:
 
 def _notes(recording: Recording, trace: Trace, launch_bound: float) -> Iterable[str]:
     if trace.times != "measured":
-        yield f"the trace's operator times are not measured: {trace.times}"
+        yield (
+            "operator times in this trace are predictions, not measurements"
+            if trace.times == "predicted"
+            else f"operator times in this trace are not measured: {trace.times}"
+        )
         if any(base_name(operator.name) == _EIGHT_BITS for operator in trace.operators):
-            yield "products in eight bits (fp8): a roofline estimate, not validated"
+            yield "times of fp8 matrix products are roofline estimates that have not been validated"
     if len(recording.ranks) > 1 and not any(count.count for count in recording.transfers.values()):
         yield f"nothing was communicated between the {len(recording.ranks)} GPUs"
     slowed = math.fsum(record.slowed_seconds for record in recording.ranks) / len(recording.ranks)
     if slowed > 0:
         yield (
-            f"computation took {format_time(slowed)} longer in all on the average GPU because of what else went on or "
-            "happened; the times of layers and operators are without that"
+            f"interference and faults make computation {format_time(slowed)} longer on the average GPU; the times of layers "
+            "and operators leave that out"
         )
     if launch_bound >= _LAUNCH_BOUND:
         yield (
-            f"the step is launch-bound: for {launch_bound:.0%} of it the GPUs wait for their hosts to launch; "
+            f"the step is launch-bound: GPUs wait for their hosts to launch operators during {launch_bound:.0%} of it; "
             "smaller batches save little"
         )
 

@@ -68,7 +68,7 @@ class Result:
 
     @property
     def step_time_interval_s(self) -> tuple[float, float] | None:
-        """Between which times the step is expected, nine times in ten; None where no operator time was predicted."""
+        """The 90% interval of the step time; None where no operator time was predicted."""
         return self.data.step_time_interval_s
 
     @property
@@ -233,7 +233,7 @@ class Result:
         """
         if self.recording is None or not isinstance(self.network, LinkRecorder) or not self.network.record:
             raise OptionError(
-                "this result holds no loads of links", fix="simulate with links=True, on a network that has some"
+                "this result holds no link loads", fix="simulate with links=True, on a network that has some"
             )
         return self.recording, self.network
 

@@ -53,7 +53,7 @@ def predictions(classes: Classes, steps: int) -> Iterable[Prediction]:
 def interval(
     step: float, classes: Classes, ranks: Mapping[int, RankTimes], launch_wait: float
 ) -> tuple[float, float] | None:
-    """Return between which times a step is expected, nine times in ten; None where nothing was predicted."""
+    """Return the 90% interval of a step's time; None where nothing was predicted."""
     widest = None
     for members, tasks in classes:
         deviations: dict[tuple[str, str, str], float] = {}

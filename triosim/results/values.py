@@ -228,7 +228,7 @@ class Draws:
 class ResultData:
     """The plain values of a result, as they stand in ``result.json``. ``iterations`` are the times at which each ended.
 
-    ``step_time_interval_s`` is between which times the step is expected, nine times in ten, by the errors of the predicted
+    ``step_time_interval_s`` is the 90% interval of the step time, from the relative errors of the predicted
     operators; None where all times are the trace's. ``launch_wait_s`` is the part of the step in which a GPU waits for the
     host to launch, the mean over the ranks. ``network_figures`` is what the network has counted in the whole run, by
     name; None where it counts nothing but bytes. ``exposed_communication`` adds up to the ranks' mean, the largest first.

@@ -94,7 +94,7 @@ def _interval(data: ResultData) -> str:
         return ""
     low, high = data.step_time_interval_s
     models = ", ".join(row.model for row in data.predictions)
-    return f" ({format_time(low)} to {format_time(high)} nine times in ten, predicted by {escape(models)})"
+    return f" ({format_time(low)} to {format_time(high)} is a 90% interval; predicted by {escape(models)})"
 
 
 def html_table(head: Sequence[str], rows: Iterable[Sequence[str]], more: int) -> str:

@@ -133,12 +133,12 @@ def _reasons(comparison: Comparison) -> Iterator[str]:
 
 
 def _legend(comparison: Comparison) -> str:
-    legend = "compute, exposed communication, idle: of the step, mean over the GPUs"
+    legend = "comp., exp., idle: compute, exposed communication and idle time, mean over the GPUs"
     if _is_drawn(comparison):
-        legend = "median, 5%, 95%: of the steps of all draws"
-    legend += "; GiB: of tensors, on the fullest; gain: the speed-up"
+        legend = "median, 5%, 95%: quantiles of the step time over all draws"
+    legend += "; GiB: tensors of the GPU that holds most; gain: speed-up over one GPU"
     if _is_priced(comparison):
-        legend += "; cost: of a million tokens, or samples"
+        legend += "; cost: of a million tokens (or samples)"
     if any("M=" in run.label for run in comparison.runs):
         legend += "; M: micro-batches"
     return legend

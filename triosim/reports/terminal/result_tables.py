@@ -166,7 +166,7 @@ def _summary(data: ResultData, title: str) -> RenderableType:
     grid.add_row("operators", Text(_origin(data)))
     if data.launch_wait_s > 0.0:
         share = percent(data.launch_wait_s, data.step_time_s)
-        grid.add_row("launch-bound", f"for {share} of the step a GPU waits for its host")
+        grid.add_row("launch-bound", f"GPUs wait for launches during {share} of the step")
     if data.network_figures:
         grid.add_row("network", Text(_counted(data.network_figures)))
     return Panel(grid, title=Text(title), title_align="left", expand=False)
@@ -181,7 +181,7 @@ def spread(draws: Draws) -> str:
     )
     return (
         f"mean {mean} ± {draws.deviation_s * scale:.2g} {unit}; p5 {low}, p50 {middle}, p95 {high}; {least} to {most} {unit} "
-        "(all else is of the first)"
+        "(other figures are of the first draw)"
     )
 
 
@@ -245,7 +245,7 @@ def _origin(data: ResultData) -> str:
     """Say where the operators' times come from."""
     if not data.predictions:
         times = data.inputs.get("trace", {}).get("times", "unknown")
-        return "all measured" if times == "measured" else f"none predicted here; the trace's: {times}"
+        return "all measured" if times == "measured" else f"none predicted in this run; the trace's times are {times}"
     compute = sum(rank.compute_s for rank in data.ranks) / len(data.ranks)
     said = []
     for row in data.predictions:
@@ -253,7 +253,7 @@ def _origin(data: ResultData) -> str:
         said.append(
             f"{row.model} ±{100 * row.relative_error:.2g}% for {percent(row.seconds, compute)} of compute ({names})"
         )
-    return "predicted by " + "; ".join(said) + "; the step is in its range nine times in ten"
+    return "predicted by " + "; ".join(said) + "; the range of the step time is a 90% interval"
 
 
 _ROUNDING = 1e-12  # of a step: differences of times that are smaller are the clock's rounding

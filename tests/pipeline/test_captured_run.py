@@ -100,7 +100,7 @@ def test_one_rank_of_a_distributed_step_is_no_trace_of_one_gpu(streams: TaskStre
 
 
 def test_strategies_are_not_compared_for_streams(streams: TaskStreams) -> None:
-    with pytest.raises(TriosimError, match="task streams run as they are"):
+    with pytest.raises(TriosimError, match="task streams run as they were captured"):
         compare(streams, 2)
 
 

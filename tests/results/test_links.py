@@ -135,7 +135,7 @@ def test_a_network_that_counts_bytes_and_no_times_says_so() -> None:
     assert "Counting says what links carried, and not when" in result.notes
     assert result.data.links[0].bytes == 1.0
     assert result.data.links[0].peak is None
-    with pytest.raises(OptionError, match="no loads"):
+    with pytest.raises(OptionError, match="no link loads"):
         result.plot_links("links.png")
 
 

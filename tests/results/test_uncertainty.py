@@ -89,7 +89,7 @@ def test_a_predicted_run_shows_its_interval_and_where_it_comes_from(trace: Trace
     assert low < result.step_time_s < high
     assert "predicted by roofline" in str(result)
     assert "linear ±" in str(result)
-    assert "nine times in ten" in result._repr_html_()
+    assert "is a 90% interval" in result._repr_html_()
     assert violations(json.loads(result.to_json()), published_schema()) == []
     result.save(tmp_path / "result.json")
     assert Result.load(tmp_path / "result.json").data == result.data

@@ -84,7 +84,7 @@ def test_tokens_are_drawn_from_the_next_seed_on_another_gpu_too() -> None:
 
 @pytest.mark.parametrize(("parallel", "options"), [("dp=4", {}), ("dp=4,ep=4", {"load": "balanced"})])
 def test_nothing_left_to_chance_is_refused(parallel: str, options: dict[str, str]) -> None:
-    with pytest.raises(OptionError, match="nothing in this run is drawn by chance; give --stragglers"):
+    with pytest.raises(OptionError, match="nothing in this run is drawn at random; give --stragglers"):
         simulate(describe(MIXTURE, batch=2), parallel, options=options, topology=RING, draws=2)
     with pytest.raises(OptionError, match="--draws: 0 is less than 1; give 1 or more"):
         simulate(traces.mlp(), "dp=4", topology=RING, conditions=SLOW, draws=0)

@@ -118,5 +118,5 @@ def test_draws_order_strategies_by_the_median_step() -> None:
 
 
 def test_draws_of_a_run_without_chance_are_refused() -> None:
-    with pytest.raises(TriosimError, match="nothing in this run is drawn by chance"):
+    with pytest.raises(TriosimError, match="nothing in this run is drawn at random"):
         compare(TRACE, 2, topology="ring(2, bandwidth=1 GB/s)", draws=3)
