@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import simpy
 
 from triosim.networks.base import Network, loaded
-from triosim.networks.calibration import calibrated_times as calibrated
+from triosim.networks.calibration.calibrated_times import CalibratedNetwork, calibrated_collectives
 from triosim.networks.collectives.algorithm import CollectiveAlgorithm, Cost, check, check_size
 from triosim.networks.collectives.algorithms.hierarchical import offset
 from triosim.networks.extensions import ContentionFree
@@ -24,7 +24,7 @@ _Group = Communicator | range
 _MOST_GROUPS = 10_000  # tuples of ranks that are known by identity
 
 
-class AnalyticalNetwork(Network, ContentionFree):
+class AnalyticalNetwork(Network, ContentionFree, CalibratedNetwork):
     """Every transfer and collective as if it were alone. A group is looked at once, its other collectives cost nothing.
 
     ``algorithm`` is a name or a ``CollectiveAlgorithm``; without one it is ``auto``, and on a calibrated topology collectives
@@ -36,7 +36,7 @@ class AnalyticalNetwork(Network, ContentionFree):
     ) -> None:
         self._algorithm = loaded("auto" if algorithm is None else algorithm)
         super().__init__(env, topology, algorithm=self._algorithm)
-        self._calibrated = calibrated.of(topology) if algorithm is None else None
+        self.calibrated = calibrated_collectives(topology) if algorithm is None else None
         self._nodes: dict[_Group, int] = {}  # over how many nodes the groups of calibrated collectives are spread
         self._known: dict[tuple[CollectiveKind, _Group, int | None], list[Cost] | None] = {}
         self._groups: dict[
@@ -46,7 +46,7 @@ class AnalyticalNetwork(Network, ContentionFree):
     def transfer(self, source: NodeRef, destination: NodeRef, nbytes: float) -> simpy.Event:
         """Send bytes between two nodes, given by rank or name; the event fires when the last byte is delivered."""
         check_size(nbytes, "transfer")
-        latency, bandwidth = self.topology.way(source, destination)
+        latency, bandwidth = self.topology.latency_and_bandwidth(source, destination)
         return self.env.timeout(latency + nbytes / bandwidth)
 
     def collective(
@@ -72,7 +72,7 @@ class AnalyticalNetwork(Network, ContentionFree):
     ) -> float:
         """Return what a collective takes, without running it."""
         ranks = group.ranks if isinstance(group, Communicator) else group
-        measured = None if self._calibrated is None else self._measured(kind, group, ranks, nbytes, root, shares)
+        measured = None if self.calibrated is None else self._measured(kind, group, ranks, nbytes, root, shares)
         if measured is not None:
             return measured
         if shares is not None:
@@ -104,16 +104,16 @@ class AnalyticalNetwork(Network, ContentionFree):
         shares: Sequence[float] | None,
     ) -> float | None:
         """Return what a collective takes by the topology's calibration, or None where that says nothing of it."""
-        assert self._calibrated is not None
+        assert self.calibrated is not None
         check_size(nbytes, kind)
         named = self._named(group)
         nodes = self._nodes.get(named)
-        if nodes is None or root is not None or shares is not None or self._calibrated.slowed:
+        if nodes is None or root is not None or shares is not None or self.calibrated.slowed:
             root = check(kind, ranks, nbytes, self.topology, root=root, shares=shares)
-            nodes = self._nodes[named] = self._calibrated.nodes(ranks)
+            nodes = self._nodes[named] = self.calibrated.nodes(ranks)
         if len(ranks) == 1:
             return 0.0
-        return self._calibrated.seconds(kind, ranks, nbytes, nodes, root)
+        return self.calibrated.seconds(kind, ranks, nbytes, nodes, root)
 
     def _named(self, group: Sequence[int] | Communicator) -> _Group:
         """Return a group as something that is quickly found again."""

@@ -11,6 +11,8 @@ import simpy
 from triosim import plugins
 from triosim.errors import PluginError
 from triosim.networks.base import Network
+from triosim.networks.calibration.calibrated_times import CalibratedNetwork
+from triosim.networks.calibration.lookup import reason_uncalibrated
 from triosim.networks.collectives.algorithm import CollectiveAlgorithm
 from triosim.networks.collectives.lowering import Form
 from triosim.networks.extensions import LinkCounter, LinkRecorder
@@ -71,3 +73,28 @@ def recording_note(network: Network) -> Iterator[str]:
         yield f"{type(network).__name__} simulates no links: what they carried is not known"
     elif not (isinstance(network, LinkRecorder) and network.record):
         yield f"{type(network).__name__} says what links carried, and not when"
+
+
+def calibration_notes(network: Network, world: int) -> Iterator[str]:
+    """Yield what a reader should know of a network's collectives: that they are not calibrated, or what was assumed."""
+    if not isinstance(network, CalibratedNetwork):
+        return
+    reason = reason_uncalibrated(network.topology)
+    if reason and world > 1:
+        yield f"{network.topology.name}: {reason}, so that collectives take what their links need"
+    found = network.calibrated
+    if found is None:
+        return
+    per_node, node = found.calibration.gpus_per_node, _gpus_per_node(found.topology)
+    if node is not None and node != per_node and world > min(node, per_node):
+        yield f"{found.topology.name}: the calibration is of nodes of {per_node} GPUs, and these have {node}"
+    kinds = [kind for kind, tier in found.calibration.between.items() if tier.assumed]
+    if kinds and world > per_node:
+        yield f"{found.topology.name}: what collectives take between nodes is assumed, not measured"
+
+
+def _gpus_per_node(topology: Topology) -> int | None:
+    """Return how many GPUs a node has, where there are several nodes and the dimensions say it; else None."""
+    return (
+        topology.dimensions[0].size if len(topology.dimensions) == 2 and not topology.regularity.by_dimension else None
+    )

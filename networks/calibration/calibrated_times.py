@@ -7,11 +7,13 @@ there when it was measured to be. Whoever else wants the links meanwhile gets a 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from abc import ABC
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from triosim.errors import OptionError
 from triosim.networks.calibration.curves import Parts
+from triosim.networks.calibration.lookup import calibration_of, measured_on
 from triosim.networks.calibration.model import Calibration
 from triosim.networks.collectives.algorithm import CollectiveAlgorithm, SteadyState, busiest
 from triosim.networks.collectives.algorithms.hierarchical import Hierarchical
@@ -36,7 +38,7 @@ class CalibratedCollectives:
 
     def __init__(self, topology: Topology, calibration: Calibration) -> None:
         self.topology = topology
-        self.measured_on = topology.measured_on or topology
+        self.measured_on = measured_on(topology)
         self.calibration = calibration
         self._ring, self._by_card = Ring(), Hierarchical()
         self._known: dict[tuple[CollectiveKind, tuple[int, ...], int | None], tuple[SteadyState, float]] = {}
@@ -122,28 +124,16 @@ class CalibratedCollectives:
         return self._by_card
 
 
-def of(topology: Topology) -> CalibratedCollectives | None:
-    """Return the calibrated collectives of a topology, or None where it has none."""
-    calibration = topology.calibration
+class CalibratedNetwork(ABC):
+    """An extension of networks: collectives take what was measured, where the topology is calibrated.
+
+    ``calibrated`` is None where it is not, and where a run asked for an algorithm or for steps.
+    """
+
+    calibrated: CalibratedCollectives | None
+
+
+def calibrated_collectives(topology: Topology) -> CalibratedCollectives | None:
+    """Return the calibrated collectives of a topology, or None where it has no calibration."""
+    calibration = calibration_of(topology)
     return None if calibration is None else CalibratedCollectives(topology, calibration)
-
-
-def notes(network: object, world: int) -> Iterator[str]:
-    """Yield what a reader should know of a network's collectives: that they are not calibrated, or what was assumed."""
-    topology = getattr(network, "topology", None)
-    found = getattr(network, "_calibrated", None)
-    if isinstance(topology, Topology) and topology.uncalibrated and hasattr(network, "_calibrated") and world > 1:
-        yield f"{topology.name}: {topology.uncalibrated}, so that collectives take what their links need"
-    if not isinstance(found, CalibratedCollectives):
-        return
-    per_node, node = found.calibration.gpus_per_node, _node(found.topology)
-    if node is not None and node != per_node and world > min(node, per_node):
-        yield f"{found.topology.name}: the calibration is of nodes of {per_node} GPUs, and these have {node}"
-    kinds = [kind for kind, tier in found.calibration.between.items() if tier.assumed]
-    if kinds and world > per_node:
-        yield f"{found.topology.name}: what collectives take between nodes is assumed, not measured"
-
-
-def _node(topology: Topology) -> int | None:
-    """How many GPUs a node has, where there are several nodes; None where nobody can say."""
-    return topology.dimensions[0].size if len(topology.dimensions) == 2 and not topology.by_dimension else None

@@ -17,7 +17,7 @@ from typing import Literal, get_args
 import simpy
 
 from triosim.errors import AsymmetryError, OptionError, nearest
-from triosim.networks.calibration import calibrated_times as calibrated
+from triosim.networks.calibration.calibrated_times import CalibratedNetwork, calibrated_collectives
 from triosim.networks.collectives.algorithm import CollectiveAlgorithm, Edge, SteadyState, check
 from triosim.networks.collectives.lowering import Form, Layout
 from triosim.networks.events import AFTER_ALL, call_at
@@ -67,7 +67,7 @@ class _Flow:
         self.finish = -1.0  # as last computed; -1 when there is none
 
 
-class PacketNetwork(SendingNetwork, LinkRecorder, ChangeableLinks, FoldableNetwork):
+class PacketNetwork(SendingNetwork, LinkRecorder, ChangeableLinks, FoldableNetwork, CalibratedNetwork):
     """Flows with max-min fair rates. See ``Network`` for what it does and for the other options.
 
     Without an ``algorithm``, collectives are rings, and on a calibrated topology, pipelined, they take what was measured.
@@ -92,7 +92,7 @@ class PacketNetwork(SendingNetwork, LinkRecorder, ChangeableLinks, FoldableNetwo
         self.flows: list[FlowRecord] = []
         self.rates: list[LinkRate] = []
         self._classes: LinkClasses | None = None  # of links, of which one is simulated
-        self._calibrated = calibrated.of(topology) if algorithm is None and form == "pipelined" else None
+        self.calibrated = calibrated_collectives(topology) if algorithm is None and form == "pipelined" else None
         if kernel not in get_args(Kernel):
             raise OptionError(f"unknown kernel '{kernel}'", fix=nearest(str(kernel), get_args(Kernel)))
         if fold not in get_args(Fold):
@@ -126,8 +126,8 @@ class PacketNetwork(SendingNetwork, LinkRecorder, ChangeableLinks, FoldableNetwo
         root: int | None,
         shares: Sequence[float] | None,
     ) -> simpy.Event:
-        if self._calibrated is not None:
-            plan = self._calibrated.plan(kind, ranks, nbytes, root, None if shares is None else tuple(shares))
+        if self.calibrated is not None:
+            plan = self.calibrated.plan(kind, ranks, nbytes, root, None if shares is None else tuple(shares))
             if plan is not None:
                 layout = self._reduced(Layout(plan.steady, plan.factor), ranks)
                 return layout.run(self.env, partial(self.send, stretch=plan.stretch))
@@ -143,7 +143,7 @@ class PacketNetwork(SendingNetwork, LinkRecorder, ChangeableLinks, FoldableNetwo
     ) -> Iterable[tuple[NodeRef, NodeRef]]:
         """Return source and destination of each transfer of a collective; see ``FoldableNetwork``."""
         at = check(kind, ranks, nbytes, self.topology, root=root, shares=None)
-        plan = None if self._calibrated is None else self._calibrated.plan(kind, ranks, nbytes, at, None)
+        plan = None if self.calibrated is None else self.calibrated.plan(kind, ranks, nbytes, at, None)
         if plan is not None:
             return self._reduced(Layout(plan.steady, plan.factor), ranks).edges()
         return self._reduced(self._lowering.layout(kind, ranks, nbytes, root=at), ranks).edges()

@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from triosim.errors import TriosimError, nearest
+from triosim.errors import TopologyError, TriosimError, nearest
+from triosim.networks.topology import Section, Topology
 from triosim.units import Quantity, parse_bandwidth, parse_bytes, parse_time
 
 
@@ -42,6 +43,21 @@ class Optics:
     def circuit_bandwidth(self) -> float:
         """Bytes per second of a circuit, in one direction."""
         return self.bandwidth * self.ports_per_circuit
+
+
+def optics_of(topology: Topology) -> Optics | None:
+    """Return what the file of a topology says under ``photonic``, or None. Raises ``TopologyError`` for a wrong section."""
+    section = topology.sections.get("photonic")
+    return None if section is None else section.parsed(_parsed)
+
+
+def _parsed(section: Section) -> Optics:
+    if not isinstance(section.said, Mapping):
+        fix = "write '{ports: 8, setup: 20 ms}'"
+        raise TopologyError(f"{section.said!r:.60} is not a mapping", where=section.where(), fix=fix)
+    return changed(
+        Optics(), section.said, lambda key, what, fix: TopologyError(what, where=section.where((key,)), fix=fix)
+    )
 
 
 def changed(optics: Optics, said: Mapping[str, Any], error: Callable[[str, str, str | None], Exception]) -> Optics:

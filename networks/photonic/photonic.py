@@ -26,7 +26,7 @@ from triosim.networks.collectives.lowering import Form
 from triosim.networks.events import AFTER_ALL, call_at
 from triosim.networks.extensions import FigureReporter, FlowRecord, LinkRate, LinkRecorder
 from triosim.networks.flow.packet import PacketNetwork
-from triosim.networks.photonic.optics import Optics, changed
+from triosim.networks.photonic.optics import Optics, changed, optics_of
 from triosim.networks.sending import SendingNetwork
 from triosim.networks.topology import Link, NodeRef, Topology
 from triosim.units import Quantity
@@ -112,20 +112,17 @@ class CircuitTopology(Topology):
     def __init__(self, electrical: Topology, optics: Optics) -> None:
         self.optics = optics
         self._reached: dict[tuple[str, str], Link] = {}
+        circuits = [
+            replace(one, bandwidth=optics.circuit_bandwidth, latency=optics.latency) for one in electrical.dimensions
+        ]
         super().__init__(
             electrical.name,
             electrical.nodes.values(),
             electrical.links.values(),
             routing=electrical.routing,
-            routes={ends: [link.name for link in links] for ends, links in electrical.given_routes.items()},
-            coordinates=electrical.coordinates,
-            dimensions=[
-                replace(one, bandwidth=optics.circuit_bandwidth, latency=optics.latency)
-                for one in electrical.dimensions
-            ],
-            uniform=False,
+            routes={ends: [link.name for link in links] for ends, links in electrical.graph.routes.items()},
+            regularity=replace(electrical.regularity, dimensions=tuple(circuits), uniform=False),
         )
-        self.by_dimension = electrical.by_dimension
         gpus = frozenset(self.gpus)
         for name in [link.name for link in self.links.values() if {link.source, link.destination} <= gpus]:
             del self.links[name]
@@ -181,7 +178,7 @@ class PhotonicNetwork(SendingNetwork, LinkRecorder, FigureReporter):
             "ports_per_circuit": ports_per_circuit,
         }
         self.optics = changed(
-            topology.photonic or Optics(),
+            optics_of(topology) or Optics(),
             {key: value for key, value in said.items() if value is not None},
             lambda key, what, fix: OptionError(what, where=key, fix=fix),
         )

@@ -1,31 +1,7 @@
 """Topologies: nodes and links, their files, shapes and presets, and the routes through them."""
 
-from triosim.networks.topology.topology import (
-    LONGEST_LATENCY,
-    MOST_LISTED,
-    Block,
-    Dimension,
-    Link,
-    Node,
-    NodeKind,
-    NodeRef,
-    Routing,
-    Topology,
-    path,
-    suggested,
-)
+from triosim.networks.topology.description import SECTIONS, Section
+from triosim.networks.topology.graph import Dimension, Link, Node, NodeKind, NodeRef, Regularity
+from triosim.networks.topology.topology import Topology
 
-__all__ = [
-    "LONGEST_LATENCY",
-    "MOST_LISTED",
-    "Block",
-    "Dimension",
-    "Link",
-    "Node",
-    "NodeKind",
-    "NodeRef",
-    "Routing",
-    "Topology",
-    "path",
-    "suggested",
-]
+__all__ = ["SECTIONS", "Dimension", "Link", "Node", "NodeKind", "NodeRef", "Regularity", "Section", "Topology"]

@@ -10,18 +10,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cache
 from math import prod
-from typing import SupportsIndex
 
 from triosim.errors import TopologyError, nearest
-from triosim.networks.topology.lazy import UnbuiltTopology
-from triosim.networks.topology.shapes import MOST_GPUS, MOST_LINKS, Draft, Wire
-from triosim.networks.topology.topology import Block, Dimension, Topology
+from triosim.networks.topology.description import Description
+from triosim.networks.topology.graph import BlockKind, Dimension, Draft, Regularity
+from triosim.networks.topology.shapes import MOST_GPUS, MOST_LINKS
 
 GIB = 2.0**30  # what ASTRA-sim calls a GB
 NS = 1e9  # in a second
 
-BLOCKS: Mapping[str, Block] = {
+BLOCKS: Mapping[str, BlockKind] = {
     "ring": "ring",
     "fullyconnected": "fully_connected",
     "fc": "fully_connected",
@@ -32,42 +33,38 @@ _PART = re.compile(r"\s*([A-Za-z_]+?)\s*\(([^()]*)\)\s*")
 _NOTATION = re.compile(r"[A-Za-z]+\s*\([^()]*\)(\s*_\s*[A-Za-z]+\s*\([^()]*\))*")
 
 
-class DimensionalTopology(UnbuiltTopology):
-    """A topology of dimensions; ``change`` makes some of its links others, and is tried at once."""
+def description(
+    name: str, dimensions: Sequence[Dimension], change: Callable[[Draft], None] | None = None
+) -> Description:
+    """Return a topology of dimensions; ``change`` changes some of its links, at once, so that its errors show."""
+    _check_size(name, dimensions)
+    gpus, changed = prod(dimension.size for dimension in dimensions), None
+    if change is not None:
+        changed = drafted(name, dimensions)
+        change(changed)
+    regularity = Regularity(tuple(dimensions), uniform=change is None, by_dimension=True)
+    return Description(name, gpus, "shortest", regularity, lambda: (changed or drafted(name, dimensions)).graph())
 
-    by_dimension = True
 
-    def __init__(
-        self, name: str, dimensions: Sequence[Dimension], change: Callable[[Draft], None] | None = None
-    ) -> None:
-        _check_size(name, dimensions)
-        self._change = change
-        super().__init__(name, prod(dimension.size for dimension in dimensions), dimensions, self._drafted)
-        self.uniform = change is None
-        if change is not None:
-            self._build()
+def latency_and_bandwidth(dimensions: Sequence[Dimension], a: int, b: int) -> tuple[float, float]:
+    """Return the latency and the least bandwidth of the route between two ranks, which goes along each dimension in turn."""
+    latency, bandwidth = 0.0, float("inf")
+    for dimension in dimensions:
+        hops = _hops(dimension, a % dimension.size, b % dimension.size)
+        a, b = a // dimension.size, b // dimension.size
+        if hops:
+            latency += hops * dimension.latency
+            bandwidth = min(bandwidth, link_bandwidth(dimension))
+    return latency, bandwidth
 
-    def way(self, source: SupportsIndex | str, destination: SupportsIndex | str) -> tuple[float, float]:
-        """Return latency and least bandwidth of a route, dimension by dimension where no link differs."""
-        if not self.uniform or isinstance(source, str) or isinstance(destination, str):
-            return super().way(source, destination)
-        self.node(source), self.node(destination)
-        a, b = source.__index__(), destination.__index__()
-        latency, bandwidth = 0.0, float("inf")
-        for dimension in self.dimensions:
-            hops = _hops(dimension, a % dimension.size, b % dimension.size)
-            a, b = a // dimension.size, b // dimension.size
-            if hops:
-                latency += hops * dimension.latency
-                bandwidth = min(bandwidth, link_bandwidth(dimension))
-        return latency, bandwidth
 
-    def _drafted(self) -> Topology:
-        draft = drafted(self.name, self.dimensions)
-        draft.dimensions.extend(self.dimensions)
-        if self._change is not None:
-            self._change(draft)
-        return draft.topology()
+@cache
+def block_graph(dimension: Dimension) -> Description:
+    """Return one block of a dimension by itself, its members being the ranks; of a switch, two members stand for all."""
+    if dimension.block == "switch":
+        dimension = replace(dimension, size=min(dimension.size, 2))
+    draft = drafted("a block", [dimension])
+    return Description("a block", dimension.size, "shortest", draft.regularity(), draft.graph)
 
 
 def link_bandwidth(dimension: Dimension) -> float:
@@ -98,31 +95,31 @@ def drafted(name: str, dimensions: Sequence[Dimension]) -> Draft:
     gpus = [draft.node(f"gpu{rank}", "gpu") for rank in range(prod(dimension.size for dimension in dimensions))]
     before = 1
     for number, dimension in enumerate(dimensions, start=1):
-        wire = Wire(link_bandwidth(dimension), dimension.latency) if dimension.size > 1 else None
         starts = [start for start in range(len(gpus)) if start // before % dimension.size == 0]
-        for line, start in enumerate(starts if wire else ()):
-            assert wire is not None
+        for line, start in enumerate(starts if dimension.size > 1 else ()):
             members = gpus[start : start + before * dimension.size : before]
-            _block(draft, dimension.block, members, wire, f"dim{number}.switch{line}")
+            _block(draft, dimension, members, f"dim{number}.switch{line}")
         before *= dimension.size
     return draft
 
 
-def _block(draft: Draft, block: Block, members: Sequence[str], wire: Wire, switch: str) -> None:
-    n = len(members)
-    for place, gpu in enumerate(members if block == "line" else ()):
-        draft.coordinates[gpu] = (place,)
+def _block(draft: Draft, dimension: Dimension, members: Sequence[str], switch: str) -> None:
+    """Join the members of one block, by a switch of this name where it is one."""
+    block, n = dimension.block, len(members)
+    figures = link_bandwidth(dimension), dimension.latency
+    for position, gpu in enumerate(members if block == "line" else ()):
+        draft.coordinates[gpu] = (position,)
     if block == "switch":
         draft.node(switch, "switch")
         for gpu in members:
-            draft.wire(gpu, switch, wire)
+            draft.both(gpu, switch, *figures)
     elif block in ("ring", "line"):
         for i in range(n if n > 2 and block == "ring" else n - 1):
-            draft.wire(members[i], members[(i + 1) % n], wire)
+            draft.both(members[i], members[(i + 1) % n], *figures)
     else:
         for i in range(n):
             for j in range(i + 1, n):
-                draft.wire(members[i], members[j], wire)
+                draft.both(members[i], members[j], *figures)
 
 
 def is_notation(text: str) -> bool:
@@ -149,7 +146,7 @@ def parts(text: str) -> Iterator[tuple[str, str]]:
         yield match[1], match[2]
 
 
-def block_of(word: str) -> Block:
+def block_of(word: str) -> BlockKind:
     """Return the block that a word of the notation stands for."""
     found = BLOCKS.get(word.lower())
     if found is None:

@@ -7,18 +7,17 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from triosim import yaml_lines
 from triosim.errors import TopologyError, nearest
-from triosim.networks.calibration.attached import attach_shipped
-from triosim.networks.topology import dimensional, system_keys
+from triosim.networks.topology import dimensional
+from triosim.networks.topology.description import SECTIONS, Description, Location, PresetUse, Section
+from triosim.networks.topology.graph import Dimension, Draft, NodeKind, path, suggested
 from triosim.networks.topology.presets import PRESETS
-from triosim.networks.topology.shapes import SHAPES, Draft, Spec, outline
-from triosim.networks.topology.topology import Dimension, NodeKind, Topology, path, suggested
+from triosim.networks.topology.shapes import SHAPES, Spec, described, outline
 from triosim.yaml_lines import Path
 
 if TYPE_CHECKING:
@@ -55,31 +54,6 @@ _OF_SHAPE = {
 }
 
 
-@dataclass(slots=True)
-class Place:
-    """Where a mapping came from: a file and the lines of its keys, or something that has only a name."""
-
-    source: str
-    lines: Mapping[Path, int] = field(default_factory=dict)
-
-    def where(self, path: Path) -> str:
-        """Return "file:line: key", as much of it as there is."""
-        known = path
-        while known and known not in self.lines:
-            known = known[:-1]
-        line = f":{self.lines[known]}" if known else ""
-        key = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).lstrip(".")
-        return f"{self.source}{line}: {key}" if key else f"{self.source}{line}"
-
-    @contextmanager
-    def at(self, *path: str | int) -> Iterator[None]:
-        """Let an error that is raised inside say that it happened at a path."""
-        try:
-            yield
-        except TopologyError as error:
-            raise TopologyError(error.what, where=self.where(path), fix=error.fix) from None
-
-
 def _named(text: str) -> tuple[str, str | None] | None:
     """Return a name and its arguments, if a text is one; a preset's in any case."""
     match = _NAME.fullmatch(text)
@@ -100,8 +74,8 @@ def as_mapping(path_or_name: str) -> dict[str, Any]:
     return dict(mapping)
 
 
-def load(path_or_name: str | os.PathLike[str], *, gpus: int | None = None) -> Topology:
-    """Return the topology that a file, a preset or a name with parameters stands for; see ``Topology.load``."""
+def load(path_or_name: str | os.PathLike[str], *, gpus: int | None = None) -> Description:
+    """Return the description that a file, a preset or a name with parameters stands for; see ``Topology.load``."""
     if isinstance(path_or_name, str):
         if dimensional.is_notation(path_or_name):
             return _from_notation(path_or_name, gpus)
@@ -116,14 +90,14 @@ def load(path_or_name: str | os.PathLike[str], *, gpus: int | None = None) -> To
     mapping, lines = yaml_lines.parse(_read(file), file)
     if not isinstance(mapping, dict):
         raise TopologyError("not a mapping of keys to values", where=file, fix="begin with 'topology: switch', say")
-    return _from_mapping(mapping, Place(file, lines), gpus)
+    return _from_mapping(mapping, Location(file, lines), gpus)
 
 
-def from_mapping(mapping: Mapping[str, Any], *, source: str = "topology", gpus: int | None = None) -> Topology:
-    """Return the topology that a mapping describes; see ``Topology.from_dict``."""
+def from_mapping(mapping: Mapping[str, Any], *, source: str = "topology", gpus: int | None = None) -> Description:
+    """Return the description that a mapping describes; see ``Topology.from_dict``."""
     if not isinstance(mapping, Mapping):
         raise TopologyError(f"{type(mapping).__name__} is not a mapping of keys to values", where=source)
-    return _from_mapping(dict(mapping), Place(source), gpus)
+    return _from_mapping(dict(mapping), Location(source), gpus)
 
 
 def _read(path: str) -> str:
@@ -138,14 +112,14 @@ def _read(path: str) -> str:
         raise TopologyError(f"cannot be read ({getattr(error, 'strerror', None) or error})", where=path) from None
 
 
-def _from_name(text: str, name: str, arguments: str | None, asked: int | None) -> Topology:
-    """Return the topology of ``name(4x2, bandwidth=65 GB/s)``; arguments without a key are the size."""
+def _from_name(text: str, name: str, arguments: str | None, asked: int | None) -> Description:
+    """Return the description of ``name(4x2, bandwidth=65 GB/s)``; arguments without a key are the size."""
     if name not in SHAPES and name not in PRESETS:
         raise TopologyError(f"unknown topology '{name}'", fix=nearest(name, (*SHAPES, *PRESETS)))
     if name in PRESETS and not (arguments or "").strip():
-        plain = _from_spec(PRESETS[name].spec, None, Place(text), asked)  # ours, so there is nothing to validate
-        return attach_shipped(plain, name, ())
-    return _from_mapping(_arguments(text, name, arguments), Place(text), asked)
+        plain = _from_spec(PRESETS[name].spec, None, Location(text), asked)  # ours, so there is nothing to validate
+        return replace(plain, preset=PresetUse(name))
+    return _from_mapping(_arguments(text, name, arguments), Location(text), asked)
 
 
 def _arguments(text: str, name: str, arguments: str | None) -> dict[str, Any]:
@@ -164,9 +138,9 @@ def _arguments(text: str, name: str, arguments: str | None) -> dict[str, Any]:
     return mapping
 
 
-def _from_notation(text: str, asked: int | None) -> Topology:
-    """Return the topology of ``Ring(4, bandwidth=100 GB/s, latency=1 us)_Switch(2, bandwidth=...)``."""
-    return _from_mapping(_notation(text), Place(text), asked)
+def _from_notation(text: str, asked: int | None) -> Description:
+    """Return the description of ``Ring(4, bandwidth=100 GB/s, latency=1 us)_Switch(2, bandwidth=...)``."""
+    return _from_mapping(_notation(text), Location(text), asked)
 
 
 def _notation(text: str) -> dict[str, Any]:
@@ -189,16 +163,16 @@ def _notation(text: str) -> dict[str, Any]:
 
 
 def _dimensional(
-    said: DimensionalModel, words: list[str], sizes: list[int], place: Place, asked: int | None
-) -> Topology:
-    """Return the topology of blocks and their sizes, one bandwidth and latency a dimension."""
+    said: DimensionalModel, words: list[str], sizes: list[int], location: Location, asked: int | None
+) -> Description:
+    """Return the description of blocks and their sizes, one bandwidth and latency a dimension."""
     for key in ("bandwidth", "latency"):
         count = len(getattr(said, key))
         if count != len(words):
-            where = place.where((key,))
+            where = location.where((key,))
             fix = "write one for each, the innermost first"
             raise TopologyError(f"{count} values for {len(words)} dimensions", where=where, fix=fix)
-    with place.at("topology"):
+    with location.at("topology"):
         blocks = [dimensional.block_of(word) for word in words]
     dimensions = [
         Dimension(block, size, bandwidth, latency)
@@ -207,28 +181,28 @@ def _dimensional(
     name = said.name or "_".join(f"{word}({size})" for word, size in zip(words, sizes, strict=True))
 
     def change(result: Draft) -> None:
-        _override(result, said.overrides, place)
+        _override(result, said.overrides, location)
 
-    with place.at():
-        topology = dimensional.DimensionalTopology(name, dimensions, change if said.overrides else None)
-    if asked is not None and len(topology.gpus) < asked:
-        raise TopologyError(f"it has {len(topology.gpus)} GPUs, {asked} are asked", where=place.source)
-    return topology
+    with location.at():
+        found = dimensional.description(name, dimensions, change if said.overrides else None)
+    if asked is not None and found.gpus < asked:
+        raise TopologyError(f"it has {found.gpus} GPUs, {asked} are asked", where=location.source)
+    return found
 
 
-def _from_dimensions(mapping: dict[str, Any], place: Place, asked: int | None) -> Topology:
-    """Return the topology of a mapping in the notation of dimensions, or with the keys of ASTRA-sim's network.yml."""
+def _from_dimensions(mapping: dict[str, Any], location: Location, asked: int | None) -> Description:
+    """Return the description of a mapping in the notation of dimensions, or with the keys of ASTRA-sim's network.yml."""
     from triosim.networks.topology import schema as model
 
     if "npus_count" in mapping or isinstance(mapping["topology"], list):
-        astra = _validated(model.AstraModel, mapping, place)
+        astra = _validated(model.AstraModel, mapping, location)
         if len(astra.npus_count) != len(astra.topology):
             fix = "write one for each, the innermost first"
             what = f"{len(astra.npus_count)} values for {len(astra.topology)} dimensions"
-            raise TopologyError(what, where=place.where(("npus_count",)), fix=fix)
-        return _dimensional(astra.figures(), astra.topology, astra.npus_count, place, asked)
+            raise TopologyError(what, where=location.where(("npus_count",)), fix=fix)
+        return _dimensional(astra.figures(), astra.topology, astra.npus_count, location, asked)
     words, sizes = [], []
-    with place.at("topology"):
+    with location.at("topology"):
         for word, size in dimensional.parts(mapping["topology"]):
             if not re.fullmatch(r"\s*\d{1,9}\s*", size) or int(size) < 1:
                 raise TopologyError(f"'{size}' is no number of GPUs", fix=f"write for example '{word}(4)'")
@@ -239,7 +213,7 @@ def _from_dimensions(mapping: dict[str, Any], place: Place, asked: int | None) -
         value = values.get(key, missing)
         if value is not None and not isinstance(value, list):
             values[key] = [value] * len(words)
-    return _dimensional(_validated(model.DimensionalModel, values, place), words, sizes, place, asked)
+    return _dimensional(_validated(model.DimensionalModel, values, location), words, sizes, location, asked)
 
 
 def _split(arguments: str) -> list[str]:
@@ -254,32 +228,34 @@ def _split(arguments: str) -> list[str]:
     return [part for part in parts if part.strip()]
 
 
-def _from_mapping(mapping: dict[str, Any], place: Place, asked: int | None) -> Topology:
-    graph, beyond = system_keys.divided(mapping)
-    return system_keys.equip(_graph(graph, place, asked), beyond, place.where)
+def _from_mapping(mapping: dict[str, Any], location: Location, asked: int | None) -> Description:
+    graph = {key: value for key, value in mapping.items() if key not in SECTIONS}
+    sections = {key: Section(key, mapping[key], location) for key in SECTIONS if key in mapping}
+    return replace(_graph(graph, location, asked), location=location, sections=sections)
 
 
-def _graph(mapping: dict[str, Any], place: Place, asked: int | None) -> Topology:
+def _graph(mapping: dict[str, Any], location: Location, asked: int | None) -> Description:
     from triosim.networks.topology import schema as model
 
     if "preset" in mapping:
-        preset = _validated(model.PresetModel, mapping, place)
+        preset = _validated(model.PresetModel, mapping, location)
         if preset.topology:
-            raise TopologyError("a preset has its topology", where=place.where(("topology",)), fix="leave one out")
+            raise TopologyError("a preset has its topology", where=location.where(("topology",)), fix="leave one out")
         if preset.preset not in PRESETS:
             fix = nearest(preset.preset, PRESETS)
-            raise TopologyError(f"unknown preset '{preset.preset}'", where=place.where(("preset",)), fix=fix)
+            raise TopologyError(f"unknown preset '{preset.preset}'", where=location.where(("preset",)), fix=fix)
         spec = replace(
             PRESETS[preset.preset].spec, **preset.changes() | {"topology": PRESETS[preset.preset].spec.topology}
         )
-        found = attach_shipped(_from_spec(spec, preset, place, asked), preset.preset, preset.model_fields_set)
-        if preset.overrides and found.calibrate is not None:
-            found.measured_on = _from_spec(spec, preset.model_copy(update={"overrides": []}), place, asked)
-        return found
+        plain = None
+        if preset.overrides:
+            plain = _from_spec(spec, preset.model_copy(update={"overrides": []}), location, asked)
+        use = PresetUse(preset.preset, frozenset(preset.model_fields_set), plain)
+        return replace(_from_spec(spec, preset, location, asked), preset=use)
     custom = "links" in mapping or "routes" in mapping or isinstance(mapping.get("nodes"), list)
     kind = mapping.get("topology", "custom" if custom else None)
     if "npus_count" in mapping or dimensional.is_written(kind):
-        return _from_dimensions({"topology": "", **mapping}, place, asked)
+        return _from_dimensions({"topology": "", **mapping}, location, asked)
     if kind is None:
         known = {
             info.alias or key
@@ -287,75 +263,75 @@ def _graph(mapping: dict[str, Any], place: Place, asked: int | None) -> Topology
             for key, info in part.model_fields.items()
         }
         for key in [key for key in mapping if key not in known]:
-            raise TopologyError("unknown key", where=place.where((key,)), fix=nearest(str(key), sorted(known)))
+            raise TopologyError("unknown key", where=location.where((key,)), fix=nearest(str(key), sorted(known)))
         fix = "write for example 'topology: switch', or 'preset: dgx-h100'"
-        raise TopologyError("'topology' is missing", where=place.source, fix=fix)
+        raise TopologyError("'topology' is missing", where=location.source, fix=fix)
     if kind == "custom":
-        return _custom(_validated(model.CustomModel, mapping, place), place, asked)
+        return _custom(_validated(model.CustomModel, mapping, location), location, asked)
     if not isinstance(kind, str) or kind not in SHAPES:
         fix = nearest(str(kind), (*SHAPES, "custom"))
         if str(kind) in PRESETS:
             fix = f"it is a preset: write 'preset: {kind}'"
-        raise TopologyError(f"unknown topology '{kind}'", where=place.where(("topology",)), fix=fix)
-    shape = _validated(model.ShapeModel, mapping, place)
-    return _from_spec(Spec(**shape.changes()), shape, place, asked)
+        raise TopologyError(f"unknown topology '{kind}'", where=location.where(("topology",)), fix=fix)
+    shape = _validated(model.ShapeModel, mapping, location)
+    return _from_spec(Spec(**shape.changes()), shape, location, asked)
 
 
-def _from_spec(spec: Spec, said: ShapeModel | None, place: Place, asked: int | None) -> Topology:
+def _from_spec(spec: Spec, said: ShapeModel | None, location: Location, asked: int | None) -> Description:
     if asked is not None and asked < 1:
-        raise TopologyError(f"{asked} GPUs are asked", where=place.source, fix="ask for at least one")
+        raise TopologyError(f"{asked} GPUs are asked", where=location.source, fix="ask for at least one")
     for key in said.model_fields_set if said else ():
         if spec.topology not in _OF_SHAPE.get(key, SHAPES):
             raise TopologyError(
                 f"a {spec.topology} has no '{key}'",
-                where=place.where((key,)),
+                where=location.where((key,)),
                 fix=f"it is for {', '.join(_OF_SHAPE[key])}",
             )
     if spec.inter_node is None:
         for key in ("nodes", "gpus_per_node"):
             if getattr(spec, key) is not None:
                 fix = "write for example 'inter_node: {bandwidth: 50 GB/s, latency: 1 us}'"
-                raise TopologyError(f"'{key}' needs 'inter_node'", where=place.where((key,)), fix=fix)
+                raise TopologyError(f"'{key}' needs 'inter_node'", where=location.where((key,)), fix=fix)
     guilty = next(
         (key for key in ("gpus", "shape", "nodes", "k", "levels") if said and key in said.model_fields_set), None
     )
-    with place.at(*([guilty] if guilty else [])):
+    with location.at(*([guilty] if guilty else [])):
         found = outline(spec, asked)
     if not (said and said.overrides):
-        with place.at():
-            return found.topology()
+        with location.at():
+            return found.description()
     result = found.draft()
-    _override(result, said.overrides, place)
-    with place.at():
-        return result.topology()
+    _override(result, said.overrides, location)
+    with location.at():
+        return described(result)
 
 
-def _custom(said: CustomModel, place: Place, asked: int | None) -> Topology:
-    result = Draft(said.name or os.path.basename(place.source), said.routing)
+def _custom(said: CustomModel, location: Location, asked: int | None) -> Description:
+    result = Draft(said.name or os.path.basename(location.source), said.routing)
     for index, node in enumerate(said.nodes or ()):
-        with place.at("nodes", index):
+        with location.at("nodes", index):
             result.node(node.name, node.kind or kind_of(node.name))
     if said.nodes is None:
         for name in _mentioned(said):
             result.node(name, kind_of(name))
     entries = said.links.items() if isinstance(said.links, dict) else enumerate(said.links)
     for key, link in entries:
-        with place.at("links", key):
+        with location.at("links", key):
             _add_link(result, said, key, link)
     for index, route in enumerate(said.routes):
-        with place.at("routes", index):
+        with location.at("routes", index):
             pair = (_known(result, route.source), _known(result, route.destination))
             if pair in result.routes:
                 raise TopologyError(f"the route from {pair[0]} to {pair[1]} is given twice")
             path(result.links, *pair, route.links)
             result.routes[pair] = route.links
-    _override(result, said.overrides, place)
-    with place.at():
-        topology = result.topology()
-    if asked is not None and len(topology.gpus) < asked:
+    _override(result, said.overrides, location)
+    with location.at():
+        found = described(result)
+    if asked is not None and found.gpus < asked:
         fix = "nodes are GPUs if their names begin with gpu or they say 'kind: gpu'"
-        raise TopologyError(f"it has {len(topology.gpus)} GPUs, {asked} are asked", where=place.source, fix=fix)
-    return topology
+        raise TopologyError(f"it has {found.gpus} GPUs, {asked} are asked", where=location.source, fix=fix)
+    return found
 
 
 def kind_of(name: str) -> NodeKind:
@@ -402,7 +378,7 @@ def _add_link(result: Draft, said: CustomModel, key: str | int, link: LinkModel 
         result.link(destination, source, back, latency, name and f"{name}.back")
 
 
-def _override(result: Draft, overrides: list[OverrideModel], place: Place) -> None:
+def _override(result: Draft, overrides: list[OverrideModel], location: Location) -> None:
     """Change the links between two nodes, in one direction or both."""
     if not overrides:
         return
@@ -411,7 +387,7 @@ def _override(result: Draft, overrides: list[OverrideModel], place: Place) -> No
     for link in result.links.values():
         between.setdefault((link.source, link.destination), []).append(link.name)
     for index, override in enumerate(overrides):
-        with place.at("overrides", index):
+        with location.at("overrides", index):
             ends = (_known(result, override.source), _known(result, override.destination))
             for source, destination in (ends, ends[::-1]) if override.both else (ends,):
                 if (source, destination) not in between:
@@ -427,13 +403,13 @@ def _override(result: Draft, overrides: list[OverrideModel], place: Place) -> No
                     )
 
 
-def _validated(model: type[Any], mapping: dict[str, Any], place: Place) -> Any:
+def _validated(model: type[Any], mapping: dict[str, Any], location: Location) -> Any:
     from pydantic import ValidationError
 
     try:
         return model.model_validate(mapping)
     except ValidationError as error:
-        raise _placed(error, model, place) from None
+        raise _placed(error, model, location) from None
 
 
 def _bandwidth_for(source: str) -> str:
@@ -454,7 +430,7 @@ _WRITTEN = {
 }
 
 
-def _placed(error: ValidationError, model: type[BaseModel], place: Place) -> TopologyError:
+def _placed(error: ValidationError, model: type[BaseModel], location: Location) -> TopologyError:
     """Return the first of pydantic's errors, said in our words; a misspelt key before the key that is missing for it."""
     from triosim.networks.topology.schema import LIST, MAPPING
 
@@ -462,25 +438,25 @@ def _placed(error: ValidationError, model: type[BaseModel], place: Place) -> Top
         return tuple(part for part in found["loc"] if part not in (LIST, MAPPING))
 
     errors = error.errors(include_url=False)
-    found = min(errors, key=lambda found: (found["type"] != "extra_forbidden", place.lines.get(path_of(found), 0)))
+    found = min(errors, key=lambda found: (found["type"] != "extra_forbidden", location.lines.get(path_of(found), 0)))
     where, kind, value = path_of(found), found["type"], found["input"]
     key = str(where[-1]) if where else ""
     if kind == "extra_forbidden":
-        return TopologyError("unknown key", where=place.where(where), fix=nearest(key, _keys(model, found["loc"])))
+        return TopologyError("unknown key", where=location.where(where), fix=nearest(key, _keys(model, found["loc"])))
     if kind == "missing":
-        fix = _bandwidth_for(place.source) if key == "bandwidth" else None
-        return TopologyError(f"'{key}' is missing", where=place.where(where), fix=fix)
+        fix = _bandwidth_for(location.source) if key == "bandwidth" else None
+        return TopologyError(f"'{key}' is missing", where=location.where(where), fix=fix)
     if kind == "value_error":
-        return TopologyError(str(found["ctx"]["error"]), where=place.where(where))
+        return TopologyError(str(found["ctx"]["error"]), where=location.where(where))
     shown = "nothing" if value is None else repr(value) if len(repr(value)) <= 60 else f"{repr(value)[:57]}..."
     if kind in _STRUCTURES:
-        return TopologyError(f"{shown} is not {_STRUCTURES[kind]}", where=place.where(where), fix=_WRITTEN[kind])
+        return TopologyError(f"{shown} is not {_STRUCTURES[kind]}", where=location.where(where), fix=_WRITTEN[kind])
     message = found["msg"][:1].lower() + found["msg"][1:]
-    return TopologyError(f"{shown} is not right here: {message}", where=place.where(where))
+    return TopologyError(f"{shown} is not right here: {message}", where=location.where(where))
 
 
 def _keys(model: type[BaseModel], location: tuple[str | int, ...]) -> list[str]:
-    """Return the keys that the mapping at a place may have, for suggesting one."""
+    """Return the keys that the mapping at a location may have, for suggesting one."""
     from triosim.networks.topology import schema as models
 
     inner: dict[str | int, type[BaseModel]] = {
@@ -494,5 +470,5 @@ def _keys(model: type[BaseModel], location: tuple[str | int, ...]) -> list[str]:
     }
     for part in location[:-1]:
         model = inner.get(part, model)
-    top = () if model in inner.values() else system_keys.KEYS
+    top = () if model in inner.values() else SECTIONS
     return [*(info.alias or name for name, info in model.model_fields.items()), *top]

@@ -19,7 +19,8 @@ from triosim.errors import AsymmetryError
 
 if TYPE_CHECKING:
     from triosim.networks.collectives.algorithm import Edge
-    from triosim.networks.topology.topology import Link, NodeRef, Topology
+    from triosim.networks.topology.graph import Link, NodeRef
+    from triosim.networks.topology.topology import Topology
 
 LinkPermutation = Sequence[int]  # the image of each link, by its number in the order of declaration
 
@@ -66,7 +67,7 @@ class LinkPermutations:
         self._world = world
         self._numbers = {name: number for number, name in enumerate(topology.nodes)}
         self._out: list[dict[int, None]] = [{} for _ in self._numbers]  # neighbours of each node, as declared
-        self._regular = topology.routing == "shortest" and not topology.given_routes
+        self._regular = topology.routing == "shortest" and not topology.graph.routes
         ends: list[tuple[int, int, int]] = []  # source, destination, and which of their parallel links
         between: dict[tuple[int, int], int] = {}
         for link in topology.links.values():

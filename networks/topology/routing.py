@@ -13,7 +13,7 @@ from heapq import heappop, heappush
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from triosim.networks.topology.topology import Link, Node
+    from triosim.networks.topology.graph import Link, Node
 
 _Edge = tuple[int, int, "Link"]  # what it costs, its place among the declared, the link
 _Step = tuple[int, "Link"]  # the link's place among the declared, so that they sort by it

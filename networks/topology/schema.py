@@ -10,8 +10,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Fiel
 
 from triosim.errors import TriosimError
 from triosim.networks.topology.dimensional import GIB, NS
+from triosim.networks.topology.graph import LONGEST_LATENCY, NodeKind, Routing
 from triosim.networks.topology.shapes import MOST_GPUS, Spec, Wire
-from triosim.networks.topology.topology import LONGEST_LATENCY, NodeKind, Routing
 from triosim.units import parse_bandwidth, parse_time
 
 LIST, MAPPING = "[list]", "[mapping]"  # the two forms of `links`; pydantic puts them into an error's path

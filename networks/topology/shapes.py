@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from triosim.errors import TopologyError
-from triosim.networks.topology.lazy import UnbuiltTopology
-from triosim.networks.topology.topology import Block, Dimension, Link, Node, NodeKind, Routing, Topology
+from triosim.networks.topology.description import Description
+from triosim.networks.topology.graph import BlockKind, Dimension, Draft, Regularity, Routing
 
 MOST_GPUS = 1_000_000
 MOST_LINKS = 4_000_000  # about 1 GB of memory
@@ -25,7 +25,7 @@ _SINGLE = ((0, 1), (0, 2), (1, 3), (2, 6), (3, 7), (4, 5), (4, 6), (5, 7))
 
 @dataclass(frozen=True, slots=True)
 class Wire:
-    """What joins a GPU to the fabric between nodes, or to its host: bytes per second each way, seconds.
+    """The link of a GPU to the fabric between nodes, or to its host: bytes per second in each direction, and seconds.
 
     ``gpus_per_nic`` GPUs share one such link to the fabric.
     """
@@ -59,61 +59,6 @@ class Spec:
     routing: Routing | None = None
     in_switch_reduction: bool = False
     default_gpus: int | None = None  # of a preset, when nobody says how many
-
-
-class Draft:
-    """Nodes and links on their way to a topology; names must be new."""
-
-    def __init__(self, name: str, routing: Routing = "shortest") -> None:
-        self.name = name
-        self.routing = routing
-        self.nodes: dict[str, Node] = {}
-        self.links: dict[str, Link] = {}
-        self.routes: dict[tuple[str, str], list[str]] = {}
-        self.coordinates: dict[str, tuple[int, ...]] = {}
-        self.dimensions: list[Dimension] = []
-        self.uniform = True
-        self.reducing: list[str] = []
-
-    def node(self, name: str, kind: NodeKind) -> str:
-        """Add a node and return its name."""
-        if name in self.nodes:
-            raise TopologyError(f"node '{name}' is declared twice", fix="give each node a name of its own")
-        self.nodes[name] = Node(name, kind)
-        return name
-
-    def link(self, source: str, destination: str, bandwidth: float, latency: float, name: str | None = None) -> None:
-        """Add one direction of a link."""
-        name = name or f"{source}->{destination}"
-        if name in self.links:
-            raise TopologyError(f"link '{name}' is declared twice", fix="give each link a name of its own")
-        self.links[name] = Link(name, source, destination, bandwidth, latency)
-
-    def cable(self, a: str, b: str, spec: Spec, bandwidth: float | None = None, *, times: float = 1.0) -> None:
-        """Add both directions of a link, of the spec's bandwidths ``times`` over."""
-        there = spec.bandwidth if bandwidth is None else bandwidth
-        back = there if spec.reverse_bandwidth is None else there / spec.bandwidth * spec.reverse_bandwidth
-        self.link(a, b, there * times, spec.latency)
-        self.link(b, a, back * times, spec.latency)
-
-    def wire(self, a: str, b: str, wire: Wire, latency: float | None = None) -> None:
-        """Add both directions of a link to a host or to the fabric."""
-        for source, destination in ((a, b), (b, a)):
-            self.link(source, destination, wire.bandwidth, wire.latency if latency is None else latency)
-
-    def topology(self) -> Topology:
-        """Return the topology, or raise TopologyError if a GPU cannot reach another."""
-        return Topology(
-            self.name,
-            self.nodes.values(),
-            self.links.values(),
-            routing=self.routing,
-            routes=self.routes,
-            coordinates=self.coordinates,
-            dimensions=self.dimensions,
-            uniform=self.uniform,
-            reducing=self.reducing,
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,10 +97,15 @@ class Outline:
             return False
         return spec.topology in (*_BLOCKS, "fully_connected") and spec.reverse_bandwidth is None
 
+    @property
+    def routing(self) -> Routing:
+        """How messages are routed."""
+        return self.spec.routing or ("ecmp" if self.spec.topology == "fat_tree" else "shortest")
+
     def draft(self) -> Draft:
         """Return the nodes and links."""
         spec = self.spec
-        result = Draft(self.name, spec.routing or ("ecmp" if spec.topology == "fat_tree" else "shortest"))
+        result = Draft(self.name, self.routing)
         gpus = [result.node(f"gpu{rank}", "gpu") for rank in range(self.gpus)]
         of_node = [
             gpus[first : first + len(gpus) // self.nodes] for first in range(0, len(gpus), len(gpus) // self.nodes)
@@ -174,14 +124,22 @@ class Outline:
             for index, group in enumerate(of_node):
                 host = result.node(f"host{index}", "memory")
                 for gpu in group:
-                    result.wire(gpu, host, spec.host)
+                    _wire(result, gpu, host, spec.host)
         return result
 
-    def topology(self) -> Topology:
-        """Return the topology; its nodes and links are made when somebody looks, where its dimensions say all of it."""
+    def description(self) -> Description:
+        """Return the description; nodes and links are built at once unless the dimensions describe all of them."""
         if not self.uniform:
-            return self.draft().topology()
-        return UnbuiltTopology(self.name, self.gpus, self.dimensions, lambda: self.draft().topology())
+            return described(self.draft())
+        regularity = Regularity(tuple(self.dimensions))
+        return Description(self.name, self.gpus, self.routing, regularity, lambda: self.draft().graph())
+
+
+def described(draft: Draft) -> Description:
+    """Return the description of a graph that is put together."""
+    graph = draft.graph()
+    gpus = sum(node.kind == "gpu" for node in graph.nodes.values())
+    return Description(draft.name, gpus, draft.routing, draft.regularity(), lambda: graph)
 
 
 def outline(spec: Spec, asked: int | None = None) -> Outline:
@@ -191,7 +149,7 @@ def outline(spec: Spec, asked: int | None = None) -> Outline:
     return Outline(one, nodes)
 
 
-_BLOCKS: dict[str, Block] = {"ring": "ring", "torus": "ring", "mesh": "line", "switch": "switch"}
+_BLOCKS: dict[str, BlockKind] = {"ring": "ring", "torus": "ring", "mesh": "line", "switch": "switch"}
 
 
 def _dimensions(spec: Spec) -> list[Dimension]:
@@ -287,13 +245,26 @@ def _join(result: Draft, wire: Wire, gpus: Sequence[str]) -> None:
     fabric = result.node("fabric", "switch")
     if wire.gpus_per_nic == 1:
         for gpu in gpus:
-            result.wire(gpu, fabric, wire)
+            _wire(result, gpu, fabric, wire)
         return
     for index, first in enumerate(range(0, len(gpus), wire.gpus_per_nic)):
         nic = result.node(f"nic{index}", "switch")
         for gpu in gpus[first : first + wire.gpus_per_nic]:
-            result.wire(gpu, nic, wire)
-        result.wire(nic, fabric, wire, latency=0.0)
+            _wire(result, gpu, nic, wire)
+        _wire(result, nic, fabric, wire, latency=0.0)
+
+
+def _cable(draft: Draft, a: str, b: str, spec: Spec, bandwidth: float | None = None, *, times: float = 1.0) -> None:
+    """Add both directions of a link, of the spec's bandwidths ``times`` over."""
+    there = spec.bandwidth if bandwidth is None else bandwidth
+    back = there if spec.reverse_bandwidth is None else there / spec.bandwidth * spec.reverse_bandwidth
+    draft.link(a, b, there * times, spec.latency)
+    draft.link(b, a, back * times, spec.latency)
+
+
+def _wire(draft: Draft, a: str, b: str, wire: Wire, latency: float | None = None) -> None:
+    """Add both directions of a link to a host or to the fabric."""
+    draft.both(a, b, wire.bandwidth, wire.latency if latency is None else latency)
 
 
 def _ring(result: Draft, spec: Spec, gpus: Sequence[str], prefix: str) -> None:
@@ -301,7 +272,7 @@ def _ring(result: Draft, spec: Spec, gpus: Sequence[str], prefix: str) -> None:
     for i, gpu in enumerate(gpus):
         result.coordinates[gpu] = (i,)
         if count > 2 or i + 1 < count:  # two GPUs have one link between them, not two
-            result.cable(gpu, gpus[(i + 1) % count], spec)
+            _cable(result, gpu, gpus[(i + 1) % count], spec)
 
 
 def _mesh(result: Draft, spec: Spec, gpus: Sequence[str], prefix: str, *, wrap: bool = False) -> None:
@@ -318,7 +289,7 @@ def _mesh(result: Draft, spec: Spec, gpus: Sequence[str], prefix: str, *, wrap: 
             further = place[axis] + 1
             if further < side or (wrap and side > 2):
                 neighbour = (*place[:axis], further % side, *place[axis + 1 :])
-                result.cable(gpu, at[neighbour], spec)
+                _cable(result, gpu, at[neighbour], spec)
 
 
 def _torus(result: Draft, spec: Spec, gpus: Sequence[str], prefix: str) -> None:
@@ -327,13 +298,13 @@ def _torus(result: Draft, spec: Spec, gpus: Sequence[str], prefix: str) -> None:
 
 def _fully_connected(result: Draft, spec: Spec, gpus: Sequence[str], prefix: str) -> None:
     for a, b in itertools.combinations(gpus, 2):
-        result.cable(a, b, spec)
+        _cable(result, a, b, spec)
 
 
 def _switch(result: Draft, spec: Spec, gpus: Sequence[str], prefix: str) -> None:
     switch = result.node(f"{prefix}switch0", "switch")
     for gpu in gpus:
-        result.cable(gpu, switch, spec)
+        _cable(result, gpu, switch, spec)
 
 
 def _bus(result: Draft, spec: Spec, gpus: Sequence[str], prefix: str) -> None:
@@ -355,7 +326,7 @@ def _tree(result: Draft, spec: Spec, gpus: Sequence[str], prefix: str) -> None:
             children = below[first : first + spec.fanout]
             switch = result.node(f"{prefix}switch{level}.{index}", "switch")
             for child, bandwidth in children:
-                result.cable(child, switch, spec, bandwidth)
+                _cable(result, child, switch, spec, bandwidth)
             total = sum(bandwidth for _, bandwidth in children)
             above.append((switch, spec.bandwidth if spec.oversubscription is None else total / spec.oversubscription))
         below = above
@@ -371,13 +342,13 @@ def _fat_tree(result: Draft, spec: Spec, gpus: Sequence[str], prefix: str) -> No
         members = gpus[pod * half * half : (pod + 1) * half * half]
         edges = [result.node(f"{prefix}edge{pod}.{i}", "switch") for i in range(math.ceil(len(members) / half))]
         for rank, gpu in enumerate(members):
-            result.cable(gpu, edges[rank // half], spec)
+            _cable(result, gpu, edges[rank // half], spec)
         for i in range(half):
             aggregation = result.node(f"{prefix}aggregation{pod}.{i}", "switch")
             for edge in edges:
-                result.cable(edge, aggregation, spec)
+                _cable(result, edge, aggregation, spec)
             for core in cores[i * half : (i + 1) * half]:
-                result.cable(aggregation, core, spec)
+                _cable(result, aggregation, core, spec)
 
 
 def _pcie_tree(result: Draft, spec: Spec, gpus: Sequence[str], prefix: str) -> None:
@@ -385,19 +356,19 @@ def _pcie_tree(result: Draft, spec: Spec, gpus: Sequence[str], prefix: str) -> N
     host = result.node(f"{prefix}host0", "host")
     if len(gpus) <= spec.gpus_per_switch:
         for gpu in gpus:
-            result.cable(gpu, host, spec)
+            _cable(result, gpu, host, spec)
         return
     for index, first in enumerate(range(0, len(gpus), spec.gpus_per_switch)):
         switch = result.node(f"{prefix}pcie{index}", "switch")
-        result.cable(switch, host, spec)
+        _cable(result, switch, host, spec)
         for gpu in gpus[first : first + spec.gpus_per_switch]:
-            result.cable(gpu, switch, spec)
+            _cable(result, gpu, switch, spec)
 
 
 def _hybrid_cube_mesh(result: Draft, spec: Spec, gpus: Sequence[str], prefix: str) -> None:
     for times, pairs in ((2.0, _DOUBLE), (1.0, _SINGLE)):
         for a, b in pairs:
-            result.cable(gpus[a], gpus[b], spec, times=times)
+            _cable(result, gpus[a], gpus[b], spec, times=times)
 
 
 SHAPES: dict[str, Callable[[Draft, Spec, Sequence[str], str], None]] = {

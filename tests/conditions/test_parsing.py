@@ -11,6 +11,7 @@ from small_runs import SWITCH, two_layers
 
 import triosim
 from triosim.conditions import parse_factors, parse_ranks
+from triosim.conditions.sections import check_sections
 from triosim.errors import OptionError, TriosimError
 from triosim.networks import Topology
 
@@ -103,7 +104,7 @@ def test_a_file_that_says_it_wrong_is_named_with_its_line(tmp_path: Path) -> Non
     path = tmp_path / "slow.yaml"
     path.write_text("preset: dgx-h100\nslow_gpus: {1: 0.5}\n")
     with pytest.raises(TriosimError, match=r"slow.yaml:2: slow_gpus: '0.5' is not a factor"):
-        Topology.load(path)
+        check_sections(Topology.load(path))
 
 
 def test_a_network_whose_links_cannot_change_says_so() -> None:

@@ -44,7 +44,7 @@ def test_a_bandwidth_is_that_of_a_gpu_on_the_dimension() -> None:
     assert {link.bandwidth for link in ring.links.values()} == {30e9, 20e9}
 
 
-def test_the_way_between_two_ranks_is_that_of_their_route() -> None:
+def test_latency_and_bandwidth_between_two_ranks_are_those_of_their_route() -> None:
     """Worked out from the coordinates in the one case, from the links in the other."""
     name = "Ring(5, bandwidth=40 GB/s, latency=1 us)_FC(3, bandwidth=8 GB/s, latency=7 us)_Switch(4, bandwidth=5 GB/s)"
     topology = Topology.load(name)
@@ -52,7 +52,7 @@ def test_the_way_between_two_ranks_is_that_of_their_route() -> None:
     for _ in range(200):
         source, destination = rng.randrange(60), rng.randrange(60)
         route = topology.route(source, destination)
-        latency, bandwidth = topology.way(source, destination)
+        latency, bandwidth = topology.latency_and_bandwidth(source, destination)
         assert latency == pytest.approx(sum(link.latency for link in route), abs=1e-15)
         assert bandwidth == min((link.bandwidth for link in route), default=float("inf"))
 
@@ -78,7 +78,7 @@ def test_one_figure_stands_for_all_dimensions_and_a_link_may_differ() -> None:
     slow = Topology.from_dict({**said, "overrides": [{"from": "gpu0", "to": "gpu1", "bandwidth": "1 GB/s"}]})
     assert slow.links["gpu0->gpu1"].bandwidth == 1e9
     assert not slow.uniform
-    assert slow.way(0, 1)[1] == 1e9
+    assert slow.latency_and_bandwidth(0, 1)[1] == 1e9
 
 
 @pytest.mark.parametrize(

@@ -13,11 +13,12 @@ import simpy
 from triosim import Topology, cli
 from triosim.errors import TopologyError
 from triosim.networks import AnalyticalNetwork, PacketNetwork
-from triosim.networks.calibration import calibrated_times as calibrated
 from triosim.networks.calibration import stored
 from triosim.networks.calibration.fit import fitting, judging
 from triosim.networks.calibration.fit.fitting import Row
+from triosim.networks.calibration.lookup import calibration_of
 from triosim.networks.calibration.model import Calibration
+from triosim.networks.construction import calibration_notes
 
 Run = Callable[..., tuple[int, str, str]]
 SIZES = [2.0**power for power in range(9, 31)]
@@ -129,7 +130,7 @@ def alone(topology: Topology, kind: str, group: tuple[int, ...], nbytes: float) 
 )
 def test_a_collective_alone_on_an_idle_machine_takes_the_calibrated_time_on_every_network(name: str, kind: str) -> None:
     topology = Topology.load(name)
-    calibration = topology.calibration
+    calibration = calibration_of(topology)
     assert calibration is not None
     for group in ((0, 1), (1, 4, 6), tuple(range(8)), tuple(range(len(topology.gpus)))):
         for nbytes in (0.0, 512.0, 3e5, 1e9):
@@ -143,8 +144,9 @@ def test_a_collective_alone_on_an_idle_machine_takes_the_calibrated_time_on_ever
 def test_two_calibrated_collectives_share_the_links() -> None:
     """Both have their latency at the same time, and half of the bandwidth each; the links carry the real bytes."""
     topology = Topology.load("dgx-a100")
-    assert topology.calibration is not None
-    parts = topology.calibration.parts("all_reduce", 8, 64e6)
+    calibration = calibration_of(topology)
+    assert calibration is not None
+    parts = calibration.parts("all_reduce", 8, 64e6)
     assert parts is not None
     env = simpy.Environment()
     network = PacketNetwork(env, topology)
@@ -161,7 +163,7 @@ def test_an_algorithm_that_is_named_takes_the_links_as_they_are() -> None:
     env.run(PacketNetwork(env, topology, algorithm="ring").collective("all_reduce", range(8), 80e6))
     assert env.now == pytest.approx(14e-6 + 140e6 / 300e9)
     plain = Topology.load("dgx-a100(calibration=none)")
-    assert plain.calibration is None
+    assert calibration_of(plain) is None
     assert alone(plain, "all_reduce", tuple(range(8)), 80e6) == pytest.approx(env.now)
 
 
@@ -169,8 +171,9 @@ def test_an_algorithm_that_is_named_takes_the_links_as_they_are() -> None:
 def test_a_slow_link_slows_a_calibrated_collective(network: type[PacketNetwork] | type[AnalyticalNetwork]) -> None:
     """A ring is as fast as its slowest link: at a third of the bandwidth, bytes take three times as long."""
     slow = Topology.load("dgx-h100(overrides=[{from: gpu2, to: switch0, bandwidth: 150 GB/s}])")
-    assert slow.calibration is not None
-    parts = slow.calibration.parts("all_gather", 8, 1e8)
+    calibration = calibration_of(slow)
+    assert calibration is not None
+    parts = calibration.parts("all_gather", 8, 1e8)
     assert parts is not None
     env = simpy.Environment()
     env.run(network(env, slow).collective("all_gather", range(8), 1e8))
@@ -178,12 +181,12 @@ def test_a_slow_link_slows_a_calibrated_collective(network: type[PacketNetwork] 
 
 
 def test_a_preset_is_found_in_any_case() -> None:
-    assert Topology.load("DGX-A100").calibration is Topology.load("dgx-a100").calibration
+    assert calibration_of(Topology.load("DGX-A100")) is calibration_of(Topology.load("dgx-a100"))
 
 
 @pytest.mark.parametrize("change", ["bandwidth=200 GB/s", "latency=5 us", "gpus_per_node=4"])
 def test_another_machine_is_not_calibrated_by_the_preset(change: str) -> None:
-    assert Topology.load(f"dgx-h100({change})").calibration is None
+    assert calibration_of(Topology.load(f"dgx-h100({change})")) is None
 
 
 @pytest.mark.parametrize(
@@ -200,7 +203,7 @@ def test_another_machine_is_not_calibrated_by_the_preset(change: str) -> None:
 )
 def test_nodes_of_another_size_than_those_measured_are_noted(name: str, said: str | None, run: Run) -> None:
     network = PacketNetwork(simpy.Environment(), Topology.load(name, gpus=8))
-    notes = list(calibrated.notes(network, 8))
+    notes = list(calibration_notes(network, 8))
     assert any(said in note for note in notes) if said else not notes
     if said and "measured" in said:
         assert said in " ".join(run("topology", name, "-n", 8)[1].split())
@@ -265,7 +268,7 @@ def test_a_topology_says_that_it_is_calibrated(run: Run) -> None:
 def test_what_was_not_measured_again_is_kept(run: Run, tmp_path: Path, table: Path) -> None:
     calibrated = tmp_path / "mine.yaml"
     assert run("calibrate", "network", table, "-t", "dgx-h100", "-o", calibrated)[0] == 0
-    found, shipped = Topology.load(calibrated).calibration, stored.shipped("dgx-h100")
+    found, shipped = calibration_of(Topology.load(calibrated)), stored.shipped("dgx-h100")
     assert found is not None
     assert shipped is not None
     assert found.kinds["all_reduce"] == shipped.kinds["all_reduce"]
@@ -275,7 +278,7 @@ def test_what_was_not_measured_again_is_kept(run: Run, tmp_path: Path, table: Pa
 def test_online_moves_what_there_is(run: Run, tmp_path: Path, table: Path) -> None:
     moved = tmp_path / "moved.yaml"
     assert run("calibrate", "network", table, "-t", "dgx-h100", "-o", moved, "--online")[0] == 0
-    found, shipped = Topology.load(moved).calibration, stored.shipped("dgx-h100")
+    found, shipped = calibration_of(Topology.load(moved)), stored.shipped("dgx-h100")
     assert found is not None
     assert shipped is not None
     assert found.kinds["all_gather"].curves == shipped.kinds["all_gather"].curves
@@ -320,7 +323,7 @@ def test_a_wrong_calibration_is_said_with_its_key(tmp_path: Path, text: str, sai
     path = tmp_path / "t.yaml"
     path.write_text(f"preset: dgx-h100\n{text}\n")
     with pytest.raises(TopologyError, match=r"t\.yaml:2") as error:
-        Topology.load(path)
+        calibration_of(Topology.load(path))
     assert said in str(error.value)
 
 

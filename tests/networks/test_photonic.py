@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 import triosim
 from triosim.errors import TriosimError
 from triosim.networks import PhotonicNetwork, Topology
+from triosim.networks.photonic.optics import optics_of
 
 MS = 1e-3
 US = 1e-6
@@ -225,7 +226,7 @@ def test_what_a_file_says_wrong(text: str, said: str, tmp_path: Path) -> None:
     path = tmp_path / "w.yaml"
     path.write_text(f"preset: wafer-84\n{text}\n")
     with pytest.raises(TriosimError) as error:
-        Topology.load(path)
+        optics_of(Topology.load(path))
     assert said in str(error.value)
 
 

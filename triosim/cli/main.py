@@ -215,10 +215,12 @@ def topology(
 
     check_outputs(output, reading=(name,))
     check_plot(output)
+    from triosim.conditions.sections import check_sections
     from triosim.networks.topology import Topology
     from triosim.reports.terminal.topology_table import render
 
     system = Topology.load(name, gpus=gpus)
+    check_sections(system)
     if output is not None:
         from triosim.reports.pictures.topology_picture import draw
 

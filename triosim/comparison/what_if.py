@@ -7,11 +7,10 @@ and all links together. Latencies, and what a launch costs the host, stay as the
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any
 
-from triosim.conditions import Conditions
+from triosim.conditions.sections import with_conditions
 from triosim.conditions.slow_links import with_bandwidths
 from triosim.config import RunConfig
 from triosim.engine.engine import Progress
@@ -80,10 +79,10 @@ def what_if_config(
 
 
 def _changes(base: Result, given: System, factor: float, config: RunConfig) -> Iterator[Change]:
-    system = _with_conditions(given.nominal, given.conditions)
+    system = with_conditions(given.nominal, given.conditions)
     config = config.replaced(conditions={}, links=False, timeline=False, draws=1)
     slow = {rank: given.conditions.slow_gpus.get(rank, 1.0) / factor for rank in range(base.world)}
-    faster = _with_conditions(system, replace(given.conditions, slow_gpus=slow))
+    faster = with_conditions(system, replace(given.conditions, slow_gpus=slow))
     yield Change("all GPUs", 0, config.replaced(topology=faster))
     groups = list(_used(base, system))
     for kind, links in groups:
@@ -91,12 +90,6 @@ def _changes(base: Result, given: System, factor: float, config: RunConfig) -> I
     if len(groups) > 1:
         every = [link for _, links in groups for link in links]
         yield Change("all links", len(every), _faster(base, system, factor, every, config))
-
-
-def _with_conditions(topology: Topology, conditions: Conditions) -> Topology:
-    changed = copy(topology)
-    changed.conditions = conditions
-    return changed
 
 
 def label(kind: LinkClass) -> str:

@@ -26,21 +26,4 @@ def with_bandwidths(topology: Topology, bandwidth: Callable[[Link], float]) -> T
 
     Calibrated times of collectives are scaled by what the changed links need, against what those of the measured machine do.
     """
-    changed = Topology(
-        topology.name,
-        topology.nodes.values(),
-        [replace(link, bandwidth=bandwidth(link)) for link in topology.links.values()],
-        routing=topology.routing,
-        routes={ends: [link.name for link in route] for ends, route in topology.given_routes.items()},
-        coordinates=topology.coordinates,
-        dimensions=topology.dimensions,
-        uniform=False,
-        reducing=topology.reducing,
-    )
-    changed.by_dimension, changed.photonic, changed.conditions = (
-        *(topology.by_dimension, topology.photonic),
-        topology.conditions,
-    )
-    changed.uncalibrated = topology.uncalibrated
-    changed.calibrate, changed.measured_on = topology.calibrate, topology.measured_on or topology
-    return changed
+    return topology.with_links(lambda link: replace(link, bandwidth=bandwidth(link)))

@@ -17,7 +17,7 @@ from triosim.extrapolators.core.plan import plan as extrapolate
 from triosim.memory.extrapolated_memory import memory_of_run
 from triosim.memory.world_memory import WorldMemory
 from triosim.networks.base import Network
-from triosim.networks.calibration import calibrated_times
+from triosim.networks.construction import calibration_notes
 from triosim.pipeline.pricing import Priced
 from triosim.pipeline.system import NetworkFactory, System, network_factory, network_notes, system_of
 from triosim.trace import Operator
@@ -59,7 +59,7 @@ def plan(priced: Priced, config: RunConfig) -> PlannedRun:
         memory = memory_of_run(planned, subject.trace, fail_on_oom=config.fail_on_oom)
     notes = [*system.notes, *unread(config, planned.declared), *memory.notes]
     if config.collective is None and config.collective_form == "pipelined":
-        notes.extend(calibrated_times.notes(network, planned.world))
+        notes.extend(calibration_notes(network, planned.world))
     notes.extend(network_notes(network, config))
     if planned.world > len(system.topology.gpus):
         raise OptionError(

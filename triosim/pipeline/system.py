@@ -10,6 +10,7 @@ from typing import Any
 from triosim import gpus as catalogue
 from triosim import plugins
 from triosim.conditions import Conditions, parse_conditions
+from triosim.conditions.sections import check_sections, conditions_of
 from triosim.conditions.slow_links import with_slow_links
 from triosim.config import RunConfig
 from triosim.errors import OptionError
@@ -51,7 +52,7 @@ def system_of(subject: Subject, config: RunConfig) -> System:
     notes: tuple[str, ...] = ()
     if config.topology is None and nominal.links:
         notes = (f"no topology given: {assumed_topology(subject.trace.gpu, subject.gpus)} is assumed",)
-    conditions = parse_conditions(config.conditions, no_condition, nominal.conditions)
+    conditions = parse_conditions(config.conditions, no_condition, conditions_of(nominal))
     slow = conditions.slow_links
     return System(nominal if slow is None else with_slow_links(nominal, slow), nominal, conditions, notes)
 
@@ -81,10 +82,13 @@ def assumed_topology(gpu: str, gpus: int | None) -> str:
 
 def _loaded(topology: TopologyLike, gpus: int | None) -> Topology:
     if isinstance(topology, Topology):
-        return topology
-    if isinstance(topology, Mapping):
-        return Topology.from_dict(topology, gpus=gpus)
-    return Topology.load(str(topology), gpus=gpus)
+        found = topology
+    elif isinstance(topology, Mapping):
+        found = Topology.from_dict(topology, gpus=gpus)
+    else:
+        found = Topology.load(str(topology), gpus=gpus)
+    check_sections(found)
+    return found
 
 
 def _with_gpus(topology: Topology) -> Topology:

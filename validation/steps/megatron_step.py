@@ -9,8 +9,9 @@ from typing import Any
 
 import triosim
 from triosim.models import GPT
-from triosim.networks.calibration.model import Calibration
-from triosim.networks.topology import Topology
+from triosim.networks.calibration.lookup import calibration_of
+from triosim.networks.topology import Section, Topology
+from triosim.networks.topology.description import Location
 from triosim.operators.features import base_name
 from triosim.operators.kinds import kind_of
 from triosim.trace import Operator, Trace
@@ -128,15 +129,10 @@ def _sends(step: Step) -> dict[str, str]:
 def _nodes(step: Step, wait: float) -> Topology:
     """Return the system, whose collectives take as long as alone and what their ranks wait for each other."""
     system = Topology.from_dict({"preset": "dgx-a100", "gpus": max(8, step.gpus), **_NODES[step.nodes]})
-    measured = system.calibrate
+    measured = calibration_of(system)
     assert measured is not None, "the preset is calibrated"
-
-    def waiting(topology: Topology) -> Calibration | None:
-        found = measured(topology)
-        return None if found is None else replace(found, wait=wait)
-
-    system.calibrate = waiting
-    return system
+    waiting = Section("calibration", replace(measured, wait=wait), Location("megatron_step"))
+    return system.with_sections({"calibration": waiting})
 
 
 @cache

@@ -13,6 +13,7 @@ from triosim.compute.fit.evaluation import Statistics, statistics
 from triosim.errors import OptionError, TriosimError
 from triosim.networks.analytical import AnalyticalNetwork
 from triosim.networks.calibration.fit.fitting import Row, fit_kind
+from triosim.networks.calibration.lookup import calibration_of
 from triosim.networks.topology import Topology
 
 LARGE = 2**20  # bytes; from there on bandwidth decides, below it latency
@@ -64,8 +65,9 @@ def predict(topology: Topology, rows: Sequence[Row]) -> list[float]:
 
 def gpus_per_node(topology: Topology) -> int:
     """Return how many GPUs a node of a topology has: all of them, where it has one node."""
-    if topology.calibration is not None:
-        return topology.calibration.gpus_per_node
+    calibration = calibration_of(topology)
+    if calibration is not None:
+        return calibration.gpus_per_node
     several = "fabric" in topology.nodes and bool(topology.dimensions)
     return len(topology.gpus) // (topology.dimensions[-1].size if several else 1)
 

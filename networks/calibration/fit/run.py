@@ -14,6 +14,7 @@ from triosim.errors import TriosimError
 from triosim.networks.calibration import stored
 from triosim.networks.calibration.fit import fitting, judging, measured
 from triosim.networks.calibration.fit.fitting import Row
+from triosim.networks.calibration.lookup import calibration_of
 from triosim.networks.calibration.model import Calibration
 from triosim.networks.topology import Topology
 from triosim.networks.topology import file as topology_file
@@ -59,7 +60,7 @@ def calibrate(
     if online:
         found = _moved(system, rows, f"moved by {note[10:]}")
     else:
-        found = fitting.fit(rows, per_node, note, system.calibration)
+        found = fitting.fit(rows, per_node, note, calibration_of(system))
         _say_errors(rows, progress)
     mapping = {**topology_file.as_mapping(topology), "calibration": stored.to_mapping(found)}
     with output.writing_text(destination) as file:
@@ -68,7 +69,7 @@ def calibrate(
 
 
 def _moved(system: Topology, rows: Sequence[Row], note: str) -> Calibration:
-    found = system.calibration
+    found = calibration_of(system)
     if found is None or not found.kinds:
         fix = "name one that is, such as dgx-h100 or a file of an earlier run"
         raise TriosimError("is not calibrated, so that there is nothing to move", where=system.name, fix=fix)

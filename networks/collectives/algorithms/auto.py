@@ -42,7 +42,7 @@ class Auto(CollectiveAlgorithm):
     ) -> Sequence[CollectiveAlgorithm]:
         """Return the algorithms among which to choose; of two as quick, the first."""
         box = self._is_box(group, topology)
-        if box and topology.by_dimension:
+        if box and topology.regularity.by_dimension:
             return (self.hierarchical,)
         if box and topology.uniform and len(group) > LARGE:
             return (self.hierarchical,)

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import cache
 
 from triosim.errors import OptionError
 from triosim.networks.collectives.algorithms.families import AlongLine, Around, DoublingStraight, Family, Straight
 from triosim.networks.collectives.algorithms.grid import Grid
 from triosim.networks.collectives.algorithms.phases import InPhases
 from triosim.networks.topology import Dimension, Topology
+from triosim.networks.topology.dimensional import block_graph
 
 CHUNKS = 64  # ASTRA-sim's default
 _FAMILIES: dict[str, Family] = {
@@ -59,12 +61,14 @@ class Hierarchical(InPhases):
                 fix="take another algorithm for such a group: ring, or auto",
             )
         moving = [number for number, side in enumerate(sides) if len(side) > 1]
-        blocks = [topology.block(number) for number in moving]
+        blocks = [_block(topology.dimensions[number]) for number in moving] if topology.uniform else []
         return Grid(
             group if isinstance(group, range) and group.step == 1 else sorted(group),
             shape,
             tuple(_family(sides[number], topology.dimensions[number]) for number in moving),
-            tuple((block, tuple(sorted(sides[number]))) for number, block in zip(moving, blocks, strict=True) if block),
+            tuple(
+                (block, tuple(sorted(sides[number]))) for number, block in zip(moving, blocks, strict=topology.uniform)
+            ),
         )
 
 
@@ -90,6 +94,11 @@ def offset(group: Sequence[int], dimensions: Sequence[Dimension]) -> int:
         found += before * next(iter(side)) if len(side) == 1 else 0
         before *= dimension.size
     return found
+
+
+@cache
+def _block(dimension: Dimension) -> Topology:
+    return Topology.described(block_graph(dimension))
 
 
 def _family(side: set[int], dimension: Dimension) -> Family:

@@ -10,7 +10,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from triosim.networks.photonic.optics import Optics
+from triosim.networks.calibration.lookup import calibration_of, reason_uncalibrated
+from triosim.networks.photonic.optics import Optics, optics_of
 from triosim.networks.topology import Link, Topology
 from triosim.networks.topology.summary import summary
 from triosim.reports.terminal.result_tables import shorten, spaced, table
@@ -32,15 +33,17 @@ def render(topology: Topology) -> RenderableType:
         far, wide = format_time(facts.longest_latency), format_bandwidth(facts.bisection)
         hops = f"{facts.diameter} {_plural('link', facts.diameter)}"
         parts.append(Text(f"GPUs at most {hops} ({far}) apart, {wide} between their halves"))
-    calibration = topology.calibration
+    calibration = calibration_of(topology)
     if calibration is not None:
         assumed = "; between nodes assumed" if any(one.assumed for one in calibration.between.values()) else ""
         said = f"{', '.join(calibration.kinds)}: {calibration.note or 'no note'}{assumed}"
         parts.append(Text(f"collectives are calibrated ({said})"))
-    if topology.uncalibrated:
-        parts.append(Text(f"collectives are not calibrated: {topology.uncalibrated}"))
-    if topology.photonic is not None:
-        parts.append(Text(f"the network photonic finds {_optics(topology.photonic)}"))
+    reason = reason_uncalibrated(topology)
+    if reason:
+        parts.append(Text(f"collectives are not calibrated: {reason}"))
+    optics = optics_of(topology)
+    if optics is not None:
+        parts.append(Text(f"the network photonic finds {_optics(optics)}"))
     if not total:
         return Group(*parts)
     links = pairs(topology.links.values())

@@ -1,0 +1,92 @@
+"""What a file, a name or a mapping says of a topology: its graph, not built yet where it is regular, and further sections."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from triosim.errors import TopologyError
+from triosim.networks.topology.graph import Graph, Regularity, Routing
+from triosim.yaml_lines import Path
+
+T = TypeVar("T")
+
+#: The keys of a topology file that do not describe the graph. Each belongs to another room, which parses it: the photonic
+#: network, the calibration of collectives, and the conditions.
+SECTIONS = (
+    *("photonic", "calibration", "compute_slowdown", "collective_slowdown"),
+    *("slow_gpus", "gpu_kinds", "stragglers", "slow_links", "events"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    """Where a mapping was read: a file and the lines of its keys, or something that has only a name."""
+
+    source: str
+    lines: Mapping[Path, int] = field(default_factory=dict)
+
+    def where(self, path: Path) -> str:
+        """Return "file:line: key", as much of it as is known."""
+        known = path
+        while known and known not in self.lines:
+            known = known[:-1]
+        line = f":{self.lines[known]}" if known else ""
+        key = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).lstrip(".")
+        return f"{self.source}{line}: {key}" if key else f"{self.source}{line}"
+
+    @contextmanager
+    def at(self, *path: str | int) -> Iterator[None]:
+        """Give an error that is raised inside this location."""
+        try:
+            yield
+        except TopologyError as error:
+            raise TopologyError(error.what, where=self.where(path), fix=error.fix) from None
+
+
+class Section:
+    """What a topology file says under one of the keys ``SECTIONS``, as it was read, and where it stands."""
+
+    __slots__ = ("_parsed", "key", "location", "said")
+
+    def __init__(self, key: str, said: Any, location: Location) -> None:
+        self.key = key
+        self.said = said
+        self.location = location
+        self._parsed: Any = None
+
+    def where(self, path: Path = ()) -> str:
+        """Return where something under the key stands, for an error."""
+        return self.location.where((self.key, *path))
+
+    def parsed(self, parse: Callable[[Section], T]) -> T:
+        """Return what ``parse``, a function of the room that owns the key, makes of the section; it is called once."""
+        if self._parsed is None:
+            self._parsed = parse(self)
+        found: T = self._parsed
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class PresetUse:
+    """The preset that a topology comes from, the keys that were changed, and the preset without the changes of single links."""
+
+    name: str
+    changed: frozenset[str] = frozenset()
+    without_overrides: Description | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """A topology of ``gpus`` GPUs. ``graph`` builds its nodes and links; where they are regular nobody may ever need them."""
+
+    name: str
+    gpus: int
+    routing: Routing
+    regularity: Regularity
+    graph: Callable[[], Graph]
+    location: Location = Location("")
+    sections: Mapping[str, Section] = field(default_factory=dict)
+    preset: PresetUse | None = None

@@ -1,0 +1,206 @@
+"""The parts of a topology: nodes, links, dimensions, and the graph that they form.
+
+A link is one direction of a cable: it has a bandwidth (bytes per second) and a latency (seconds).
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias, get_args
+
+from triosim.errors import TopologyError, nearest
+
+NodeKind = Literal["gpu", "switch", "host", "memory"]
+BlockKind = Literal["ring", "fully_connected", "switch", "line"]
+Routing = Literal["shortest", "ecmp"]
+NodeRef: TypeAlias = int | str  # a rank, or a node's name
+MOST_LISTED = 12  # names that an error lists
+LONGEST_LATENCY = 1e6  # seconds; a longer one is a mistake
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A GPU, switch, host or memory. Every node but a ``memory`` forwards messages that are for others."""
+
+    name: str
+    kind: NodeKind
+
+    def __post_init__(self) -> None:
+        if self.kind not in get_args(NodeKind):
+            raise TopologyError(f"unknown kind of node '{self.kind}'", fix=nearest(str(self.kind), get_args(NodeKind)))
+        if not self.name:
+            raise TopologyError("a node has an empty name", fix="give it a name such as 'gpu0'")
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """One direction of a link: bytes per second and seconds. A link without ends is used by explicit routes alone."""
+
+    name: str
+    source: str
+    destination: str
+    bandwidth: float
+    latency: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not (0 < self.bandwidth < math.inf):
+            raise TopologyError(
+                f"bandwidth of link '{self.name}' is {self.bandwidth:g} bytes per second", fix="it must be positive"
+            )
+        if not (0 <= self.latency <= LONGEST_LATENCY):
+            raise TopologyError(
+                f"latency of link '{self.name}' is {self.latency:g} s",
+                fix=f"it must be from 0 to {LONGEST_LATENCY:g} s",
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Dimension:
+    """One dimension of a network: GPUs whose coordinates differ in this dimension alone form a block.
+
+    ``bandwidth`` is what a GPU can send to all others of its block together; ``latency`` is that of one link.
+    """
+
+    block: BlockKind
+    size: int
+    bandwidth: float
+    latency: float
+
+
+@dataclass(frozen=True, slots=True)
+class Regularity:
+    """What is known of a topology without looking at its links.
+
+    ``dimensions``, the innermost first, say how the GPUs are joined in the order of their ranks. ``uniform`` means that all
+    links are as the dimensions say; ``by_dimension`` that the topology was written as dimensions (``Ring(4)_Switch(2)``).
+    """
+
+    dimensions: tuple[Dimension, ...] = ()
+    uniform: bool = True
+    by_dimension: bool = False
+
+    @property
+    def complete(self) -> bool:
+        """Whether the dimensions describe the whole graph."""
+        return self.uniform and bool(self.dimensions)
+
+
+#: Nothing is known of its dimensions.
+IRREGULAR = Regularity()
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """Nodes and links by name, explicit routes by (source, destination), and what algorithms may know of the nodes.
+
+    ``coordinates`` place the GPUs of a mesh or a ring, for laying a ring on it and for drawing it. ``reducing`` are the
+    switches that can add up what comes in (NVLS, SHARP).
+    """
+
+    nodes: dict[str, Node]
+    links: dict[str, Link]
+    routes: Mapping[tuple[str, str], tuple[Link, ...]] = field(default_factory=dict)
+    coordinates: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    reducing: frozenset[str] = frozenset()
+
+
+class Draft:
+    """A graph that is being put together. Raises ``TopologyError`` for a name that is there already."""
+
+    def __init__(self, name: str, routing: Routing = "shortest") -> None:
+        self.name = name
+        self.routing = routing
+        self.nodes: dict[str, Node] = {}
+        self.links: dict[str, Link] = {}
+        self.routes: dict[tuple[str, str], Sequence[str]] = {}  # names of links, which may still change
+        self.coordinates: dict[str, tuple[int, ...]] = {}
+        self.dimensions: list[Dimension] = []
+        self.uniform = True
+        self.reducing: list[str] = []
+
+    def node(self, name: str, kind: NodeKind) -> str:
+        """Add a node and return its name."""
+        if name in self.nodes:
+            raise TopologyError(f"node '{name}' is declared twice", fix="give each node a name of its own")
+        self.nodes[name] = Node(name, kind)
+        return name
+
+    def link(self, source: str, destination: str, bandwidth: float, latency: float, name: str | None = None) -> None:
+        """Add one direction of a link."""
+        name = name or f"{source}->{destination}"
+        if name in self.links:
+            raise TopologyError(f"link '{name}' is declared twice", fix="give each link a name of its own")
+        self.links[name] = Link(name, source, destination, bandwidth, latency)
+
+    def both(self, a: str, b: str, bandwidth: float, latency: float) -> None:
+        """Add both directions of a link."""
+        self.link(a, b, bandwidth, latency)
+        self.link(b, a, bandwidth, latency)
+
+    def graph(self) -> Graph:
+        """Return the graph as it is now."""
+        routes = {ends: path(self.links, *ends, names) for ends, names in self.routes.items()}
+        return Graph(self.nodes, self.links, routes, self.coordinates, frozenset(self.reducing))
+
+    def regularity(self, *, by_dimension: bool = False) -> Regularity:
+        """Return what is known of the graph."""
+        return Regularity(tuple(self.dimensions), self.uniform, by_dimension)
+
+
+def graph_of(
+    name: str,
+    nodes: Iterable[Node],
+    links: Iterable[Link],
+    routes: Mapping[tuple[str, str], Sequence[str]] | None = None,
+) -> Graph:
+    """Return the graph of nodes, links and explicit routes (names of links). Raises ``TopologyError`` that names ``name``."""
+    known_nodes: dict[str, Node] = {}
+    known_links: dict[str, Link] = {}
+    for node in nodes:
+        if node.name in known_nodes:
+            raise TopologyError(f"node '{node.name}' is declared twice", where=name)
+        known_nodes[node.name] = node
+    for link in links:
+        if link.name in known_links:
+            raise TopologyError(f"link '{link.name}' is declared twice", where=name, fix="give each a name of its own")
+        for end in (link.source, link.destination):
+            if end and end not in known_nodes:
+                raise TopologyError(f"link '{link.name}' ends at an unknown node '{end}'", where=name)
+        known_links[link.name] = link
+    for end in (end for ends in routes or () for end in ends):
+        if end not in known_nodes:
+            raise TopologyError(f"unknown node '{end}'", where=name, fix=suggested(end, known_nodes))
+    return Graph(
+        known_nodes, known_links, {ends: path(known_links, *ends, names) for ends, names in (routes or {}).items()}
+    )
+
+
+def path(links: Mapping[str, Link], source: str, destination: str, names: Sequence[str]) -> tuple[Link, ...]:
+    """Return the links of a route that is given, having checked that each begins where the one before ends.
+
+    A link without ends fits anywhere.
+    """
+    here = source
+    found: list[Link] = []
+    for name in names:
+        link = links.get(name)
+        if link is None:
+            raise TopologyError(f"unknown link '{name}'", fix=suggested(name, links))
+        if here and link.source and link.source != here:
+            raise TopologyError(
+                f"the route from {source} to {destination} is no path: link '{name}' begins at {link.source}, not {here}"
+            )
+        here = link.destination
+        found.append(link)
+    if (here or not found) and here != destination:
+        raise TopologyError(f"the route from {source} to {destination} ends at {here}", fix=f"end it at {destination}")
+    return tuple(found)
+
+
+def suggested(word: str, names: Collection[str]) -> str:
+    """Return the nearest name, or all of them if they are few."""
+    near = names if len(names) <= MOST_LISTED else difflib.get_close_matches(word, names, n=1)
+    return nearest(word, near) if near else f"none of the {len(names)} names is near"
