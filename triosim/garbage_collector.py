@@ -1,4 +1,4 @@
-"""Leaving Python's garbage collector out while very many objects are made that stay."""
+"""Pauses Python's garbage collector while very many objects are made that stay."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from triosim.trace.formats.pytorch.kineto import Profile, Span, Work
-from triosim.trace.formats.pytorch.retiming import outermost, retimed
+from triosim.trace.formats.pytorch.light_profiles import outermost, with_light_times
 
 MAIN = "main"
 
@@ -25,7 +25,7 @@ def lengths(profile: Profile) -> dict[int | None, float]:
 
 def test_the_middle_step_s_calls_get_the_numbers() -> None:
     full = step(("conv", 0, 100), ("relu", 100, 50), first=7)
-    found = retimed(full, [step(("conv", 0, 30), ("relu", 35, 10))])
+    found = with_light_times(full, [step(("conv", 0, 30), ("relu", 35, 10))])
     assert found is not None
     assert lengths(found) == {7: 30.0, 8: 10.0}
     assert [call.after for call in found.calls] == [5.0, 0.0]  # what the host does between the calls is the first one's
@@ -39,7 +39,7 @@ def test_each_call_takes_the_median_stretched_to_the_usual_step() -> None:
         step(("a", 0, 20), ("b", 20, 30), ("c", 50, 10)),
         step(("a", 0, 20), ("b", 20, 10), ("c", 30, 20)),
     ]
-    found = retimed(full, light)
+    found = with_light_times(full, light)
     assert found is not None
     assert lengths(found) == {0: pytest.approx(25.0), 1: pytest.approx(12.5), 2: pytest.approx(12.5)}
 
@@ -49,7 +49,7 @@ def test_with_a_gpu_the_middle_step_s_kernels_and_calls_stay_as_they_are() -> No
     light = [step(("a", 0, 10 * one), ("b", 100, 10 * one)) for one in (1, 2, 3)]
     for one in light:
         one.work.append(Work("kernel", 0.0, 1.0))
-    found = retimed(full, light)
+    found = with_light_times(full, light)
     assert found is light[1]
     assert lengths(found) == {0: 20.0, 1: 20.0}
 
@@ -61,7 +61,7 @@ def test_a_call_that_only_one_step_has_keeps_its_time_at_the_others_speed() -> N
         *((name, 30.0 * place, 30.0) for place, name in enumerate([*names[:10], "fetch", *names[10:]])), first=0
     )
     light = step(*((name, 10.0 * place, 10.0) for place, name in enumerate([*names, "other"])))
-    found = retimed(full, [light])
+    found = with_light_times(full, [light])
     assert found is not None
     times = lengths(found)
     assert times[10] == pytest.approx(10.0)  # 30 at a third
@@ -72,10 +72,10 @@ def test_a_call_that_only_one_step_has_keeps_its_time_at_the_others_speed() -> N
 def test_another_step_is_left_out() -> None:
     full = step(("a", 0, 9), ("b", 10, 9), first=0)
     other = step(("x", 0, 9), ("y", 10, 9))
-    assert retimed(full, [other]) is None
-    assert retimed(full, []) is None
+    assert with_light_times(full, [other]) is None
+    assert with_light_times(full, []) is None
     same = step(("a", 0, 2), ("b", 10, 2))
-    assert retimed(full, [other, same]) is same
+    assert with_light_times(full, [other, same]) is same
 
 
 def test_calls_inside_of_calls_and_annotations_are_no_outermost_calls() -> None:
@@ -91,6 +91,6 @@ def test_calls_inside_of_calls_and_annotations_are_no_outermost_calls() -> None:
 def test_threads_of_a_loader_do_not_matter() -> None:
     full = step(("a", 0, 9), ("b", 10, 9), first=0)
     full.calls.append(Span("pin", "pinning", 3, 4))
-    found = retimed(full, [step(("a", 0, 2), ("b", 10, 2))])
+    found = with_light_times(full, [step(("a", 0, 2), ("b", 10, 2))])
     assert found is not None
     assert lengths(found) == {0: 2.0, 1: 2.0}

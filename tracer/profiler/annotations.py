@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from triosim.trace.formats.pytorch.step import LAYER_PREFIX, ROLE_PREFIX
+from triosim.trace.formats.pytorch.profiled_step import CATEGORY_PREFIX, LAYER_PREFIX
 from triosim.tracer.patches import Patch, Patches
 from triosim.tracer.steps import class_name, module_hooks, unwrapped
 
@@ -161,7 +161,7 @@ def _mark(tensor: Any, category: str, name: str) -> None:
 
     for one in _with_memory(tensor):
         storage = one.untyped_storage()
-        said = f"{ROLE_PREFIX}{category} {storage.data_ptr()} {storage.nbytes()} {name}"
+        said = f"{CATEGORY_PREFIX}{category} {storage.data_ptr()} {storage.nbytes()} {name}"
         with _annotation(said), torch.no_grad():
             one.detach()
 

@@ -104,7 +104,7 @@ class StepProfiler:
             with quiet():
                 self._running.close()
             if kind == "light":
-                self._light.append(self._folder / f"{pytorch.LIGHT_PREFIX}{len(self._light)}.json")
+                self._light.append(self._folder / f"{pytorch.LIGHT_PROFILE_PREFIX}{len(self._light)}.json")
                 self._profiler.export_chrome_trace(str(self._light[-1]))
         self._profiler = None
 

@@ -51,8 +51,12 @@ class OperatorSequence(Sequence[Operator]):
     @cached_property
     def forwards(self) -> list[Operator | None]:
         """For each operator the forward operator that it differentiates, where that is among them; None where not."""
-        by_id = {operator.id: operator for operator in self._all if operator.phase == "forward"}
-        return [None if operator.forward is None else by_id.get(operator.forward) for operator in self._all]
+        return [None if row is None else self._all[row] for row in self._forward_rows]
+
+    @cached_property
+    def _forward_rows(self) -> list[int | None]:
+        rows = {operator.id: row for row, operator in enumerate(self._all) if operator.phase == "forward"}
+        return [None if operator.forward is None else rows.get(operator.forward) for operator in self._all]
 
     @cached_property
     def drivers(self) -> Array:
@@ -81,9 +85,7 @@ class OperatorSequence(Sequence[Operator]):
         """The distinct operators, and for each operator of the sequence the index of the distinct one that equals it."""
         if not self._once:
             return self, np.arange(len(self._all), dtype=np.int64)
-        forwards = self.forwards
-        # By id(): two operators of a sequence may be equal values, and the forward operator is one of its very objects.
-        first = {id(one): row for row, one in enumerate(self._all)}
+        forwards = self._forward_rows
         seen: dict[Hashable, int] = {}
         sizes: dict[Hashable, int] = {}  # a number for each size of a tensor: numbers compare faster than shapes
         rows = [-1] * len(self._all)
@@ -92,7 +94,7 @@ class OperatorSequence(Sequence[Operator]):
         def distinct_row(row: int) -> int:
             if rows[row] < 0:
                 operator, forward = self._all[row], forwards[row]
-                of = -1 if forward is None else distinct_row(first[id(forward)])
+                of = -1 if forward is None else distinct_row(forward)
                 found = rows[row] = seen.setdefault((*_identity(operator, sizes), of), len(ones))
                 if found == len(ones):
                     ones.append(operator if of < 0 else replace(operator, forward=ones[of].id))

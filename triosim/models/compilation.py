@@ -39,7 +39,7 @@ def compiled(trace: Trace) -> Trace:
     return replace(trace, operators=tuple(_Compilation(trace.operators, step).kernels()))
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Kernel:
     """Operators that are one kernel, which runs in the place of the operator ``at``.
 
@@ -80,9 +80,9 @@ class _Compilation:
         form = _form(operator)
         if form is None and is_free(operator):
             return
-        read = {id(kernel): kernel for kernel in map(self._made_by, operator.inputs) if kernel is not None}
-        into = self._joined(operator, list(read.values())) if form == "chain" else None
-        for kernel in read.values():
+        read = dict.fromkeys(kernel for kernel in map(self._made_by, operator.inputs) if kernel is not None)
+        into = self._joined(operator, list(read)) if form == "chain" else None
+        for kernel in read:
             if kernel is not into and form != "rows":
                 kernel.closed = True
         if form is None:
@@ -157,7 +157,7 @@ class _Compilation:
 
     def kernels(self) -> Iterable[Operator]:
         """Yield the operators that are left, and each kernel where its last member was."""
-        reads = {id(kernel): self._read(kernel) for kernel in self._kernel.values()}
+        reads = {kernel: self._read(kernel) for kernel in self._kernel.values()}
         wanted = {tensor.storage for read in reads.values() for tensor in read}
         for operator in self._operators:
             if operator.id not in self._kernel and not is_free(operator):
@@ -168,7 +168,7 @@ class _Compilation:
             kernel = self._kernel.get(operator.id)
             if kernel is not None:
                 if operator.id == kernel.at:
-                    written = self._written(kernel, reads[id(kernel)], wanted, ends)
+                    written = self._written(kernel, reads[kernel], wanted, ends)
                     after = max((of.at for of in map(self._made_by, written.inputs) if of is not None), default=0)
                     if after > operator.id:
                         waiting.setdefault(after, []).append(written)

@@ -1,4 +1,4 @@
-"""Traces of one GPU and captured task streams: what they are, and the formats that they are read from."""
+"""Traces of one GPU and captured task streams, and the formats that they are read from."""
 
 from triosim.trace.trace import (
     CATEGORIES,

@@ -1,4 +1,4 @@
-"""How PyTorch's autograd names what it runs backward: ``ConvolutionBackward0`` differentiates ``aten::conv2d``."""
+"""The names of PyTorch's autograd nodes: ``ConvolutionBackward0`` differentiates ``aten::conv2d``."""
 
 from __future__ import annotations
 

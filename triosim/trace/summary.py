@@ -1,4 +1,4 @@
-"""What a person wants to know of a trace at a glance: counts, times and bytes, as plain numbers."""
+"""The summary of a trace: counts, times and bytes by operator, phase, layer and category."""
 
 from __future__ import annotations
 

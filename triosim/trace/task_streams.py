@@ -1,4 +1,4 @@
-"""What every rank of a distributed step does, as it was captured: the traces of the ranks that differ, and the groups.
+"""The task streams of a captured distributed step: a trace for each rank that differs, and the communication groups.
 
 A GPU-free capture of a distributed script makes them, and the engine runs them as they are: no parallelism is put on top.
 """
@@ -16,8 +16,9 @@ from triosim.trace.trace import Trace
 class TaskStreams:
     """The streams of ``len(like)`` ranks.
 
-    ``traces`` are those of the captured ranks; ``like[rank]`` is the captured rank that does the same as ``rank``, in groups of
-    its own. ``groups`` are families of groups by name ("tp", "fsdp", "world"): each rank is in at most one group of a
+    ``traces`` are those of the captured ranks; ``like[rank]`` is the captured rank that runs the same operators as ``rank``,
+    which communicates in groups of its own. ``groups`` are families of groups by name ("tp", "fsdp", "world"): each rank is
+    in at most one group of a
     family, and all ranks of a family's groups are in the order that roots, peers and shares count by.
     ``global_batch_size`` is how many samples all ranks together work on in a step, None where that is not known.
     """

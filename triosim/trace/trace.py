@@ -1,4 +1,4 @@
-"""What a trace is: the operators of one step on one GPU, in order, with their tensors and what was measured.
+"""The trace of one training step on one GPU: its operators in order, with their tensors and measured times.
 
 Times are seconds, sizes bytes, shapes numbers of elements. A trace says nothing of how it was stored: the formats are in
 ``triosim.trace.formats``.
@@ -109,8 +109,7 @@ class Communication:
     """What an operator of a distributed step asks of the other ranks.
 
     ``group`` names a family of groups in ``triosim.trace.task_streams.TaskStreams``: the operator's group is the one of that
-    family
-    that its rank is in. ``nbytes`` is the size of a collective as ``triosim.tasks`` counts it. ``root`` and ``peer`` are
+    family that its rank is in. ``nbytes`` is the size of a collective as ``triosim.tasks`` counts it. ``root`` and ``peer`` are
     places in the group, not ranks of the world. ``work`` is the number that a ``Mark`` waits for, None where the issuing
     stream waits at once. Sends and receives with one ``batch`` go together. ``shares`` are unequal shares in bytes, in the
     group's order; of an all-to-all, what this rank sends to each member.
@@ -129,7 +128,7 @@ class Communication:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """What orders streams and the host, between two operators: it comes before the operator at ``position`` of the trace.
+    """A synchronisation of streams or the host between two operators, before the operator at ``position`` of the trace.
 
     ``record`` puts event ``number`` at the tail of ``stream``; ``wait`` lets ``stream`` wait for event ``number``, and
     ``wait_work`` for the communication with this ``work``; ``synchronize`` lets the host wait: for event ``number``, for

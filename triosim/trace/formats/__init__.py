@@ -1,4 +1,4 @@
-"""Where traces come from and go to: a format is chosen by what a file holds, not by what it is called.
+"""Trace formats: reading, where a format is chosen by a file's content, and writing.
 
 A format is a module, or an object, with ``NAME``, ``recognises(path) -> bool`` and ``read(path)``, which returns a ``Trace``
 or, for a distributed step, ``TaskStreams``. The built-in ones are asked first, then the entry points of the group
@@ -14,6 +14,7 @@ from typing import Protocol
 
 from triosim import plugins
 from triosim.errors import OptionError, PluginError, TraceError
+from triosim.trace.formats.native import streams_json, trace_json
 from triosim.trace.task_streams import TaskStreams
 from triosim.trace.trace import Trace
 
@@ -68,13 +69,10 @@ def read_trace(path: str | os.PathLike[str], format: str | TraceFormat | None = 
 
 def write(trace: Trace | TaskStreams, path: str | os.PathLike[str]) -> None:
     """Write as JSON, compressed where the path ends in ``.gz``; the file appears only when it is whole."""
-    from triosim.trace.formats.native import streams_json as streams_format
-    from triosim.trace.formats.native import trace_json as json_format
-
     if isinstance(trace, TaskStreams):
-        streams_format.write(trace, path)
+        streams_json.write(trace, path)
     else:
-        json_format.write(trace, path)
+        trace_json.write(trace, path)
 
 
 def _find(path: Path) -> TraceFormat:

@@ -1,4 +1,4 @@
-"""A directory with ``trace.csv`` and ``tensor.csv``: the processed traces of the original TrioSim (arXiv 2506.01018).
+"""The trace format of the original TrioSim (arXiv 2506.01018): a directory with ``trace.csv`` and ``tensor.csv``.
 
 ``trace.csv`` has an operator a row, with times in microseconds and its tensors by id; ``tensor.csv`` has a row for each time
 that an operator names a tensor. What the table left out is put back where the rest tells it: which forward operator a
@@ -16,9 +16,15 @@ from typing import NoReturn
 
 from triosim.errors import TraceError, nearest
 from triosim.trace.autograd import forward_names, short_name
-from triosim.trace.formats import roles
-from triosim.trace.formats.draft import DraftOperator, DraftTensor, Hints, Identities, RawTensor
+from triosim.trace.formats import tensor_categories
 from triosim.trace.formats.files import head, read_text
+from triosim.trace.formats.unclassified import (
+    CategoryHints,
+    RawTensor,
+    TensorIdentities,
+    UnclassifiedOperator,
+    UnclassifiedTensor,
+)
 from triosim.trace.trace import PHASES, Phase, Trace
 
 NAME = "csv"
@@ -51,17 +57,17 @@ def recognises(path: Path) -> bool:
 def read(path: Path) -> Trace:
     """Return the trace in a directory. Raises ``TraceError`` that names file and line."""
     table = {row.number: row for row in _tensors(path / FILES[1])}
-    hints = Hints()
+    hints = CategoryHints()
     incoming: set[int] = set()
     operators = _operators(path / FILES[0], table, hints, incoming)
     _name_layers(operators)
-    _mend(operators, roles.parameters_of(operators, hints), incoming)
-    found = roles.assign(operators, hints)
-    batch = roles.batch_size(operators, hints, roles.parameters_of(operators, hints))
+    _mend(operators, tensor_categories.parameters_of(operators, hints), incoming)
+    found = tensor_categories.assign(operators, hints)
+    batch = tensor_categories.batch_size(operators, hints, tensor_categories.parameters_of(operators, hints))
     if not batch:
         raise TraceError("no operator reads an input, so the batch size is unknown", where=str(path / FILES[0]))
     model, gpu = _said_by_name(path.resolve().name)
-    return Trace(roles.build(operators, found), batch, model, gpu, "measured", source=str(path))
+    return Trace(tensor_categories.build(operators, found), batch, model, gpu, "measured", source=str(path))
 
 
 class _TensorRow:
@@ -97,9 +103,11 @@ def _tensors(path: Path) -> Iterable[_TensorRow]:
     return found.values()
 
 
-def _operators(path: Path, table: dict[int, _TensorRow], hints: Hints, incoming: set[int]) -> list[DraftOperator]:
-    identities = Identities()
-    operators: list[DraftOperator] = []
+def _operators(
+    path: Path, table: dict[int, _TensorRow], hints: CategoryHints, incoming: set[int]
+) -> list[UnclassifiedOperator]:
+    identities = TensorIdentities()
+    operators: list[UnclassifiedOperator] = []
     for line, row in _rows(path, OPERATOR_COLUMNS):
         place = f"{path}: line {line}"
 
@@ -126,10 +134,10 @@ def _operators(path: Path, table: dict[int, _TensorRow], hints: Hints, incoming:
                 incoming.add(tensor.id)
         seconds = _time(row["Operator_cudatime"], f"{place}: Operator_cudatime")
         busy = _time(row["Operator_cudatimenooverlap"], f"{place}: Operator_cudatimenooverlap")
-        operators.append(DraftOperator(name, phase, "", inputs, outputs, seconds, busy, returned=list(outputs)))
+        operators.append(UnclassifiedOperator(name, phase, "", inputs, outputs, seconds, busy, returned=list(outputs)))
     if not operators:
         raise TraceError("the trace has no operators", where=str(path), fix="capture at least one step")
-    parameters = len(roles.parameters_of(operators, hints))
+    parameters = len(tensor_categories.parameters_of(operators, hints))
     for operator in operators:
         if operator.phase == "optimizer":
             operator.lists = _split(operator, parameters)
@@ -138,7 +146,7 @@ def _operators(path: Path, table: dict[int, _TensorRow], hints: Hints, incoming:
     return operators
 
 
-def _hint(types: set[str], storage: int, phase: Phase, hints: Hints) -> None:
+def _hint(types: set[str], storage: int, phase: Phase, hints: CategoryHints) -> None:
     if phase == "forward":
         if types & {"weight", "bias", "bias=None"}:
             hints.parameters.add(storage)
@@ -148,7 +156,7 @@ def _hint(types: set[str], storage: int, phase: Phase, hints: Hints) -> None:
             hints.inputs.add(storage)
 
 
-def _split(operator: DraftOperator, parameters: int) -> list[list[DraftTensor]]:
+def _split(operator: UnclassifiedOperator, parameters: int) -> list[list[UnclassifiedTensor]]:
     """Return the lists that an optimizer's for-each call was given, from one row of all of them.
 
     Each has the same shapes in the same order; there are as many as parameters, or else the fewest that repeat.
@@ -161,11 +169,11 @@ def _split(operator: DraftOperator, parameters: int) -> list[list[DraftTensor]]:
     return []
 
 
-def _name_layers(operators: list[DraftOperator]) -> None:
+def _name_layers(operators: list[UnclassifiedOperator]) -> None:
     """Number the forward operators by kind, and give each backward operator the layer that it differentiates."""
     counts: dict[str, int] = {}
-    by_kind: dict[str, list[DraftOperator]] = {}
-    taken: dict[tuple[str, int], bool] = {}
+    by_kind: dict[str, list[UnclassifiedOperator]] = {}
+    taken: set[tuple[str, UnclassifiedOperator]] = set()
     for position, operator in enumerate(operators):
         follows = operators[position + 1].phase if position + 1 < len(operators) else None
         if operator.name == "aten::ones_like" and follows == "backward":
@@ -180,17 +188,17 @@ def _name_layers(operators: list[DraftOperator]) -> None:
     for operator in operators:
         if operator.phase == "backward":
             candidates = [one for kind in forward_names(operator.name, by_kind) for one in by_kind[kind]]
-            free = [one for one in candidates if (operator.name, id(one)) not in taken]
+            free = [one for one in candidates if (operator.name, one) not in taken]
             if free:
                 operator.forward = max(free, key=lambda one: operators.index(one))
-                taken[operator.name, id(operator.forward)] = True
+                taken.add((operator.name, operator.forward))
                 layer = operator.forward.layer
             operator.layer = layer
         elif operator.phase == "optimizer":
             operator.layer = "optimizer"
 
 
-def _mend(operators: list[DraftOperator], parameters: set[int], incoming: set[int]) -> None:
+def _mend(operators: list[UnclassifiedOperator], parameters: set[int], incoming: set[int]) -> None:
     """Put back the dataflow of the backward pass that the table leaves out.
 
     A matrix product's row names only its transposed weight. It reads the gradient that the operator before it made and
@@ -203,7 +211,7 @@ def _mend(operators: list[DraftOperator], parameters: set[int], incoming: set[in
     gradients = _gradients(operators, parameters)
     for operator in backward:
         operator.outputs = [tensor for tensor in operator.outputs if tensor.storage not in parameters]
-    before: DraftOperator | None = None
+    before: UnclassifiedOperator | None = None
     for operator in backward:
         for tensor in operator.inputs:
             if tensor.storage not in made:
@@ -231,11 +239,11 @@ def _mend(operators: list[DraftOperator], parameters: set[int], incoming: set[in
                     operator.inputs.append(saved)
 
 
-def _gradients(operators: list[DraftOperator], parameters: set[int]) -> dict[int, DraftTensor]:
+def _gradients(operators: list[UnclassifiedOperator], parameters: set[int]) -> dict[int, UnclassifiedTensor]:
     """Return each parameter's gradient: what the optimizer reads and does not change, at the position of the parameter."""
     changed = {tensor.storage for operator in operators if operator.phase == "optimizer" for tensor in operator.outputs}
-    found: dict[int, DraftTensor] = {}
-    slots = roles.slots(operators, parameters)
+    found: dict[int, UnclassifiedTensor] = {}
+    slots = tensor_categories.slots(operators, parameters)
     for operator in operators:
         if operator.phase == "optimizer":
             for tensor in operator.inputs:

@@ -1,4 +1,4 @@
-"""How trace files are opened: compressed or not, as their first bytes say, and JSON that may be damaged."""
+"""Opens trace files: compressed or not, by their first bytes, and JSON that may be damaged."""
 
 from __future__ import annotations
 

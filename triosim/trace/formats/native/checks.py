@@ -1,4 +1,4 @@
-"""What a reader of triosim's own files checks of a value. What is wrong is said by file and key, with what would be right."""
+"""Checks of the values in triosim's own files; errors name file and key."""
 
 from __future__ import annotations
 

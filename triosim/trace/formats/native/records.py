@@ -1,4 +1,4 @@
-"""What a captured step has beside operators and tensors, in triosim's own format: communications, marks and storages.
+"""Communications, marks and storages of a captured step in triosim's own format.
 
 Each kind of record is a JSON object whose keys are the fields of its class in ``triosim.trace``; a field that has its
 default value is left out.

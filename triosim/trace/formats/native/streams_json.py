@@ -1,11 +1,10 @@
-"""A file of task streams, ``streams.json.gz``: the traces of the captured ranks, who is like whom, and the groups.
+"""The format of task streams, ``streams.json.gz``: the traces of the captured ranks, the ranks that run the same, the groups.
 
 Each trace stands in it as in a ``trace.json`` (docs/trace-format.md). Everything is checked; an error names file and key.
 """
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import re
@@ -14,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from triosim.errors import TraceError
+from triosim.garbage_collector import without_collecting
 from triosim.output_files import writing_text
 from triosim.trace.formats.files import head, read_json
 from triosim.trace.formats.native.checks import Checks
 from triosim.trace.formats.native.trace_json import TraceReader
-from triosim.trace.formats.native.writing import lines
+from triosim.trace.formats.native.trace_writer import lines
 from triosim.trace.task_streams import TaskStreams
 from triosim.trace.trace import Trace
 
@@ -35,13 +35,8 @@ def recognises(path: Path) -> bool:
 
 def read(path: Path) -> TaskStreams:
     """Return the task streams in a file. Raises ``TraceError`` that names the file and the key that is wrong."""
-    collecting = gc.isenabled()
-    gc.disable()  # as for a trace: nothing of it is garbage
-    try:
+    with without_collecting():
         return _Reader(str(path)).streams(read_json(path))
-    finally:
-        if collecting:
-            gc.enable()
 
 
 def write(streams: TaskStreams, path: str | os.PathLike[str]) -> None:

@@ -1,4 +1,4 @@
-"""triosim's own format, ``trace.json``: one step's operators and tensors, as docs/trace-format.md and trace.schema.json say.
+"""The native trace format, ``trace.json``: one step's operators and tensors (docs/trace-format.md, trace.schema.json).
 
 Everything is checked, by hand and not by a schema library, so that 50,000 operators are read in under a second. An error
 names the file and the key, ``trace.json: operators[17].seconds``.
@@ -6,7 +6,6 @@ names the file and the key, ``trace.json: operators[17].seconds``.
 
 from __future__ import annotations
 
-import gc
 import math
 import os
 import re
@@ -14,12 +13,13 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from triosim.garbage_collector import without_collecting
 from triosim.output_files import writing_text
 from triosim.trace.formats.files import head, read_json
 from triosim.trace.formats.native.checks import LARGEST_INTEGER, LONGEST_SECONDS, Checks, shown
 from triosim.trace.formats.native.records import communication, marks, storages
-from triosim.trace.formats.native.writing import SCHEMA, lines
-from triosim.trace.trace import CATEGORIES, DTYPE_BYTES, PHASES, Operator, Tensor, Trace
+from triosim.trace.formats.native.trace_writer import SCHEMA, lines
+from triosim.trace.trace import CATEGORIES, DTYPE_BYTES, PHASES, Operator, Phase, Tensor, Trace
 
 NAME = "json"
 
@@ -61,6 +61,7 @@ MOST_FLOPS = 1e30
 LARGEST_ERROR = 1e6
 MOST_ELEMENTS = 2**59
 
+_NEEDED = frozenset(key for key, needed in OPERATOR_KEYS.items() if needed)
 _CATEGORIES = frozenset(CATEGORIES)
 _PHASES = frozenset(PHASES)
 
@@ -72,13 +73,8 @@ def recognises(path: Path) -> bool:
 
 def read(path: Path) -> Trace:
     """Return the trace in a file. Raises ``TraceError`` that names the file and the key that is wrong."""
-    collecting = gc.isenabled()
-    gc.disable()  # hundreds of thousands of objects, none of them garbage: looking for it takes a third of the time
-    try:
+    with without_collecting():
         return TraceReader(str(path)).trace(read_json(path))
-    finally:
-        if collecting:
-            gc.enable()
 
 
 def write(trace: Trace, path: str | os.PathLike[str]) -> None:
@@ -168,109 +164,105 @@ class TraceReader(Checks):
 
     def operators(self, items: list[Any], tensors: dict[int, Tensor]) -> tuple[Operator, ...]:
         """Return the operators in their order."""
-        found: list[Operator] = []
-        by_id: dict[int, Operator] = {}
-        texts: dict[str, str] = {}  # each text once, with the place where it first stood
+        found: dict[int, Operator] = {}
+        texts: dict[str, str] = {}  # each text once, with the key where it first stood
         find = tensors.__getitem__
         plain = _all_integers(items, "inputs") and _all_integers(items, "outputs")
         for index, item in enumerate(items):
-            try:
-                number, name, phase, layer = item["id"], item["name"], item["phase"], item["layer"]
-                inputs, outputs, seconds = item["inputs"], item["outputs"], item["seconds"]
-                complete = len(item) == 7 or item.keys() <= OPERATOR_KEYS.keys()
-            except (KeyError, TypeError, AttributeError):
-                complete = False
-            if not complete:
+            if type(item) is not dict or not (item.keys() == _NEEDED or _NEEDED <= item.keys() <= OPERATOR_KEYS.keys()):
                 self.keys(item, OPERATOR_KEYS, f"operators[{index}]")
-            get = item.get
+            number = item["id"]
             if type(number) is not int or not 0 <= number <= LARGEST_INTEGER:
                 self.integer(number, f"operators[{index}].id")
-            if number in by_id:
+            if number in found:
                 self.fail(f"operators[{index}].id", f"there is another operator with the id {number}", "ids are unique")
-            if type(name) is not str or not name:
-                self.text(name, f"operators[{index}].name", filled=True)
-            if type(layer) is not str:
-                self.text(layer, f"operators[{index}].layer")
-            if type(phase) is not str or phase not in _PHASES:
-                self.choice(phase, PHASES, f"operators[{index}].phase")
-            if type(seconds) is not float or not 0 <= seconds <= LONGEST_SECONDS:
-                if seconds is None:
-                    self.fail(f"operators[{index}].seconds", "is absent", "every operator needs its time in seconds")
-                seconds = self.number(seconds, f"operators[{index}].seconds", LONGEST_SECONDS)
-            busy, host, flops = get("busy_seconds"), get("host_seconds"), get("flops")
-            if busy is not None and not (type(busy) is float and 0 <= busy <= LONGEST_SECONDS):
-                busy = self.number(busy, f"operators[{index}].busy_seconds", LONGEST_SECONDS)
-            if host is not None and not (type(host) is float and 0 <= host <= LONGEST_SECONDS):
-                host = self.number(host, f"operators[{index}].host_seconds", LONGEST_SECONDS)
-            if flops is not None:
-                flops = self.number(flops, f"operators[{index}].flops", MOST_FLOPS)
-            forward = get("forward")
-            if forward is not None and type(forward) is not int:
-                self.integer(forward, f"operators[{index}].forward")
-            kernels = get("kernels", ())
-            if kernels != ():
-                if type(kernels) is not list:
-                    self.fail(f"operators[{index}].kernels", f"{shown(kernels)} is not a list", "write a list of names")
-                for place, kernel in enumerate(kernels):
-                    if type(kernel) is not str:
-                        self.text(kernel, f"operators[{index}].kernels[{place}]")
-                    if kernel not in texts:
-                        texts[kernel] = f"operators[{index}].kernels[{place}]"
-            attributes = get("attributes")
-            attributes = {} if attributes is None else self.attributes(attributes, f"operators[{index}].attributes")
-            model, error = get("predicted_by"), get("relative_error")
-            if model is not None and (type(model) is not str or model not in texts):
-                texts[self.text(model, f"operators[{index}].predicted_by", filled=True)] = (
-                    f"operators[{index}].predicted_by"
-                )
-            if error is not None:
-                error = self.number(error, f"operators[{index}].relative_error", LARGEST_ERROR)
-            stream, asked = get("stream", "compute"), get("communication")
-            if type(stream) is not str or stream not in texts:
-                texts[self.text(stream, f"operators[{index}].stream", filled=True)] = f"operators[{index}].stream"
-            if asked is not None:
-                asked = communication(self, asked, f"operators[{index}].communication")
-            if name not in texts:
-                texts[name] = f"operators[{index}].name"
-            if layer not in texts:
-                texts[layer] = f"operators[{index}].layer"
+            named = self.names(item, index, texts)
+            times = self.times(item, index)
+            details = self.details(item, index, texts)
             try:
                 if not plain:
                     raise KeyError
-                read, made = tuple(map(find, inputs)), tuple(map(find, outputs))
+                read, made = tuple(map(find, item["inputs"])), tuple(map(find, item["outputs"]))
             except (KeyError, TypeError):
                 read, made = (self.named(item[key], tensors, index, key) for key in ("inputs", "outputs"))
-            by_id[number] = operator = Operator(
-                number,
-                name,
-                phase,
-                layer,
-                read,
-                made,
-                seconds,
-                busy,
-                host,
-                forward,
-                flops,
-                tuple(kernels),
-                model,
-                error,
-                attributes,
-                stream,
-                asked,
-            )
-            found.append(operator)
-        for index, operator in enumerate(found):
+            found[number] = Operator(number, *named, read, made, *times, *details)
+        for index, operator in enumerate(found.values()):
             if operator.forward is not None:
-                target = by_id.get(operator.forward)
-                if target is None or target.phase != "forward":
-                    said = f"operator {operator.forward} is not one of the forward pass"
-                    if target is None:
-                        said = f"there is no operator {operator.forward}"
-                    self.fail(f"operators[{index}].forward", said, "name the id of a forward operator")
+                self.check_forward(operator.forward, found.get(operator.forward), index)
         for text, where in texts.items():
             self.text(text, where)
-        return tuple(found)
+        return tuple(found.values())
+
+    def names(self, item: dict[str, Any], index: int, texts: dict[str, str]) -> tuple[str, Phase, str]:
+        """Return an operator's name, phase and layer."""
+        name, phase, layer = item["name"], item["phase"], item["layer"]
+        if type(name) is not str or not name:
+            self.text(name, f"operators[{index}].name", filled=True)
+        if type(layer) is not str:
+            self.text(layer, f"operators[{index}].layer")
+        if type(phase) is not str or phase not in _PHASES:
+            self.choice(phase, PHASES, f"operators[{index}].phase")
+        if name not in texts:
+            texts[name] = f"operators[{index}].name"
+        if layer not in texts:
+            texts[layer] = f"operators[{index}].layer"
+        return name, phase, layer
+
+    def times(self, item: dict[str, Any], index: int) -> tuple[float, float | None, float | None]:
+        """Return an operator's seconds, those of its kernels and those of the host."""
+        seconds, busy, host = item["seconds"], item.get("busy_seconds"), item.get("host_seconds")
+        if type(seconds) is not float or not 0 <= seconds <= LONGEST_SECONDS:
+            if seconds is None:
+                self.fail(f"operators[{index}].seconds", "is absent", "every operator needs its time in seconds")
+            seconds = self.number(seconds, f"operators[{index}].seconds", LONGEST_SECONDS)
+        if busy is not None and not (type(busy) is float and 0 <= busy <= LONGEST_SECONDS):
+            busy = self.number(busy, f"operators[{index}].busy_seconds", LONGEST_SECONDS)
+        if host is not None and not (type(host) is float and 0 <= host <= LONGEST_SECONDS):
+            host = self.number(host, f"operators[{index}].host_seconds", LONGEST_SECONDS)
+        return seconds, busy, host
+
+    def details(self, item: dict[str, Any], index: int, texts: dict[str, str]) -> tuple[Any, ...]:
+        """Return what an operator may have, in the order of the fields of ``Operator`` from ``forward`` on."""
+        get = item.get
+        forward, flops, error = get("forward"), get("flops"), get("relative_error")
+        if forward is not None and type(forward) is not int:
+            self.integer(forward, f"operators[{index}].forward")
+        if flops is not None:
+            flops = self.number(flops, f"operators[{index}].flops", MOST_FLOPS)
+        kernels = self.kernels(item["kernels"], index, texts) if "kernels" in item else ()
+        model, stream = get("predicted_by"), get("stream", "compute")
+        if model is not None and (type(model) is not str or not model or model not in texts):
+            where = f"operators[{index}].predicted_by"
+            texts[self.text(model, where, filled=True)] = where
+        if error is not None:
+            error = self.number(error, f"operators[{index}].relative_error", LARGEST_ERROR)
+        attributes = get("attributes")
+        attributes = {} if attributes is None else self.attributes(attributes, f"operators[{index}].attributes")
+        if type(stream) is not str or not stream or stream not in texts:
+            texts[self.text(stream, f"operators[{index}].stream", filled=True)] = f"operators[{index}].stream"
+        asked = get("communication")
+        if asked is not None:
+            asked = communication(self, asked, f"operators[{index}].communication")
+        return forward, flops, kernels, model, error, attributes, stream, asked
+
+    def kernels(self, value: Any, index: int, texts: dict[str, str]) -> tuple[str, ...]:
+        """Return the names of an operator's kernels."""
+        if type(value) is not list:
+            self.fail(f"operators[{index}].kernels", f"{shown(value)} is not a list", "write a list of names")
+        for number, kernel in enumerate(value):
+            if type(kernel) is not str:
+                self.text(kernel, f"operators[{index}].kernels[{number}]")
+            if kernel not in texts:
+                texts[kernel] = f"operators[{index}].kernels[{number}]"
+        return tuple(value)
+
+    def check_forward(self, number: int, forward: Operator | None, index: int) -> None:
+        """Check that an operator differentiates one of the forward pass."""
+        if forward is None or forward.phase != "forward":
+            said = f"operator {number} is not one of the forward pass"
+            if forward is None:
+                said = f"there is no operator {number}"
+            self.fail(f"operators[{index}].forward", said, "name the id of a forward operator")
 
     def attributes(self, value: Any, place: str) -> dict[str, Any]:
         """Return an operator's attributes: numbers, texts, truth values, or lists of them."""

@@ -1,4 +1,4 @@
-"""PyTorch's execution trace (``torch.profiler.ExecutionTraceObserver``): every call with the tensors that it took and gave.
+"""Reads PyTorch's execution trace (``torch.profiler.ExecutionTraceObserver``): every call with its input and output tensors.
 
 Schema 1.0.1 has a node's properties at its top and its caller under ``parent``; the newest (1.1.1-chakra.0.0.4) has them in
 ``attrs`` and the caller under ``ctrl_deps``, and knows strides. A tensor is ``[id, storage, offset, elements, bytes of one,
@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from triosim.errors import TraceError
-from triosim.trace.formats.draft import RawTensor
 from triosim.trace.formats.files import head, read_json
+from triosim.trace.formats.unclassified import RawTensor
 
 USER_SCOPE = 7  # torch's RecordScope: an annotation, no call
 BACKWARD_SCOPE = 1

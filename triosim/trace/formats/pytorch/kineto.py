@@ -1,4 +1,4 @@
-"""What the PyTorch profiler (Kineto) wrote: calls on the host, modules, and the work that the GPU did.
+"""Reads files of the PyTorch profiler (Kineto): calls on the host, modules, and the work of the GPU.
 
 The file is in Chrome's trace format: events with a start and a duration in microseconds. A kernel is joined to the call that
 launched it by its correlation id and the place of the launch on the host's thread.

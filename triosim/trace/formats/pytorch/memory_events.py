@@ -1,4 +1,4 @@
-"""A step's storages, from the profiler's memory events and from what was said of tensors that were there before the step.
+"""The storages of a profiled step, from the profiler's memory events and the tracer's annotations of tensors.
 
 The allocator knows bytes and addresses, and nothing of tensors. What parameters, gradients and optimizer states are is told
 by annotations that name their addresses (``triosim.tracer``). Everything else is what its birth and death make it.
@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from itertools import count, repeat
 
 from triosim.trace.formats.pytorch.kineto import MemoryEvent, Profile, Span
-from triosim.trace.formats.pytorch.step import ROLE_PREFIX, said_role
+from triosim.trace.formats.pytorch.profiled_step import CATEGORY_PREFIX, parse_category_annotation
 from triosim.trace.trace import Category, Operator, Storage
 
 _ZERO_GRAD = "Optimizer.zero_grad#"
@@ -55,7 +55,9 @@ def storages(
     if not events:
         return ()
     numbers = {annotation: deque(found) for annotation, found in (known or {}).items()}
-    marks = [(span.start, span.name) for span in profile.calls if span.annotation and span.name.startswith(ROLE_PREFIX)]
+    marks = [
+        (span.start, span.name) for span in profile.calls if span.annotation and span.name.startswith(CATEGORY_PREFIX)
+    ]
     said = [(moment, name, found.popleft() if (found := numbers.get(name)) else None) for moment, name in sorted(marks)]
     position = _Positions(moments)
     blocks = _blocks(events, said, position)
@@ -130,7 +132,7 @@ def _take(event: MemoryEvent, clock: int, position: int, blocks: list[_Block], l
 
 
 def _say(annotation: str, number: int | None, clock: int, blocks: list[_Block], live: dict[int, _Block]) -> None:
-    category, address, nbytes, name = said_role(annotation)
+    category, address, nbytes, name = parse_category_annotation(annotation)
     if not nbytes:
         return
     block = live.get(address)

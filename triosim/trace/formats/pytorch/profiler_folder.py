@@ -1,4 +1,4 @@
-"""A PyTorch profiler file and the execution trace of the same step, as ``torch.profiler`` writes them, in one directory.
+"""The trace format of PyTorch's own files: a profiler file and the execution trace of the same step, in one directory.
 
 An operator is the outermost ATen call of the forward pass, a node of the autograd graph in the backward pass, and a call of the
 optimizer. Its time runs from its first kernel's start to its last kernel's end. The execution trace tells which tensors a call
@@ -12,17 +12,17 @@ from pathlib import Path
 from typing import TypeVar
 
 from triosim.errors import TraceError
-from triosim.trace.formats import roles
-from triosim.trace.formats.pytorch import execution_trace, kineto, memory_events, profile_alone
+from triosim.trace.formats import tensor_categories
+from triosim.trace.formats.pytorch import execution_trace, kineto, memory_events, profiler_only
 from triosim.trace.formats.pytorch.execution_trace import Node
 from triosim.trace.formats.pytorch.kineto import Profile
-from triosim.trace.formats.pytorch.retiming import retimed
-from triosim.trace.formats.pytorch.step import Step, join
+from triosim.trace.formats.pytorch.light_profiles import with_light_times
+from triosim.trace.formats.pytorch.profiled_step import ProfiledStep, join
 from triosim.trace.trace import Trace
 
 NAME = "pytorch"
-#: What the profiler files of further steps, from which the times are taken, begin with.
-LIGHT_PREFIX = "light"
+#: The prefix of the profiler files of further steps, which the times are taken from.
+LIGHT_PROFILE_PREFIX = "light"
 
 Parsed = TypeVar("Parsed")
 
@@ -39,7 +39,7 @@ def read(path: Path, *, batch_size: int | None = None) -> Trace:
     Raises ``TraceError`` when one of the two files is missing or damaged.
     """
     profiles, graphs = _files(path)
-    lightly = [file for file in profiles if file.name.startswith(LIGHT_PREFIX)] if len(profiles) > 1 else []
+    lightly = [file for file in profiles if file.name.startswith(LIGHT_PROFILE_PREFIX)] if len(profiles) > 1 else []
     profiles = [file for file in profiles if file not in lightly]
     if not profiles:
         raise TraceError(
@@ -66,10 +66,10 @@ def read_step(
     """
     full = _parsed(kineto.read, profile, "PyTorch's profiler writes it")
     if graph is None:
-        nodes = _parsed(lambda path: profile_alone.nodes(full, str(path)), profile, "PyTorch's profiler writes it")
+        nodes = _parsed(lambda path: profiler_only.nodes(full, str(path)), profile, "PyTorch's profiler writes it")
     else:
         nodes = _parsed(lambda path: execution_trace.read(path, on_gpu=bool(full.work)), graph, "PyTorch writes it")
-    light = retimed(full, [_parsed(kineto.read, path, "PyTorch's profiler writes it") for path in lightly])
+    light = with_light_times(full, [_parsed(kineto.read, path, "PyTorch's profiler writes it") for path in lightly])
     if graph is None:
         (light or full).software["tensors"] = "concluded from shapes, without an execution trace"
     return _trace(full, light or full, nodes, place, graph or profile, batch_size), light is not None
@@ -85,22 +85,20 @@ def _parsed(read: Callable[[Path], Parsed], path: Path, how: str) -> Parsed:
 def _trace(
     full: Profile, timed: Profile, nodes: list[Node], path: Path, graph_path: Path, batch_size: int | None
 ) -> Trace:
-    step = Step(timed, nodes, str(path))
+    step = ProfiledStep(timed, nodes, str(path))
     step.hints.batch_size = batch_size
-    drafts = step.operators()
-    if not drafts:
+    found = step.operators()
+    if not found:
         raise TraceError("the trace has no operators", where=str(path), fix="capture at least one step")
-    parameters = roles.parameters_of(drafts, step.hints)
-    batch = roles.batch_size(drafts, step.hints, parameters)
+    parameters = tensor_categories.parameters_of(found, step.hints)
+    batch = tensor_categories.batch_size(found, step.hints, parameters)
     if not batch:
         raise TraceError("no operator reads an input, so the batch size is unknown", where=str(graph_path))
-    operators = roles.build(drafts, roles.assign(drafts, step.hints))
-    places = {id(draft): place for place, draft in enumerate(drafts)}
+    operators = tensor_categories.build(found, tensor_categories.assign(found, step.hints))
+    places = {one: place for place, one in enumerate(found)}
     spans = join(full, nodes, str(path))
     moments = [
-        (spans[number], places[id(draft)])
-        for number, draft in step.drafts.items()
-        if number in spans and id(draft) in places
+        (spans[number], places[one]) for number, one in step.by_call.items() if number in spans and one in places
     ]
     return Trace(
         operators,

@@ -1,4 +1,4 @@
-"""How calls, kernels and modules of one profiled step become operators: who belongs to whom.
+"""Converts the calls, kernels and modules of one profiled step to operators.
 
 Calls are joined to the execution trace by record-function id, or, in files that have none, by their order on each thread. A
 kernel belongs to the outermost call in which it was launched; a kernel launched outside of all calls is an operator of its
@@ -11,15 +11,21 @@ from typing import NamedTuple
 
 from triosim.errors import TraceError
 from triosim.trace.autograd import ENGINE_PREFIX, short_name
-from triosim.trace.formats.draft import DraftOperator, DraftTensor, Hints, Identities, RawTensor
 from triosim.trace.formats.pytorch.execution_trace import BACKWARD_SCOPE, USER_SCOPE, Node
 from triosim.trace.formats.pytorch.kineto import Profile, Span, Spans, Work
+from triosim.trace.formats.unclassified import (
+    CategoryHints,
+    RawTensor,
+    TensorIdentities,
+    UnclassifiedOperator,
+    UnclassifiedTensor,
+)
 from triosim.trace.trace import CATEGORIES, Category, Phase
 
 #: An annotation that names a module's path, as triosim.tracer writes them.
 LAYER_PREFIX = "layer: "
-#: One around a tensor's ``detach``, which says what the tensor is for: category, address, bytes, and the parameter's name.
-ROLE_PREFIX = "role: "
+#: An annotation around a tensor's ``detach`` that states its category, address, bytes, and the parameter's name.
+CATEGORY_PREFIX = "role: "
 
 MICROSECONDS = 1e6
 
@@ -37,8 +43,8 @@ class _Call(NamedTuple):
     annotations: tuple[str, ...]
 
 
-class _Role(NamedTuple):
-    """That someone said what a tensor is for; ``number`` is the node at which it was said."""
+class _StatedCategory(NamedTuple):
+    """The category of a tensor as an annotation of the tracer states it; ``number`` is the annotation's node."""
 
     number: int
     category: Category
@@ -47,20 +53,20 @@ class _Role(NamedTuple):
     annotation: str
 
 
-class Step:
+class ProfiledStep:
     """One step: the last complete one of the profile."""
 
     def __init__(self, profile: Profile, nodes: list[Node], where: str) -> None:
         self.profile = profile
-        self.hints = Hints()
+        self.hints = CategoryHints()
         self.where = where
-        self.drafts: dict[int, DraftOperator] = {}  # by the number of the call's node
+        self.by_call: dict[int, UnclassifiedOperator] = {}  # by the number of the call's node
         spans = join(profile, nodes, where)
         window = last_step(profile)
         self.calls = [
             call for call in _outermost(nodes, spans) if window is None or window.start <= call.span.start <= window.end
         ]
-        self._roles = _said_roles(nodes)
+        self._stated = _stated_categories(nodes)
         self._annotations = _by_thread([span for span in profile.calls if not span.name.startswith("aten::")])
         self._work, self._orphans = self._launched_by(window)
 
@@ -75,79 +81,85 @@ class Step:
             return "unknown"
         return min(firsts, key=lambda span: span.start).name.rpartition("_")[0] or "unknown"
 
-    def operators(self) -> list[DraftOperator]:
+    def operators(self) -> list[UnclassifiedOperator]:
         """Return the operators in the order in which the GPU ran them, or, without one, in which the host called them."""
-        drafts, by_sequence = self._drafts()
-        self._link(drafts, by_sequence)
-        self.drafts = {call.node.number: draft for call, draft in drafts}
-        kept = [(call.span.start, draft) for call, draft in drafts if self._matters(call, draft)]
+        operators, by_sequence = self._converted()
+        self._link(operators, by_sequence)
+        self.by_call = {call.node.number: operator for call, operator in operators}
+        kept = [(call.span.start, operator) for call, operator in operators if self._matters(call, operator)]
         if not self.profile.work:
-            return [draft for _, draft in kept]
-        starts = {id(draft): self._work[id(call)][0].start for call, draft in drafts if self._work.get(id(call))}
+            return [operator for _, operator in kept]
+        starts: dict[UnclassifiedOperator, float] = {
+            operator: self._work[call.node.number][0].start
+            for call, operator in operators
+            if self._work.get(call.node.number)
+        }
         for work in self._orphans:
-            draft = self._orphan(work, kept)
-            starts[id(draft)] = work.start
-            kept.append((work.launched or work.start, draft))
+            operator = self._orphan(work, kept)
+            starts[operator] = work.start
+            kept.append((work.launched or work.start, operator))
         kept.sort(key=lambda pair: pair[0])
         # A call without kernels stays behind the one that the host called before it.
         keys: list[float] = []
-        for _, draft in kept:
-            keys.append(starts.get(id(draft), keys[-1] if keys else 0.0))
+        for _, operator in kept:
+            keys.append(starts.get(operator, keys[-1] if keys else 0.0))
         return [kept[index][1] for index in sorted(range(len(kept)), key=lambda index: keys[index])]
 
-    def _drafts(self) -> tuple[list[tuple[_Call, DraftOperator]], dict[int, DraftOperator]]:
-        """Return a draft of every call with its tensors, and the forward drafts by sequence number."""
+    def _converted(self) -> tuple[list[tuple[_Call, UnclassifiedOperator]], dict[int, UnclassifiedOperator]]:
+        """Return an operator for every call with its tensors, and the forward operators by sequence number."""
         phases = self._phases()
         times = _times(self.calls, self._work) if self.profile.work else None
         flow = _Dataflow(self.hints)
-        drafts: list[tuple[_Call, DraftOperator]] = []
-        by_sequence: dict[int, DraftOperator] = {}
+        operators: list[tuple[_Call, UnclassifiedOperator]] = []
+        by_sequence: dict[int, UnclassifiedOperator] = {}
         numbers: dict[str, int] = {}
-        roles = iter(self._roles)
-        role = next(roles, None)
+        stated = iter(self._stated)
+        upcoming = next(stated, None)
         for index, (call, phase) in enumerate(zip(self.calls, phases, strict=True)):
-            while role is not None and role.number < call.node.number:
-                flow.say(role)
-                role = next(roles, None)
-            draft = DraftOperator(short_name(call.node.name), phase, "", [], [])
-            flow.add(call.node, draft)
-            draft.attributes = call.node.attributes
+            while upcoming is not None and upcoming.number < call.node.number:
+                flow.note_category(upcoming)
+                upcoming = next(stated, None)
+            operator = UnclassifiedOperator(short_name(call.node.name), phase, "", [], [])
+            flow.add(call.node, operator)
+            operator.attributes = call.node.attributes
             host = (call.span.end - call.span.start + (call.span.after or 0.0)) / MICROSECONDS
             if times is None:
-                draft.seconds = (call.span.end - call.span.start) / MICROSECONDS
-                draft.host_seconds = host if call.span.after is not None else None
+                operator.seconds = (call.span.end - call.span.start) / MICROSECONDS
+                operator.host_seconds = host if call.span.after is not None else None
             else:
-                draft.seconds, draft.busy_seconds = times[index]
-                draft.host_seconds = host
-                draft.kernels = tuple(work.name for work in self._work.get(id(call), ()))
+                operator.seconds, operator.busy_seconds = times[index]
+                operator.host_seconds = host
+                operator.kernels = tuple(work.name for work in self._work.get(call.node.number, ()))
             if phase == "forward":
-                draft.layer = self._layer(call) or _numbered(call.node.name, numbers)
+                operator.layer = self._layer(call) or _numbered(call.node.name, numbers)
                 for node in call.node.walk():
                     if node.sequence >= 0:
-                        by_sequence[node.sequence] = draft  # calls that need no gradient have the number of the next
-            drafts.append((call, draft))
-        for left in (role, *roles):
+                        by_sequence[node.sequence] = operator  # calls that need no gradient have the number of the next
+            operators.append((call, operator))
+        for left in (upcoming, *stated):
             if left is not None:
-                flow.say(left)
-        flow.finish([draft for _, draft in drafts])
-        return drafts, by_sequence
+                flow.note_category(left)
+        flow.finish([operator for _, operator in operators])
+        return operators, by_sequence
 
-    def _link(self, drafts: list[tuple[_Call, DraftOperator]], by_sequence: dict[int, DraftOperator]) -> None:
+    def _link(
+        self, operators: list[tuple[_Call, UnclassifiedOperator]], by_sequence: dict[int, UnclassifiedOperator]
+    ) -> None:
         """Give backward operators their forward operator and its layer."""
-        makers: dict[int, DraftOperator] = {}
-        layer = next((draft.layer for _, draft in reversed(drafts) if draft.phase == "forward"), "")
-        for call, draft in drafts:
-            if draft.phase == "optimizer":
-                draft.layer = "optimizer"
-            elif draft.phase == "backward":
+        makers: dict[int, UnclassifiedOperator] = {}
+        layer = next((operator.layer for _, operator in reversed(operators) if operator.phase == "forward"), "")
+        for call, operator in operators:
+            if operator.phase == "optimizer":
+                operator.layer = "optimizer"
+            elif operator.phase == "backward":
                 numbers = [node.sequence for node in call.node.walk() if node.sequence >= 0]
-                draft.forward = by_sequence.get(numbers[0]) if numbers else None
-                if draft.forward is None:  # what accumulates a gradient belongs to what made it
-                    maker = next((makers[one.id] for one in draft.inputs if one.id in makers), None)
-                    draft.forward = maker.forward if maker is not None else None
-                layer = draft.forward.layer if draft.forward is not None else layer
-                draft.layer = layer
-                makers.update((tensor.id, draft) for tensor in draft.outputs)
+                operator.forward = by_sequence.get(numbers[0]) if numbers else None
+                if operator.forward is None:  # what accumulates a gradient belongs to what made it
+                    maker = next((makers[one.id] for one in operator.inputs if one.id in makers), None)
+                    operator.forward = maker.forward if maker is not None else None
+                layer = operator.forward.layer if operator.forward is not None else layer
+                operator.layer = layer
+                makers.update((tensor.id, operator) for tensor in operator.outputs)
 
     def _phases(self) -> list[Phase]:
         """Return the phase of each call.
@@ -184,7 +196,7 @@ class Step:
     def _launched_by(self, window: Span | None) -> tuple[dict[int, list[Work]], list[Work]]:
         """Return the GPU's work by the call that launched it, and what no call launched."""
         threads = _by_thread([call.span for call in self.calls])
-        by_span = {id(call.span): call for call in self.calls}
+        by_span = {call.span: call for call in self.calls}
         by_external = {span.external: span for span in self.profile.calls if span.external is not None}
         found: dict[int, list[Work]] = {}
         orphans: list[Work] = []
@@ -196,17 +208,17 @@ class Step:
                 continue
             holding = threads[thread].holding(moment) if thread in threads else []
             if holding:
-                found.setdefault(id(by_span[id(holding[-1])]), []).append(work)
+                found.setdefault(by_span[holding[-1]].node.number, []).append(work)
             else:
                 orphans.append(work)
         return found, orphans
 
-    def _orphan(self, work: Work, kept: list[tuple[float, DraftOperator]]) -> DraftOperator:
+    def _orphan(self, work: Work, kept: list[tuple[float, UnclassifiedOperator]]) -> UnclassifiedOperator:
         """Return an operator of its own for work that no call launched, named after the annotation around its launch."""
         spans = self._annotations.get(work.thread or "")
         around = [span.name for span in spans.holding(work.launched)] if spans is not None else []
         moment = work.launched or work.start
-        before = [draft for start, draft in kept if start <= moment]
+        before = [operator for start, operator in kept if start <= moment]
         neighbour = before[-1] if before else kept[0][1] if kept else None
         phase: Phase = neighbour.phase if neighbour is not None else "forward"
         if any(name.startswith(_OPTIMIZER) for name in around):
@@ -214,88 +226,88 @@ class Step:
         layer = neighbour.layer if neighbour is not None and neighbour.phase == phase else phase
         seconds = (work.end - work.start) / MICROSECONDS
         name = short_name(around[-1]) if around else work.name
-        return DraftOperator(name, phase, layer, [], [], seconds, seconds, kernels=(work.name,))
+        return UnclassifiedOperator(name, phase, layer, [], [], seconds, seconds, kernels=(work.name,))
 
-    def _matters(self, call: _Call, draft: DraftOperator) -> bool:
+    def _matters(self, call: _Call, operator: UnclassifiedOperator) -> bool:
         """Whether a call becomes an operator: it kept the GPU busy, or the dataflow goes through it."""
-        if self._work.get(id(call)):
+        if self._work.get(call.node.number):
             return True
-        if draft.name == "AccumulateGrad":
-            idle = {draft.name, *_DETACH}
+        if operator.name == "AccumulateGrad":
+            idle = {operator.name, *_DETACH}
             return not self.profile.work and any(short_name(node.name) not in idle for node in call.node.walk())
         if not self.profile.work:
-            return bool(draft.inputs or draft.outputs)
-        return draft.phase != "optimizer" and bool(draft.outputs)
+            return bool(operator.inputs or operator.outputs)
+        return operator.phase != "optimizer" and bool(operator.outputs)
 
 
 class _Dataflow:
-    """Which tensors each operator reads and makes, seen from outside of it."""
+    """Finds the tensors that each operator reads and makes, as seen from outside of it."""
 
-    def __init__(self, hints: Hints) -> None:
+    def __init__(self, hints: CategoryHints) -> None:
         self.hints = hints
-        self.identities = Identities()
-        self._made: list[list[DraftTensor]] = []  # by operator: what came to be inside it, in order
-        self._parameters: dict[str, int] = {}  # storages by the name that someone said
+        self.identities = TensorIdentities()
+        self._made: list[list[UnclassifiedTensor]] = []  # by operator: what came to be inside it, in order
+        self._parameters: dict[str, int] = {}  # storages by the parameter name that was stated
 
-    def say(self, role: _Role) -> None:
-        """Take a tensor's role from someone who knows it."""
-        storage = self.identities.read(role.tensor).storage
-        self.hints.said.setdefault(role.annotation, []).append(storage)
-        if role.category == "parameter":
-            self._parameters[role.name] = storage
+    def note_category(self, stated: _StatedCategory) -> None:
+        """Note the category of a tensor that the tracer stated."""
+        storage = self.identities.read(stated.tensor).storage
+        self.hints.said.setdefault(stated.annotation, []).append(storage)
+        if stated.category == "parameter":
+            self._parameters[stated.name] = storage
             self.hints.parameters.add(storage)
-        elif role.category == "input":
+        elif stated.category == "input":
             self.hints.inputs.add(storage)
             if storage in self.hints.known:
                 return  # a parameter that someone hands to a module
-        owner = self._parameters.get(role.name) if role.category in ("gradient", "optimizer_state") else None
-        self.hints.known[storage] = (role.category, owner)
+        owner = self._parameters.get(stated.name) if stated.category in ("gradient", "optimizer_state") else None
+        self.hints.known[storage] = (stated.category, owner)
 
-    def add(self, top: Node, draft: DraftOperator) -> None:
+    def add(self, top: Node, operator: UnclassifiedOperator) -> None:
         """Take the next operator: a call with the calls inside it."""
-        made: dict[int, DraftTensor] = {}
-        reads: dict[int, DraftTensor] = {}
-        changed: dict[int, DraftTensor] = {}
-        self._enter(top, draft, made, reads, changed)
-        draft.lists = [[self.identities.read(raw) for raw in row] for row in top.arguments if row]
+        made: dict[int, UnclassifiedTensor] = {}
+        reads: dict[int, UnclassifiedTensor] = {}
+        changed: dict[int, UnclassifiedTensor] = {}
+        self._enter(top, operator, made, reads, changed)
+        operator.lists = [[self.identities.read(raw) for raw in row] for row in top.arguments if row]
         own = [self.identities.read(raw) for raw in top.results]
-        draft.returned = own
-        if draft.phase == "optimizer" and own:
-            draft.lists.append(own)
-        draft.inputs = list(reads.values())
+        operator.returned = own
+        if operator.phase == "optimizer" and own:
+            operator.lists.append(own)
+        operator.inputs = list(reads.values())
         outputs = {tensor.id: tensor for tensor in own}
         outputs.update(changed)
-        draft.outputs = list(outputs.values())
+        operator.outputs = list(outputs.values())
         self._made.append(list(made.values()))
-        if draft.phase == "forward" and not draft.inputs and top.name in _DATA:
+        if operator.phase == "forward" and not operator.inputs and top.name in _DATA:
             self.hints.inputs.update(tensor.storage for tensor in own)
 
-    def finish(self, drafts: list[DraftOperator]) -> None:
+    def finish(self, operators: list[UnclassifiedOperator]) -> None:
         """Add to each operator's outputs what it made and others read later: saved tensors, and all gradients."""
-        read = {tensor.id for draft in drafts for tensor in draft.inputs}
-        for draft, made in zip(drafts, self._made, strict=True):
-            known = {tensor.id for tensor in draft.outputs}
+        read = {tensor.id for operator in operators for tensor in operator.inputs}
+        for operator, made in zip(operators, self._made, strict=True):
+            known = {tensor.id for tensor in operator.outputs}
             # A view that a forward call made of its weight is no result of it; what a backward node hands on is, view or not.
-            outside = {tensor.storage for tensor in draft.inputs if draft.phase == "forward"}
+            outside = {tensor.storage for tensor in operator.inputs if operator.phase == "forward"}
             for tensor in made:
                 if tensor.id in read and tensor.id not in known and tensor.storage not in outside:
-                    draft.outputs.append(tensor)
+                    operator.outputs.append(tensor)
 
     def _enter(
         self,
         node: Node,
-        draft: DraftOperator,
-        made: dict[int, DraftTensor],
-        reads: dict[int, DraftTensor],
-        changed: dict[int, DraftTensor],
+        operator: UnclassifiedOperator,
+        made: dict[int, UnclassifiedTensor],
+        reads: dict[int, UnclassifiedTensor],
+        changed: dict[int, UnclassifiedTensor],
     ) -> set[tuple[int, int]]:
-        """Follow a call in its order: what it is given, what it makes itself, the calls inside it. Return what came to be."""
+        """Follow a call in its order: what it is given, what it makes itself, the calls inside it. Return what those make."""
         given = node.given
         for raw in given:
             tensor = self.identities.read(raw)
             if tensor.id not in made:
                 reads.setdefault(tensor.id, tensor)
-        if draft.phase == "forward":
+        if operator.phase == "forward":
             self._hint(node)
         brought = {(raw.number, raw.storage) for raw in given}
         inner = set().union(*(_created(child) for child in node.children)) if node.children else set()
@@ -307,7 +319,7 @@ class _Dataflow:
                 tensor = self.identities.write(raw, given)
                 made.setdefault(tensor.id, tensor)
         for child in node.children:
-            self._enter(child, draft, made, reads, changed)
+            self._enter(child, operator, made, reads, changed)
         for raw in node.changed:
             tensor = self.identities.read(raw)
             if tensor.id not in made:
@@ -340,7 +352,7 @@ def _times(calls: list[_Call], work: dict[int, list[Work]]) -> list[tuple[float,
     """
     found = [(0.0, 0.0)] * len(calls)
     busy_until = float("-inf")
-    working = [(index, rows) for index, call in enumerate(calls) if (rows := work.get(id(call)))]
+    working = [(index, rows) for index, call in enumerate(calls) if (rows := work.get(call.node.number))]
     for index, rows in sorted(working, key=lambda pair: pair[1][0].start):
         first, last = rows[0].start, max(row.end for row in rows)
         seconds = max(0.0, last - max(first, busy_until))
@@ -394,13 +406,13 @@ def _join_by_order(profile: Profile, calls: list[Node]) -> dict[int, Span]:
 
 def last_step(profile: Profile) -> Span | None:
     """Return the last complete step: the profiler leaves a short one at the end when it stops between steps."""
-    counts = {id(step): 0 for step in profile.steps}
+    counts = dict.fromkeys(profile.steps, 0)
     for call in profile.calls:
         for step in profile.steps:
             if step.start <= call.start <= step.end:
-                counts[id(step)] += 1
+                counts[step] += 1
     enough = 0.9 * max(counts.values(), default=0)
-    complete = [step for step in profile.steps if counts[id(step)] >= enough]
+    complete = [step for step in profile.steps if counts[step] >= enough]
     return max(complete, key=lambda step: step.start) if complete else None
 
 
@@ -412,7 +424,7 @@ def _outermost(nodes: list[Node], spans: dict[int, Span]) -> list[_Call]:
     def descend(node: Node, annotations: tuple[str, ...]) -> None:
         if node.name.startswith(_FRAME):
             inside = annotations
-        elif node.scope == USER_SCOPE and node.name.startswith(ROLE_PREFIX):
+        elif node.scope == USER_SCOPE and node.name.startswith(CATEGORY_PREFIX):
             return
         elif node.scope == USER_SCOPE:
             inside = annotations if node.name.startswith("ProfilerStep#") else (*annotations, node.name)
@@ -437,20 +449,22 @@ def _by_thread(spans: list[Span]) -> dict[str, Spans]:
     return {thread: Spans(found) for thread, found in threads.items()}
 
 
-def _said_roles(nodes: list[Node]) -> list[_Role]:
+def _stated_categories(nodes: list[Node]) -> list[_StatedCategory]:
     found = []
     for node in nodes:
-        if node.scope == USER_SCOPE and node.name.startswith(ROLE_PREFIX):
-            category, name = said_role(node.name)[::3]
+        if node.scope == USER_SCOPE and node.name.startswith(CATEGORY_PREFIX):
+            category, name = parse_category_annotation(node.name)[::3]
             given = [raw for child in node.children for raw in child.given]
             if given:
-                found.append(_Role(node.number, category, name, given[0], node.name))
+                found.append(_StatedCategory(node.number, category, name, given[0], node.name))
     return found
 
 
-def said_role(annotation: str) -> tuple[Category, int, int, str]:
-    """Return category, address, bytes and parameter of what ``ROLE_PREFIX`` begins. Raises ``ValueError`` for no category."""
-    category, address, nbytes, name = annotation.removeprefix(ROLE_PREFIX).split(" ", 3)
+def parse_category_annotation(annotation: str) -> tuple[Category, int, int, str]:
+    """Return category, address, bytes and parameter of what ``CATEGORY_PREFIX`` begins. Raises ``ValueError`` for no
+    category.
+    """
+    category, address, nbytes, name = annotation.removeprefix(CATEGORY_PREFIX).split(" ", 3)
     if category not in CATEGORIES:
         raise ValueError(f"there is no category '{category}'")
     return category, int(address), int(nbytes), name

@@ -1,4 +1,4 @@
-"""What each tensor is for, derived from who writes it and who reads it.
+"""Derives the category of each tensor from the operators that write and read it.
 
 A storage that is read before anything wrote it was there before the step: a parameter if the optimizer changes it or the
 call's signature says so, a gradient, an optimizer's state, the input, or a buffer. What the forward pass writes is an
@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from triosim.trace.formats.draft import DraftOperator, DraftTensor, Hints, Roles
+from triosim.trace.formats.unclassified import Categories, CategoryHints, UnclassifiedOperator, UnclassifiedTensor
 from triosim.trace.trace import Category, Operator, Phase, Tensor
 
 
-def assign(operators: list[DraftOperator], hints: Hints) -> Roles:
+def assign(operators: list[UnclassifiedOperator], hints: CategoryHints) -> Categories:
     """Return category and parameter of every storage; the parameter is a storage too."""
     use = _Use(operators)
-    roles: Roles = {}
+    categories: Categories = {}
     parameters = _parameters(operators, use, hints)
     owners = slots(operators, parameters)
     batch = batch_size(operators, hints, parameters)
@@ -33,31 +33,31 @@ def assign(operators: list[DraftOperator], hints: Hints) -> Roles:
             category = "input"
         elif storage in outputs:
             category = "output"
-        roles[storage] = (category, owners.get(storage) if category == "gradient" else None)
+        categories[storage] = (category, owners.get(storage) if category == "gradient" else None)
     for storage, tensor in use.leaves.items():
         if storage in parameters:
-            roles[storage] = ("parameter", None)
+            categories[storage] = ("parameter", None)
         elif use.read_in[storage] != "forward":
             # Gradients that live on between steps are added to in the backward pass; states are the optimizer's alone.
             other: Category = "temporary" if said else "optimizer_state"
             category = "gradient" if storage in use.changed_in_backward else other
-            roles[storage] = (category, owners.get(storage))
+            categories[storage] = (category, owners.get(storage))
         elif storage in hints.buffers or storage in use.changed_in_forward:
-            roles[storage] = ("buffer", None)
+            categories[storage] = ("buffer", None)
         else:
             fed = storage in hints.inputs or _is_of_samples(tensor, batch)
-            roles[storage] = ("input" if fed else "buffer", None)
-    roles.update((storage, role) for storage, role in hints.known.items() if storage in roles)
-    _link_by_layer(operators, roles, parameters)
-    return roles
+            categories[storage] = ("input" if fed else "buffer", None)
+    categories.update((storage, role) for storage, role in hints.known.items() if storage in categories)
+    _link_by_layer(operators, categories, parameters)
+    return categories
 
 
-def _is_of_samples(tensor: DraftTensor, batch: int | None) -> bool:
+def _is_of_samples(tensor: UnclassifiedTensor, batch: int | None) -> bool:
     """Whether a tensor that was there before the step is a batch: (batch, ...), or (sequence, batch, features)."""
     return tensor.shape[:1] == (batch,) or (len(tensor.shape) == 3 and tensor.shape[1] == batch)
 
 
-def build(operators: list[DraftOperator], roles: Roles) -> tuple[Operator, ...]:
+def build(operators: list[UnclassifiedOperator], categories: Categories) -> tuple[Operator, ...]:
     """Return the trace's operators: numbered from 1, with tensors that have a category."""
     first: dict[int, int] = {}  # storage -> the id of the first tensor that was seen in it
     for operator in operators:
@@ -65,15 +65,15 @@ def build(operators: list[DraftOperator], roles: Roles) -> tuple[Operator, ...]:
             first.setdefault(tensor.storage, tensor.id)
     built: dict[int, Tensor] = {}
 
-    def tensors(drafts: Iterable[DraftTensor]) -> tuple[Tensor, ...]:
-        for draft in drafts:
-            if draft.id not in built:
-                category, owner = roles[draft.storage]
+    def tensors(found: Iterable[UnclassifiedTensor]) -> tuple[Tensor, ...]:
+        for one in found:
+            if one.id not in built:
+                category, owner = categories[one.storage]
                 parameter = first.get(owner) if owner is not None else None
-                built[draft.id] = Tensor(draft.id, draft.shape, draft.dtype, category, draft.storage, parameter)
-        return tuple(built[draft.id] for draft in drafts)
+                built[one.id] = Tensor(one.id, one.shape, one.dtype, category, one.storage, parameter)
+        return tuple(built[one.id] for one in found)
 
-    numbers = {id(operator): number for number, operator in enumerate(operators, 1)}
+    numbers = {operator: number for number, operator in enumerate(operators, 1)}
     return tuple(
         Operator(
             number,
@@ -85,7 +85,7 @@ def build(operators: list[DraftOperator], roles: Roles) -> tuple[Operator, ...]:
             operator.seconds,
             operator.busy_seconds,
             operator.host_seconds,
-            numbers.get(id(operator.forward)) if operator.forward is not None else None,
+            numbers.get(operator.forward) if operator.forward is not None else None,
             None,
             operator.kernels,
             attributes=operator.attributes,
@@ -94,7 +94,7 @@ def build(operators: list[DraftOperator], roles: Roles) -> tuple[Operator, ...]:
     )
 
 
-def batch_size(operators: list[DraftOperator], hints: Hints, parameters: set[int]) -> int | None:
+def batch_size(operators: list[UnclassifiedOperator], hints: CategoryHints, parameters: set[int]) -> int | None:
     """Return the first dimension of the network's input: the first tensor of the forward pass that is no parameter.
 
     None when the forward pass has no such tensor, and nobody said it.
@@ -117,8 +117,8 @@ def batch_size(operators: list[DraftOperator], hints: Hints, parameters: set[int
 class _Use:
     """Who writes and reads each storage first."""
 
-    def __init__(self, operators: list[DraftOperator]) -> None:
-        self.leaves: dict[int, DraftTensor] = {}  # storages that were there before the step, as first seen
+    def __init__(self, operators: list[UnclassifiedOperator]) -> None:
+        self.leaves: dict[int, UnclassifiedTensor] = {}  # storages that were there before the step, as first seen
         self.read_in: dict[int, Phase] = {}  # the phase that first read a leaf
         self.written_in: dict[int, Phase] = {}  # the phase that made the others
         self.changed_in_forward: set[int] = set()
@@ -142,19 +142,19 @@ class _Use:
                     changed[operator.phase].add(tensor.storage)
 
 
-def _hands_on(operator: DraftOperator, tensor: DraftTensor) -> bool:
+def _hands_on(operator: UnclassifiedOperator, tensor: UnclassifiedTensor) -> bool:
     """Whether a forward call only returns what it was given, as ``aten::to`` does where there is nothing to convert."""
     if operator.phase != "forward" or operator.name.endswith("_"):
         return False
     return len(operator.inputs) == 1 and any(tensor is one for one in operator.returned)
 
 
-def parameters_of(operators: list[DraftOperator], hints: Hints) -> set[int]:
+def parameters_of(operators: list[UnclassifiedOperator], hints: CategoryHints) -> set[int]:
     """Return the storages of the parameters."""
     return _parameters(operators, _Use(operators), hints)
 
 
-def _parameters(operators: list[DraftOperator], use: _Use, hints: Hints) -> set[int]:
+def _parameters(operators: list[UnclassifiedOperator], use: _Use, hints: CategoryHints) -> set[int]:
     if hints.known:
         return {storage for storage, (category, _) in hints.known.items() if category == "parameter"}
     found = {storage for storage in use.leaves if use.read_in[storage] == "forward" and storage in hints.parameters}
@@ -163,7 +163,7 @@ def _parameters(operators: list[DraftOperator], use: _Use, hints: Hints) -> set[
     }
 
 
-def slots(operators: list[DraftOperator], parameters: set[int]) -> dict[int, int]:
+def slots(operators: list[UnclassifiedOperator], parameters: set[int]) -> dict[int, int]:
     """Return the parameter (its storage) that the optimizer uses each gradient and state with.
 
     What stands at one position of an operator's lists belongs together; a group that way joined that has exactly one parameter
@@ -197,10 +197,10 @@ def slots(operators: list[DraftOperator], parameters: set[int]) -> dict[int, int
     return slots
 
 
-def _outputs(operators: list[DraftOperator], use: _Use) -> set[int]:
+def _outputs(operators: list[UnclassifiedOperator], use: _Use) -> set[int]:
     """Return what the forward pass makes for its caller: what nothing reads on (the loss), and what the loss is made of."""
     read: set[int] = set()
-    made: list[DraftTensor] = []
+    made: list[UnclassifiedTensor] = []
     found: set[int] = set()
     for operator in operators:
         seeds = operator.name == "aten::ones_like"  # the gradient of the loss with respect to itself
@@ -217,9 +217,9 @@ def _outputs(operators: list[DraftOperator], use: _Use) -> set[int]:
     return found | {tensor.storage for tensor in made if tensor.storage not in read}
 
 
-def _link_by_layer(operators: list[DraftOperator], roles: Roles, parameters: set[int]) -> None:
+def _link_by_layer(operators: list[UnclassifiedOperator], categories: Categories, parameters: set[int]) -> None:
     """Link gradients that no optimizer names: what a backward operator makes in the shape of its forward one's parameter."""
-    linked = {owner for _, owner in roles.values() if owner is not None}
+    linked = {owner for _, owner in categories.values() if owner is not None}
     read_by_backward: set[int] = set()
     for operator in operators:
         if operator.phase == "backward" and not operator.name.endswith("AccumulateGrad"):
@@ -229,10 +229,10 @@ def _link_by_layer(operators: list[DraftOperator], roles: Roles, parameters: set
             continue
         wanted = [tensor for tensor in operator.forward.inputs if tensor.storage in parameters]
         for made in operator.outputs:
-            if roles[made.storage] != ("gradient", None) or made.id in read_by_backward:
+            if categories[made.storage] != ("gradient", None) or made.id in read_by_backward:
                 continue
             for parameter in wanted:
                 if parameter.shape == made.shape and parameter.storage not in linked:
-                    roles[made.storage] = ("gradient", parameter.storage)
+                    categories[made.storage] = ("gradient", parameter.storage)
                     linked.add(parameter.storage)
                     break

@@ -1,4 +1,4 @@
-"""What readers of foreign formats build first: operators whose tensors have an identity, but no category yet.
+"""Operators and tensors as readers of foreign formats first build them: tensors have an identity, but no category yet.
 
 Ids of tensors and storages are reused after a free, in the PyTorch execution trace and in what is made from it, and nothing
 tells of the free. So identity follows from the order of calls: what a call returns is new, unless the call was given it.
@@ -27,7 +27,7 @@ class RawTensor(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class DraftTensor:
+class UnclassifiedTensor:
     """A tensor with ids that no other tensor or storage of the step has."""
 
     id: int
@@ -38,8 +38,8 @@ class DraftTensor:
 
 
 @dataclass(slots=True, eq=False)
-class DraftOperator:
-    """An operator on its way to becoming one of the trace.
+class UnclassifiedOperator:
+    """An operator before its tensors have categories.
 
     ``lists`` are the arguments that go together position by position (a for-each optimizer's parameters, gradients and
     states; one tensor each for an ordinary call). ``returned`` is what the call itself gave back, without what it saved.
@@ -48,29 +48,29 @@ class DraftOperator:
     name: str
     phase: Phase
     layer: str
-    inputs: list[DraftTensor]
-    outputs: list[DraftTensor]
+    inputs: list[UnclassifiedTensor]
+    outputs: list[UnclassifiedTensor]
     seconds: float = 0.0
     busy_seconds: float | None = None
     host_seconds: float | None = None
-    forward: DraftOperator | None = None
+    forward: UnclassifiedOperator | None = None
     kernels: tuple[str, ...] = ()
-    lists: list[list[DraftTensor]] = field(default_factory=list)
-    returned: list[DraftTensor] = field(default_factory=list)
+    lists: list[list[UnclassifiedTensor]] = field(default_factory=list)
+    returned: list[UnclassifiedTensor] = field(default_factory=list)
     attributes: dict[str, Any] = field(default_factory=dict)
 
 
-class Identities:
+class TensorIdentities:
     """Gives each tensor and each storage an id of its own, in the order of calls."""
 
     def __init__(self) -> None:
-        self._tensors: dict[int, DraftTensor] = {}  # by the file's id: the one that has it now
+        self._tensors: dict[int, UnclassifiedTensor] = {}  # by the file's id: the one that has it now
         self._storages: dict[int, tuple[int, str]] = {}  # by the file's id: ours, and the dtype that it was seen with
-        self._by_place: dict[tuple[object, ...], DraftTensor] = {}
+        self._by_place: dict[tuple[object, ...], UnclassifiedTensor] = {}
         self._storage_count = 0
         self._count = 0
 
-    def read(self, raw: RawTensor) -> DraftTensor:
+    def read(self, raw: RawTensor) -> UnclassifiedTensor:
         """Return the tensor that a call was given, or what it returned, once the calls inside it have made it."""
         storage = self._storages.get(raw.storage)
         if storage is None:
@@ -87,7 +87,7 @@ class Identities:
         self._tensors[raw.number] = alias
         return alias
 
-    def write(self, raw: RawTensor, given: Iterable[RawTensor]) -> DraftTensor:
+    def write(self, raw: RawTensor, given: Iterable[RawTensor]) -> UnclassifiedTensor:
         """Return the tensor that a call returned, which was ``given`` those: the same, a view of one, or a new one."""
         storages = set()
         for other in given:
@@ -97,7 +97,7 @@ class Identities:
         storage = self._storages.get(raw.storage) if raw.storage in storages else None
         return self._new(raw, (storage or self._new_storage(raw))[0])
 
-    def alias(self, raw: RawTensor, of: RawTensor) -> DraftTensor:
+    def alias(self, raw: RawTensor, of: RawTensor) -> UnclassifiedTensor:
         """Return the tensor that a call returned which only gave ``of`` another id (``aten::detach``)."""
         self._tensors[raw.number] = found = self.read(of)
         return found
@@ -107,29 +107,29 @@ class Identities:
         self._storages[raw.storage] = found = (self._storage_count, raw.dtype)
         return found
 
-    def _new(self, raw: RawTensor, storage: int) -> DraftTensor:
+    def _new(self, raw: RawTensor, storage: int) -> UnclassifiedTensor:
         self._count += 1
-        found = DraftTensor(self._count, storage, raw.shape, raw.dtype, raw.layout)
+        found = UnclassifiedTensor(self._count, storage, raw.shape, raw.dtype, raw.layout)
         self._tensors[raw.number] = found
         self._by_place.setdefault((storage, raw.shape, raw.dtype, raw.layout), found)
         return found
 
 
-def _alike(known: DraftTensor, raw: RawTensor) -> bool:
+def _alike(known: UnclassifiedTensor, raw: RawTensor) -> bool:
     return known.shape == raw.shape and known.dtype == raw.dtype and known.layout == raw.layout
 
 
 @dataclass(slots=True)
-class Hints:
-    """What a reader knows of leaf storages by the names of arguments, before any reasoning."""
+class CategoryHints:
+    """What a reader knows about storages before their categories are derived."""
 
     parameters: set[int] = field(default_factory=set)
     buffers: set[int] = field(default_factory=set)
     inputs: set[int] = field(default_factory=set)
-    batch_size: int | None = None  # where someone said it
-    known: Roles = field(default_factory=dict)  # storages of which someone said what they are
-    said: dict[str, list[int]] = field(default_factory=dict)  # storages by annotation, as often as it was said
+    batch_size: int | None = None  # where it was stated
+    known: Categories = field(default_factory=dict)  # storages whose category was stated
+    said: dict[str, list[int]] = field(default_factory=dict)  # storages by annotation, as often as it was stated
 
 
 #: Category and parameter of each storage.
-Roles = dict[int, tuple[Category, int | None]]
+Categories = dict[int, tuple[Category, int | None]]

@@ -1,4 +1,4 @@
-"""A PyTorch profiler file without an execution trace: its calls, as the nodes that an execution trace would have for them.
+"""Concludes the nodes of an execution trace from a PyTorch profiler file alone.
 
 The profiler knows the shapes that a call was given (``record_shapes=True``), and neither what it returned nor which tensor is
 which. Three things are concluded: the argument of a forward call whose gradient is accumulated is a parameter; the first other
@@ -14,10 +14,10 @@ from typing import Any
 
 from triosim.errors import TraceError
 from triosim.trace.autograd import ENGINE_PREFIX
-from triosim.trace.formats.draft import RawTensor
 from triosim.trace.formats.pytorch.execution_trace import BACKWARD_SCOPE, DTYPES, USER_SCOPE, Node
 from triosim.trace.formats.pytorch.kineto import Profile, Span
-from triosim.trace.formats.pytorch.step import ROLE_PREFIX, last_step
+from triosim.trace.formats.pytorch.profiled_step import CATEGORY_PREFIX, last_step
+from triosim.trace.formats.unclassified import RawTensor
 from triosim.trace.trace import Category
 
 _ACCUMULATE = f"{ENGINE_PREFIX}torch::autograd::AccumulateGrad"
@@ -74,12 +74,12 @@ def _tree(profile: Profile) -> list[Node]:
 
 
 class _Tensors:
-    """Gives calls the tensors that they are concluded to take and to return."""
+    """Gives calls the tensors that they must take and return, concluded from shapes."""
 
     def __init__(self, found: list[Node]) -> None:
         self._nodes = found
         self._count = 0
-        self._roles: list[Node] = []
+        self._stated: list[Node] = []
 
     def given_to(self, calls: list[Node]) -> list[Node]:
         """Return all nodes, with the tensors of these calls, the outermost."""
@@ -95,7 +95,7 @@ class _Tensors:
                 node.arguments = [[self._new(*shape) for shape in row] for row in node.scalars]
         for node in self._nodes:
             node.scalars = []
-        return [*self._roles, *self._nodes]
+        return [*self._stated, *self._nodes]
 
     def _optimizes(self, node: Node) -> bool:
         while node.parent >= 0:
@@ -120,8 +120,8 @@ class _Tensors:
             for place, row in enumerate(source.scalars):
                 if row == [accumulated] and (source.number, place) not in found:
                     name = f"{source.name.rpartition('::')[2]}_{source.number}.{place}"
-                    found[source.number, place] = self._said("parameter", name, self._new(*accumulated))
-                    gradient = self._said("gradient", name, self._new(*accumulated))
+                    found[source.number, place] = self._state("parameter", name, self._new(*accumulated))
+                    gradient = self._state("gradient", name, self._new(*accumulated))
                     maker.returned.append([gradient])
                     node.arguments = [[gradient]]
                     break
@@ -144,7 +144,7 @@ class _Tensors:
                 if made and flows:
                     flows = False
                     if before is None:
-                        self._said("input", "", made[0])
+                        self._state("input", "", made[0])
                     else:
                         before.returned.append([made[0]])
             before = node
@@ -165,11 +165,11 @@ class _Tensors:
         self._count += 1
         return RawTensor(self._count, self._count, shape, dtype)
 
-    def _said(self, category: Category, name: str, tensor: RawTensor) -> RawTensor:
-        """Say a tensor's role as the tracer does, ahead of all calls."""
-        said = Node(-2, f"{ROLE_PREFIX}{category} 0 0 {name}", -1, -1, -1, USER_SCOPE, 0, "", [], [])
+    def _state(self, category: Category, name: str, tensor: RawTensor) -> RawTensor:
+        """State a tensor's category as the tracer does, ahead of all calls."""
+        said = Node(-2, f"{CATEGORY_PREFIX}{category} 0 0 {name}", -1, -1, -1, USER_SCOPE, 0, "", [], [])
         said.children.append(Node(-1, "aten::detach", -2, -1, -1, 0, 0, "", [[tensor]], []))
-        self._roles.append(said)
+        self._stated.append(said)
         return tensor
 
 

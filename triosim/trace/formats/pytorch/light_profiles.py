@@ -1,9 +1,9 @@
-"""Times from steps that were profiled lightly, put on the calls of a step that was profiled in full.
+"""Takes operator times from steps with light profiling, joined to the calls of a step with full profiling.
 
 Recording shapes and the execution trace slows small calls down by half and more; Kineto alone costs a few percent. So one
-step tells what was called, and others, of the same calls in the same order, how long it took: the profile of the middle one of
-them, in which each call of a host without a GPU takes the median of all. Medians leave out what disturbs now this call, now
-that one, so that together they are less than a step usually needs; they are stretched to what it does.
+step gives the calls, and others, with the same calls in the same order, their times: those of the median step, in which each
+call of a host without a GPU takes the median of all steps. Medians leave out disturbances of single calls, so that their sum
+is less than a usual step; they are stretched to the length of one.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from statistics import median
 
 from triosim.trace.autograd import ENGINE_PREFIX
 from triosim.trace.formats.pytorch.kineto import Profile, Span
-from triosim.trace.formats.pytorch.step import ROLE_PREFIX
+from triosim.trace.formats.pytorch.profiled_step import CATEGORY_PREFIX
 
-#: Steps that have fewer of their calls in common than this are not the same step.
+#: Steps that have a smaller share of their calls in common are not the same step.
 ENOUGH_ALIKE = 0.9
 
 
-def retimed(structure: Profile, others: list[Profile]) -> Profile | None:
+def with_light_times(structure: Profile, others: list[Profile]) -> Profile | None:
     """Return the middle one of the ``others``, whose outermost calls carry the numbers of the ``structure``'s.
 
     Calls are joined in their order, by name; a few may be in one step only, as those of a data loader are: what is in the
@@ -113,7 +113,7 @@ def outermost(profile: Profile, threads: set[str]) -> list[Span]:
             continue
         if not span.annotation:
             found.append(span)
-        if not span.annotation or span.name.startswith(ROLE_PREFIX):
+        if not span.annotation or span.name.startswith(CATEGORY_PREFIX):
             covered = span.end
     return found
 

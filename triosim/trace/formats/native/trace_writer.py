@@ -1,4 +1,4 @@
-"""How a trace is written in triosim's own format: one tensor, operator, mark or storage a line."""
+"""Writes a trace in triosim's own format: one tensor, operator, mark or storage a line."""
 
 from __future__ import annotations
 
