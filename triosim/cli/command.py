@@ -1,16 +1,17 @@
-"""What commands have in common: what they print, and that they read text and whole numbers by themselves.
+"""What commands have in common: how they are found and read, and what they print.
 
-So a start does not pay for pydantic: newer versions of typer convert every parameter by an adapter of it, whose import and
-building cost 0.12 s. Our parameters are text, whole numbers and flags. Where typer does not have the place at which the
-conversion is put in, it converts as it always does.
+Commands read text and whole numbers by themselves, so that a start does not pay for pydantic: newer versions of typer convert
+every parameter by an adapter of it, whose import and building cost 0.12 s. Our parameters are text, whole numbers and flags.
+Where typer does not have the place at which the conversion is put in, it converts as it always does.
 """
 
 from __future__ import annotations
 
 import io
 import sys
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Mapping
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -68,6 +69,43 @@ class QuickGroup(TyperGroup):
         return super().parse_args(ctx, args)
 
 
+class LazyGroup(QuickGroup):
+    """A group whose commands are imported when they run; their names and first sentences are known without.
+
+    A module has a function ``command`` (and may have a class for it, ``COMMAND``), or an ``app`` with commands of its own.
+    """
+
+    lazy: ClassVar[Mapping[str, tuple[str, str]]] = {}
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return the commands' names in the order in which they are shown."""
+        return list(self.lazy)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return what a list of commands shows of one."""
+        if cmd_name not in self.lazy:
+            return None
+        return QuickCommand(cmd_name, help=self.lazy[cmd_name][1])
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Return the command that is to run."""
+        name, found, rest = super().resolve_command(ctx, args)
+        return name, found if name is None else self.loaded(name), rest
+
+    def loaded(self, name: str) -> Any:
+        """Return a command, imported."""
+        module = import_module(self.lazy[name][0])
+        app = getattr(module, "app", None)
+        if app is None:
+            app = typer.Typer(
+                rich_markup_mode="rich", add_completion=False, context_settings={"help_option_names": ["-h", "--help"]}
+            )
+            app.command(name, cls=getattr(module, "COMMAND", QuickCommand))(module.command)
+        found = typer.main.get_command(app)
+        found.name = name
+        return found
+
+
 def show_on_terminal(what: RenderableType) -> None:
     """Print what rich can show."""
     from rich.console import Console
@@ -75,11 +113,3 @@ def show_on_terminal(what: RenderableType) -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal that knows no "…" still shows the rest
     Console(highlight=False).print(what)
-
-
-def check_plot(path: str | None) -> None:
-    """Refuse a picture that could not be drawn."""
-    if path is not None:
-        from triosim.reports.pictures import plot
-
-        plot.check_plot(path)

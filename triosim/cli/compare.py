@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated, Any
-
-import typer
+from dataclasses import replace
+from typing import Any
 
 from triosim.cli import options as o
-from triosim.cli import run_options as cli_run
-from triosim.cli.command import check_plot, show_on_terminal
+from triosim.cli.command import show_on_terminal
+from triosim.cli.subject import TracePath, configured
+from triosim.comparison.strategies import compare_config
+from triosim.config import COMMON
+from triosim.errors import OptionError
+from triosim.output_files import check_outputs
+from triosim.reports.terminal.comparison_table import render
+from triosim.reports.terminal.progress import Progress
+from triosim.results import report as reports
+
+GPUS = replace(COMMON["gpus"], help="How many GPUs.")
+OPTIONS = (o.CONFIG, o.SAVE_CONFIG, GPUS, o.PLOT, o.FORMAT, o.QUIET)
 
 
-@cli_run.takes(tuple(option for option in cli_run.OPTIONS if option.compare))
-def compare(
-    trace: o.TracePath,
-    gpus: Annotated[int, typer.Option("--gpus", "-n", metavar="N", help="How many GPUs.", show_default=False)],
-    plot: str | None,
-    format: str,
-    quiet: bool,
-    **options: Any,
-) -> None:
+@o.takes(*o.of_run("compare"), *OPTIONS)
+def command(trace: TracePath = None, **given: Any) -> None:
     """Compare all strategies on one number of GPUs, the fastest first.
 
     Speed-up and efficiency are those of the samples per second against one GPU: data parallelism gives each GPU the
@@ -35,26 +37,26 @@ def compare(
     One GPU is slow, pipelines run 1F1B, and a GPU costs 2.50 an hour:
     [cyan]triosim compare trace.json -n 8 --slow-gpus 3=1.5 --schedule 1f1b --price 2.5[/]
     """
-    from triosim.output_files import check_outputs
-
-    check_outputs(plot, reading=(trace, *(options[name] for name in ("topology", "operator_times", "schedule"))))
-    check_plot(plot)
-    from triosim.comparison.strategies import compare as run_comparison
-    from triosim.reports.terminal.progress import Progress
-
-    with Progress(shown=not quiet) as progress:
-        comparison = run_comparison(
-            trace,
-            gpus,
+    format = o.FORMAT.parse(given["format"])
+    run = configured("compare", trace, given)
+    if run.config.gpus is None:
+        raise OptionError("how many GPUs?", where="--gpus", fix="give a number, as 8")
+    plot = given["plot"]
+    check_outputs(plot, given["save_config"], reading=run.files)
+    if plot is not None:
+        reports.check(reports.find("comparison-plot", "comparison"), plot)
+    run.save(given["save_config"])
+    with Progress(shown=not given["quiet"]) as progress:
+        comparison = compare_config(
+            run.subject,
+            run.config.gpus,
+            run.config,
             started=lambda strategy: progress.labelled(strategy.label),
             progress=progress,
-            **cli_run.arguments_of(options),
         )
     if plot is not None:
         comparison.plot(plot)
     if format == "json":
         sys.stdout.write(comparison.to_json())
-    elif not quiet:
-        from triosim.reports.terminal.comparison_table import render
-
+    elif not given["quiet"]:
         show_on_terminal(render(comparison))

@@ -4,25 +4,29 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
+from rich.console import Console
 
 from triosim.cli import options as o
+from triosim.comparison.schedule_alone import Times, run_schedule
 from triosim.errors import OptionError, OutputError
+from triosim.extrapolators.pipeline.schedules.csv_file import write_table
+from triosim.output_files import check_outputs
+from triosim.reports.pictures.plot import check_plot
+from triosim.reports.pictures.schedule_plot import write_schedule_plot
+from triosim.reports.terminal.schedule_table import as_json, render
 
-if TYPE_CHECKING:
-    from triosim.comparison.schedule_alone import Times
 
-
-def schedule(
+def command(
     name: Annotated[
         str,
         typer.Argument(
             metavar="NAME|FILE",
             help="gpipe, 1f1b, interleaved, zero-bubble, dualpipe, or a CSV file.",
             show_default=False,
-            autocompletion=o.schedules,
+            autocompletion=o.completing(o.schedule_names),
         ),
     ],
     stages: Annotated[
@@ -34,7 +38,12 @@ def schedule(
             "--micro-batches", metavar="M", show_default=False, help="By default as many as ranks, or as it needs."
         ),
     ] = None,
-    virtual_stages: o.VirtualStages = None,
+    virtual_stages: Annotated[
+        int | None,
+        typer.Option(
+            "--virtual-stages", metavar="V", show_default=False, help="interleaved: how many stages a rank has. By default 2."
+        ),
+    ] = None,
     times: Annotated[
         str, typer.Option("--times", metavar="F,I,W", help="Seconds: forward, backward for the input, for the weights.")
     ] = "1,1,1",
@@ -62,39 +71,23 @@ def schedule(
     [cyan]triosim schedule zero-bubble --stages 4 --micro-batches 8 --times 1,1.2,0.8[/]
     [cyan]triosim schedule interleaved --stages 4 --micro-batches 8 --virtual-stages 2 -o mine.csv[/]
     """
-    from triosim.output_files import check_outputs
-
     check_outputs(output, plot, reading=(name,))
     if output is not None and not output.endswith(".csv") and (Path(output).is_file() or not Path(output).exists()):
         raise OutputError("is no name of a table", where=f"--output {output}", fix="end it in .csv")
     if plot is not None:
-        from triosim.reports.pictures.plot import check_plot
-
         check_plot(plot)
-    from triosim.comparison.schedule_alone import run_schedule
-
     run = run_schedule(name, stages, micro_batches, virtual_stages=virtual_stages, times=_times(times))
     if output is not None:
-        from triosim.extrapolators.pipeline.schedules.csv_file import write_table
-
         write_table(run.schedule, output)
     if plot is not None:
-        from triosim.reports.pictures.schedule_plot import write_schedule_plot
-
         write_schedule_plot(run, plot)
-    from triosim.reports.terminal.schedule_table import as_json, render
-
     if format == "json":
         sys.stdout.write(as_json(run))
     elif not quiet:
-        from rich.console import Console
-
         Console(highlight=False).print(render(run))
 
 
 def _times(text: str) -> Times:
-    from triosim.comparison.schedule_alone import Times
-
     try:
         forward, into, weight = (float(part) for part in text.split(","))
     except ValueError:

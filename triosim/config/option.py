@@ -37,8 +37,9 @@ class Option:
     ``--name-with-dashes``, or ``flag``; one without ``own_flag`` is reached as ``--option NAME=VALUE`` alone, by ``key`` where
     that is not its name. ``choices`` are all words that a ``choice`` knows, and those that another kind takes beside its
     values. ``least`` is the smallest whole number. What is ``of_training`` is read by nobody in inference, and what is
-    ``of_step`` changes the step that is simulated, so that captured task streams cannot follow it. ``commands`` have it. The
-    value of a ``part`` names a part of the plug-in ``group``, whose parts may declare options of their own.
+    ``of_step`` changes the step that is simulated, so that captured task streams cannot follow it. What is ``repeatable`` may
+    be given several times on the command line. ``commands`` have it. The value of a ``part`` names a part of the plug-in
+    ``group``, whose parts may declare options of their own.
     """
 
     name: str
@@ -56,14 +57,18 @@ class Option:
     key: str = ""
     of_training: bool = False
     of_step: bool = False
+    repeatable: bool = False
     commands: tuple[Command, ...] = EVERY_COMMAND
     group: Group | None = None
 
     @property
     def where(self) -> str:
-        """What the command line calls it."""
-        if not self.own_flag:
-            return f"--option {self.key or self.name}"
+        """What errors and notes call it: as it stands on the command line."""
+        return self.declaration.partition("/")[0] if self.own_flag else f"--option {self.key or self.name}"
+
+    @property
+    def declaration(self) -> str:
+        """Its flag, and the one that turns it off where there is one: ``--fold/--no-fold``."""
         return self.flag or f"--{self.name.replace('_', '-')}"
 
     def parse(self, value: Any, where: str | None = None) -> Any:

@@ -180,6 +180,7 @@ class RunConfig:
                 panel=SYSTEM,
                 flag="--option",
                 metavar="KEY=VALUE",
+                repeatable=True,
             )
         },
     )
@@ -334,11 +335,13 @@ CONDITIONS: tuple[Option, ...] = (
         "slow_gpus",
         "RANKS=FACTOR",
         "GPUs that take so many times longer: 3=1.5, or 4-7,12=2. Repeatable.",
+        repeatable=True,
     ),
     _condition(
         "gpu_kinds",
         "RANKS=GPU",
         "GPUs of another kind than the others: 4-7=V100-SXM2-32GB. Repeatable.",
+        repeatable=True,
     ),
     _condition(
         "stragglers",
@@ -355,6 +358,7 @@ CONDITIONS: tuple[Option, ...] = (
         "EVENT",
         "What happens at a time: at=0.5s,gpu=3,slowdown=2 or at=1s,from=gpu0,to=gpu1,bandwidth=1GB/s. Repeatable.",
         flag="--event",
+        repeatable=True,
     ),
 )
 

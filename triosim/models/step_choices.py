@@ -1,14 +1,17 @@
 """The choices for the step of a described model: batch, sequence length, dtypes, optimizer and kernels.
 
-``StepChoices`` is the one list of them: ``triosim.describe`` takes them as keywords, and the command line makes an option of
-each field from its default and its ``metadata`` (``help``; ``values``, where only some words are allowed; ``metavar``).
+``StepChoices`` is the one list of them: ``triosim.describe`` takes them as keywords, and the command line has an option for each
+field, which is declared with it.
 """
+
+# ruff: noqa: RUF009 - each field declares its option
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, get_args
 
+from triosim.config.option import MODEL, Kind, Option
 from triosim.errors import OptionError, nearest
 from triosim.models.operators.optimizers import OPTIMIZERS
 from triosim.trace import dtype_name
@@ -21,9 +24,10 @@ ProductKind = Literal["plain", "fp8"]
 _DTYPES = ("float32", "bfloat16", "float16")
 
 
-def _shown(help: str, metavar: str = "NAME", values: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Return the metadata of a field: what the command line shows of its option."""
-    return {"help": help, "metavar": "|".join(values) or metavar, "values": values}
+def _option(kind: Kind, default: Any, help: str, *, name: str = "", **more: Any) -> Any:
+    """Return a field with the declaration of its option, which is called as the field unless it has a ``name``."""
+    declared = Option(name, kind, default, help, panel=MODEL, of_step=True, **more)
+    return field(default=default, metadata={"option": declared})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,39 +47,35 @@ class StepChoices:
     dropout: another probability than the model's own.
     """
 
-    batch: int = field(default=1, metadata=_shown("Samples in a step.", "N"))
-    sequence: int | None = field(
-        default=None, metadata=_shown("Tokens in a sample; by default the model's own length.", "N")
+    batch: int = _option("whole", 1, "Samples in a step.", metavar="N", short="-b")
+    sequence: int | None = _option(
+        "whole", None, "Tokens in a sample; by default the model's own length.", name="seq", metavar="N", short="-s"
     )
-    layers: int | None = field(default=None, metadata=_shown("Another number of layers than the model's.", "N"))
-    dtype: str = field(default="bfloat16", metadata=_shown("fp32, bf16 or fp16."))
-    precision: PrecisionKind = field(
-        default="plain",
-        metadata=_shown("Parameters in --dtype, or fp32 ones and autocast to it.", values=get_args(PrecisionKind)),
+    layers: int | None = _option("whole", None, "Another number of layers than the model's.", metavar="N")
+    dtype: str = _option("text", "bf16", "fp32, bf16 or fp16.", metavar="NAME")
+    precision: PrecisionKind = _option(
+        "choice", "plain", "Parameters in --dtype, or fp32 ones and autocast to it.", choices=get_args(PrecisionKind)
     )
-    optimizer: str = field(
-        default="adamw", metadata=_shown("adamw, fused-adamw, master-adamw (fp32 copies), sgd or none.")
+    optimizer: str = _option(
+        "text", "adamw", "adamw, fused-adamw, master-adamw (fp32 copies), sgd or none.", metavar="NAME"
     )
-    attention: AttentionKind = field(
-        default="flash",
-        metadata=_shown("One kernel, or products with the scores in memory.", values=get_args(AttentionKind)),
+    attention: AttentionKind = _option(
+        "choice", "flash", "One kernel, or products with the scores in memory.", choices=get_args(AttentionKind)
     )
-    kernels: KernelKind | None = field(
-        default=None,
-        metadata=_shown(
-            "One an operator; one for what libraries fuse (norms, rotary_angles, gates, the loss); or as a compiler fuses.",
-            values=get_args(KernelKind),
-        ),
+    kernels: KernelKind | None = _option(
+        "choice",
+        None,
+        "One an operator; one for what libraries fuse (norms, rotary embeddings, gates, the loss); or as a compiler fuses.",
+        choices=get_args(KernelKind),
     )
-    products: ProductKind = field(
-        default="plain",
-        metadata=_shown(
-            "Matrix products of linear layers in --dtype, or in fp8 with a scale a tensor.",
-            values=get_args(ProductKind),
-        ),
+    products: ProductKind = _option(
+        "choice",
+        "plain",
+        "Matrix products of linear layers in --dtype, or in fp8 with a scale a tensor.",
+        choices=get_args(ProductKind),
     )
-    dropout: float | None = field(
-        default=None, metadata=_shown("Another probability than the model's own: 0, 0.1.", "P")
+    dropout: float | None = _option(
+        "probability", None, "Another probability than the model's own: 0, 0.1.", metavar="P"
     )
 
     def __post_init__(self) -> None:
@@ -109,6 +109,13 @@ class StepChoices:
         said = f"{self.compute_dtype}, {self.precision}, attention {self.attention}, "
         said += f"kernels {self.kernels or 'as usual'}, optimizer {self.optimizer}"
         return said + (", products fp8" if self.products == "fp8" else "")
+
+
+    @classmethod
+    def declarations(cls) -> dict[str, Option]:
+        """Return the option of each field, by the field's name."""
+        found = {one.name: one.metadata["option"] for one in fields(cls)}
+        return {name: replace(option, name=option.name or name) for name, option in found.items()}
 
 
 class ChoiceReader:

@@ -1,0 +1,20 @@
+"""The command ``triosim plugins``: what options can name."""
+
+from __future__ import annotations
+
+from triosim import plugins as registry
+from triosim.cli.command import show_on_terminal
+from triosim.reports.terminal.result_tables import table
+
+
+def command() -> None:
+    """List what options can name: what ships with triosim, and plug-ins.
+
+    Parallelisms, networks, collective algorithms, compute models, trace formats and reports. Installed packages add to it by
+    entry points; a file is named as [cyan]file.py:Class[/].
+    """
+    made = table("What can be named", "kind", "names")
+    for group in registry.GROUPS:
+        made.add_row(group.replace("_", " "), ", ".join(registry.names(group)))
+    made.columns[1].justify = "left"
+    show_on_terminal(made)

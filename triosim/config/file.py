@@ -1,0 +1,171 @@
+"""Configuration files: the options of a run by name, in YAML or JSON, or in the ``result.json`` of a run.
+
+A relative path in such a file is looked for in the folder of the file first. What triosim writes has absolute paths, so that a
+run is repeated from any folder.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from triosim import yaml_lines
+from triosim.config.option import Option
+from triosim.config.parts import flags
+from triosim.config.run_config import COMMON, CONDITIONS, option_named
+from triosim.errors import OptionError, TriosimError, nearest
+from triosim.output_files import writing_text
+
+LARGEST_FILE = 256_000_000  # bytes; a result of many ranks is large
+SUBJECT = "trace"
+#: Options of which one replaces the other.
+_INSTEAD = {"batch_size": "global_batch_size", "global_batch_size": "batch_size"}
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigFile:
+    """What a configuration file says: the trace, or the model, and options as they were written."""
+
+    trace: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+def read_config(path: str) -> ConfigFile:
+    """Return what a file says. Raises ``OptionError`` that names the file, the line and the key of what is wrong."""
+    content, lines = _content(path)
+    if not isinstance(content, dict):
+        raise OptionError("is no mapping of options to values", where=path, fix="write lines such as 'parallel: ddp'")
+    if str(content.get("schema", "")).startswith("triosim-result/"):
+        content, lines = _config_of_result(content, path), {}
+
+    def where(*keys: str) -> str:
+        return ": ".join((f"{path}:{lines[keys]}" if keys in lines else path, *keys))
+
+    folder = Path(path).resolve().parent
+    options = {}
+    for name, value in content.items():
+        if name == SUBJECT or value is None:
+            continue
+        option = _declared(name, where(name))
+        _check(option, value, where)
+        options[name] = with_paths(option, value, folder)
+    trace = content.get(SUBJECT)
+    if trace is not None and not isinstance(trace, str):
+        raise OptionError(f"{trace} is no path", where=where(SUBJECT), fix="give a file, a folder or a model's name")
+    return ConfigFile(None if trace is None else _found(trace, folder), options)
+
+
+def merged(file: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of a file with those of the command line, which come first; mappings are merged key by key."""
+    found = {name: value for name, value in file.items() if _INSTEAD.get(name) not in given}
+    for name, value in given.items():
+        option = option_named(name)
+        if option.kind == "mapping" and name in found:
+            found[name] = {**option.parse(found[name]), **option.parse(value)}
+        else:
+            found[name] = value
+    return found
+
+
+def write_config(path: str, options: Mapping[str, Any]) -> None:
+    """Write options to a YAML file, or a JSON one where the name ends so, with absolute paths."""
+    values = {
+        name: _found(value, Path()) if name == SUBJECT else as_json(option_named(name), value)
+        for name, value in options.items()
+    }
+    with writing_text(path) as file:
+        if path.endswith(".json"):
+            file.write(json.dumps(values, indent=2) + "\n")
+            return
+        import yaml
+
+        file.write(yaml.safe_dump(values, sort_keys=False, allow_unicode=True))
+
+
+def as_json(option: Option, value: Any) -> Any:
+    """Return an option's value as a file can hold it, with absolute paths."""
+    parsed = option.parse(value) if option.kind == "mapping" else value
+    return _plain(with_paths(option, parsed, Path()))
+
+
+def with_paths(option: Option, value: Any, folder: Path) -> Any:
+    """Return an option's value with absolute paths where they name files of a folder."""
+    if not isinstance(value, str):
+        return value
+    if option.kind in ("file", "part"):
+        return _found(value, folder)
+    if option.name == "parallel":
+        return ",".join(_found(part, folder) for part in value.split(","))
+    return value
+
+
+def _found(name: str, folder: Path) -> str:
+    """Return a name, absolute where it is that of a file or folder; ``file.py:Class`` is one too."""
+    file, separator, attribute = name.partition(".py:")
+    path = folder / (f"{file}.py" if separator else name)
+    if not path.exists():
+        return name
+    return f"{path.resolve()}{f':{attribute}' if separator else ''}"
+
+
+def _plain(value: Any) -> Any:
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): _plain(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(one) for one in value]
+    if isinstance(value, type):
+        return f"{value.__module__}:{value.__qualname__}"
+    return str(getattr(value, "name", value))  # a topology, or a GPU
+
+
+def _content(path: str) -> tuple[Any, Mapping[tuple[str | int, ...], int]]:
+    """Return what a file holds, and the lines of its keys where it is YAML."""
+    try:
+        if Path(path).stat().st_size > LARGEST_FILE:
+            raise OptionError("is too large for a configuration", where=path)
+        text = Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise OptionError(f"cannot be read: {error.strerror}", where=path) from None
+    except ValueError:
+        raise OptionError("is no text", where=path, fix="give a YAML or JSON file") from None
+    if not path.endswith(".json"):
+        try:
+            return yaml_lines.parse(text, path)
+        except TriosimError as error:
+            raise OptionError(error.what, where=error.where, fix=error.fix) from None
+    try:
+        return json.loads(text), {}
+    except ValueError as error:
+        raise OptionError(f"not valid JSON: {error}", where=path) from None
+
+
+def _config_of_result(content: Mapping[str, Any], path: str) -> Any:
+    inputs = content.get("inputs")
+    config = inputs.get("config") if isinstance(inputs, dict) else None
+    if not isinstance(config, dict):
+        raise OptionError("the result has no configuration", where=path, fix="simulate it again with this version")
+    return config
+
+
+def _declared(name: str, where: str) -> Option:
+    if name not in COMMON and name not in flags():
+        known = [SUBJECT, *COMMON, *flags()]
+        raise OptionError(f"there is no option '{name}'", where=where, fix=nearest(name, known))
+    return option_named(name)
+
+
+def _check(option: Option, value: Any, where: Any) -> None:
+    """Refuse a value that the option cannot have, and unknown conditions."""
+    option.parse(value, where(option.name))
+    if option.name == "conditions":
+        known = [one.name for one in CONDITIONS]
+        for key in option.parse(value, where(option.name)):
+            if key not in known:
+                raise OptionError(
+                    f"there is no condition '{key}'", where=where("conditions", key), fix=nearest(key, known)
+                )
