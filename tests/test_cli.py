@@ -254,12 +254,13 @@ def test_without_a_command_the_help_is_shown(run: Run) -> None:
 
 
 def test_shell_completion_knows_parallelisms_and_topologies() -> None:
-    from triosim.cli.options import _plugins, _recomputing, _topologies
+    from triosim.cli import options
 
-    assert _plugins("extrapolators")("d") == ["dp", "ddp"]
-    assert _plugins("extrapolators")("z") == ["zero1", "zero2"]
-    assert {"dgx-h100", "ring"} <= set(_topologies())
-    assert {"selective", "checkpoint"} <= set(_recomputing())
+    parallelisms = options.completing(options.plugin_names("extrapolators"))
+    assert parallelisms("d") == ["dp", "ddp"]
+    assert parallelisms("z") == ["zero1", "zero2"]
+    assert {"dgx-h100", "ring"} <= set(options.topology_names())
+    assert {"selective", "checkpoint"} <= set(options.recompute_policies())
 
 
 # ---- what is wrong ---------------------------------------------------------------------------------------------------
@@ -407,12 +408,12 @@ def test_ctrl_c_while_files_are_written_leaves_none_behind(
 def test_a_mistake_of_ours_is_one_line_too_and_its_traceback_is_to_be_had(
     run: Run, trace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from triosim.trace import formats as trace_formats
+    from triosim.cli import show
 
     def broken(*_: object) -> None:
         raise AssertionError("2 is\nnot 3")
 
-    monkeypatch.setattr(trace_formats, "read", broken)
+    monkeypatch.setattr(show, "read", broken)
     status, _, err = run("show", trace)
     assert status == 1
     assert "AssertionError: 2 is not 3" in one_line(err)

@@ -1,39 +1,48 @@
-"""simulate and compare take their options from one list, and what the list says is what ``triosim.simulate`` takes."""
+"""The commands that simulate take their options from the declarations, as ``triosim.simulate`` does."""
 
 from __future__ import annotations
 
 import inspect
+from importlib import import_module
 
 import pytest
 
 import triosim
-from triosim.cli import compare as cli_compare
 from triosim.cli import main as cli
-from triosim.cli import run_options as cli_run
-
-#: What a command does with what comes back, which is no argument of a run.
-SHOWN = {"output", "csv", "plot", "link_plot", "by_layer", "what_if", "format", "quiet"}
-
-
-def parameters(command: object) -> dict[str, object]:
-    return {one.name: one.default for one in inspect.signature(command).parameters.values()}  # type: ignore[arg-type]
+from triosim.cli import options as o
+from triosim.config import COMMON, CONDITIONS, RunConfig, flags
+from triosim.config.option import EVERY_COMMAND
 
 
-def test_every_option_is_an_argument_of_simulate_with_its_default() -> None:
-    defaults = parameters(triosim.simulate)
-    options = {one.name: one.default for one in cli_run.OPTIONS if one.name not in SHOWN}
-    arguments = cli_run.arguments_of(options)
-    assert arguments.keys() <= defaults.keys()
-    empty = {"conditions": {}, "options": {}, "timeline": None}
-    assert {name: value for name, value in arguments.items() if value != defaults[name]} == empty
+def test_simulate_has_a_keyword_for_every_option_with_its_default() -> None:
+    parameters = inspect.signature(triosim.simulate).parameters
+    assert {*COMMON, *flags()} <= parameters.keys()
+    assert all(parameters[name].default == option.default for name, option in (COMMON | flags()).items())
+    doc = triosim.simulate.__doc__ or ""
+    assert [option.name for option in flags().values() if f"{option.name}: {option.help}" not in doc] == []
 
 
-def test_both_commands_have_an_option_alike() -> None:
-    simulate, compare = parameters(cli.simulate), parameters(cli_compare.compare)
-    shared = {one.name for one in cli_run.OPTIONS if one.compare}
-    assert shared | {"trace", "gpus"} == compare.keys()
-    assert {one.name for one in cli_run.OPTIONS} | {"trace"} == simulate.keys()
-    assert all(simulate[name] == compare[name] for name in shared)
+def test_the_defaults_of_the_configuration_are_those_that_are_declared() -> None:
+    config = RunConfig.of()
+    assert config == RunConfig()
+    assert not [name for name in (*COMMON, *flags()) if config.is_given(name)]
+
+
+@pytest.mark.parametrize("command", EVERY_COMMAND)
+def test_a_command_has_the_options_that_are_declared_for_it(command: str) -> None:
+    module = import_module(f"triosim.cli.{command}")
+    names = inspect.signature(module.command).parameters.keys()
+    every = (*COMMON.values(), *flags().values(), *CONDITIONS)
+    declared = {option.name for option in every if command in option.commands}
+    assert declared | {option.name for option in module.OPTIONS} | {"trace"} == set(names)
+
+
+@pytest.mark.parametrize("name", cli.Commands.lazy)
+def test_what_the_list_of_commands_says_is_the_first_sentence_of_the_command(name: str) -> None:
+    module, sentence = cli.Commands.lazy[name]
+    loaded = import_module(module)
+    command = getattr(loaded, "command", None) or loaded.calibrate
+    assert " ".join((command.__doc__ or "").partition("\n\n")[0].split()) == sentence
 
 
 @pytest.mark.parametrize("command", ["simulate", "compare"])
@@ -46,4 +55,14 @@ def test_the_help_fits_eighty_columns_in_groups(
     assert max(map(len, lines)) <= 80
     titles = [line.split()[1] for line in lines if line.startswith("╭─")]
     assert {"Parallelism", "System", "Operator", "Conditions", "Output"} <= set(titles)
-    assert "**options" not in "".join(lines)
+    assert "**given" not in "".join(lines)
+    assert "[default: gpipe]" in "".join(lines)
+
+
+def test_what_was_not_given_is_not_said() -> None:
+    given = dict.fromkeys(("parallel", "slow_gpus", "training", "timeline", "output"))
+    assert o.chosen("simulate", given) == {}
+    assert o.chosen("simulate", {**given, "training": True, "slow_gpus": ["3=2"], "timeline": "run.json"}) == {
+        "training": False,
+        "conditions": {"slow_gpus": ["3=2"]},
+    }

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import pytest
 import typer
 
-from triosim.cli import app
+from triosim.cli.main import Commands, app
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted((ROOT / "docs").glob("*.md"))
@@ -34,7 +34,7 @@ def test_every_option_is_in_the_page_of_its_command(command: str) -> None:
     page = (PAGES[0].parent / ("describe.md" if command == "describe" else "command-line.md")).read_text(
         encoding="utf-8"
     )
-    found = cast(Any, typer.main.get_command(app)).commands[command]
+    found = cast(Commands, typer.main.get_command(app)).loaded(command)
     names = {option for parameter in found.params for option in parameter.opts if option.startswith("--")}
     assert [
         name for name in sorted(names - {"--help", "--quiet"}) if f"{name}`" not in page and f"{name} " not in page

@@ -96,11 +96,11 @@ def test_a_trace_without_storages_is_estimated_not_far_from_the_truth(
     [
         (["--gpu", "H1000"], "there is no GPU 'H1000'"),
         (["--capacity", "many"], "'many' is not a quantity"),
-        (["--capacity", "-1 GiB"], "--capacity: '-1 GiB' is no size of a memory"),
+        (["--capacity", "-1 GiB"], "--capacity: -1 GiB is no number of bytes"),
         (["--capacity", "100 MiB"], "leaves nothing beside the CUDA context"),
         (["--allocator", "backend:cudaMallocAsync"], "--allocator: 'backend' is not known"),
         (["--rank", "3"], "--rank: the trace is of one GPU"),
-        (["--depth", "0"], "--depth: 0 is no depth"),
+        (["--depth", "0"], "--depth: 0 is less than 1"),
         (["--plot", "memory.bmp"], "is no kind of picture"),
         (["--snapshot", "memory.json"], "memory.json: a snapshot is a pickle; end the name in .pickle or .pkl"),
         (["--snapshot", "no/such/folder/m.pickle"], "the folder 'no/such/folder' does not exist"),

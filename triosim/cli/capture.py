@@ -8,18 +8,22 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
+from triosim import tracer
+from triosim.capture import one_rank
+from triosim.capture.many_ranks import CapturedStreams, capture_ranks, checked_ranks
 from triosim.cli import options as o
 from triosim.cli.command import QuickCommand
+from triosim.compute.pricing.prediction import DEFAULT_GPU
 from triosim.errors import OptionError
-
-if TYPE_CHECKING:
-    from triosim.capture.many_ranks import CapturedStreams
-    from triosim.trace import Trace
-    from triosim.trace.task_streams import TaskStreams
+from triosim.output_files import check_outputs, check_trace_name
+from triosim.trace import Trace
+from triosim.trace.formats import write
+from triosim.trace.task_streams import TaskStreams
+from triosim.units import format_time
 
 #: Operators that take so many times as long as a step are another step's: one that made states, or had more rounds.
 _ALIKE = 1.5
@@ -40,7 +44,10 @@ class CaptureCommand(QuickCommand):
         return rest
 
 
-def capture(
+COMMAND = CaptureCommand
+
+
+def command(
     script: Annotated[
         str, typer.Argument(metavar="SCRIPT", help="A training script; it is run unchanged.", show_default=False)
     ],
@@ -144,9 +151,6 @@ def capture(
     A distributed script, as 64 ranks would run it:
     [cyan]triosim capture --fake --world 64 -o streams.json.gz train.py[/]
     """
-    from triosim.output_files import check_outputs, check_trace_name
-    from triosim.trace.formats import write
-
     target = output or f"{Path(script).stem}.trace.json.gz"
     check_outputs(target, reading=(script,))
     check_trace_name(target)
@@ -180,8 +184,6 @@ def _check(*, fake: bool, gpu: str | None, device: str, world: int | None, ranks
     if ranks is not None:
         if world is None:
             raise OptionError("there is one rank", where="--ranks", fix="say of how many: --world 64")
-        from triosim.capture.many_ranks import checked_ranks
-
         checked_ranks(ranks, world)
 
 
@@ -193,10 +195,7 @@ def _check_counts(**counts: int | None) -> None:
 
 
 def _fake(script: str, arguments: Sequence[str], gpu: str | None, skip: int | None, batch_size: int | None) -> Trace:
-    from triosim.capture import one_rank as capturing
-    from triosim.compute.pricing.prediction import DEFAULT_GPU
-
-    found = capturing.capture_fake(
+    found = one_rank.capture_fake(
         script,
         arguments,
         gpu=gpu or DEFAULT_GPU,
@@ -215,10 +214,7 @@ def _ranks(
     skip: int | None,
     batch_size: int | None,
 ) -> CapturedStreams:
-    from triosim.capture import many_ranks as capturing_ranks
-    from triosim.compute.pricing.prediction import DEFAULT_GPU
-
-    return capturing_ranks.capture_ranks(
+    return capture_ranks(
         script,
         arguments,
         world=world,
@@ -241,8 +237,6 @@ def _measured(
     if device == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # before PyTorch is imported
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # its profiler warns of each thing that it does
-    from triosim.tracer import capture_script
-
     if device == "cuda":
         import torch
 
@@ -250,7 +244,7 @@ def _measured(
             raise OptionError(
                 "there is no GPU here", where="--device cuda", fix="capture without one: --fake --gpu H100"
             )
-    trace, _ = capture_script(
+    trace, _ = tracer.capture_script(
         script, arguments, batch_size=batch_size, skip=3 if skip is None else skip, warmup=warmup, steps=steps
     )
     return trace
@@ -265,9 +259,6 @@ def _assumed(found: CapturedStreams) -> Iterator[str]:
 
 
 def _summary(trace: Trace | TaskStreams) -> Iterator[str]:
-    from triosim.trace.task_streams import TaskStreams
-    from triosim.units import format_time
-
     if isinstance(trace, TaskStreams):
         names = ", ".join(map(str, sorted(trace.traces)))
         yield f"{trace.world:,} ranks, captured as {'rank' if len(trace.traces) == 1 else 'ranks'} {names}"

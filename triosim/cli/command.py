@@ -77,15 +77,9 @@ class LazyGroup(QuickGroup):
 
     lazy: ClassVar[Mapping[str, tuple[str, str]]] = {}
 
-    def list_commands(self, ctx: Any) -> list[str]:
-        """Return the commands' names in the order in which they are shown."""
-        return list(self.lazy)
-
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Return what a list of commands shows of one."""
-        if cmd_name not in self.lazy:
-            return None
-        return QuickCommand(cmd_name, help=self.lazy[cmd_name][1])
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**given)
+        self.commands = {name: QuickCommand(name, help=sentence) for name, (_, sentence) in self.lazy.items()}
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Return the command that is to run."""

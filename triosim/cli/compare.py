@@ -40,7 +40,7 @@ def command(trace: TracePath = None, **given: Any) -> None:
     format = o.FORMAT.parse(given["format"])
     run = configured("compare", trace, given)
     if run.config.gpus is None:
-        raise OptionError("how many GPUs?", where="--gpus", fix="give a number, as 8")
+        raise OptionError("Missing option '--gpus' / '-n'", fix="see 'triosim compare --help'")
     plot = given["plot"]
     check_outputs(plot, given["save_config"], reading=run.files)
     if plot is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, cast
@@ -169,19 +169,21 @@ def _shown_default(option: Option) -> str:
     return "" if value is None or value == "" else f" [dim]\\[default: {value}][/dim]"
 
 
-def chosen(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keywords of ``triosim.simulate`` for options of the command line that were given."""
-    return dict(_keywords({name: value for name, value in given.items() if value not in (None, [])}))
+#: Options of a run that a command declares with a help text of its own.
+_OWN = ("gpu", "gpus")
 
 
-def _keywords(given: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    names = {option.name for option in CONDITIONS}
-    for name, value in given.items():
-        if name in COMMON or name in flags():
-            yield name, not value if name == "training" else value
-    conditions = {name: value for name, value in given.items() if name in names}
-    if conditions:
-        yield "conditions", conditions
+def chosen(command: Command, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keywords of ``triosim.simulate`` for options of a command line that were given."""
+    conditions = {option.name for option in CONDITIONS}
+    names = {option.name for option in of_run(command)}.union(_OWN) - conditions
+    said = {name: value for name, value in given.items() if value not in (None, [])}
+    found = {name: value for name, value in said.items() if name in names}
+    if "training" in found:
+        found["training"] = False  # --inference
+    if conditions & said.keys():
+        found["conditions"] = {name: value for name, value in said.items() if name in conditions}
+    return found
 
 
 Format = Annotated[

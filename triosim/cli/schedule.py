@@ -41,7 +41,10 @@ def command(
     virtual_stages: Annotated[
         int | None,
         typer.Option(
-            "--virtual-stages", metavar="V", show_default=False, help="interleaved: how many stages a rank has. By default 2."
+            "--virtual-stages",
+            metavar="V",
+            show_default=False,
+            help="interleaved: how many stages a rank has. By default 2.",
         ),
     ] = None,
     times: Annotated[

@@ -57,5 +57,5 @@ def configured(command: Command, trace: str | None, given: Mapping[str, Any]) ->
     subject = trace if trace is not None else file.trace
     if subject is None:
         raise OptionError("Missing argument 'TRACE'", fix=f"see 'triosim {command} --help'")
-    said = merged(file.options, o.chosen(given))
+    said = merged(file.options, o.chosen(command, given))
     return ConfiguredRun(subject, RunConfig.of(**said), said)

@@ -1,0 +1,46 @@
+"""The commands under ``triosim calibrate``: measure operators, fit models to what was measured, and judge fitted models."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+import typer
+
+from triosim.cli.command import LazyGroup
+
+
+class Commands(LazyGroup):
+    """The commands under ``triosim calibrate``, by name: their modules and first sentences."""
+
+    lazy: ClassVar[Mapping[str, tuple[str, str]]] = {
+        "compute": (
+            "triosim.cli.calibrate.compute",
+            "Fit the operator models to measured operators, with errors from cross-validation.",
+        ),
+        "evaluate": (
+            "triosim.cli.calibrate.evaluate",
+            "Show how far the fitted models are off on measured operators or, with --topology, on measured collectives.",
+        ),
+        "network": (
+            "triosim.cli.calibrate.network",
+            "Fit collectives to measured ones, and write a topology on which they take as long, alone on an idle machine.",
+        ),
+        "measure": (
+            "triosim.cli.calibrate.measure",
+            "Measure operators on the GPU (or CPU) at hand, for 'triosim calibrate compute'.",
+        ),
+    }
+
+
+app = typer.Typer(
+    cls=Commands,
+    rich_markup_mode="rich",
+    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback()
+def calibrate() -> None:
+    """Measure operators, fit models of operators and collectives to what was measured, or judge them on it."""

@@ -1,0 +1,123 @@
+"""The command ``triosim calibrate evaluate``: how far fitted models are off on what was measured."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from triosim.cli import options as o
+from triosim.cli.calibrate.options import Cache, Collective, OperatorName
+from triosim.compute.fit import calibration_run as fitting
+from triosim.compute.fit import evaluation
+from triosim.compute.fit.evaluation import Evaluation, Statistics
+from triosim.compute.learned import model_files
+from triosim.networks.calibration.fit import run
+from triosim.reports.terminal.result_tables import table as made_table
+from triosim.units import format_time
+
+
+def command(
+    table: Annotated[
+        str, typer.Argument(metavar="DATA", help="A table of measured operators, or a trace.", show_default=False)
+    ],
+    gpu: Annotated[
+        str | None,
+        typer.Option(
+            "--gpu", metavar="NAME", show_default=False, help="The GPU whose rows are judged, where DATA does not say."
+        ),
+    ] = None,
+    models: Annotated[
+        str | None,
+        typer.Option(
+            "--models",
+            metavar="FILE",
+            show_default=False,
+            help="Fitted models to judge, a file or a folder, before the shipped ones.",
+        ),
+    ] = None,
+    operator: OperatorName = None,
+    cache: Cache = None,
+    topology: Annotated[
+        str | None,
+        typer.Option(
+            "--topology",
+            "-t",
+            metavar="NAME",
+            show_default=False,
+            help="DATA are collectives, judged on this topology.",
+        ),
+    ] = None,
+    collective: Collective = None,
+    format: o.Format = "table",
+) -> None:
+    """Show how far the fitted models are off on measured operators or, with --topology, on measured collectives.
+
+    [bold]Examples[/]
+
+    [cyan]triosim calibrate evaluate gemm_bf16_h100.csv.gz --gpu H100[/]
+    [cyan]triosim calibrate evaluate run/ --models h100.npz[/]
+    [cyan]triosim calibrate evaluate bmm_fp32_multi_gpu.csv.gz --gpu 'Tesla T4' --format json[/]
+    [cyan]triosim calibrate evaluate all_reduce.txt --topology dgx-h100[/]
+    """
+    if topology is not None:
+        _evaluate_collectives(table, topology, collective, gpu, format)
+        return
+    if models is not None:
+        model_files.check(models)
+    measured = fitting.measurements([table], gpu, operator, cache)
+    target = fitting.single_gpu(measured, table)
+    (rows,) = fitting.as_operators(measured)
+    one_operator = {(part.shapes.family, part.shapes.dtype) for part, _ in measured.tables}
+    with model_files.using(models):
+        for line in (*fitting.unknown([rows]), *evaluation.already_fitted(rows, one_operator)):
+            print(f"triosim: {line}", file=sys.stderr)
+        judged = evaluation.evaluate(rows)
+    family, dtype = next(iter(one_operator)) if one_operator else ("all", None)
+    _show(judged, target.name, family, dtype, format)
+
+
+def _evaluate_collectives(table: str, topology: str, collective: str | None, gpu: str | None, format: str) -> None:
+    name, total, kinds = run.evaluate(table, topology, collective, gpu)
+    if format == "json":
+        _print_json(run.as_json(name, total, kinds))
+        return
+    rows = {"all": total.total}
+    rows |= {word: one for word, one in (("1 MiB and more", total.large), ("below", total.small)) if one is not None}
+    for kind, judged in kinds.items():
+        both = (("from 1 MiB", judged.large), ("below", judged.small))
+        rows |= {f"{kind} {word}": one for word, one in both if one is not None}
+    _print_table(f"collectives on {name}", rows)
+
+
+def _show(judged: Evaluation, gpu: str, operator: str, dtype: str | None, format: str) -> None:
+    if format == "json":
+        kinds = {name: {**one.as_dict(), "model": judged.models[name]} for name, one in judged.kinds.items()}
+        sums = {"measured_seconds": judged.measured_seconds, "predicted_seconds": judged.predicted_seconds}
+        known = {"gpu": gpu, "operator": operator, **({"dtype": dtype} if dtype else {}), "model": judged.model}
+        classes = {"classes": _as_dicts(judged.classes), "kinds": kinds}
+        _print_json({**judged.total.as_dict(), **known, **sums, **classes})
+        return
+    rows = {"all": judged.total, **judged.classes}
+    rows |= {f"{name} ({judged.models[name]})": one for name, one in judged.kinds.items()}
+    together = f"{format_time(judged.measured_seconds)} measured, {format_time(judged.predicted_seconds)} predicted"
+    _print_table(f"auto on {gpu}: all operators together {together}", rows)
+
+
+def _as_dicts(several: dict[str, Statistics]) -> dict[str, dict[str, float]]:
+    return {name: one.as_dict() for name, one in several.items()}
+
+
+def _print_json(content: dict[str, Any]) -> None:
+    print(json.dumps(content, indent=2))
+
+
+def _print_table(title: str, rows: dict[str, Statistics]) -> None:
+    made = made_table(title, "rows", "number", "MAPE", "median", "95th percentile", "within 10%")
+    for name, one in rows.items():
+        figures = (one.mape_percent, one.median_percent, one.p95_percent, one.within_10_percent)
+        made.add_row(name, str(one.rows), *(f"{figure:.2f} %" for figure in figures))
+    Console(highlight=False).print(made)
