@@ -8,6 +8,7 @@ from typing import cast
 
 import pytest
 import typer
+from option_tables import PAGE, with_tables
 
 from triosim.cli.main import Commands, app
 
@@ -27,6 +28,11 @@ def anchors(page: Path) -> set[str]:
 def test_links_to_headings_lead_somewhere(page: Path) -> None:
     links = re.findall(r"\]\(([\w.-]*\.md)?#([\w-]+)\)", page.read_text(encoding="utf-8"))
     assert [link for link in links if link[1] not in anchors(page.parent / link[0] if link[0] else page)] == []
+
+
+def test_the_tables_of_options_are_what_is_declared() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    assert with_tables(text) == text, "write them again: python -m tests.option_tables"
 
 
 @pytest.mark.parametrize("command", ["simulate", "describe", "schedule"])

@@ -34,6 +34,11 @@ def readers(name: str) -> tuple[str, ...]:
     return tuple(part for part, option in _declarations() if option.own_flag and option.name == name)
 
 
+def takes_text(option: Option) -> bool:
+    """Whether ``--option`` gives its value: it has no flag, or is a plug-in's that nobody could make a flag for."""
+    return not option.own_flag or option.name not in flags()
+
+
 def _declarations() -> Iterator[tuple[str, Option]]:
     for group in _GROUPS:
         for part in plugins.BUILT_IN[group]:

@@ -292,7 +292,7 @@ class RunConfig:
         for option in of_parts.declared(part):
             if option.name in self.parts:
                 found[option.name] = self.parts[option.name]
-            elif takes_text(option) and (option.key or option.name) in self.options:
+            elif of_parts.takes_text(option) and (option.key or option.name) in self.options:
                 key = option.key or option.name
                 found[option.name] = option.parse(self.options[key], f"--option {key}")
             else:
@@ -370,11 +370,6 @@ def option_named(name: str) -> Option:
     if name not in of_parts.flags():
         raise OptionError(f"there is no option '{name}'", fix=nearest(name, [*COMMON, *of_parts.flags()]))
     return of_parts.flags()[name]
-
-
-def takes_text(option: Option) -> bool:
-    """Whether ``--option`` gives its value: it has no flag, or is a plug-in's that nobody could make a flag for."""
-    return not option.own_flag or option.name not in of_parts.flags()
 
 
 def unread(config: RunConfig, read: Iterable[Option] | None) -> Iterator[str]:

@@ -1,7 +1,7 @@
 """The choices for the step of a described model: batch, sequence length, dtypes, optimizer and kernels.
 
-``StepChoices`` is the one list of them: ``triosim.describe`` takes them as keywords, and the command line has an option for each
-field, which is declared with it.
+``StepChoices`` is the one list of them: ``triosim.describe`` takes them as keywords, and the command line has an option for
+each field, which is declared with it.
 """
 
 # ruff: noqa: RUF009 - each field declares its option
@@ -109,7 +109,6 @@ class StepChoices:
         said = f"{self.compute_dtype}, {self.precision}, attention {self.attention}, "
         said += f"kernels {self.kernels or 'as usual'}, optimizer {self.optimizer}"
         return said + (", products fp8" if self.products == "fp8" else "")
-
 
     @classmethod
     def declarations(cls) -> dict[str, Option]:
