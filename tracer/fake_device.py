@@ -32,8 +32,8 @@ from triosim.tracer.device import (
 )
 from triosim.tracer.device.dispatch_mode import DeviceMode, fake_tensor_mode
 from triosim.tracer.distributed import fake_world
-from triosim.tracer.distributed.process_groups import Groups
-from triosim.tracer.distributed.rank_messages import Mailbox
+from triosim.tracer.distributed.process_groups import ProcessGroups
+from triosim.tracer.distributed.rank_messages import RankMessages
 from triosim.tracer.patches import Patches
 from triosim.tracer.pytorch_version import check_version
 from triosim.tracer.recorder.recorded_trace import trace_of
@@ -56,7 +56,7 @@ class FakeDevice:
     """While it is entered, PyTorch has a GPU of the given kind, on which operators compute shapes and no data.
 
     With a ``world``, this process is one ``rank`` of it (``triosim.tracer.distributed.fake_world``), and ``groups`` are the
-    process groups that the script has made. Ranks that are captured at the same time exchange through ``mailbox`` what they
+    process groups that the script has made. Ranks that are captured at the same time exchange through ``messages`` what they
     need to know of each other.
 
     It is also an observer for ``triosim.tracer.script_runner.run_script``: each step that it is told of becomes a trace in
@@ -72,7 +72,7 @@ class FakeDevice:
         devices: int = 1,
         world: int | None = None,
         rank: int = 0,
-        mailbox: Mailbox | None = None,
+        messages: RankMessages | None = None,
     ) -> None:
         if world is not None and not 0 <= rank < world:
             raise OptionError(f"there is no rank {rank} in a world of {world}", fix=f"give 0 to {world - 1}")
@@ -80,8 +80,8 @@ class FakeDevice:
         self.devices = devices
         self.world = world
         self.rank = rank
-        self.groups: Groups | None = None
-        self._mailbox = mailbox
+        self.groups: ProcessGroups | None = None
+        self._messages = messages
         self.traces: list[Trace] = []
         self.recorder = Recorder()
         self._stack = contextlib.ExitStack()
@@ -119,7 +119,7 @@ class FakeDevice:
         recorder.install(patches)
         if self.world is not None:
             self.groups = fake_world.install(
-                patches, recorder, mode, world=self.world, rank=self.rank, mailbox=self._mailbox
+                patches, recorder, mode, world=self.world, rank=self.rank, messages=self._messages
             )
         stack.enter_context(torch.autograd.set_multithreading_enabled(False))  # one thread issues everything, in order
         stack.enter_context(fake_mode)

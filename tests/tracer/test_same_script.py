@@ -99,6 +99,7 @@ def only_rank(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch.distributed.destroy_process_group()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["gpt2", "t5"])
 def test_a_rank_of_ddp_has_the_same_products_too(model: str, only_rank: None, tmp_path: Path) -> None:
     """One rank is all that one process can be; with more of them its products are the same."""
@@ -112,6 +113,7 @@ def test_a_rank_of_ddp_has_the_same_products_too(model: str, only_rank: None, tm
     assert fake == real
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("script", "arguments"), [("fsdp2.py", []), ("tensor_parallel.py", []), ("tensor_parallel.py", ["--loss-parallel"])]
 )

@@ -78,7 +78,7 @@ def install(patches: Patches, mode: DeviceMode) -> None:
         for key in ("AutogradCUDA", "CUDA"):
             library.impl(f"{kind}.input", _of_one_length(kind, operators.input, run), key)
             library.impl(f"{kind}.data", _of_packed(kind, operators.data, run), key)
-    mode.special[torch.ops.aten._pack_padded_sequence.default] = _packed
+    mode.add_shape_rules({torch.ops.aten._pack_padded_sequence.default: _packed})
     # A module asks this to flatten its weights into one buffer, for which it would need their addresses.
     patches.make([Patch(torch.backends.cudnn, "is_acceptable", lambda tensor: False)])
 

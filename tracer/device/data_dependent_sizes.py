@@ -23,7 +23,7 @@ def install(patches: Patches, mode: DeviceMode) -> None:
     """Run these operators until the patches are undone. Those that read a value make the host wait for it."""
     _install_ctc_loss(patches, mode)
     sizes = _Sizes(mode.recorder.value_read)
-    mode.special.update(
+    mode.add_shape_rules(
         {
             aten.bincount.default: sizes.bincount,
             aten.repeat_interleave.Tensor: sizes.repeat_interleave,
@@ -117,7 +117,7 @@ def _install_ctc_loss(patches: Patches, mode: DeviceMode) -> None:
     for name in ("_use_cudnn_ctc_loss", "_use_miopen_ctc_loss"):
         packet = getattr(aten, name, None)
         for overload in () if packet is None else packet.overloads():
-            mode.run_by[getattr(packet, overload)] = lambda function, args, kwargs: False
+            mode.replace({getattr(packet, overload): lambda function, args, kwargs: False})
 
 
 def _ctc_loss(probabilities: torch.Tensor, targets: torch.Tensor, _: Any, lengths: Any, *__: Any, **___: Any) -> Any:

@@ -122,11 +122,9 @@ class DeviceMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.recorder = recorder
         self._shapes = ShapeCache(fake_mode)
         self._muted = 0
-        #: Operators that a function of their own runs and records: ``run(operator, args, kwargs)``.
-        self.run_by: dict[Any, Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]] = {}
+        self._run_by: dict[Any, Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]] = {}
         self._infos: dict[Any, OperatorInfo] = {}
-        #: Functions that return an operator's result where PyTorch has no shape rule, or ``NotImplemented``.
-        self.special: dict[Any, Callable[..., Any]] = {
+        self._rules: dict[Any, Callable[..., Any]] = {
             aten._local_scalar_dense.default: self._scalar,
             aten.equal.default: self._equal,
             aten.nonzero.default: self._nonzero,
@@ -139,6 +137,14 @@ class DeviceMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             aten.batch_norm_elemt.default: _alike,
             aten.batch_norm_backward_elemt.default: _alike,
         }
+
+    def replace(self, operators: Mapping[Any, Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]]) -> None:
+        """Let functions of their own run, and record, these operators: ``run(operator, args, kwargs)``."""
+        self._run_by.update(operators)
+
+    def add_shape_rules(self, rules: Mapping[Any, Callable[..., Any]]) -> None:
+        """Add functions that return an operator's result where PyTorch has no shape rule, or ``NotImplemented``."""
+        self._rules.update(rules)
 
     @property
     def is_muted(self) -> bool:
@@ -163,7 +169,7 @@ class DeviceMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for kind in types:
             if kind not in _PLAIN and hasattr(kind, "__tensor_flatten__"):
                 return NotImplemented  # a distributed tensor first runs the operator on its local parts
-        own = self.run_by.get(function)
+        own = self._run_by.get(function)
         if own is not None:
             return own(function, args, kwargs)
         info = self._infos.get(function)
@@ -189,8 +195,8 @@ class DeviceMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         if info.check is not None:
             info.check(args)
-        special = self.special.get(function)
-        found = special(*args, **kwargs) if special is not None else NotImplemented
+        rule = self._rules.get(function)
+        found = rule(*args, **kwargs) if rule is not None else NotImplemented
         if found is not NotImplemented:
             result = found
         elif info.in_place:

@@ -1,8 +1,9 @@
-"""What a distributed script asks of other ranks: the calls of ``torch.distributed``, as communications of the trace.
+"""Records the calls of ``torch.distributed`` as communications of the trace.
 
-``c10d`` operators are PyTorch's process groups' own; those of ``_c10d_functional`` and ``_dtensor`` are what distributed
-tensors use. Nothing is sent: a result has its shape, and what a rank would wait for is a number that a mark waits for. A
-collective without ``async_op`` runs on the stream that issues it, and nobody has to wait (PyTorch, ProcessGroupNCCL.cpp).
+The ``c10d`` operators are those of PyTorch's process groups; those of ``_c10d_functional`` and ``_dtensor`` are what
+distributed tensors use. Nothing is sent: a result has its shape, and each asynchronous work has a number, for which a mark of
+the trace waits. A collective without ``async_op`` runs on the stream that issues it, and needs no wait (PyTorch,
+ProcessGroupNCCL.cpp).
 """
 
 from __future__ import annotations
@@ -17,15 +18,15 @@ from torch.distributed import ProcessGroup
 
 from triosim.trace import Communication, CommunicationKind
 from triosim.tracer.device.dispatch_mode import DeviceMode, flat
-from triosim.tracer.distributed.process_groups import Groups
+from triosim.tracer.distributed.process_groups import ProcessGroups
 from triosim.tracer.pytorch_version import missing_api
 from triosim.tracer.recorder.recorder import Recorder, on_device
 
-#: The work that PyTorch's group without communication hands out.
+#: The work that PyTorch's fake process group returns.
 FakeWork: Any = getattr(torch._C._distributed_c10d, "FakeWork", None)
 
-#: The kind of each operator of a process group, the place of the tensors that give its size, and of root or peer.
-_CALLS: dict[str, tuple[CommunicationKind, int, int | None]] = {
+#: By operator of a process group: the kind, and the positions of the tensors that give its size and of the root or peer.
+_PROCESS_GROUP_CALLS: dict[str, tuple[CommunicationKind, int, int | None]] = {
     "allreduce_": ("all_reduce", 0, None),
     "allreduce_coalesced_": ("all_reduce", 0, None),
     "broadcast_": ("broadcast", 0, 2),
@@ -45,7 +46,7 @@ _CALLS: dict[str, tuple[CommunicationKind, int, int | None]] = {
     "recv_": ("recv", 0, 2),
     "barrier": ("barrier", 0, None),
 }
-#: Of a functional operator: the kind, and whether its result, or what goes in, is the larger side.
+#: By functional operator: the kind, and whether its input or its output is the larger side.
 _FUNCTIONAL: dict[str, tuple[CommunicationKind, str]] = {
     "all_reduce": ("all_reduce", "in"),
     "all_reduce_": ("all_reduce", "in"),
@@ -63,15 +64,15 @@ _FUNCTIONAL: dict[str, tuple[CommunicationKind, str]] = {
 }
 
 
-class Calls:
-    """Writes down communications, and the works that they hand out."""
+class CommunicationCalls:
+    """Records communications, and the works that they return."""
 
-    def __init__(self, recorder: Recorder, mode: DeviceMode, groups: Groups, rank: int) -> None:
+    def __init__(self, recorder: Recorder, mode: DeviceMode, groups: ProcessGroups, rank: int) -> None:
         self.recorder = recorder
         self.mode = mode
         self.groups = groups
         self.rank = rank
-        self.begun: list[int] = []  # works that nobody has waited for yet, in order
+        self.pending: list[int] = []  # works that nobody has waited for yet, in order
         self._count = 0
         self._batch: int | None = None
         self._batches = 0
@@ -79,8 +80,8 @@ class Calls:
         self._results: dict[int, list[torch.Tensor]] = {}
 
     def operators(self) -> Iterator[tuple[Any, Callable[..., Any]]]:
-        """Yield the operators that are to be run here, and how. Raises ``CaptureError`` where PyTorch has one no more."""
-        for name in _CALLS:
+        """Yield the operators of communication, and what runs them. Raises ``CaptureError`` where PyTorch lacks one."""
+        for name in _PROCESS_GROUP_CALLS:
             yield _operator("c10d", name), self._call
         for name in _FUNCTIONAL:
             yield _operator("_c10d_functional", name), self._functional
@@ -90,23 +91,23 @@ class Calls:
     # ---- process groups ----------------------------------------------------------------------------------------
 
     def _call(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run an operator of a process group: nothing is sent, and the work is over at once."""
+        """Record an operator of a process group; nothing is sent, and the work is done at once."""
         named = _named(function, args, kwargs)
         name = function._schema.name.partition("::")[2]
-        kind, sized, aimed = _CALLS[name]
-        family = self.groups.family(ProcessGroup.unbox(named["process_group"]).group_name)
+        kind, sized, aimed = _PROCESS_GROUP_CALLS[name]
+        axis = self.groups.axis(ProcessGroup.unbox(named["process_group"]).group_name)
         given = list(flat(args))
-        later = bool(named.get("async_op", True))  # sends and receives always hand out a work
+        asynchronous = bool(named.get("async_op", True))  # sends and receives always return a work
         work = FakeWork()
         if kind == "barrier" or any(on_device(tensor) for tensor in given):
             target = None if aimed is None else args[aimed]
-            number = self._number(given) if later else None
+            number = self._number(given) if asynchronous else None
             if number is not None:
                 work.seq_id = number
             exchange = kind in ("send", "recv")
             asked = Communication(
                 kind,
-                family,
+                axis,
                 0 if kind == "barrier" else sum(tensor.nbytes for tensor in flat(args[sized])),
                 root=None if exchange else target,
                 peer=target if exchange else None,
@@ -131,13 +132,13 @@ class Calls:
 
     def _number(self, results: list[torch.Tensor]) -> int:
         self._count += 1
-        self.begun.append(self._count)
+        self.pending.append(self._count)
         self._results[self._count] = results
         return self._count
 
     @contextmanager
     def batch(self) -> Iterator[None]:
-        """Sends and receives inside go together."""
+        """Record the sends and receives inside as one batch."""
         self._batches += 1
         self._batch = self._batches
         try:
@@ -146,22 +147,22 @@ class Calls:
             self._batch = None
 
     def wait(self, number: int) -> None:
-        """The current stream waits for a work; waiting again changes nothing."""
+        """Record that the current stream waits for a work; waiting again changes nothing."""
         if number in self._results:
             del self._results[number]
-            self.begun.remove(number)
+            self.pending.remove(number)
             if not self.mode.is_muted:
                 self.recorder.work_awaited(number)
 
     def results(self, number: int) -> list[torch.Tensor]:
-        """Return the tensors of a work that is under way."""
+        """Return the tensors of a work that nobody has waited for."""
         return self._results.get(number, [])
 
     def forget(self) -> None:
-        """A step begins: what an earlier one began is over."""
+        """Forget the works of an earlier step: a step begins."""
         self._by_block.clear()
         self._results.clear()
-        self.begun.clear()
+        self.pending.clear()
 
     # ---- functional operators ----------------------------------------------------------------------------------
 
@@ -176,8 +177,8 @@ class Calls:
             nbytes = sum(tensor.nbytes for tensor in larger)
             shares = _sent(named, args[0]) if kind == "all_to_all" else None
             root = named.get("src")
-            family = self._family(named["group_name"])
-            asked = Communication(kind, family, nbytes, root=root, work=number, shares=shares)
+            axis = self._axis(named["group_name"])
+            asked = Communication(kind, axis, nbytes, root=root, work=number, shares=shares)
             self._record(function, asked, given, made)
             for tensor in made:
                 if on_device(tensor):
@@ -192,17 +193,17 @@ class Calls:
         return args[0]
 
     def _shard_dim(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Divide along another dimension; it waits by itself (PyTorch, ``shard_dim_alltoall`` in Functional.cpp)."""
+        """Record a change of the sharded dimension; it waits by itself (PyTorch, ``shard_dim_alltoall`` in Functional.cpp)."""
         named = _named(function, args, kwargs)
         result = function(*args, **kwargs)
-        asked = Communication("all_to_all", self._family(named["group_name"]), args[0].nbytes)
+        asked = Communication("all_to_all", self._axis(named["group_name"]), args[0].nbytes)
         if on_device(args[0]):
             self._record(function, asked, [args[0]], [result])
         return result
 
-    def _family(self, group: Any) -> str:
+    def _axis(self, group: Any) -> str:
         found = group if isinstance(group, str) else None
-        return self.groups.family(_resolve_process_group(group).group_name if found is None else found)
+        return self.groups.axis(_resolve_process_group(group).group_name if found is None else found)
 
 
 def _operator(namespace: str, name: str) -> Any:

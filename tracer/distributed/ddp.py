@@ -1,7 +1,7 @@
-"""DistributedDataParallel on tensors without contents: its own reducer makes the buckets, and a hook reduces them.
+"""Records ``DistributedDataParallel`` on fake tensors: PyTorch's own reducer makes the buckets, and a hook reduces them.
 
-The reducer is PyTorch's, in C++. It hands each bucket of gradients that is ready to a communication hook; without one it
-would do the same by itself, where Python cannot see it. It waits for a bucket at the end of the backward pass, before it
+The reducer is in C++. It passes each bucket of gradients that is ready to a communication hook; without one it would
+all-reduce the bucket where Python cannot see it. It waits for a bucket at the end of the backward pass, before it
 copies the bucket into the gradients (Li et al. 2020, "PyTorch Distributed", section 3.2; reducer.cpp, finalize_backward).
 """
 
@@ -16,30 +16,30 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import distributed as module
 
-from triosim.tracer.distributed.communication_calls import Calls
+from triosim.tracer.distributed.communication_calls import CommunicationCalls
 from triosim.tracer.patches import Patch, Patches
 from triosim.tracer.pytorch_version import missing_api
 from triosim.tracer.recorder.recorder import Recorder, on_device
 
-#: With ``static_graph`` so many passes are over before the buckets are built in the order of the gradients.
-_SETTLED = 2
+#: With ``static_graph`` the buckets are built in the order of the gradients after this many forward passes.
+_PASSES_BEFORE_BUCKETS = 2
 
 
 class _NoLogger:
-    """Stands for the reducer's logger, which would ask the device for times."""
+    """Replaces the reducer's logger, which would ask the device for times."""
 
     def __getattr__(self, name: str) -> Any:
         return lambda *_, **__: None
 
 
-def install(patches: Patches, recorder: Recorder, calls: Calls) -> None:
+def install(patches: Patches, recorder: Recorder, calls: CommunicationCalls) -> None:
     """Let ``DistributedDataParallel`` work, and be recorded, until the patches are undone."""
     patches.make(_patches(recorder, calls))
     # The reducer insists that its list of used parameters is in pinned memory, of which there is none without CUDA.
-    calls.mode.run_by[torch.ops.aten.is_pinned.default] = lambda function, args, kwargs: not on_device(args[0])
+    calls.mode.replace({torch.ops.aten.is_pinned.default: lambda function, args, kwargs: not on_device(args[0])})
 
 
-def _patches(recorder: Recorder, calls: Calls) -> Iterator[Patch]:
+def _patches(recorder: Recorder, calls: CommunicationCalls) -> Iterator[Patch]:
     package: Any = dist
     wrapper: Any = module.DistributedDataParallel
     reducer = getattr(package, "Reducer", None)
@@ -51,19 +51,19 @@ def _patches(recorder: Recorder, calls: Calls) -> Iterator[Patch]:
     hooked: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # and how often each was called
 
     def first_buckets() -> None:
-        """Say that a step begins whose buckets are not those of later steps."""
-        if any(model.static_graph and 0 < count < _SETTLED for model, count in hooked.items()):
+        """Note that a step begins whose buckets are not those of later steps."""
+        if any(model.static_graph and 0 < count < _PASSES_BEFORE_BUCKETS for model, count in hooked.items()):
             recorder.note(
                 "DDP with static_graph builds its buckets after its second step: capture a later one (--skip 2)"
             )
 
-    recorder.on_begin.append(first_buckets)
+    recorder.call_on_begin(first_buckets)
 
     @wraps(make)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
         make(self, *args, **kwargs)
         self.logger = _NoLogger()
-        calls.groups.data.add(calls.groups.family(self.process_group.group_name))
+        calls.groups.reduces_gradients(self.process_group.group_name)
 
     def _pre_forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         if self not in hooked and not self._use_python_reducer:
@@ -79,15 +79,15 @@ def _patches(recorder: Recorder, calls: Calls) -> Iterator[Patch]:
         register(reduces, state, buckets.hooked(hook, as_views=False))
 
     def _rebuild_buckets(self: Any) -> Any:
-        """It happens once, after the first step, and asks the other ranks: no part of a step."""
+        """Rebuild the buckets unrecorded: that happens once, after the first step, and asks the other ranks."""
         with recorder.unrecorded():
             return rebuild(self)
 
     def _broadcast_coalesced(*args: Any, **kwargs: Any) -> Any:
-        """Broadcast tensors; C++ waits for each before it unpacks it, so that nothing that comes later may begin."""
-        before = len(calls.begun)
+        """Broadcast tensors, and wait for each, as C++ does before it unpacks them."""
+        before = len(calls.pending)
         result = broadcast(*args, **kwargs)
-        for number in calls.begun[before:]:
+        for number in calls.pending[before:]:
             calls.wait(number)
         return result
 
@@ -101,7 +101,7 @@ def _patches(recorder: Recorder, calls: Calls) -> Iterator[Patch]:
 
 
 def _all_reduce(group: Any, bucket: Any) -> Any:
-    """Reduce a bucket as PyTorch does by itself."""
+    """All-reduce a bucket, as the reducer does without a hook."""
     dist.all_reduce(bucket.buffer(), group=group, async_op=True)
     future: Any = torch.futures.Future()
     future.set_result(bucket.buffer())
@@ -109,37 +109,37 @@ def _all_reduce(group: Any, bucket: Any) -> Any:
 
 
 class _Buckets:
-    """The buckets that are under way in a backward pass."""
+    """The buckets that are being reduced in a backward pass."""
 
-    def __init__(self, recorder: Recorder, calls: Calls) -> None:
+    def __init__(self, recorder: Recorder, calls: CommunicationCalls) -> None:
         self.recorder = recorder
         self.calls = calls
         self.pending: list[tuple[torch.Tensor, list[int]]] = []
-        self.first = 0  # how many works were under way when the first bucket was ready
+        self.first = 0  # how many works were pending when the first bucket was ready
 
     def hooked(self, hook: Any, *, as_views: bool) -> Any:
-        """Return a hook that remembers what a hook began; with ``as_views`` nothing is copied out of the buckets."""
+        """Return a hook that remembers the works of another hook; with ``as_views`` nothing is copied out of the buckets."""
 
         def remember(state: Any, bucket: Any) -> Any:
             if not self.pending:
-                # What is queued first runs first when the backward pass ends: before the reducer's own end.
+                # Callbacks run in the order in which they are queued: this one before the reducer's own.
                 torch.autograd.Variable._execution_engine.queue_callback(lambda: self.finish(as_views=as_views))
-                self.first = len(self.calls.begun)
-            before = len(self.calls.begun)
+                self.first = len(self.calls.pending)
+            before = len(self.calls.pending)
             future = hook(state, bucket)
-            self.pending.append((bucket.buffer(), self.calls.begun[before:]))
+            self.pending.append((bucket.buffer(), self.calls.pending[before:]))
             return future
 
         return remember
 
     def finish(self, *, as_views: bool) -> None:
-        """The reducer waits for bucket after bucket, and copies each: the wait comes before the first copy from it.
+        """Record that the reducer waits for each bucket before it copies from it.
 
-        What else it began (which parameters were used on any rank) comes last.
+        The other works that it began (which parameters were used on any rank) are waited for last.
         """
         pending, self.pending = self.pending, []
         known = {number for _, works in pending for number in works}
-        pending[-1][1].extend(number for number in self.calls.begun[self.first :] if number not in known)
+        pending[-1][1].extend(number for number in self.calls.pending[self.first :] if number not in known)
         for buffer, works in pending:
             if as_views:
                 self.wait(works)

@@ -1,7 +1,7 @@
-"""Distributed tensors without contents: what PyTorch works out about their shapes is no part of a step.
+"""Keeps DTensor's sharding propagation out of a recorded step, and makes it faster.
 
-To find out how a result is divided, DTensor runs each operator once on tensors of the whole size, without contents of its own
-making (``torch.distributed.tensor._sharding_prop``). A device mesh counts on small tensors of ranks.
+To find out how a result is sharded, DTensor runs each operator once on fake tensors of the global shape
+(``torch.distributed.tensor._sharding_prop``).
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from triosim.tracer.device.dispatch_mode import DeviceMode
 from triosim.tracer.patches import Patch, Patches
 from triosim.tracer.pytorch_version import missing_api
 
-#: Operators on lists of tensors that treat each place of the lists by itself.
-_BY_PLACE = ("aten::_foreach_", "aten::_amp_foreach_", "aten::_fused_")
+#: Operators on lists of tensors that treat each position of the lists by itself.
+_ELEMENTWISE_ON_LISTS = ("aten::_foreach_", "aten::_amp_foreach_", "aten::_fused_")
 
 
 def install(patches: Patches, mode: DeviceMode) -> None:
-    """Keep DTensor's own work out of the record until the patches are undone."""
+    """Keep sharding propagation unrecorded until the patches are undone."""
     patches.make(_patches(mode))
 
 
@@ -33,21 +33,21 @@ def _patches(mode: DeviceMode) -> Iterator[Patch]:
     if not names:
         raise missing_api("ShardingPropagator._propagate_tensor_meta")
     for name in names:
-        yield Patch(propagator, name, _apart(getattr(propagator, name), mode))
+        yield Patch(propagator, name, _unrecorded(getattr(propagator, name), mode))
     whole = getattr(propagator, "propagate_op_sharding_non_cached", None)
     if whole is not None:
-        yield Patch(propagator, "propagate_op_sharding_non_cached", _by_kind(whole))
+        yield Patch(propagator, "propagate_op_sharding_non_cached", _once_for_equal(whole))
     flag = getattr(_sharding_prop, "_propagate_use_strided_shard_flag", None)
     if flag is not None:
         yield Patch(_sharding_prop, "_propagate_use_strided_shard_flag", _where_strided(flag))
 
 
 def _where_strided(function: Any) -> Any:
-    """Return a function that runs another one only where an argument is sharded in strides.
+    """Return a function that calls another one only where an argument is sharded in strides.
 
-    It is called for each tensor of an optimizer's step, and looks each time at all of them, for nothing in nearly all cases.
+    It is called for each tensor of an optimizer's step, and looks each time at all of them, nearly always in vain.
     """
-    seen: list[Any] = [None, False]  # the arguments that were looked at last, and whether one is
+    seen: list[Any] = [None, False]  # the schema that was looked at last, and whether it has one
 
     def where_strided(strategy: Any, schema: Any) -> None:
         if seen[0] is not schema:
@@ -59,13 +59,13 @@ def _where_strided(function: Any) -> Any:
     return where_strided
 
 
-def _by_kind(function: Any) -> Any:
-    """Return a function that asks another one how lists of tensors are divided, with one place of each kind.
+def _once_for_equal(function: Any) -> Any:
+    """Return a function that propagates shardings of lists of tensors once for positions with equal tensors.
 
-    An optimizer has hundreds of parameters of a few kinds, and DTensor works out the same for each parameter of a kind.
+    An optimizer has hundreds of parameters with few different shapes and shardings.
     """
 
-    def by_kind(propagator: Any, schema: Any) -> Any:
+    def once_for_equal(propagator: Any, schema: Any) -> Any:
         kinds = _kinds(schema)
         if kinds is None:
             return function(propagator, schema)
@@ -81,12 +81,12 @@ def _by_kind(function: Any) -> Any:
             redistribute_schema=None if asked is None else _at(asked, back, len(first)),
         )
 
-    return by_kind
+    return once_for_equal
 
 
 def _kinds(schema: Any) -> list[Any] | None:
-    """Return for each place of an operator's lists what its tensors are; None where it is not such, or all differ."""
-    if not schema.op.name().startswith(_BY_PLACE) or any(
+    """Return the specs at each position of an operator's lists; None where it has no such lists, or all differ."""
+    if not schema.op.name().startswith(_ELEMENTWISE_ON_LISTS) or any(
         isinstance(one, list) for one in schema.kwargs_schema.values()
     ):
         return None
@@ -99,7 +99,7 @@ def _kinds(schema: Any) -> list[Any] | None:
 
 
 def _at(schema: Any, places: Sequence[int], length: int) -> Any:
-    """Return a schema whose lists of a length have what is at some of their places."""
+    """Return a schema whose lists of a length are reduced to some of their positions."""
     arguments = [
         type(one)([one[place] for place in places]) if isinstance(one, (list, tuple)) and len(one) == length else one
         for one in schema.args_schema
@@ -107,11 +107,11 @@ def _at(schema: Any, places: Sequence[int], length: int) -> Any:
     return replace(schema, args_schema=tuple(arguments), _comparison_key=None)
 
 
-def _apart(function: Any, mode: DeviceMode) -> Any:
-    """Return a function that runs another one outside of all modes."""
+def _unrecorded(function: Any, mode: DeviceMode) -> Any:
+    """Return a function that calls another one outside of all dispatch modes."""
 
-    def apart(*args: Any, **kwargs: Any) -> Any:
+    def unrecorded(*args: Any, **kwargs: Any) -> Any:
         with mode.muted(), _disable_current_modes():
             return function(*args, **kwargs)
 
-    return apart
+    return unrecorded

@@ -1,7 +1,7 @@
-"""One rank of a distributed script, alone: process groups without communication, and what PyTorch puts on top of them.
+"""Makes this process one rank of a fake world: ``torchrun``'s environment, and process groups that do not communicate.
 
-The script finds the environment that ``torchrun`` gives it, and groups that say "nccl". Every group is PyTorch's own fake one
-(``torch.testing._internal.distributed.fake_pg``); what the script asks of it is written down (``distributed_calls``).
+The groups say that they are "nccl". Each is PyTorch's own fake one (``torch.testing._internal.distributed.fake_pg``); what the
+script asks of it is recorded (``triosim.tracer.distributed.communication_calls``).
 """
 
 from __future__ import annotations
@@ -17,13 +17,10 @@ from torch.distributed import device_mesh, distributed_c10d
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from triosim.tracer.device.dispatch_mode import DeviceMode
-from triosim.tracer.distributed import ddp as distributed_ddp
-from triosim.tracer.distributed import dtensor as distributed_tensors
-from triosim.tracer.distributed import fsdp as distributed_fsdp
-from triosim.tracer.distributed import pipelining as distributed_pipeline
-from triosim.tracer.distributed.communication_calls import Calls, FakeWork
-from triosim.tracer.distributed.process_groups import Groups
-from triosim.tracer.distributed.rank_messages import Mailbox
+from triosim.tracer.distributed import ddp, dtensor, fsdp, pipelining
+from triosim.tracer.distributed.communication_calls import CommunicationCalls, FakeWork
+from triosim.tracer.distributed.process_groups import ProcessGroups
+from triosim.tracer.distributed.rank_messages import RankMessages
 from triosim.tracer.patches import Patch, Patches
 from triosim.tracer.pytorch_version import missing_api
 from triosim.tracer.recorder.recorder import Recorder
@@ -34,7 +31,7 @@ _BACKEND = "fake"
 
 
 def environment(rank: int, world: int) -> dict[str, str]:
-    """Return what ``torchrun`` tells a rank."""
+    """Return the environment variables that ``torchrun`` sets for a rank."""
     local = min(world, LOCAL_RANKS)
     return {
         "RANK": str(rank),
@@ -52,27 +49,33 @@ def environment(rank: int, world: int) -> dict[str, str]:
 
 
 def install(
-    patches: Patches, recorder: Recorder, mode: DeviceMode, *, world: int, rank: int, mailbox: Mailbox | None = None
-) -> Groups:
+    patches: Patches,
+    recorder: Recorder,
+    mode: DeviceMode,
+    *,
+    world: int,
+    rank: int,
+    messages: RankMessages | None = None,
+) -> ProcessGroups:
     """Make this process one rank of a world until the patches are undone; return the groups that it will make.
 
-    Through ``mailbox`` the stages of a pipeline, each a process, tell each other their shapes.
+    Through ``messages`` the stages of a pipeline, each a process, tell each other their shapes.
     """
     if FakeWork is None:
         raise missing_api("torch.distributed's FakeWork")
     _set_environment(patches, environment(rank, world))
-    groups = Groups(world)
-    calls = Calls(recorder, mode, groups, rank)
-    mode.run_by.update(calls.operators())
-    recorder.on_begin.append(calls.forget)
+    groups = ProcessGroups(world)
+    calls = CommunicationCalls(recorder, mode, groups, rank)
+    mode.replace(dict(calls.operators()))
+    recorder.call_on_begin(calls.forget)
     patches.on_leaving(_leave_groups)
-    patches.make(_groups(groups, rank, world))
+    patches.make(_process_groups(groups, rank, world))
     patches.make(_works(calls))
     patches.make(_objects())
-    distributed_ddp.install(patches, recorder, calls)
-    distributed_fsdp.install(patches, recorder, mode, calls)
-    distributed_tensors.install(patches, mode)
-    distributed_pipeline.install(patches, mailbox)
+    ddp.install(patches, recorder, calls)
+    fsdp.install(patches, recorder, mode, calls)
+    dtensor.install(patches, mode)
+    pipelining.install(patches, messages)
     return groups
 
 
@@ -95,8 +98,8 @@ def _leave_groups() -> None:
         dist.destroy_process_group()
 
 
-def _groups(groups: Groups, rank: int, world: int) -> Iterator[Patch]:
-    """Whatever group is asked for, it is one that does not communicate."""
+def _process_groups(groups: ProcessGroups, rank: int, world: int) -> Iterator[Patch]:
+    """Yield patches by which every group that is made is one that does not communicate."""
     make_world, make = distributed_c10d.init_process_group, distributed_c10d._new_group_with_tag
 
     def init_process_group(
@@ -110,11 +113,11 @@ def _groups(groups: Groups, rank: int, world: int) -> Iterator[Patch]:
         members = list(range(world)) if ranks is None else list(ranks)
         if options.get("sort_ranks", True):
             members = sorted(members)
-        family = groups.made(members, options.get("group_desc") or "")
+        axis = groups.add(members, options.get("group_desc") or "")
         options = {name: value for name, value in options.items() if name in ("group_desc", "pg_tag", "sort_ranks")}
         group = make(members, None, _BACKEND, **options)
         if rank in members:
-            groups.name(group.group_name, family)
+            groups.join(group.group_name, axis)
         return group
 
     def split_group(parent_pg: Any = None, split_ranks: Any = None, *_: Any, group_desc: Any = None, **__: Any) -> Any:
@@ -136,8 +139,8 @@ def _groups(groups: Groups, rank: int, world: int) -> Iterator[Patch]:
     yield Patch(torch.cuda.nccl, "version", lambda: (2, 27, 5))
 
 
-def _works(calls: Calls) -> Iterator[Patch]:
-    """Waiting for a work is written down."""
+def _works(calls: CommunicationCalls) -> Iterator[Patch]:
+    """Yield patches that record waiting for a work."""
 
     def wait(self: Any, *_: Any, **__: Any) -> bool:
         calls.wait(self.seq_id)
@@ -163,7 +166,7 @@ def _works(calls: Calls) -> Iterator[Patch]:
 
 
 def _objects() -> Iterator[Patch]:
-    """Python objects that ranks tell each other: each rank is told its own."""
+    """Yield patches of exchanges of Python objects, from which each rank gets its own object."""
 
     def all_gather_object(object_list: list[Any], obj: Any, *_: Any, **__: Any) -> None:
         object_list[:] = [obj] * len(object_list)

@@ -1,7 +1,7 @@
-"""Fully sharded data parallelism on tensors without contents: its streams by name, and its operators as a GPU runs them.
+"""Records fully sharded data parallelism on fake tensors: its streams by name, and its operators as a GPU runs them.
 
 FSDP gathers and reduces on streams of its own (Zhao et al. 2023, "PyTorch FSDP", section 3.3), which are named here so that a
-trace says which is which. FSDP2 packs and unpacks by operators of its own that on a GPU are ordinary ones.
+trace says which is which. FSDP2 packs and unpacks by operators of its own, which on a GPU are compositions of ATen operators.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch.distributed.fsdp import _init_utils, _runtime_utils
 from torch.distributed.fsdp._fully_shard import _fsdp_collectives, _fsdp_param_group
 
 from triosim.tracer.device.dispatch_mode import DeviceMode
-from triosim.tracer.distributed.communication_calls import Calls
+from triosim.tracer.distributed.communication_calls import CommunicationCalls
 from triosim.tracer.patches import Patch, Patches
 from triosim.tracer.pytorch_version import missing_api
 from triosim.tracer.recorder.recorder import Recorder
@@ -35,22 +35,24 @@ _STREAMS_OF_FSDP1 = {
 }
 
 
-def install(patches: Patches, recorder: Recorder, mode: DeviceMode, calls: Calls) -> None:
+def install(patches: Patches, recorder: Recorder, mode: DeviceMode, calls: CommunicationCalls) -> None:
     """Name FSDP's streams, and run its operators as on a GPU, until the patches are undone."""
     patches.make(_patches(recorder, calls))
-    mode.run_by.update(_operators(mode))
+    mode.replace(dict(_operators(mode)))
 
 
-def _patches(recorder: Recorder, calls: Calls) -> Iterator[Patch]:
+def _patches(recorder: Recorder, calls: CommunicationCalls) -> Iterator[Patch]:
+    yield from _patches_of_fsdp2(recorder, calls)
+    yield from _patches_of_fsdp1(recorder, calls)
+
+
+def _patches_of_fsdp2(recorder: Recorder, calls: CommunicationCalls) -> Iterator[Patch]:
     groups: Any = _fsdp_param_group
     context = groups.FSDPCommContext
     begin, reduce = context.lazy_init, groups.foreach_reduce
     gathered = getattr(groups, "foreach_all_gather_copy_out", None)
     if gathered is None:
         raise missing_api("torch.distributed.fsdp's foreach_all_gather_copy_out")
-    first = getattr(_runtime_utils, "_init_streams", None)
-    if first is None:
-        raise missing_api("torch.distributed.fsdp._runtime_utils._init_streams")
 
     def lazy_init(self: Any, *args: Any, **kwargs: Any) -> None:
         begin(self, *args, **kwargs)
@@ -58,17 +60,30 @@ def _patches(recorder: Recorder, calls: Calls) -> Iterator[Patch]:
             recorder.name_stream(getattr(self, attribute).stream_id, name)
 
     def foreach_all_gather_copy_out(result: Any, params: Any, group: Any) -> None:
-        """Copy what was gathered into whole parameters, which are there for the layer that runs, and no activations."""
+        """Unpack gathered parameters, whose memory is of the category communication and no activation."""
         gathered(result, params, group)
         for param in params:
             for whole in param.all_gather_outputs:
-                recorder.blocks.of(whole).category = "communication"
+                recorder.categorise(whole, "communication")
 
     def foreach_reduce(*args: Any, **kwargs: Any) -> Any:
         for group in (*args, *kwargs.values()):
             if isinstance(group, torch.distributed.ProcessGroup):
-                calls.groups.data.add(calls.groups.family(group.group_name))
+                calls.groups.reduces_gradients(group.group_name)
         return reduce(*args, **kwargs)
+
+    yield Patch(context, "lazy_init", lazy_init)
+    yield Patch(groups, "foreach_reduce", foreach_reduce)
+    yield Patch(groups, "foreach_all_gather_copy_out", foreach_all_gather_copy_out)
+
+
+def _patches_of_fsdp1(recorder: Recorder, calls: CommunicationCalls) -> Iterator[Patch]:
+    first = getattr(_runtime_utils, "_init_streams", None)
+    if first is None:
+        raise missing_api("torch.distributed.fsdp._runtime_utils._init_streams")
+    move = getattr(_init_utils, "_move_states_to_device", None)
+    if move is None:
+        raise missing_api("torch.distributed.fsdp._init_utils._move_states_to_device")
 
     def _init_streams(state: Any, *args: Any, **kwargs: Any) -> None:
         first(state, *args, **kwargs)
@@ -78,14 +93,10 @@ def _patches(recorder: Recorder, calls: Calls) -> Iterator[Patch]:
                 recorder.name_stream(stream.stream_id, name)
         for group in (state.process_group, getattr(state, "_inter_node_pg", None)):
             if group is not None:
-                calls.groups.data.add(calls.groups.family(group.group_name))
-
-    move = getattr(_init_utils, "_move_states_to_device", None)
-    if move is None:
-        raise missing_api("torch.distributed.fsdp._init_utils._move_states_to_device")
+                calls.groups.reduces_gradients(group.group_name)
 
     def _move_states_to_device(params: Any, buffers: Any, device: Any) -> None:
-        """Move what has contents to where nothing has: as modules do it, for a tensor cannot lose its contents in place."""
+        """Move states to the fake device by swapping tensors, as modules do: a real one cannot become fake in place."""
         if device is None:
             move(params, buffers, device)
             return
@@ -97,14 +108,11 @@ def _patches(recorder: Recorder, calls: Calls) -> Iterator[Patch]:
                 torch.utils.swap_tensors(one, one.to(device))  # type: ignore[no-untyped-call]
 
     yield Patch(_init_utils, "_move_states_to_device", _move_states_to_device)
-    yield Patch(context, "lazy_init", lazy_init)
-    yield Patch(groups, "foreach_reduce", foreach_reduce)
-    yield Patch(groups, "foreach_all_gather_copy_out", foreach_all_gather_copy_out)
     yield Patch(_runtime_utils, "_init_streams", _init_streams)
 
 
 def _operators(mode: DeviceMode) -> Iterator[tuple[Any, Any]]:
-    """Yield FSDP2's operators, and what they are on a GPU."""
+    """Yield FSDP2's operators, and what runs them as on a GPU."""
 
     def as_on_a_gpu(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         with mode:

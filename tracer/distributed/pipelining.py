@@ -1,8 +1,7 @@
-"""Pipelines of ``torch.distributed.pipelining``, one rank at a time: stages that ask their neighbours find a letter.
+"""Lets the stages of ``torch.distributed.pipelining`` exchange shapes while each rank is captured in a process of its own.
 
-A stage that was not told its shapes has them from the stage before it, and those of the gradients from the one behind it. Here
-each rank is a process, and what a stage says goes through a ``Mailbox``. Whether shapes are known is for all stages what it is
-for this rank's.
+A stage that was not given its shapes gets them from the stage before it, and those of the gradients from the one after it.
+Here they are sent as ``RankMessages``. Whether shapes are given is assumed to be the same for all stages.
 """
 
 from __future__ import annotations
@@ -14,17 +13,17 @@ import torch
 from torch.distributed.pipelining import _utils, stage
 
 from triosim.errors import CaptureError
-from triosim.tracer.distributed.rank_messages import Mailbox
+from triosim.tracer.distributed.rank_messages import RankMessages
 from triosim.tracer.patches import Patch, Patches
 from triosim.tracer.pytorch_version import missing_api
 
 
-def install(patches: Patches, mailbox: Mailbox | None) -> None:
-    """Let pipeline stages find what their neighbours say until the patches are undone."""
-    patches.make(_patches(mailbox))
+def install(patches: Patches, messages: RankMessages | None) -> None:
+    """Let pipeline stages exchange shapes through messages until the patches are undone."""
+    patches.make(_patches(messages))
 
 
-def _patches(mailbox: Mailbox | None) -> Iterator[Patch]:
+def _patches(messages: RankMessages | None) -> Iterator[Patch]:
     stages = stage.PipelineStage
     mode = getattr(stage, "InferenceMode", None)
     if mode is None or not hasattr(_utils, "_StageForwardMeta"):
@@ -39,15 +38,15 @@ def _patches(mailbox: Mailbox | None) -> Iterator[Patch]:
 
     def _send_meta(self: Any, meta: Any, dst_stage: int) -> None:
         forward = isinstance(meta, _utils._StageForwardMeta)
-        shapes = [_written(one) for one in (meta.forward_metas if forward else meta.backward_metas)]
+        shapes = [_to_json(one) for one in (meta.forward_metas if forward else meta.backward_metas)]
         receiver = self._resolve_peer_global_rank(dst_stage)
-        _letters(mailbox).put(receiver, _subject(self.stage_index, dst_stage), {"forward": forward, "tensors": shapes})
+        _needed(messages).send(receiver, _subject(self.stage_index, dst_stage), {"forward": forward, "tensors": shapes})
 
     def _recv_meta(self: Any, src_stage: int) -> Any:
         sender = self._resolve_peer_global_rank(src_stage)
-        letter = _letters(mailbox).take(sender, _subject(src_stage, self.stage_index))
-        kind = _utils._StageForwardMeta if letter["forward"] else _utils._StageBackwardMeta
-        return kind(tuple([_read(one) for one in letter["tensors"]]))
+        message = _needed(messages).receive(sender, _subject(src_stage, self.stage_index))
+        kind = _utils._StageForwardMeta if message["forward"] else _utils._StageBackwardMeta
+        return kind(tuple([_from_json(one) for one in message["tensors"]]))
 
     yield Patch(stages, "_warmup_forward_vote", _warmup_forward_vote)
     yield Patch(stages, "_warmup_backward_result", _warmup_backward_result)
@@ -59,16 +58,16 @@ def _subject(sender: int, receiver: int) -> str:
     return f"shapes-of-stage-{sender}-for-{receiver}"
 
 
-def _letters(mailbox: Mailbox | None) -> Mailbox:
-    if mailbox is None:
+def _needed(messages: RankMessages | None) -> RankMessages:
+    if messages is None:
         raise CaptureError(
             "the stages of a pipeline ask each other for shapes, and this rank is captured alone",
             fix="give PipelineStage input_args and output_args, or capture by 'triosim capture --fake --world N'",
         )
-    return mailbox
+    return messages
 
 
-def _written(meta: Any) -> Any:
+def _to_json(meta: Any) -> Any:
     if meta is None:
         return None
     if type(meta) is not _utils._TensorMeta:
@@ -79,7 +78,7 @@ def _written(meta: Any) -> Any:
     return [list(meta.shape), list(meta.stride), dtype, meta.requires_grad]
 
 
-def _read(row: Any) -> Any:
+def _from_json(row: Any) -> Any:
     if row is None:
         return None
     shape, stride, dtype, requires_grad = row

@@ -1,8 +1,8 @@
-"""Which groups of ranks a distributed script makes: families of groups that divide the world in the same way.
+"""The process groups that a distributed script makes, by axis: groups of one size and description that share no rank.
 
-Every rank makes all groups in the same order, also those that it is not in (``torch.distributed.new_group``), so one rank tells
-the groups of all. Groups of one size that share no rank and have one description are a family, up to the whole world; the
-dimensions of a device mesh give theirs their names.
+Every rank makes all groups in the same order, also those that it is not in (``torch.distributed.new_group``), so one rank knows
+the groups of all. The groups of an axis divide the world, or the part of it for which groups were made. The dimensions of a
+device mesh give their axes their names.
 """
 
 from __future__ import annotations
@@ -10,68 +10,67 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-#: The family of the group of all ranks.
+#: The axis of the group of all ranks.
 WORLD = "world"
 _MESH = "mesh_"
 
 
 @dataclass(slots=True)
-class _Family:
-    """Groups that divide the world; ``described`` is how the script, or PyTorch, describes each of them."""
+class _Axis:
+    """Groups that divide the world; ``description`` is the one that the script, or PyTorch, gave each of them."""
 
     name: str
     size: int
-    described: str
+    description: str
     groups: list[tuple[int, ...]] = field(default_factory=list)
     members: set[int] = field(default_factory=set)
 
 
-class Groups:
-    """The families of groups that a script has made, by name."""
+class ProcessGroups:
+    """The axes of the groups that a script has made, and those over which it reduces gradients (``data_parallel``)."""
 
     def __init__(self, world: int) -> None:
         self.world = world
-        self._families: list[_Family] = []
-        self._of_group: dict[str, str] = {}  # PyTorch's name of a group that this rank is in, and the family's
-        self.data: set[str] = set()  # families whose ranks work on samples of their own
-        self.made(tuple(range(world)), WORLD)
+        self.data_parallel: set[str] = set()
+        self._axes: list[_Axis] = []
+        self._axis_of: dict[str, str] = {}  # by PyTorch's name of a group that this rank is in
+        self.add(tuple(range(world)), WORLD)
 
     @property
-    def families(self) -> dict[str, tuple[tuple[int, ...], ...]]:
-        """The groups of each family."""
-        return {family.name: tuple(family.groups) for family in self._families}
+    def groups(self) -> dict[str, tuple[tuple[int, ...], ...]]:
+        """The groups of each axis."""
+        return {axis.name: tuple(axis.groups) for axis in self._axes}
 
-    def made(self, ranks: Sequence[int], described: str) -> str:
-        """A group was made; return the name of its family."""
+    def add(self, ranks: Sequence[int], description: str) -> str:
+        """Add a group that was made, and return the name of its axis."""
         members = tuple(ranks)
-        for family in reversed(self._families):
-            if (family.size, family.described) != (len(members), described):
+        for axis in reversed(self._axes):
+            if (axis.size, axis.description) != (len(members), description):
                 continue
-            if len(family.members) < self.world and family.members.isdisjoint(members):
+            if len(axis.members) < self.world and axis.members.isdisjoint(members):
                 break
         else:
-            family = _Family(self._free_name(described), len(members), described)
-            self._families.append(family)
-        family.groups.append(members)
-        family.members.update(members)
-        return family.name
+            axis = _Axis(self._free_name(description), len(members), description)
+            self._axes.append(axis)
+        axis.groups.append(members)
+        axis.members.update(members)
+        return axis.name
 
-    def name(self, group: str, family: str) -> None:
-        """Note that the group which PyTorch knows by this name belongs to a family."""
-        self._of_group[group] = family
+    def join(self, group: str, axis: str) -> None:
+        """Note that this rank is in a group of an axis, which PyTorch knows by this name."""
+        self._axis_of[group] = axis
 
-    def family(self, group: str) -> str:
-        """Return the family of one of this rank's groups, by PyTorch's name of it."""
-        return self._of_group.get(group, WORLD)
+    def axis(self, group: str) -> str:
+        """Return the axis of one of this rank's groups, by PyTorch's name of the group."""
+        return self._axis_of.get(group, WORLD)
 
-    def members(self, family: str, rank: int) -> tuple[int, ...]:
-        """Return the group of a family that a rank is in."""
-        known = next(one for one in self._families if one.name == family)
-        return next(group for group in known.groups if rank in group)
+    def reduces_gradients(self, group: str) -> None:
+        """Note that gradients are reduced over one of this rank's groups, so that its ranks have samples of their own."""
+        self.data_parallel.add(self.axis(group))
 
-    def _free_name(self, described: str) -> str:
-        name = described.removeprefix(_MESH) if described not in ("", "undefined") else "group"
-        taken = {family.name for family in self._families}
+    def _free_name(self, description: str) -> str:
+        name = description.removeprefix(_MESH) if description not in ("", "undefined") else "group"
+        taken = {axis.name for axis in self._axes}
         if name not in taken:
             return name
         number = 2

@@ -1,6 +1,6 @@
-"""What ranks that are captured at the same time, each in a process of its own, tell each other: letters in a folder.
+"""Messages between ranks that are captured at the same time, each in a process of its own: JSON files in a folder.
 
-A letter is JSON, is written whole, and may be read by whoever waits for it.
+A message is written whole before it can be seen, and stays, so that any process may read it.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import Any
 
 from triosim.errors import CaptureError
 
-_EVERY_SECONDS = 0.01
-_PATIENCE_SECONDS = 300.0
+_POLL_SECONDS = 0.01
+_TIMEOUT_SECONDS = 300.0
 
 
-class Mailbox:
-    """The letters of one rank. ``waits(other)`` is called once each time that it waits for another rank."""
+class RankMessages:
+    """Sends and receives the messages of one rank. ``waits(other)`` is called each time that it waits for another rank."""
 
     def __init__(self, folder: str | os.PathLike[str], rank: int, waits: Callable[[int], None] | None = None) -> None:
         self.folder = Path(folder)
@@ -28,24 +28,24 @@ class Mailbox:
         self._waits = waits
         self._counts: Counter[str] = Counter()  # by sender, receiver and subject
 
-    def put(self, receiver: int, subject: str, value: Any) -> None:
-        """Write a letter to another rank."""
-        place = self._next(self.rank, receiver, subject)
-        unfinished = place.with_suffix(".part")
+    def send(self, receiver: int, subject: str, value: Any) -> None:
+        """Send a message to another rank."""
+        path = self._next(self.rank, receiver, subject)
+        unfinished = path.with_suffix(".part")
         unfinished.write_text(json.dumps(value), encoding="utf-8")
-        unfinished.rename(place)
+        unfinished.rename(path)
 
-    def take(self, sender: int, subject: str) -> Any:
-        """Return the next letter from another rank; wait for it. Raises ``CaptureError`` when none comes."""
-        place = self._next(sender, self.rank, subject)
-        if not place.exists() and self._waits is not None:
+    def receive(self, sender: int, subject: str) -> Any:
+        """Return the next message from another rank; wait for it. Raises ``CaptureError`` when none comes."""
+        path = self._next(sender, self.rank, subject)
+        if not path.exists() and self._waits is not None:
             self._waits(sender)
-        end = time.monotonic() + _PATIENCE_SECONDS
-        while not place.exists():
+        end = time.monotonic() + _TIMEOUT_SECONDS
+        while not path.exists():
             if time.monotonic() > end:
                 raise CaptureError(f"rank {self.rank} waits for rank {sender} ({subject}), which does not answer")
-            time.sleep(_EVERY_SECONDS)
-        return json.loads(place.read_text(encoding="utf-8"))
+            time.sleep(_POLL_SECONDS)
+        return json.loads(path.read_text(encoding="utf-8"))
 
     def _next(self, sender: int, receiver: int, subject: str) -> Path:
         name = f"{sender}-{receiver}-{subject}"

@@ -20,7 +20,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from triosim.errors import CaptureWarning
-from triosim.trace import Communication, Mark, Phase
+from triosim.trace import Category, Communication, Mark, Phase
 from triosim.tracer.patches import Patches
 from triosim.tracer.recorder.endless_loops import Reads
 from triosim.tracer.recorder.module_paths import Layers
@@ -85,7 +85,7 @@ class Recorder:
         self._outside_since = 0
         self._root_ran = False
         self._in_backward = False
-        self.on_begin: list[Callable[[], None]] = []  # called when a step begins
+        self._on_begin: list[Callable[[], None]] = []
         self._unrecorded = 0
         self._before_read: dict[int, Callable[[], None]] = {}  # by the storage's number
 
@@ -99,6 +99,10 @@ class Recorder:
         patches.on_leaving(before.remove)
         patches.on_leaving(after.remove)
 
+    def call_on_begin(self, action: Callable[[], None]) -> None:
+        """Call an action whenever a step begins."""
+        self._on_begin.append(action)
+
     def begin(self) -> None:
         """A step begins: what was recorded before is forgotten."""
         self._settle_outside()
@@ -111,7 +115,7 @@ class Recorder:
         self._sequence = _sequence_number()
         self._begin_outside()
         self._root_ran = False
-        for begins in self.on_begin:
+        for begins in self._on_begin:
             begins()
 
     def end(self) -> Step:
@@ -152,6 +156,10 @@ class Recorder:
         if communication is not None:
             self._communicates(raw, communication)
         self.step.operators.append(raw)
+
+    def categorise(self, tensor: Any, category: Category) -> None:
+        """Say what a tensor's storage is for."""
+        self.blocks.of(tensor).category = category
 
     def _communicates(self, raw: RawOperator, communication: Communication) -> None:
         """Say what the memory of a communication is for; what is sent between modules belongs to none."""

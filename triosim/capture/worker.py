@@ -16,7 +16,7 @@ from triosim.capture.process_pool import CaptureJob
 from triosim.errors import TriosimError
 from triosim.trace import Trace
 from triosim.trace.formats import write
-from triosim.tracer.distributed.rank_messages import Mailbox
+from triosim.tracer.distributed.rank_messages import RankMessages
 from triosim.tracer.fake_device import FakeDevice
 from triosim.tracer.script_runner import run_script
 
@@ -48,16 +48,16 @@ def capture_rank(job: CaptureJob, rank: int, connection: Connection, folder: Pat
 
 
 def _captured(job: CaptureJob, rank: int, connection: Connection, folder: Path) -> tuple[Trace, dict[str, Any]]:
-    mailbox = Mailbox(folder, rank, lambda other: _answer(connection, {"waits_for": other}))
-    with FakeDevice(job.gpu, world=job.world, rank=rank, mailbox=mailbox) as device:
+    messages = RankMessages(folder, rank, lambda other: _answer(connection, {"waits_for": other}))
+    with FakeDevice(job.gpu, world=job.world, rank=rank, messages=messages) as device:
         run_script(job.path, job.arguments, device, skip=job.skip, steps=1)
         trace, groups, notes = device.traces[0], device.groups, device.notes
     assert groups is not None
     return trace, {
         "digest": digest(trace),
         "batch_size": trace.batch_size,
-        "groups": groups.families,
-        "data_parallel": sorted(groups.data),
+        "groups": groups.groups,
+        "data_parallel": sorted(groups.data_parallel),
         "notes": notes,
     }
 

@@ -178,7 +178,7 @@ def sharded(**options: Any) -> Callable[[], Step]:
 def test_fsdp2_gathers_every_parameter_twice_and_scatters_each_gradient_once() -> None:
     trace, capture = captured(sharded())
     assert capture.groups is not None
-    assert capture.groups.data == {"world"}
+    assert capture.groups.data_parallel == {"world"}
     gathers, scatters = communications(trace, "all_gather"), communications(trace, "reduce_scatter")
     assert sorted(one.nbytes for one in gathers) == [LAYER_BYTES] * (2 * LAYERS)
     assert [one.nbytes for one in scatters] == [LAYER_BYTES] * LAYERS
@@ -221,8 +221,8 @@ def test_hybrid_sharding_reduces_shares_over_the_replicas() -> None:
     assert [(one.group, one.nbytes) for one in reductions] == [("replicate", LAYER_BYTES / 2)] * LAYERS
     assert {one.group for one in communications(trace) if one.kind != "all_reduce"} == {"shard"}
     assert capture.groups is not None
-    assert capture.groups.families["shard"] == ((0, 1), (2, 3))
-    assert capture.groups.families["replicate"] == ((0, 2), (1, 3))
+    assert capture.groups.groups["shard"] == ((0, 1), (2, 3))
+    assert capture.groups.groups["replicate"] == ((0, 2), (1, 3))
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
