@@ -1,4 +1,4 @@
-"""Where a name becomes code: the parts that ship with triosim, entry points of other packages, and users' own files.
+"""The plug-in registry: finds parts by name, those that ship with triosim, entry points, and classes in users' files.
 
 A plug-in is named by its entry point (``my-network``), by module and class (``package.module:Class``) or by file and
 class (``my_file.py:Class``).

@@ -109,3 +109,8 @@ def _three(number: float) -> str:
     magnitude = abs(number)
     digits = 2 if magnitude < 9.995 else 1 if magnitude < 99.95 else 0
     return f"{number:.{digits}f}"
+
+
+def format_rate(rate: float) -> str:
+    """Return samples per second with three significant digits or more, so that a slow step's are not shown as none."""
+    return f"{rate:,.0f}" if rate >= 99.95 else f"{rate:#.3g}"

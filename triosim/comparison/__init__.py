@@ -1,1 +1,1 @@
-"""Several runs side by side: strategies, what-if, and pipeline schedules by themselves."""
+"""Comparisons of several runs: strategies, faster parts (what-if), and pipeline schedules without communication."""

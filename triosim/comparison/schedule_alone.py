@@ -1,6 +1,6 @@
-"""A pipeline schedule by itself: a simulated step of a model whose stages are all alike, without communication.
+"""Simulates a pipeline schedule on a model of equal stages, without communication.
 
-It shows what the schedule costs: the time in which a rank does nothing, the bubble, and how many micro-batches it holds. Each
+It shows what the schedule costs: the bubble, in which a rank is idle, and how many micro-batches' activations it holds. Each
 stage is one linear layer; its forward pass and the two parts of its backward pass take what the caller says.
 """
 
@@ -19,7 +19,7 @@ from triosim.simulation import simulate
 from triosim.tasks import Compute
 from triosim.trace import Category, Operator, Phase, Tensor, Trace
 
-#: No bytes to speak of, over links that take no time for them.
+#: A network on which transfers take no time.
 _FREE = {"topology": "switch", "bandwidth": 1e30, "latency": 0, "name": "free"}
 _WIDTH = 2
 
@@ -29,7 +29,7 @@ _OPERATORS = {"forward": 1, "backward": 2, "input": 1, "weight": 1}
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Seconds of a stage for one micro-batch: forward, and backward for the input and for the weights."""
+    """The seconds that a stage takes for one micro-batch: forward, and backward for the input and for the weights."""
 
     forward: float = 1.0
     input: float = 1.0
@@ -37,13 +37,13 @@ class Times:
 
     @property
     def all(self) -> float:
-        """Forward and backward."""
+        """Seconds of forward and backward together."""
         return self.forward + self.input + self.weight
 
 
 @dataclass(frozen=True, slots=True)
-class Ran:
-    """An action of one of a rank's slots, and when it ran, in seconds."""
+class TimedAction:
+    """An action of a rank's schedule slot, with its start and end in seconds."""
 
     rank: int
     slot: int
@@ -54,20 +54,20 @@ class Ran:
 
 @dataclass(frozen=True, slots=True)
 class ScheduleRun:
-    """A schedule that ran. ``seconds`` is the step's time, ``busy`` how long each rank computed."""
+    """A schedule that was simulated. ``seconds`` is the step's time, ``busy`` the compute seconds of each rank."""
 
     name: str
     schedule: ScheduleTable
     seconds: float
     busy: tuple[float, ...]
-    ran: tuple[Ran, ...]
+    ran: tuple[TimedAction, ...]
 
     def bubble(self, rank: int) -> float:
-        """Return the seconds in which a rank does nothing."""
+        """Return the seconds in which a rank is idle."""
         return self.seconds - self.busy[rank]
 
     def held(self, rank: int) -> float:
-        """Return how many micro-batches a rank holds activations of at once, each of its stages counted for itself."""
+        """Return of how many micro-batches a rank holds activations at once, counting each of its stages."""
         return in_flight(self.schedule, rank)
 
 
@@ -79,7 +79,7 @@ def run_schedule(
     times: Times | None = None,
     **options: Any,
 ) -> ScheduleRun:
-    """Simulate a schedule (a name or a file) on ranks whose stages are alike. Raises ``OptionError`` for what cannot be.
+    """Simulate a schedule (a name or a file) on ranks with equal stages. Raises ``OptionError`` for what cannot be.
 
     ``times`` are those of a stage; by default, forward and each part of the backward pass take a second. ``options`` are those
     that the schedule declares (``virtual_stages``).
@@ -110,7 +110,7 @@ def run_schedule(
 
 
 def uniform_trace(stages: int, times: Times) -> Trace:
-    """Return the trace of one micro-batch of one sample through linear layers that are all alike, one a stage."""
+    """Return the trace of one sample through equal linear layers, one for each stage."""
     operators: list[Operator] = []
     tensors = 0
 
@@ -147,8 +147,8 @@ def uniform_trace(stages: int, times: Times) -> Trace:
     return Trace(tuple(operators), 1, model="uniform stages")
 
 
-def _ran(recording: Recording, schedule: ScheduleTable, rank: int) -> Iterator[Ran]:
-    """Yield the actions of a rank: each took the next operators of its stream."""
+def _ran(recording: Recording, schedule: ScheduleTable, rank: int) -> Iterator[TimedAction]:
+    """Yield the actions of a rank: each ran the next operators of its stream."""
     streams: dict[str | None, list[tuple[Operator, float, float]]] = {}
     for handle in recording.handles or ():
         if handle.rank == rank and isinstance(handle.task, Compute):
@@ -157,4 +157,4 @@ def _ran(recording: Recording, schedule: ScheduleTable, rank: int) -> Iterator[R
     for number, slot in enumerate(schedule.rows[rank]):
         for lane, action in enumerate(slot):
             spans = [next(ordered[lane]) for _ in range(_OPERATORS[action.phase])]
-            yield Ran(rank, number, action, spans[0][1], spans[-1][2])
+            yield TimedAction(rank, number, action, spans[0][1], spans[-1][2])

@@ -1,4 +1,4 @@
-"""``compare``: one trace on one number of GPUs by every strategy, side by side.
+"""``compare``: simulates one trace on a number of GPUs with every strategy.
 
 Strategies are compared by samples per second, because they do not all take the same batch: data parallelism gives each
 GPU the trace's batch, tensor and pipeline parallelism divide the work of one. The speed-up is that over one GPU's, the
@@ -34,7 +34,7 @@ INNER = (2, 4, 8)
 
 @dataclass(frozen=True, slots=True)
 class Strategy:
-    """What is simulated: a label, and the arguments of ``simulate`` that make it."""
+    """A strategy: a label, how the step is parallelised, and the options of ``simulate`` that belong to it."""
 
     label: str
     parallel: str
@@ -58,7 +58,7 @@ class StrategyResult:
 
     @property
     def throughput(self) -> float:
-        """Samples per second; of several draws those of the median step. 0 where it cannot run."""
+        """Samples per second, of several draws those of the median step; 0 for a strategy that cannot run."""
         if self.result is None:
             return 0.0
         drawn = self.result.data.draws
@@ -67,7 +67,7 @@ class StrategyResult:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """All strategies, the fastest first, and those that cannot run at the end."""
+    """The results of all strategies, the fastest first, and those that cannot run at the end."""
 
     title: str
     gpus: int
@@ -97,7 +97,7 @@ class Comparison:
 
 
 def strategies(gpus: int) -> Iterator[Strategy]:
-    """Yield what can be tried on a number of GPUs; M is the number of micro-batches."""
+    """Yield the strategies for a number of GPUs; M is the number of micro-batches."""
     yield Strategy("single", "single")
     if gpus == 1:
         return
@@ -173,7 +173,7 @@ def compare_config(
 def _prevented(
     runs: Sequence[StrategyResult], config: RunConfig, run: Callable[[Strategy, RunConfig], StrategyResult]
 ) -> Iterator[StrategyResult]:
-    """Yield the runs that an option prevents which no strategy can run with that reads it, and that can run without it."""
+    """Yield strategies that an option prevents: none that reads the option can run, and this one runs without it."""
     for name in config.parts:
         if config.is_given(name):
             left = replace(config, parts={key: value for key, value in config.parts.items() if key != name})

@@ -1,4 +1,4 @@
-"""``what_if``: which part of a system holds a step up, by running it again with each part twice as fast.
+"""``what_if``: finds which part of a system limits a step, by running it again with each part twice as fast.
 
 The parts are all GPUs together, each class of links (those that join the same kinds of node with one bandwidth and latency),
 and all links together. Latencies, and what a launch costs the host, stay as they are.
@@ -31,7 +31,7 @@ MOST_CLASSES = 12
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A part that becomes faster, the number of links in it, and the configuration of the run in which it is."""
+    """A faster part of the system: its name, the number of links in it, and the configuration of the run."""
 
     what: str
     links: int
@@ -93,13 +93,13 @@ def _changes(base: Result, given: System, factor: float, config: RunConfig) -> I
 
 
 def label(kind: LinkClass) -> str:
-    """Return a class of links in words: ``gpu-switch 450 GB/s, 500 ns``."""
+    """Return the name of a class of links: ``gpu-switch 450 GB/s, 500 ns``."""
     ends = "-".join(end for end in (kind.source, kind.destination) if end)
     return f"{ends or 'links'} {format_bandwidth(kind.bandwidth)}, {format_time(kind.latency)}"
 
 
 def _used(base: Result, system: Topology) -> Iterable[tuple[LinkClass, list[Link]]]:
-    """Return the classes of links that carried something, or, where a network does not tell, all of them."""
+    """Return the classes of links that carried anything, or all where the network does not count bytes."""
     topology = base.topology if isinstance(base.network, PhotonicNetwork) else system
     assert topology is not None
     groups = link_classes(topology)

@@ -1,6 +1,6 @@
-"""Repeats a run with other seeds, for how step times are spread where something is left to chance.
+"""The configurations of repeated runs with other random seeds, for the distribution of step times.
 
-Chance is where tokens go (``ep``), and which GPUs and links are slow (``stragglers``, ``slow_links``).
+Random are where tokens go (``ep``), and which GPUs and links are slow (``stragglers``, ``slow_links``).
 """
 
 from __future__ import annotations

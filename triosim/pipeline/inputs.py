@@ -1,4 +1,4 @@
-"""What a result was made from, as ``result.json`` keeps it: config, versions, files with their hashes, trace and topology."""
+"""The inputs of a run, as ``result.json`` keeps them: config, versions, files with their hashes, trace and topology."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The fourth step of a simulation, ``run``: the engine runs the ranks' tasks, of ranks that do the same one for all."""
+"""The fourth step of a simulation, ``run``: the engine runs the ranks' tasks, of identical ranks one for all."""
 
 from __future__ import annotations
 
@@ -84,6 +84,6 @@ def _why_not_folded(planned: PlannedRun, config: RunConfig) -> str:
 
 
 def _call_overhead(trace: Trace) -> float:
-    """Return what launching a communication costs the host: as much as the median operator, for no trace of one GPU says it."""
+    """Return the host's cost of launching a communication: the median operator's, as a trace of one GPU has none."""
     costs = [operator.host_seconds for operator in trace.operators if operator.host_seconds and operator.seconds]
     return median(costs) if costs else 0.0

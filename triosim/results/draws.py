@@ -1,7 +1,6 @@
-"""Many draws of what is left to chance in a run: how its step times are spread.
+"""Statistics of the step times of repeated runs that differ in their random seeds.
 
-Chance is where tokens go (``ep``), and which GPUs and links are slow (``stragglers``, ``slow_links``). Each is drawn from a
-seed; one more draw is the same run with every seed one higher. Quantiles are interpolated between the two nearest step times
+Quantiles are interpolated between the two nearest step times
 (Hyndman and Fan 1996, "Sample quantiles in statistical packages", definition 7); the deviation is that of a sample.
 """
 
@@ -40,14 +39,14 @@ def draws_of(step_times: Sequence[float]) -> Draws:
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """What is kept of one run: its step time in seconds, and whether some rank does not fit its GPU."""
+    """One run of several: its step time in seconds, and whether some rank does not fit its GPU."""
 
     step_time_s: float
     too_small: bool
 
     @classmethod
     def of(cls, result: Result) -> Draw:
-        """Return what is kept of a result."""
+        """Return the values of a result."""
         return cls(result.step_time_s, result.memory is not None and not result.memory.fits)
 
 

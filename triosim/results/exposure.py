@@ -1,4 +1,4 @@
-"""Whose communication is exposed: each instant in which a rank only communicates, given to an axis and a layer.
+"""Attributes exposed communication, in which a rank communicates and computes nothing, to axes and layers.
 
 Where several transfers are on their way at once, those that move bytes have equal parts of the instant; where all of them
 wait for a partner, these have. What belongs to several layers (a bucket of gradients) is divided by their bytes. So the
@@ -27,8 +27,9 @@ Seconds = list[float]
 def exposed_shares(records: Iterable[RankRecord], steps: int) -> list[ExposedShare]:
     """Return the exposed communication of a step by axis and layer, the mean over the ranks, the largest first."""
     known: dict[tuple[tuple[Interval, ...], tuple[TransferInterval, ...]], Mapping[Cause, Seconds]] = {}
-    seen: dict[int, Mapping[Cause, Seconds]] = {}  # by what ranks that were simulated once share
-    alike: dict[int, list[Mapping[Cause, Seconds]]] = {}  # what many ranks have is one object
+    # By id(): ranks that were simulated once share the very record, whose intervals would be costly to hash for each rank.
+    seen: dict[int, Mapping[Cause, Seconds]] = {}
+    alike: dict[int, list[Mapping[Cause, Seconds]]] = {}
     ranks = 0
     for record in records:
         ranks += 1

@@ -1,4 +1,4 @@
-"""How much each link carried and when, from the rates that a network recorded.
+"""The load of each link over time, from the rates that a network recorded.
 
 A link's rate is constant from one change to the next, so that what it carried up to a time is a broken line, and the bytes
 of any stretch of time are exact: the difference of two points of that line. A link's *share* is the part of its bandwidth
@@ -74,7 +74,7 @@ def edges(end: float, slots: int = SLOTS) -> Any:
 
 
 def busiest_slot(load: Load, end: float, slots: int = SLOTS) -> tuple[float, float]:
-    """Return the slot, from when to when, in which most of the link was taken; the first of equals."""
+    """Return the start and end of the time slot in which the link carried most; the first of equals."""
     import numpy as np
 
     bounds = edges(end, slots)
@@ -84,7 +84,7 @@ def busiest_slot(load: Load, end: float, slots: int = SLOTS) -> tuple[float, flo
 
 
 class LinkClass(NamedTuple):
-    """What makes links alike: the kinds of node that they join, in either direction, bandwidth and latency."""
+    """A class of equal links: the kinds of nodes that they join, in either direction, bandwidth and latency."""
 
     source: str
     destination: str
@@ -93,7 +93,7 @@ class LinkClass(NamedTuple):
 
 
 def link_classes(topology: Topology) -> dict[LinkClass, list[Link]]:
-    """Return the links of a topology, those that are alike together."""
+    """Return the links of a topology by class."""
     found: dict[LinkClass, list[Link]] = {}
     for link in topology.links.values():
         ends = (topology.nodes[end].kind if end else "" for end in (link.source, link.destination))

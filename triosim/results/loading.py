@@ -1,4 +1,4 @@
-"""How ``result.json`` is read back, with errors that name the file and the key."""
+"""Reads ``result.json``, with errors that name the file and the key."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The memory of the ranks of a run as rows of its result, and in a line for a person."""
+"""Rows of ``result.json`` for the memory of the ranks, and a summary of them in one line."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def rows(memory: WorldMemory) -> tuple[MemoryRow, ...]:
 
 
 def fullest(found: Sequence[MemoryRow]) -> str:
-    """Say how much the fullest rank has, and of what: in GiB, or in MiB where that would be nothing."""
+    """Return how much memory the fullest rank needs, and of what categories; in GiB, or in MiB where it is little."""
     row = max(found, key=lambda one: one.peak_bytes)
     large = row.peak_bytes >= GIB / 10
     scale, unit = (GIB, "") if large else (2**20, " MiB")

@@ -1,4 +1,4 @@
-"""Ranks as a person writes them: ``0-3,8`` for 0, 1, 2, 3 and 8."""
+"""Formats and parses sets of ranks: ``0-3,8`` for 0, 1, 2, 3 and 8."""
 
 from __future__ import annotations
 
@@ -23,8 +23,3 @@ def parse_ranks(text: str) -> list[int]:
         first, _, last = part.partition("-")
         ranks.extend(range(int(first), int(last or first) + 1))
     return ranks
-
-
-def format_rate(rate: float) -> str:
-    """Return samples per second with three significant digits or more, so that a slow step's are not shown as none."""
-    return f"{rate:,.0f}" if rate >= 99.95 else f"{rate:#.3g}"

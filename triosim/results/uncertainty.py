@@ -1,8 +1,8 @@
-"""How far off a step time may be because operator times were predicted, and which operators and models that comes from.
+"""The uncertainty of a step time that comes from predicted operator times, and the models that it comes from.
 
 The errors of one model for one kind of operator (its name and phase) are taken as fully correlated, so they add up; those
 of different kinds or models as independent, so they add in squares. An operator's ``relative_error`` is the mean absolute
-error that is expected; of normal errors, 90% are within ``WIDTH`` times that. What a rank's compute time may be off by moves
+error that is expected; of normal errors, 90% are within ``WIDTH`` times that. An error of a rank's compute time changes
 the step in proportion, except where it waits for bytes on the network or for the host's launches.
 """
 

@@ -1,7 +1,7 @@
 """The values of a result, as they stand in ``result.json``: frozen rows, all for one training step.
 
-A rank's step time is its busy compute time plus its exposed communication plus its idle time. How the values are computed from
-a run is in ``figures`` and the modules that it calls; ``triosim/reports/result.schema.json`` describes the file.
+A rank's step time is its busy compute time plus its exposed communication plus its idle time. ``figures`` and the modules
+that it calls compute the values; ``triosim/reports/result.schema.json`` describes the file.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class RankTimes:
 
 @dataclass(frozen=True, slots=True)
 class LayerShare:
-    """A layer's step on each of ``ranks``, which all spend the same on it ("0-3,8" is 0, 1, 2, 3 and 8)."""
+    """The time of a layer in a step on each of ``ranks``, which all take the same time ("0-3,8" is 0, 1, 2, 3 and 8)."""
 
     ranks: str
     forward_s: float
@@ -44,7 +44,7 @@ class LayerShare:
 
 @dataclass(frozen=True, slots=True)
 class LayerTimes:
-    """A layer's step: the mean over the ranks that run it. ``operators`` is how many run, ``per_rank`` who runs them."""
+    """The time of a layer in a step, the mean over the ranks that run it. ``operators`` is how many it runs."""
 
     layer: str
     forward_s: float

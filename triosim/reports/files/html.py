@@ -7,11 +7,10 @@ from html import escape
 
 from triosim.output_files import PathLike, writing_text
 from triosim.reports.terminal.result_tables import spread
-from triosim.results.rank_ranges import format_rate
 from triosim.results.report import Report
 from triosim.results.result import Result
 from triosim.results.values import ResultData
-from triosim.units import format_bytes, format_time
+from triosim.units import format_bytes, format_rate, format_time
 
 _ROWS = 10
 
@@ -98,7 +97,7 @@ def _interval(data: ResultData) -> str:
 
 
 def html_table(head: Sequence[str], rows: Iterable[Sequence[str]], more: int) -> str:
-    """Return a table, whose last row says how many ``more`` there are; nothing for one without rows."""
+    """Return an HTML table, whose last row says how many ``more`` rows there are; an empty text for a table without rows."""
     body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
     if not body:
         return ""

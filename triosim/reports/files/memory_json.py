@@ -1,4 +1,4 @@
-"""The memory of a step as plain data: for ``triosim memory --format json`` and for other programs."""
+"""The memory of a step as JSON, for ``triosim memory --format json``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SCHEMA = "triosim-memory/1"
 
 
 def as_json(reports: Mapping[int, MemoryReport], like: Sequence[int]) -> str:
-    """Return the memory of the captured ranks as JSON; ``like[rank]`` is the captured rank that does as ``rank`` does."""
+    """Return the memory of the captured ranks as JSON; ``like[rank]`` is the captured rank that stands for ``rank``."""
     ranks = [as_dict(report) | {"rank": rank, "ranks_alike": like.count(rank)} for rank, report in reports.items()]
     return json.dumps({"schema": SCHEMA, "world": len(like), "like": list(like), "ranks": ranks}, indent=2) + "\n"
 

@@ -64,7 +64,7 @@ def write_timeline(
 
 @dataclass
 class _Tracks:
-    """The tracks of one process: one a stream, and another beside it where tasks of a stream overlap."""
+    """The tracks of one process: one for each stream, and more where tasks of a stream overlap."""
 
     ids: dict[str, int] = field(default_factory=dict)
     ends: dict[str, list[int]] = field(default_factory=dict)
@@ -82,7 +82,7 @@ class _Tracks:
 
 
 class _Timeline:
-    """Writes events to a file; knows which processes and tracks there are."""
+    """Writes trace events to a file, and numbers processes and tracks."""
 
     def __init__(self, file: TextIO, topology: Topology, title: str) -> None:
         self.file = file
@@ -258,7 +258,7 @@ def _arrival(handle: Handle) -> float:
 
 
 def _track_order(stream: str) -> tuple[int, str]:
-    """Put what computes above what communicates, and the network's flows last."""
+    """Return a sort key: compute streams first, then communication, then the network's flows."""
     return (0 if stream.startswith("compute") else 2 if stream.startswith("network") else 1, stream)
 
 

@@ -1,4 +1,4 @@
-"""The report ``comparison-plot``: strategies side by side, what their step time consists of and their samples per second."""
+"""The report ``comparison-plot``: the parts of each strategy's step time, and its samples per second."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from triosim.comparison.strategies import Comparison
 from triosim.output_files import PathLike
 from triosim.reports.pictures.plot import bare, check_plot, draw_step_parts, new_figure, save_figure, step_of, unit_of
 from triosim.results.rank_means import mean_of_ranks
-from triosim.results.rank_ranges import format_rate
 from triosim.results.report import Report
+from triosim.units import format_rate
 
 
 class ComparisonPlot(Report):
@@ -17,7 +17,7 @@ class ComparisonPlot(Report):
 
     @classmethod
     def check(cls, path: PathLike) -> None:
-        """Refuse what is no picture."""
+        """Raise ``OutputError`` for a file that is no picture."""
         check_plot(path)
 
     def write(self, comparison: Comparison, path: PathLike) -> None:

@@ -1,4 +1,4 @@
-"""The report ``link-plot``: the topology with each link as hot as it was loaded, above the links' load over time."""
+"""The report ``link-plot``: a heat map of the links on the topology, and of each link's load over time."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ _COLD = "#D9D9D9"  # a link that carried nothing
 
 
 class LinkPlot(Report):
-    """The topology with each link as hot as it was loaded."""
+    """A heat map of the links on the topology, and of each link's load over time."""
 
     records = ("links",)
 
     @classmethod
     def check(cls, path: PathLike) -> None:
-        """Refuse what is no picture."""
+        """Raise ``OutputError`` for a file that is no picture."""
         check_plot(path)
 
     def write(self, result: Result, path: PathLike) -> None:
@@ -81,7 +81,7 @@ def check_link_plot(path: PathLike, network: str) -> None:
 
 
 class _Drawing:
-    """Where the nodes of a topology stand, and how large the picture is."""
+    """The positions of a topology's nodes, and the size of the picture."""
 
     def __init__(self, topology: Topology, nodes: list[str], lines: list[picture.Line]) -> None:
         self.nodes = nodes
@@ -94,7 +94,7 @@ class _Drawing:
 
     @classmethod
     def of(cls, topology: Topology) -> _Drawing | None:
-        """Return the drawing, or None where there are no ends to draw lines between, or too many nodes to see any."""
+        """Return the drawing; None where there are no lines to draw, or too many nodes to tell apart."""
         left_out = picture.hanging_memories(topology)
         nodes = [name for name in topology.nodes if name not in left_out]
         lines = picture.merged(topology, left_out)
@@ -102,7 +102,7 @@ class _Drawing:
 
 
 def _heat(axes: Any, topology: Topology, drawing: _Drawing, mean: Mapping[str, float]) -> None:
-    """Draw each direction of each link as a curve of its own; parallel links are one, as hot as the hottest of them."""
+    """Draw each direction of each link as a curve; parallel links are one curve in the colour of the most loaded of them."""
     from matplotlib.patches import FancyArrowPatch
 
     left, right, low, high = drawing.box
@@ -134,7 +134,7 @@ def _heat(axes: Any, topology: Topology, drawing: _Drawing, mean: Mapping[str, f
 
 
 def _rows(found: Mapping[str, Load], names: Sequence[str], bounds: Any) -> list[tuple[str, Any]]:
-    """Return a row a link: its name, and what part of it was taken in each slot. Of many links, equal ones are one row."""
+    """Return for each link its name and its load in each time slot. Many links with equal loads become one row."""
     slot = bounds[1] - bounds[0]
     rows = [(name, found[name].taken(bounds) / slot) for name in names]
     if len(rows) <= MOST_LABELLED:
@@ -150,7 +150,7 @@ def _rows(found: Mapping[str, Load], names: Sequence[str], bounds: Any) -> list[
 
 
 def _raster(axes: Any, rows: Sequence[tuple[str, Any]], bounds: Any) -> None:
-    """Draw the rows, the busiest on top."""
+    """Draw one row for each link, the busiest on top."""
     import numpy as np
 
     end = float(bounds[-1])

@@ -79,7 +79,7 @@ def _label(name: str, values: Any, peak: float) -> str:
 
 
 def _curve(report: MemoryReport) -> tuple[Integers, Integers]:
-    """Return the moments and the live bytes at each."""
+    """Return times and the live bytes at each."""
     live = report.usage.live
     return np.arange(len(live)), live
 
@@ -105,7 +105,7 @@ def _lines(axes: Any, report: MemoryReport, scale: float) -> None:
 
 
 def _phases(axes: Any, report: MemoryReport) -> None:
-    """Draw a line where a phase ends, and write the long ones above the step; those of many micro-batches are too short."""
+    """Draw a line where a phase ends, and name the phases that are long enough."""
     operators = report.trace.operators
     phases = ["" if event.operator < 0 else operators[event.operator].phase for event in report.usage.events]
     start = 0

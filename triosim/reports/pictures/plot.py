@@ -13,12 +13,11 @@ from triosim.engine.intervals import Interval, Intervals
 from triosim.engine.recording import Recording, operator_times
 from triosim.errors import OutputError
 from triosim.output_files import PathLike, writing_bytes
-from triosim.results.rank_ranges import format_rate
 from triosim.results.report import Report
 from triosim.results.result import Result
 from triosim.results.values import Draws, RankTimes
 from triosim.tasks import Compute
-from triosim.units import format_time
+from triosim.units import format_rate, format_time
 
 MAX_RANKS = 16
 
@@ -60,11 +59,11 @@ class Plot(Report):
 
     @classmethod
     def check(cls, path: PathLike) -> None:
-        """Refuse what is no picture."""
+        """Raise ``OutputError`` for a file that is no picture."""
         check_plot(path)
 
     def write(self, result: Result, path: PathLike) -> None:
-        """Draw a result; one that was loaded from a file has no Gantt chart, because it does not know when what happened."""
+        """Draw a result; one that was loaded from a file has no Gantt chart, because the file has no timeline."""
         write_plot(result, path)
 
 
@@ -95,7 +94,7 @@ def write_plot(result: Result, path: PathLike) -> None:
 
 
 def _histogram(axes: Any, draws: Draws) -> None:
-    """Draw how often a step took how long, over the draws."""
+    """Draw a histogram of the step times of all draws."""
     unit, scale = unit_of(draws.max_s)
     axes.hist([seconds * scale for seconds in draws.step_times_s], bins="auto", color="#CCBB44", edgecolor="white")
     for name, seconds in (("p5", draws.p5_s), ("p50", draws.p50_s), ("p95", draws.p95_s)):
@@ -109,7 +108,7 @@ def _histogram(axes: Any, draws: Draws) -> None:
 
 
 def select(ranks: Sequence[RankTimes]) -> list[RankTimes]:
-    """Return the ranks to draw: all, or one of each that differ, and then some at even distances, in order."""
+    """Return the ranks to draw: all, or of many one of each that differ, and others at even distances."""
     if len(ranks) <= MAX_RANKS:
         return list(ranks)
     chosen: dict[tuple[str, ...], RankTimes] = {}
@@ -126,7 +125,7 @@ def select(ranks: Sequence[RankTimes]) -> list[RankTimes]:
 
 
 def _gantt(axes: Any, recording: Recording, ranks: Sequence[RankTimes]) -> None:
-    """Draw each rank's computing above its communication."""
+    """Draw each rank's computation above its communication."""
     unit, scale = unit_of(recording.end)
     rows = {rank.rank: row for row, rank in enumerate(ranks)}
     used: dict[str, None] = {}
@@ -155,7 +154,7 @@ def _gantt(axes: Any, recording: Recording, ranks: Sequence[RankTimes]) -> None:
 def _kinds(
     recording: Recording, rank: int, compute: list[Interval], communication: list[Interval]
 ) -> Iterable[tuple[str, list[Interval]]]:
-    """Yield what a rank did: by phase, and with the waiting apart, where the recording kept its tasks."""
+    """Yield the intervals of each kind of activity: by phase and with waiting apart where the recording kept the tasks."""
     if recording.handles is None:
         yield "compute", compute
         yield "communication", communication
@@ -209,7 +208,7 @@ def step_of(rank: RankTimes) -> float:
 
 
 def unit_of(seconds: float) -> tuple[str, float]:
-    """Return the unit in which an axis up to ``seconds`` reads well, and its factor."""
+    """Return the time unit for an axis up to ``seconds``, and its factor."""
     return ("s", 1.0) if seconds >= 2 else ("ms", 1e3) if seconds >= 2e-3 else ("us", 1e6)
 
 
@@ -230,7 +229,7 @@ def _legend(axes: Any, kinds: Sequence[str]) -> None:
 
 
 def bare(axes: Any) -> None:
-    """Take away the frame; leave a light grid."""
+    """Remove the frame of a plot and add a light grid."""
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
     axes.tick_params(axis="y", length=0)

@@ -1,4 +1,4 @@
-"""A picture of a pipeline schedule: a row a rank, a box an action with the number of its micro-batch.
+"""A picture of a pipeline schedule: a row for each rank, a box with the micro-batch's number for each action.
 
 Colours are Paul Tol's "bright" scheme. A rank's stages after its first are lighter, and what runs side by side is drawn half as
 high.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from itertools import groupby
 from typing import Any
 
-from triosim.comparison.schedule_alone import Ran, ScheduleRun
+from triosim.comparison.schedule_alone import ScheduleRun, TimedAction
 from triosim.extrapolators.core.schedule_table import ActionPhase
 from triosim.output_files import PathLike
 from triosim.reports.pictures.plot import bare, new_figure, save_figure
@@ -53,8 +53,8 @@ def write_schedule_plot(run: ScheduleRun, path: PathLike) -> None:
     save_figure(figure, path)
 
 
-def _slot(axes: Any, run: ScheduleRun, slot: list[Ran]) -> None:
-    """Draw what runs side by side, each for as long as all of it takes."""
+def _slot(axes: Any, run: ScheduleRun, slot: list[TimedAction]) -> None:
+    """Draw the actions of one slot, which run at the same time."""
     start, end = min(one.start for one in slot), max(one.end for one in slot)
     height = _HEIGHT / len(slot)
     for lane, one in enumerate(slot):

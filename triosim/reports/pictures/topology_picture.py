@@ -29,7 +29,7 @@ MOST_NODES = 5_000
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """What is drawn between two nodes: both directions, or with ``arrow`` only one."""
+    """A line between two nodes: both directions of a link, or with ``arrow`` one of them."""
 
     a: str
     b: str
@@ -87,7 +87,7 @@ def hanging_memories(topology: Topology) -> set[str]:
 
 
 def merged(topology: Topology, left_out: set[str]) -> list[Line]:
-    """Return the lines to draw: two directions that are alike are one, parallel links are one of their sum."""
+    """Return the lines to draw: one for two equal directions, and one for parallel links with their total bandwidth."""
     both: dict[tuple[str, str], list[float]] = {}
     for link in topology.links.values():
         if link.source and not left_out & {link.source, link.destination}:
@@ -118,7 +118,7 @@ def layout(topology: Topology, nodes: list[str], lines: list[Line]) -> dict[str,
 
 
 def _projected(place: tuple[int, ...]) -> Position:
-    """A grid as it is, its second dimension downward; each further dimension leads away at a slant."""
+    """Place nodes on a grid, the second dimension downward, and each further dimension at a slant."""
     x, y = float(place[0]), -float(place[1])
     if len(place) > 2:
         x, y = 1.7 * x, 1.7 * y
@@ -134,7 +134,7 @@ def _circle(nodes: list[str]) -> dict[str, Position]:
 
 
 def _layers(topology: Topology, nodes: list[str], lines: list[Line]) -> dict[str, Position]:
-    """GPUs in a row; the connected switches that serve most of them go above it, other ones below."""
+    """Place GPUs in a row, the switches that serve most of them above it, and other ones below."""
     near: dict[str, list[str]] = {name: [] for name in nodes}
     for line in lines:
         near[line.a].append(line.b)
@@ -187,7 +187,7 @@ def _mean(values: list[float]) -> float:
 
 
 def _apart(middle: dict[str, float], gap: float) -> dict[str, float]:
-    """Return the places of nodes in a row, in the order of where they would like to be, none nearer than the gap."""
+    """Return the positions of nodes in a row, each near its wanted position, and none nearer to another than the gap."""
     names = sorted(middle, key=lambda name: middle[name])
     places: list[float] = []
     for name in names:
@@ -208,7 +208,7 @@ def _sprung(nodes: list[str], lines: list[Line]) -> dict[str, Position]:
 
 
 def _draw_lines(axes: Any, lines: list[Line], at: dict[str, Position], inch: float) -> None:
-    """Straight lines, unless another node is in the way or the two directions differ."""
+    """Draw lines straight, unless another node is in the way or the two directions differ."""
     from matplotlib.lines import Line2D
     from matplotlib.patches import FancyArrowPatch
 
@@ -275,7 +275,7 @@ def blocked(a: Position, b: Position, rows: dict[tuple[str, float], list[float]]
 
 
 def draw_nodes(axes: Any, topology: Topology, nodes: list[str], at: dict[str, Position], inch: float) -> None:
-    """GPUs are discs, with their names in them if there is room; everything else is a box round its name."""
+    """Draw GPUs as discs, with their names in them if there is room, and other nodes as boxes around their names."""
     size = min(34.0, 40.0 * inch)  # points across
     gpus = [name for name in nodes if topology.nodes[name].kind == "gpu"]
     others = [name for name in nodes if topology.nodes[name].kind != "gpu"]

@@ -15,10 +15,9 @@ from triosim.output_files import PathLike, writing_text
 from triosim.reports.files.html import html_table
 from triosim.reports.terminal.result_tables import per_million, percent, table
 from triosim.results.rank_means import mean_of_ranks
-from triosim.results.rank_ranges import format_rate
 from triosim.results.report import Report
 from triosim.results.values import MemoryRow, ResultData
-from triosim.units import format_time
+from triosim.units import format_rate, format_time
 
 _NUMBER = re.compile(r"(\d+)")
 
@@ -86,17 +85,17 @@ def _columns(comparison: Comparison) -> list[str]:
 
 
 def _is_priced(comparison: Comparison) -> bool:
-    """Whether somebody said what a GPU costs."""
+    """Whether a price of a GPU was given."""
     return any(run.result is not None and run.result.inputs["config"].get("price") for run in comparison.runs)
 
 
 def _is_drawn(comparison: Comparison) -> bool:
-    """Whether what is left to chance was drawn several times."""
+    """Whether the runs were drawn several times."""
     return any(run.result is not None and run.result.data.draws is not None for run in comparison.runs)
 
 
 def _step(data: ResultData) -> list[str]:
-    """A step's time and what it consists of; of several draws, the median and how they are spread."""
+    """Return the columns of a step: its time and parts, or of several draws the median and two quantiles."""
     if data.draws is not None:
         return [format_time(seconds) for seconds in (data.draws.p50_s, data.draws.p5_s, data.draws.p95_s)]
     average = mean_of_ranks(data.ranks, 0)
@@ -128,7 +127,7 @@ def _rows(comparison: Comparison) -> Iterator[list[str]]:
 
 
 def _reasons(comparison: Comparison) -> Iterator[str]:
-    """Say why strategies cannot run."""
+    """Yield why strategies cannot run."""
     return (f"{run.label} cannot run: {run.reason}" for run in comparison.runs if run.result is None)
 
 
@@ -145,12 +144,12 @@ def _legend(comparison: Comparison) -> str:
 
 
 def _notes(comparison: Comparison) -> list[str]:
-    """The notes of all strategies, each once."""
+    """Return the notes of all strategies, each once."""
     return merged(dict.fromkeys(note for run in comparison.runs if run.result for note in run.result.notes))
 
 
 def _fullest(memory: Sequence[MemoryRow]) -> str:
-    """The most that a rank has; with an exclamation mark where its GPU has less."""
+    """Return the memory of the fullest rank in GiB, with an exclamation mark where it does not fit."""
     if not memory:
         return ""
     row = max(memory, key=lambda one: one.peak_bytes)
@@ -159,7 +158,7 @@ def _fullest(memory: Sequence[MemoryRow]) -> str:
 
 
 def merged(notes: Iterable[str]) -> list[str]:
-    """Return the notes with those in one that differ in a single number: "predicted for 4, 16 or 64"."""
+    """Return the notes; those that differ in a single number become one: "predicted for 4, 16 or 64"."""
     groups: dict[tuple[str, ...], list[list[str]]] = {}
     for note in notes:
         pieces = _NUMBER.split(note)  # words at even places, numbers at odd ones

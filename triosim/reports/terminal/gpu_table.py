@@ -1,4 +1,4 @@
-"""How the GPU catalogue looks in a terminal, as JSON, and as a file that a user can change."""
+"""The GPU catalogue as a table and as JSON, which is also a GPU file that a user can change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a step's memory looks in a terminal: the peak and where it is, what it consists of, and whether it fits."""
+"""The memory of a step as tables: its peak, what it consists of, and whether it fits."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def render(report: MemoryReport, rank: int | None = None, depth: int | None = No
 
 
 def render_ranks(reports: Mapping[int, MemoryReport], like: Sequence[int]) -> RenderableType:
-    """Return a table of the captured ranks, the one that needs most first, and how many ranks are like each."""
+    """Return a table of the captured ranks, the one that needs most first, with how many ranks each stands for."""
     made = table("Memory by rank", "ranks", "tensors", "allocated", "reserved", "fits")
     for rank, report in sorted(reports.items(), key=lambda pair: (-pair[1].peak_reserved, pair[0])):
         alike = format_ranks(other for other, model in enumerate(like) if model == rank)
@@ -72,7 +72,7 @@ def size(nbytes: float) -> str:
 
 
 def where(report: MemoryReport, operator: int) -> str:
-    """Return which operator that is, and in which layer and phase."""
+    """Return an operator's name, layer and phase."""
     operators = report.trace.operators
     if operator < 0:
         return "before the first operator"
@@ -82,7 +82,7 @@ def where(report: MemoryReport, operator: int) -> str:
 
 
 def failure(report: MemoryReport, failed: OutOfMemory) -> str:
-    """Say which allocation fails, and what the step would need."""
+    """Return which allocation fails, and what the step would need."""
     step = "the first step" if failed.step == 1 else f"step {failed.step}"
     at = where(report, failed.operator)
     what = _words(failed.category) + (f" of {failed.layer}" if failed.layer else "")
@@ -129,7 +129,7 @@ def _summary(report: MemoryReport, rank: int | None) -> RenderableType:
 
 
 def _categories(report: MemoryReport) -> RenderableType:
-    """Show the live bytes by category: when the step begins, at the peak, and the most of each."""
+    """Return the live bytes by category: at the start of the step, at the peak, and each category's own peak."""
     usage = report.usage
     made = table("Live tensors by category", "category", "at the start", "at the peak", "of the peak", "at most")
     for column, name in enumerate(usage.categories):
@@ -144,7 +144,7 @@ def _categories(report: MemoryReport) -> RenderableType:
 
 
 def _modules(report: MemoryReport, depth: int | None) -> RenderableType:
-    """Show the bytes at the peak by module; at the greatest depth that gives few enough rows, if none is asked for."""
+    """Return the bytes at the peak by module, at ``depth`` or the greatest depth that gives few enough rows."""
     alive = report.usage.alive()
     rows = by_module(report.usage, alive, depth) if depth is not None else _deepest(report, alive)
     made = table("Live tensors at the peak, by module, in MiB", "module", *_COLUMNS, "all")
@@ -187,7 +187,7 @@ def _short(nbytes: int) -> str:
 
 
 def _tensors(report: MemoryReport) -> RenderableType:
-    """Show the largest tensors at the peak, those alike in one row."""
+    """Return the largest tensors at the peak, equal ones in one row."""
     groups: dict[tuple[str, ...], list[int]] = {}
     for number in report.usage.alive():
         item = report.usage.lifetimes.items[number]

@@ -1,4 +1,4 @@
-"""Progress on standard error, for a person who waits: nothing before two seconds, nothing where nobody looks."""
+"""Progress on standard error: shown after two seconds, and only on a terminal."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PATIENCE = 2.0  # seconds that a person waits without asking
 
 
 class Progress:
-    """Within its block, a line that says how far a simulation is appears after a while, and is wiped at the end.
+    """Within its block, a line with the simulation's progress appears after two seconds, and is erased at the end.
 
     It is called with the simulated time and the number of finished tasks. A timer shows the line, so that it also
     appears where those calls are rare.
@@ -33,13 +33,13 @@ class Progress:
         self._line: rich.progress.Progress | None = None
 
     def __call__(self, seconds: float, tasks: int) -> None:
-        """Tell how far a simulation is."""
+        """Update the line with the simulated time and the number of finished tasks."""
         self._text = f"{format_time(seconds)} simulated, {tasks:,} tasks"
         if self._line is not None:
             self._line.update(self._line.task_ids[0], description=self.label + self._text)
 
     def labelled(self, label: str) -> None:
-        """Say which of several simulations begins."""
+        """Name the simulation that begins, of several."""
         self.label = f"{label}: "
 
     def __enter__(self) -> Progress:

@@ -13,11 +13,11 @@ from rich.text import Text
 
 from triosim.output_files import PathLike, writing_text
 from triosim.results.memory_rows import fullest
-from triosim.results.rank_ranges import format_ranks, format_rate, parse_ranks
+from triosim.results.rank_ranges import format_ranks, parse_ranks
 from triosim.results.report import Report
 from triosim.results.result import Result
 from triosim.results.values import CollectiveTimes, Draws, LayerShare, LinkLoad, MemoryRow, RankTimes, ResultData
-from triosim.units import format_bytes, format_time
+from triosim.units import format_bytes, format_rate, format_time
 
 #: How many rows of a table a person reads.
 MAX_RANK_ROWS = 12
@@ -66,7 +66,7 @@ def as_text(data: ResultData, title: str, width: int = 100) -> str:
 
 
 def render(data: ResultData, title: str, *, by_layer: bool = False) -> RenderableType:
-    """Return a result as something that rich can show; ``by_layer`` adds whose communication is exposed."""
+    """Return a result as something that rich can show; ``by_layer`` adds exposed communication by layer."""
     parts: list[RenderableType] = [_summary(data, title), _ranks(data)]
     if len(data.memory) > 1:
         parts.append(places(data.memory[:MAX_RANK_ROWS], more=len(data.memory) - MAX_RANK_ROWS))
@@ -86,12 +86,12 @@ def render(data: ResultData, title: str, *, by_layer: bool = False) -> Renderabl
 
 
 def spaced(parts: Iterable[RenderableType]) -> list[RenderableType]:
-    """Return the parts with an empty line above each table."""
+    """Return the parts, with an empty line above each table."""
     return [line for part in parts for line in ((Text(), part) if isinstance(part, Table) else (part,))]
 
 
 def table(title: str, *columns: str, caption: str | None = None) -> Table:
-    """Return a table in the style of all of triosim's: the first column to the left, figures to the right."""
+    """Return an empty table in the common style: the first column to the left, figures to the right."""
     made = Table(
         title=title, title_justify="left", title_style="bold", caption=caption, caption_justify="left", box=None
     )
@@ -101,7 +101,7 @@ def table(title: str, *columns: str, caption: str | None = None) -> Table:
 
 
 def places(rows: Sequence[MemoryRow], room: float | None = None, *, title: str = "", more: int = 0) -> Table:
-    """Return a table of the ranks' memory, those that have the same in a row, and whether it fits.
+    """Return a table of the ranks' memory, equal ranks in one row, and whether it fits.
 
     ``room`` is another capacity than the GPU's, ``more`` how many rows are left out.
     """
@@ -119,12 +119,12 @@ def places(rows: Sequence[MemoryRow], room: float | None = None, *, title: str =
 
 
 def shorten(name: str, width: int) -> str:
-    """Return a name no wider than ``width``; the end of a module path says most, so it is the front that goes."""
+    """Return a name no wider than ``width``; the front of a module path is cut, because its end says most."""
     return name if len(name) <= width else "…" + name[-(width - 1) :]
 
 
 def percent(part: float, whole: float) -> str:
-    """Return a share as a person reads it; "0%" is kept for nothing at all."""
+    """Return a share in percent; only nothing at all is "0%"."""
     share = 100 * part / whole if whole else 0.0
     if share == 0 or share >= 9.95:
         return f"{share:.0f}%"
@@ -173,7 +173,7 @@ def _summary(data: ResultData, title: str) -> RenderableType:
 
 
 def spread(draws: Draws) -> str:
-    """Say how the step times of several draws are spread."""
+    """Return the mean, deviation and quantiles of the step times of several draws."""
     unit, scale = next((one for one in (("s", 1.0), ("ms", 1e3)) if draws.mean_s * one[1] >= 1), ("us", 1e6))
     mean, low, middle, high, least, most = (  # so many digits that one draw can be told from another
         f"{seconds * scale:.5g}"
@@ -220,13 +220,13 @@ def per_million(data: ResultData, cost: float) -> str:
 
 
 def _exposed_axes(data: ResultData) -> str:
-    """Say how much of the step each axis' communication is exposed."""
+    """Return the exposed communication of each axis as a share of the step."""
     shown = [row for row in data.axes if row.exposed_s > 0][:MAX_AXES]
     return ", ".join(f"{shorten(row.axis or 'other', 14)} {percent(row.exposed_s, data.step_time_s)}" for row in shown)
 
 
 def _counted(figures: Mapping[str, float]) -> str:
-    """Say what the network has counted, beside what it has not met."""
+    """Return the network's figures other than zeros."""
     said = []
     for name, value in figures.items():
         shown = format_time(value) if name.endswith("_s") else f"{value:,.12g}"
@@ -242,7 +242,7 @@ def _range(data: ResultData) -> str:
 
 
 def _origin(data: ResultData) -> str:
-    """Say where the operators' times come from."""
+    """Return where the operators' times come from."""
     if not data.predictions:
         times = data.inputs.get("trace", {}).get("times", "unknown")
         return "all measured" if times == "measured" else f"none predicted in this run; the trace's times are {times}"
@@ -284,12 +284,12 @@ def _ranks(data: ResultData) -> RenderableType:
 
 
 def _at_least(least: float, seconds: float) -> float:
-    """Return seconds, or 0 where they are less than the clock's rounding."""
+    """Return seconds, or 0 where they are no more than the clock's rounding."""
     return seconds if seconds > least else 0.0
 
 
 def _same_figures(ranks: Iterable[RankTimes], least: float) -> list[tuple[list[int], tuple[str, ...]]]:
-    """Group ranks whose figures read the same."""
+    """Return ranks grouped by their figures as they are shown."""
     groups: dict[tuple[str, ...], list[int]] = {}
     for rank in ranks:
         figures = tuple(format_time(_at_least(least, figure(rank))) for _, figure in _RANK_FIGURES)
@@ -318,7 +318,7 @@ def _members(shares: Sequence[LayerShare]) -> int:
 
 
 def _transfers(data: ResultData) -> RenderableType:
-    """Show the transfers by kind, axis and group size, all sizes together."""
+    """Return the transfers by kind, axis and group size, all sizes together."""
     groups: dict[tuple[str, str, int], list[CollectiveTimes]] = {}
     for row in data.collectives:
         groups.setdefault((row.kind, row.axis, row.group_size), []).append(row)
@@ -346,7 +346,7 @@ def _links(data: ResultData) -> RenderableType:
 
 
 def _recorded_links(data: ResultData) -> RenderableType:
-    """Show the links with when each was busiest, those that read the same together; what carried nothing is left out."""
+    """Return the links that carried anything with when each was busiest, links with equal figures in one row."""
     loaded = sorted((link for link in data.links if link.bytes), key=lambda link: -link.utilisation)
     alike: dict[tuple[str, ...], list[str]] = {}
     for link in loaded:
@@ -374,7 +374,7 @@ def _load(link: LinkLoad, step: float) -> tuple[str, ...]:
 
 
 def _exposed(data: ResultData) -> RenderableType:
-    """Show whose communication is exposed."""
+    """Return the exposed communication by layer and axis."""
     if not data.exposed_communication:
         return Text("no communication is exposed")
     made = table("Exposed communication, mean over the GPUs", "layer", "axis", "exposed", "waiting", "of the step")

@@ -1,4 +1,4 @@
-"""How task streams look in a terminal: who was captured for whom, the groups, and what each captured rank does."""
+"""Captured task streams as tables: the captured ranks, the groups, and the communication of each captured rank."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def _groups(streams: TaskStreams) -> Table:
 
 
 def _communications(streams: TaskStreams) -> Table:
-    """Show what each captured rank asks of others, summed by kind and group."""
+    """Return the communication of each captured rank, summed by kind and group."""
     made = table("Communications of a captured rank", "rank", "kind", "group", "count", "bytes")
     rows = [
         (str(rank), kind, Text(shorten(group, 24)), f"{count:,}", format_bytes(nbytes))

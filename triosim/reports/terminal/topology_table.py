@@ -1,4 +1,4 @@
-"""How a topology looks in a terminal: how many nodes of each kind, and its links, equal ones together."""
+"""A topology as tables: the number of nodes of each kind, and its links, equal ones in one row."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def render(topology: Topology) -> RenderableType:
 
 
 def _optics(optics: Optics) -> str:
-    """Say what GPUs reach each other by, where circuits take the place of links."""
+    """Return the optical circuits that take the place of links."""
     each = "" if optics.ports_per_circuit == 1 else f", {optics.ports_per_circuit} to a circuit"
     buffer = "" if math.isinf(optics.buffer) else f", a buffer of {format_bytes(optics.buffer)}"
     return (
@@ -91,7 +91,7 @@ def _kind(topology: Topology, node: str) -> str:
 
 
 def pairs(links: Iterable[Link]) -> list[tuple[Link, bool]]:
-    """Return the links with whether they stand for both directions: those whose way back is the same stand for both."""
+    """Return the links, and whether each stands for both directions, which then are equal."""
     found: dict[int, tuple[Link, bool]] = {}
     single: dict[tuple[str, str, float, float], list[int]] = {}  # by what the way back would be
     for number, link in enumerate(links):

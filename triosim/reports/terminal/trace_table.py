@@ -1,4 +1,4 @@
-"""How a trace looks in a terminal: what was measured, operators by kind, time by phase and layer, bytes by category."""
+"""A trace as tables: operators by kind, time by phase and layer, bytes by category."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _operators(trace: Trace) -> RenderableType:
 
 
 def _layers(trace: Trace) -> RenderableType:
-    """Show the layers that take the most time, in the order of the model."""
+    """Return the layers that take the most time, in the order of the model."""
     groups = summary.by_layer(trace)
     slowest = {group.name for group in sorted(groups, key=lambda group: -group.seconds)[:MAX_ROWS]}
     times: dict[tuple[str, str], float] = {}
