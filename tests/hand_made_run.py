@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from triosim.config import RunConfig
-from triosim.engine.recording import RankRecord, Recording, TransferCount
+from triosim.engine import Recording
+from triosim.engine.recording import RankRecord, TransferCount
 from triosim.networks.extensions import FigureReporter, LinkRate, LinkRecorder
 from triosim.networks.topology import Link, Node, Topology
 from triosim.pipeline.inputs import inputs_of

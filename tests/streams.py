@@ -7,9 +7,7 @@ from typing import Any
 
 import simpy
 
-from triosim.engine.engine import Engine
-from triosim.engine.options import EngineOptions
-from triosim.engine.recording import Recording
+from triosim.engine import Engine, EngineOptions, Recording
 from triosim.extrapolators.captured.captured_plan import CapturedPlan
 from triosim.trace import Communication, CommunicationKind, Mark, Operator, Phase, Tensor, Trace
 from triosim.trace.task_streams import TaskStreams

@@ -6,7 +6,7 @@ from typing import Any
 
 from triosim.config import RunConfig
 from triosim.config.signature import with_options
-from triosim.engine.engine import Progress
+from triosim.engine import Progress
 from triosim.pipeline.collecting import collect
 from triosim.pipeline.draws import other_draws
 from triosim.pipeline.planning import plan

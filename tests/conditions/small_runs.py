@@ -10,9 +10,7 @@ import traces
 
 import triosim
 from triosim.conditions import Conditions
-from triosim.engine.engine import Engine
-from triosim.engine.options import EngineOptions
-from triosim.engine.recording import Recording
+from triosim.engine import Engine, EngineOptions, Recording
 from triosim.networks import PacketNetwork, Topology
 from triosim.tasks import AllReduce, Communicator, Compute, TaskStream, Wait
 from triosim.trace import Trace

@@ -12,10 +12,9 @@ import simpy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from triosim.engine.engine import Engine
+from triosim.engine import Engine, EngineOptions, Recording
 from triosim.engine.intervals import length, overlap
-from triosim.engine.options import EngineOptions
-from triosim.engine.recording import Recording, operator_times
+from triosim.engine.recording import operator_times
 from triosim.errors import DeadlockError, SimulationError
 from triosim.tasks import (
     AllGather,

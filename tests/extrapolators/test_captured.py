@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from streams import Script, run, same_on
 
-from triosim.engine.recording import Recording, operator_times
+from triosim.engine import Recording
+from triosim.engine.recording import operator_times
 from triosim.errors import DeadlockError, OptionError, TraceError
 from triosim.extrapolators.captured import commands as captured_commands
 from triosim.extrapolators.captured.captured_plan import CapturedPlan

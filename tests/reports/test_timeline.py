@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from hand_made_run import handle, recording, result
 
-from triosim.engine.recording import RankRecord, Recording
+from triosim.engine import Recording
+from triosim.engine.recording import RankRecord
 from triosim.reports.files.timeline import write_timeline
 from triosim.tasks import Compute
 

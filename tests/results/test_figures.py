@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from hand_made_run import BACKWARD, FORWARD, MS, OPTIMIZER, FakePlan, recording, result
 
-from triosim.engine.recording import RankRecord, Recording
+from triosim.engine import Recording
+from triosim.engine.recording import RankRecord
 from triosim.errors import SimulationError
 from triosim.tasks import Compute
 

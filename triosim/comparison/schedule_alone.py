@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from triosim.config import RunConfig
-from triosim.engine.recording import Recording, operator_times
+from triosim.engine import Recording
+from triosim.engine.recording import operator_times
 from triosim.errors import OptionError
 from triosim.extrapolators.core.schedule_table import Action, ScheduleTable, in_flight
 from triosim.extrapolators.pipeline.schedule_choice import chosen_schedule, table_of

@@ -14,7 +14,7 @@ from typing import Any
 
 from triosim import plugins
 from triosim.config import RunConfig, readers, takes_text
-from triosim.engine.engine import Progress
+from triosim.engine import Progress
 from triosim.errors import TriosimError
 from triosim.extrapolators.pipeline.schedule_choice import chosen_schedule
 from triosim.output_files import PathLike

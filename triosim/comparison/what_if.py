@@ -13,7 +13,7 @@ from typing import Any
 from triosim.conditions.sections import with_conditions
 from triosim.conditions.slow_links import with_bandwidths
 from triosim.config import RunConfig
-from triosim.engine.engine import Progress
+from triosim.engine import Progress
 from triosim.errors import OptionError
 from triosim.networks.photonic.photonic import PhotonicNetwork
 from triosim.networks.topology import Link, Topology

@@ -72,7 +72,7 @@ def notes_without_effect(
         unused = sorted(rank for rank in ranks if rank >= world)
         if unused:
             yield f"{option} has no effect on GPU {unused[0]}: the run uses {world} GPUs"
-    times = [event.at for event in (*conditions.gpu_events, *conditions.link_events)]
+    times = [*(event.at for event in conditions.gpu_events), *(event.at for event in conditions.link_events)]
     late = min((at for at in times if at >= end_s), default=None)
     if late is not None:
         yield f"the event at {format_time(late)} has no effect: the run ends at {format_time(end_s)}"

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from triosim.engine.engine import Engine
-from triosim.engine.recording import Recording
+from triosim.engine import Engine, Recording
 from triosim.errors import AsymmetryError
 from triosim.extrapolators.core.symmetry import Symmetry
 from triosim.folding.dry_run import DryRun, dry_run

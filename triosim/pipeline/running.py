@@ -10,9 +10,7 @@ from triosim import plugins
 from triosim.conditions import Conditions
 from triosim.conditions.checks import condition_notes, notes_without_effect
 from triosim.config import RunConfig
-from triosim.engine.engine import Engine, Progress
-from triosim.engine.options import EngineOptions
-from triosim.engine.recording import Recording
+from triosim.engine import Engine, EngineOptions, Progress, Recording
 from triosim.errors import AsymmetryError
 from triosim.extrapolators.core.symmetry import Symmetry
 from triosim.folding.folded_run import run_folded, should_fold

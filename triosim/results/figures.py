@@ -13,8 +13,9 @@ from dataclasses import replace
 from itertools import chain
 from typing import Any
 
+from triosim.engine import Recording
 from triosim.engine.intervals import length, overlap
-from triosim.engine.recording import RankRecord, Recording
+from triosim.engine.recording import RankRecord
 from triosim.errors import SimulationError
 from triosim.networks.base import Network
 from triosim.networks.extensions import FigureReporter, LinkCounter, LinkRecorder

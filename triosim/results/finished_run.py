@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from triosim.engine.recording import Recording
+from triosim.engine import Recording
 
 if TYPE_CHECKING:
     from triosim.memory.world_memory import WorldMemory

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from triosim.engine.recording import Recording
+from triosim.engine import Recording
 from triosim.trace import Operator
 
 #: Ranks that ran the same, and (operators, number of runs) for each task that they ran.

@@ -39,7 +39,7 @@ from triosim.results.values import (
 if TYPE_CHECKING:
     import pandas as pd
 
-    from triosim.engine.recording import Recording
+    from triosim.engine import Recording
     from triosim.memory.world_memory import WorldMemory
     from triosim.networks.base import Network
     from triosim.networks.topology import Topology

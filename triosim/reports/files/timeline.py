@@ -14,7 +14,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TextIO
 
-from triosim.engine.recording import Recording, operator_times
+from triosim.engine import Recording
+from triosim.engine.recording import operator_times
 from triosim.errors import OptionError
 from triosim.output_files import PathLike, writing_text
 from triosim.results.rank_ranges import format_ranks

@@ -9,8 +9,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from triosim.engine import Recording
 from triosim.engine.intervals import Interval, Intervals
-from triosim.engine.recording import Recording, operator_times
+from triosim.engine.recording import operator_times
 from triosim.errors import OutputError
 from triosim.output_files import PathLike, writing_bytes
 from triosim.results.report import Report
