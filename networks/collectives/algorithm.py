@@ -15,7 +15,7 @@ from triosim.networks.topology import NodeRef, Topology
 from triosim.tasks import CollectiveKind
 
 if TYPE_CHECKING:
-    from triosim.networks.collectives.symmetric import Symmetric
+    from triosim.networks.collectives.phased.symmetric import SymmetricCollective
 
 WITH_ROOT = frozenset({"broadcast", "reduce", "gather", "scatter"})
 WITH_SHARES = frozenset({"all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"})
@@ -134,7 +134,7 @@ class CollectiveAlgorithm(ABC):
         """Return the algorithm that does it: this one, unless it chooses among others."""
         return self
 
-    def symmetric(self, kind: CollectiveKind, group: Sequence[int], topology: Topology) -> Symmetric | None:
+    def symmetric(self, kind: CollectiveKind, group: Sequence[int], topology: Topology) -> SymmetricCollective | None:
         """Return the pipelined form of a collective, per byte, as one rank sees it; None unless all do the same."""
         return None
 

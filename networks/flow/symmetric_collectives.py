@@ -1,7 +1,7 @@
 """Collectives in which all ranks do the same, simulated once for all of them while nothing else is in the network.
 
 A collective along the dimensions of a regular system looks the same from every rank, so that one rank's links say when it
-is through (see :mod:`triosim.networks.collectives.symmetric`). As soon as anything else is sent, the collective is
+is through (see :mod:`triosim.networks.collectives.phased.symmetric`). As soon as anything else is sent, the collective is
 unfolded: every flow of every rank goes on, with the bytes that it has left.
 """
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import simpy
 
 from triosim.networks.collectives.algorithm import CollectiveAlgorithm
-from triosim.networks.collectives.symmetric import Symmetric
+from triosim.networks.collectives.phased.symmetric import SymmetricCollective
 from triosim.networks.events import call_at
 from triosim.tasks import CollectiveKind
 
@@ -30,7 +30,7 @@ _MOST_KEPT = 1_000  # groups
 class _Run:
     """A folded collective on its way: what it is, when its bytes began to flow, and when they will be through."""
 
-    symmetric: Symmetric
+    symmetric: SymmetricCollective
     nbytes: float
     flowing: float
     end: float
@@ -46,8 +46,8 @@ class Folding:
         self._algorithm = algorithm
         self.least = {"auto": WORTH_IT, "always": 2, "never": _NEVER}[fold]
         self.run: _Run | None = None
-        self._known: dict[tuple[Any, ...], Symmetric | None] = {}
-        self._carried: dict[Symmetric, float] = {}  # bytes of the collectives that ended folded
+        self._known: dict[tuple[Any, ...], SymmetricCollective | None] = {}
+        self._carried: dict[SymmetricCollective, float] = {}  # bytes of the collectives that ended folded
 
     def begin(self, kind: CollectiveKind, ranks: tuple[int, ...], nbytes: float) -> simpy.Event | None:
         """Run a collective folded, and return its event; None where ranks differ in what they do."""
@@ -92,7 +92,7 @@ class Folding:
         """Return the bytes that folded collectives have sent over each link."""
         found: dict[str, float] = {}
         for symmetric, nbytes in self._carried.items():
-            for source, destination, carried in symmetric.ways():
+            for source, destination, carried in symmetric.edges_by_link():
                 for link in self.network.topology.route(source, destination):
                     found[link.name] = found.get(link.name, 0.0) + carried * nbytes
         return found
@@ -106,7 +106,7 @@ class Folding:
         self._carried[run.symmetric] = self._carried.get(run.symmetric, 0.0) + run.nbytes
         run.event.succeed()
 
-    def _symmetric(self, kind: CollectiveKind, ranks: tuple[int, ...], nbytes: float) -> Symmetric | None:
+    def _symmetric(self, kind: CollectiveKind, ranks: tuple[int, ...], nbytes: float) -> SymmetricCollective | None:
         """Return what one rank does, worked out now or before."""
         topology = self.network.topology
         if not topology.uniform or not topology.dimensions:

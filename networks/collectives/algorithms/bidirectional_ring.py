@@ -10,16 +10,16 @@ from collections.abc import Iterator, Sequence
 
 from triosim.networks.collectives.algorithm import CollectiveAlgorithm, Transfer
 from triosim.networks.collectives.algorithms import direct
-from triosim.networks.collectives.algorithms.families import Around
-from triosim.networks.collectives.algorithms.grid import Grid
-from triosim.networks.collectives.algorithms.phases import InPhases
+from triosim.networks.collectives.algorithms.merging import merged
+from triosim.networks.collectives.phased.exchanges import RingExchange
+from triosim.networks.collectives.phased.grid import Grid
+from triosim.networks.collectives.phased.phases import PhasedAlgorithm
 from triosim.networks.collectives.ring_order import ring_order
-from triosim.networks.collectives.together import together
 from triosim.networks.topology import Topology
 from triosim.tasks import CollectiveKind
 
 
-class OneWay(InPhases):
+class OneWay(PhasedAlgorithm):
     """One direction of the ring: all passes from neighbour to neighbour."""
 
     def __init__(self, *, backward: bool = False, chunks: int = 1) -> None:
@@ -29,7 +29,7 @@ class OneWay(InPhases):
     def grid(self, group: Sequence[int], topology: Topology) -> Grid:
         """Return the group as one block, in the order of the ring."""
         ring = ring_order(topology, group)
-        return Grid(ring[::-1] if self.backward else ring, (len(ring),), (Around(),))
+        return Grid(ring[::-1] if self.backward else ring, (len(ring),), (RingExchange(),))
 
 
 class BidirectionalRing(CollectiveAlgorithm):
@@ -58,4 +58,4 @@ class BidirectionalRing(CollectiveAlgorithm):
             OneWay(backward=way, chunks=chunks).transfers(kind, group, nbytes / 2, topology, root=root, shares=halves)
             for way in (False, True)
         )
-        return together(ways, len(group))
+        return merged(ways, len(group))

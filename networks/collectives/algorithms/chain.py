@@ -8,18 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from triosim.networks.collectives.algorithms.families import AlongLine
-from triosim.networks.collectives.algorithms.grid import Grid
-from triosim.networks.collectives.algorithms.phases import InPhases
 from triosim.networks.collectives.algorithms.tree import Tree, rooted
 from triosim.networks.collectives.algorithms.trees import Parents, chain
+from triosim.networks.collectives.phased.exchanges import LineExchange
+from triosim.networks.collectives.phased.grid import Grid
+from triosim.networks.collectives.phased.phases import PhasedAlgorithm
 from triosim.networks.collectives.ring_order import ring_order
 from triosim.networks.topology import Topology
 
 
-class _Line(InPhases):
+class _Line(PhasedAlgorithm):
     def grid(self, group: Sequence[int], topology: Topology) -> Grid:
-        return Grid(along_line(topology, group), (len(group),), (AlongLine(),))
+        return Grid(along_line(topology, group), (len(group),), (LineExchange(),))
 
 
 class Chain(Tree):

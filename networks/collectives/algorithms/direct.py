@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from triosim.networks.collectives.algorithm import Transfer, chunk_sizes, to_each
-from triosim.networks.collectives.algorithms.families import Straight
-from triosim.networks.collectives.algorithms.grid import Grid
-from triosim.networks.collectives.algorithms.phases import InPhases
+from triosim.networks.collectives.phased.exchanges import DirectExchange
+from triosim.networks.collectives.phased.grid import Grid
+from triosim.networks.collectives.phased.phases import PhasedAlgorithm
 from triosim.networks.topology import Topology
 from triosim.tasks import CollectiveKind
 
 
-class Direct(InPhases):
+class Direct(PhasedAlgorithm):
     """Every collective in one round of messages between all pairs (an all-reduce in two): where all are linked to all."""
 
     def __init__(self) -> None:
@@ -24,7 +24,7 @@ class Direct(InPhases):
 
     def grid(self, group: Sequence[int], topology: Topology) -> Grid:
         """Return the group as one block."""
-        return Grid(tuple(group), (len(group),), (Straight(),))
+        return Grid(tuple(group), (len(group),), (DirectExchange(),))
 
 
 def straight(

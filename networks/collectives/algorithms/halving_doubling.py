@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from triosim.networks.collectives.algorithms.families import Doubling
-from triosim.networks.collectives.algorithms.grid import Grid
-from triosim.networks.collectives.algorithms.phases import InPhases
+from triosim.networks.collectives.phased.exchanges import DoublingExchange
+from triosim.networks.collectives.phased.grid import Grid
+from triosim.networks.collectives.phased.phases import PhasedAlgorithm
 from triosim.networks.topology import Topology
 
 
-class HalvingDoubling(InPhases):
+class HalvingDoubling(PhasedAlgorithm):
     """Few rounds and no byte too many for all-reduce, all-gather and reduce-scatter: for switches, and small messages."""
 
     def __init__(self) -> None:
@@ -24,4 +24,4 @@ class HalvingDoubling(InPhases):
 
     def grid(self, group: Sequence[int], topology: Topology) -> Grid:
         """Return the group as one block."""
-        return Grid(tuple(group), (len(group),), (Doubling(),))
+        return Grid(tuple(group), (len(group),), (DoublingExchange(),))

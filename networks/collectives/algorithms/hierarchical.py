@@ -13,22 +13,28 @@ from collections.abc import Sequence
 from functools import cache
 
 from triosim.errors import OptionError
-from triosim.networks.collectives.algorithms.families import AlongLine, Around, DoublingStraight, Family, Straight
-from triosim.networks.collectives.algorithms.grid import Grid
-from triosim.networks.collectives.algorithms.phases import InPhases
+from triosim.networks.collectives.phased.exchanges import (
+    DirectExchange,
+    Exchange,
+    LineExchange,
+    RingExchange,
+    SwitchExchange,
+)
+from triosim.networks.collectives.phased.grid import Grid
+from triosim.networks.collectives.phased.phases import PhasedAlgorithm
 from triosim.networks.topology import Dimension, Topology
 from triosim.networks.topology.dimensional import block_graph
 
 CHUNKS = 64  # ASTRA-sim's default
-_FAMILIES: dict[str, Family] = {
-    "ring": Around(),
-    "fully_connected": Straight(),
-    "switch": DoublingStraight(),
-    "line": AlongLine(),
+_EXCHANGES: dict[str, Exchange] = {
+    "ring": RingExchange(),
+    "fully_connected": DirectExchange(),
+    "switch": SwitchExchange(),
+    "line": LineExchange(),
 }
 
 
-class Hierarchical(InPhases):
+class Hierarchical(PhasedAlgorithm):
     """Collectives along each dimension of the topology; ``chunks`` follow each other from one to the next.
 
     A group must be a box of coordinates, such as all GPUs, those of a node, or one of each node. (The shape of several
@@ -65,7 +71,7 @@ class Hierarchical(InPhases):
         return Grid(
             group if isinstance(group, range) and group.step == 1 else sorted(group),
             shape,
-            tuple(_family(sides[number], topology.dimensions[number]) for number in moving),
+            tuple(_exchange(sides[number], topology.dimensions[number]) for number in moving),
             tuple(
                 (block, tuple(sorted(sides[number]))) for number, block in zip(moving, blocks, strict=topology.uniform)
             ),
@@ -101,8 +107,8 @@ def _block(dimension: Dimension) -> Topology:
     return Topology.described(block_graph(dimension))
 
 
-def _family(side: set[int], dimension: Dimension) -> Family:
+def _exchange(side: set[int], dimension: Dimension) -> Exchange:
     """Return how the members of a block exchange data; a part of a ring is a line."""
     if dimension.block == "ring" and len(side) < dimension.size:
-        return _FAMILIES["line"]
-    return _FAMILIES[dimension.block]
+        return _EXCHANGES["line"]
+    return _EXCHANGES[dimension.block]

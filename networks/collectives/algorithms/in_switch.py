@@ -1,4 +1,4 @@
-"""Reduction inside of switches: they add up what their ports send, and multicast the sum (SHARP; Graham et al. 2016).
+"""Reduction in switches: a switch adds up what its ports send and multicasts the sum (SHARP; Graham et al. 2016).
 
 A rank sends its tensor once and receives the sum once: S/B for an all-reduce, whatever the number of ranks. With several
 levels of switches, each adds up what is below it. All-gather, broadcast are multicast, reduce-scatter, reduce are added
@@ -25,7 +25,7 @@ Parents = dict[NodeRef, NodeRef]
 
 
 class InSwitch(CollectiveAlgorithm):
-    """All ranks to the switch above them all, and back. An all-reduce is one piece a rank with a way of its own."""
+    """Collectives through the switch above all ranks, which reduces and multicasts."""
 
     steady = True
     name = "in-switch"
@@ -47,22 +47,22 @@ class InSwitch(CollectiveAlgorithm):
         if kind in ("gather", "scatter"):
             return direct.straight(kind, group, nbytes, root, shares)
         parents = switch_tree(topology, group, self.name)
-        ways = _Ways(parents)
+        tree = _SwitchTree(parents)
         sizes = chunk_sizes(group, nbytes, shares)
         if kind == "all_gather":
-            ways.each(group, sizes, sums=False)
+            tree.each(group, sizes, sums=False)
         elif kind == "reduce_scatter":
-            ways.each(group, sizes, sums=True)
+            tree.each(group, sizes, sums=True)
         elif kind == "all_reduce":
-            self.all_reduce(ways, group, nbytes)
+            self.all_reduce(tree, group, nbytes)
         else:
             chunks = chunks_of(nbytes)
             for chunk in range(chunks):
                 if kind == "broadcast":
-                    ways.multicast(at, group, chunk, nbytes / chunks)
+                    tree.multicast(at, group, chunk, nbytes / chunks)
                 else:
-                    ways.sum(group, at, chunk, nbytes / chunks)
-        return iter(ways.found)
+                    tree.sum(group, at, chunk, nbytes / chunks)
+        return iter(tree.found)
 
     def steady_state(
         self,
@@ -80,30 +80,30 @@ class InSwitch(CollectiveAlgorithm):
         edges, latency, _ = super().steady_state(kind, group, 1.0, topology, root=root)
         return SteadyState(tuple(edge._replace(nbytes=edge.nbytes * nbytes) for edge in edges), latency)
 
-    def all_reduce(self, ways: _Ways, group: Sequence[int], nbytes: float) -> None:
+    def all_reduce(self, tree: _SwitchTree, group: Sequence[int], nbytes: float) -> None:
         """Add up in the topmost switch, and multicast from there."""
         chunks = chunks_of(nbytes)
         for chunk in range(chunks):
-            ways.sum_and_multicast(group, chunk, nbytes / chunks)
+            tree.sum_and_multicast(group, chunk, nbytes / chunks)
 
 
 class SlicedInSwitch(InSwitch):
-    """NVLS: every GPU has a slice added up for itself, and multicasts it."""
+    """NVLS: every GPU has the switch add up one slice, and multicasts it."""
 
     name = "nvls"
 
-    def all_reduce(self, ways: _Ways, group: Sequence[int], nbytes: float) -> None:
+    def all_reduce(self, tree: _SwitchTree, group: Sequence[int], nbytes: float) -> None:
         """Add up each slice for its owner, who multicasts it to all."""
         parts = chunks_of(nbytes / len(group))
         size = nbytes / len(group) / parts
         for chunk in range(parts * len(group)):
             rank = group[chunk % len(group)]
-            summed = ways.sum(group, rank, chunk, size, also_own=True)
-            ways.multicast(rank, group, chunk, size, after=summed, also_own=True)
+            summed = tree.sum(group, rank, chunk, size, also_own=True)
+            tree.multicast(rank, group, chunk, size, after=summed, also_own=True)
 
 
-class _Ways:
-    """The transfers between ranks and switches, in a tree of switches."""
+class _SwitchTree:
+    """A tree of switches above the ranks, and the transfers in it so far."""
 
     def __init__(self, parents: Parents) -> None:
         self.parents = parents
@@ -128,7 +128,7 @@ class _Ways:
         return len(self.found) - 1
 
     def each(self, group: Sequence[int], sizes: Sequence[float], *, sums: bool) -> None:
-        """Multicast each rank's share to all, or add it up for it."""
+        """Multicast each rank's share to all, or add up the share for the rank."""
         for chunk, rank in enumerate(group):
             if sums:
                 self.sum(group, rank, chunk, sizes[chunk])
@@ -145,7 +145,7 @@ class _Ways:
         after: tuple[int, ...] = (),
         also_own: bool = False,
     ) -> None:
-        """Send a piece over each link of the tree once, away from the source; ``also_own`` back to the source, too."""
+        """Send a piece over each link of the tree once, away from the source; with ``also_own`` back to it, too."""
         leaves = set(group) - (set() if also_own else {source})
         arrived: dict[NodeRef, tuple[int, ...]] = {source: after}
         for here, there in self._edges(source, leaves):

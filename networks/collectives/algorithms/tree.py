@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from triosim.networks.collectives.algorithm import CollectiveAlgorithm, SteadyState, Transfer, steady_state_of
+from triosim.networks.collectives.algorithms.merging import merged
 from triosim.networks.collectives.algorithms.ring import Ring
 from triosim.networks.collectives.algorithms.trees import Parents, along_tree, binary, chunks_of
 from triosim.networks.collectives.ring_order import ring_order
-from triosim.networks.collectives.together import together
 from triosim.networks.topology import Topology
 from triosim.tasks import CollectiveKind
 
@@ -45,7 +45,7 @@ class Tree(CollectiveAlgorithm):
         trees = self.trees(group, topology, root)
         part = nbytes / len(trees)
         chunks = chunks_of(part)
-        return together((along_tree(kind, parents, part, chunks) for parents in trees), chunks)
+        return merged((along_tree(kind, parents, part, chunks) for parents in trees), chunks)
 
     def steady_state(
         self,
@@ -68,7 +68,7 @@ class Tree(CollectiveAlgorithm):
         part = nbytes / len(trees)
         sides = [trees[side::2] for side in range(min(len(trees), 2))]
         found = [
-            steady_state_of(together((along_tree(kind, parents, part, 1) for parents in side), 1), topology)
+            steady_state_of(merged((along_tree(kind, parents, part, 1) for parents in side), 1), topology)
             for side in sides
         ]
         return SteadyState(tuple(edge for one in found for edge in one.edges), max(one.latency for one in found))

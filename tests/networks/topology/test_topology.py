@@ -14,7 +14,7 @@ from triosim.networks.topology import Link, Node, Topology
 from triosim.networks.topology.presets import PRESETS
 from triosim.networks.topology.summary import summary
 
-EXAMPLES = sorted((Path(__file__).parents[2] / "examples" / "topologies").glob("*.yaml"))
+EXAMPLES = sorted((Path(__file__).parents[3] / "examples" / "topologies").glob("*.yaml"))
 FIGURES = "bandwidth=10 GB/s, latency=1 us)"
 
 
@@ -57,7 +57,7 @@ def test_a_mesh_counts_along_its_first_side_and_sends_along_it_first() -> None:
 
 
 def test_the_file_of_the_readme_says_what_it_seems_to() -> None:
-    mesh = Topology.load(Path(__file__).parents[2] / "examples" / "topologies" / "mesh.yaml")
+    mesh = Topology.load(Path(__file__).parents[3] / "examples" / "topologies" / "mesh.yaml")
     assert mesh.links["gpu0->gpu1"] == Link("gpu0->gpu1", "gpu0", "gpu1", 20e9, 5e-7)
     assert mesh.links["gpu1->gpu0"].bandwidth == 65e9
     assert {link.bandwidth for link in mesh.links.values()} == {20e9, 65e9}

@@ -1,4 +1,4 @@
-"""Which pieces of the data belong to whom, where the ranks of a group have coordinates.
+"""Which pieces of a collective's data belong to which rank, for ranks that are arranged in a grid.
 
 Piece i belongs to the i-th rank of the group, and i N + j of an all-to-all is what the i-th has for the j-th.
 """
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from triosim.networks.collectives.algorithm import Chunks, to_each
-from triosim.networks.collectives.algorithms.families import Family
+from triosim.networks.collectives.phased.exchanges import Exchange
 from triosim.networks.topology import Topology
 from triosim.tasks import CollectiveKind
 
@@ -20,23 +20,23 @@ Spreading = Literal["all_gather", "broadcast", "scatter", "all_to_all"]
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """The ranks of a group in the order of their places, the first coordinate fastest, and a family a dimension.
+    """The ranks of a group by their place in a grid, the first coordinate fastest, and an exchange for each dimension.
 
-    Where all lines of a dimension are alike, ``alike`` has a block of each by itself, and which of its ranks are members.
+    Where all lines of a dimension are equal, ``alike`` has one of them as a topology, and which of its ranks are members.
     """
 
     places: Sequence[int]
     shape: tuple[int, ...]
-    families: tuple[Family, ...]
+    exchanges: tuple[Exchange, ...]
     alike: tuple[tuple[Topology, tuple[int, ...]], ...] = ()
 
     def before(self, dimension: int) -> int:
-        """Return how many places there are in all dimensions before this one."""
+        """Return by how much the place changes with one step along a dimension."""
         return math.prod(self.shape[:dimension])
 
 
 class Pieces:
-    """Which pieces of the data belong to positions of a line, and how many bytes they are."""
+    """The pieces of the data that belong to the positions of a line, and their bytes."""
 
     def __init__(
         self, kind: CollectiveKind, grid: Grid, group: Sequence[int], nbytes: float, shares: Sequence[float] | None
@@ -54,7 +54,7 @@ class Pieces:
     def of(
         self, spreading: Spreading, dimension: int, line: Sequence[int], what: Any, chunk: int
     ) -> tuple[Chunks, float]:
-        """Return the pieces that belong to positions (or pairs) of a line, in one of the chunks, and their bytes."""
+        """Return the pieces, of one chunk, that belong to positions (or pairs of positions) of a line, and their bytes."""
         if self.whole:
             return chunk, self.nbytes
         before = self.grid.before(dimension)

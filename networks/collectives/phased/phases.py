@@ -1,4 +1,4 @@
-"""Collectives in phases, one along each dimension of a network, and each in rounds: what most algorithms here are.
+"""Algorithms that run in phases, one along each dimension of a network, each phase in rounds: the base of most algorithms.
 
 With shape n1 x ... x nD, an all-gather goes along dimension D, ..., 2, 1, a reduce-scatter along 1, 2, ..., D, and an
 all-reduce is the one after the other, so that dimension i moves 2 (ni - 1)/ni S/(n1 ... n(i-1)) bytes a rank (Cho et al.
@@ -24,16 +24,16 @@ from triosim.networks.collectives.algorithm import (
     busiest,
     latency_of,
 )
-from triosim.networks.collectives.algorithms.families import (
-    AlongLine,
-    Around,
-    Doubling,
-    DoublingStraight,
-    Family,
+from triosim.networks.collectives.phased.exchanges import (
+    DoublingExchange,
+    Exchange,
+    LineExchange,
+    RingExchange,
     Rounds,
+    SwitchExchange,
 )
-from triosim.networks.collectives.algorithms.grid import Grid, Pieces, Spreading
-from triosim.networks.collectives.symmetric import Bundle, Symmetric, steps_of
+from triosim.networks.collectives.phased.grid import Grid, Pieces, Spreading
+from triosim.networks.collectives.phased.symmetric import LinkShare, SymmetricCollective, steps_of
 from triosim.networks.topology import Topology
 from triosim.tasks import CollectiveKind
 
@@ -51,14 +51,14 @@ _SPREADING: dict[CollectiveKind, Spreading] = {
 
 @dataclass(frozen=True)
 class Phase:
-    """What happens along one dimension, at position ``root`` if it has one.
+    """The exchange along one dimension; ``root`` is a position, for kinds that have one.
 
-    ``backward`` reverses rounds and moves, ``unit`` is the bytes of a position.
+    ``backward`` reverses the order of the rounds and the direction of their messages; ``unit`` is the bytes of a position.
     """
 
     dimension: int
     spreading: Spreading
-    family: Family
+    exchange: Exchange
     size: int
     root: int
     backward: bool
@@ -66,33 +66,33 @@ class Phase:
 
     @cached_property
     def rounds(self) -> Rounds:
-        """The family's rounds, forward."""
+        """The rounds of the exchange, not reversed."""
         if self.spreading == "all_gather":
-            return self.family.reduce_scatter(self.size) if self.backward else self.family.all_gather(self.size)
+            return self.exchange.reduce_scatter(self.size) if self.backward else self.exchange.all_gather(self.size)
         if self.spreading == "broadcast":
-            return self.family.broadcast(self.size, self.root)
+            return self.exchange.broadcast(self.size, self.root)
         if self.spreading == "scatter":
-            return self.family.scatter(self.size, self.root)
-        return self.family.all_to_all(self.size)
+            return self.exchange.scatter(self.size, self.root)
+        return self.exchange.all_to_all(self.size)
 
     @property
     def pair_count(self) -> int:
-        """How many pairs of positions there may be in ``pairs``."""
-        straight = self.spreading == "all_to_all" or not isinstance(self.family, (Around, Doubling))
+        """An upper bound of the number of ``pairs``."""
+        straight = self.spreading == "all_to_all" or not isinstance(self.exchange, (RingExchange, DoublingExchange))
         return self.size * (self.size if straight else 2 * self.size.bit_length())
 
     def behind_a_switch(self) -> tuple[int, float]:
-        """Return, of halving and doubling, how many rounds there are, and the bytes of the member that moves most."""
+        """Return the number of rounds of halving and doubling, and the bytes of the member that sends or receives most."""
         rounds = (self.size - 1).bit_length()
         if self.spreading == "broadcast":
             return rounds, rounds * self.unit
         return 1 if self.spreading == "all_to_all" else rounds, (self.size - 1) * self.unit
 
     def pairs(self) -> dict[tuple[int, int], float]:
-        """Return the bytes from position to position."""
+        """Return the bytes from position to position in all rounds."""
         found: dict[tuple[int, int], float] = {}
-        for moves in self.rounds:
-            for i, j, what in moves:
+        for messages in self.rounds:
+            for i, j, what in messages:
                 ends = (j, i) if self.backward else (i, j)
                 found[ends] = found.get(ends, 0.0) + self.unit * (len(what) if self.spreading != "broadcast" else 1)
         return found
@@ -114,12 +114,12 @@ def phases(kind: CollectiveKind, grid: Grid, nbytes: float, root: int) -> list[P
             "all_to_all": nbytes / size,
         }[spreading]
         at = root // before % size
-        found.append(Phase(dimension, spreading, grid.families[dimension], size, at, backward, unit))
+        found.append(Phase(dimension, spreading, grid.exchanges[dimension], size, at, backward, unit))
     return found if backward or kind == "all_to_all" else found[::-1]
 
 
 def lines(grid: Grid, phase: Phase, root: int) -> Iterator[tuple[int, ...]]:
-    """Yield the places of each line along a phase's dimension on which something happens."""
+    """Yield the grid places of each line along a phase's dimension; with a root, only of the lines that hold its data."""
     before, size = grid.before(phase.dimension), grid.shape[phase.dimension]
     rooted = phase.spreading in ("broadcast", "scatter")
     for after in range(len(grid.places) // (before * size)):
@@ -128,11 +128,11 @@ def lines(grid: Grid, phase: Phase, root: int) -> Iterator[tuple[int, ...]]:
             yield tuple(range(start, start + before * size, before))
 
 
-class InPhases(CollectiveAlgorithm):
-    """An algorithm that lays a grid through the group; a subclass says which.
+class PhasedAlgorithm(CollectiveAlgorithm):
+    """An algorithm that arranges the group in a grid, which the subclass chooses, and exchanges data along its dimensions.
 
-    ``chunks`` is into how many pieces the data are cut that follow each other through the phases. Where there is one
-    phase in which everybody is busy all the time, they would only add latency, and the data stay whole.
+    The data are cut into ``chunks``, which follow each other through the phases. With a single phase in which every rank is
+    always busy, chunks would only add latency, and the data stay whole.
     """
 
     proportional = True
@@ -141,7 +141,7 @@ class InPhases(CollectiveAlgorithm):
         self.chunks = chunks
 
     def grid(self, group: Sequence[int], topology: Topology) -> Grid:
-        """Return the group's grid; raise ``OptionError`` where there is none."""
+        """Return the grid of a group. Raises ``OptionError`` for a group that cannot be arranged in one."""
         raise NotImplementedError
 
     def transfers(
@@ -157,7 +157,7 @@ class InPhases(CollectiveAlgorithm):
         """Yield the transfers of a collective."""
         grid = self.grid(group, topology)
         place = 0 if root is None else list(grid.places).index(root)
-        busy = len(grid.shape) == 1 and root is None and not isinstance(grid.families[0], AlongLine)
+        busy = len(grid.shape) == 1 and root is None and not isinstance(grid.exchanges[0], LineExchange)
         chunks = 1 if busy else self.chunks
         return _laid_out(kind, grid, group, nbytes, place, shares, chunks)
 
@@ -171,7 +171,7 @@ class InPhases(CollectiveAlgorithm):
         root: int | None = None,
         shares: Sequence[float] | None = None,
     ) -> SteadyState:
-        """Return the steady state of all dimensions at once, and what filling and draining them takes."""
+        """Return the steady state, in which all dimensions are busy, and the time to fill and drain them."""
         if shares is not None:
             return super().steady_state(kind, group, nbytes, topology, root=root, shares=shares)
         grid = self.grid(group, topology)
@@ -196,7 +196,7 @@ class InPhases(CollectiveAlgorithm):
         root: int | None = None,
         shares: Sequence[float] | None = None,
     ) -> Cost:
-        """Return what it takes on idle links, from one line of each dimension where all are alike."""
+        """Return the time on idle links; where all lines of a dimension are equal, one of them is looked at."""
         if shares is not None:
             return super().cost(kind, group, nbytes, topology, root=root, shares=shares)
         grid = self.grid(group, topology)
@@ -204,56 +204,56 @@ class InPhases(CollectiveAlgorithm):
         latency, busy, fill = self._times(kind, grid, nbytes, topology, place)
         return Cost(latency, busy + fill)
 
-    def symmetric(self, kind: CollectiveKind, group: Sequence[int], topology: Topology) -> Symmetric | None:
-        """Return what one rank does, where all do the same and no link differs."""
+    def symmetric(self, kind: CollectiveKind, group: Sequence[int], topology: Topology) -> SymmetricCollective | None:
+        """Return the collective as one rank sees it, where all ranks do the same over equal links; else None."""
         grid = self.grid(group, topology)
         if not grid.alike or kind in WITH_ROOT:
             return None
         order = phases(kind, grid, 1.0, 0)
         cyclic: list[bool] = []
-        bundles: list[Bundle] = []
+        link_shares: list[LinkShare] = []
         for dimension, size in enumerate(grid.shape):
             along = [phase for phase in order if phase.dimension == dimension]
             found = None if along[0].pair_count > MOST_PAIRS else steps_of([phase.pairs() for phase in along], size)
-            if found is None or isinstance(along[0].family, AlongLine):
+            if found is None or isinstance(along[0].exchange, LineExchange):
                 return None
             block, members = grid.alike[dimension]
-            behind_a_switch = isinstance(along[0].family, Doubling)
+            behind_a_switch = isinstance(along[0].exchange, DoublingExchange)
             link = block.route(0, 1) if behind_a_switch else block.route(members[0], members[1])
             together = [found[1]] if behind_a_switch else [{step: nbytes} for step, nbytes in found[1].items()]
             cyclic.append(found[0])
-            bundles += [Bundle(dimension, link[0].bandwidth, sizes) for sizes in together]
+            link_shares += [LinkShare(dimension, link[0].bandwidth, sizes) for sizes in together]
         latency, _, fill = self._times(kind, grid, 1.0, topology, 0)
-        return Symmetric(grid, tuple(cyclic), tuple(bundles), latency, fill)
+        return SymmetricCollective(grid, tuple(cyclic), tuple(link_shares), latency, fill)
 
     def _times(
         self, kind: CollectiveKind, grid: Grid, nbytes: float, topology: Topology, root: int
     ) -> tuple[float, float, float]:
-        """Return the latency, for how long the slowest dimension is busy, and what comes before and after that.
+        """Return three times: the latency, how long the slowest dimension is busy, and how long filling and draining takes.
 
-        The first chunk reaches the slowest dimension through the phases before it, the last leaves through those after.
+        The first chunk reaches the slowest dimension through the phases before it; the last chunk leaves through those after.
         """
         order = phases(kind, grid, nbytes, root)
         latency = 0.0
         took: list[float] = []
         by_dimension: dict[int, float] = {}
-        together: dict[int, list[Edge]] = {}  # along a line, what comes back fills the links that the way there leaves
+        edges_along: dict[int, list[Edge]] = {}  # by dimension: on a line, phases use opposite links
         for phase in order:
-            if grid.alike and isinstance(phase.family, DoublingStraight):
+            if grid.alike and isinstance(phase.exchange, SwitchExchange):
                 link = grid.alike[phase.dimension][0].route(0, 1)
                 hops, most = phase.behind_a_switch()
                 latency += hops * math.fsum(one.latency for one in link)
                 took.append(most / link[0].bandwidth)
                 by_dimension[phase.dimension] = by_dimension.get(phase.dimension, 0.0) + took[-1]
                 continue
-            hops = sum(1 for moves in phase.rounds if moves)
+            hops = sum(1 for messages in phase.rounds if messages)
             where, ends = self._ends(phase, grid, topology, root)
             edges = [Edge(line[i], line[j], size) for (i, j), size in phase.pairs().items() for line in ends]
             late = {latency_of(where, source, destination) for source, destination, _ in edges}
             latency += hops * max(late, default=0.0)
             took.append(busiest(edges, where))
-            together.setdefault(phase.dimension, []).extend(edges)
-            by_dimension[phase.dimension] = busiest(together[phase.dimension], where)
+            edges_along.setdefault(phase.dimension, []).extend(edges)
+            by_dimension[phase.dimension] = busiest(edges_along[phase.dimension], where)
         slowest = max(by_dimension, key=lambda dimension: by_dimension[dimension])
         at = [place for place, phase in enumerate(order) if phase.dimension == slowest]
         fill = (math.fsum(took[: at[0]]) + math.fsum(took[at[-1] + 1 :])) / self.chunks
@@ -261,7 +261,7 @@ class InPhases(CollectiveAlgorithm):
 
     @staticmethod
     def _ends(phase: Phase, grid: Grid, topology: Topology, root: int) -> tuple[Topology, list[tuple[int, ...]]]:
-        """Return the ranks of each line of a phase; where all are alike, of one block by itself."""
+        """Return the ranks of each line of a phase, and the topology that they are ranks of; one line where all are equal."""
         if grid.alike:
             block, members = grid.alike[phase.dimension]
             return block, [members]
@@ -277,23 +277,23 @@ def _laid_out(
     shares: Sequence[float] | None,
     chunks: int,
 ) -> Iterator[Transfer]:
-    """Yield the transfers, chunk by chunk, each phase of a rank after that of the chunk before."""
+    """Yield the transfers chunk by chunk; a rank starts a phase when it has done the same phase of the chunk before."""
     pieces = Pieces(kind, grid, group, nbytes / chunks, None if shares is None else [s / chunks for s in shares])
     order = phases(kind, grid, nbytes, root)
     reduces = kind in ("all_reduce", "reduce_scatter", "reduce")
     number = 0
-    queued: list[dict[int, tuple[int, ...]]] = [{} for _ in order]  # what a rank did last in each phase
+    queued: list[dict[int, tuple[int, ...]]] = [{} for _ in order]  # the last transfers of each rank, by phase
     for chunk in range(chunks):
-        last: dict[int, tuple[int, ...]] = {}  # what a rank did last, of this chunk
+        last: dict[int, tuple[int, ...]] = {}  # the last transfers of each rank, of this chunk
         for phase, waiting in zip(order, queued, strict=True):
             for rank, earlier in waiting.items():
                 last[rank] = last.get(rank, ()) + earlier
             every = list(lines(grid, phase, root))
-            for moves in reversed(phase.rounds) if phase.backward else phase.rounds:
+            for messages in reversed(phase.rounds) if phase.backward else phase.rounds:
                 fresh: dict[int, list[int]] = {}
                 senders = set()
                 for line in every:
-                    for i, j, what in moves:
+                    for i, j, what in messages:
                         source, destination = grid.places[line[i]], grid.places[line[j]]
                         if phase.backward:
                             source, destination = destination, source
@@ -304,7 +304,7 @@ def _laid_out(
                         fresh.setdefault(source, []).append(number)
                         fresh.setdefault(destination, []).append(number)
                         number += 1
-                for rank, numbers in fresh.items():  # what is sent has waited for all before, what comes in has not
+                for rank, numbers in fresh.items():  # a send has waited for all before it, a receive has not
                     last[rank] = tuple(numbers) if rank in senders else (*last.get(rank, ()), *numbers)
             waiting.clear()
             waiting.update(last)

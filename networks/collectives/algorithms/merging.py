@@ -1,4 +1,4 @@
-"""Several graphs of transfers as one: at the same time, each with a part of the data of its own."""
+"""Merges graphs of transfers that run at the same time, each on its own part of the data."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator
 from triosim.networks.collectives.algorithm import Chunks, Transfer
 
 
-def together(graphs: Iterable[Iterable[Transfer]], pieces: int) -> Iterator[Transfer]:
-    """Yield the transfers of all graphs; the pieces of the k-th get numbers that are k times ``pieces`` higher."""
+def merged(graphs: Iterable[Iterable[Transfer]], pieces: int) -> Iterator[Transfer]:
+    """Yield the transfers of all graphs; the numbers of the k-th graph's pieces are raised by k times ``pieces``."""
     first = 0
     for number, graph in enumerate(graphs):
         count = 0
@@ -20,7 +20,7 @@ def together(graphs: Iterable[Iterable[Transfer]], pieces: int) -> Iterator[Tran
 
 
 def shifted(chunk: Chunks, by: int) -> Chunks:
-    """Return pieces with other numbers."""
+    """Return pieces with their numbers raised."""
     if isinstance(chunk, int):
         return chunk + by
     if isinstance(chunk, range):

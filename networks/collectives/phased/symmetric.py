@@ -1,9 +1,8 @@
-"""Collectives in which all ranks do the same: what one of them sends says how long it takes, and who sends what.
+"""Collectives in which all ranks do the same, described by what one of them sends: how long they take, and who sends what.
 
-The ranks have coordinates, and along each dimension every rank sends as many bytes to the one that is a step further (or,
-of 2^k members, to the one whose place differs in the same bits) as any other rank does. No link differs, so that a flow
-has the rate of its image, and a link that a rank does not share with others carries what it sends alone. This is the
-quotient of the network by its translations; a dimension's flows share nothing with those of another.
+The ranks form a grid. Along each dimension every rank sends as many bytes to the rank a step further (or, among 2^k members,
+to the one whose position differs in the same bits) as any other rank does. No link differs, so that all flows of a step have
+one rate, and a link that a rank shares with no other carries what this rank sends. Flows of different dimensions share no link.
 """
 
 from __future__ import annotations
@@ -13,25 +12,25 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from triosim.networks.collectives.algorithm import Edge
-from triosim.networks.collectives.algorithms.grid import Grid
+from triosim.networks.collectives.phased.grid import Grid
 
-Pairs = Mapping[tuple[int, int], float]  # the bytes from position to position of a line
+Pairs = Mapping[tuple[int, int], float]  # bytes by (position, position) of a line
 
 
 @dataclass(frozen=True, slots=True)
-class Bundle:
-    """What one rank sends over one of its links: bytes by step along a dimension. They share it fairly."""
+class LinkShare:
+    """What one rank sends over one of its links: bytes by step along a dimension, which share the link fairly."""
 
     dimension: int
     bandwidth: float
     sizes: Mapping[int, float]
 
     def left(self, seconds: float, nbytes: float) -> dict[int, float]:
-        """Return what is left of each after so many seconds of a collective of ``nbytes`` (the sizes are of one byte)."""
+        """Return the bytes left of each step after some seconds of a collective of ``nbytes`` (``sizes`` are per byte)."""
         budget = self.bandwidth * seconds
         found: dict[int, float] = {}
         flows = sorted((size * nbytes, step) for step, size in self.sizes.items())
-        had = 0.0  # by each that is still under way
+        had = 0.0  # bytes that each unfinished flow has sent
         for place, (size, step) in enumerate(flows):
             more = min(size - had, budget / (len(flows) - place))
             budget -= more * (len(flows) - place)
@@ -41,25 +40,28 @@ class Bundle:
 
 
 @dataclass(frozen=True, eq=False)
-class Symmetric:
-    """A collective of one byte, in its pipelined form, as one of its ranks sees it.
+class SymmetricCollective:
+    """The pipelined form of a collective of one byte, as one of its ranks sees it.
 
-    ``cyclic`` says for each dimension whether a step is added to a place (modulo the size), or its bits are flipped.
+    ``cyclic`` says for each dimension whether a step is added to a position (modulo the size) or flips its bits.
     """
 
     grid: Grid
     cyclic: tuple[bool, ...]
-    bundles: tuple[Bundle, ...]
+    link_shares: tuple[LinkShare, ...]
     latency: float
     fill: float
 
     @property
     def seconds(self) -> float:
-        """How long the busiest link is busy."""
-        return max((math.fsum(bundle.sizes.values()) / bundle.bandwidth for bundle in self.bundles), default=0.0)
+        """The seconds that the busiest link is busy."""
+        return max(
+            (math.fsum(one.sizes.values()) / one.bandwidth for one in self.link_shares),
+            default=0.0,
+        )
 
     def pairs(self, dimension: int, step: int) -> Iterator[tuple[int, int]]:
-        """Yield each rank and the one to which it sends by a step."""
+        """Yield each rank and the rank that it sends to in a step."""
         places, size, before = self.grid.places, self.grid.shape[dimension], self.grid.before(dimension)
         to = [(at + step) % size if self.cyclic[dimension] else at ^ step for at in range(size)]
         for place, rank in enumerate(places):
@@ -67,23 +69,23 @@ class Symmetric:
             yield rank, places[place + before * (to[at] - at)]
 
     def edges(self, seconds: float, nbytes: float) -> Iterator[tuple[Edge, float]]:
-        """Yield what every rank sends in a collective of ``nbytes``, and what is left of it after so many seconds."""
-        for bundle in self.bundles:
-            for step, left in bundle.left(seconds, nbytes).items():
-                size = bundle.sizes[step] * nbytes
-                for source, destination in self.pairs(bundle.dimension, step):
+        """Yield every edge of a collective of ``nbytes``, and the bytes left of it after some seconds."""
+        for one in self.link_shares:
+            for step, left in one.left(seconds, nbytes).items():
+                size = one.sizes[step] * nbytes
+                for source, destination in self.pairs(one.dimension, step):
                     yield Edge(source, destination, size), left
 
-    def ways(self) -> Iterator[Edge]:
-        """Yield an edge for each link by which a rank sends, with all bytes that go over it, and over its way, of one byte."""
-        for bundle in self.bundles:
-            carried = math.fsum(bundle.sizes.values())
-            for source, destination in self.pairs(bundle.dimension, next(iter(bundle.sizes))):
+    def edges_by_link(self) -> Iterator[Edge]:
+        """Yield one edge for each link by which a rank sends, with all bytes that the link carries of one byte."""
+        for one in self.link_shares:
+            carried = math.fsum(one.sizes.values())
+            for source, destination in self.pairs(one.dimension, next(iter(one.sizes))):
                 yield Edge(source, destination, carried)
 
 
 def steps_of(phases: Sequence[Pairs], size: int) -> tuple[bool, dict[int, float]] | None:
-    """Return whether steps along a dimension are cyclic, and the bytes of each; None where ranks do not do the same."""
+    """Return whether the steps along a dimension are cyclic, and the bytes of each; None where ranks differ."""
     for cyclic in (True, False):
         if not cyclic and size & (size - 1):
             continue
@@ -94,7 +96,7 @@ def steps_of(phases: Sequence[Pairs], size: int) -> tuple[bool, dict[int, float]
 
 
 def _translated(pairs: Pairs, size: int, cyclic: bool, found: dict[int, float]) -> bool:
-    """Add up the bytes of each step; return False where two ranks differ in them."""
+    """Add the bytes of each step to ``found``; return False where two ranks differ in them."""
     steps: dict[int, list[float]] = {}
     for (i, j), nbytes in pairs.items():
         steps.setdefault((j - i) % size if cyclic else i ^ j, []).append(nbytes)
