@@ -23,11 +23,12 @@ from triosim.errors import TraceError
 from triosim.extrapolators.core.extrapolator import CONTEXT_ORDER, Extrapolator
 from triosim.extrapolators.core.mesh import Mesh
 from triosim.extrapolators.core.program import Block, BlockItem, Communicate, Program, TransferKey
+from triosim.extrapolators.tensor import notes
 from triosim.extrapolators.tensor.sequence_parallel import (
+    inputs_mixing_tokens,
+    local_tokens,
+    on_local_tokens,
     require_divisible,
-    share_of_sequence,
-    share_of_tensor,
-    tokens_mixed,
 )
 from triosim.operators.features import base_name, is_attention, is_free, length_dim
 from triosim.operators.products import PRODUCTS
@@ -123,10 +124,10 @@ class _Division:
         """Return the program of a rank."""
         flow = Dataflow(self._program.operators)
         operators = self._program.operators
-        shapes = {op.id: share_of_sequence(self._step, op, self._ranks) for op in operators if op.phase != "optimizer"}
+        shapes = {op.id: on_local_tokens(self._step, op, self._ranks) for op in operators if op.phase != "optimizer"}
         names = []
         for operator in flow.forward:
-            lost = [] if is_attention(base_name(operator.name)) else tokens_mixed(flow, self._step, operator)
+            lost = [] if is_attention(base_name(operator.name)) else inputs_mixing_tokens(flow, self._step, operator)
             if lost:  # it and what differentiates it see all tokens
                 shapes |= {one.id: one for one in (operator, *flow.backward.get(operator.id, ()))}
                 gathers = [Communicate("all_gather", float(t.nbytes), self._axis, operator=operator.id) for t in lost]
@@ -139,10 +140,7 @@ class _Division:
                     shapes[one.id] = self._with_all_keys(one, shapes[one.id], attention)
         note = f"operator times are predicted for each GPU's share of the sequence ({self._axis} on {self._ranks} GPUs)"
         program = self._program.reshaped(shapes, note=note)
-        if names:
-            program = program.noted(
-                f"{self._axis}: {', '.join(dict.fromkeys(names))} need all tokens, which are gathered"
-            )
+        program = program.noted(*notes.all_tokens(self._axis, names))
         known = {operator.id: operator for operator in program.operators}
         for attention in self._attentions:
             olds = backward.get(attention.id, []) if program.training else []
@@ -186,7 +184,7 @@ class _Division:
 
     def _gather(self, whole: Operator, attention: Operator, backward: Sequence[tuple[Operator, Operator]]) -> None:
         """Gather keys and values, and put them in order by a copy; scatter their gradients."""
-        own = [share_of_tensor(self._step, tensor, self._ranks) for tensor in whole.inputs[1:3]]
+        own = [local_tokens(self._step, tensor, self._ranks) for tensor in whole.inputs[1:3]]
         every = attention.inputs[1:3]
         copies = [self._added("repeat", attention, (o,), (e,)) for o, e in zip(own, every, strict=True)]
         nbytes = float(sum(tensor.nbytes for tensor in every))
@@ -195,7 +193,7 @@ class _Division:
         if backward:
             old, last = backward[-1]
             kept = [
-                self._added("slice", last, (self._all_tokens[t.id],), (share_of_tensor(self._step, t, self._ranks),))
+                self._added("slice", last, (self._all_tokens[t.id],), (local_tokens(self._step, t, self._ranks),))
                 for t in old.outputs
                 if t.id in self._all_tokens
             ]

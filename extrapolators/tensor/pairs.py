@@ -1,23 +1,28 @@
-"""Which layers Megatron-LM's tensor parallelism can pair: the first divided by output features, the second by input features.
+"""Finds Megatron-LM's pairs of layers: column-parallel ones, and the row-parallel one that adds up what they made.
 
 Shoeybi et al. 2019, section 3. Between the two, each rank works on its own features (attention heads, channels) and nothing
-is communicated. Which layers pair up is read from the dataflow: from the data of a layer back through operators that treat
-features separately, every path must end in a layer, and nothing on the way may be used elsewhere. Then the divided features
-are followed forward, operator by operator, until the second layer adds up over them.
+is communicated. Pairs are read from the dataflow: on every path from the input of a layer back through local operators there
+must be a column-parallel layer, and nothing on the way may be used elsewhere. Then the shards are propagated forward, operator
+by operator, until the row-parallel layer reduces over them.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 
-from triosim.extrapolators.tensor.latent_attention import Latents, Repeated
+from triosim.extrapolators.tensor.latent_attention import HeadExpansion, LatentAttention
 from triosim.operators.features import base_name, is_attention
 from triosim.sharding.dataflow import Dataflow, Value, is_loss, is_view
 from triosim.sharding.layers import WeightLayer
 from triosim.sharding.placements import Placements, Shard
-from triosim.sharding.propagation import ForwardPlacements, HeadsDoNotDivideError, OperatorSharding, ShardingPropagator
+from triosim.sharding.propagation import (
+    ForwardPlacements,
+    HeadsDoNotDivideError,
+    OperatorSharding,
+    ShardingPropagator,
+)
 from triosim.sharding.rules.local import (
     attention_heads,
     has_single_head,
@@ -28,38 +33,48 @@ from triosim.sharding.rules.local import (
 from triosim.trace import Operator, Tensor
 
 #: How many operators may stand between a router and the ranking of its experts: a cast, a softmax, a bias.
-_STEPS_TO_RANKING = 4
+_OPERATORS_TO_RANKING = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
-    """``first`` are the layers divided by output features, ``second`` the one divided by input features.
+class LayerPair:
+    """Column-parallel layers and the row-parallel layer behind them.
 
-    ``spreads`` say what is divided of these and of every operator between them, views included. ``partial`` are parameters
-    that a rank has whole but uses for its own features only, with the operators that read them: ranks add up the gradients.
-    ``shared`` are those of keys' and values' heads that are fewer than the ranks, with their number: several ranks have each.
-    ``latent`` are the layers that make what all heads are made of, ``repeated`` what they make that is shown to all heads.
+    ``shardings`` are those of these layers and of every operator between them, views included, by id. ``partial_gradients`` are
+    replicated parameters that a rank uses for its own features only, with the operators that read them: their gradients are
+    partial sums. ``shared_heads`` are parameters of key and value heads that are fewer than the ranks, with their number:
+    several ranks have each head. ``latent`` are the layers that make what all heads are computed from, and ``expansions`` what
+    they make that is expanded to all heads (``triosim.extrapolators.tensor.latent_attention``).
     """
 
-    first: tuple[WeightLayer, ...]
-    second: WeightLayer
+    column_parallel: tuple[WeightLayer, ...]
+    row_parallel: WeightLayer
     shardings: Mapping[int, OperatorSharding]
-    partial: tuple[tuple[Tensor, Operator], ...]
-    shared: tuple[tuple[Tensor, Operator, int], ...] = ()
+    partial_gradients: tuple[tuple[Tensor, Operator], ...]
+    shared_heads: tuple[tuple[Tensor, Operator, int], ...] = ()
     latent: tuple[WeightLayer, ...] = ()
-    repeated: tuple[Repeated, ...] = ()
+    expansions: tuple[HeadExpansion, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Undivided:
-    """Why layers are no pair: the heads of the attention between them do not divide."""
+class UndividedHeads:
+    """Why layers are no pair: the number of heads of the attention between them does not divide."""
 
     layer: str
     heads: int
 
 
-class Pairing:
-    """Looks for pairs among the layers of a forward pass."""
+@dataclass(frozen=True, slots=True)
+class _Paths:
+    """All paths from a layer's input back to ``layers``, by id, or to ``expansions``; ``between`` are the operators on them."""
+
+    layers: dict[int, WeightLayer]
+    between: set[int]
+    expansions: tuple[HeadExpansion, ...]
+
+
+class PairFinder:
+    """Finds pairs among the layers of a forward pass, which are given by operator id."""
 
     def __init__(
         self, flow: Dataflow, layers: Mapping[int, WeightLayer], propagator: ShardingPropagator, ranks: int
@@ -68,110 +83,103 @@ class Pairing:
         self._layers = layers
         self._propagator = propagator
         self._ranks = ranks
-        self._order = {operator.id: place for place, operator in enumerate(flow.forward)}
-        self._shown: dict[Value, list[int]] = {}  # the views of data
-        self._live: set[Value] = (
+        self._order = {operator.id: position for position, operator in enumerate(flow.forward)}
+        self._views: dict[Value, list[int]] = {}
+        self._activations: set[Value] = (
             set()
-        )  # what depends on a layer or on what the network is fed; the rest are tables, masks
+        )  # what depends on a layer or on the network's input; the rest are tables, masks
         for operator in flow.forward:
             layer = layers.get(operator.id)
-            if (
-                (layer is not None and layer.input is not None)
-                or any(propagator.is_network_input(tensor) for tensor in operator.inputs)
-                or any(value in self._live for value, _ in flow.reads[operator.id])
-            ):
-                self._live.update(value for value, _ in flow.writes[operator.id])
+            if (layer is not None and layer.input is not None) or self._reads_activations(operator):
+                self._activations.update(value for value, _ in flow.writes[operator.id])
             for value, _ in flow.reads[operator.id] if is_view(operator) else ():
-                self._shown.setdefault(value, []).append(operator.id)
-        self._latents = Latents(flow, layers, propagator, self._live, self._shown)
+                self._views.setdefault(value, []).append(operator.id)
+        self._latent = LatentAttention(flow, layers, propagator, self._activations, self._views)
 
-    def is_fed(self, embedding: WeightLayer) -> bool:
-        """Whether an embedding looks up what the network is fed, or what is made of it (and not positions)."""
-        operator = embedding.operator
-        return any(self._propagator.is_network_input(tensor) for tensor in operator.inputs) or any(
-            value in self._live for value, _ in self._flow.reads[operator.id]
-        )
+    def looks_up_samples(self, embedding: WeightLayer) -> bool:
+        """Whether an embedding looks up the network's input, or what is computed from it (and not positions)."""
+        return self._reads_activations(embedding.operator)
 
-    def is_of_samples(self, value: Value) -> bool:
-        """Whether data depend on a parameter and on what the network is fed: no mask, no table."""
-        return value in self._live and value in self._flow.differentiable
+    def is_activation(self, value: Value) -> bool:
+        """Whether a value depends on a parameter and on the network's input: it is no mask and no table."""
+        return value in self._activations and value in self._flow.differentiable
 
     def is_router(self, layer: WeightLayer) -> bool:
-        """Whether a layer says which experts a token goes to: its output is ranked, after a softmax or sigmoid perhaps."""
-        data = [value for value, _ in self._flow.writes[layer.operator.id]]
-        for _ in range(_STEPS_TO_RANKING):
-            readers = [reader for value in data for reader in self._flow.readers[value]]
+        """Whether a layer routes tokens to experts: its output is ranked, after a softmax or sigmoid perhaps."""
+        values = [value for value, _ in self._flow.writes[layer.operator.id]]
+        for _ in range(_OPERATORS_TO_RANKING):
+            readers = [reader for value in values for reader in self._flow.readers[value]]
             if any(base_name(reader.name) == "topk" for reader in readers):
                 return True
-            data = [value for one in readers if is_local(one) for value, _ in self._flow.writes[one.id]]
+            values = [value for one in readers if is_local(one) for value, _ in self._flow.writes[one.id]]
         return False
 
-    def find(self, second: WeightLayer, taken: Container[int]) -> Pair | Undivided | None:
-        """Return the pair that a layer closes, if it does. ``taken`` are the layers that have another part already."""
-        if second.input is None or second.is_grouped_convolution or second.input_features % self._ranks:
+    def find(self, row_parallel: WeightLayer, taken: Container[int]) -> LayerPair | UndividedHeads | None:
+        """Return the pair whose row-parallel layer a layer can be, if any. ``taken`` are the layers sharded already."""
+        paths = self._paths(row_parallel, taken)
+        if paths is None:
             return None
-        start = self._flow.read_by(second.operator, second.input)
-        found = self._between(start, taken) if start is not None else None
-        if found is None:
-            return None
-        first, between, repeated = found
-        data = frozenset(value for number in (*first, *between) for value, _ in self._flow.writes[number])
-        inner = {second.operator.id, *between}
-        others = [reader for value in data for reader in self._flow.readers[value] if reader.id not in inner]
-        if not first or any(tensor.numel for reader in others for tensor in reader.outputs):
-            return None
-        views = {number for value in data for number in self._shown.get(value, ())}
-        between |= views | {reader.id for reader in others}
-        single = self._single_heads(first, between)
-        shardings = self._shardings(first, between, second, single, repeated)
-        if shardings is None or isinstance(shardings, Undivided):
+        single = self._single_head_layers(paths)
+        shardings = self._shardings(paths, row_parallel, single)
+        if shardings is None or isinstance(shardings, UndividedHeads):
             return shardings
-        partial = [*self._partial(between, shardings), *self._weights(single)]
+        columns = paths.layers
+        partial = [*self._partial_gradients(paths.between, shardings), *_parameters_of(one.operator for one in single)]
         shared = [
-            (tensor, layer.operator, shard.size)
-            for layer in first.values()
-            for tensor in layer.operator.inputs
-            if tensor.category == "parameter"
-            and (shard := shardings[layer.operator.id].placements.get(tensor.id)) is not None
-            if shard.size % self._ranks
+            (tensor, operator, shard.size)
+            for tensor, operator in _parameters_of(layer.operator for layer in columns.values())
+            if (shard := shardings[operator.id].placements.get(tensor.id)) is not None and shard.size % self._ranks
         ]
-        latent = (
-            self._latents.behind(first, repeated, taken)
-            if any(attention_heads(self._flow.by_id[n]) for n in between)
-            else ()
-        )
+        has_heads = any(attention_heads(self._flow.by_id[number]) for number in paths.between)
+        latent = self._latent.latent_layers(columns, paths.expansions, taken) if has_heads else ()
         if latent is None:
             return None
-        return Pair(tuple(first.values()), second, shardings, tuple(partial), tuple(shared), latent, repeated)
+        return LayerPair(
+            tuple(columns.values()), row_parallel, shardings, tuple(partial), tuple(shared), latent, paths.expansions
+        )
 
-    def to_loss(self, layer: WeightLayer) -> dict[int, OperatorSharding] | None:
-        """Return what is divided from a layer to the loss, if its output goes there alone: the last of a language model."""
-        members = self._to_loss(layer) if layer.input is not None else None
-        if members is None:
+    def up_to_loss(self, layer: WeightLayer) -> dict[int, OperatorSharding] | None:
+        """Return the shardings from a column-parallel layer up to the loss, if its output goes there alone.
+
+        This is the projection to the vocabulary of a language model.
+        """
+        operators = self._operators_up_to_loss(layer) if layer.input is not None else None
+        if operators is None:
             return None
-        placed = ForwardPlacements(self._flow, self._propagator)
-        shardings: dict[int, OperatorSharding] = {}
-        for operator in self._ordered(members):
-            placements: Placements = (
-                layer.column_parallel() if operator is layer.operator else placed.of_inputs(operator)
-            )
+        forward = ForwardPlacements(self._flow, self._propagator)
+        found: dict[int, OperatorSharding] = {}
+        for operator in self._ordered(operators):
+            is_layer = operator is layer.operator
+            placements: Placements = layer.column_parallel() if is_layer else forward.of_inputs(operator)
             if not placements:
                 continue
             sharding = self._propagator.propagate(operator, placements)
-            is_end = operator is layer.operator or is_loss(operator)
-            if sharding is None or (not is_end and reduces_over_shards(operator, sharding.placements)):
+            if sharding is None:
                 return None
-            shardings[operator.id] = sharding
-            placed.record(operator, sharding)
-        return shardings if any(is_loss(self._flow.by_id[number]) for number in shardings) else None
+            if not (is_layer or is_loss(operator)) and reduces_over_shards(operator, sharding.placements):
+                return None
+            found[operator.id] = sharding
+            forward.record(operator, sharding)
+        return found if any(is_loss(self._flow.by_id[number]) for number in found) else None
 
-    def _to_loss(self, layer: WeightLayer) -> set[int] | None:
+    # ---- the dataflow -------------------------------------------------------------------------------------------
+
+    def _reads_activations(self, operator: Operator) -> bool:
+        return any(self._propagator.is_network_input(tensor) for tensor in operator.inputs) or any(
+            value in self._activations for value, _ in self._flow.reads[operator.id]
+        )
+
+    def _ordered(self, numbers: Iterable[int]) -> list[Operator]:
+        """Operators in the order of the forward pass."""
+        return [self._flow.forward[position] for position in sorted(self._order[number] for number in numbers)]
+
+    def _operators_up_to_loss(self, layer: WeightLayer) -> set[int] | None:
         """A layer and the operators that its output goes through up to the loss, if it goes nowhere else."""
         found = {layer.operator.id}
         todo = deque(value for value, _ in self._flow.writes[layer.operator.id])
         while todo:  # the nearest first: most layers are ruled out soon
             value = todo.popleft()
-            found.update(self._shown.get(value, ()))
+            found.update(self._views.get(value, ()))
             for reader in self._flow.readers[value]:
                 if not is_loss(reader) and (reader.id in self._layers or not is_local(reader)):
                     return None
@@ -180,186 +188,177 @@ class Pairing:
                     todo.extend(made for made, _ in self._flow.writes[reader.id])
         return found
 
-    def _ordered(self, numbers: Iterable[int]) -> list[Operator]:
-        """Operators in the order of the forward pass."""
-        return [self._flow.forward[place] for place in sorted(self._order[number] for number in numbers)]
+    def _paths(self, row_parallel: WeightLayer, taken: Container[int]) -> _Paths | None:
+        """The paths back from a layer's input, if all end as they must and nothing on them is used elsewhere."""
+        if (
+            row_parallel.input is None
+            or row_parallel.is_grouped_convolution
+            or row_parallel.input_features % self._ranks
+        ):
+            return None
+        start = self._flow.read_by(row_parallel.operator, row_parallel.input)
+        paths = self._paths_back(start, taken) if start is not None else None
+        if paths is None or not paths.layers:
+            return None
+        values = frozenset(
+            value for number in (*paths.layers, *paths.between) for value, _ in self._flow.writes[number]
+        )
+        inside = {row_parallel.operator.id, *paths.between}
+        others = [reader for value in values for reader in self._flow.readers[value] if reader.id not in inside]
+        if any(tensor.numel for reader in others for tensor in reader.outputs):
+            return None
+        views = {number for value in values for number in self._views.get(value, ())}
+        return _Paths(paths.layers, paths.between | views | {reader.id for reader in others}, paths.expansions)
 
-    def _between(
-        self, start: Value, taken: Container[int]
-    ) -> tuple[dict[int, WeightLayer], set[int], tuple[Repeated, ...]] | None:
-        """The layers in which every path back from some data ends, and the operators on the way.
+    def _paths_back(self, start: Value, taken: Container[int]) -> _Paths | None:
+        """The paths from a value back to layers that can be column-parallel; None where one leads elsewhere.
 
-        A path also ends where what has no heads is shown to all of them.
+        A path also ends where a value without heads is expanded to all heads.
         """
-        first: dict[int, WeightLayer] = {}
+        layers: dict[int, WeightLayer] = {}
         between: set[int] = set()
-        repeated: dict[Value, Repeated] = {}
+        expansions: dict[Value, HeadExpansion] = {}
         todo, seen = deque((start,)), {start}
         while todo:
-            maker = self._flow.by_id[todo.popleft().producer]
-            layer = self._layers.get(maker.id)
+            producer = self._flow.by_id[todo.popleft().producer]
+            layer = self._layers.get(producer.id)
             if layer is not None:
-                uneven = layer.output_features % self._ranks
-                if maker.id in taken or layer.input is None or layer.is_grouped_convolution or uneven:
+                if producer.id in taken or layer.input is None or layer.is_grouped_convolution:
                     return None
-                first[maker.id] = layer
+                if layer.output_features % self._ranks:
+                    return None
+                layers[producer.id] = layer
                 continue
-            if not is_local(maker):
+            if not is_local(producer):
                 return None
-            between.add(maker.id)
-            for read, tensor in self._flow.reads[maker.id]:
-                if read in self._live and read not in seen:
+            between.add(producer.id)
+            for read, tensor in self._flow.reads[producer.id]:
+                if read in self._activations and read not in seen:
                     seen.add(read)
-                    shown = self._latents.repeated(read, tensor, maker)
-                    if shown is None:
+                    expansion = self._latent.expansion(read, tensor, producer)
+                    if expansion is None:
                         todo.append(read)
                     else:
-                        repeated[read] = shown
-        return first, between, tuple(repeated.values())
+                        expansions[read] = expansion
+        return _Paths(layers, between, tuple(expansions.values()))
 
-    def _single_heads(self, first: Mapping[int, WeightLayer], between: set[int]) -> list[WeightLayer]:
-        """The layers that make the one head of keys, or of values, that all heads of queries share: every rank has it whole."""
-        queries: set[int] = set()
-        singles: set[int] = set()
-        for operator in self._ordered(between):
+    def _single_head_layers(self, paths: _Paths) -> list[WeightLayer]:
+        """The layers that make the one head of keys, or of values, that all query heads share: every rank has it in full."""
+        of_queries: set[int] = set()
+        of_single: set[int] = set()
+        for operator in self._ordered(paths.between):
             if is_attention(base_name(operator.name)):
                 for tensor in operator.inputs[:3]:
-                    is_single = has_single_head(operator, tensor)
-                    start = self._flow.read_by(operator, tensor)
-                    (singles if is_single else queries).update(self._layers_of(start, first, between))
-        return [first[number] for number in sorted(singles - queries)] if queries else []
+                    found = of_single if has_single_head(operator, tensor) else of_queries
+                    found.update(self._layers_behind(self._flow.read_by(operator, tensor), paths))
+        return [paths.layers[number] for number in sorted(of_single - of_queries)] if of_queries else []
 
-    def _layers_of(self, start: Value | None, first: Container[int], between: Container[int]) -> set[int]:
-        """The first layers from which some data come."""
-        found: set[int] = set()
-        todo = [start] if start is not None else []
-        seen = set(todo)
-        while todo:
-            maker = todo.pop().producer
-            if maker in first:
-                found.add(maker)
-            elif maker in between:
-                more = {read for read, _ in self._flow.reads[maker]} - seen
-                seen |= more
-                todo += more
-        return found
+    def _layers_behind(self, value: Value | None, paths: _Paths) -> set[int]:
+        """The layers of some paths that a value comes from."""
+        producers = self._flow.producers(value, lambda number: number in paths.between and number not in paths.layers)
+        return {producer.id for producer in producers if producer.id in paths.layers}
 
-    def _weights(self, layers: Iterable[WeightLayer]) -> list[tuple[Tensor, Operator]]:
-        return [(t, one.operator) for one in layers for t in one.operator.inputs if t.category == "parameter"]
+    # ---- the shards ---------------------------------------------------------------------------------------------
 
     def _shardings(
-        self,
-        first: Mapping[int, WeightLayer],
-        between: set[int],
-        second: WeightLayer,
-        single: Sequence[WeightLayer],
-        repeated: Sequence[Repeated],
-    ) -> dict[int, OperatorSharding] | Undivided | None:
-        """What is divided of each operator, in the order of the forward pass; nothing of what makes a ``single`` head."""
-        placed = ForwardPlacements(self._flow, self._propagator)
+        self, paths: _Paths, row_parallel: WeightLayer, single: Iterable[WeightLayer]
+    ) -> dict[int, OperatorSharding] | UndividedHeads | None:
+        """The shardings of all operators of a pair, in the order of the forward pass; ``single`` heads are replicated."""
+        forward = ForwardPlacements(self._flow, self._propagator)
         found: dict[int, OperatorSharding] = {}
         attention = ""
-        whole = {layer.operator.id for layer in single}
-        for operator in self._ordered((*first, *between, second.operator.id)):
-            is_first = operator.id in first
+        replicated = {layer.operator.id for layer in single}
+        for operator in self._ordered((*paths.layers, *paths.between, row_parallel.operator.id)):
+            is_column = operator.id in paths.layers
             try:
-                if operator.id in whole:
+                if operator.id in replicated:
                     placements: Placements = {}
+                elif is_column:
+                    placements = self._layers[operator.id].column_parallel()
                 else:
-                    placements = (
-                        self._layers[operator.id].column_parallel()
-                        if is_first
-                        else placed.of_inputs(operator, by_heads=True)
-                    )
-                sharding = self._propagator.propagate(operator, placements, by_heads=not is_first)
+                    placements = forward.of_inputs(operator, by_heads=True)
+                sharding = self._propagator.propagate(operator, placements, by_heads=not is_column)
             except HeadsDoNotDivideError as error:
-                return Undivided(operator.layer, error.heads)
+                return UndividedHeads(operator.layer, error.heads)
             if sharding is None:
                 return None
+            found[operator.id] = sharding
             uneven = [shard.size for shard in sharding.placements.values() if shard.size % self._ranks]
-            if operator is second.operator:
-                weight = sharding.placements.get(second.weight.id)
-                adds_up = (
-                    second.output.id not in sharding.placements
-                    and weight is not None
-                    and weight.dim == second.input_dim
-                )
+            if operator is row_parallel.operator:
                 if uneven:
-                    return Undivided(attention or operator.layer, uneven[0])
-                found[operator.id] = sharding
-                return self._with_heads(first, found) if adds_up else None
+                    return UndividedHeads(attention or operator.layer, uneven[0])
+                is_reduced = _reduces_input_features(row_parallel, sharding)
+                return self._with_shared_heads(paths.layers, found) if is_reduced else None
             if any(self._ranks % size for size in uneven):
                 return None
-            if whole and not placements:  # of the single head
-                found[operator.id] = sharding
-                continue
-            if is_global_maximum(operator):
-                found[operator.id] = sharding
+            if (replicated and not placements) or is_global_maximum(operator):
                 continue
             heads = attention_heads(operator)
             attention = operator.layer if heads else attention
             if reduces_over_shards(operator, sharding.placements):
-                return Undivided(operator.layer, heads) if heads % self._ranks else None
-            found[operator.id] = sharding
-            for one in repeated:
-                if one.reader == operator.id:
-                    shard = sharding.placements.get(one.shown.id)
-                    if shard is None:
-                        return None
-                    found[one.view.id] = self._propagator.propagate_from_output(one.view, one.shown, shard)
-            placed.record(operator, sharding)
+                return UndividedHeads(operator.layer, heads) if heads % self._ranks else None
+            expansions = self._expansion_shardings(operator, sharding, paths.expansions)
+            if expansions is None:
+                return None
+            found |= expansions
+            forward.record(operator, sharding)
         return None
 
-    def _with_heads(
-        self, first: Mapping[int, WeightLayer], found: dict[int, OperatorSharding]
-    ) -> dict[int, OperatorSharding] | Undivided | None:
-        """Divide the layers whose heads are fewer than the ranks by these heads, as what reads their output needs them."""
-        for number, layer in first.items():
-            reads = [
-                sharding.placements[layer.output.id]
-                for sharding in found.values()
-                if layer.output.id in sharding.placements
-            ]
-            wanted = {shard for shard in reads if shard.size % self._ranks}
+    def _expansion_shardings(
+        self, reader: Operator, sharding: OperatorSharding, expansions: Iterable[HeadExpansion]
+    ) -> dict[int, OperatorSharding] | None:
+        """The shardings of the views that expand to all heads what an operator reads; None where it reads all heads."""
+        found: dict[int, OperatorSharding] = {}
+        for one in expansions:
+            if one.reader == reader.id:
+                shard = sharding.placements.get(one.expanded.id)
+                if shard is None:
+                    return None
+                found[one.view.id] = self._propagator.propagate_from_output(one.view, one.expanded, shard)
+        return found
+
+    def _with_shared_heads(
+        self, columns: Mapping[int, WeightLayer], found: dict[int, OperatorSharding]
+    ) -> dict[int, OperatorSharding] | UndividedHeads | None:
+        """Shard layers whose heads are fewer than the ranks by these heads, as the readers of their output need it."""
+        for number, layer in columns.items():
+            every = [sharding.placements.get(layer.output.id) for sharding in found.values()]
+            wanted = {shard for shard in every if shard is not None and shard.size % self._ranks}
             if not wanted:
                 continue
             shard = wanted.pop()
             size = layer.output.shape[layer.feature_dim]
-            if (
-                wanted
-                or shard.outer != 1
-                or size % shard.size
-                or shard.dim != layer.feature_dim % len(layer.output.shape)
-            ):
-                return Undivided(layer.operator.layer, shard.size)
-            sharding = self._propagator.propagate(
-                layer.operator, {layer.weight.id: Shard(layer.output_dim, shard.size)}
-            )
+            is_features = shard.dim == layer.feature_dim % len(layer.output.shape)
+            if wanted or shard.outer != 1 or size % shard.size or not is_features:
+                return UndividedHeads(layer.operator.layer, shard.size)
+            by_heads = {layer.weight.id: Shard(layer.output_dim, shard.size)}
+            sharding = self._propagator.propagate(layer.operator, by_heads)
             if sharding is None:
                 return None
             found[number] = sharding
         return found
 
-    def _partial(
+    def _partial_gradients(
         self, between: Iterable[int], shardings: Mapping[int, OperatorSharding]
     ) -> list[tuple[Tensor, Operator]]:
+        """The replicated parameters that operators between the layers read, themselves or through a table made of them."""
         found: list[tuple[Tensor, Operator]] = []
         for operator in self._ordered(between):
             placements = shardings[operator.id].placements
-            found += [(t, operator) for t in operator.inputs if t.category == "parameter" and t.id not in placements]
+            found += [(t, one) for t, one in _parameters_of((operator,)) if t.id not in placements]
             for value, tensor in self._flow.reads[operator.id]:
-                if value in self._flow.differentiable and value not in self._live and tensor.id in placements:
-                    found += self._sources(value)
+                is_table = value in self._flow.differentiable and value not in self._activations
+                if is_table and tensor.id in placements:
+                    found += _parameters_of(self._flow.producers(value))
         return found
 
-    def _sources(self, value: Value) -> list[tuple[Tensor, Operator]]:
-        """The parameters that a table is made of, with the operators that read them."""
-        found: list[tuple[Tensor, Operator]] = []
-        todo, seen = [value], {value}
-        while todo:
-            maker = self._flow.by_id[todo.pop().producer]
-            found += [(tensor, maker) for tensor in maker.inputs if tensor.category == "parameter"]
-            more = {read for read, _ in self._flow.reads[maker.id]} - seen
-            seen |= more
-            todo += more
-        return found
+
+def _parameters_of(operators: Iterable[Operator]) -> list[tuple[Tensor, Operator]]:
+    """The parameters that operators read, each with its operator."""
+    return [(tensor, one) for one in operators for tensor in one.inputs if tensor.category == "parameter"]
+
+
+def _reduces_input_features(layer: WeightLayer, sharding: OperatorSharding) -> bool:
+    """Whether a layer's weight is sharded by input features, so that its output is a partial sum."""
+    weight = sharding.placements.get(layer.weight.id)
+    return layer.output.id not in sharding.placements and weight is not None and weight.dim == layer.input_dim

@@ -2,8 +2,8 @@
 
 Korthikanti et al. 2022 ("Reducing Activation Recomputation in Large Transformer Models"), section 4.2.2. Norms, dropouts and
 the residual stream between Megatron's pairs of layers treat tokens separately, so that a rank can have 1/N of them. What all
-tokens need whole (masks, tables of angles) is computed in full. A parameter that is used for a rank's own tokens has a part
-of its gradient on each rank; these are added up once, when the step ends.
+tokens need in full (masks, tables of angles) is computed in full. A parameter that is used for a rank's own tokens has a
+partial gradient on each rank; these are reduced once, when the step ends.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from triosim.trace import Operator, Tensor
 
 
 def require_divisible(step: StepDimensions, ranks: int, where: str) -> None:
-    """Raise ``TraceError`` where the network is fed no sequence, ``OptionError`` where one does not divide by ``ranks``."""
+    """Raise ``TraceError`` where the network's input has no sequence, ``OptionError`` where one does not divide."""
     if not step.lengths:
         raise TraceError(
             "nothing that the network is fed has a sequence, which could be divided", where=where, fix="use another way"
@@ -36,25 +36,24 @@ def require_divisible(step: StepDimensions, ranks: int, where: str) -> None:
             )
 
 
-def share_of_sequence(step: StepDimensions, operator: Operator, ranks: int) -> Operator:
-    """Return an operator on 1/``ranks`` of the sequence. Parameters and their gradients are whole."""
-
-    inputs = tuple(share_of_tensor(step, tensor, ranks) for tensor in operator.inputs)
-    outputs = tuple(share_of_tensor(step, tensor, ranks) for tensor in operator.outputs)
+def on_local_tokens(step: StepDimensions, operator: Operator, ranks: int) -> Operator:
+    """Return an operator on 1/``ranks`` of the sequence. Parameters and their gradients keep their size."""
+    inputs = tuple(local_tokens(step, tensor, ranks) for tensor in operator.inputs)
+    outputs = tuple(local_tokens(step, tensor, ranks) for tensor in operator.outputs)
     same = inputs == operator.inputs and outputs == operator.outputs
     return operator if same else operator.with_tensors(inputs, outputs)
 
 
-def share_of_tensor(step: StepDimensions, tensor: Tensor, ranks: int) -> Tensor:
-    """Return a tensor with 1/``ranks`` of the sequence, if it has one and is no parameter nor about one."""
+def local_tokens(step: StepDimensions, tensor: Tensor, ranks: int) -> Tensor:
+    """Return a tensor with 1/``ranks`` of its sequence; parameters, their gradients and states as they are."""
     if tensor.category in ("parameter", "optimizer_state") or tensor.parameter is not None:
         return tensor
     shape = step.local_shape(tensor, "sequence", ranks)
     return tensor if shape == tensor.shape else replace(tensor, shape=shape)
 
 
-def tokens_mixed(flow: Dataflow, step: StepDimensions, operator: Operator) -> list[Tensor]:
-    """Return what an operator reads with all its tokens, to make of it something that has none (but a loss, which is a sum)."""
+def inputs_mixing_tokens(flow: Dataflow, step: StepDimensions, operator: Operator) -> list[Tensor]:
+    """Return the inputs with a sequence of which an operator makes outputs without: a pooling, the first token; no loss."""
     if not any(tensor.numel > 1 for tensor in operator.outputs):
         return []
     if any(step.follows(tensor, "sequence") for tensor in operator.outputs):
@@ -62,101 +61,101 @@ def tokens_mixed(flow: Dataflow, step: StepDimensions, operator: Operator) -> li
     return [t for value, t in flow.reads[operator.id] if value in flow.differentiable and step.follows(t, "sequence")]
 
 
-class Region:
-    """The operators that work on a share of the sequence: those of which tensor parallelism divides nothing (``taken``).
+class SequenceRegion:
+    """The operators that work on a share of the sequence: those whose features are not sharded (``sharded`` are the others).
 
-    ``is_of_samples`` says of data whether they depend on a parameter and on what the network is fed. ``mixing`` are operators
-    that need all tokens of their inputs (a pooling, the first token) and make what has none, with these inputs.
+    ``is_activation`` says whether a value depends on a parameter and on the network's input. ``mixing_tokens`` are, by id, the
+    operators that need all tokens of some inputs, with these.
     """
 
     def __init__(
         self,
         flow: Dataflow,
-        taken: Container[int],
+        sharded: Container[int],
         step: StepDimensions,
         ranks: int,
-        is_of_samples: Callable[[Value], bool],
+        is_activation: Callable[[Value], bool],
     ) -> None:
         require_divisible(step, ranks, "sequence parallel")
         self._flow = flow
-        self._taken = taken
+        self._sharded = sharded
         self._step = step
         self._ranks = ranks
-        self._is_of_samples = is_of_samples
-        self._whole = self._needed_whole()
-        self.mixing: Mapping[int, list[Tensor]] = {
-            operator.id: lost for operator in flow.forward if self.has(operator.id) and (lost := self._mixed(operator))
+        self._is_activation = is_activation
+        self._computed_in_full = self._constants_of_sharded()
+        self.mixing_tokens: Mapping[int, list[Tensor]] = {
+            op.id: inputs for op in flow.forward if self.contains(op.id) and (inputs := self._mixed_inputs(op))
         }
 
-    def has(self, number: int) -> bool:
-        """Whether a forward operator works on a share of the sequence."""
-        return number not in self._taken and number not in self._whole
+    def contains(self, number: int) -> bool:
+        """Whether a forward operator, by id, works on a share of the sequence."""
+        return number not in self._sharded and number not in self._computed_in_full
 
-    def is_divided(self, value: Value | None) -> bool:
-        """Whether each rank has a share of some data."""
-        return value is not None and self.has(value.producer)
+    def is_sharded(self, value: Value | None) -> bool:
+        """Whether each rank has a share of a value's sequence."""
+        return value is not None and self.contains(value.producer)
 
-    def share(self, operator: Operator) -> Operator:
-        """Return what a rank does of an operator."""
+    def local_operator(self, operator: Operator) -> Operator:
+        """Return what a rank computes of an operator."""
         number = operator.id if operator.phase == "forward" else operator.forward
-        if number is not None and (not self.has(number) or number in self.mixing):
+        if number is not None and (not self.contains(number) or number in self.mixing_tokens):
             return operator
-        return share_of_sequence(self._step, operator, self._ranks)
+        return on_local_tokens(self._step, operator, self._ranks)
 
     def parameters(self) -> set[int]:
         """Return the storages of the parameters that are used for a rank's own tokens."""
         return {
             tensor.storage
             for operator in self._flow.forward
-            if self.has(operator.id) and operator.id not in self.mixing
+            if self.contains(operator.id) and operator.id not in self.mixing_tokens
             for tensor in operator.inputs
             if tensor.category == "parameter"
         }
 
-    def _needed_whole(self) -> set[int]:
-        """What makes the masks, tables and targets that the operators of tensor parallelism read."""
+    def _constants_of_sharded(self) -> set[int]:
+        """The operators that make the masks, tables and targets that operators with sharded features read."""
         found: set[int] = set()
-        todo = [operator.id for operator in self._flow.forward if operator.id in self._taken]
+        todo = [operator.id for operator in self._flow.forward if operator.id in self._sharded]
         while todo:
             for value, _ in self._flow.reads[todo.pop()]:
-                maker = value.producer
-                if not self._is_of_samples(value) and maker not in self._taken and maker not in found:
-                    found.add(maker)
-                    todo.append(maker)
+                producer = value.producer
+                if not self._is_activation(value) and producer not in self._sharded and producer not in found:
+                    found.add(producer)
+                    todo.append(producer)
         return found
 
-    def _mixed(self, operator: Operator) -> list[Tensor]:
+    def _mixed_inputs(self, operator: Operator) -> list[Tensor]:
         reads = [value for value, _ in self._flow.reads[operator.id]]
-        if is_attention(base_name(operator.name)) and any(map(self._is_of_samples, reads)):
+        if is_attention(base_name(operator.name)) and any(map(self._is_activation, reads)):
             raise OptionError(
                 f"the attention of {operator.layer} is not divided among the ranks, so that the sequence cannot be either",
                 where="sequence parallel",
                 fix="leave it out, or use a number of GPUs that divides the heads",
             )
-        return tokens_mixed(self._flow, self._step, operator)
+        return inputs_mixing_tokens(self._flow, self._step, operator)
 
 
-class SumAtTheEnd(TrainingHooks):
-    """All-reduces the gradients of parameters of which each rank knows a part, once, when the backward pass is over."""
+class ReduceGradientsAtStepEnd(TrainingHooks):
+    """All-reduces the partial gradients of replicated parameters once, when the backward pass is over."""
 
     def __init__(self, context: RankContext, nbytes: float) -> None:
         super().__init__(context)
         self._nbytes = nbytes
 
     def before_optimizer(self) -> TaskStream:
-        """Add up."""
+        """Reduce the gradients."""
         if not self.alone and self._nbytes:
-            summed = yield AllReduce(self._nbytes, self.group, stream=f"{self.group.name} communication")
-            yield Wait((summed,))
+            reduced = yield AllReduce(self._nbytes, self.group, stream=f"{self.group.name} communication")
+            yield Wait((reduced,))
 
 
-def summing(
+def reduced_at_step_end(
     storages: Container[int],
 ) -> Callable[[Stage, tuple[Gradient, ...]], Callable[[RankContext], TrainingHooks]]:
-    """Return what makes the reactions of a stage's ranks, which add up the gradients of some parameters."""
+    """Return what makes the hooks of a stage's ranks, which reduce the gradients of parameters of some storages."""
 
     def make(stage: Stage, gradients: tuple[Gradient, ...]) -> Callable[[RankContext], TrainingHooks]:
         nbytes = sum(gradient.nbytes for gradient in gradients if gradient.parameter.storage in storages)
-        return lambda context: SumAtTheEnd(context, nbytes)
+        return lambda context: ReduceGradientsAtStepEnd(context, nbytes)
 
     return make

@@ -278,7 +278,7 @@ def test_keys_and_values_of_fewer_heads_than_ranks_are_on_several_ranks_each() -
     """
     trace = json_format.read(ROOT / "tests" / "compute" / "data" / "llama.json.gz")
     plan = planned(trace, "tp", 4, tp_style="megatron")
-    assert any("the 2 heads of keys and values" in note and "on 2 GPUs each" in note for note in plan.notes)
+    assert any("each of the 2 key and value heads" in note and "on 2 GPUs" in note for note in plan.notes)
     key = only(trace, 4, "megatron", "model.layers.0.self_attn.k_proj")
     whole = next(o for o in trace.operators if o.layer == key.layer and o.phase == "forward")
     assert key.outputs[0].shape[-1] == whole.outputs[0].shape[-1] // 2
@@ -330,7 +330,7 @@ def test_layers_that_pair_with_no_other_are_named() -> None:
     b.run("BentFunction", [hidden], [bent], layer="bend")
     b.run("aten::linear", [bent, down], [out], layer="down")
     plan = planned(b.trace(), "tp", 2, tp_style="megatron", training=False)
-    assert any("up, down pair with no other layer" in note for note in plan.notes)
+    assert any("up, down cannot be paired with another layer" in note for note in plan.notes)
 
 
 def test_an_operator_that_writes_into_what_it_returns_is_no_view() -> None:

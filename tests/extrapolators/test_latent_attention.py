@@ -94,8 +94,8 @@ def test_compiled_queries_without_a_latent_vector_are_divided_themselves() -> No
 
 def test_only_the_layers_of_latent_vectors_are_noted() -> None:
     assert [note for note in plan().notes if "share of a layer" not in note] == [
-        "tp: model.layers.0.self_attn.kv_a_proj_with_mqa, model.layers.0.self_attn.q_a_proj make what all heads share; "
-        "they are whole on every GPU"
+        "tp: model.layers.0.self_attn.kv_a_proj_with_mqa, model.layers.0.self_attn.q_a_proj produce "
+        "latent vectors shared by all heads, so every GPU keeps a full copy"
     ]
 
 
@@ -113,7 +113,7 @@ def test_a_capture_is_divided_as_its_description_is() -> None:
     """
     captured = json_format.read(Path(__file__).parent / "data" / "deepseek_v3.json.gz")
     made = planned(captured, "tp", 2, tp_style="megatron")
-    assert not any("pair with no other layer" in note for note in made.notes)
+    assert not any("cannot be paired" in note for note in made.notes)
     found = Counter((kind, nbytes / 2 / (4 * 48)) for kind, nbytes in collectives_of(draw(made.tasks(0))))
     of_the_loss = {
         ("all_reduce", 1.0),

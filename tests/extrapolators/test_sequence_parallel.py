@@ -204,7 +204,7 @@ def test_a_pooling_of_tokens_gets_them_all() -> None:
     tasks = draw(plan.tasks(0))
     assert collectives_of(tasks) == [SCATTER, GATHER]
     assert place_of(tasks, "pool", "forward")[0] > next(i for i, t in enumerate(tasks) if isinstance(t, AllGather))
-    assert "tp: pool need all tokens, which are gathered" in plan.notes
+    assert "tp: pool need all tokens, which are all-gathered" in plan.notes
 
 
 def test_what_does_not_divide_is_refused_with_the_numbers() -> None:

@@ -214,7 +214,7 @@ def test_heads_that_do_not_divide_are_not_divided() -> None:
     kinds = Counter(kind for kind, _ in collectives_of(draw(plan.tasks(0))))
     assert kinds["all_gather"] == 4  # q, k, v and the projection, in the style "gather"
     assert (
-        "tp: the 2 heads of h.0.attn do not divide by 4; the layers around them are gathered instead of paired"
+        "tp: the 2 heads of h.0.attn do not divide by 4, so the outputs of the layers around them are all-gathered"
         in plan.notes
     )
 

@@ -1,0 +1,258 @@
+"""Decides which layers of a program tensor parallelism shards, and how, and then writes the program of one rank."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from triosim.extrapolators.core.hooks import with_hooks
+from triosim.extrapolators.core.program import Program
+from triosim.extrapolators.deduplication.deduplicate import LayerDeduplication
+from triosim.extrapolators.tensor import notes
+from triosim.extrapolators.tensor.insertions import Insertions
+from triosim.extrapolators.tensor.layer_collectives import CollectiveSettings, LayerCollectives
+from triosim.extrapolators.tensor.layer_gradients import LayerGradients
+from triosim.extrapolators.tensor.optimizer_shards import with_local_optimizer
+from triosim.extrapolators.tensor.pairs import LayerPair, PairFinder, UndividedHeads
+from triosim.extrapolators.tensor.sequence_parallel import SequenceRegion, reduced_at_step_end
+from triosim.sharding.dataflow import Dataflow, is_loss, is_view
+from triosim.sharding.layers import WeightLayer, weight_layer
+from triosim.sharding.parameters import casts_of_parameters, is_cast_of_parameter, with_casts_as_parameters
+from triosim.sharding.placements import Placements, Shard
+from triosim.sharding.propagation import OperatorSharding, ShardingPropagator
+from triosim.sharding.shards import local_operator, sharded_parameters
+from triosim.trace import Operator, Tensor
+
+
+class LayerSharding:
+    """Decides, layer by layer, what is sharded, and then rewrites the program once.
+
+    It works on the ``short`` program of a model with repeated layers, and what it decides for one of them holds for all.
+    """
+
+    def __init__(self, repeats: LayerDeduplication, axis: str, ranks: int, *, by_sequence: bool = False) -> None:
+        self._before = program = repeats.short
+        self._repeats = repeats
+        self._by_sequence = by_sequence
+        self._axis = axis
+        self._ranks = ranks
+        self._casts = casts_of_parameters(program.operators)
+        operators = with_casts_as_parameters(program.operators, self._casts)
+        self._flow = Dataflow(operators)
+        found = [weight_layer(operator) for operator in self._flow.forward]
+        self._layers = {layer.operator.id: layer for layer in found if layer is not None}
+        self.propagator = ShardingPropagator(
+            operators, program.batch_size, self._flow.backward, ranks, once=program.deduplicate
+        )
+        self._pairs = PairFinder(self._flow, self._layers, self.propagator, ranks)
+        self._shardings: dict[int, OperatorSharding | None] = {}  # by forward operator; None where it is replicated
+        backward = [operator for operator in program.operators if operator.phase == "backward"]
+        gradients = LayerGradients(self._flow, self._layers, backward, self._shardings)
+        self._inserted = Insertions(max(self._flow.by_id) + 1, gradients.of_weights)
+        settings = CollectiveSettings(axis, program.training, by_sequence)
+        self._collectives = LayerCollectives(self._flow, gradients, self._inserted, settings)
+        self._region: SequenceRegion | None = None
+        self._reduced_at_end: set[int] = set()  # storages of parameters whose gradients are reduced when the step ends
+        self._projections: list[WeightLayer] = []  # to the vocabulary
+        self._shared_heads: dict[
+            int, list[str]
+        ] = {}  # layers, by the number of key and value heads that several ranks have
+        self._latent: list[str] = []  # layers that make what all heads are computed from
+        self._notes: list[str] = []
+        self._note = f"operator times are predicted for each GPU's share of a layer ({axis} on {ranks} GPUs)"
+
+    # ---- what is sharded ----------------------------------------------------------------------------------------
+
+    def shard_pairs(self) -> None:
+        """Shard layers as Megatron-LM does: the vocabulary's layers, then pairs in the order of the forward pass."""
+        for layer in self._layers.values():
+            if self._is_vocabulary(layer):
+                self._shard_embedding(layer)
+            elif shardings := self._pairs.up_to_loss(layer):
+                self._shard_projection(layer, shardings)
+        undivided: dict[int, list[str]] = {}
+        for layer in self._layers.values():
+            if layer.operator.id in self._shardings:
+                continue
+            pair = self._pairs.find(layer, self._shardings)
+            if isinstance(pair, LayerPair):
+                self._shard_pair(pair)
+            elif isinstance(pair, UndividedHeads):
+                undivided.setdefault(pair.heads, []).append(pair.layer)
+        for number, layer in self._layers.items():
+            if layer.input is None or self._pairs.is_router(layer):
+                self._shardings.setdefault(number, None)  # embeddings of positions, and routers, are replicated
+        self._note_pairs({heads: self._repeats.layers(names) for heads, names in undivided.items()})
+
+    def shard_sequence(self) -> None:
+        """Shard the sequence of all that is not sharded yet, and gather it ahead of the pairs: after these are known."""
+        sharded = {number for number, sharding in self._shardings.items() if sharding is not None}
+        region = SequenceRegion(self._flow, sharded, self.propagator.step, self._ranks, self._pairs.is_activation)
+        self._region = region
+        for layers in self._collectives.joint_inputs:
+            if region.is_sharded(self._collectives.input_value(layers[0])):
+                self._collectives.gather_input(layers)
+        for number, tensors in region.mixing_tokens.items():
+            self._collectives.gather_tokens(self._flow.by_id[number], tensors)
+        mixing = [self._flow.by_id[number].layer for number in region.mixing_tokens]
+        self._notes += notes.all_tokens("tp", self._repeats.layers(mixing))
+        self._reduced_at_end |= region.parameters()
+        self._notes += notes.uneven(self._repeats.layers(self._uneven_projections()), self._ranks)
+
+    def shard_remaining(self) -> None:
+        """Shard the other layers by output features. Where these do not divide, every rank is charged the largest share."""
+        uneven = self._uneven_projections()
+        tied = {self._storage(layer.weight) for layer in self._layers.values() if layer.input is not None}
+        for layer in self._layers.values():
+            if layer.operator.id in self._shardings:
+                continue
+            if layer.input is None and self._storage(layer.weight) in tied:
+                self._shard_embedding(layer)  # by rows, so that a rank has the same shard of the table in both layers
+                continue
+            if layer.output_features % self._ranks:
+                uneven.append(layer.operator.layer)
+            self._shard(layer.operator, layer.column_parallel())
+            self._collectives.gather_output(layer)
+        self._notes += notes.uneven(self._repeats.layers(uneven), self._ranks)
+
+    def _note_pairs(self, undivided: dict[int, list[str]]) -> None:
+        """Say what could not be paired, or not in full. Sequence parallelism needs heads that divide."""
+        every = self._repeats.layers
+        if self._by_sequence:
+            notes.require_heads(undivided, self._ranks)
+        unpaired = [layer.operator.layer for number, layer in self._layers.items() if number not in self._shardings]
+        self._notes += notes.unpaired(every(unpaired), by_sequence=self._by_sequence)
+        self._notes += notes.latent(every(self._latent))
+        shared = {heads: every(names) for heads, names in self._shared_heads.items()}
+        self._notes += notes.shared_heads(shared, self._ranks)
+        self._notes += notes.undivided_heads(undivided, self._ranks)
+
+    def _uneven_projections(self) -> list[str]:
+        return [layer.operator.layer for layer in self._projections if layer.output_features % self._ranks]
+
+    def _is_vocabulary(self, layer: WeightLayer) -> bool:
+        """Whether a layer looks up the network's input (and not positions), in a table of some size."""
+        if layer.input is not None or layer.weight.shape[0] < layer.weight.shape[1]:
+            return False
+        return self._pairs.looks_up_samples(layer)
+
+    def _shard_embedding(self, layer: WeightLayer) -> None:
+        """Shard an embedding by vocabulary: a rank looks up the words of its shard, and zeros for the others."""
+        self._shard(layer.operator, layer.row_parallel())
+        self._reduce_output(layer)
+
+    def _shard_projection(self, layer: WeightLayer, shardings: dict[int, OperatorSharding]) -> None:
+        """Shard the projection to the vocabulary and the loss by vocabulary."""
+        self._projections.append(layer)
+        self._shardings.update(shardings)
+        self._collectives.reduce_input_gradients([layer])
+        loss = next(op for op in self._flow.forward if op.id in shardings and is_loss(op))
+        self._collectives.reduce_loss(loss, layer.output.numel // layer.output_features)
+
+    def _shard_pair(self, pair: LayerPair) -> None:
+        self._shardings.update(pair.shardings)
+        self._reduce_output(pair.row_parallel)
+        self._collectives.reduce_input_gradients(pair.column_parallel)
+        for latent in pair.latent:
+            self._shardings.setdefault(latent.operator.id, None)
+            self._latent.append(latent.operator.layer)
+        for expansion in pair.expansions:
+            self._collectives.reduce_expansion(expansion)
+        for parameter, operator in pair.partial_gradients:
+            self._collectives.reduce_partial_gradient(parameter, operator)
+        for parameter, operator, heads in pair.shared_heads:
+            self._shared_heads.setdefault(heads, []).append(operator.layer)
+            self._collectives.reduce_shared_heads(parameter, operator, heads)
+
+    def _reduce_output(self, layer: WeightLayer) -> None:
+        """Reduce a row-parallel layer's output. With sequence parallelism its bias is added to a rank's own tokens only."""
+        self._collectives.reduce_output(layer)
+        sharding = self._shardings[layer.operator.id]
+        if self._by_sequence and sharding is not None:
+            parameters = (tensor for tensor in layer.operator.inputs if tensor.category == "parameter")
+            self._reduced_at_end |= {tensor.storage for tensor in parameters if tensor.id not in sharding.placements}
+
+    def _shard(self, operator: Operator, placements: Placements) -> None:
+        self._shardings[operator.id] = self.propagator.propagate(operator, placements)
+
+    # ---- the program --------------------------------------------------------------------------------------------
+
+    def program(self) -> Program:
+        """Return the short program of one rank, with the collectives. Raises ``TraceError`` where nothing is sharded."""
+        backward = [op for number in self._shardings for op in self._flow.backward.get(number, ())]
+        any_backward = bool(backward) or not self._before.training
+        notes.require_sharded(any(self._shardings.values()), any_backward, self._ranks)
+        self._shard_views_of_parameters()
+        shapes: dict[int, Operator] = {}
+        for operator, sharding in self._shardings_of_all():
+            if sharding is not None:
+                shapes[operator.id] = local_operator(operator, sharding.placements, self._ranks)
+            elif self._region is not None and not self._collectives.sums_unreduced_gradients(operator):
+                shapes[operator.id] = self._region.local_operator(operator)
+        return self._before.reshaped(shapes, note=self._note).rewritten(self._inserted.items).noted(*self._notes)
+
+    def with_optimizer(self, whole: Program, after: Program) -> Program:
+        """Return a rank's program ``after`` with the optimizer of its shards; ``whole`` is the program before it was sharded.
+
+        It also reduces gradients at the end of the step, where parallelism by sequence leaves partial sums.
+        """
+        parameters = sharded_parameters(self._before.operators, self._shardings).with_repeated(self._repeats.tensors)
+        after = with_local_optimizer(whole, after, parameters, self._ranks, note=self._note)
+        storages = self._repeats.storages(self._reduced_at_end) - parameters.parameters.keys()
+        return with_hooks(after, self._axis, reduced_at_step_end(storages)) if storages and after.training else after
+
+    def _shardings_of_all(self) -> Iterator[tuple[Operator, OperatorSharding | None]]:
+        """Yield every operator with its sharding, None for those that are replicated.
+
+        A backward operator is sharded as its forward operator is. A sum of gradients, which has none, is sharded as the
+        gradients that it adds up.
+        """
+        gradients: dict[int, Shard] = {}  # of the tensors that the backward pass has produced so far
+        for operator in self._before.operators:
+            if operator.phase == "forward":
+                yield operator, self._shardings.get(operator.id)
+                continue
+            if operator.forward is not None:
+                sharding = self._shardings.get(operator.forward)
+            else:
+                placements = {t.id: gradients[t.id] for t in operator.inputs if t.id in gradients}
+                sharding = self.propagator.propagate(operator, placements) if placements else None
+            for tensor in operator.outputs:
+                gradients.pop(tensor.id, None)
+                if sharding is not None and tensor.id in sharding.placements:
+                    gradients[tensor.id] = sharding.placements[tensor.id]
+            yield operator, sharding
+
+    def _storage(self, weight: Tensor) -> int:
+        """The storage of the parameter that a weight is, or is a cast of."""
+        return self._casts.get(weight.storage, weight.storage)
+
+    def _shard_views_of_parameters(self) -> None:
+        """Shard the views and casts of parameters as the layers that read them need it."""
+        shards = {
+            number: shard
+            for sharding in self._shardings.values()
+            if sharding is not None
+            for number, shard in sharding.placements.items()
+        }
+        for operator in reversed(self._flow.forward):  # a cast may be transposed after it is made
+            is_parameter_view = is_view(operator) and operator.inputs[0].category == "parameter"
+            if not (is_parameter_view or is_cast_of_parameter(operator)):
+                continue
+            sharding = self._sharding_for_outputs(operator, [shards.get(tensor.id) for tensor in operator.outputs])
+            if sharding is not None:
+                self._shardings[operator.id] = sharding
+                of_inputs = {t.id for t in operator.inputs} & sharding.placements.keys()
+                shards |= {number: sharding.placements[number] for number in of_inputs}
+
+    def _sharding_for_outputs(self, operator: Operator, wanted: Sequence[Shard | None]) -> OperatorSharding | None:
+        """The sharding of a view or cast of a parameter that gives its outputs the shards that are wanted."""
+        shard = next((one for one in wanted if one is not None), None)
+        found = None
+        for dim, length in enumerate(operator.inputs[0].shape):
+            if shard is None or length % (shard.size * shard.outer):
+                continue
+            sharding = self.propagator.propagate(operator, {operator.inputs[0].id: replace(shard, dim=dim)})
+            if sharding is not None and [sharding.placements.get(t.id) for t in operator.outputs] == wanted:
+                found = sharding
+        return found
