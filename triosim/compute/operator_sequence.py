@@ -64,11 +64,11 @@ class OperatorSequence(Sequence[Operator]):
         distinct, rows = self.distinct
         if distinct is not self:
             return distinct.drivers[rows]
-        rows = [
+        found = [
             (features.flops(one, forward), features.input_bytes(one, forward), features.output_bytes(one, forward))
             for one, forward in zip(self._all, self.forwards, strict=True)
         ]
-        return np.array(rows, dtype=np.float64).reshape(len(rows), 3)
+        return np.array(found, dtype=np.float64).reshape(len(found), 3)
 
     @cached_property
     def calls(self) -> list[tuple[Rows, families.FamilyCalls]]:

@@ -12,8 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from triosim import gpus
-from triosim.compute import families, uncertainty
-from triosim.compute.compute_model import ComputeModel, Estimates
+from triosim.compute import uncertainty
+from triosim.compute.compute_model import Array, ComputeModel, Estimates
+from triosim.compute.families import FamilyCalls
 from triosim.compute.learned import model_files
 from triosim.compute.learned.call_features import ATTENTION_SECONDS
 from triosim.compute.models import attention_kernels
@@ -73,7 +74,7 @@ class Forest(ComputeModel):
         found = super().ratios(before, after, gpu, target)
         return uncertainty.same_gpu_ratios(found) if gpu == target else found
 
-    def ask(self, group: families.FamilyCalls, gpu: Gpu) -> tuple[families.Array, families.Array, str] | None:
+    def ask(self, group: FamilyCalls, gpu: Gpu) -> tuple[Array, Array, str] | None:
         """Return seconds, relative errors and the name of the model, for calls of one family and dtype."""
         dtype, extra = group.dtype, 0.0
         model = model_files.find(group.family, dtype, gpu.name)
@@ -94,7 +95,7 @@ class Forest(ComputeModel):
         )
 
 
-def _full_over_causal(group: families.FamilyCalls, seconds: families.Array) -> families.Array:
+def _full_over_causal(group: FamilyCalls, seconds: Array) -> Array:
     """Return how many times as long attention takes when it is not causal.
 
     Of n blocks of queries by n of keys, causal attention computes n (n + 1) / 2, so that the other takes 2n / (n + 1) times
@@ -102,16 +103,16 @@ def _full_over_causal(group: families.FamilyCalls, seconds: families.Array) -> f
     """
     blocks = np.ceil(group["sequence"] / _BLOCK)
     base = np.minimum(ATTENTION_SECONDS, seconds) / seconds
-    found: families.Array = base + (1.0 - base) * 2.0 * blocks / (blocks + 1.0)
+    found: Array = base + (1.0 - base) * 2.0 * blocks / (blocks + 1.0)
     return found
 
 
 def _add(
-    seconds: families.Array,
-    errors: families.Array,
+    seconds: Array,
+    errors: Array,
     names: list[str],
     places: npt.NDArray[np.int64],
-    found: tuple[families.Array, families.Array, str],
+    found: tuple[Array, Array, str],
 ) -> None:
     """Add the times of products to those of their operators; the errors of one operator's products count as dependent."""
     for place, time, error in zip(places.tolist(), found[0], found[1] + _TURNED_ERROR, strict=True):

@@ -15,7 +15,7 @@ from triosim.memory import analyse
 from triosim.operators.features import flops, is_free
 from triosim.trace import Trace
 
-FOLDER = Path(__file__).resolve().parents[2] / "examples" / "traces"
+FOLDER = Path(__file__).resolve().parents[3] / "examples" / "traces"
 # Their numbers of parameters, as published, and the batch.
 NETWORKS = {
     "resnet50": (25_557_032, 128),
