@@ -224,9 +224,9 @@ def transformer(
     return b.trace()
 
 
-def planned(trace: Trace, parallel: Any, gpus: int | None = None, factor: Any = None, **options: Any) -> ParallelPlan:
+def planned(trace: Trace, parallel: Any, gpus: int | None = None, slowdown: Any = None, **options: Any) -> ParallelPlan:
     """The plan for a trace, with a fresh compute model."""
-    return plan(trace, parallel, gpus=gpus, config=RunConfig.of(**options), model=Linear(), factor=factor)
+    return plan(trace, parallel, gpus=gpus, config=RunConfig.of(**options), model=Linear(), slowdown=slowdown)
 
 
 def draw(stream: TaskStream, rank: int = 0) -> list[Task]:

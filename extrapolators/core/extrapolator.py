@@ -1,28 +1,32 @@
-"""What an extrapolator is: it turns one GPU's program into one for many.
+"""What an extrapolator is: a parallelism, which turns one GPU's program into one for many.
 
-One class for each parallelism, one file for each class. Its ``level`` says where it acts, and parallelisms compose in the
-order shard, react, schedule, whatever order the user wrote them in: ``dp=2,pp=4,tp=8`` is schedule(data(shard(program))).
+One class for each parallelism, one file for each class. A parallelism acts at one of three levels: on operators (tensor,
+context and expert parallelism), in parameter and gradient hooks (data parallelism and its sharded relatives), or on the
+schedule of stages and micro-batches (pipelines). They are applied in this order, whatever order the user wrote them in:
+``dp=2,pp=4,tp=8`` is schedule(data(shard(program))).
 """
 
 from __future__ import annotations
 
+from copy import copy
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from triosim.config import Option, RunConfig
 from triosim.errors import OptionError
-from triosim.extrapolators.core.memory_footprint import WHOLE, MemoryFootprint
+from triosim.extrapolators.core.memory_footprint import WHOLE_STEP, MemoryFootprint
 from triosim.extrapolators.core.mesh import Mesh
 from triosim.extrapolators.core.program import Program
 from triosim.extrapolators.core.training_loop import TrainingLoop
 from triosim.tasks import TaskStream
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
     from triosim.extrapolators.core.lowering import Lowering
 
 Level = Literal["operators", "hooks", "schedule"]
-LEVELS: tuple[Level, ...] = ("operators", "hooks", "schedule")
 
-#: What gradients are reduced in; for each parallelism that reduces them.
+#: What gradients are reduced in; declared by each parallelism that reduces them.
 GRADIENT_DTYPE = Option(
     "gradient_dtype",
     "dtype",
@@ -33,24 +37,25 @@ GRADIENT_DTYPE = Option(
     of_step=True,
 )
 
-#: Where axes stand in the mesh, fastest first. A plug-in may stand between.
+#: The order of axes in the mesh, fastest first. A plug-in may stand between.
 TENSOR_ORDER, EXPERT_ORDER, CONTEXT_ORDER, DATA_ORDER, PIPELINE_ORDER = 0, 5, 10, 20, 30
 
 
 class Extrapolator:
     """Derive from this, and override ``transform``; or, for what is no transformation (Hop), ``tasks``.
 
-    ``axis`` names the axis of the mesh and its communicators (what the user wrote, unless it is set);
-    ``order`` is the axis' place, the fastest first. ``default_size`` is how many ranks stand along it where the user names
-    no size, whatever the number of GPUs; None takes what the other axes leave. ``sums_gradients`` says that the ranks along it
-    have the same parameters and see other data, so that what reduces gradients does it along this axis too;
-    ``shards_optimizer``, that each of them keeps the optimizer's states of a share of the parameters.
-    ``identical_ranks`` says whether ranks along it do the same, False that they differ along it alone; None, that nobody
-    knows, in which case every rank is simulated. ``options`` declares the options that it reads; their values are attributes
-    of ``config``, beside those of the run (``config.training``). What has no ``adds_ranks`` stands along no axis of its own:
-    its ranks are parts of those that see other data. What ``draws`` by chance, from the option ``seed``, is transformed for
-    each ``iteration`` anew. What makes ranks run different ``programs`` is transformed for each place along its axis, which
-    it is ``at``; None stands for the mean of all places.
+    - ``axis`` names the axis of the mesh and its communicators; by default it is what the user wrote.
+    - ``level`` says what it acts on.
+    - ``order`` is the axis' order in the mesh, the fastest axis first.
+    - ``default_size`` is the size of the axis where the user names none, whatever the number of GPUs; None takes what
+      the other axes leave.
+    - ``adds_ranks`` is False for what divides ranks that other parallelisms add, those that see other data (ep).
+    - ``sums_gradients`` says that the ranks along the axis have the same parameters and see other data, so that gradients are
+      reduced along this axis too; ``shards_optimizer``, that each keeps the optimizer states of a share of the parameters.
+    - ``identical_ranks`` says whether all ranks along the axis do the same, so that one can be simulated for all (True),
+      or differ along this axis alone (False). None says that this is not known: every rank is simulated.
+    - ``options`` declares the options that it reads. Their values are attributes of ``config``, beside those of the run
+      (``config.training``).
     """
 
     axis: str = ""
@@ -63,45 +68,14 @@ class Extrapolator:
     identical_ranks: ClassVar[bool | None] = None
     options: ClassVar[tuple[Option, ...]] = ()
 
-    #: Set before ``tasks`` is called: the program of one replica, the mesh of this axis alone, and loops over the program.
-    program: Program
-    mesh: Mesh
-    lowering: Lowering
+    _lowering: Lowering | None = None
 
-    def __init__(self, size: int, config: RunConfig) -> None:
+    def __init__(self, size: int, config: RunConfig, name: str = "") -> None:
         self.size = size
         self.config = config.of_part(type(self))
-        self.iteration = 0
-        self.at: int | None = None
+        self.axis = type(self).axis or name
 
-    def loop(self, rank: int) -> TrainingLoop:
-        """Return the training loop of one rank, whose parts (``forward``, ``backward``, ``optimizer``) ``tasks`` can use."""
-        return TrainingLoop(self.lowering, rank)
-
-    @property
-    def read_options(self) -> tuple[Option, ...]:
-        """The options that it reads: those that it declares, and those of parts that it uses."""
-        return self.options
-
-    @property
-    def replicas(self) -> int:
-        """How many replicas train along the axis, each on a batch of its own."""
-        return self.size if self.level == "hooks" else 1
-
-    @property
-    def draws(self) -> bool:
-        """Whether each iteration is another, since something in it is drawn by chance."""
-        return False
-
-    @property
-    def programs(self) -> bool:
-        """Whether ranks at different places of the axis run different programs, of the same blocks in the same order."""
-        return False
-
-    @property
-    def micro_batches(self) -> int:
-        """Into how many micro-batches a replica's batch is divided, where the user does not say."""
-        return 1
+    # ---- what a parallelism overrides ---------------------------------------------------------------------------
 
     def transform(self, program: Program, mesh: Mesh) -> Program:
         """Return the program as it is with this parallelism."""
@@ -110,10 +84,72 @@ class Extrapolator:
     def tasks(self, rank: int) -> TaskStream:
         """Return the tasks of one rank, for a parallelism that stands alone and writes them itself.
 
-        Its ``transform`` comes first, for what it asks of the program and has to say about it.
+        ``program`` is then what ``transform`` returned.
         """
         raise OptionError(f"{type(self).__name__} writes no tasks; it transforms a program")
 
     def memory_footprint(self, rank: int) -> MemoryFootprint:
         """Return what a rank has in memory, for a parallelism that writes its tasks itself: by default a training step."""
-        return WHOLE
+        return WHOLE_STEP
+
+    @property
+    def replicas(self) -> int:
+        """How many replicas train along the axis, each on a batch of its own."""
+        return self.size if self.level == "hooks" else 1
+
+    @property
+    def default_micro_batches(self) -> int:
+        """Into how many micro-batches a replica's batch is divided, where the user does not say."""
+        return 1
+
+    @property
+    def is_random(self) -> bool:
+        """Whether it draws something by chance, so that ``transform`` is called for each ``program.iteration``."""
+        return False
+
+    @property
+    def differs_along_axis(self) -> bool:
+        """Whether ranks along the axis run different programs, of the same blocks in the same order.
+
+        ``transform`` is then called for each ``program.coordinate(self.axis)``; None asks for the mean of all ranks.
+        """
+        return False
+
+    @property
+    def read_options(self) -> tuple[Option, ...]:
+        """The options that it reads: those that it declares, and those of parts that it uses."""
+        return self.options
+
+    # ---- what ``tasks`` can use ---------------------------------------------------------------------------------
+
+    @property
+    def program(self) -> Program:
+        """The transformed program."""
+        return self._known_lowering.program
+
+    @property
+    def mesh(self) -> Mesh:
+        """The ranks."""
+        return self._known_lowering.mesh
+
+    def loop(self, rank: int) -> TrainingLoop:
+        """Return the training loop of one rank, whose parts (``forward``, ``backward``, ``optimizer``) ``tasks`` can use."""
+        return TrainingLoop(self._known_lowering, rank)
+
+    # ---- what the plan asks -------------------------------------------------------------------------------------
+
+    @property
+    def writes_tasks(self) -> bool:
+        """Whether it writes its tasks itself."""
+        return type(self).tasks is not Extrapolator.tasks
+
+    def lowered(self, lowering: Lowering) -> Self:
+        """Return the same parallelism with the lowered program, which ``tasks`` needs."""
+        found = copy(self)
+        found._lowering = lowering
+        return found
+
+    @property
+    def _known_lowering(self) -> Lowering:
+        assert self._lowering is not None, "only tasks() has a lowered program"
+        return self._lowering

@@ -121,7 +121,7 @@ def with_gradient_hooks(program: Program, axes: tuple[str, ...], make: Callable[
         return of_kind
 
     for experts in (False, True) if program.experts else (False,):
-        program = with_hooks(program, program.with_same(axes, experts=experts), factory(experts))
+        program = with_hooks(program, program.replica_axes(axes, experts=experts), factory(experts))
     return program
 
 

@@ -23,4 +23,4 @@ class MemoryFootprint:
 
 
 #: A training step.
-WHOLE = MemoryFootprint()
+WHOLE_STEP = MemoryFootprint()

@@ -231,16 +231,19 @@ HooksFactory = Callable[["Stage", "tuple[Gradient, ...]"], Callable[["RankContex
 class Program:
     """One step of a replica. Operators are in the shapes of one micro-batch and carry the times of these shapes.
 
-    Micro-batches go through ``stages`` one after the other; ``schedule`` says when, and at which place of ``stage_axis``, the
-    axis of the pipeline. ``optimizers`` are those of the places, where a pipeline divides them; otherwise it is the stage's.
-    ``weight_part`` are the backward operators that compute gradients of parameters alone, where some schedule runs them
-    apart. ``hooks`` are pairs of an axis (or several, taken as one) and what makes each rank's reaction along it.
-    ``batch_size`` is that of a micro-batch. The ranks along ``data_axes`` have the same parameters and see other data, so
-    that gradients are summed over all of these axes together; ``sharded_axes`` are those over which the optimizer is sharded.
-    ``experts`` are the storages of parameters that only some of these ranks have: those at the same place of ``expert_axis``.
-    ``kept`` are storages that are kept, read or not, until an operator of the backward pass runs, by this operator.
-    ``deduplicate`` works out once what is the same of several layers. ``factor`` says by how many times longer an operator
-    takes on a rank, where pipeline stages are to be balanced over unequal GPUs.
+    - ``stages``, and the ``schedule`` by which micro-batches go through them. In a pipeline, ``stage_axis`` is its axis,
+      ``stage_starts`` are the first blocks of the stages, and ``optimizers`` those of the pipeline's ranks.
+    - ``weight_part``: the backward operators that compute gradients of parameters alone, where a schedule runs them apart.
+    - ``hooks``: pairs of an axis (or several, taken as one) and what makes each rank's hooks along it.
+    - ``data_axes``: the axes whose ranks have the same parameters and see other data, so that gradients are summed over all of
+      them together; ``sharded_axes`` are those over which the optimizer is sharded.
+    - ``experts``: the storages of parameters that only some of these ranks have: those at equal coordinates of ``expert_axis``.
+    - ``kept_until``: storages that are kept, read or not, by the backward operator until which they are.
+    - ``batch_size`` is that of a micro-batch, ``gpu`` what operators are priced for, by ``model``; repeated layers are priced
+      once if ``deduplicate`` is set. ``slowdown`` says by how many times longer an operator takes on a rank, where stages are
+      balanced over unequal GPUs.
+    - ``iteration`` is the one that the program is for, where something is drawn by chance; ``coordinates`` are those of
+      the ranks that run it, along axes whose ranks run different programs.
     """
 
     stages: tuple[Stage, ...]
@@ -254,14 +257,17 @@ class Program:
     sharded_axes: tuple[str, ...] = ()
     experts: frozenset[int] = frozenset()
     expert_axis: str = ""
-    kept: Mapping[int, frozenset[int]] = field(default_factory=dict)
+    kept_until: Mapping[int, frozenset[int]] = field(default_factory=dict)
     gradient_dtype: str | None = None
     training: bool = True
     notes: tuple[str, ...] = ()
     gpu: str = ""
     batch_size: int = 0
     deduplicate: bool = True
-    factor: Callable[[int, Operator], float] | None = None
+    slowdown: Callable[[int, Operator], float] | None = None
+    iteration: int = 0
+    coordinates: tuple[tuple[str, int], ...] = ()
+    stage_starts: tuple[int, ...] | None = None
 
     @property
     def operators(self) -> tuple[Operator, ...]:
@@ -270,9 +276,13 @@ class Program:
         blocks = [block for phase in phases for stage in self.stages for block in getattr(stage, phase)]
         return tuple([i for block in chain(blocks, *self.optimizers) for i in block.items if isinstance(i, Operator)])
 
-    def with_same(self, axes: tuple[str, ...], *, experts: bool) -> GroupAxes:
-        """Return the ranks along some data axes that have the same parameters: dense ones, or experts."""
+    def replica_axes(self, axes: tuple[str, ...], *, experts: bool) -> GroupAxes:
+        """Return the group of the ranks along some data axes that hold the same dense parameters, or the same experts."""
         return ExpertReplicas(axes, self.expert_axis) if experts else axes
+
+    def coordinate(self, axis: str) -> int | None:
+        """Return the coordinate along an axis of the ranks that run the program; None where it is all ranks'."""
+        return dict(self.coordinates).get(axis)
 
     @property
     def micro_batches(self) -> int:

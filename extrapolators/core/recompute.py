@@ -55,7 +55,7 @@ def recomputed(program: Program, policy: str) -> Program:
         stages.append(replace(stage, backward=made.backward()))
         first = made.next_id
         kept |= made.kept
-    after = replace(program, stages=tuple(stages), kept=kept)
+    after = replace(program, stages=tuple(stages), kept_until=kept)
     if len(after.operators) == len(program.operators):
         raise OptionError(
             f"'{policy}' finds nothing to recompute: no numbered module (layers.0) has such operators with a backward pass",

@@ -16,10 +16,10 @@ class Single(Extrapolator):
     identical_ranks = True
     default_size = 1
 
-    def __init__(self, size: int, config: RunConfig) -> None:
+    def __init__(self, size: int, config: RunConfig, name: str = "") -> None:
         if size != 1:
             raise OptionError(f"'single' is one GPU, not {size}", fix="use dp or ddp for data parallelism on more")
-        super().__init__(size, config)
+        super().__init__(size, config, name)
 
     def transform(self, program: Program, mesh: Mesh) -> Program:
         """Return the program as it is."""

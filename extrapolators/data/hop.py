@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 
 from triosim.config import Option
 from triosim.errors import OptionError
@@ -56,56 +56,50 @@ class Hop(Extrapolator):
     )
 
     def transform(self, program: Program, mesh: Mesh) -> Program:
-        """Read the options; say what a reader of the figures should know."""
+        """Check the options; the program stays as it is."""
         if not program.training:
             raise OptionError("inference exchanges no parameters", where="hop", fix="leave out --inference")
         require_gradients(program)
-        self.graph = load(self.config.graph, self.size)
-        self.rules = self._rules()
-        parameters = program.stages[0].parameters
-        self.job = Job(
-            nbytes=float(sum(tensor.nbytes for tensor in parameters)),
-            micro_batches=program.micro_batches,
-            iterations=self.config.iterations,
-        )
+        self.rules.check(self.graph)
         if self.rules.skip:
             return program.noted("hop: iterations that a worker skips count in the step time and in the throughput")
         return program
 
     def tasks(self, rank: int) -> TaskStream:
         """Return the training loop of one worker."""
-        return Worker(rank, self.graph, self.rules, self.job, self.loop(rank)).tasks()
+        return Worker(rank, self.graph, self.rules, self._job, self.loop(rank)).tasks()
 
-    def memory_footprint(self, rank: int) -> MemoryFootprint:
-        """Return a training step with the copy that is sent, and the update queues with room for all that may come."""
-        queued = (self.rules.max_gap + 1) * len(self.graph.sources[rank]) * self.job.nbytes
-        sent = self.job.nbytes if self.graph.destinations[rank] else 0.0
-        return MemoryFootprint(
-            beside=(("update queues", "communication", queued), ("what is sent", "communication", sent))
-        )
+    @cached_property
+    def graph(self) -> Graph:
+        """Who sends to whom."""
+        return load(self.config.graph, self.size)
 
-    def _rules(self) -> Rules:
-        rules = Rules(
+    @cached_property
+    def rules(self) -> Rules:
+        """How far workers may be apart."""
+        return Rules(
             backup=self.config.backup,
             staleness=self.config.staleness,
             max_gap=self.config.max_gap,
             skip=self.config.skip,
             serial=self.config.order == "serial",
         )
-        for worker, sources in self.graph.sources.items():
-            if sources and rules.backup >= len(sources):
-                raise OptionError(
-                    f"worker {worker} hears from {len(sources)} others and would wait for none",
-                    where=f"--option backup={rules.backup}",
-                    fix=f"give {len(sources) - 1} or less, or a graph of more edges",
-                )
-        if rules.skip and not (rules.backup or rules.staleness):
-            raise OptionError(
-                "nobody can fall behind where all wait for each other",
-                where="--option skip",
-                fix="give backup or staleness too",
-            )
-        return rules
+
+    @cached_property
+    def _job(self) -> Job:
+        return Job(self._nbytes, self.program.micro_batches, self.config.iterations)
+
+    @property
+    def _nbytes(self) -> float:
+        return float(sum(tensor.nbytes for tensor in self.program.stages[0].parameters))
+
+    def memory_footprint(self, rank: int) -> MemoryFootprint:
+        """Return a training step with the copy that is sent, and the update queues with room for all that may come."""
+        queued = (self.rules.max_gap + 1) * len(self.graph.sources[rank]) * self._nbytes
+        sent = self._nbytes if self.graph.destinations[rank] else 0.0
+        return MemoryFootprint(
+            beside=(("update queues", "communication", queued), ("what is sent", "communication", sent))
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,12 +112,28 @@ class Rules:
     skip: int = 0
     serial: bool = False
 
+    def check(self, graph: Graph) -> None:
+        """Raise ``OptionError`` where a worker would wait for nobody, or could not fall behind."""
+        for worker, sources in graph.sources.items():
+            if sources and self.backup >= len(sources):
+                raise OptionError(
+                    f"worker {worker} hears from {len(sources)} others and would wait for none",
+                    where=f"--option backup={self.backup}",
+                    fix=f"give {len(sources) - 1} or less, or a graph of more edges",
+                )
+        if self.skip and not (self.backup or self.staleness):
+            raise OptionError(
+                "nobody can fall behind where all wait for each other",
+                where="--option skip",
+                fix="give backup or staleness too",
+            )
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(slots=True)
 class Job:
-    """What all workers do: so many iterations, each with ``nbytes`` of parameters to each neighbour.
+    """What all workers share: so many iterations, each with ``nbytes`` of parameters to each neighbour.
 
-    ``skipped`` is what the messages of a worker say: the iterations for which it has none.
+    Workers note in ``skipped`` which iterations they leave out; their messages would tell the others.
     """
 
     nbytes: float

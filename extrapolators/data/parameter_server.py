@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from triosim.config import Option
 from triosim.errors import OptionError
@@ -70,25 +71,38 @@ class ParameterServer(Extrapolator):
         return max(self.size - self.servers, 1)
 
     def transform(self, program: Program, mesh: Mesh) -> Program:
-        """Read the options."""
+        """Check the options; the program's optimizer is a server's."""
         if not program.training:
             raise OptionError("inference pushes no gradients", where=_LABEL, fix="leave out --inference")
         require_gradients(program)
         if self.servers >= self.size:
             what = f"{self.servers} of {self.size} GPUs are servers, which leaves no worker"
             raise OptionError(what, where=_LABEL, fix="give more GPUs, or fewer servers")
-        asynchronous = self.config.updates == "async"
-        if not asynchronous and self.config.staleness is not None:
+        if not self._asynchronous and self.config.staleness is not None:
             raise OptionError(
                 "synchronous updates are never stale", where="--option staleness", fix="give updates=async too"
             )
-        stage, part = program.stages[0], 1 / self.servers
-        self.service = Service(
+        if self.servers > 1:  # only servers run the optimizer, each for its part of the time
+            program = with_optimizer_of(program, optimizer_shares(program, self._share))
+        return program.noted(
+            f"{self.servers} of the {self.size} GPUs are parameter servers: they run the optimizer alone, each "
+            f"{'all of it' if self.servers == 1 else f'1/{self.servers} of its time'}"
+        )
+
+    @property
+    def _asynchronous(self) -> bool:
+        return bool(self.config.updates == "async")
+
+    @cached_property
+    def service(self) -> Service:
+        """What servers and workers agree on."""
+        stage, part = self.program.stages[0], 1 / self.servers
+        return Service(
             workers=tuple(range(self.servers, self.size)),
             servers=tuple(range(self.servers)),
             iterations=self.config.iterations,
-            micro_batches=program.micro_batches,
-            gradient_bytes=part * sum(one.nbytes for one in stage.gradients(program.gradient_dtype)),
+            micro_batches=self.program.micro_batches,
+            gradient_bytes=part * sum(one.nbytes for one in stage.gradients(self.program.gradient_dtype)),
             parameter_bytes=part * sum(tensor.nbytes for tensor in stage.parameters),
             update=Compute(
                 tuple(
@@ -97,14 +111,8 @@ class ParameterServer(Extrapolator):
                     for operator in block.operators
                 )
             ),
-            asynchronous=asynchronous,
+            asynchronous=self._asynchronous,
             staleness=self.config.iterations if self.config.staleness is None else self.config.staleness,
-        )
-        if self.servers > 1:  # which only servers run, with the times above
-            program = with_optimizer_of(program, optimizer_shares(program, self._share))
-        return program.noted(
-            f"{self.servers} of the {self.size} GPUs are parameter servers: they run the optimizer alone, each "
-            f"{'all of it' if part == 1 else f'1/{self.servers} of its time'}"
         )
 
     def tasks(self, rank: int) -> TaskStream:

@@ -25,9 +25,9 @@ class Sharing:
     def __init__(self, program: Program, mesh: Mesh, *, experts: bool = False) -> None:
         self._mesh = mesh
         self._experts = experts
-        self.axes = program.with_same(program.sharded_axes, experts=experts)
+        self.axes = program.replica_axes(program.sharded_axes, experts=experts)
         outside = tuple(axis for axis in program.data_axes if axis not in program.sharded_axes)
-        self._outside = program.with_same(outside, experts=experts)
+        self._outside = program.replica_axes(outside, experts=experts)
         self.ranks = len(self.group(0).ranks)
 
     def group(self, rank: int) -> Communicator:

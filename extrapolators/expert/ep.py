@@ -62,17 +62,17 @@ class ExpertParallel(Extrapolator):
     @property
     def identical_ranks(self) -> bool:  # type: ignore[override]  # it depends on the options
         """Where all experts get as many tokens."""
-        return not self.draws
+        return not self.is_random
 
     @property
-    def draws(self) -> bool:
+    def is_random(self) -> bool:
         """Whether each iteration is another: its tokens are drawn anew."""
         return self._routing().load != "balanced"
 
     @property
-    def programs(self) -> bool:
+    def differs_along_axis(self) -> bool:
         """Where experts get as many tokens as are drawn for them."""
-        return self.draws and self.size > 1
+        return self.is_random and self.size > 1
 
     def transform(self, program: Program, mesh: Mesh) -> Program:
         """Return the program of a rank with its share of the experts."""
@@ -83,19 +83,20 @@ class ExpertParallel(Extrapolator):
             )
         if self.size == 1:
             return program
-        if self._mixtures is None or self._mixtures.program is not program:
+        if self._mixtures is None or self._mixtures.program.stages is not program.stages:
             self._mixtures, self._exchanges = Mixtures(program, self.axis, self.size), {}
-        drawn = [self._drawn(number, mixture, routing) for number, mixture in enumerate(self._mixtures.found)]
-        program = _Division(self._mixtures, drawn, self.at).program()
+        drawn = [
+            self._drawn(program.iteration, number, mixture, routing)
+            for number, mixture in enumerate(self._mixtures.found)
+        ]
+        program = _Division(program, self._mixtures, drawn, program.coordinate(self.axis)).program()
         return program.noted(*self._notes(routing, drawn))
 
-    def _drawn(self, number: int, mixture: Mixture, routing: Routing) -> Exchanged:
+    def _drawn(self, iteration: int, number: int, mixture: Mixture, routing: Routing) -> Exchanged:
         """How many rows of a layer go where, the same for all places."""
-        key = (self.iteration, number)
+        key = (iteration, number)
         if key not in self._exchanges:
-            rows, lost = routing.tokens(
-                self.size, mixture.experts, mixture.rows, layer=number, iteration=self.iteration
-            )
+            rows, lost = routing.tokens(self.size, mixture.experts, mixture.rows, layer=number, iteration=iteration)
             self._exchanges[key] = Exchanged(rows, lost)
         return self._exchanges[key]
 
@@ -145,8 +146,8 @@ class Exchanged:
 class _Division:
     """Divides the experts of all mixtures of a program, for a rank ``at`` a place of the group."""
 
-    def __init__(self, mixtures: Mixtures, drawn: Sequence[Exchanged], at: int | None) -> None:
-        self._program = mixtures.program
+    def __init__(self, program: Program, mixtures: Mixtures, drawn: Sequence[Exchanged], at: int | None) -> None:
+        self._program = program
         self._mixtures = mixtures
         self._drawn = drawn
         self._at = at

@@ -110,10 +110,9 @@ class PipelineParallel(Extrapolator):
             own_flag=False,
         ),
     )
-    _first_blocks: list[int] | None = None
 
     @property
-    def micro_batches(self) -> int:
+    def default_micro_batches(self) -> int:
         """As many as ranks, which keeps every one busy at some time, or as the schedule needs."""
         return self._schedule.micro_batches(self.size)
 
@@ -133,14 +132,16 @@ class PipelineParallel(Extrapolator):
         schedule = table_of(self._schedule, self.size, program.micro_batches, training=program.training)
         if schedule.splits:
             program = split_backward(program)
-        if self._first_blocks is None:  # where ranks or iterations have other programs, layers stay where they are
-            self._first_blocks = self._starts(program, schedule, mesh)
-        pipeline = Pipeline(program, self._first_blocks, schedule, self._parts(mesh))
+        starts = program.stage_starts
+        if starts is None:  # where ranks or iterations have other programs, layers stay where they are
+            starts = tuple(self._starts(program, schedule, mesh))
+        pipeline = Pipeline(program, starts, schedule, self._parts(mesh))
         return replace(
             program,
             stages=pipeline.stages(),
             optimizers=pipeline.optimizers(),
             stage_axis=self.axis,
+            stage_starts=starts,
             schedule=schedule,
         )
 
@@ -174,7 +175,7 @@ class PipelineParallel(Extrapolator):
                 raise OptionError(f"the first layers of stages are given, and stages={way}", where="stages")
             return named_starts(whole.forward, self.config.stages, schedule.stages)
         if way == "equal":
-            if program.factor is not None:
+            if program.slowdown is not None:
                 raise OptionError("stages of as many layers are not balanced", where="--balance-stages")
             return equal_starts(whole.forward, schedule.stages)
         by_stage = self._by_stage(program, schedule, mesh)
@@ -187,13 +188,13 @@ class PipelineParallel(Extrapolator):
 
     def _by_stage(self, program: Program, schedule: ScheduleTable, mesh: Mesh) -> list[list[float]] | None:
         """Return the blocks' times on the slowest GPU of each stage, where unequal GPUs are to be taken into account."""
-        factor = program.factor
-        if factor is None:
+        slowdown = program.slowdown
+        if slowdown is None:
             return None
         whole = program.stages[0]
         found: list[list[float]] = [[] for _ in range(schedule.stages)]
         for rank in range(mesh.world):
-            seconds = block_seconds(whole, partial(factor, rank))
+            seconds = block_seconds(whole, partial(slowdown, rank))
             for stage in schedule.held(mesh.coordinate(self.axis, rank)):
                 found[stage] = max(found[stage], seconds, key=math.fsum)
         return found

@@ -19,16 +19,16 @@ from triosim.trace import Operator
 from triosim.trace.numbered_modules import ROOT, numbered_module_of
 
 
-def block_seconds(stage: Stage, factor: Callable[[Operator], float] | None = None) -> list[float]:
+def block_seconds(stage: Stage, slowdown: Callable[[Operator], float] | None = None) -> list[float]:
     """Return the time of each forward block together with the backward operators that belong to it.
 
-    ``factor`` is by how many times longer an operator takes than it says.
+    ``slowdown`` is by how many times longer an operator takes than it says.
     """
 
     def time(block: Block) -> float:
-        if factor is None:
+        if slowdown is None:
             return block.seconds
-        return math.fsum(operator.seconds * factor(operator) for operator in block.operators)
+        return math.fsum(operator.seconds * slowdown(operator) for operator in block.operators)
 
     seconds = [time(block) for block in stage.forward]
     places = forward_block_of_each_backward(stage)

@@ -10,7 +10,7 @@ import traces
 from traces import planned
 
 from triosim.errors import OptionError, PluginError, TraceError, TriosimError
-from triosim.extrapolators.core.plan import gpus_named_by
+from triosim.extrapolators.core.parallelisms import gpus_named_by
 from triosim.extrapolators.data.ddp import DistributedDataParallel
 from triosim.tasks import AllReduce, Compute, Copy, Iteration, Wait
 from triosim.trace import Trace

@@ -52,7 +52,7 @@ def plan(priced: Priced, config: RunConfig) -> PlannedRun:
     with plugins.blamed():
         heterogeneity = Heterogeneity(system.conditions, subject.trace, priced.model)
         slowdown = heterogeneity.slowdown if config.balance_stages else None
-        planned = plan_step(priced, config, gpus=len(system.topology.gpus), factor=slowdown)
+        planned = plan_step(priced, config, gpus=len(system.topology.gpus), slowdown=slowdown)
     refuse_unknown(config, (*priced.options_read, *new_network.options_read, *planned.known_options))
     check_draws(config.draws, system.conditions, tokens=tokens_are_drawn(planned))
     with plugins.blamed():
@@ -77,12 +77,12 @@ def plan_step(
     config: RunConfig,
     *,
     gpus: int | None = None,
-    factor: Callable[[int, Operator], float] | None = None,
+    slowdown: Callable[[int, Operator], float] | None = None,
 ) -> ParallelPlan | CapturedPlan:
     """Return the tasks of all ranks, whatever the system: the trace extrapolated, or the streams as they were captured.
 
-    ``gpus`` is how many there are where the configuration leaves it open; ``factor`` says by how many times longer an operator
-    takes on a rank, where pipeline stages are balanced over unequal GPUs.
+    ``gpus`` is how many there are where the configuration leaves it open; ``slowdown`` says by how many times longer an
+    operator takes on a rank, where pipeline stages are balanced over unequal GPUs.
     """
     subject = priced.subject
     if subject.streams is not None:
@@ -94,7 +94,7 @@ def plan_step(
         gpus=subject.gpus if subject.gpus is not None else gpus,
         config=config,
         model=priced.model,
-        factor=factor,
+        slowdown=slowdown,
     )
 
 
@@ -110,7 +110,7 @@ def check_draws(draws: int, conditions: Conditions, *, tokens: bool) -> None:
 
 def tokens_are_drawn(planned: ParallelPlan | CapturedPlan) -> bool:
     """Whether something in the tasks is drawn by chance."""
-    return isinstance(planned, ParallelPlan) and planned.draws
+    return isinstance(planned, ParallelPlan) and planned.is_random
 
 
 def refuse_unknown(config: RunConfig, read: Iterable[str]) -> None:

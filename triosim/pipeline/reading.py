@@ -9,7 +9,7 @@ from pathlib import Path
 
 from triosim.config import COMMON, RunConfig, flags
 from triosim.errors import OptionError, TraceError
-from triosim.extrapolators.core.plan import gpus_named_by
+from triosim.extrapolators.core.parallelisms import gpus_named_by
 from triosim.trace import Trace
 from triosim.trace.formats import read as read_file
 from triosim.trace.task_streams import TaskStreams

@@ -87,7 +87,7 @@ class ProgramStorages:
         self.first: dict[int, Tensor] = {}
         self.made: set[int] = set()
         self.parameters: dict[int, int] = {}  # storage of a parameter, by the ids that it goes by
-        self.kept = program.kept
+        self.kept = program.kept_until
         for operator in program.operators:
             given = {tensor.storage for tensor in operator.inputs}
             for tensor in operator.inputs:
