@@ -7,7 +7,7 @@ from pathlib import Path
 import hand_made_run as run
 import pytest
 
-from triosim import plugins
+from triosim import cli, plugins
 from triosim.errors import OptionError, OutputError, PluginError
 from triosim.results import report as reports
 
@@ -58,3 +58,14 @@ def test_a_mistake_in_a_report_is_one_line_that_names_its_place(tmp_path: Path) 
     mine.write_text("class Mine:\n    def write(self, result, path):\n        result.nothing\n")
     with pytest.raises(PluginError, match=r"mine\.py:3: AttributeError"):
         run.result().write(f"{mine}:Mine", tmp_path / "out.txt")
+
+
+def test_the_command_line_writes_reports_and_records_what_they_need(tmp_path: Path) -> None:
+    trace = EXAMPLE.parents[1] / "traces" / "vgg13_a100_fake.json.gz"
+    own, timeline, links = tmp_path / "step.md", tmp_path / "run.json", tmp_path / "links.svg"
+    reports_of = [f"{EXAMPLE}:Markdown={own}", f"timeline={timeline}", f"link-plot={links}"]
+    asked = [word for report in reports_of for word in ("--write", report)]
+    assert cli.run(["simulate", str(trace), "-p", "tp=2", "-t", "dgx-a100", "--quiet", *asked]) == 0
+    assert own.read_text().startswith("**vgg13, tp=2 on 2 x A100-SXM-80GB, dgx-a100**")
+    assert '"ph":"X"' in timeline.read_text()
+    assert links.stat().st_size > 1000

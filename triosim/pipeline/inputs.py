@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import platform
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import triosim
 from triosim.config import COMMON, RunConfig
+from triosim.config.file import as_json
+from triosim.config.run_config import option_named
 from triosim.extrapolators.captured.captured_plan import CapturedPlan
 from triosim.networks.topology import Topology
 from triosim.pipeline.reading import Subject, files_of
@@ -20,7 +21,7 @@ def inputs_of(subject: Subject, config: RunConfig, topology: Topology) -> dict[s
     trace = subject.trace
     return {
         "versions": versions(),
-        "config": config_values(config),
+        "config": config_values(subject, config),
         "files": {
             name: {"path": path, "sha256": sha256(Path(path))} for name, path in files_of(subject, config).items()
         },
@@ -36,23 +37,13 @@ def inputs_of(subject: Subject, config: RunConfig, topology: Topology) -> dict[s
     }
 
 
-def config_values(config: RunConfig) -> dict[str, Any]:
-    """Return the options of a run as JSON can hold them."""
-    return {name: _plain(getattr(config, name)) for name in (*COMMON, *config.parts)}
-
-
-def _plain(value: Any) -> Any:
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    if isinstance(value, Topology):
-        return value.name
-    if isinstance(value, Mapping):
-        return {str(key): _plain(one) for key, one in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(one) for one in value]
-    if isinstance(value, type):
-        return f"{value.__module__}:{value.__qualname__}"
-    return str(value)
+def config_values(subject: Subject, config: RunConfig) -> dict[str, Any]:
+    """Return the trace and the options of a run by name, as a configuration file holds them: with absolute paths."""
+    trace = subject.path
+    if trace is not None and Path(trace).exists():
+        trace = str(Path(trace).resolve())
+    options = {name: as_json(option_named(name), getattr(config, name)) for name in (*COMMON, *config.parts)}
+    return {"trace": trace, **options}
 
 
 def versions() -> dict[str, str]:

@@ -80,7 +80,7 @@ def files_of(subject: Subject, config: RunConfig) -> dict[str, str]:
     """Return the files that a run reads, by what they are read for."""
     read_for = {"gpu": config.gpu, "topology": config.topology, "schedule": config.schedule}
     files = {name: str(path) for name, path in read_for.items() if _is_file(path)}
-    if subject.path is not None:
+    if subject.path is not None and Path(subject.path).exists():  # a described model has none
         files["trace"] = subject.path
     if config.operator_times is not None:
         files["operator_times"] = str(config.operator_times)

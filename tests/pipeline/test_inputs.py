@@ -1,0 +1,50 @@
+"""A result holds what it was made from, so that the same run can be made again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import triosim
+from triosim.cli import run
+from triosim.errors import OptionError
+
+VGG = Path(__file__).resolve().parents[2] / "examples" / "traces" / "vgg13_a100_fake.json.gz"
+
+
+def test_a_result_is_made_again_from_its_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, again = tmp_path / "first.json", tmp_path / "again.json"
+    options = ["-p", "dp=2,tp=2", "--tp-style", "megatron", "--host-overhead", "5 us", "--slow-gpus", "1=1.5"]
+    assert run(["simulate", str(VGG), *options, "-o", str(first), "--quiet"]) == 0
+    monkeypatch.chdir(tmp_path)
+    assert run(["simulate", "--config", str(first), "-o", str(again), "--quiet"]) == 0
+    one, other = (json.loads(path.read_text()) for path in (first, again))
+    assert one.pop("inputs")["config"] == other.pop("inputs")["config"]
+    assert one == other
+
+
+def test_the_config_of_a_result_has_every_option_by_name() -> None:
+    config = triosim.simulate(VGG, "ddp=2", bucket_size="10 MB").inputs["config"]
+    assert config["trace"] == str(VGG)
+    assert config["parallel"] == "ddp=2"
+    assert config["bucket_size"] == 10e6  # bytes
+    assert config["network"] == "packet"  # the defaults too, which another version may change
+
+
+def test_a_result_of_before_there_were_configs_cannot_be_made_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    old = tmp_path / "old.json"
+    values = triosim.simulate(VGG).to_dict()
+    values["inputs"]["options"] = values["inputs"].pop("config")
+    old.write_text(json.dumps(values))
+    assert run(["simulate", "--config", str(old)]) == 2
+    assert "the result has no configuration; simulate it again with this version" in capsys.readouterr().err
+    assert triosim.Result.load(old).title == "vgg13, single on 1 A100-SXM-80GB"
+
+
+def test_an_option_that_is_none_is_named_with_the_nearest() -> None:
+    with pytest.raises(OptionError, match="there is no option 'bucketsize'; did you mean 'bucket_size'"):
+        triosim.simulate(VGG, "ddp=2", bucketsize="10 MB")
