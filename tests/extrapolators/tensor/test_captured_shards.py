@@ -28,9 +28,9 @@ from triosim.trace.formats.native import trace_json as json_format
 
 DATA = Path(__file__).parent / "data" / "parts"
 EXPECTED: dict[str, Any] = json.loads(gzip.decompress((DATA / "expected.json.gz").read_bytes()))
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 OTHERS = [
-    ROOT / "tests" / "compute" / "data" / f"{name}.json.gz" for name in ("bert", "t5", "vit", "resnet18", "convnet")
+    ROOT / "tests" / "sharding" / "data" / f"{name}.json.gz" for name in ("bert", "t5", "vit", "resnet18", "convnet")
 ]
 SHIPPED = sorted((ROOT / "examples" / "traces").glob("*.json.gz"))
 #: Without those of which every rank has a part whole: one head, a router.
@@ -241,7 +241,7 @@ def test_the_gradients_of_parameters_that_every_head_shares_are_added_up() -> No
 
 def test_a_table_of_biases_for_the_heads_is_whole_and_its_gradient_is_added_up() -> None:
     """T5 adds a number for each head and distance to the scores: tables of 32 x 4 in the encoder and the decoder."""
-    trace = json_format.read(ROOT / "tests" / "compute" / "data" / "t5.json.gz")
+    trace = json_format.read(ROOT / "tests" / "sharding" / "data" / "t5.json.gz")
     plan = planned(trace, "tp", 2, tp_style="megatron")
     assert Counter(collectives_of(draw(plan.tasks(0))))["all_reduce", 32 * 4 * 4.0] == 2
     tables = [t for t in plan.program.stages[0].parameters if t.shape == (32, 4)]
@@ -276,7 +276,7 @@ def test_keys_and_values_of_fewer_heads_than_ranks_are_on_several_ranks_each() -
 
     A rank has one head of four features of each, and their gradients are added up between the two ranks that have them.
     """
-    trace = json_format.read(ROOT / "tests" / "compute" / "data" / "llama.json.gz")
+    trace = json_format.read(ROOT / "tests" / "sharding" / "data" / "llama.json.gz")
     plan = planned(trace, "tp", 4, tp_style="megatron")
     assert any("each of the 2 key and value heads" in note and "on 2 GPUs" in note for note in plan.notes)
     key = only(trace, 4, "megatron", "model.layers.0.self_attn.k_proj")

@@ -1,6 +1,6 @@
 """Writes data/parts/: captures of tiny whole models, and the shapes in captures of one rank's part of each.
 
-Run by hand, where PyTorch and transformers are: python tests/extrapolators/capture_parts.py
+Run by hand, where PyTorch and transformers are: python tests/extrapolators/tensor/capture_parts.py
 A part is the model itself with 1/N of the heads, of the inner features and of the vocabulary. The sizes are chosen to mislead:
 batch, sequence, heads and features of a head are equal, and so are hidden size, inner features, vocabulary and tokens.
 """

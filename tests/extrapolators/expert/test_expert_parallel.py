@@ -22,7 +22,7 @@ from triosim.trace import Operator
 from triosim.trace.formats.native import trace_json as json_format
 
 #: Mixtral, captured: 16 tokens of 16 features, each with two of four experts, whose inner features are 16.
-MIXTRAL = json_format.read(Path(__file__).parent / "data" / "parts" / "mixtral.json.gz")
+MIXTRAL = json_format.read(Path(__file__).parents[1] / "tensor" / "data" / "parts" / "mixtral.json.gz")
 ROWS, HIDDEN, EXPERTS = 16 * 2, 16, 4
 STACKED = EXPERTS * (32 * 16 + 16 * 16) * 4  # bytes of the experts' weights
 ALL_PARAMETERS = sum(tensor.nbytes for tensor in MIXTRAL.parameters.values())

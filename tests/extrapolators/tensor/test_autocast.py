@@ -14,7 +14,7 @@ from traces import planned
 from triosim.capture.one_rank import capture_fake
 from triosim.trace import Trace
 
-SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "train" / "language.py"
+SCRIPT = Path(__file__).resolve().parents[3] / "examples" / "train" / "language.py"
 
 
 def captured(*arguments: str) -> Trace:

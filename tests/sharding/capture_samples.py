@@ -1,6 +1,6 @@
 """Writes data/: captures of tiny models, their shapes at another batch size and sequence length, and PyTorch's own FLOPs.
 
-Run by hand, where PyTorch, torchvision and transformers are: python tests/compute/capture_samples.py
+Run by hand, where PyTorch, torchvision and transformers are: python tests/sharding/capture_samples.py
 The sizes are chosen to mislead: a batch that equals the sequence, the hidden size, the channels or the heads.
 """
 

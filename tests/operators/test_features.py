@@ -96,7 +96,7 @@ def test_an_autograd_node_that_lists_a_part_of_its_tensors_is_completed_from_the
     assert output_bytes(node, linear) == 4 * (20 * 16 + 32 * 16)
 
 
-DATA = Path(__file__).parent / "data"
+DATA = Path(__file__).parents[1] / "sharding" / "data"
 EXPECTED = json.loads(gzip.decompress((DATA / "expected.json.gz").read_bytes()))
 #: The names under which PyTorch's counter has what a trace calls otherwise.
 COUNTED = {"product": ("mm", "addmm", "bmm", "baddbmm"), "convolution": ("convolution", "convolution_backward")}
