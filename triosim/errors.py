@@ -1,4 +1,4 @@
-"""The errors that a user of triosim can cause, each said in one line: where, what, and what would be right.
+"""The exceptions for what a user can do wrong; each message is one line: where, what, and what would be right.
 
 The command line prints ``str(error)`` and exits with ``error.exit_status``; nothing below it prints or exits.
 """
@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 
 class TriosimError(Exception):
-    """Something that the user can mend.
+    """The base class: something that the user can mend.
 
     ``what`` says what is wrong, ``where`` names the file, line, key or option, ``fix`` says what would be right.
     """

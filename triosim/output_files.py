@@ -1,4 +1,4 @@
-"""How files are written: checked before the work begins, written under a temporary name, renamed when they are whole.
+"""Writes files whole or not at all: paths are checked before the work begins, files get their name when they are complete.
 
 A reader never sees half a file: whatever ends the writing early, Ctrl-C included, removes the temporary file and leaves
 what stood there before.

@@ -1,4 +1,4 @@
-"""Quantities with units: what a file may say, and what a person is shown.
+"""Parses quantities with units from files and options, and formats them for people.
 
 Inside triosim everything is seconds, bytes, bytes per second and FLOPs. A file may say ``450 GB/s``, ``400 Gb/s``,
 ``500 ns`` or ``25 MB``; the prefixes are those of the SI (GB = 10^9 bytes) and of IEC 80000-13 (GiB = 2^30 bytes).

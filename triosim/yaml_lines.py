@@ -1,7 +1,7 @@
-"""YAML with the line of every key and item, for errors that say where.
+"""Parses YAML with the line number of every key and item, for error messages.
 
-It is YAML 1.1 as PyYAML reads it, with values that are safe. What only hides mistakes or does harm is refused: a key
-twice, aliases (a small file of them grows without bound), several documents, and nesting deeper than any of our files.
+It is YAML 1.1 as PyYAML's safe loader reads it. What hides mistakes or does harm is refused: duplicate keys, aliases (a small
+file of them expands without bound), several documents, and nesting deeper than any of our files.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How long an operator takes: its measured time, or a model's ratio where its shapes changed.
+"""Operator times: compute models, their fits, and the times of operators in other shapes or on other GPUs.
 
 The modules are loaded when a name of theirs is asked for (PEP 562), so that importing the package costs nothing.
 """

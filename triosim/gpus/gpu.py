@@ -1,4 +1,4 @@
-"""The value type of a GPU: what its data sheet says of rates, memory, links and power.
+"""The data sheet of a GPU: its rates, memory, links and power.
 
 Rates are dense peaks in FLOP/s, by dtype; ``float32`` is that of the ordinary cores and ``tf32`` that of float32 matrix
 products on tensor cores.

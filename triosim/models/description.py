@@ -52,14 +52,14 @@ def described(
         sizes = with_layers(sizes, choices.layers)
     target = gpus.find(gpu).name
     with without_collecting():
-        trace = _written_down(sizes, choices, target)
+        trace = _recorded(sizes, choices, target)
         return with_predicted_times(
             compilation.compiled(trace) if choices.kernels == "compiled" else trace, compute_model
         )
 
 
-def _written_down(model: Model, choices: StepChoices, gpu: str) -> Trace:
-    """Return the step of a model, operator by operator, without times."""
+def _recorded(model: Model, choices: StepChoices, gpu: str) -> Trace:
+    """Return the operators of a model's step, without times."""
     autocast = choices.compute_dtype if choices.precision == "mixed" else None
     tape = Tape(choices.parameter_dtype, autocast, float8=choices.products == "fp8")
     reader = ChoiceReader(choices)

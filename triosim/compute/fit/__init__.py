@@ -1,1 +1,1 @@
-"""How compute models are fitted to tables of measured operators, and judged."""
+"""Fits compute models to measured operators, and finds their errors."""

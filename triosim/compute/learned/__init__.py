@@ -1,1 +1,1 @@
-"""Operator time models that were fitted to measurements: their form, their files, their features."""
+"""Learned operator time models: their forms, the features that they read, and the files that hold them."""

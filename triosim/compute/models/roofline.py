@@ -1,4 +1,4 @@
-"""Operator times by the roofline: a launch, and whichever takes longer, arithmetic near the peak or bytes near the bandwidth.
+"""Operator times by the roofline: a launch, and the longer of arithmetic near the peak and bytes near the bandwidth.
 
     time = launch + max(FLOPs / (e_c * rate of the dtype), bytes / (e_m * bandwidth))
 

@@ -1,4 +1,4 @@
-"""The interface of a described model: its sizes, and a function that writes its forward pass down."""
+"""The interface of a described model: its sizes, and a function that records its forward pass."""
 
 from __future__ import annotations
 
