@@ -11,9 +11,9 @@ from small_runs import SWITCH, two_layers
 
 import triosim
 from triosim.conditions import parse_factors, parse_ranks
-from triosim.conditions.sections import check_sections
 from triosim.errors import OptionError, TriosimError
 from triosim.networks import Topology
+from triosim.pipeline.system import check_sections
 
 
 def test_a_file_and_an_option_say_the_same(tmp_path: Path) -> None:

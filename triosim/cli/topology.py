@@ -7,9 +7,9 @@ from typing import Annotated
 import typer
 
 from triosim.cli.command import show_on_terminal
-from triosim.conditions.sections import check_sections
 from triosim.networks.topology import Topology
 from triosim.output_files import check_outputs
+from triosim.pipeline.system import check_sections
 from triosim.reports.pictures.plot import check_plot
 from triosim.reports.pictures.topology_picture import draw
 from triosim.reports.terminal.topology_table import render

@@ -1,12 +1,10 @@
-"""The conditions that a topology's file states, and a check of all sections of such a file."""
+"""The conditions that a topology's file states."""
 
 from __future__ import annotations
 
 from triosim.conditions.conditions import Conditions
 from triosim.conditions.parsing import KEYS, parse_conditions
 from triosim.errors import TopologyError
-from triosim.networks.calibration.lookup import calibration_of
-from triosim.networks.photonic.optics import optics_of
 from triosim.networks.topology import Section, Topology
 from triosim.networks.topology.description import Location
 
@@ -31,11 +29,3 @@ def conditions_of(topology: Topology) -> Conditions:
 def with_conditions(topology: Topology, conditions: Conditions) -> Topology:
     """Return the same topology under other conditions."""
     return topology.with_sections({_REPLACED: Section(_REPLACED, conditions, Location(topology.name))})
-
-
-def check_sections(topology: Topology) -> None:
-    """Raise ``TopologyError`` for what is wrong in the sections of a topology's file, whoever needs them."""
-    optics_of(topology)
-    if "calibration" in topology.sections:
-        calibration_of(topology)
-    conditions_of(topology)

@@ -324,39 +324,40 @@ CONDITIONS: tuple[Option, ...] = (
     _condition(
         "compute_slowdown",
         "FACTOR",
-        "Computation is so much slower beside a collective: 1.2, or all_reduce=1.2,send=1.1.",
+        "How many times longer computation takes beside a collective: 1.2, or all_reduce=1.2,send=1.1.",
     ),
     _condition(
         "collective_slowdown",
         "FACTOR",
-        "A collective is so much slower while a member computes: 1.1, or all_reduce=1.1.",
+        "How many times longer a collective takes while a member computes: 1.1, or all_reduce=1.1.",
     ),
     _condition(
         "slow_gpus",
         "RANKS=FACTOR",
-        "GPUs that take so many times longer: 3=1.5, or 4-7,12=2. Repeatable.",
+        "GPUs whose operators take so many times longer: 3=1.5, or 4-7,12=2. Repeatable.",
         repeatable=True,
     ),
     _condition(
         "gpu_kinds",
         "RANKS=GPU",
-        "GPUs of another kind than the others: 4-7=V100-SXM2-32GB. Repeatable.",
+        "GPUs of another model than the others: 4-7=V100-SXM2-32GB. Repeatable.",
         repeatable=True,
     ),
     _condition(
         "stragglers",
         "DISTRIBUTION",
-        "GPUs are slower by chance: uniform, exponential or lognormal,spread=0.1,seed=1,every=iteration.",
+        "Random slow-downs of GPUs: uniform, exponential or lognormal,spread=0.1,seed=1,every=iteration.",
     ),
     _condition(
         "slow_links",
         "DISTRIBUTION",
-        "Links are slower by chance: uniform, exponential or lognormal,spread=9,seed=1.",
+        "Random slow-downs of links: uniform, exponential or lognormal,spread=9,seed=1.",
     ),
     _condition(
         "events",
         "EVENT",
-        "What happens at a time: at=0.5s,gpu=3,slowdown=2 or at=1s,from=gpu0,to=gpu1,bandwidth=1GB/s. Repeatable.",
+        "A GPU or link that slows down or fails at a time: at=0.5s,gpu=3,slowdown=2 or "
+        "at=1s,from=gpu0,to=gpu1,bandwidth=1GB/s. Repeatable.",
         flag="--event",
         repeatable=True,
     ),

@@ -10,12 +10,14 @@ from typing import Any
 from triosim import gpus as catalogue
 from triosim import plugins
 from triosim.conditions import Conditions, parse_conditions
-from triosim.conditions.sections import check_sections, conditions_of
+from triosim.conditions.sections import conditions_of
 from triosim.conditions.slow_links import with_slow_links
 from triosim.config import RunConfig
 from triosim.errors import OptionError
 from triosim.networks.base import Network
+from triosim.networks.calibration.lookup import calibration_of
 from triosim.networks.construction import form_note, make_network, network_options, recording_note
+from triosim.networks.photonic.optics import optics_of
 from triosim.networks.topology import Topology
 from triosim.pipeline.reading import Subject
 from triosim.trace import Trace
@@ -89,6 +91,14 @@ def _loaded(topology: TopologyLike, gpus: int | None) -> Topology:
         found = Topology.load(str(topology), gpus=gpus)
     check_sections(found)
     return found
+
+
+def check_sections(topology: Topology) -> None:
+    """Raise ``TopologyError`` for what is wrong in the sections of a topology's file, whoever needs them."""
+    optics_of(topology)
+    if "calibration" in topology.sections:
+        calibration_of(topology)
+    conditions_of(topology)
 
 
 def _with_gpus(topology: Topology) -> Topology:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 
 from triosim.conditions import KEYS, Conditions
-from triosim.conditions.sections import check_sections, conditions_of, with_conditions
+from triosim.conditions.sections import conditions_of, with_conditions
 from triosim.errors import TopologyError
 from triosim.networks.photonic.optics import optics_of
 from triosim.networks.topology import SECTIONS, Topology
+from triosim.pipeline.system import check_sections
 
 SWITCH = {"topology": "switch", "gpus": 4, "bandwidth": "5 GB/s"}
 
