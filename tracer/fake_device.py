@@ -141,7 +141,7 @@ class FakeDevice:
             raise CaptureError("no module was called with a tensor in this step", fix="give the batch size")
         model = "unknown" if seen.model is None else class_name(unwrapped(seen.model))
         trace = trace_of(
-            step, self.recorder.blocks, batch_size=batch_size, model=model, gpu=self.gpu.name, software=_software()
+            step, self.recorder.storages, batch_size=batch_size, model=model, gpu=self.gpu.name, software=_software()
         )
         self.traces.append(trace)
 

@@ -158,7 +158,7 @@ def _resize(recorder: Recorder) -> Any:
 
     def resize_(self: Any, size: int) -> Any:
         result = original(self, size)
-        recorder.blocks.resized(self)
+        recorder.storages.resized(self)
         return result
 
     return resize_

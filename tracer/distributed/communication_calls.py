@@ -182,12 +182,12 @@ class CommunicationCalls:
             self._record(function, asked, given, made)
             for tensor in made:
                 if on_device(tensor):
-                    self._by_block[self.recorder.blocks.of(tensor).number] = number
+                    self._by_block[self.recorder.storages.of(tensor).number] = number
         return result
 
     def _wait_tensor(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if on_device(args[0]):
-            number = self._by_block.get(self.recorder.blocks.of(args[0]).number)
+            number = self._by_block.get(self.recorder.storages.of(args[0]).number)
             if number is not None:
                 self.wait(number)
         return args[0]

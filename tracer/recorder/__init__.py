@@ -1,1 +1,1 @@
-"""What a captured step did: operators, streams, storages."""
+"""Records what a step does on the fake device: operators, synchronisation, storages; and makes a trace of it."""

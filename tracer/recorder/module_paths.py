@@ -1,7 +1,7 @@
-"""In which module the script is: the path of each module that is called, from the model's own names.
+"""Follows the calls of modules, and names each by its path in the model.
 
-The outermost module that is called gives the names of all modules inside it; its own is its class. Wrappers that PyTorch
-puts around a module (data parallelism, checkpointing, compilation) leave no mark in a path.
+The outermost module that is called names all modules inside it, as ``named_modules`` does; its own name is its class. Wrappers
+that PyTorch puts around a module (data parallelism, checkpointing, compilation) are left out of a path.
 """
 
 from __future__ import annotations
@@ -22,16 +22,18 @@ _WRAPPERS = re.compile(r"(^|\.)(_checkpoint_wrapped_module|_fsdp_wrapped_module|
 _DATA_PARALLEL = frozenset(("DistributedDataParallel", "DataParallel"))
 
 
-class Layers:
-    """Follows the calls of modules. ``entered(module, arguments)`` and ``left(module, result)`` are told of outermost ones."""
+class ModulePaths:
+    """Follows the calls of modules. Calls ``entered(module, arguments)`` and ``left(module, result)`` for outermost ones.
+
+    ``active`` are the paths of the modules that are being called, outermost first.
+    """
 
     def __init__(self, entered: Callable[[nn.Module, Any], None], left: Callable[[nn.Module, Any], None]) -> None:
         self._entered = entered
         self._left = left
         self._paths: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
-        self._parameters: dict[int, str] = {}
         self.roots: weakref.WeakSet[nn.Module] = weakref.WeakSet()
-        self.open: list[str] = []
+        self.active: list[str] = []
 
     def install(self, patches: Patches) -> None:
         """Follow the calls of all modules until the patches are undone."""
@@ -45,23 +47,23 @@ class Layers:
             patches.on_leaving(register(hook, **options).remove)
 
     def path(self, module: nn.Module) -> str:
-        """Return a module's path in the model; of one that the model did not have when it was first called, its class."""
+        """Return a module's path in the model; of one that was added after the model's first call, its class."""
         found = self._paths.get(module)
         return class_name(module) if found is None else found
 
     def _before(self, module: nn.Module, arguments: Any) -> None:
-        if not self.open:
+        if not self.active:
             self._learn(module)
             self._entered(module, arguments)
-        self.open.append(self.path(module))
+        self.active.append(self.path(module))
 
     def _after(self, module: nn.Module, arguments: Any, result: Any) -> None:
-        self.open.pop()
-        if not self.open:
+        self.active.pop()
+        if not self.active:
             self._left(module, result)
 
     def _learn(self, root: nn.Module) -> None:
-        """Name the modules of an outermost module; one that is part of another, and called apart, keeps its name."""
+        """Name the modules of an outermost module; one that is a part of another model keeps the name that it has there."""
         if root in self._paths:
             return
         self.roots.add(root)

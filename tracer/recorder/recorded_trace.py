@@ -1,4 +1,4 @@
-"""How a recorded step becomes a trace: tensors and storages get their category, operators their links."""
+"""Makes a trace of a recorded step: gives tensors and storages their category, and operators their forward operator."""
 
 from __future__ import annotations
 
@@ -7,37 +7,37 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from triosim.trace import Category, Operator, Storage, Tensor, Trace
-from triosim.tracer.recorder.recorder import Step
-from triosim.tracer.recorder.storages import Block, Blocks
+from triosim.tracer.recorder.recorder import RecordedStep
+from triosim.tracer.recorder.storages import RecordedStorage, StorageTracker
 
 
 def trace_of(
-    step: Step, blocks: Blocks, *, batch_size: int, model: str, gpu: str, software: Mapping[str, str]
+    step: RecordedStep, tracker: StorageTracker, *, batch_size: int, model: str, gpu: str, software: Mapping[str, str]
 ) -> Trace:
     """Return the trace of a step, without times. Raises ``TraceError`` when the step has no operators."""
     first: dict[int, int] = {}  # the first tensor that was seen in each storage
-    for number, raw in enumerate(step.tensors):
-        first.setdefault(raw.block.number, number)
+    for number, recorded in enumerate(step.tensors):
+        first.setdefault(recorded.storage.number, number)
     tensors: list[Tensor] = []
-    for number, raw in enumerate(step.tensors):
-        block = raw.block
-        owner = first.get(block.owner.number) if block.owner is not None else None
-        tensors.append(Tensor(number, raw.shape, raw.dtype, category_of(block), block.number, owner))
+    for number, recorded in enumerate(step.tensors):
+        storage = recorded.storage
+        owner = first.get(storage.owner.number) if storage.owner is not None else None
+        tensors.append(Tensor(number, recorded.shape, recorded.dtype, category_of(storage), storage.number, owner))
     operators = tuple(
         Operator(
             number,
-            raw.name,
-            raw.phase,
-            raw.layer,
-            tuple(tensors[one] for one in raw.inputs),
-            tuple(tensors[one] for one in raw.outputs),
+            recorded.name,
+            recorded.phase,
+            recorded.layer,
+            tuple(tensors[one] for one in recorded.inputs),
+            tuple(tensors[one] for one in recorded.outputs),
             0.0,
-            forward=_link(step, raw.forward),
-            attributes=raw.attributes,
-            stream=raw.stream,
-            communication=raw.communication,
+            forward=_link(step, recorded.forward),
+            attributes=recorded.attributes,
+            stream=recorded.stream,
+            communication=recorded.communication,
         )
-        for number, raw in enumerate(step.operators, 1)
+        for number, recorded in enumerate(step.operators, 1)
     )
     return Trace(
         operators,
@@ -47,60 +47,60 @@ def trace_of(
         times="none",
         software=software,
         marks=tuple(step.marks),
-        storages=_settled([_storage(block, blocks.started) for block in blocks.of_the_step()]),
+        storages=_in_stable_order([_storage(storage, tracker.started) for storage in tracker.of_the_step()]),
     )
 
 
-def category_of(block: Block) -> Category:
-    """Return what a storage is for: as it was found out, else by what made it."""
-    if block.category is not None:
-        return block.category
-    if block.recomputed:
+def category_of(storage: RecordedStorage) -> Category:
+    """Return what a storage is for: the recorded category, else one by the phase in which it was made."""
+    if storage.category is not None:
+        return storage.category
+    if storage.context.recomputing:
         return "activation"
-    if block.place.phase == "backward":
+    if storage.context.phase == "backward":
         return "gradient"
-    if block.place.phase == "optimizer":
+    if storage.context.phase == "optimizer":
         return "temporary"
-    return "input" if block.place.layer == "input" else "activation"
+    return "input" if storage.context.layer == "input" else "activation"
 
 
-def _link(step: Step, position: int | None) -> int | None:
-    """Return the id of a forward operator; what was computed again in the backward pass is none."""
+def _link(step: RecordedStep, position: int | None) -> int | None:
+    """Return the id of a forward operator; recomputed operators of the backward pass are none."""
     if position is None or step.operators[position].phase != "forward":
         return None
     return position + 1
 
 
-def _storage(block: Block, started: int) -> Storage:
-    before = block.born <= started
+def _storage(storage: RecordedStorage, started: int) -> Storage:
+    before = storage.born <= started
     return Storage(
-        block.number,
-        block.nbytes,
-        category_of(block),
-        block.place.layer,
-        block.born - started - (1 if before else 0),
-        None if block.died is None else block.died - started,
-        -1 if before else block.place.position,
-        block.last_position,
-        block.place.stream,
-        block.shape,
-        block.dtype,
+        storage.number,
+        storage.nbytes,
+        category_of(storage),
+        storage.context.layer,
+        storage.born - started - (1 if before else 0),
+        None if storage.died is None else storage.died - started,
+        -1 if before else storage.context.position,
+        storage.last_position,
+        storage.context.stream,
+        storage.shape,
+        storage.dtype,
     )
 
 
-def _settled(storages: Sequence[Storage]) -> tuple[Storage, ...]:
-    """Return storages, given by birth, of which those that die in a row, with no birth in between, die in that order too.
+def _in_stable_order(storages: Sequence[Storage]) -> tuple[Storage, ...]:
+    """Return storages, given by birth, with consecutive deaths reordered by birth.
 
-    PyTorch lets go of some of them, such as autocast's copies of weights, in the order of a hash table's addresses, which no
-    two runs have in common.
+    PyTorch frees some of them, such as autocast's copies of weights, in the order of a hash table's addresses, which differs
+    between runs.
     """
     births = [storage.born for storage in storages]
     rows: dict[tuple[int, int | None], list[int]] = {}
-    for place, storage in enumerate(storages):
+    for index, storage in enumerate(storages):
         if storage.died is not None:
-            rows.setdefault((bisect(births, storage.died), storage.last_operator), []).append(place)
+            rows.setdefault((bisect(births, storage.died), storage.last_operator), []).append(index)
     found = list(storages)
-    for places in rows.values():
-        for place, died in zip(places, sorted(found[place].died or 0 for place in places), strict=True):
-            found[place] = replace(found[place], died=died)
+    for indices in rows.values():
+        for index, died in zip(indices, sorted(found[index].died or 0 for index in indices), strict=True):
+            found[index] = replace(found[index], died=died)
     return tuple(found)

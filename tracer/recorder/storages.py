@@ -1,124 +1,126 @@
-"""Device memory while a script runs: every storage from its birth to its death, in the exact order of both.
+"""Tracks the device memory of a running script: every storage from its birth to its death, in their exact order.
 
-A storage is born when an operator first returns a tensor in it, and dies when PyTorch lets go of it. Its bytes given back by
-``resize_`` and taken again, as FSDP does with gathered parameters, are a death and a birth.
+A storage is born when an operator first returns a tensor in it, and dies when PyTorch frees it. Bytes that ``resize_`` frees
+and allocates again, as FSDP does with gathered parameters, count as a death and a birth.
 """
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from triosim.trace import Category, Phase
 
-#: The CUDA caching allocator gives no fewer bytes than this, and multiples of it.
+#: The CUDA caching allocator rounds up to multiples of this.
 GRANULE = 512
 
 
 @dataclass(slots=True)
-class Place:
-    """Where the script is: what is written down of whatever is born now.
+class AllocationContext:
+    """Where the script is, for what is allocated now.
 
-    ``position`` is that of the operator that runs, or, between two, of the one that ran last.
+    ``position`` is that of the operator that runs, or, between two, of the one that ran last. ``recomputing`` says that a
+    forward pass runs again inside of the backward pass.
     """
 
     position: int = -1
     phase: Phase = "forward"
     layer: str = ""
     stream: str = "compute"
+    recomputing: bool = False
 
 
 @dataclass(slots=True, eq=False)
-class Block:
-    """A storage: what ``triosim.trace.Storage`` says, with a category only where someone knew it.
+class RecordedStorage:
+    """A storage, with the fields of ``triosim.trace.Storage``; ``category`` is None until it is known.
 
-    ``owner`` is the parameter's block, of a gradient or an optimizer's state.
+    ``owner`` is the parameter's storage, of a gradient or an optimizer's state.
     """
 
     number: int
     nbytes: int
     born: int
-    place: Place
+    context: AllocationContext
     shape: tuple[int, ...]
     dtype: str
     died: int | None = None
     last_position: int | None = None
     category: Category | None = None
-    owner: Block | None = None
-    recomputed: bool = False
+    owner: RecordedStorage | None = None
 
 
-class Blocks:
-    """The device's storages: those that live, and, of the step that is recorded, those that lived."""
+class StorageTracker:
+    """The storages of the device: those that are alive, and those that died in the recorded step."""
 
-    def __init__(self, place: Place) -> None:
-        self.place = place
+    def __init__(self, context: AllocationContext) -> None:
+        self.context = context
         self.clock = 0  # births and deaths so far
         self.started = 0  # the clock when the step began
         self.in_use = 0
-        self.most_in_use = 0
-        self.recomputing = False
-        self._live: dict[int, tuple[Block, Any]] = {}  # by PyTorch's address of the storage
-        self._dead: list[Block] = []
+        self.peak = 0
+        self._live: dict[int, tuple[RecordedStorage, Any]] = {}  # by PyTorch's address of the storage
+        self._dead: list[RecordedStorage] = []
         self._count = 0
 
     def begin(self) -> None:
-        """A step begins."""
+        """Begin a step: forget what died before."""
         self.started = self.clock
         self._dead = []
 
-    def of_the_step(self) -> Iterator[Block]:
-        """Yield all storages that the step has seen, by birth."""
-        yield from sorted((*self._dead, *self.living()), key=lambda block: block.born)
+    def of_the_step(self) -> Iterator[RecordedStorage]:
+        """Yield all storages that were alive during the step, by birth."""
+        yield from sorted((*self._dead, *self.living()), key=lambda recorded: recorded.born)
 
-    def living(self) -> list[Block]:
+    def reset_peak(self) -> None:
+        """Set the peak to the bytes in use now."""
+        self.peak = self.in_use
+
+    def living(self) -> list[RecordedStorage]:
         """Return the storages that are alive."""
-        return [block for block, _ in self._live.values()]
+        return [recorded for recorded, _ in self._live.values()]
 
-    def of(self, tensor: Any) -> Block:
-        """Return the storage of a tensor; it is born when it is seen for the first time."""
+    def of(self, tensor: Any) -> RecordedStorage:
+        """Return the storage of a tensor, which is born when it is first asked for."""
         storage = tensor.untyped_storage()
         key: int = storage._cdata
         found = self._live.get(key)
         if found is not None:
             return found[0]
-        block = self._new(storage.nbytes(), tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
-        self._live[key] = (block, weakref.ref(storage, lambda _: self._dies(key)))
-        return block
+        recorded = self._new(storage.nbytes(), tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
+        self._live[key] = (recorded, weakref.ref(storage, lambda _: self._dies(key)))
+        return recorded
 
     def resized(self, storage: Any) -> None:
-        """A storage changed its size: its bytes died, and others were born."""
+        """Record that a storage changed its size: its bytes died, and others were born."""
         key: int = storage._cdata
         found = self._live.get(key)
         if found is None or found[0].nbytes == storage.nbytes():
             return
-        block, reference = found
-        self._end(block)
-        again = self._new(storage.nbytes(), block.shape, block.dtype)
-        again.category, again.owner = block.category, block.owner
+        recorded, reference = found
+        self._end(recorded)
+        again = self._new(storage.nbytes(), recorded.shape, recorded.dtype)
+        again.category, again.owner = recorded.category, recorded.owner
         self._live[key] = (again, reference)
 
-    def _new(self, nbytes: int, shape: tuple[int, ...], dtype: str) -> Block:
+    def _new(self, nbytes: int, shape: tuple[int, ...], dtype: str) -> RecordedStorage:
         self._count += 1
         self.clock += 1
-        here = self.place
-        place = Place(here.position, here.phase, here.layer, here.stream)
-        block = Block(self._count, nbytes, self.clock, place, shape, dtype, recomputed=self.recomputing)
+        recorded = RecordedStorage(self._count, nbytes, self.clock, replace(self.context), shape, dtype)
         self.in_use += _rounded(nbytes)
-        self.most_in_use = max(self.most_in_use, self.in_use)
-        return block
+        self.peak = max(self.peak, self.in_use)
+        return recorded
 
     def _dies(self, key: int) -> None:
-        block, _ = self._live.pop(key)
-        self._end(block)
+        recorded, _ = self._live.pop(key)
+        self._end(recorded)
 
-    def _end(self, block: Block) -> None:
+    def _end(self, recorded: RecordedStorage) -> None:
         self.clock += 1
-        block.died, block.last_position = self.clock, self.place.position
-        self.in_use -= _rounded(block.nbytes)
-        self._dead.append(block)
+        recorded.died, recorded.last_position = self.clock, self.context.position
+        self.in_use -= _rounded(recorded.nbytes)
+        self._dead.append(recorded)
 
 
 def _rounded(nbytes: int) -> int:

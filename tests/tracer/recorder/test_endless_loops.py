@@ -28,7 +28,7 @@ for step in range(2):
     loss.backward()
     optimizer.step(closure)
 """
-A_PASS = "[(loss := loss + layer(torch.ones(2, 4, device='cuda')).square().sum()) for _ in range(8)]"
+OPERATORS_OF_A_PASS = "[(loss := loss + layer(torch.ones(2, 4, device='cuda')).square().sum()) for _ in range(8)]"
 
 
 def run(folder: Path, loop: str, body: str, optimizer: str = "SGD") -> list[str]:
@@ -46,7 +46,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::triosim.errors.CaptureWarning")
-@pytest.mark.parametrize(("body", "count"), [("pass", 300), ("loss = loss * 0.5", 300), (A_PASS, 30)])
+@pytest.mark.parametrize(("body", "count"), [("pass", 300), ("loss = loss * 0.5", 300), (OPERATORS_OF_A_PASS, 30)])
 def test_a_loop_that_waits_for_a_value_ends_with_its_line(tmp_path: Path, body: str, count: int) -> None:
     with pytest.raises(CaptureError) as raised:
         run(tmp_path, "while loss.item() > 0:", body)
