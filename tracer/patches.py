@@ -1,7 +1,7 @@
-"""Every change to PyTorch that a capture makes: checked to exist, made in one place, and undone when the capture is over.
+"""Replaces functions of PyTorch during a capture, and restores them when the capture is over.
 
-PyTorch has no interface for "a GPU that is not there", so some of its functions are replaced while a script runs. What is
-replaced is looked up first: where a version of PyTorch lacks it, the capture ends before the script has begun, and says so.
+PyTorch has no interface for a fake GPU, so some of its functions are replaced while a script runs. What is to be replaced is
+looked up first: where a version of PyTorch lacks it, the capture ends with an error before the script has begun.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _MISSING = object()
 
 @dataclass(frozen=True, slots=True)
 class Patch:
-    """``owner.name`` becomes ``replacement``. What is missing there is an error, or is left so, or is added."""
+    """``owner.name`` becomes ``replacement``. ``missing`` says whether an unknown name is an error, left out, or added."""
 
     owner: Any
     name: str
@@ -28,12 +28,12 @@ class Patch:
 
     @property
     def place(self) -> str:
-        """What is replaced, as one would write it."""
+        """The name of what is replaced, with its owner."""
         return f"{getattr(self.owner, '__name__', type(self.owner).__name__)}.{self.name}"
 
 
 class Patches:
-    """Makes patches, and undoes them on leaving, the last one first, also after an error."""
+    """Makes patches, and undoes them on leaving, in reverse order, also after an error."""
 
     def __init__(self) -> None:
         self._undo: list[Callable[[], None]] = []
@@ -48,19 +48,19 @@ class Patches:
             self._undo.pop()()
 
     def make(self, patches: Iterable[Patch]) -> None:
-        """Make patches, all or none. Raises ``CaptureError`` when what one of them replaces is not there."""
+        """Make patches, all or none. Raises ``CaptureError`` when what one of them replaces does not exist."""
         wanted = [patch for patch in patches if patch.missing != "leave" or hasattr(patch.owner, patch.name)]
         for patch in wanted:
             if patch.missing == "error" and not hasattr(patch.owner, patch.name):
                 raise missing_api(patch.place)
         for patch in wanted:
-            # What a class or module only inherits, or answers when asked, is not its own: it is removed again afterwards.
+            # A name that is inherited or computed is not in the owner's dictionary: the replacement is removed afterwards.
             own = vars(patch.owner).get(patch.name, _MISSING)
             setattr(patch.owner, patch.name, patch.replacement)
             self._undo.append(partial(_restore, patch.owner, patch.name, own))
 
     def add(self, owner: Any, name: str, value: Any) -> None:
-        """Add a value to a list of PyTorch's, which stays the same list. Raises ``CaptureError`` when there is none."""
+        """Add a value to a list of PyTorch's, in place. Raises ``CaptureError`` when the list does not exist."""
         known = getattr(owner, name, None)
         if not isinstance(known, list):
             raise missing_api(f"{owner.__name__}.{name}")
@@ -69,7 +69,7 @@ class Patches:
             self._undo.append(partial(known.remove, value))
 
     def on_leaving(self, undo: Callable[[], None]) -> None:
-        """Have something undone that is no attribute."""
+        """Call a function on leaving, to undo what is no attribute."""
         self._undo.append(undo)
 
 

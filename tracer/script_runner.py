@@ -1,7 +1,7 @@
-"""How a user's training script is run for a capture: as Python would run it, unchanged, until the wanted steps are over.
+"""Runs a user's training script for a capture, unchanged and as Python would, until the wanted steps are over.
 
-The script is ``__main__``, with its own ``sys.argv`` and its folder first on ``sys.path``. An exception that no script should
-catch stops it when the last step is over. What the script does wrong is shown as Python shows it, without our frames.
+The script is ``__main__``, with its own ``sys.argv`` and its folder first on ``sys.path``. A ``BaseException`` stops it when
+the last step is over. An error of the script is shown with Python's traceback, without the frames of triosim.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _OURS = str(Path(__file__).resolve().parent) + os.sep
 
 
 class EnoughSteps(BaseException):
-    """The steps that were wanted are over: the script need not go on."""
+    """Raised in the script when the wanted steps are over."""
 
 
 def run_script(
@@ -44,40 +44,40 @@ def run_script(
     """Run a script as ``__main__`` until ``steps`` steps after the first ``skip`` are over, and tell the observer of each.
 
     With ``least`` a script may also end by itself after that many. Where steps are skipped, so is one more while a further
-    optimizer runs for the first time. Returns what was seen of its model and optimizer up to the end of step 0. Raises
+    optimizer runs for the first time. Returns what was observed of its model and optimizers up to the end of step 0. Raises
     ``OptionError`` where there is no such file, and ``CaptureError`` when the script raises (its traceback is printed), does
-    what cannot be captured, leaves, or ends too early.
+    what cannot be captured, exits, or ends too early.
     """
     check_script(path)
     seen = Seen()
-    counted = _Counted(observer, seen, skip, steps)
+    counter = _StepCounter(observer, seen, skip, steps)
     needed = steps if least is None else least
-    with optimizer_steps(counted.over, seen), counted.calls:
-        counted.calls.enter_context(module_calls(seen))
-        counted.begin()
+    with optimizer_steps(counter.over, seen), counter.calls:
+        counter.calls.enter_context(module_calls(seen))
+        counter.begin()
         try:
             with _as_main(path, arguments) as main:
                 _execute(path, main)
         except EnoughSteps:
             pass
         except SystemExit as left:
-            if counted.number < (steps if left.code else needed):
-                raise counted.no_step(path, _farewell(left), needed) from None
+            if counter.number < (steps if left.code else needed):
+                raise counter.no_step(path, _exit_reason(left), needed) from None
         except Exception as error:
-            if counted.number < steps:
-                if told := _of_the_capture(path, error):
+            if counter.number < steps:
+                if told := _capture_error(path, error):
                     raise told from None
                 _show(error)
-                raise counted.no_step(path, f"the script raised {type(error).__name__}", steps) from None
-    if counted.number < needed:
-        raise counted.no_step(path, "the script ended", needed)
+                raise counter.no_step(path, f"the script raised {type(error).__name__}", steps) from None
+    if counter.number < needed:
+        raise counter.no_step(path, "the script ended", needed)
     return seen
 
 
-class _Counted:
-    """The steps of a script as they end. ``number`` is that of the step that runs, negative while steps are skipped.
+class _StepCounter:
+    """Counts the steps of a script. ``number`` is that of the running step, negative while steps are skipped.
 
-    What is called is watched until step 0 is over (``calls``), for that costs each call of a module a little.
+    Calls of modules are observed (``calls``) until step 0 is over, because that costs each call a little.
     """
 
     def __init__(self, observer: Observer, seen: Seen, skip: int, steps: int) -> None:
@@ -86,12 +86,12 @@ class _Counted:
         self._observer, self._seen, self._skip, self._steps = observer, seen, skip, steps
 
     def begin(self) -> None:
-        """Tell the observer that a step begins, if it is one of those that are wanted."""
+        """Tell the observer that a step begins, unless it is skipped."""
         if self.number >= 0:
             self._observer.step_begins(self.number, self._seen)
 
     def over(self, _: torch.optim.Optimizer) -> None:
-        """A step ended. Raises ``EnoughSteps`` after the last one."""
+        """Tell the observer that a step ended. Raises ``EnoughSteps`` after the last one."""
         if self.number == 0 and self._skip and self._seen.joined:  # an optimizer first made its states in it
             self.number, self._skip = -1, self._skip + 1
         if 0 <= self.number < self._steps:
@@ -104,7 +104,7 @@ class _Counted:
         self.begin()
 
     def no_step(self, path: str | os.PathLike[str], why: str, needed: int) -> CaptureError:
-        """Return the error of a script whose steps are too few; one that failed has said by itself what it needs."""
+        """Return the error of a script with too few steps; it has a remedy unless the script itself failed."""
         if (count := self.number + self._skip) > 0:
             what = f"the capture has no step: {why} after {count} of {self._skip + needed} steps"
             fix = "let it train longer, or ask for fewer with --skip and --steps"
@@ -131,7 +131,7 @@ def _execute(path: str | os.PathLike[str], main: types.ModuleType) -> None:
 
 @contextmanager
 def _as_main(path: str | os.PathLike[str], arguments: Sequence[str]) -> Iterator[types.ModuleType]:
-    """Put the script in the place of ``__main__``, as ``python script.py`` does."""
+    """Make the script's module ``__main__``, as ``python script.py`` does."""
     main = types.ModuleType("__main__")
     main.__file__ = os.fspath(path)
     main.__dict__["__builtins__"] = __builtins__
@@ -145,17 +145,17 @@ def _as_main(path: str | os.PathLike[str], arguments: Sequence[str]) -> Iterator
         sys.modules["__main__"], sys.argv, sys.path[:] = before
 
 
-def _of_the_capture(path: str | os.PathLike[str], error: Exception) -> CaptureError | None:
-    """Return the error in one line that says what a capture cannot do; None where it is the script's own."""
+def _capture_error(path: str | os.PathLike[str], error: Exception) -> CaptureError | None:
+    """Return the error for what a capture cannot do, in one line; None where the error is the script's own."""
     where = f"{os.fspath(path)}: line {_line(path, error)}"
     if isinstance(error, CaptureError):
         return CaptureError(error.what, where=error.where or where, fix=error.fix)
-    told = _of_the_device(error)
+    told = _device_error(error)
     return None if told is None else CaptureError(told[0], where=where, fix=told[1])
 
 
-def _of_the_device(error: Exception) -> tuple[str, str] | None:
-    """Return what is wrong, and what would be right, when an error is not the script's but the device's."""
+def _device_error(error: Exception) -> tuple[str, str] | None:
+    """Return what is wrong and what to do, where PyTorch raised the error because of the device."""
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(error, (RuntimeError, AssertionError)):
         return None
@@ -176,12 +176,12 @@ def _of_the_device(error: Exception) -> tuple[str, str] | None:
 
 
 def _line(path: str | os.PathLike[str], error: BaseException) -> int:
-    """Return the last line of the script itself that an error came through."""
+    """Return the innermost line of the script in an error's traceback."""
     lines = [one.tb_lineno for one in _entries(error) if one.tb_frame.f_code.co_filename == os.fspath(path)]
     return lines[-1] if lines else 1
 
 
-def _farewell(left: SystemExit) -> str:
+def _exit_reason(left: SystemExit) -> str:
     if left.code is None or isinstance(left.code, int):
         return f"the script left with exit status {left.code or 0}"
     print(left.code, file=sys.stderr)

@@ -1,8 +1,7 @@
-"""When a training step ends, and what trained in it: the optimizer that called, the model that ran, the size of its batch.
+"""Detects the training steps of a script by PyTorch's global hooks, and what trains in them: optimizers, model, batch size.
 
-A step ends when the optimizer that was seen first returns from ``step()``; it is over before what the script does next
-(the loss's printing, ``zero_grad``, the next batch), which is the next step's. Several backward passes before one call of
-the optimizer are one step. PyTorch's global hooks tell all of it, so a script needs no change.
+A step ends when the optimizer that was called first returns from ``step()``. What the script does next (printing the loss,
+``zero_grad``, the next batch) belongs to the next step. Several backward passes before one call of the optimizer are one step.
 """
 
 from __future__ import annotations
@@ -18,40 +17,40 @@ if TYPE_CHECKING:
 
 
 class Observer(Protocol):
-    """Whoever records a step. Steps count from 0, those that are skipped not among them."""
+    """Is told when a step begins and ends. Steps count from 0, skipped ones not included."""
 
     def step_begins(self, number: int, seen: Seen) -> None:
-        """Step ``number`` begins; a step that never ends is none."""
+        """Step ``number`` begins; it may never end."""
         ...
 
     def step_ends(self, number: int, seen: Seen) -> None:
-        """Step ``number`` is over: the optimizer has returned, and nothing of the next step has run."""
+        """Step ``number`` ended: the optimizer has returned, and nothing of the next step has run."""
         ...
 
 
 class Seen:
-    """What the steps so far told: ``optimizers`` in the order in which they were first called, ``model``, ``batch_size``.
+    """What was observed so far: ``optimizers`` in the order in which they were first called, ``model``, ``batch_size``.
 
-    The model is, of the modules that the script itself called in the last step that called one, the one with the most
-    parameters (a loss is a module too). The batch size is the first dimension of its first tensor argument, times the calls of
-    it in that step; None where no call had a tensor. ``joined``: in the last step an optimizer beside the first one was called
-    for the first time.
+    The model is the module with the most parameters among those that the script itself called in the last step that called any
+    (a loss is a module too). The batch size is the sum of the first dimensions of its first tensor argument over the calls in
+    that step; None where no call had a tensor. ``joined`` says that in the last step a further optimizer was called for the
+    first time.
     """
 
     def __init__(self) -> None:
         self.optimizers: list[torch.optim.Optimizer] = []
-        self._samples: dict[torch.nn.Module, int] = {}  # by outermost module: of the step that runs
+        self._samples: dict[torch.nn.Module, int] = {}  # by outermost module, in the running step
         self.model: torch.nn.Module | None = None
         self.batch_size: int | None = None
         self.joined = False
-        self._known = 1  # optimizers, before the step that runs
+        self._known = 1  # optimizers before the running step
 
     def called(self, module: torch.nn.Module, arguments: Any) -> None:
-        """An outermost module was called with these arguments."""
+        """Note that an outermost module was called with these arguments."""
         self._samples[module] = self._samples.get(module, 0) + _samples(arguments)
 
     def step_over(self) -> None:
-        """Settle what the calls of the step say."""
+        """Work out model and batch size from the calls of the step."""
         self.joined = len(self.optimizers) > self._known
         self._known = max(len(self.optimizers), 1)
         if self._samples:
@@ -61,7 +60,7 @@ class Seen:
 
 
 def unwrapped(model: torch.nn.Module) -> torch.nn.Module:
-    """Return the module inside of what PyTorch wraps around one: data parallelism, a compiled module."""
+    """Return the module inside PyTorch's wrappers: data parallelism, a compiled module."""
     while type(model).__name__ in ("DistributedDataParallel", "DataParallel", "OptimizedModule"):
         inner = getattr(model, "module", None) or getattr(model, "_orig_mod", None)
         if inner is None:
@@ -71,7 +70,7 @@ def unwrapped(model: torch.nn.Module) -> torch.nn.Module:
 
 
 def class_name(module: torch.nn.Module) -> str:
-    """Return the class of a module; not what FSDP makes of it, which wraps it, or derives a class ``FSDP...`` from its own."""
+    """Return the class name of a module without FSDP, which wraps it (FSDP1) or derives a class ``FSDP...`` from its class."""
     while type(module).__name__ == "FullyShardedDataParallel":
         module = module.module  # type: ignore[assignment]
     name = type(module).__name__
@@ -81,10 +80,10 @@ def class_name(module: torch.nn.Module) -> str:
 
 @contextmanager
 def optimizer_steps(over: Callable[[torch.optim.Optimizer], None], seen: Seen) -> Iterator[None]:
-    """Call ``over(optimizer)`` each time that the first-seen optimizer returns from ``step()``.
+    """Call ``over(optimizer)`` each time that the optimizer which was called first returns from ``step()``.
 
-    An optimizer that calls another one inside of its own step (a ZeRO wrapper) is the one that counts, and one that is called
-    from inside of the backward pass is none.
+    An optimizer that another one calls in its own step (inside a ZeRO wrapper), or that is called inside the backward pass,
+    does not count.
     """
     import torch
     from torch.optim import optimizer as module
@@ -118,7 +117,7 @@ def optimizer_steps(over: Callable[[torch.optim.Optimizer], None], seen: Seen) -
 
 @contextmanager
 def module_calls(seen: Seen) -> Iterator[None]:
-    """Tell ``seen`` of each module that is called from outside of all modules. It costs each call of any module a little."""
+    """Tell ``seen`` of each call of an outermost module. It costs each call of any module a little."""
     from torch._C import _current_graph_task_id as current_graph_task_id
 
     depth = 0

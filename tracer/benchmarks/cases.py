@@ -1,8 +1,8 @@
-"""What the operator micro-benchmarks run: operators with shapes drawn at random, log-uniformly, in the ranges of models in use.
+"""The cases of the micro-benchmarks: operators with random shapes, log-uniform in the ranges of models in use.
 
 After TorchSim, appendix E, which draws products, attention and convolutions whose runs take from 10 us up. Nothing here needs
-PyTorch: a case is an operator as a trace would hold it, and ``triosim.tracer.benchmarks.measure`` runs it. The same seed,
-operator, dtype and number always give the same case, so that an interrupted measurement can go on.
+PyTorch: a case is an operator of a trace, and ``triosim.tracer.benchmarks.measure`` runs it. The same seed, operator, dtype and
+number always give the same case, so that an interrupted measurement can be resumed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from triosim.errors import OptionError, nearest
 from triosim.operators import features
 from triosim.trace import Operator, Phase, Tensor
 
-#: Redrawn at most so often, when a case is too large for the limits.
+#: A case that is too large for the limits is drawn again at most this often.
 _TRIES = 2000
 _FIRST_OUTPUT = 1_000_000  # ids of outputs, apart from those of inputs
 Shape = tuple[int, ...]
@@ -27,7 +27,7 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How large a case may be: bytes of its tensors, FLOPs of its forward pass."""
+    """The largest case: bytes of its tensors, FLOPs of its forward pass."""
 
     nbytes: float
     flops: float
@@ -35,20 +35,20 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """Shapes of what an operator reads and makes (None: it works in place), and its other arguments.
+    """Shapes of an operator's inputs and output (None: it works in place), and its other arguments.
 
-    ``whole`` names, by place, the inputs of whole numbers, and what these are below.
+    ``integers`` has the positions of integer inputs, with the bound that their values stay below.
     """
 
     inputs: Sequence[Shape]
     output: Shape | None
     attributes: Mapping[str, Any]
-    whole: Mapping[int, int]
+    integers: Mapping[int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class Benchmark:
-    """How an operator is called in a trace, how its shapes are drawn, and whether its backward pass is measured too."""
+    """An operator's name in a trace, how its shapes are drawn, and whether its backward pass is measured too."""
 
     name: str
     draw: Callable[[Draw], Drawn]
@@ -58,17 +58,17 @@ class Benchmark:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One operator to be measured; ``whole`` names, by place, the inputs of whole numbers and what these are below."""
+    """One operator to measure; ``integers`` has the positions of integer inputs, with the bound of their values."""
 
     name: str
     operator: Operator
     benchmark: str
     backward: bool
-    whole: Mapping[int, int]
+    integers: Mapping[int, int]
 
 
 class Draw:
-    """Draws sizes; half of them are rounded to a multiple of 64 where they are large enough, as those of models mostly are."""
+    """Draws sizes; half of those from 64 up are rounded to a multiple of 64, as most sizes of models are."""
 
     def __init__(self, random: np.random.Generator) -> None:
         self._random = random
@@ -94,7 +94,7 @@ def case(benchmark: str, dtype: str, seed: int, number: int, limits: Limits) -> 
         made = _operator(kind, drawn, dtype)
         held = sum(tensor.nbytes for tensor in (*made.inputs, *made.outputs)) * (3 if kind.backward else 1)
         if held <= limits.nbytes and features.flops(made) <= limits.flops:
-            return Case(f"{benchmark}:{dtype}:{seed}:{number}", made, benchmark, kind.backward, drawn.whole)
+            return Case(f"{benchmark}:{dtype}:{seed}:{number}", made, benchmark, kind.backward, drawn.integers)
     return None
 
 
@@ -108,7 +108,7 @@ def chosen(names: Sequence[str]) -> list[str]:
 
 def _operator(kind: Benchmark, drawn: Drawn, dtype: str) -> Operator:
     inputs = tuple(
-        Tensor(place, shape, "int64" if place in drawn.whole else dtype) for place, shape in enumerate(drawn.inputs)
+        Tensor(place, shape, "int64" if place in drawn.integers else dtype) for place, shape in enumerate(drawn.inputs)
     )
     if drawn.output is None:  # in place, on the first of the lists
         outputs = inputs[: len(inputs) // int(drawn.attributes["lists"])]
@@ -118,9 +118,9 @@ def _operator(kind: Benchmark, drawn: Drawn, dtype: str) -> Operator:
 
 
 def _drawn(
-    inputs: Sequence[Shape], output: Shape | None, whole: Mapping[int, int] | None = None, **attributes: Any
+    inputs: Sequence[Shape], output: Shape | None, integers: Mapping[int, int] | None = None, **attributes: Any
 ) -> Drawn:
-    return Drawn(inputs, output, attributes, whole or {})
+    return Drawn(inputs, output, attributes, integers or {})
 
 
 def _linear(draw: Draw) -> Drawn:
@@ -212,7 +212,7 @@ def _cross_entropy(draw: Draw) -> Drawn:
 
 
 def _for_each(lists: int) -> Callable[[Draw], Drawn]:
-    """Lists of tensors of equal shapes, as many as a network has parameters, of the sizes that parameters have."""
+    """Return what draws lists of tensors with equal shapes, in the number and sizes of a network's parameters."""
 
     def draw_lists(draw: Draw) -> Drawn:
         shapes = [(draw.size(64, 1 << 25),) for _ in range(draw.size(1, 256))]
@@ -225,7 +225,7 @@ def _optimizer(name: str, lists: int) -> Benchmark:
     return Benchmark(name, _for_each(lists), "optimizer", backward=False)
 
 
-#: By the name that a user gives. A for-each operator reads lists: what it changes, then what it changes that by.
+#: Benchmarks by their name in options. A for-each operator reads lists of tensors, of which it changes the first.
 BENCHMARKS: Mapping[str, Benchmark] = {
     "linear": Benchmark("aten::linear", _linear),
     "mm": Benchmark("aten::mm", _mm, backward=False),

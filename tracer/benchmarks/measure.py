@@ -3,7 +3,7 @@
 Each time is a median after warm-up, by CUDA's events on a GPU and by the clock on a CPU. The GPU is kept busy while the host
 prepares a call, so that launches are not in the time. With a warm cache a call follows itself; before a call with a cold
 one, a buffer larger than the cache is written (Phantora 4.4: what an operator finds in the cache decides how long it takes).
-Rows are those of ``triosim.compute.fit.operator_table``. A table that is there already is gone on with.
+Rows are those of ``triosim.compute.fit.operator_table``. A measurement that was interrupted is resumed from its table.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from triosim.tracer.benchmarks.timers import CpuTimer, CudaTimer, Timer
 from triosim.tracer.pytorch_version import require_torch
 
 DTYPES = ("float64", "float32", "float16", "bfloat16")
-#: A table is written again after so many seconds, so that little is lost whatever happens.
+#: The table is written this often, so that an interruption loses little.
 _BETWEEN_WRITES = 15.0
-#: The largest cases: a part of the device's memory, and seconds at the device's peak.
+#: The largest cases: a share of the device's memory, and seconds at the device's peak rate.
 _SHARE_OF_MEMORY, _MOST_SECONDS, _MOST_BYTES_ON_CPU = 0.3, 0.05, 256e6
 
 Progress = Callable[[int, int, str], None]
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What is measured: ``count`` cases of each operator and dtype, drawn from ``seed``, for at most ``seconds``."""
+class MeasurementPlan:
+    """What to measure: ``count`` cases of each operator and dtype, drawn from ``seed``, for at most ``seconds``."""
 
     operators: Sequence[str] = ()
     dtypes: Sequence[str] = ("float32", "bfloat16")
@@ -52,18 +52,20 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """How it ended: rows in the table, how many of them are new, and what was skipped, a line each."""
+class MeasurementOutcome:
+    """The rows in the table, how many of them are new, and what was skipped, one line each."""
 
     rows: int
     new: int
     skipped: tuple[str, ...]
 
 
-def measure(plan: Plan, path: str, device: str | None = None, progress: Progress | None = None) -> Outcome:
+def measure(
+    plan: MeasurementPlan, path: str, device: str | None = None, progress: Progress | None = None
+) -> MeasurementOutcome:
     """Measure what is not in the table at ``path`` yet, and write it there, whole at any time, after Ctrl-C too.
 
-    Raises ``OptionError`` without PyTorch or the device, ``TriosimError`` where the file there is another.
+    Raises ``OptionError`` without PyTorch or the device, ``TriosimError`` where the file is no such table.
     """
     require_torch("measuring")
     import torch
@@ -97,11 +99,11 @@ def measure(plan: Plan, path: str, device: str | None = None, progress: Progress
         table.write()
     if not table.rows:
         raise TriosimError("nothing was measured", where=path, fix=(*table.notes, "give it more time")[0])
-    return Outcome(len(table.rows), table.new, (*table.notes, *too_large))
+    return MeasurementOutcome(len(table.rows), table.new, (*table.notes, *too_large))
 
 
 class _Table:
-    """The rows of a file and those that are added, for one device; cases that failed are notes, and not tried again."""
+    """The rows of a table's file and those that are added for a device; cases that failed are notes, and not tried again."""
 
     def __init__(self, path: str, device: str, software: str) -> None:
         there = Path(path).is_file() and Path(path).stat().st_size
@@ -117,7 +119,7 @@ class _Table:
         return case.name in self._done or any(note.startswith(self._of(case)) for note in self.notes)
 
     def add(self, case: Case, rows: Sequence[Row]) -> None:
-        """Add a case's rows, and write the file where that is a while ago."""
+        """Add a case's rows, and write the file if it was not written lately."""
         self.rows += [replace(row, device=self._device, case=case.name, software=self._software) for row in rows]
         self.new += len(rows)
         if time.monotonic() - self._written > _BETWEEN_WRITES:
@@ -128,7 +130,7 @@ class _Table:
         self.notes.append(f"{self._of(case)}{reason}")
 
     def write(self) -> None:
-        """Write the file, unless there is nothing in it."""
+        """Write the file, if there are rows."""
         if self.rows:
             operator_table.write(self.rows, self._path, self.notes)
         self._written = time.monotonic()
@@ -149,9 +151,9 @@ def _measure_case(torch: Any, case: Case, timer: Timer, table: _Table) -> None:
 
 
 def _rows(torch: Any, case: Case, timer: Timer) -> Iterator[Row]:
-    """Measure a case: its operator, and what differentiates it, each with a warm and with a cold cache."""
+    """Measure a case: its operator and its backward operator, each with a warm and with a cold cache."""
     one = case.operator
-    inputs = [_made(torch, tensor, timer.device, case.whole.get(place)) for place, tensor in enumerate(one.inputs)]
+    inputs = [_made(torch, tensor, timer.device, case.integers.get(place)) for place, tensor in enumerate(one.inputs)]
     leaves = [tensor for tensor in inputs if tensor.is_floating_point()] if case.backward else []
     if case.benchmark == "batch_norm":  # the running statistics have no gradient
         leaves = leaves[:3]
@@ -176,7 +178,7 @@ def _rows(torch: Any, case: Case, timer: Timer) -> Iterator[Row]:
 
 
 def _backward(forward: Operator, result: Any, leaves: Sequence[Any]) -> Operator:
-    """Return the operator that a trace would hold: the node of the autograd graph, unless the graph has several."""
+    """Return the backward operator of a trace: named by the node of the autograd graph, unless the graph has several."""
     name = str(result.grad_fn.name()).rpartition("::")[2]
     bare = features.base_name(forward.name)
     if kind_of(name) != kind_of(bare):
@@ -194,7 +196,7 @@ def _made(torch: Any, tensor: Tensor, device: str, below: int | None) -> Any:
 
 
 def _reason(case: Case, error: Exception) -> str:
-    """Say why a case has no rows. Raises ``TriosimError`` where going on would measure nothing either."""
+    """Return why a case has no rows. Raises ``TriosimError`` for errors that any other case would have too."""
     text = " ".join(str(error).split())
     if isinstance(error, MemoryError) or "out of memory" in text or "allocate memory" in text:
         shapes = " ".join("x".join(map(str, tensor.shape)) for tensor in case.operator.inputs[:3])

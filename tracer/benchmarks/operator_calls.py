@@ -1,4 +1,4 @@
-"""How PyTorch runs each operator of the micro-benchmarks: from the tensors of its case to a call without arguments."""
+"""Calls of the micro-benchmarks' operators in PyTorch, given the tensors of a case."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Call = Callable[[], Any]
 
 
 def call(torch: Any, benchmark: str, tensors: Tensors, attributes: Mapping[str, Any]) -> Call:
-    """Return what runs an operator on tensors."""
+    """Return a function without arguments that runs an operator on tensors."""
     if benchmark.startswith(("foreach", "fused")):
         return _for_each(torch, benchmark, tensors, int(attributes["lists"]))
     run = _forward(torch)[benchmark]
@@ -43,7 +43,7 @@ def _forward(torch: Any) -> Mapping[str, Callable[[Tensors, Mapping[str, Any]], 
 
 
 def _for_each(torch: Any, benchmark: str, tensors: Tensors, lists: int) -> Call:
-    """The lists one after the other: what is changed first. The numbers keep values finite however often a call is run."""
+    """Return a call on lists of tensors, the changed one first. Its factors keep values finite however often it is run."""
     each = len(tensors) // lists
     own, *others = [list(tensors[number * each : (number + 1) * each]) for number in range(lists)]
     if benchmark.startswith("fused"):

@@ -1,4 +1,4 @@
-"""How the time of a call is taken: by the clock on a CPU, by events on a GPU; the median of several runs after warm-up."""
+"""Times calls: by the clock on a CPU, by CUDA events on a GPU; the median of several runs after warm-up."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 
 Call = Callable[[], Any]
 _WARM_UP = 3
-#: A call is timed at least, and at most, so often; in between until it took so many seconds together.
+#: A call is run at least and at most this often; in between until its runs took this many seconds.
 _LEAST_RUNS, _MOST_RUNS, _ENOUGH_SECONDS = 5, 50, 0.02
 #: Writing the buffer takes longer than most calls.
 _MOST_COLD_RUNS = 9
-#: What is written before a call with a cold cache: more than any GPU's L2 (H100: 50 MB), or most CPUs' last level, holds.
+#: Bytes written before a call with a cold cache: more than any GPU's L2 (H100: 50 MB), or most CPUs' last level, holds.
 _FLUSHED_BYTES = 256 << 20
-#: Longer than the host needs to launch a call, as a part of what it needed in warm-up, and in seconds.
+#: The GPU waits this multiple of a call's launch time, and this many seconds more, while the host launches the call.
 _AHEAD, _AHEAD_SECONDS = 2.0, 50e-6
 
 
@@ -49,11 +49,11 @@ class Timer(ABC):
         """Return the seconds of one run."""
 
     def clear(self) -> None:  # noqa: B027 - a CPU has nothing to do
-        """Give back what a failed call may have left behind."""
+        """Free what a failed call may have left behind."""
 
 
 class CpuTimer(Timer):
-    """The clock. The call's own cost on the host is in it, as it is in a profile of a CPU."""
+    """Times by the clock. The cost of the call on the host is included, as it is in a CPU profile."""
 
     device = "cpu"
 
@@ -64,7 +64,7 @@ class CpuTimer(Timer):
 
 
 class CudaTimer(Timer):
-    """Events around the call, behind a wait on the GPU in which the host launches all of it."""
+    """Times by events around the call, after a wait on the GPU during which the host launches all of it."""
 
     device = "cuda"
 
@@ -92,5 +92,5 @@ class CudaTimer(Timer):
         return float(start.elapsed_time(end)) * 1e-3
 
     def clear(self) -> None:
-        """Give back the memory that PyTorch keeps."""
+        """Free the memory that PyTorch caches."""
         self._torch.cuda.empty_cache()

@@ -1,12 +1,12 @@
-"""What the profiler does not know by itself, written into its files as annotations: module paths, and what tensors are for.
+"""Annotates a profile with what the profiler does not record: module paths, and the category of tensors.
 
 ``layer: encoder.0.attention`` is around a module's forward pass. ``role: gradient 94861233363456 2048 fc.weight`` is around
-a ``detach`` of that tensor, by which the execution trace's numbers for it and its storage are found; the figures are its
-storage's address and bytes.
+a ``detach`` of that tensor, by which its ids in the execution trace are found; the figures are its storage's address and
+bytes.
 
 No other annotation may be open when a profiler stops: PyTorch's profiler writes the end of a range that began under it into
-memory that it has given back (seen with 2.13). A step ends inside of ``optimizer.step()``, which is such a range, and a script
-may put its own around that. So all annotations but ours are left out while a profiler runs.
+memory that it has freed (seen with 2.13). A step ends inside of ``optimizer.step()``, which is such a range, and a script may
+put its own around that. So all annotations but ours are left out while a profiler runs.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ if TYPE_CHECKING:
     import torch
 
 _OURS = "triosim_mark"
-#: What PyTorch marks and is over before a step is; it tells the optimizer's operators from the forward pass's.
+#: PyTorch's annotation that ends before a step does; it tells the optimizer's operators from the forward pass's.
 _WITHIN_A_STEP = "Optimizer.zero_grad#"
 
 
 @contextmanager
-def only_our_marks() -> Iterator[None]:
-    """Leave out all annotations but ours until the block is left; those that are open already end as they would."""
+def only_our_annotations() -> Iterator[None]:
+    """Leave out all annotations but ours until the block is left; those that are open already end as usual."""
     from torch.profiler import record_function
 
     original: Callable[[Any], Any] = record_function.__enter__
 
-    def enters(mark: Any) -> Any:
-        if getattr(mark, _OURS, False) or mark.name.startswith(_WITHIN_A_STEP):
-            return original(mark)
-        mark.run_callbacks_on_exit = False  # so that leaving it does nothing
-        return mark
+    def enters(annotation: Any) -> Any:
+        if getattr(annotation, _OURS, False) or annotation.name.startswith(_WITHIN_A_STEP):
+            return original(annotation)
+        annotation.run_callbacks_on_exit = False  # so that leaving it does nothing
+        return annotation
 
     with Patches() as patches:
         patches.make([Patch(record_function, "__enter__", enters)])
@@ -48,16 +48,16 @@ def only_our_marks() -> Iterator[None]:
 def _annotation(name: str) -> Any:
     from torch.profiler import record_function
 
-    mark = record_function(name)
-    setattr(mark, _OURS, True)
-    return mark
+    annotation = record_function(name)
+    setattr(annotation, _OURS, True)
+    return annotation
 
 
 @contextmanager
-def marked_layers() -> Iterator[None]:
-    """Mark each module's forward pass with its path in the outermost module that was called, whose own path is its class."""
+def annotated_modules() -> Iterator[None]:
+    """Annotate each module's forward pass with its path in the outermost module; that one's own path is its class."""
     paths: dict[Any, str] = {}
-    open_marks: list[Any] = []
+    open_annotations: list[Any] = []
     depth = 0
 
     def enters(module: torch.nn.Module, *_: Any) -> None:
@@ -65,78 +65,78 @@ def marked_layers() -> Iterator[None]:
         if depth == 0:
             _add_paths(module, paths)
         depth += 1
-        mark = _annotation(LAYER_PREFIX + paths[module]) if module in paths else None
-        if mark is not None:
-            mark.__enter__()
-        open_marks.append(mark)
+        annotation = _annotation(LAYER_PREFIX + paths[module]) if module in paths else None
+        if annotation is not None:
+            annotation.__enter__()
+        open_annotations.append(annotation)
 
     def leaves(module: torch.nn.Module, arguments: Any, keywords: Any, *_: Any) -> None:
         nonlocal depth
         depth -= 1
-        mark = open_marks.pop()
-        if mark is not None:
-            mark.__exit__(None, None, None)
+        annotation = open_annotations.pop()
+        if annotation is not None:
+            annotation.__exit__(None, None, None)
         if depth == 0:
-            _mark_inputs((arguments, keywords))
+            _annotate_inputs((arguments, keywords))
 
     with module_hooks(enters, leaves):
         yield
 
 
 @contextmanager
-def marked_optimizers() -> Iterator[list[Any]]:
-    """Mark the calls of optimizers as PyTorch does, but so that the mark can be closed while the optimizer still runs."""
+def annotated_optimizers() -> Iterator[list[Any]]:
+    """Annotate calls of optimizers as PyTorch does, but so that the annotation can be closed while the optimizer runs."""
     from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-    marks: list[Any] = []
-    watched: dict[int, Any] = {}  # by optimizer: the hook that closes its mark
+    open_annotations: list[Any] = []
+    closing: dict[Any, Any] = {}  # by optimizer: the hook that closes its annotation
 
     def begins(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        # A hook of its own: the global ones are being gone through when the profiler starts and stops.
-        if id(optimizer) not in watched:
-            watched[id(optimizer)] = optimizer.register_step_post_hook(ends)
-        mark = _annotation(f"Optimizer.step#{type(optimizer).__name__}.step")
-        mark.__enter__()
-        marks.append((optimizer, mark))
+        # A hook of the optimizer: PyTorch is iterating over the global ones when the profiler starts and stops.
+        if optimizer not in closing:
+            closing[optimizer] = optimizer.register_step_post_hook(ends)
+        annotation = _annotation(f"Optimizer.step#{type(optimizer).__name__}.step")
+        annotation.__enter__()
+        open_annotations.append((optimizer, annotation))
 
     def ends(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        while any(one is optimizer for one, _ in marks):  # above it may be those of steps that raised
-            marks.pop()[1].__exit__(None, None, None)
+        while any(one is optimizer for one, _ in open_annotations):  # those of steps that raised may be above it
+            open_annotations.pop()[1].__exit__(None, None, None)
 
     handle = register_optimizer_step_pre_hook(begins)
     try:
-        yield marks
+        yield open_annotations
     finally:
-        while marks:
-            marks.pop()[1].__exit__(None, None, None)
-        for one in (handle, *watched.values()):
+        while open_annotations:
+            open_annotations.pop()[1].__exit__(None, None, None)
+        for one in (handle, *closing.values()):
             one.remove()
 
 
-def mark_roles(model: torch.nn.Module | None, optimizers: Iterable[torch.optim.Optimizer]) -> None:
-    """Mark parameters, buffers, gradients and optimizer states as they are now."""
-    names: dict[int, str] = {}
+def annotate_tensors(model: torch.nn.Module | None, optimizers: Iterable[torch.optim.Optimizer]) -> None:
+    """Annotate parameters, buffers, gradients and optimizer states as they are now."""
+    names: dict[int, str] = {}  # by id(), as comparing two tensors compares their data
     parameter: Any
     if model is not None:
         inner = unwrapped(model)
         for name, parameter in inner.named_parameters():
             names[id(parameter)] = name
-            _mark(parameter, "parameter", name)
+            _annotate(parameter, "parameter", name)
         for name, buffer in inner.named_buffers():
-            _mark(buffer, "buffer", name)
+            _annotate(buffer, "buffer", name)
     optimizers = list(optimizers)
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 if id(parameter) not in names:
                     names[id(parameter)] = f"parameter_{len(names)}"
-                    _mark(parameter, "parameter", names[id(parameter)])
+                    _annotate(parameter, "parameter", names[id(parameter)])
                 if parameter.grad is not None:
-                    _mark(parameter.grad, "gradient", names[id(parameter)])
+                    _annotate(parameter.grad, "gradient", names[id(parameter)])
         for parameter, state in optimizer.state.items():
             for value in state.values() if isinstance(state, dict) else ():
                 if id(parameter) in names:
-                    _mark(value, "optimizer_state", names[id(parameter)])
+                    _annotate(value, "optimizer_state", names[id(parameter)])
 
 
 def _add_paths(module: torch.nn.Module, paths: dict[Any, str]) -> None:
@@ -147,16 +147,16 @@ def _add_paths(module: torch.nn.Module, paths: dict[Any, str]) -> None:
         paths.setdefault(part, path or class_name(inner))
 
 
-def _mark_inputs(arguments: Any) -> None:
+def _annotate_inputs(arguments: Any) -> None:
     from torch import Tensor
     from torch.utils._pytree import tree_leaves
 
     for leaf in tree_leaves(arguments):
         if isinstance(leaf, Tensor) and not leaf.requires_grad:
-            _mark(leaf, "input", "")
+            _annotate(leaf, "input", "")
 
 
-def _mark(tensor: Any, category: str, name: str) -> None:
+def _annotate(tensor: Any, category: str, name: str) -> None:
     import torch
 
     for one in _with_memory(tensor):
@@ -167,9 +167,9 @@ def _mark(tensor: Any, category: str, name: str) -> None:
 
 
 def _with_memory(tensor: Any) -> Iterator[torch.Tensor]:
-    """Yield the tensors that have the memory of one: itself, or those inside of it, such as a distributed tensor's local part.
+    """Yield the tensors that hold a tensor's memory: itself, or those inside it, such as a distributed tensor's local part.
 
-    What stands on the meta device has no memory, whatever its size.
+    A tensor on the meta device has no memory.
     """
     import torch
     from torch.utils._python_dispatch import is_traceable_wrapper_subclass

@@ -1,4 +1,4 @@
-"""A step of a model that runs here and now becomes a trace: a block of one's own code, a function, or a script.
+"""Captures a step on the device at hand, of a block of code, a function or a script, with PyTorch's profiler.
 
 with triosim.tracer.capture(model, optimizer) as captured:
     for batch in loader:
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from triosim.errors import CaptureError, OptionError, OutputError
 from triosim.trace import Trace
-from triosim.tracer.profiler.eager import left_eager
+from triosim.tracer.profiler.eager import run_eagerly
 from triosim.tracer.profiler.step_profiler import Cost, Kind, StepProfiler, only_capture, plan
 from triosim.tracer.pytorch_version import check_version, require_torch
 from triosim.tracer.script_runner import run_script
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 
 
 class capture:  # noqa: N801  # it is used as a function is
-    """A block of code whose steps are captured; afterwards ``trace`` is the trace, and ``cost`` what profiling it cost.
+    """Captures a block of code; afterwards ``trace`` is the trace of a step, and ``cost`` what profiling it cost.
 
     A step ends when ``optimizer.step()`` returns, or that of the optimizer that the block calls first. The first step is
     profiled, so that one is enough. If there are more, the first ``skip`` only warm up, the next one is profiled instead, and
-    then ``steps`` are measured without the profiler, in turns with as many under its lightest form, from which the times come.
-    What runs after that is left alone. Without an optimizer (inference) the block is one step.
+    then ``steps`` are measured without the profiler, alternating with as many under its lightest form, from which the times
+    come. Later steps are not observed. Without an optimizer (inference) the block is one step.
 
     ``batch_size`` is by default the first dimension of the model's first argument. With ``directory`` the profiler's files are
     kept there. Raises ``OptionError`` without PyTorch, ``CaptureError`` when the block has no step.
@@ -51,7 +51,7 @@ class capture:  # noqa: N801  # it is used as a function is
         directory: str | os.PathLike[str] | None = None,
     ) -> None:
         _check(batch_size)
-        _needs_torch()
+        _check_pytorch()
         self._model, self._optimizer, self._batch_size = model, optimizer, batch_size
         again = plan(steps)
         self._kinds: list[Kind] = again if not skip else ["full", *(["idle"] * (skip - 1)), *again]  # type: ignore[list-item]
@@ -86,7 +86,7 @@ class capture:  # noqa: N801  # it is used as a function is
         folder = self._running.enter_context(_folder(self._directory))
         self._profiler = StepProfiler(self._kinds, Path(folder))
         self._running.callback(self._profiler.close)
-        self._running.enter_context(left_eager())
+        self._running.enter_context(run_eagerly())
         self._calls = self._running.enter_context(ExitStack())
         self._calls.enter_context(module_calls(seen))
         self._running.enter_context(optimizer_steps(self._over, seen))
@@ -99,7 +99,7 @@ class capture:  # noqa: N801  # it is used as a function is
         self._profiler.step_ends(self._number, self._seen)
         self._number += 1
         if "full" not in self._kinds[self._number :]:
-            self._calls.close()  # to watch what is called costs each call of a module a little
+            self._calls.close()  # observing calls costs each call of a module a little
         self._profiler.step_begins(self._number, self._seen)
 
     def __exit__(
@@ -133,7 +133,7 @@ def capture_step(
     First ``warmup`` times, then once to be profiled, then as ``capture`` does for its ``steps``. Raises as ``capture`` does.
     """
     _check(batch_size)
-    _needs_torch()
+    _check_pytorch()
     for _ in range(warmup):
         step()
     seen = Seen()
@@ -145,7 +145,7 @@ def capture_step(
         kinds = plan(steps)
         profiler = StepProfiler(kinds, Path(folder))
         running.callback(profiler.close)
-        running.enter_context(left_eager())
+        running.enter_context(run_eagerly())
         calls = running.enter_context(ExitStack())
         calls.enter_context(module_calls(seen))
         for number in range(len(kinds)):
@@ -171,24 +171,24 @@ def capture_script(
     """Run a training script as Python would, and return the trace of a step of it, with what profiling cost.
 
     Of the steps after the first ``skip`` one is profiled in full, ``warmup`` are thrown away, and ``steps`` are measured
-    without the profiler, in turns with as many under its lightest form; a script that ends before gives what it had. Raises
-    as ``run_script`` does.
+    without the profiler, alternating with as many under its lightest form; a script that ends before gives what it had.
+    Raises as ``run_script`` does.
     """
     _check(batch_size)
-    _needs_torch()
+    _check_pytorch()
     kinds = plan(steps, warmup=warmup)
     with _folder(directory) as folder, ExitStack() as running:
         running.enter_context(only_capture())
         profiler = StepProfiler(kinds, Path(folder))
         running.callback(profiler.close)
-        running.enter_context(left_eager())
+        running.enter_context(run_eagerly())
         seen = run_script(path, arguments, profiler, skip=skip, steps=len(kinds), least=1)
         profiler.close()
         return profiler.trace(seen, batch_size), profiler.cost
 
 
 def _folder(directory: str | os.PathLike[str] | None) -> AbstractContextManager[str]:
-    """Return a folder for the profiler's files, which goes with the block unless someone named it."""
+    """Return a folder for the profiler's files: the named one, or a temporary one that the block removes."""
     if directory is None:
         return tempfile.TemporaryDirectory(prefix="triosim-")
     try:
@@ -205,6 +205,6 @@ def _check(batch_size: int | None) -> None:
         raise OptionError(f"{batch_size!r} is no batch size", where="batch_size", fix="give a positive integer")
 
 
-def _needs_torch() -> None:
+def _check_pytorch() -> None:
     require_torch()
     check_version(device=True)

@@ -1,7 +1,7 @@
-"""Compiled models, captured as they are written: a fused kernel is no operator that a compute model knows.
+"""Turns off compilation during a capture, because a fused kernel is no operator that a compute model knows.
 
-Functions that are compiled inside of the capture stay as they are; for models that were compiled before, PyTorch's own switch
-(``torch.compiler.set_stance``) makes them run eagerly, where the version has it.
+Functions that are compiled during the capture stay as they are; models that were compiled before run eagerly by
+``torch.compiler.set_stance``, where the version of PyTorch has it.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from typing import Any
 from triosim.errors import CaptureWarning
 from triosim.tracer.patches import Patch, Patches
 
-_SAID = "is left out: the model is captured as it is written, without fused kernels"
+_WARNING = "is left out: the model is captured as it is written, without fused kernels"
 
 
 @contextmanager
-def left_eager() -> Iterator[None]:
-    """Let nothing run compiled until the block is left, and warn of what is asked to be."""
+def run_eagerly() -> Iterator[None]:
+    """Run everything eagerly until the block is left, and warn of calls that compile."""
     import torch
 
     with Patches() as patches:
@@ -46,4 +46,4 @@ def _compile_module(_: Any, *__: Any, **___: Any) -> None:
 def _warn(what: str) -> None:
     caller = sys._getframe(2)
     line = f"{Path(caller.f_code.co_filename).name}:{caller.f_lineno}"
-    warnings.warn(f"{line}: {what} {_SAID}", CaptureWarning, stacklevel=4)
+    warnings.warn(f"{line}: {what} {_WARNING}", CaptureWarning, stacklevel=4)

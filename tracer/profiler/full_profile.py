@@ -1,8 +1,8 @@
-"""PyTorch's profiler in full (shapes, memory, the execution trace), which lets the parameters of a model be swapped.
+"""Runs PyTorch's profiler with shapes, memory and execution trace, and pauses it where the script swaps tensors.
 
-While it records shapes it has weak references to tensors, and PyTorch swaps no tensor that has one
-(``torch.utils.swap_tensors``). It swaps the parameters of a model of distributed tensors that is cast, moved or given memory
-(seen with 2.13). A script that does so still builds its model.
+While the profiler records shapes it holds weak references to tensors, and ``torch.utils.swap_tensors`` refuses tensors that
+have one. PyTorch swaps the parameters of a model of distributed tensors when it is cast, moved or given memory (seen with
+2.13); a script that does so is still building its model.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from triosim.tracer.steps import module_hooks
 
 
 class FullProfile:
-    """A block that is profiled in full; ``execution_trace`` is a file that is there afterwards.
+    """Profiles a block in full, and writes the file ``execution_trace``.
 
-    When tensors are swapped outside of all modules, what was recorded is dropped. Recording begins anew at the next call of a
-    module, or where the block ends. ``begins`` is called each time that it begins.
+    When tensors are swapped outside of all modules, what was recorded is dropped, and recording begins again at the next call
+    of a module, or where the block ends. ``begins`` is called each time that it begins.
     """
 
     def __init__(self, activities: list[Any], execution_trace: Path, begins: Callable[[], None]) -> None:
@@ -44,7 +44,7 @@ class FullProfile:
         return self
 
     def begin(self) -> None:
-        """Record, unless that is being done."""
+        """Begin to record, unless it records."""
         if self._profiler is not None:
             return
         from torch.profiler import ExecutionTraceObserver, profile
@@ -88,7 +88,7 @@ class FullProfile:
         swap: Callable[[Any, Any], None] = torch.utils.swap_tensors
 
         def swapping(first: Any, second: Any) -> None:
-            if self._depth == 0:  # inside of a module an annotation is open, with which no profiler may stop
+            if self._depth == 0:  # inside a module an annotation is open, and no profiler may stop
                 self._drop()
             swap(first, second)
 
@@ -104,7 +104,7 @@ class FullProfile:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Drop what PyTorch's C++ says on standard error when a profiler starts and stops: that it does."""
+    """Silence PyTorch's C++ messages on standard error that a profiler starts and stops."""
     sys.stderr.flush()
     try:
         kept = os.dup(2)

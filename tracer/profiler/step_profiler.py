@@ -1,9 +1,8 @@
-"""A step under PyTorch's profiler: once in full, then in turns without it and lightly, so that its own cost is known.
+"""Profiles steps with PyTorch's profiler: one in full, then others alternately with its lightest form and without it.
 
-In full are the shapes, the execution trace, and marks that say what the profiler does not know
-(``triosim.tracer.profiler.annotations``): this
-is slow, and tells what is called. Kineto alone then tells how long the calls take, and steps without any profiler how
-long a step takes. They come in turns, because a machine's speed drifts.
+The full profile has shapes, the execution trace, and annotations (``triosim.tracer.profiler.annotations``): it is slow, and
+says what is called. Kineto alone then measures how long the calls take, and steps without a profiler how long a step takes.
+They alternate because a machine's speed drifts.
 """
 
 from __future__ import annotations
@@ -19,7 +18,12 @@ from typing import Any, Literal
 from triosim.errors import CaptureError, OutputError
 from triosim.trace import Trace
 from triosim.trace.formats.pytorch import profiler_folder as pytorch
-from triosim.tracer.profiler.annotations import mark_roles, marked_layers, marked_optimizers, only_our_marks
+from triosim.tracer.profiler.annotations import (
+    annotate_tensors,
+    annotated_modules,
+    annotated_optimizers,
+    only_our_annotations,
+)
 from triosim.tracer.profiler.full_profile import FullProfile, quiet
 from triosim.tracer.steps import Seen, class_name, unwrapped
 
@@ -30,23 +34,26 @@ Kind = Literal["full", "warm", "plain", "light", "idle"]
 
 
 def plan(steps: int, *, warmup: int = 1) -> list[Kind]:
-    """Return what is done in each step: one in full, ``warmup`` that are thrown away, then ``steps`` pairs."""
+    """Return the kind of each step: one in full, ``warmup`` that are thrown away, then ``steps`` pairs of plain and light."""
     return ["full", *(["warm"] * warmup if steps else []), *(["plain", "light"] * steps)]  # type: ignore[list-item]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Cost:
-    """Seconds of a step by how it was watched: medians of ``steps`` each; ``full`` is one step. None where there was none."""
+    """Seconds of a step without a profiler, under Kineto, and under the full profiler: medians of ``steps`` each, but one full.
+
+    ``plain`` and ``light`` are None where no such step ran.
+    """
 
     plain: float | None
     light: float | None
     full: float
     steps: int
-    spread: float = 0.0  # of the plain steps: the middle half of them, as a part of their median
+    spread: float = 0.0  # interquartile range of the plain steps, relative to their median
 
     @property
     def overhead(self) -> float | None:
-        """What the light profiler adds to a step, as a part of it."""
+        """What the light profiler adds to a step, relative to the step."""
         return None if self.plain is None or self.light is None else self.light / self.plain - 1.0
 
 
@@ -77,11 +84,11 @@ class StepProfiler:
         self._running = ExitStack()
         self._began = 0.0
         self._profiler: Any = None
-        self._marks: list[Any] = []
+        self._annotations: list[Any] = []
 
     def step_begins(self, number: int, seen: Seen) -> None:
-        """Start what the plan says for a step."""
-        if self._profiler is not None:  # the step before was none
+        """Start the profiler that the plan says for a step."""
+        if self._profiler is not None:  # the step before never ended
             self.close()
         kind = self._kind(number)
         if kind == "full":
@@ -92,7 +99,7 @@ class StepProfiler:
         self._began = time.perf_counter()
 
     def step_ends(self, number: int, seen: Seen) -> None:
-        """Stop it, and write its file."""
+        """Stop the profiler, and write its file."""
         kind = self._kind(number)
         if kind == "idle":
             return
@@ -109,7 +116,7 @@ class StepProfiler:
         self._profiler = None
 
     def close(self) -> None:
-        """Stop whatever runs: the step that it belongs to never ended."""
+        """Stop a profiler that still runs: its step never ended."""
         with quiet():
             self._running.close()
         self._profiler = None
@@ -121,7 +128,7 @@ class StepProfiler:
 
     @property
     def cost(self) -> Cost:
-        """What steps took."""
+        """The seconds of the steps."""
         plain, light = self._times.get("plain", []), self._times.get("light", [])
         return Cost(
             median(plain) if plain else None,
@@ -132,8 +139,9 @@ class StepProfiler:
         )
 
     def trace(self, seen: Seen, batch_size: int | None = None, model: str | None = None) -> Trace:
-        """Return the trace of what was profiled. Raises ``CaptureError`` without a step, ``TraceError`` for what makes none,
-        ``OutputError`` where the disk was full.
+        """Return the trace of the profiled step.
+
+        Raises ``CaptureError`` without a step, ``TraceError`` for files that make no trace, ``OutputError`` for a full disk.
         """
         if not self.has_step:
             raise CaptureError("the capture has no step", fix="run at least one training step inside of it")
@@ -148,11 +156,11 @@ class StepProfiler:
             batch_size=batch_size or seen.batch_size,
         )
         name = model or (class_name(unwrapped(seen.model)) if seen.model is not None else trace.model)
-        software = {**trace.software, "torch": torch.__version__, "profiler": self._said(separate)}
+        software = {**trace.software, "torch": torch.__version__, "profiler": self._description(separate)}
         return dataclasses.replace(trace, model=name, step_seconds=self.cost.plain, software=software, source="")
 
     def _check_files(self) -> None:
-        """Raise ``OutputError`` where PyTorch, which does not raise, could not write what it profiled."""
+        """Raise ``OutputError`` where PyTorch could not write a file, which it does not report."""
         for path in (self._folder / PROFILER_FILE, self._folder / EXECUTION_TRACE_FILE, *self._light):
             if not path.exists() or not path.stat().st_size:
                 raise OutputError(
@@ -161,7 +169,7 @@ class StepProfiler:
                     fix="make room, or set TMPDIR to a folder with some",
                 )
 
-    def _said(self, separate: bool) -> str:
+    def _description(self, separate: bool) -> str:
         cost = self.cost
         if cost.overhead is None or cost.plain is None:
             return "in full for the step whose times these are, which it slows down"
@@ -178,19 +186,19 @@ class StepProfiler:
         return self._kinds[number] if number < len(self._kinds) else "idle"
 
     def _start_full(self, seen: Seen) -> None:
-        self._running.enter_context(only_our_marks())
+        self._running.enter_context(only_our_annotations())
         self._profiler = FullProfile(
-            _activities(), self._folder / EXECUTION_TRACE_FILE, lambda: mark_roles(seen.model, seen.optimizers)
+            _activities(), self._folder / EXECUTION_TRACE_FILE, lambda: annotate_tensors(seen.model, seen.optimizers)
         )
         self._running.enter_context(self._profiler)
-        self._running.enter_context(marked_layers())
-        self._marks = self._running.enter_context(marked_optimizers())
+        self._running.enter_context(annotated_modules())
+        self._annotations = self._running.enter_context(annotated_optimizers())
 
     def _stop_full(self, seen: Seen) -> None:
-        while self._marks:
-            self._marks.pop()[1].__exit__(None, None, None)
+        while self._annotations:
+            self._annotations.pop()[1].__exit__(None, None, None)
         self._profiler.begin()
-        mark_roles(seen.model, seen.optimizers)
+        annotate_tensors(seen.model, seen.optimizers)
         with quiet():
             self._running.close()
         self._profiler.export_chrome_trace(str(self._folder / PROFILER_FILE))
@@ -198,13 +206,13 @@ class StepProfiler:
     def _start_light(self) -> None:
         from torch.profiler import profile
 
-        self._running.enter_context(only_our_marks())
+        self._running.enter_context(only_our_annotations())
         with quiet():
             self._profiler = self._running.enter_context(profile(activities=_activities()))
 
 
 def _spread(times: list[float]) -> float:
-    """Return the width of the middle half of some times, as a part of their median."""
+    """Return the interquartile range of some times, relative to their median."""
     if len(times) < 2:
         return 0.0
     first, middle, third = quantiles(times, n=4, method="inclusive")

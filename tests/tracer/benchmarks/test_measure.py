@@ -16,7 +16,7 @@ from triosim.errors import OptionError, TriosimError
 from triosim.tracer.benchmarks import operator_calls as benchmark_calls
 from triosim.tracer.benchmarks import timers
 from triosim.tracer.benchmarks.cases import BENCHMARKS, Limits
-from triosim.tracer.benchmarks.measure import Plan, measure
+from triosim.tracer.benchmarks.measure import MeasurementPlan, measure
 
 needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="PyTorch is not installed")
 SMALL = Limits(1e6, 1e7)
@@ -28,8 +28,8 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timers, "_FLUSHED_BYTES", 1 << 16)
 
 
-def plan(*names: str, count: int = 1, seconds: float | None = None) -> Plan:
-    return Plan(names, ("float32",), count, seconds, limits=SMALL)
+def plan(*names: str, count: int = 1, seconds: float | None = None) -> MeasurementPlan:
+    return MeasurementPlan(names, ("float32",), count, seconds, limits=SMALL)
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from triosim.errors import OptionError
-from triosim.tracer.benchmarks.measure import Plan
+from triosim.tracer.benchmarks.measure import MeasurementPlan
 from triosim.tracer.benchmarks.measure import measure as run_benchmarks
 
 
@@ -50,7 +50,7 @@ def command(
     for name, value in (("--count", count), ("--seconds", seconds)):
         if value is not None and value < 1:
             raise OptionError(f"{value} is not above zero", where=name, fix="give 1 or more")
-    plan = Plan(_words(operators), _words(dtypes), count, seconds, seed)
+    plan = MeasurementPlan(_words(operators), _words(dtypes), count, seconds, seed)
     with _Bar() as bar:
         outcome = run_benchmarks(plan, output, device, bar)
     for line in outcome.skipped:
