@@ -251,11 +251,11 @@ def _measured(
 
 
 def _assumed(found: CapturedStreams) -> Iterator[str]:
-    """Say which ranks were run, where the others are only taken to do what these do."""
+    """Say which ranks were compared, where the others are only assumed to run the same operators."""
     if 0 < len(found.compared) < found.streams.world:
         names = ", ".join(map(str, found.compared))
-        same = "the same as one of these" if len(found.streams.traces) > 1 else "the same"
-        yield f"compared: rank{'s'[: len(found.compared) - 1]} {names}; the others are taken to do {same}"
+        same = "the same operators as one of them" if len(found.streams.traces) > 1 else "the same operators"
+        yield f"compared: rank{'s'[: len(found.compared) - 1]} {names}; the others are assumed to run {same}"
 
 
 def _summary(trace: Trace | TaskStreams) -> Iterator[str]:

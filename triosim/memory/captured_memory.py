@@ -46,7 +46,7 @@ class CapturedMemory(WorldMemory):
         """What a reader of the figures must know: that they are an estimate, and which rank does not fit."""
         if not any(report.estimated for report in self.reports.values()):
             return super().notes
-        said = "the streams have no storages, so a tensor is taken to live from its first to its last use"
+        said = "the streams have no storages, so a tensor is assumed to live from its first to its last use"
         return (f"memory is an estimate: {said}", *super().notes)
 
     def ranks_at(self, place: int) -> list[int]:

@@ -75,7 +75,7 @@ class MemoryReport:
         found = []
         if self.estimated:
             found.append(
-                "an estimate: the trace has no storages, so a tensor is taken to live from its first to its last use"
+                "an estimate: the trace has no storages, so a tensor is assumed to live from its first to its last use"
             )
         if self.replay.left:
             found.append(
@@ -83,11 +83,11 @@ class MemoryReport:
             )
         if self.fits and self.replay.allocator.retries:
             found.append(
-                f"it fits only because cached memory is given back and asked for again, {self.replay.allocator.retries} "
-                "times in the steps that were played, each of which waits for the GPU"
+                f"it fits only because the allocator frees cached memory and tries again, {self.replay.allocator.retries} "
+                "times in the replayed steps; each time waits for the GPU"
             )
         if math.isinf(self.capacity):
-            found.append("the GPU is not known, so nothing is said of whether it fits; give --gpu or --capacity")
+            found.append("the GPU is unknown, so it is not known whether the step fits; give --gpu or --capacity")
         return found
 
 
