@@ -78,6 +78,7 @@ BUILT_IN: dict[Group, dict[str, str]] = {
         "json": "triosim.trace.formats.native.trace_json",
         "csv": "triosim.trace.formats.csv_pair",
         "pytorch": "triosim.trace.formats.pytorch.profiler_folder",
+        "model": "triosim.models.trace_format",
     },
     "reports": {
         "text": "triosim.reports.terminal.result_tables:ResultText",

@@ -120,8 +120,7 @@ def plan(
     does not hold what a parallelism needs, ``PluginError`` for a name that is none.
     """
     parallelisms = Parallelisms.of(parallel, gpus, config)
-    batch_size = _replica_batch(trace, config, parallelisms.replicas)
-    micro_batches = _micro_batches(parallelisms, batch_size, config)
+    batch_size, micro_batches = batches(parallelisms, config, trace.batch_size)
     begun = replace(
         _program(trace, batch_size, micro_batches, config, model),
         data_axes=parallelisms.data_axes,
@@ -213,25 +212,43 @@ def _applied(transforms: list[Transform], program: Program) -> Program:
     return program
 
 
-def _replica_batch(trace: Trace, config: RunConfig, replicas: int) -> int:
+def batches(parallelisms: Parallelisms, config: RunConfig, traced: int) -> tuple[int, int]:
+    """Return the samples of a replica's batch, and into how many micro-batches they divide; ``traced`` are the trace's.
+
+    Raises ``OptionError`` for options that contradict each other.
+    """
+    batch_size = _replica_batch(config, parallelisms.replicas)
+    micro, count = config.micro_batch_size, config.micro_batches
+    if micro is not None and batch_size is not None:
+        if batch_size % micro or count not in (None, batch_size // micro):
+            raise OptionError(
+                f"a batch of {batch_size} is not {'a number of' if count is None else count} micro-batches of {micro}",
+                where="--micro-batch-size",
+                fix="give a size that divides the batch, and leave out --micro-batches",
+            )
+        return batch_size, batch_size // micro
+    count = count or max(part.default_micro_batches for part in parallelisms.all)
+    if micro is not None:
+        return micro * count, count
+    batch_size = batch_size or traced
+    if batch_size % count:
+        raise OptionError(
+            f"a batch of {batch_size} does not divide into {count} micro-batches",
+            fix="choose a batch size and a number of micro-batches that divide",
+        )
+    return batch_size, count
+
+
+def _replica_batch(config: RunConfig, replicas: int) -> int | None:
+    """Return the samples of a replica's batch, where a user says it."""
     if config.global_batch_size is None:
-        return config.batch_size or trace.batch_size
+        return config.batch_size
     if config.global_batch_size % replicas:
         raise OptionError(
             f"a global batch of {config.global_batch_size} does not divide among {replicas} data-parallel replicas",
             fix=f"use a multiple of {replicas}",
         )
     return config.global_batch_size // replicas
-
-
-def _micro_batches(parallelisms: Parallelisms, batch_size: int, config: RunConfig) -> int:
-    count = config.micro_batches or max(part.default_micro_batches for part in parallelisms.all)
-    if batch_size % count:
-        raise OptionError(
-            f"a batch of {batch_size} does not divide into {count} micro-batches",
-            fix="choose a batch size and a number of micro-batches that divide",
-        )
-    return count
 
 
 def _program(trace: Trace, batch_size: int, micro_batches: int, config: RunConfig, model: ComputeModel) -> Program:

@@ -13,13 +13,14 @@ from triosim.cli import options as o
 from triosim.compute.pricing.prediction import DEFAULT_GPU
 from triosim.config import Option
 from triosim.models.description import described
+from triosim.models.step_choices import OPTIONS as CHOICE_OPTIONS
 from triosim.models.step_choices import StepChoices
 from triosim.output_files import check_outputs, check_trace_name
 from triosim.trace import Trace
 from triosim.trace.formats import write
 from triosim.units import format_time
 
-CHOICES = {name: replace(option, panel="") for name, option in StepChoices.declarations().items()}
+CHOICES = {name: replace(option, panel="") for name, option in CHOICE_OPTIONS.items()}
 OPTIONS = (
     Option(
         "output",

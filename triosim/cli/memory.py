@@ -14,20 +14,20 @@ from rich.console import Console, Group
 from triosim.cli import options as o
 from triosim.cli.subject import ConfiguredRun, TracePath, configured
 from triosim.config import COMMON, Option, flags, unread
-from triosim.config.option import OUTPUT, SYSTEM
+from triosim.config.option import MODEL, OUTPUT, SYSTEM
 from triosim.errors import OptionError
 from triosim.memory import MemoryReport, analyse
 from triosim.memory.allocator.settings import AllocatorSettings, parse
 from triosim.memory.snapshot import check_snapshot, write_snapshot
 from triosim.output_files import check_outputs
 from triosim.pipeline.rank_memory import memory_of_config
+from triosim.pipeline.reading import content_of, is_described
 from triosim.reports.files.memory_json import as_json, world_as_json
 from triosim.reports.pictures.memory_plot import write_memory_plot
 from triosim.reports.pictures.plot import check_plot
 from triosim.reports.terminal.memory_table import render, render_ranks, render_world
 from triosim.reports.terminal.result_tables import spaced
 from triosim.trace import Trace
-from triosim.trace.formats import read
 from triosim.trace.task_streams import TaskStreams
 
 if TYPE_CHECKING:
@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 
 #: The exit status of ``--fail-on-oom`` for a step that does not fit.
 DOES_NOT_FIT = 3
+
+#: Options that say which trace is looked at, and nothing of many GPUs.
+_OF_TRACE = {"trace_format", *(name for name, option in COMMON.items() if option.panel == MODEL)}
 
 CAPACITY = Option(
     "capacity", "bytes", None, "Its memory, if not the catalogue's: 80GiB.", metavar="SIZE", panel=SYSTEM, unit="bytes"
@@ -153,13 +156,13 @@ def command(trace: TracePath = None, **given: Any) -> None:
 def _is_planned(run: ConfiguredRun) -> bool:
     """Whether a user says anything of how a step is parallelised or divided."""
     options = (option.name for option in o.of_run("memory") if option.name in COMMON or option.name in flags())
-    return any(run.config.is_given(name) for name in options if name != "trace_format")
+    return any(run.config.is_given(name) for name in options if name not in _OF_TRACE)
 
 
 def _of_many(run: ConfiguredRun, view: View) -> bool:
     """Show the memory of every rank of a step on many GPUs; return whether all fit."""
     world = memory_of_config(run.subject, run.config)
-    notes = tuple(unread(run.config, world.declared))
+    notes = tuple(unread(run.config, world.declared, described=is_described(run.subject, run.config)))
     worst = world.checked(view.rank)
     report = world.report(
         worst, capacity=view.capacity, context=view.context, settings=view.settings, workspace=view.workspace
@@ -174,7 +177,7 @@ def _of_many(run: ConfiguredRun, view: View) -> bool:
 
 def _of_one(run: ConfiguredRun, view: View) -> bool:
     """Show the memory of a step on one GPU, or of the ranks that were captured; return whether it fits."""
-    found = read(run.subject, run.config.trace_format)
+    found = content_of(run.subject, run.config)
     traces, like = _ranks(found, view.rank)
     reports = {
         number: analyse(

@@ -65,6 +65,11 @@ def recompute_policies() -> list[str]:
     return [*_words("triosim.extrapolators.core.recompute", "POLICIES"), "save="]
 
 
+def subjects() -> list[str]:
+    """Return what may be simulated: files here, and models that have a name."""
+    return [*_files("*"), *model_names()]
+
+
 def model_names() -> list[str]:
     """Return the models that have a name."""
     return sorted(_words("triosim.models.catalogue", "MODELS"))

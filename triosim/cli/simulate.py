@@ -80,6 +80,12 @@ def command(trace: TracePath = None, **given: Any) -> None:
     Only JSON, for another program:
     [cyan]triosim simulate trace.json -p tp -n 4 --format json | jq .step_time_s[/]
 
+    A model that is described by its name, in micro-batches of one sample, without a trace:
+    [cyan]triosim simulate llama3-8b --seq 8192 --micro-batch-size 1 -p fsdp=8[/]
+
+    The options of an earlier run, with another schedule:
+    [cyan]triosim simulate --config result.json --schedule 1f1b[/]
+
     The task streams of a distributed script, as 'triosim capture --fake --world 64' wrote them:
     [cyan]triosim simulate streams.json.gz --topology dgx-h100[/]
     """

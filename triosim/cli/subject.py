@@ -17,8 +17,10 @@ from triosim.errors import OptionError
 TracePath = Annotated[
     str | None,
     typer.Argument(
-        metavar="TRACE",
-        help="A trace in any known format: a file or a folder.",
+        metavar="TRACE|MODEL",
+        help="A trace in any known format: a file or a folder. Or a model that 'triosim describe' knows: its name, or its "
+        "config.json.",
+        autocompletion=o.completing(o.subjects),
         show_default=False,
     ),
 ]

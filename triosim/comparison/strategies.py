@@ -18,13 +18,11 @@ from triosim.engine import Progress
 from triosim.errors import TriosimError
 from triosim.extrapolators.pipeline.schedule_choice import chosen_schedule
 from triosim.output_files import PathLike
-from triosim.pipeline.reading import TraceLike
+from triosim.pipeline.planning import refuse_unknown
+from triosim.pipeline.reading import TraceLike, read
 from triosim.results import report as reports
 from triosim.results.result import Result
 from triosim.simulation import simulate_config
-from triosim.trace import Trace
-from triosim.trace.formats import read_trace
-from triosim.trace.task_streams import TaskStreams
 
 SCHEMA = "triosim-comparison/1"
 
@@ -139,19 +137,22 @@ def compare_config(
     progress: Progress | None = None,
 ) -> Comparison:
     """Do what ``compare`` does, with the options in one value."""
-    if isinstance(trace, TaskStreams):
+    subject = read(trace, config.replaced(parallel="single", gpus=None))
+    if subject.streams is not None:
         raise TriosimError(
-            "task streams run as they were captured: there are no strategies to compare", fix="give a trace of one GPU"
+            "task streams run as they were captured: there are no strategies to compare",
+            where=subject.path,
+            fix="give a trace of one GPU",
         )
-    found_trace = trace if isinstance(trace, Trace) else read_trace(trace, config.trace_format)
     if gpus < 1:
         raise TriosimError(f"{gpus} GPUs", where="--gpus", fix="ask for 1 or more")
+    _check_options(config, gpus)
     if config.is_given("schedule"):
         chosen_schedule(config).micro_batches(gpus)  # which a table that cannot be read does not say
 
     def run(strategy: Strategy, chosen: RunConfig = config) -> StrategyResult:
         try:
-            result = simulate_config(found_trace, _config_of(strategy, gpus, chosen), progress)
+            result = simulate_config(subject.source, _config_of(strategy, gpus, chosen), progress)
         except TriosimError as error:
             return StrategyResult(strategy, None, str(error))
         return StrategyResult(strategy, result)
@@ -167,7 +168,22 @@ def compare_config(
         raise TriosimError(one.reason)
     runs = sorted(_measured(found), key=lambda one: -one.throughput)
     gpu = next(one.result.inputs["trace"]["gpu"] for one in runs if one.result is not None)
-    return Comparison(f"{found_trace.model} on {gpus} x {gpu}", gpus, tuple(runs))
+    return Comparison(f"{subject.trace.model} on {gpus} x {gpu}", gpus, tuple(runs))
+
+
+def _check_options(config: RunConfig, gpus: int) -> None:
+    """Refuse what no strategy reads, and a value that cannot be, before the first of them runs."""
+    names = set().union(*map(_names, strategies(gpus)))
+    known = _options_by_name(names, config)
+    others: tuple[tuple[plugins.Group, Any], ...] = (
+        ("networks", config.network),
+        ("collective_algorithms", config.collective),
+        ("compute_models", config.compute_model),
+    )
+    known |= {
+        key for group, part in others if part is not None for key in plugins.option_names(plugins.find(group, part))
+    }
+    refuse_unknown(config, known)
 
 
 def _prevented(
@@ -180,7 +196,9 @@ def _prevented(
             yield from _none_runs([one for one in runs if _names(one.strategy) & {*readers(name)}], left, run)
     for name in config.options:
         left = replace(config, options={key: value for key, value in config.options.items() if key != name})
-        yield from _none_runs([one for one in runs if name in _options_by_name(_names(one.strategy))], left, run)
+        yield from _none_runs(
+            [one for one in runs if name in _options_by_name(_names(one.strategy), config)], left, run
+        )
 
 
 def _none_runs(
@@ -193,7 +211,8 @@ def _none_runs(
 def _config_of(strategy: Strategy, gpus: int, config: RunConfig) -> RunConfig:
     """Return the configuration of a strategy: without the options that other strategies read, and this one does not."""
     names = _names(strategy)
-    others = _options_by_name(set().union(*map(_names, strategies(gpus)))) - _options_by_name(names)
+    others = _options_by_name(set().union(*map(_names, strategies(gpus))), config)
+    others -= _options_by_name(names, config)
     mine = replace(
         config,
         parts={name: value for name, value in config.parts.items() if names & {*readers(name)}},
@@ -208,9 +227,9 @@ def _names(strategy: Strategy) -> set[str]:
     return {part.partition("=")[0] for part in strategy.parallel.split(",")}
 
 
-def _options_by_name(names: set[str]) -> set[str]:
-    """Return the names of the options that parallelisms read from ``--option``."""
-    declared = (option for name in names for option in plugins.load("extrapolators", name).options)
+def _options_by_name(names: set[str], config: RunConfig) -> set[str]:
+    """Return the names of the options that parallelisms read from ``--option``. Raises ``OptionError`` for what cannot be."""
+    declared = (option for name in names for option in plugins.load("extrapolators", name)(1, config).read_options)
     return {option.key or option.name for option in declared if takes_text(option)}
 
 

@@ -72,7 +72,7 @@ def what_if_config(
     found = []
     for change in _changes(base, system_of(subject, config), factor, config):
         tell(change.what)
-        step = simulate_config(subject.content, change.config, progress).step_time_s
+        step = simulate_config(subject.source, change.config, progress).step_time_s
         found.append(WhatIf(change.what, change.links, factor, step, base.step_time_s - step, base.step_time_s / step))
     rows = sorted(found, key=lambda row: row.step_time_s)
     return replace(base, data=replace(base.data, what_if=tuple(rows)))

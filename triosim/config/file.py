@@ -55,7 +55,7 @@ def read_config(path: str) -> ConfigFile:
     trace = content.get(SUBJECT)
     if trace is not None and not isinstance(trace, str):
         raise OptionError(f"{trace} is no path", where=where(SUBJECT), fix="give a file, a folder or a model's name")
-    return ConfigFile(None if trace is None else _found(trace, folder), options)
+    return ConfigFile(None if trace is None else absolute(trace, folder), options)
 
 
 def merged(file: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
@@ -73,7 +73,7 @@ def merged(file: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
 def write_config(path: str, options: Mapping[str, Any]) -> None:
     """Write options to a YAML file, or a JSON one where the name ends so, with absolute paths."""
     values = {
-        name: _found(value, Path()) if name == SUBJECT else as_json(option_named(name), value)
+        name: absolute(value) if name == SUBJECT else as_json(option_named(name), value)
         for name, value in options.items()
     }
     with writing_text(path) as file:
@@ -96,13 +96,13 @@ def with_paths(option: Option, value: Any, folder: Path) -> Any:
     if not isinstance(value, str):
         return value
     if option.kind in ("file", "part"):
-        return _found(value, folder)
+        return absolute(value, folder)
     if option.name == "parallel":
-        return ",".join(_found(part, folder) for part in value.split(","))
+        return ",".join(absolute(part, folder) for part in value.split(","))
     return value
 
 
-def _found(name: str, folder: Path) -> str:
+def absolute(name: str, folder: Path = Path()) -> str:
     """Return a name, absolute where it is that of a file or folder; ``file.py:Class`` is one too."""
     file, separator, attribute = name.partition(".py:")
     path = folder / (f"{file}.py" if separator else name)

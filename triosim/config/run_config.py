@@ -9,14 +9,20 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
 from triosim.config import parts as of_parts
-from triosim.config.option import CONDITION, OUTPUT, PARALLELISM, SYSTEM, TIMES, Kind, Option
-from triosim.errors import OptionError, nearest
+from triosim.config.option import CONDITION, MODEL, OUTPUT, PARALLELISM, SYSTEM, TIMES, Kind, Option
+from triosim.errors import OptionError, PluginError, nearest
 
 
 def _option(kind: Kind, default: Any, help: str, panel: str = PARALLELISM, **more: Any) -> Any:
     """Return the field of an option, whose name is the field's."""
     declared = Option("", kind, default, help, panel=panel, **more)
     return field(default=default, metadata={"option": declared})
+
+
+def _model(kind: Kind, default: Any, help: str, metavar: str = "", **more: Any) -> Any:
+    """Return the field of an option that says how a described model's step is written."""
+    shown = metavar or "|".join(more.get("choices", ()))
+    return _option(kind, default, help, MODEL, metavar=shown, of_step=True, **more)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +84,15 @@ class RunConfig:
         metavar="M",
         of_step=True,
         commands=("simulate", "memory"),
+    )
+    micro_batch_size: int | None = _option(
+        "whole",
+        None,
+        "Samples of one micro-batch, which says how many there are in a batch; without a batch size, a replica's batch is "
+        "one for each of --micro-batches.",
+        unit="samples",
+        metavar="N",
+        of_step=True,
     )
     recompute: str = _option(
         "text",
@@ -240,6 +255,29 @@ class RunConfig:
         metavar="PRICE",
         commands=("simulate", "compare"),
     )
+    seq: int | None = _model("whole", None, "Tokens in a sample; by default the model's own length.", "N", short="-s")
+    layers: int | None = _model("whole", None, "Another number of layers than the model's.", "N")
+    dtype: str = _model("text", "bf16", "fp32, bf16 or fp16.", "NAME")
+    precision: str = _model(
+        "choice", "plain", "Parameters in --dtype, or fp32 ones and autocast to it.", choices=("plain", "mixed")
+    )
+    optimizer: str = _model("text", "adamw", "adamw, fused-adamw, master-adamw (fp32 copies), sgd or none.", "NAME")
+    attention: str = _model(
+        "choice", "flash", "One kernel, or products with the scores in memory.", choices=("flash", "math")
+    )
+    kernels: str | None = _model(
+        "choice",
+        None,
+        "One an operator; one for what libraries fuse (norms, rotary embeddings, gates, the loss); or as a compiler fuses.",
+        choices=("eager", "fused", "compiled"),
+    )
+    products: str = _model(
+        "choice",
+        "plain",
+        "Matrix products of linear layers in --dtype, or in fp8 with a scale a tensor.",
+        choices=("plain", "fp8"),
+    )
+    dropout: float | None = _model("probability", None, "Another probability than the model's own: 0, 0.1.", "P")
     timeline: bool = _option("flag", False, "Keep every task, for the timeline.", OUTPUT, commands=())
     links: bool = _option(
         "flag", False, "Record what each link carries when; show the busiest.", OUTPUT, commands=("simulate",)
@@ -290,6 +328,12 @@ class RunConfig:
         """
         found = {}
         for option in of_parts.declared(part):
+            if option.name in COMMON and option != COMMON[option.name]:
+                raise PluginError(
+                    f"declares the option '{option.name}', which every run has",
+                    where=_name(part),
+                    fix="choose another name",
+                )
             if option.name in self.parts:
                 found[option.name] = self.parts[option.name]
             elif of_parts.takes_text(option) and (option.key or option.name) in self.options:
@@ -373,10 +417,11 @@ def option_named(name: str) -> Option:
     return of_parts.flags()[name]
 
 
-def unread(config: RunConfig, read: Iterable[Option] | None) -> Iterator[str]:
+def unread(config: RunConfig, read: Iterable[Option] | None, *, described: bool = False) -> Iterator[str]:
     """Yield a note for each option that was given and that nobody in a run reads.
 
     ``read`` are the options that its parallelisms declare; None where one of them is a plug-in that declares nothing.
+    What is simulated is ``described`` by a model's name or config, or a trace.
     """
     useless: dict[str, str] = {}
     if not config.training:
@@ -384,9 +429,15 @@ def unread(config: RunConfig, read: Iterable[Option] | None) -> Iterator[str]:
     if read is not None:
         names = {option.name for option in read}
         useless |= {name: f"without {listed(of_parts.readers(name))}" for name in config.parts if name not in names}
+    if not described:
+        useless |= {name: "without a described model" for name, option in COMMON.items() if option.panel == MODEL}
     for name, why in useless.items():
         if config.is_given(name):
             yield f"{option_named(name).where} has no effect {why}"
+
+
+def _name(part: Any) -> str:
+    return str(getattr(part, "__qualname__", part))
 
 
 def listed(words: Sequence[str]) -> str:

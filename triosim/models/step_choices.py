@@ -4,14 +4,14 @@
 each field, which is declared with it.
 """
 
-# ruff: noqa: RUF009 - each field declares its option
-
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal, get_args
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
 
-from triosim.config.option import MODEL, Kind, Option
+from triosim.config import COMMON, Option
+from triosim.config.option import MODEL
 from triosim.errors import OptionError, nearest
 from triosim.models.operators.optimizers import OPTIMIZERS
 from triosim.trace import dtype_name
@@ -24,10 +24,15 @@ ProductKind = Literal["plain", "fp8"]
 _DTYPES = ("float32", "bfloat16", "float16")
 
 
-def _option(kind: Kind, default: Any, help: str, *, name: str = "", **more: Any) -> Any:
-    """Return a field with the declaration of its option, which is called as the field unless it has a ``name``."""
-    declared = Option(name, kind, default, help, panel=MODEL, of_step=True, **more)
-    return field(default=default, metadata={"option": declared})
+#: The declaration of each field's option; the length of a sequence is ``--seq``.
+OPTIONS: Mapping[str, Option] = {
+    "batch": Option("batch", "whole", 1, "Samples in a step.", metavar="N", panel=MODEL, short="-b"),
+    "sequence": COMMON["seq"],
+    **{
+        name: COMMON[name]
+        for name in ("layers", "dtype", "precision", "optimizer", "attention", "kernels", "products", "dropout")
+    },
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,36 +52,16 @@ class StepChoices:
     dropout: another probability than the model's own.
     """
 
-    batch: int = _option("whole", 1, "Samples in a step.", metavar="N", short="-b")
-    sequence: int | None = _option(
-        "whole", None, "Tokens in a sample; by default the model's own length.", name="seq", metavar="N", short="-s"
-    )
-    layers: int | None = _option("whole", None, "Another number of layers than the model's.", metavar="N")
-    dtype: str = _option("text", "bf16", "fp32, bf16 or fp16.", metavar="NAME")
-    precision: PrecisionKind = _option(
-        "choice", "plain", "Parameters in --dtype, or fp32 ones and autocast to it.", choices=get_args(PrecisionKind)
-    )
-    optimizer: str = _option(
-        "text", "adamw", "adamw, fused-adamw, master-adamw (fp32 copies), sgd or none.", metavar="NAME"
-    )
-    attention: AttentionKind = _option(
-        "choice", "flash", "One kernel, or products with the scores in memory.", choices=get_args(AttentionKind)
-    )
-    kernels: KernelKind | None = _option(
-        "choice",
-        None,
-        "One an operator; one for what libraries fuse (norms, rotary embeddings, gates, the loss); or as a compiler fuses.",
-        choices=get_args(KernelKind),
-    )
-    products: ProductKind = _option(
-        "choice",
-        "plain",
-        "Matrix products of linear layers in --dtype, or in fp8 with a scale a tensor.",
-        choices=get_args(ProductKind),
-    )
-    dropout: float | None = _option(
-        "probability", None, "Another probability than the model's own: 0, 0.1.", metavar="P"
-    )
+    batch: int = OPTIONS["batch"].default
+    sequence: int | None = OPTIONS["sequence"].default
+    layers: int | None = OPTIONS["layers"].default
+    dtype: str = OPTIONS["dtype"].default
+    precision: PrecisionKind = OPTIONS["precision"].default
+    optimizer: str = OPTIONS["optimizer"].default
+    attention: AttentionKind = OPTIONS["attention"].default
+    kernels: KernelKind | None = OPTIONS["kernels"].default
+    products: ProductKind = OPTIONS["products"].default
+    dropout: float | None = OPTIONS["dropout"].default
 
     def __post_init__(self) -> None:
         for name in ("layers", "batch", "sequence"):
@@ -109,12 +94,6 @@ class StepChoices:
         said = f"{self.compute_dtype}, {self.precision}, attention {self.attention}, "
         said += f"kernels {self.kernels or 'as usual'}, optimizer {self.optimizer}"
         return said + (", products fp8" if self.products == "fp8" else "")
-
-    @classmethod
-    def declarations(cls) -> dict[str, Option]:
-        """Return the option of each field, by the field's name."""
-        found = {one.name: one.metadata["option"] for one in fields(cls)}
-        return {name: replace(option, name=option.name or name) for name, option in found.items()}
 
 
 class ChoiceReader:

@@ -9,7 +9,7 @@ from typing import Any
 
 import triosim
 from triosim.config import COMMON, RunConfig
-from triosim.config.file import as_json
+from triosim.config.file import SUBJECT, absolute, as_json
 from triosim.config.run_config import option_named
 from triosim.extrapolators.captured.captured_plan import CapturedPlan
 from triosim.networks.topology import Topology
@@ -38,12 +38,9 @@ def inputs_of(subject: Subject, config: RunConfig, topology: Topology) -> dict[s
 
 
 def config_values(subject: Subject, config: RunConfig) -> dict[str, Any]:
-    """Return the trace and the options of a run by name, as a configuration file holds them: with absolute paths."""
-    trace = subject.path
-    if trace is not None and Path(trace).exists():
-        trace = str(Path(trace).resolve())
-    options = {name: as_json(option_named(name), getattr(config, name)) for name in (*COMMON, *config.parts)}
-    return {"trace": trace, **options}
+    """Return the subject and the options of a run, as ``--config`` reads them; a trace that was no file has no name."""
+    trace = {} if subject.path is None else {SUBJECT: absolute(subject.path)}
+    return trace | {name: as_json(option_named(name), getattr(config, name)) for name in (*COMMON, *config.parts)}
 
 
 def versions() -> dict[str, str]:

@@ -19,6 +19,7 @@ from triosim.memory.world_memory import WorldMemory
 from triosim.networks.base import Network
 from triosim.networks.construction import calibration_notes
 from triosim.pipeline.pricing import Priced
+from triosim.pipeline.reading import with_batch
 from triosim.pipeline.system import NetworkFactory, System, network_factory, network_notes, system_of
 from triosim.trace import Operator
 from triosim.trace.task_streams import TaskStreams
@@ -57,7 +58,7 @@ def plan(priced: Priced, config: RunConfig) -> PlannedRun:
     check_draws(config.draws, system.conditions, tokens=tokens_are_drawn(planned))
     with plugins.blamed():
         memory = memory_of_run(planned, subject.trace, fail_on_oom=config.fail_on_oom)
-    notes = [*system.notes, *unread(config, planned.declared), *memory.notes]
+    notes = [*system.notes, *unread(config, planned.declared, described=subject.described), *memory.notes]
     if config.collective is None and config.collective_form == "pipelined":
         notes.extend(calibration_notes(network, planned.world))
     notes.extend(network_notes(network, config))
@@ -92,7 +93,7 @@ def plan_step(
         subject.trace,
         config.parallel,
         gpus=subject.gpus if subject.gpus is not None else gpus,
-        config=config,
+        config=with_batch(config) if subject.described else config,
         model=priced.model,
         slowdown=slowdown,
     )

@@ -6,12 +6,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
+from typing import Any
 
+from triosim import plugins
 from triosim.config import COMMON, RunConfig, flags
 from triosim.errors import OptionError, TraceError
-from triosim.extrapolators.core.parallelisms import gpus_named_by
+from triosim.extrapolators.core.parallelisms import Parallelisms, gpus_named_by
+from triosim.extrapolators.core.plan import batches
 from triosim.trace import Trace
-from triosim.trace.formats import read as read_file
+from triosim.trace import formats as trace_formats
 from triosim.trace.task_streams import TaskStreams
 
 TraceLike = Trace | TaskStreams | str | PathLike[str]
@@ -21,17 +24,24 @@ TraceLike = Trace | TaskStreams | str | PathLike[str]
 class Subject:
     """What is simulated: the trace of a step on one GPU, or the task streams of a distributed step that was captured.
 
-    ``path`` is the file that it was read from. ``gpus`` is how many GPUs are asked for; None leaves it to the topology.
+    ``path`` is the file that it was read from, or the name of the model that was ``described``. ``gpus`` is how many GPUs are
+    asked for; None leaves it to the topology.
     """
 
     content: Trace | TaskStreams
     gpus: int | None
     path: str | None = None
+    described: bool = False
 
     @property
     def trace(self) -> Trace:
         """The trace; of task streams, that of the first rank, by which the others are named."""
         return self.content if isinstance(self.content, Trace) else self.content.traces[self.content.like[0]]
+
+    @property
+    def source(self) -> TraceLike:
+        """What to read to simulate it again with other options: a described model is described for them."""
+        return self.path if self.described and self.path is not None else self.content
 
     @property
     def streams(self) -> TaskStreams | None:
@@ -52,7 +62,7 @@ def read(trace: TraceLike, config: RunConfig) -> Subject:
     Raises ``OptionError`` for options that it cannot follow, and ``TraceError`` for the trace of one rank of several.
     """
     path = None if isinstance(trace, (Trace, TaskStreams)) else str(trace)
-    content = trace if isinstance(trace, (Trace, TaskStreams)) else read_file(trace, config.trace_format)
+    content = content_of(trace, config)
     if isinstance(content, TaskStreams):
         _check_options(content, config)
         return Subject(content, content.world, path)
@@ -62,7 +72,47 @@ def read(trace: TraceLike, config: RunConfig) -> Subject:
             where=content.source or None,
             fix="give the task streams of all ranks, or a trace of the step on one GPU",
         )
-    return Subject(content, gpus_for(config.parallel, config.gpus), path)
+    return Subject(content, gpus_for(config.parallel, config.gpus), path, is_described(trace, config))
+
+
+def content_of(trace: TraceLike, config: RunConfig) -> Trace | TaskStreams:
+    """Return the trace of a step, read or described, or the task streams of a distributed one."""
+    if isinstance(trace, (Trace, TaskStreams)):
+        return trace
+    if is_described(trace, config):
+        content: Trace = _model_format().read_configured(str(trace), config, _samples(config))
+        return content
+    return trace_formats.read(trace, config.trace_format)
+
+
+def is_described(trace: TraceLike, config: RunConfig) -> bool:
+    """Whether it is a model that is described: the path of its config, or its name where no file is called so."""
+    if isinstance(trace, (Trace, TaskStreams)) or config.trace_format is not None:
+        return False
+    place = Path(trace)
+    return trace_formats.find(place) is _model_format() if place.exists() else True
+
+
+def _model_format() -> Any:
+    return plugins.load("trace_formats", "model")
+
+
+def _samples(config: RunConfig) -> int:
+    """Return for how many samples a model is described: those of a micro-batch, so that no operator changes its shape."""
+    if config.micro_batch_size is not None:
+        return config.micro_batch_size
+    try:
+        parallelisms = Parallelisms.of(config.parallel, gpus_for(config.parallel, config.gpus), config)
+        samples, micro_batches = batches(parallelisms, with_batch(config), 1)
+    except OptionError:  # it is said where the step is planned, on as many GPUs as there are
+        return config.batch_size or 1
+    return samples // micro_batches
+
+
+def with_batch(config: RunConfig) -> RunConfig:
+    """Return the configuration for a described model, which has no batch of its own: one sample a micro-batch."""
+    said = (config.batch_size, config.global_batch_size, config.micro_batch_size)
+    return config.replaced(micro_batch_size=1) if said == (None, None, None) else config
 
 
 def gpus_for(parallel: str | Mapping[str, int], gpus: int | None) -> int | None:
@@ -80,7 +130,7 @@ def files_of(subject: Subject, config: RunConfig) -> dict[str, str]:
     """Return the files that a run reads, by what they are read for."""
     read_for = {"gpu": config.gpu, "topology": config.topology, "schedule": config.schedule}
     files = {name: str(path) for name, path in read_for.items() if _is_file(path)}
-    if subject.path is not None and Path(subject.path).exists():  # a described model has none
+    if subject.path is not None and Path(subject.path).exists():
         files["trace"] = subject.path
     if config.operator_times is not None:
         files["operator_times"] = str(config.operator_times)

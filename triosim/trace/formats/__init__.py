@@ -18,7 +18,7 @@ from triosim.trace.formats.native import streams_json, trace_json
 from triosim.trace.task_streams import TaskStreams
 from triosim.trace.trace import Trace
 
-__all__ = ["TraceFormat", "read", "read_trace", "write"]
+__all__ = ["TraceFormat", "find", "read", "read_trace", "write"]
 
 
 class TraceFormat(Protocol):
@@ -45,7 +45,7 @@ def read(path: str | os.PathLike[str], format: str | TraceFormat | None = None) 
     try:
         if not place.exists():
             raise TraceError("there is no such file or directory", where=str(path))
-        chosen = _find(place) if format is None else _load(format)
+        chosen = find(place, format)
         trace = chosen.read(place)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
@@ -75,7 +75,10 @@ def write(trace: Trace | TaskStreams, path: str | os.PathLike[str]) -> None:
         trace_json.write(trace, path)
 
 
-def _find(path: Path) -> TraceFormat:
+def find(path: Path, format: str | TraceFormat | None = None) -> TraceFormat:
+    """Return the format of what is at a path, by its content unless it is named. Raises ``TraceError`` where it has none."""
+    if format is not None:
+        return _load(format)
     for candidate in _formats():
         if candidate.recognises(path):
             return candidate

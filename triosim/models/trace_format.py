@@ -1,0 +1,64 @@
+"""Described models as a trace format: a ``config.json`` of Hugging Face transformers is read as the step that it describes.
+
+What simulates also takes a model's name, and the options of a description: see ``read_configured``.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import lru_cache
+from pathlib import Path
+
+from triosim import plugins
+from triosim.compute.pricing.prediction import DEFAULT_GPU
+from triosim.config import RunConfig
+from triosim.errors import TraceError, nearest
+from triosim.models.catalogue import MODELS
+from triosim.models.description import described
+from triosim.models.step_choices import OPTIONS, StepChoices
+from triosim.trace import Trace
+
+NAME = "model"
+#: A config is no larger than this, in bytes.
+_LARGEST = 1_000_000
+
+
+def recognises(path: Path) -> bool:
+    """Whether a file is the config of a model, or a folder has one."""
+    file = path / "config.json" if path.is_dir() else path
+    if file.suffix != ".json" or not file.is_file() or file.stat().st_size > _LARGEST:
+        return False
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(content, dict) and ("model_type" in content or "architectures" in content)
+
+
+def read(path: Path) -> Trace:
+    """Return the step of one sample that a config describes."""
+    return described(path, StepChoices())
+
+
+def read_configured(name: str, config: RunConfig, samples: int) -> Trace:
+    """Return the step of some samples of a model, by its name or the path of its config, as a configuration says.
+
+    Raises ``TraceError`` where there is neither such a file nor such a model.
+    """
+    if not Path(name).exists() and name not in MODELS:
+        raise TraceError(
+            "there is no such file or directory, and no model of this name", where=name, fix=nearest(name, MODELS, 3)
+        )
+    said = {field: getattr(config, option.name) for field, option in OPTIONS.items() if field != "batch"}
+    model = None
+    if config.compute_model != "auto":
+        model = plugins.make(plugins.find("compute_models", config.compute_model), options=config.options)
+    gpu = DEFAULT_GPU if config.gpu is None else str(getattr(config.gpu, "name", config.gpu))
+    choices = StepChoices(batch=samples, **said)
+    return described(name, choices, gpu=gpu, compute_model=model) if model else _described(name, choices, gpu)
+
+
+@lru_cache(maxsize=4)
+def _described(name: str, choices: StepChoices, gpu: str) -> Trace:
+    """Return a described trace; strategies that are compared describe the same few steps again."""
+    return described(name, choices, gpu=gpu)
