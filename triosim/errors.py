@@ -1,4 +1,4 @@
-"""The exceptions for what a user can do wrong; each message is one line: where, what, and what would be right.
+"""The exceptions for mistakes of users; each message is one line: where, what, and what would be right.
 
 The command line prints ``str(error)`` and exits with ``error.exit_status``; nothing below it prints or exits.
 """

@@ -35,7 +35,7 @@ class Estimates:
 
 
 def checked(estimates: object, operators: Sequence[Operator], model: ComputeModel) -> Estimates:
-    """Return what a model answered: one entry an operator, 0 or more, or NaN. Raises ``PluginError``."""
+    """Check a model's answer: one entry an operator, 0 or more, or NaN. Raises ``PluginError``."""
     where = type(model).__name__
     if not isinstance(estimates, Estimates):
         raise PluginError(f"returned a {type(estimates).__name__}", where=where, fix="return Estimates")

@@ -167,7 +167,7 @@ def _product(name: str, operator: Operator) -> tuple[int, int, int, int] | None:
 
 
 def _is_causal(operator: Operator) -> bool:
-    """Whether attention is said to be causal, without a mask of its own; without a word it is not, as PyTorch's default is."""
+    """Whether attention is causal by its attribute, without a mask; without the attribute it is not, as in PyTorch."""
     masked = any(len(tensor.shape) > 1 for tensor in operator.inputs[3:])
     return operator.attributes.get("is_causal") is True and not masked
 

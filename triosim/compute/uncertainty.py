@@ -24,7 +24,7 @@ Array = npt.NDArray[np.float64]
 
 #: What the name of a model ends in where its GPU is in none of the tables.
 NOT_MEASURED = "a GPU not measured"
-#: How far a ratio of two sizes on such a GPU is off, over what two independent estimates would be: 11% where one estimate is
+#: The error of a ratio of two sizes on such a GPU, over that of two independent estimates: 11% where one estimate is
 #: off by 19% (float32 products of eight GPUs, each left out of the fit).
 SAME_GPU = 0.42
 #: The 95th percentile of Student's distribution by degrees of freedom, from 1, and of a normal one.
@@ -39,7 +39,8 @@ def resizing_error(
     ratio: Array,
     per_e_fold: tuple[float, float, float],
 ) -> Array:
-    """Return the relative error of ``ratio`` = time(after) / time(before): what is ``known`` of the model, and the size's.
+    """Return the relative error of ``ratio`` = time(after) / time(before): that of the model (``known``) and that of the
+    change of size.
 
     The two count as independent. ``per_e_fold`` is the model's error for each factor of e between the sizes, by the size class
     of the shorter of the two times; ``before`` says what was measured, and where nothing was, operators count as long.

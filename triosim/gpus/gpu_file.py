@@ -22,7 +22,7 @@ from triosim.yaml_lines import Path as Place
 
 LARGEST_FILE = 1_000_000  # bytes
 DTYPES = (*(dtype for dtype in DTYPE_BYTES if "float" in dtype), "tf32")
-#: The keys that a GPU needs, with what one may say.
+#: The required keys, each with an example.
 _REQUIRED = {
     "name": "my GPU",
     "flops": "{float32: 67 TFLOP/s}",

@@ -73,5 +73,5 @@ def _by_key() -> dict[str, Gpu]:
 
 
 def normalised(name: str) -> str:
-    """Return a name without what people write in different ways: case, vendor, spaces and dashes."""
+    """Return a name without case, vendor, spaces and dashes, which people write differently."""
     return re.sub(r"[^a-z0-9+]", "", _VENDORS.sub("", name.lower()))

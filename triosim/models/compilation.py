@@ -57,12 +57,12 @@ class _Kernel:
 
 
 class _Compilation:
-    """Finds the kernels of a step, in order, and then what each reads and writes."""
+    """Finds the kernels of a step, in order, and then the tensors that each reads and writes."""
 
     def __init__(self, operators: tuple[Operator, ...], step: StepDimensions) -> None:
         self._operators = operators
         self._step = step
-        self._maker: dict[int, Operator] = {}  # by storage: what is in a kernel and made it
+        self._maker: dict[int, Operator] = {}  # by storage: the operator in a kernel that made it
         self._base: dict[int, int] = {}  # elements by storage
         self._ready: dict[int, int] = {}  # by storage: the operator outside of kernels that made it
         self._readers: dict[int, _Kernel] = {}  # by storage: the last kernel that reads it
@@ -72,7 +72,7 @@ class _Compilation:
             self._place(operator)
         self._in_memory = self._find_in_memory()
 
-    # ---- which operators are a kernel ------------------------------------------------------------------------------
+    # ---- operators to kernels ------------------------------------------------------------------------------
 
     def _place(self, operator: Operator) -> None:
         for tensor in (*operator.inputs, *operator.outputs):
@@ -127,7 +127,7 @@ class _Compilation:
         others = [tensor for tensor in operator.inputs if tensor.storage not in kernel.made]
         makers = (self._made_by(tensor) for tensor in others)
         if any(of is not None and not of.read.isdisjoint(kernel.made) for of in makers):
-            return False  # what it reads comes from this kernel by way of another
+            return False  # it reads this kernel's results by way of another kernel
         return not kernel.closed or all(self._is_ready(tensor, kernel.at) for tensor in others)
 
     def _is_shown_to_heads(self, tensor: Tensor, kernel: _Kernel) -> bool:
@@ -153,7 +153,7 @@ class _Compilation:
             if reader is other:
                 self._readers[storage] = into
 
-    # ---- what they read and write ----------------------------------------------------------------------------------
+    # ---- inputs and outputs of kernels ----------------------------------------------------------------------------------
 
     def kernels(self) -> Iterable[Operator]:
         """Yield the operators that are left, and each kernel where its last member was."""
@@ -163,7 +163,7 @@ class _Compilation:
             if operator.id not in self._kernel and not is_free(operator):
                 wanted.update(tensor.storage for tensor in operator.inputs)
         ends = {number: kernel.at for number, kernel in self._kernel.items()}
-        waiting: dict[int, list[Operator]] = {}  # views of what a kernel is yet to make, by its last member
+        waiting: dict[int, list[Operator]] = {}  # views of a kernel's results, by its last member
         for operator in self._operators:
             kernel = self._kernel.get(operator.id)
             if kernel is not None:
@@ -189,7 +189,7 @@ class _Compilation:
                 ends[operator.id] = of.at  # a view that only the kernel had
 
     def _read(self, kernel: _Kernel) -> list[Tensor]:
-        """Return what a kernel reads from memory, a tensor a storage: where several views are read, the whole."""
+        """Return the tensors that a kernel reads from memory, one a storage: where several views are read, the whole."""
         found: dict[int, Tensor] = {}
         for member in kernel.members:
             for tensor in member.inputs:
@@ -202,7 +202,7 @@ class _Compilation:
         return list(found.values())
 
     def _from(self, tensor: Tensor, reader: _Kernel) -> Iterable[Tensor]:
-        """Return from what memory a kernel takes a tensor: its own, or that of what it is computed from again."""
+        """Return the tensors in memory that a kernel reads for a tensor: itself, or those it is recomputed from."""
         of = self._made_by(tensor)
         if of is None or of is reader or of.rows or not self._again(tensor, of, reader):
             return (tensor,)

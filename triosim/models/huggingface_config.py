@@ -65,14 +65,14 @@ class Config:
         return value
 
     def multiple(self, key: str, number: int, of: str, parts: int) -> int:
-        """Return the number that a key stands for, if it divides by what another stands for."""
+        """Return the value of a key, which the value of another must divide."""
         if number % parts:
             said = f"{key}: {number} does not divide by {parts}, {of}"
             raise TriosimError(said, where=self.path, fix="change one of them")
         return number
 
     def at_most(self, key: str, number: int, of: str, most: int) -> int:
-        """Return the number that a key stands for, if what another stands for is not exceeded."""
+        """Return the value of a key, which must not exceed that of another."""
         if number > most:
             raise TriosimError(f"{key}: {number} is more than {most}, {of}", where=self.path, fix="change one of them")
         return number

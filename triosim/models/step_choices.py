@@ -37,7 +37,8 @@ OPTIONS: Mapping[str, Option] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepChoices:
-    """What a user may choose about the step of a described model. Raises ``OptionError`` for what is unknown or contradictory.
+    """The choices of a user for the step of a described model. Raises ``OptionError`` for values that are unknown or
+    contradict.
 
     batch: samples in the step.
     sequence: tokens in a sample; None is the model's own length. A model of images takes none.
@@ -104,7 +105,7 @@ class ChoiceReader:
         self._read: set[str] = set()
 
     def attention_kernel(self) -> AttentionKind:
-        """Return what attention runs as."""
+        """Return how attention is computed."""
         self._read.add("attention")
         return self._choices.attention
 

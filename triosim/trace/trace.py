@@ -106,7 +106,7 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Communication:
-    """What an operator of a distributed step asks of the other ranks.
+    """The communication of an operator of a distributed step.
 
     ``group`` names a family of groups in ``triosim.trace.task_streams.TaskStreams``: the operator's group is the one of that
     family that its rank is in. ``nbytes`` is the size of a collective as ``triosim.tasks`` counts it. ``root`` and ``peer`` are

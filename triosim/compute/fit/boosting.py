@@ -29,7 +29,7 @@ class Settings:
 def grow(
     features: Array, target: Array, settings: Settings, groups: npt.NDArray[np.int64] | None = None
 ) -> BoostedTrees:
-    """Return trees for ``target``; the typical residual, by which outliers are told, is that of a row's group.
+    """Return trees for ``target``; outliers are weighted by the typical residual of their row's group.
 
     Half of the trees make squared errors small, half squared errors of which each row's counts less the further it is off
     (a Student distribution's weights with one degree of freedom): together they hit the median better than either.

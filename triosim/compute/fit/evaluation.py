@@ -104,7 +104,7 @@ def names_of(devices: Sequence[str], gpu: Gpu, source: str) -> list[str]:
 
 
 def check_devices(lines: Mapping[str, int], source: str) -> None:
-    """Raise ``TriosimError`` where a table names a GPU that nobody knows, or none; ``lines``: where each name first stands."""
+    """Raise ``TriosimError`` where a table names an unknown GPU, or none; ``lines`` gives the line of each name."""
     for name, line in sorted(lines.items(), key=lambda item: item[1]):
         if not name:
             raise TriosimError("device: empty", where=f"{source}:{line}", fix="name the GPU there, or add --gpu NAME")
@@ -158,7 +158,7 @@ def already_fitted(rows: OperatorRows, families: Collection[tuple[str, str]]) ->
 
 
 def evaluate(rows: OperatorRows) -> Evaluation:
-    """Compare measured operators with what ``auto`` says of them, from fitted models and the roofline alone."""
+    """Compare measured operators with the estimates of ``auto``, which has fitted models and the roofline alone."""
     found = Auto().estimate(rows.operators, rows.gpu.name)
     predicted, measured = found.seconds[rows.measured], rows.seconds
     keys = [f"{bare_name(one.name)} {one.phase}" for one in rows.rows()]

@@ -28,7 +28,7 @@ Array = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
 
 FOLDS = 5
-#: So many rows of one GPU get trees of their own; the trees of several GPUs together are told the GPU's specifications.
+#: So many rows of one GPU get trees of their own; the trees of several GPUs together also read the GPU's specifications.
 ENOUGH_ALONE = 15000
 _ALONE = Settings(trees=250, leaves=63, rate=0.12, least=8)
 _POOLED = Settings(trees=300, leaves=31, rate=0.1, least=5)

@@ -87,7 +87,7 @@ def check(path: str | os.PathLike[str]) -> None:
 
 
 def check_named() -> None:
-    """Raise ``TriosimError`` where the environment names what is not there."""
+    """Raise ``TriosimError`` where the environment variable names no file of models."""
     _files(_named())
 
 

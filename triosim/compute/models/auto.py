@@ -57,7 +57,7 @@ class Auto(ComputeModel):
         self._roofline = Roofline()
 
     def fit(self, trace: Trace) -> None:
-        """Fit what learns within the trace."""
+        """Fit the models that learn within the trace."""
         self._linear = Linear()
         operators = OperatorSequence(trace.operators)
         self._linear.learn(operators, trace.gpu)

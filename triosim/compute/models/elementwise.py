@@ -31,7 +31,7 @@ Array = npt.NDArray[np.float64]
 
 #: Below this no table has rows; a launch and its drain on current GPUs.
 FLOOR_SECONDS = 2.2e-6
-#: How many rows of one operator move its factor halfway from 1 to what they say.
+#: So many rows of one operator move its factor halfway from 1 to theirs.
 _WEIGHT_OF_NONE = 2.0
 #: The difference of the logarithms of two bandwidths at which one GPU says little of another.
 _NEAR = 0.7
@@ -131,7 +131,7 @@ def of_others(fitted: Mapping[str, Segments], gpu: Gpu) -> Segments:
 
 
 class Elementwise(ComputeModel):
-    """``add``, ``mul``, ``relu``, ``gelu`` and their like, in any dtype: what counts is the bytes."""
+    """``add``, ``mul``, ``relu``, ``gelu`` and others, in any dtype: only bytes count."""
 
     label = "elementwise"
 

@@ -34,7 +34,7 @@ _TERMS = sorted(
 )
 #: A difference between standard errors of less than this part of an operator's time counts as none.
 _NEGLIGIBLE = 0.005
-#: No line is expected to err by less than what the same operator's time varies by from step to step.
+#: The least relative error of a line: the variation of one operator's time from step to step.
 _LEAST_ERROR = 0.01
 
 #: The relative error of a ratio for each factor of e between two sizes, in measured tables (``uncertainty.resizing_error``).

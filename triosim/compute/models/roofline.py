@@ -137,7 +137,7 @@ class Roofline(ComputeModel):
 
 
 def default(key: Key) -> Efficiency:
-    """Return the efficiency of what no trace was fitted to."""
+    """Return the default efficiency of a class, phase and dtype."""
     kind, _, dtype = key
     cores = " on tensor cores" if dtype not in ("float32", "float64", "") else ""
     return DEFAULTS.get(f"{kind}{cores}") or DEFAULTS[kind]
@@ -216,20 +216,20 @@ def _fit(arithmetic: Array, traffic: Array, seconds: Array, default: Efficiency)
     if not points:
         return default
     launches = (min(default.launch, float(seconds.min()) / 2.0), min(_LEAST_LAUNCH, float(seconds.min()) / 2.0))
-    if points < FEWEST:  # what bounds them is brought to the trace's level; what the error is, so few cannot say
+    if points < FEWEST:  # scale the efficiency that bounds them; keep the default error, which so few cannot show
         by_compute, by_memory = arithmetic / default.compute, traffic / default.memory
         level = float(np.median(np.fmax(by_compute, by_memory) / (seconds - launches[0]))) or 1.0
         if (by_compute > by_memory).mean() >= 0.5:
             return replace(default, compute=default.compute * level, launch=launches[0])
         return replace(default, memory=default.memory * level, launch=launches[0])
     compute = _GRID if arithmetic.any() else np.array([default.compute])
-    # A network repeats its layers: what is off is worked out once for points that are the same, and counted for each.
+    # A network repeats its layers: errors of equal points are computed once, and counted for each.
     points_once, places = np.unique(np.stack((arithmetic, traffic, seconds)), axis=1, return_inverse=True)
     arithmetic_once, traffic_once, seconds_once = points_once
     busy = np.maximum(arithmetic_once / compute[:, None, None], traffic_once / _GRID[:, None])
     off = (np.abs((busy + launch) / seconds_once - 1.0) for launch in launches)
     errors = np.array([[row.take(places, axis=1).mean(axis=1) for row in one] for one in off])
-    # A trace does not tell what bounds none of its operators: of pairs that explain it as well, the nearest to the default.
+    # Nothing shows an efficiency that bounds none of the operators: of equally good pairs, take the nearest to the default.
     far = np.abs(np.log(compute / default.compute))[:, None] + np.abs(np.log(_GRID / default.memory))
     good = errors <= errors.min() * (1.0 + _AS_GOOD) + _NEGLIGIBLE
     which, row, column = np.unravel_index(int(np.where(good, far, np.inf).argmin()), errors.shape)

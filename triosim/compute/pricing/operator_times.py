@@ -170,7 +170,7 @@ def _unmatched(entry: Entry) -> str:
 
 
 def _suggestion(entry: Entry, operators: Sequence[Operator]) -> str:
-    """The nearest of what is wrong: the first of the entry's keys that nothing in the trace agrees with."""
+    """Suggest a fix: the value nearest to the entry's first key that matches nothing in the trace."""
     if entry.operator is not None and not any(_only(entry, "operator").matches(o) for o in operators):
         return nearest(entry.operator, {base_name(o.name) for o in operators})
     if entry.layer is not None and not any(_only(entry, "layer").matches(o) for o in operators):

@@ -11,7 +11,7 @@ from triosim.compute.pricing.repricing import with_prediction
 from triosim.operators.features import is_free
 from triosim.trace import Operator, Trace
 
-#: The GPU that is assumed where nobody names one.
+#: The default GPU.
 DEFAULT_GPU = "H100-SXM"
 
 

@@ -1,10 +1,10 @@
-"""BERT (Devlin et al. 2019) with its head for masked words, as transformers writes it."""
+"""BERT (Devlin et al. 2019) with its head for masked tokens, as transformers writes it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from triosim.models.architectures.model import check_heads, check_length, tokens
+from triosim.models.architectures.model import check_heads, check_length, token_inputs
 from triosim.models.operators.attention import multi_head_attention, split_heads
 from triosim.models.operators.elementwise import add, dropout, gelu
 from triosim.models.operators.layers import cross_entropy, embedding, layer_norm
@@ -16,7 +16,7 @@ from triosim.models.step_choices import ChoiceReader
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bert:
-    """Sizes of a BERT. ``positions`` is the most that it can tell apart; ``sequence`` the usual length of a sample."""
+    """Sizes of a BERT. ``positions`` is the largest number of tokens; ``sequence`` the usual one."""
 
     layers: int
     hidden: int
@@ -30,14 +30,14 @@ class Bert:
     name: str = "bert"
 
     def loss(self, tape: Tape, batch: int, sequence: int, choices: ChoiceReader) -> Value:
-        """Record the forward pass; the loss is that of every word."""
+        """Record the forward pass; the loss is over all tokens."""
         check_heads(self.hidden, self.heads)
         check_length(sequence, self.positions, self.name)
-        words, labels = tokens(tape, batch, sequence), tokens(tape, batch, sequence)
+        token_ids, labels = token_inputs(tape, batch, sequence), token_inputs(tape, batch, sequence)
         dropped = choices.dropout(self.dropout)
         with tape.at("bert"):
             with tape.at("embeddings"):
-                found = self._embedded(tape, words, dropped)
+                found = self._embedded(tape, token_ids, dropped)
             for number in range(self.layers):
                 with tape.at(f"encoder.layer.{number}"):
                     found = self._layer(found, choices, dropped)
@@ -55,13 +55,13 @@ class Bert:
         with tape.at("loss"):
             return cross_entropy(view(logits, (-1, self.vocab)), view(labels, (-1,)))
 
-    def _embedded(self, tape: Tape, words: Value, dropped: float) -> Value:
-        length = words.shape[1]
+    def _embedded(self, tape: Tape, token_ids: Value, dropped: float) -> Value:
+        length = token_ids.shape[1]
         numbers, zeros = (tape.new((1, self.positions), "int64", category="buffer") for _ in range(2))
         numbers = slice_of(numbers, 1, 0, length)
-        kinds = expand(slice_of(zeros, 1, 0, length), words.shape)
+        kinds = expand(slice_of(zeros, 1, 0, length), token_ids.shape)
         with tape.at("word_embeddings"):
-            found = embedding(words, self.vocab, self.hidden)
+            found = embedding(token_ids, self.vocab, self.hidden)
         with tape.at("token_type_embeddings"):
             of_kinds = embedding(kinds, self.token_types, self.hidden)
         found = add(found, of_kinds)
@@ -93,7 +93,7 @@ class Bert:
             return self._added(found, x, dropped)
 
     def _added(self, found: Value, x: Value, dropped: float) -> Value:
-        """A layer's end: back to the hidden size, added to what it began with, normalised."""
+        """The end of a sub-layer: projection to the hidden size, residual, norm."""
         tape = x.tape
         with tape.at("dense"):
             found = linear(found, self.hidden)

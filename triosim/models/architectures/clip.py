@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from triosim.models.architectures.model import check_heads, check_length, tokens
+from triosim.models.architectures.model import check_heads, check_length, token_inputs
 from triosim.models.operators.attention import multi_head_attention, split_heads
 from triosim.models.operators.elementwise import add, div, div_number, elementwise, mul, power, quick_gelu, total
 from triosim.models.operators.layers import cross_entropy, embedding, layer_norm
@@ -29,7 +29,8 @@ class Tower:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clip:
-    """``vision`` reads square images in square patches, ``text`` up to ``positions`` words; both end in ``shared`` features."""
+    """``vision`` reads square images in square patches, ``text`` up to ``positions`` tokens; both are projected to
+    ``projection_dim``."""
 
     vision: Tower
     text: Tower
@@ -47,21 +48,21 @@ class Clip:
             check_heads(tower.hidden, tower.heads)
         check_length(sequence, self.positions, self.name)
         images = tape.new((batch, 3, self.image, self.image), tape.dtype, category="input")
-        words = tokens(tape, batch, sequence)
+        token_ids = token_inputs(tape, batch, sequence)
         with tape.at("vision_model"):
-            seen = self._seen(images, choices)
+            image = self._image_features(images, choices)
         with tape.at("visual_projection"):
-            seen = linear(seen, self.projection_dim, bias=False)
+            image = linear(image, self.projection_dim, bias=False)
         with tape.at("text_model"):
-            said = self._said(words, choices)
+            text = self._text_features(token_ids, choices)
         with tape.at("text_projection"):
-            said = linear(said, self.projection_dim, bias=False)
-        seen, said = _of_length_one(seen), _of_length_one(said)
+            text = linear(text, self.projection_dim, bias=False)
+        image, text = _normalised(image), _normalised(text)
         scale = _exponential(tape.parameter("logit_scale", ()))
-        return _contrastive(mul(mm(said, t(seen)), scale))
+        return _contrastive(mul(mm(text, t(image)), scale))
 
-    def _seen(self, images: Value, choices: ChoiceReader) -> Value:
-        """Return the features of the first place, which stands for the whole image."""
+    def _image_features(self, images: Value, choices: ChoiceReader) -> Value:
+        """Return the features of the class token."""
         tape, (batch, *_), hidden = images.tape, images.shape, self.vision.hidden
         count = (self.image // self.patch) ** 2
         with tape.at("embeddings"):
@@ -76,21 +77,21 @@ class Clip:
         with tape.at("post_layernorm"):
             return layer_norm(select(found, 1, 0))
 
-    def _said(self, words: Value, choices: ChoiceReader) -> Value:
-        """Return the features of the last word, which has seen all others."""
-        tape = words.tape
+    def _text_features(self, token_ids: Value, choices: ChoiceReader) -> Value:
+        """Return the features of the last token, which attends to all others."""
+        tape = token_ids.tape
         with tape.at("embeddings"):
             with tape.at("token_embedding"):
-                found = embedding(words, self.vocab, self.text.hidden)
+                found = embedding(token_ids, self.vocab, self.text.hidden)
             found = _placed(found, self.positions)
         found = _encoded(found, self.text, choices, causal=True)
         with tape.at("final_layer_norm"):
             found = layer_norm(found)
-        return _picked(found, words)
+        return _at_last_token(found, token_ids)
 
 
 def _placed(x: Value, positions: int) -> Value:
-    """Return features with those of their places added."""
+    """Add position embeddings."""
     places = x.tape.new((1, x.shape[1]), "int64", category="buffer")
     with x.tape.at("position_embedding"):
         return add(x, embedding(places, positions, x.shape[-1]))
@@ -133,12 +134,12 @@ def _attention(x: Value, sizes: Tower, choices: ChoiceReader, causal: bool) -> V
         return linear(found, sizes.hidden)
 
 
-def _picked(x: Value, words: Value) -> Value:
-    """Return the features of one place of each sample, which its words tell."""
+def _at_last_token(x: Value, token_ids: Value) -> Value:
+    """Return the features of one position of each sample, found from its tokens."""
     tape, (batch, length, features) = x.tape, x.shape
     rows, places = tape.new((batch,), "int64"), tape.new((batch,), "int64")
     tape.record("arange", (), (rows,))
-    tape.record("argmax", (words,), (places,), dim=-1)
+    tape.record("argmax", (token_ids,), (places,), dim=-1)
     out = tape.new((batch, features), x.dtype)
     tape.record("index", (x, rows, places), (out,))
 
@@ -152,7 +153,7 @@ def _picked(x: Value, words: Value) -> Value:
     return out
 
 
-def _of_length_one(x: Value) -> Value:
+def _normalised(x: Value) -> Value:
     return div(x, power(total(power(x, 2), [-1], keepdim=True), 0.5))
 
 
@@ -163,7 +164,7 @@ def _exponential(x: Value) -> Value:
 
 
 def _contrastive(likeness: Value) -> Value:
-    """The loss of (words, images), of which those on the diagonal belong together."""
+    """The contrastive loss of (texts, images), whose diagonal holds the matching pairs."""
     tape = likeness.tape
     losses = []
     with tape.at("loss"):

@@ -123,7 +123,7 @@ class ResNet:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DenseNet:
-    """``blocks`` counts the layers of each block; every layer adds ``growth`` channels to what it is given."""
+    """``blocks`` counts the layers of each block; every layer adds ``growth`` channels to its input."""
 
     blocks: Sequence[int]
     growth: int = 32

@@ -97,7 +97,7 @@ def _responses(x: Value) -> Value:
 
 
 def _strengths(x: Value) -> Value:
-    """The length of each channel over the image's places (``linalg.vector_norm``)."""
+    """The norm of each channel over the pixels (``linalg.vector_norm``)."""
     tape, (batch, _, _, channels) = x.tape, x.shape
     out = tape.new((batch, 1, 1, channels), x.dtype)
     tape.record("linalg_vector_norm", (x,), (out,), dim=[1, 2], keepdim=True)

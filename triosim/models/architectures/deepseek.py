@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from triosim.models.architectures.llama import gated_mlp, rotary_angles
-from triosim.models.architectures.model import tokens
+from triosim.models.architectures.model import token_inputs
 from triosim.models.operators import fused
 from triosim.models.operators.attention import multi_head_attention, split_heads
 from triosim.models.operators.elementwise import add, mul, sub
@@ -54,10 +54,10 @@ class DeepSeek:
     def loss(self, tape: Tape, batch: int, sequence: int, choices: ChoiceReader) -> Value:
         """Record the forward pass; the loss is that of the next token."""
         norm = fused.rms_norm if choices.fused() else rms_norm
-        words, labels = tokens(tape, batch, sequence), tokens(tape, batch, sequence)
+        token_ids, labels = token_inputs(tape, batch, sequence), token_inputs(tape, batch, sequence)
         with tape.at("model"):
             with tape.at("embed_tokens"):
-                found = embedding(words, self.vocab, self.hidden)
+                found = embedding(token_ids, self.vocab, self.hidden)
             angles = rotary_angles(tape, sequence, self.rope_dim, found.dtype)
             for number in range(self.layers):
                 with tape.at(f"layers.{number}"):

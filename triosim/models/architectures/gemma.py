@@ -2,7 +2,7 @@
 
 Like Llama but for embeddings that are scaled, gates by GELU, norms that scale by one plus their weight, and tied embeddings.
 Gemma 2 also norms what attention and the feed-forward network return, and caps scores and logits by ``tanh``. All its layers
-are described with attention to the whole sequence; every second one looks back 4,096 words at most.
+are described with attention to the whole sequence; every second one looks back 4,096 tokens at most.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from triosim.models.architectures.llama import gated_mlp, rotary_angles, rotary_embedding
-from triosim.models.architectures.model import check_shared, tokens
+from triosim.models.architectures.model import check_shared, token_inputs
 from triosim.models.operators import fused
 from triosim.models.operators.attention import causal_mask, multi_head_attention, repeated
 from triosim.models.operators.elementwise import (
@@ -60,10 +60,10 @@ class Gemma:
     def loss(self, tape: Tape, batch: int, sequence: int, choices: ChoiceReader) -> Value:
         """Record the forward pass; the loss is that of the next token."""
         check_shared(self.heads, self.kv_heads)
-        words, labels = tokens(tape, batch, sequence), tokens(tape, batch, sequence)
+        token_ids, labels = token_inputs(tape, batch, sequence), token_inputs(tape, batch, sequence)
         with tape.at("model"):
             with tape.at("embed_tokens"):
-                found = mul_number(embedding(words, self.vocab, self.hidden))
+                found = mul_number(embedding(token_ids, self.vocab, self.hidden))
             angles = rotary_angles(tape, sequence, self.head_dim, found.dtype)
             for number in range(self.layers):
                 with tape.at(f"layers.{number}"):

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from triosim.models.architectures.model import check_heads, check_length, tokens
+from triosim.models.architectures.model import check_heads, check_length, token_inputs
 from triosim.models.operators import fused
 from triosim.models.operators.attention import (
     attention,
@@ -63,15 +63,15 @@ class _Step:
         self.fused = choices.fused(model.style == "megatron")
         self.mask: Value | None = None
 
-    def _embedded(self, words: Value, names: tuple[str, str]) -> Value:
+    def _embedded(self, token_ids: Value, names: tuple[str, str]) -> Value:
         model, tape = self.model, self.tape
         with tape.at(names[0]):
-            found = embedding(words, model.vocab, model.hidden)
+            found = embedding(token_ids, model.vocab, model.hidden)
         positions = tape.new((self.sequence,), "int64")
         tape.record("arange", (), (positions,))
         positions = unsqueeze(positions, 0)
         if model.style == "megatron":
-            positions = expand(positions, words.shape)
+            positions = expand(positions, token_ids.shape)
         with tape.at(names[1]):
             placed = embedding(positions, model.sequence, model.hidden)
         return add(found, placed)
@@ -81,9 +81,9 @@ class _Step:
     def megatron(self) -> Value:
         """Activations are (sequence, batch, hidden)."""
         model, tape = self.model, self.tape
-        words, labels = tokens(tape, self.batch, self.sequence), tokens(tape, self.batch, self.sequence)
+        token_ids, labels = token_inputs(tape, self.batch, self.sequence), token_inputs(tape, self.batch, self.sequence)
         with tape.at("embedding"):
-            found = self._embedded(words, ("word_embeddings", "position_embeddings"))
+            found = self._embedded(token_ids, ("word_embeddings", "position_embeddings"))
             found = dropout(contiguous_of(transpose(found, 0, 1)), self.dropped)
         with tape.at("transformer"):
             if self.kernel == "math" and (tape.autocast or tape.dtype) == "float32":
@@ -118,7 +118,7 @@ class _Step:
                 return self._added(found, x)
 
     def _added(self, found: Value, x: Value) -> Value:
-        """The open module's product, added to what the layer began with."""
+        """The open module's linear layer, and the residual."""
         found = linear(found, self.model.hidden, bias=not self.fused)
         if self.fused:
             return fused.bias_dropout_add(found, x, self.dropped)
@@ -148,9 +148,9 @@ class _Step:
     def huggingface(self) -> Value:
         """Activations are (batch, sequence, hidden)."""
         model, tape = self.model, self.tape
-        words, labels = tokens(tape, self.batch, self.sequence), tokens(tape, self.batch, self.sequence)
+        token_ids, labels = token_inputs(tape, self.batch, self.sequence), token_inputs(tape, self.batch, self.sequence)
         with tape.at("transformer"):
-            found = self._embedded(words, ("wte", "wpe"))
+            found = self._embedded(token_ids, ("wte", "wpe"))
             with tape.at("drop"):
                 found = dropout(found, self.dropped)
             for number in range(model.layers):

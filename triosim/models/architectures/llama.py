@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from triosim.models.architectures.model import check_heads, check_shared, tokens
+from triosim.models.architectures.model import check_heads, check_shared, token_inputs
 from triosim.models.operators import fused
 from triosim.models.operators.attention import multi_head_attention, repeated
 from triosim.models.operators.elementwise import add, cos, mul, mul_number, neg, silu, sin, to
@@ -55,10 +55,10 @@ class Llama:
         if self.head_dim is None:
             check_heads(self.hidden, self.heads)
         norm = fused.rms_norm if choices.fused() else rms_norm
-        words, labels = tokens(tape, batch, sequence), tokens(tape, batch, sequence)
+        token_ids, labels = token_inputs(tape, batch, sequence), token_inputs(tape, batch, sequence)
         with tape.at("model"):
             with tape.at("embed_tokens"):
-                found = embedding(words, self.vocab, self.hidden)
+                found = embedding(token_ids, self.vocab, self.hidden)
             angles = rotary_angles(tape, sequence, self.width, "float32" if self._is_titan else found.dtype)
             for number in range(self.layers):
                 with tape.at(f"layers.{number}"):

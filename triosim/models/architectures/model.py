@@ -44,6 +44,6 @@ def check_length(sequence: int, positions: int, name: str) -> None:
         )
 
 
-def tokens(tape: Tape, batch: int, sequence: int) -> Value:
+def token_inputs(tape: Tape, batch: int, sequence: int) -> Value:
     """Return an input of token ids."""
     return tape.new((batch, sequence), "int64", category="input")

@@ -1,6 +1,6 @@
 """T5 (Raffel et al. 2020): encoder and decoder with relative positions, as transformers writes it.
 
-In 2024 it had no fused attention: scores are written out, and their softmax is computed in fp32, whatever they are in. In fp16
+In 2024 it had no fused attention: scores are in memory, and their softmax is computed in fp32 whatever their dtype. In fp16
 each part of a block ends with infinities cut off.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from triosim.models.architectures.model import tokens
+from triosim.models.architectures.model import token_inputs
 from triosim.models.operators.attention import masked_bias, multi_head_attention, split_heads
 from triosim.models.operators.elementwise import (
     add,
@@ -37,7 +37,7 @@ from triosim.models.step_choices import ChoiceReader
 class T5:
     """Sizes of a T5, with as many layers in the decoder as in the encoder; ``gated`` as in version 1.1.
 
-    ``style`` says whose code it is: transformers' of today, or that of 2024.
+    ``style`` is the code of transformers today, or of 2024.
     """
 
     layers: int
@@ -55,11 +55,11 @@ class T5:
     name: str = "t5"
 
     def loss(self, tape: Tape, batch: int, sequence: int, choices: ChoiceReader) -> Value:
-        """Record the forward pass, with as many words to write as to read."""
-        words, answers, labels = (tokens(tape, batch, sequence) for _ in range(3))
+        """Record the forward pass, with as many output tokens as input tokens."""
+        token_ids, answers, labels = (token_inputs(tape, batch, sequence) for _ in range(3))
         step = _Step(self, tape, choices)
         with tape.at("encoder"):
-            encoded = step.stack(words, None)
+            encoded = step.stack(token_ids, None)
         with tape.at("decoder"):
             found = step.stack(answers, encoded)
         if self.tied_embeddings:
@@ -80,14 +80,14 @@ class _Step:
         self.dropped = choices.dropout(model.dropout)
 
     def table(self) -> Value:
-        """Return the words' embeddings, which encoder and decoder share."""
+        """Return the embedding table, which encoder and decoder share."""
         return self.tape.shared_parameter("shared.weight", (self.model.vocab, self.model.hidden))
 
-    def stack(self, words: Value, encoded: Value | None) -> Value:
-        """Return what the encoder makes of words, or, with what that made, the decoder."""
+    def stack(self, token_ids: Value, encoded: Value | None) -> Value:
+        """Return the encoder's output for tokens, or, given that, the decoder's."""
         model, tape = self.model, self.tape
         with tape.at("embed_tokens"):
-            found = embedding(words, model.vocab, model.hidden, weight=self.table())
+            found = embedding(token_ids, model.vocab, model.hidden, weight=self.table())
         with tape.at("dropout"):
             found = dropout(found, self.dropped)
         bias: Value | None = None
@@ -127,7 +127,7 @@ class _Step:
         return add(x, found), bias
 
     def _cross_attention(self, x: Value, encoded: Value, nothing: Value | None) -> tuple[Value, Value]:
-        """The decoder looks at what the encoder made; all positions are alike."""
+        """Cross-attention of the decoder to the encoder's output, without position bias."""
         tape = self.tape
         with tape.at("layer_norm"):
             found = _norm(x)
@@ -162,7 +162,7 @@ class _Step:
         return reshape(transpose(matmul(weights, value), 1, 2), (batch, length, -1))
 
     def _mask(self, batch: int, length: int, *, causal: bool) -> Value:
-        """Return what is added to the scores of words that may not be looked at: for each sample."""
+        """Return the mask that is added to the scores, one for each sample."""
         tape = self.tape
         if causal:
             mask = tape.new((length, length), tape.dtype)
@@ -182,7 +182,7 @@ class _Step:
         return found
 
     def _positions(self, length: int) -> Value:
-        """A number for each head and distance between two words: (1, heads, length, length)."""
+        """Relative position bias of each head and pair of tokens: (1, heads, length, length)."""
         tape = self.tape
         rows, columns = (tape.new((length,), "int64") for _ in range(2))
         for made in (rows, columns):

@@ -240,7 +240,7 @@ def _mend(operators: list[UnclassifiedOperator], parameters: set[int], incoming:
 
 
 def _gradients(operators: list[UnclassifiedOperator], parameters: set[int]) -> dict[int, UnclassifiedTensor]:
-    """Return each parameter's gradient: what the optimizer reads and does not change, at the position of the parameter."""
+    """Return each parameter's gradient: the tensor at its position that the optimizer reads and does not change."""
     changed = {tensor.storage for operator in operators if operator.phase == "optimizer" for tensor in operator.outputs}
     found: dict[int, UnclassifiedTensor] = {}
     slots = tensor_categories.slots(operators, parameters)

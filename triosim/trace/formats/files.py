@@ -14,7 +14,7 @@ GZIP_MAGIC = b"\x1f\x8b"
 
 
 def head(path: Path, size: int = 65536) -> bytes:
-    """Return the first bytes of a file, uncompressed; what can be had of them when the file is damaged."""
+    """Return the first bytes of a file, uncompressed; fewer where it is damaged."""
     with open(path, "rb") as file:
         start = file.read(size)
     if not start.startswith(GZIP_MAGIC):

@@ -143,7 +143,7 @@ class _Use:
 
 
 def _hands_on(operator: UnclassifiedOperator, tensor: UnclassifiedTensor) -> bool:
-    """Whether a forward call only returns what it was given, as ``aten::to`` does where there is nothing to convert."""
+    """Whether a forward call only returns its input, as ``aten::to`` does where there is nothing to convert."""
     if operator.phase != "forward" or operator.name.endswith("_"):
         return False
     return len(operator.inputs) == 1 and any(tensor is one for one in operator.returned)
@@ -198,7 +198,7 @@ def slots(operators: list[UnclassifiedOperator], parameters: set[int]) -> dict[i
 
 
 def _outputs(operators: list[UnclassifiedOperator], use: _Use) -> set[int]:
-    """Return what the forward pass makes for its caller: what nothing reads on (the loss), and what the loss is made of."""
+    """Return the outputs of the forward pass: results that nothing reads (the loss), and the input of the loss."""
     read: set[int] = set()
     made: list[UnclassifiedTensor] = []
     found: set[int] = set()
@@ -218,7 +218,7 @@ def _outputs(operators: list[UnclassifiedOperator], use: _Use) -> set[int]:
 
 
 def _link_by_layer(operators: list[UnclassifiedOperator], categories: Categories, parameters: set[int]) -> None:
-    """Link gradients that no optimizer names: what a backward operator makes in the shape of its forward one's parameter."""
+    """Link gradients that no optimizer names: results of a backward operator in the shape of its forward one's parameter."""
     linked = {owner for _, owner in categories.values() if owner is not None}
     read_by_backward: set[int] = set()
     for operator in operators:

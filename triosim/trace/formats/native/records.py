@@ -57,7 +57,7 @@ def to_row(record: Communication | Mark | Storage) -> dict[str, Any]:
 
 
 def communication(check: Checks, row: Any, place: str) -> Communication:
-    """Return what an operator asks of other ranks. Raises ``TraceError`` that names the key that is wrong."""
+    """Return the communication of an operator. Raises ``TraceError`` that names the key that is wrong."""
     check.keys(row, COMMUNICATION_KEYS, place)
     check.choice(row["kind"], COMMUNICATION_KINDS, f"{place}.kind")
     nbytes = check.number(row["nbytes"], f"{place}.nbytes", MOST_BYTES)

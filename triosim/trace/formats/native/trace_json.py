@@ -222,7 +222,7 @@ class TraceReader(Checks):
         return seconds, busy, host
 
     def details(self, item: dict[str, Any], index: int, texts: dict[str, str]) -> tuple[Any, ...]:
-        """Return what an operator may have, in the order of the fields of ``Operator`` from ``forward`` on."""
+        """Return an operator's optional values, in the order of the fields of ``Operator`` from ``forward`` on."""
         get = item.get
         forward, flops, error = get("forward"), get("flops"), get("relative_error")
         if forward is not None and type(forward) is not int:

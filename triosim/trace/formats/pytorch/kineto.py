@@ -28,7 +28,7 @@ _STEP = re.compile(r"ProfilerStep#\d+")
 
 @dataclass(slots=True, eq=False)
 class Span:
-    """Something on a thread of the host, in microseconds. ``after`` is what the host needs until the next call, where known."""
+    """A call or annotation on a thread of the host, in microseconds. ``after`` is the time to the next call, where known."""
 
     name: str
     thread: str
@@ -108,7 +108,7 @@ def recognises(path: Path) -> bool:
 
 
 def read(path: Path) -> Profile:
-    """Return what a profiler file holds."""
+    """Read a profiler file."""
     data = read_json(path)
     events = data.get("traceEvents")
     if not isinstance(events, list):

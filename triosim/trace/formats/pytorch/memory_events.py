@@ -34,7 +34,7 @@ class _Block:
     layer: str | None = None
     died: int | None = None
     last_operator: int | None = None
-    said: int = -1  # when someone last said what it is
+    stated: int = -1  # when an annotation last stated its category
     number: int | None = None  # as tensors name it
     replaced: float | None = None  # when its address was given to another one, without a free
 
@@ -48,7 +48,7 @@ def storages(
     """Return the storages of a step by birth; none when the profile has no memory events.
 
     ``moments`` are the step's calls and the positions of their operators in ``operators``; ``known`` are, by annotation, the
-    storages of tensors that it was said of, in order.
+    storages of tensors that it was stated of, in order.
     """
     on_gpu = bool(profile.work)
     events = [event for event in profile.memory if event.on_gpu == on_gpu]
@@ -58,12 +58,14 @@ def storages(
     marks = [
         (span.start, span.name) for span in profile.calls if span.annotation and span.name.startswith(CATEGORY_PREFIX)
     ]
-    said = [(moment, name, found.popleft() if (found := numbers.get(name)) else None) for moment, name in sorted(marks)]
+    stated = [
+        (moment, name, found.popleft() if (found := numbers.get(name)) else None) for moment, name in sorted(marks)
+    ]
     position = _Positions(moments)
-    blocks = _blocks(events, said, position)
+    blocks = _blocks(events, stated, position)
     unseen = _unseen(blocks, [span.end for span in profile.calls if span.name.startswith(_ZERO_GRAD)], events)
     if unseen:
-        blocks = _blocks(sorted([*unseen, *events], key=lambda event: event.moment), said, position)
+        blocks = _blocks(sorted([*unseen, *events], key=lambda event: event.moment), stated, position)
     before = [block for block in blocks if block.born < 0]
     for number, block in enumerate(before):
         block.born = number - len(before)
@@ -73,20 +75,20 @@ def storages(
 
 
 def _blocks(
-    events: Sequence[MemoryEvent], said: Sequence[tuple[float, str, int | None]], position: _Positions
+    events: Sequence[MemoryEvent], stated: Sequence[tuple[float, str, int | None]], position: _Positions
 ) -> list[_Block]:
-    """Return what there was in the step; ``said`` are moments, annotations, and the tensors' number of the storage."""
+    """Return the blocks of the step; ``stated`` are moments, annotations, and the number that tensors give the storage."""
     blocks: list[_Block] = []
     live: dict[int, _Block] = {}
-    waiting = deque(said)
+    waiting = deque(stated)
     clock = 0
     for event in events:
         while waiting and waiting[0][0] <= event.moment:
-            _say(*waiting.popleft()[1:], clock, blocks, live)
+            _state(*waiting.popleft()[1:], clock, blocks, live)
         clock += 1
         _take(event, clock, position.at(event.moment), blocks, live)
     for _, annotation, number in waiting:
-        _say(annotation, number, clock, blocks, live)
+        _state(annotation, number, clock, blocks, live)
     return blocks
 
 
@@ -98,7 +100,7 @@ def _unseen(blocks: Sequence[_Block], zeroed: Sequence[float], events: Sequence[
     births = {block.name: block.moment for block in blocks if block.category == "gradient" and block.born > 0}
     found = []
     for block in blocks:
-        if block.category == "gradient" and block.born < 0 and block.died is None and block.said == 0:
+        if block.category == "gradient" and block.born < 0 and block.died is None and block.stated == 0:
             ends = [one for one in (births.get(block.name), block.replaced) if one is not None]
             moments = [moment for moment in zeroed if not ends or moment <= min(ends)]
             moment = (max(moments) if ends else min(moments)) if moments else events[0].moment
@@ -107,10 +109,10 @@ def _unseen(blocks: Sequence[_Block], zeroed: Sequence[float], events: Sequence[
 
 
 def _numbers(blocks: Sequence[_Block], operators: Sequence[Operator]) -> list[int]:
-    """Return the blocks' numbers; what no tensor names, and what comes second to a number, gets one that no tensor has."""
+    """Return the blocks' numbers: those that tensors give them, and new ones for the others."""
     tensors = (tensor for operator in operators for tensor in (*operator.inputs, *operator.outputs))
-    said = {block.number for block in blocks if block.number is not None}
-    free = count(1 + max((*said, *(tensor.storage for tensor in tensors)), default=0))
+    stated = {block.number for block in blocks if block.number is not None}
+    free = count(1 + max((*stated, *(tensor.storage for tensor in tensors)), default=0))
     found: dict[int, None] = {}
     for block in blocks:
         found[next(free) if block.number is None or block.number in found else block.number] = None
@@ -125,13 +127,13 @@ def _take(event: MemoryEvent, clock: int, position: int, blocks: list[_Block], l
         blocks.append(block)
         return
     freed = live.pop(event.address, None)
-    if freed is None:  # there before the step, and nobody said what it is
+    if freed is None:  # there before the step, and not annotated
         freed = _Block(-event.nbytes, -1, -1, event.address)
         blocks.append(freed)
     freed.died, freed.last_operator = clock, position
 
 
-def _say(annotation: str, number: int | None, clock: int, blocks: list[_Block], live: dict[int, _Block]) -> None:
+def _state(annotation: str, number: int | None, clock: int, blocks: list[_Block], live: dict[int, _Block]) -> None:
     category, address, nbytes, name = parse_category_annotation(annotation)
     if not nbytes:
         return
@@ -143,11 +145,11 @@ def _say(annotation: str, number: int | None, clock: int, blocks: list[_Block], 
         block.category, block.name, block.layer = category, name, name.rpartition(".")[0]
     if block.number is None:
         block.number = number
-    block.said = clock
+    block.stated = clock
 
 
 def _kept(blocks: Sequence[_Block], operators: Sequence[Operator]) -> Category:
-    """Return what a storage of the backward pass is that nobody named and no free was seen of.
+    """Return the category of a storage of the backward pass that has no annotation and no free.
 
     Where gradients are named and collectives run, it is theirs: on a host the last to let go of what a collective was given can
     be the thread of the process group, and the profiler sees no free there.

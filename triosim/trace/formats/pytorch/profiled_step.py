@@ -154,7 +154,7 @@ class ProfiledStep:
             elif operator.phase == "backward":
                 numbers = [node.sequence for node in call.node.walk() if node.sequence >= 0]
                 operator.forward = by_sequence.get(numbers[0]) if numbers else None
-                if operator.forward is None:  # what accumulates a gradient belongs to what made it
+                if operator.forward is None:  # an accumulation belongs to the operator that made the gradient
                     maker = next((makers[one.id] for one in operator.inputs if one.id in makers), None)
                     operator.forward = maker.forward if maker is not None else None
                 layer = operator.forward.layer if operator.forward is not None else layer
@@ -194,7 +194,7 @@ class ProfiledStep:
         return ".".join(call.annotations)
 
     def _launched_by(self, window: Span | None) -> tuple[dict[int, list[Work]], list[Work]]:
-        """Return the GPU's work by the call that launched it, and what no call launched."""
+        """Return the GPU's work by the call that launched it, and the work that no call launched."""
         threads = _by_thread([call.span for call in self.calls])
         by_span = {call.span: call for call in self.calls}
         by_external = {span.external: span for span in self.profile.calls if span.external is not None}
@@ -246,7 +246,7 @@ class _Dataflow:
     def __init__(self, hints: CategoryHints) -> None:
         self.hints = hints
         self.identities = TensorIdentities()
-        self._made: list[list[UnclassifiedTensor]] = []  # by operator: what came to be inside it, in order
+        self._made: list[list[UnclassifiedTensor]] = []  # by operator: the tensors made inside it, in order
         self._parameters: dict[str, int] = {}  # storages by the parameter name that was stated
 
     def note_category(self, stated: _StatedCategory) -> None:
@@ -259,7 +259,7 @@ class _Dataflow:
         elif stated.category == "input":
             self.hints.inputs.add(storage)
             if storage in self.hints.known:
-                return  # a parameter that someone hands to a module
+                return  # a parameter that is passed to a module
         owner = self._parameters.get(stated.name) if stated.category in ("gradient", "optimizer_state") else None
         self.hints.known[storage] = (stated.category, owner)
 
@@ -283,11 +283,11 @@ class _Dataflow:
             self.hints.inputs.update(tensor.storage for tensor in own)
 
     def finish(self, operators: list[UnclassifiedOperator]) -> None:
-        """Add to each operator's outputs what it made and others read later: saved tensors, and all gradients."""
+        """Add to each operator's outputs the tensors that it made and others read: saved tensors, and all gradients."""
         read = {tensor.id for operator in operators for tensor in operator.inputs}
         for operator, made in zip(operators, self._made, strict=True):
             known = {tensor.id for tensor in operator.outputs}
-            # A view that a forward call made of its weight is no result of it; what a backward node hands on is, view or not.
+            # A forward call's view of its weight is no result of it; a backward node's views are.
             outside = {tensor.storage for tensor in operator.inputs if operator.phase == "forward"}
             for tensor in made:
                 if tensor.id in read and tensor.id not in known and tensor.storage not in outside:
@@ -338,7 +338,7 @@ class _Dataflow:
 
 
 def _created(node: Node) -> set[tuple[int, int]]:
-    """Return id and storage of what a call or one inside it makes."""
+    """Return id and storage of the tensors that a call or one inside it makes."""
     brought = {(raw.number, raw.storage) for raw in node.given}
     found = {(raw.number, raw.storage) for raw in node.results} - brought
     return found.union(*(_created(child) for child in node.children))
