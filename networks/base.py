@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from typing import ClassVar
 
 import simpy
 
 from triosim import plugins
+from triosim.config import Option
 from triosim.networks.collectives.algorithm import CollectiveAlgorithm, check, latency_of
 from triosim.networks.collectives.lowering import CollectiveLowering, Form
 from triosim.networks.events import when
@@ -26,9 +28,12 @@ class Network(ABC):
     (every transfer of the algorithm by itself; a rank goes on when its data has arrived) or ``pipelined`` (the steady state
     of an algorithm that cuts its data into many chunks: all edges at once, after the latency of filling the pipeline).
 
-    A subclass may use any attribute and method name except ``env``, ``topology``, ``transfer`` and ``collective``: the rest of
-    what this class keeps is name-mangled.
+    A subclass may use any attribute and method name except ``env``, ``topology``, ``options``, ``transfer`` and ``collective``:
+    the rest of what this class keeps is name-mangled.
     """
+
+    #: The options that the constructor reads as keywords, which are checked before.
+    options: ClassVar[tuple[Option, ...]] = ()
 
     def __init__(
         self,

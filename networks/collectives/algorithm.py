@@ -8,8 +8,9 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, get_args
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, TypeAlias, get_args
 
+from triosim.config import Option
 from triosim.errors import OptionError, PluginError, SimulationError, nearest
 from triosim.networks.topology import NodeRef, Topology
 from triosim.tasks import CollectiveKind
@@ -76,6 +77,8 @@ class CollectiveAlgorithm(ABC):
     pipelined form alone.
     """
 
+    #: The options that the constructor reads as keywords, which are checked before.
+    options: ClassVar[tuple[Option, ...]] = ()
     proportional: bool = False
     steady: bool = False
 

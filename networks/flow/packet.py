@@ -16,6 +16,8 @@ from typing import Literal, get_args
 
 import simpy
 
+from triosim.config import Option
+from triosim.config.option import SYSTEM
 from triosim.errors import AsymmetryError, OptionError, nearest
 from triosim.networks.calibration.calibrated_times import CalibratedNetwork, calibrated_collectives
 from triosim.networks.collectives.algorithm import CollectiveAlgorithm, Edge, SteadyState, check
@@ -75,6 +77,26 @@ class PacketNetwork(SendingNetwork, LinkRecorder, ChangeableLinks, FoldableNetwo
     that repays. The results are the same to the last bit. ``fold`` is whether a collective that is the same seen from
     every rank is simulated for one of them while it is alone: of large groups (``auto``), ``always`` or ``never``.
     """
+
+    options = (
+        Option(
+            *(
+                "kernel",
+                "choice",
+                "auto",
+                "how rates are computed: plain Python, compiled by numba, or whichever repays",
+            ),
+            choices=get_args(Kernel),
+            panel=SYSTEM,
+            own_flag=False,
+        ),
+        Option(
+            *("fold", "choice", "auto", "whether a collective that all ranks do alike is simulated for one of them"),
+            choices=get_args(Fold),
+            panel=SYSTEM,
+            own_flag=False,
+        ),
+    )
 
     def __init__(
         self,

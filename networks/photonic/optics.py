@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+from triosim.config import Option
+from triosim.config.option import SYSTEM, Kind
 from triosim.errors import TopologyError, TriosimError, nearest
 from triosim.networks.topology import Section, Topology
 from triosim.units import Quantity, parse_bandwidth, parse_bytes, parse_time
@@ -43,6 +45,21 @@ class Optics:
     def circuit_bandwidth(self) -> float:
         """Bytes per second of a circuit, in one direction."""
         return self.bandwidth * self.ports_per_circuit
+
+
+def _option(name: str, kind: Kind, help: str, **more: Any) -> Option:
+    return Option(name, kind, None, help, panel=SYSTEM, own_flag=False, **more)
+
+
+#: The options of the photonic network; the default of each is what the topology's file says, or that of ``Optics``.
+OPTIONS = (
+    _option("ports", "whole", "optical ports of a GPU"),
+    _option("bandwidth", "bandwidth", "bandwidth of a port in one direction"),
+    _option("latency", "time", "latency from one end of a circuit to the other"),
+    _option("setup", "time", "time to set up a circuit"),
+    _option("buffer", "bytes", "bytes that may be on their way to a GPU", choices=("unlimited",)),
+    _option("ports_per_circuit", "whole", "ports that a circuit takes at each end"),
+)
 
 
 def optics_of(topology: Topology) -> Optics | None:

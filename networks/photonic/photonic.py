@@ -26,7 +26,7 @@ from triosim.networks.collectives.lowering import Form
 from triosim.networks.events import AFTER_ALL, call_at
 from triosim.networks.extensions import FigureReporter, FlowRecord, LinkRate, LinkRecorder
 from triosim.networks.flow.packet import PacketNetwork
-from triosim.networks.photonic.optics import Optics, changed, optics_of
+from triosim.networks.photonic.optics import OPTIONS, Optics, changed, optics_of
 from triosim.networks.sending import SendingNetwork
 from triosim.networks.topology import Link, NodeRef, Topology
 from triosim.units import Quantity
@@ -153,6 +153,7 @@ class PhotonicNetwork(SendingNetwork, LinkRecorder, FigureReporter):
     """
 
     topology: CircuitTopology
+    options = OPTIONS
 
     def __init__(
         self,

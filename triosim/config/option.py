@@ -11,12 +11,12 @@ from typing import Any, Literal
 from triosim.errors import OptionError, TriosimError, nearest
 from triosim.plugins import Group
 from triosim.trace import DTYPE_BYTES, dtype_name
-from triosim.units import parse_bytes, parse_time
+from triosim.units import parse_bandwidth, parse_bytes, parse_time
 
 #: What an option's value is. ``part`` is the name of a plug-in or a class; ``file`` a path, or a name that is no file;
 #: ``names`` are several words; ``mapping`` is ``KEY=VALUE`` pairs; ``object`` is left as it is for whoever reads it.
 Kind = Literal[
-    "text", "whole", "number", "probability", "flag", "choice", "bytes", "time", "dtype",
+    "text", "whole", "number", "probability", "flag", "choice", "bytes", "time", "bandwidth", "dtype",
     "names", "mapping", "part", "file", "object",
 ]  # fmt: skip
 
@@ -144,7 +144,9 @@ def _choice(option: Option, value: Any) -> str:
     return text
 
 
-def _bytes(option: Option, value: Any) -> float:
+def _bytes(option: Option, value: Any) -> float | str:
+    if value in option.choices:
+        return str(value)
     number = _quantity(parse_bytes, value)
     if not number >= 0:
         raise OptionError(f"{value} is no number of bytes", fix="give 0 or more")
@@ -159,6 +161,13 @@ def _time(option: Option, value: Any) -> float | str:
         words = "".join(f"'{word}', " for word in option.choices[:-1]) + "".join(f"'{option.choices[-1]}' or ")
         raise OptionError(f"{value} is no cost", fix=f"give {words}a time like '5 us'")
     return seconds
+
+
+def _bandwidth(option: Option, value: Any) -> float:
+    number = _quantity(parse_bandwidth, value)
+    if not 0 < number < math.inf:
+        raise OptionError(f"{value} is no bandwidth", fix="give one such as '50 GB/s'")
+    return number
 
 
 def _quantity(parse: Callable[[Any], float], value: Any) -> float:
@@ -215,6 +224,7 @@ _PARSERS: Mapping[Kind, Callable[[Option, Any], Any]] = {
     "choice": _choice,
     "bytes": _bytes,
     "time": _time,
+    "bandwidth": _bandwidth,
     "dtype": _dtype,
     "names": _names,
     "mapping": _mapping,

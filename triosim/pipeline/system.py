@@ -16,7 +16,7 @@ from triosim.config import RunConfig
 from triosim.errors import OptionError
 from triosim.networks.base import Network
 from triosim.networks.calibration.lookup import calibration_of
-from triosim.networks.construction import form_note, make_network, network_options, recording_note
+from triosim.networks.construction import form_note, make_algorithm, make_network, network_options, recording_note
 from triosim.networks.photonic.optics import optics_of
 from triosim.networks.topology import Topology
 from triosim.pipeline.reading import Subject
@@ -140,7 +140,7 @@ def network_factory(system: System, config: RunConfig) -> NetworkFactory:
     if config.collective is None:
         return NetworkFactory(system.topology, None, config, network_options(config.network))
     kind = plugins.find("collective_algorithms", config.collective)
-    algorithm = plugins.make(kind, options=config.options)
+    algorithm = make_algorithm(kind, config.options)
     read = (*plugins.option_names(kind), *network_options(config.network))
     return NetworkFactory(system.topology, algorithm, config, read)
 

@@ -12,6 +12,8 @@ import math
 from collections.abc import Sequence
 from functools import cache
 
+from triosim.config import Option
+from triosim.config.option import SYSTEM
 from triosim.errors import OptionError
 from triosim.networks.collectives.phased.exchanges import (
     DirectExchange,
@@ -40,6 +42,10 @@ class Hierarchical(PhasedAlgorithm):
     A group must be a box of coordinates, such as all GPUs, those of a node, or one of each node. (The shape of several
     nodes of GPUs is a dimension, and the fabric between them another.)
     """
+
+    options = (
+        Option("chunks", "whole", CHUNKS, "into how many chunks the data are cut", panel=SYSTEM, own_flag=False),
+    )
 
     def __init__(self, chunks: int | str = CHUNKS) -> None:
         try:
