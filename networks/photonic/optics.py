@@ -47,18 +47,20 @@ class Optics:
         return self.bandwidth * self.ports_per_circuit
 
 
-def _option(name: str, kind: Kind, help: str, **more: Any) -> Option:
-    return Option(name, kind, None, help, panel=SYSTEM, own_flag=False, **more)
+def _option(name: str, kind: Kind, default: int | str, help: str, **more: Any) -> Option:
+    return Option(name, kind, default, help, panel=SYSTEM, own_flag=False, **more)
 
 
-#: The options of the photonic network; the default of each is what the topology's file says, or that of ``Optics``.
+#: The options of the photonic network. What is not given is what the topology's file says, and only then the default.
 OPTIONS = (
-    _option("ports", "whole", "optical ports of a GPU"),
-    _option("bandwidth", "bandwidth", "bandwidth of a port in one direction"),
-    _option("latency", "time", "latency from one end of a circuit to the other"),
-    _option("setup", "time", "time to set up a circuit"),
-    _option("buffer", "bytes", "bytes that may be on their way to a GPU", choices=("unlimited",)),
-    _option("ports_per_circuit", "whole", "ports that a circuit takes at each end"),
+    _option("ports", "whole", 8, "photonic: optical ports of a GPU."),
+    _option("bandwidth", "bandwidth", "60.5 GB/s", "photonic: bandwidth of a port in one direction."),
+    _option("latency", "time", "500 ns", "photonic: latency from one end of a circuit to the other."),
+    _option("setup", "time", "20 ms", "photonic: time to set up a circuit."),
+    _option(
+        "buffer", "bytes", "unlimited", "photonic: bytes that may be on their way to a GPU.", choices=("unlimited",)
+    ),
+    _option("ports_per_circuit", "whole", 1, "photonic: ports that a circuit takes at each end."),
 )
 
 

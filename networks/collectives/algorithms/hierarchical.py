@@ -44,7 +44,14 @@ class Hierarchical(PhasedAlgorithm):
     """
 
     options = (
-        Option("chunks", "whole", CHUNKS, "into how many chunks the data are cut", panel=SYSTEM, own_flag=False),
+        Option(
+            "chunks",
+            "whole",
+            CHUNKS,
+            "hierarchical: into how many chunks the data are cut.",
+            panel=SYSTEM,
+            own_flag=False,
+        ),
     )
 
     def __init__(self, chunks: int | str = CHUNKS) -> None:
