@@ -1,1 +1,1 @@
-"""Expert parallelism and mixtures of experts."""
+"""Expert parallelism: where experts are, how many tokens each receives, and the all-to-alls that bring them there."""

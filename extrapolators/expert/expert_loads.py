@@ -1,10 +1,10 @@
-"""How many tokens go to each expert of a mixture: drawn by chance from a stated distribution, with a seed.
+"""How many tokens go to each expert: drawn at random from a stated distribution, with a seed.
 
-A router sends each token to some experts, and no trace says to which ones on other ranks. ``uniform``: every expert is as
-likely. ``zipf``: the expert of place k is 1/k^skew as likely as the first (Zipf's law), places by chance. ``power-law``:
-experts are as likely as numbers drawn from a Pareto distribution of exponent ``skew``. ``balanced``: no chance, each has the
-same. With a capacity factor (Fedus et al. 2021, "Switch Transformers", section 2.2) an expert takes from each rank at most that
-many times the mean; the rest is dropped.
+A router sends each token to some experts, and no trace says to which ones on other ranks. ``uniform``: all experts are equally
+likely. ``zipf``: the expert of rank k is 1/k^skew times as likely as the first (Zipf's law), in random order. ``power-law``:
+the likelihoods are drawn from a Pareto distribution of exponent ``skew``. ``balanced``: all experts get the same.
+With a capacity factor (Fedus et al. 2021, "Switch Transformers", section 2.2) an expert takes from each rank at most that many
+times the mean; the other tokens are dropped.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ LOADS: tuple[Load, ...] = ("uniform", "zipf", "power-law", "balanced")
 
 
 @dataclass(frozen=True, slots=True)
-class Routing:
-    """What is drawn. ``capacity`` is a factor, None where experts take all that comes."""
+class LoadDistribution:
+    """What is drawn. ``capacity`` is the capacity factor, None where experts take all tokens."""
 
     load: Load = "uniform"
     skew: float = 1.0
@@ -32,25 +32,58 @@ class Routing:
     def tokens(
         self, ranks: int, experts: int, rows: int, *, layer: int, iteration: int
     ) -> tuple[npt.NDArray[np.float64], float]:
-        """Return how many rows each rank of a group has for each expert (rows by rank), and how many are dropped in all.
+        """Return how many rows each rank of a group has for each expert (an array: rank, expert), and how many are dropped.
 
-        ``rows`` are those of a rank: its tokens, as often as each has experts. Layers, and iterations, are drawn one by one.
+        ``rows`` are those of a rank: its tokens, each as often as it has experts. Layers and iterations are drawn separately.
         """
         if self.load == "balanced":
             counts = np.full((ranks, experts), rows / experts)
         else:
-            chance = np.random.default_rng((self.seed, iteration, layer))
-            counts = chance.multinomial(rows, self._likely(experts, chance), size=ranks).astype(np.float64)
+            random = np.random.default_rng((self.seed, iteration, layer))
+            counts = random.multinomial(rows, self._likelihoods(experts, random), size=ranks).astype(np.float64)
         most = math.inf if self.capacity is None else math.ceil(self.capacity * rows / experts)
         kept = np.minimum(counts, most)
         return kept, float(counts.sum() - kept.sum())
 
-    def _likely(self, experts: int, chance: np.random.Generator) -> npt.NDArray[np.float64]:
+    def _likelihoods(self, experts: int, random: np.random.Generator) -> npt.NDArray[np.float64]:
         if self.load == "uniform":
             return np.full(experts, 1.0 / experts)
         if self.load == "zipf":
-            weights = chance.permutation(np.arange(1, experts + 1, dtype=np.float64) ** -self.skew)
+            weights = random.permutation(np.arange(1, experts + 1, dtype=np.float64) ** -self.skew)
         else:
-            weights = 1.0 + chance.pareto(self.skew, experts)
+            weights = 1.0 + random.pareto(self.skew, experts)
         found: npt.NDArray[np.float64] = weights / weights.sum()
         return found
+
+
+class TokenExchange:
+    """How many rows of one layer go from each rank of a group to each in dispatch, and how many are ``dropped``.
+
+    ``rows`` are those that each rank has for each expert; the experts are divided among the ranks in order.
+    """
+
+    def __init__(self, rows: npt.NDArray[np.float64], dropped: float) -> None:
+        ranks = len(rows)
+        self.dropped = dropped
+        self.kept = float(rows.sum())
+        self._sent = rows.reshape(ranks, ranks, -1).sum(axis=2)
+        self._received = rows.sum(axis=0).reshape(ranks, -1).sum(axis=1)
+        self._shares: dict[tuple[float, bool], tuple[float, ...]] = {}
+
+    def rows(self, coordinate: int | None) -> int:
+        """Return how many rows a rank's experts receive, one at least; for None the mean of all ranks of the group."""
+        received = self._received.mean() if coordinate is None else self._received[coordinate]
+        return max(1, round(float(received)))
+
+    def nbytes(self, row_bytes: float) -> float:
+        """Return the bytes that a rank sends, the mean of all."""
+        return sum(float(load) / len(self._received) * row_bytes for load in self._received)
+
+    def shares(self, row_bytes: float, *, combine: bool) -> tuple[float, ...] | None:
+        """Return the bytes from each rank to each, by sender: in dispatch, or in ``combine``. None where all are equal."""
+        if (self._sent == self._sent[0, 0]).all():
+            return None
+        if (row_bytes, combine) not in self._shares:  # kept, so that the programs of all ranks share one tuple
+            sent = self._sent.T if combine else self._sent
+            self._shares[row_bytes, combine] = tuple((sent * row_bytes).ravel().tolist())
+        return self._shares[row_bytes, combine]

@@ -1,45 +1,53 @@
-"""Mixtures of experts in a program: which operators are theirs, with whose rows, and which parameters are stacked experts.
+"""Finds the mixture-of-experts layers of a program: their operators, the rows that these work on, and the experts' weights.
 
-Experts are grouped products (``_grouped_mm``) of rows and stacked weights; what stands between two of them treats rows
-separately, and has as many of them as come.
+Experts are grouped products (``_grouped_mm``) of rows and stacked weights; operators between two of them treat rows separately,
+and work on as many as come.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import NamedTuple
 
 from triosim.errors import OptionError, TraceError
 from triosim.extrapolators.core.program import Program
 from triosim.operators.features import base_name
 from triosim.sharding.dataflow import Dataflow
 from triosim.sharding.parameters import owners, parameter_storages
-from triosim.sharding.placements import Shard
+from triosim.sharding.placements import Placements, Shard
 from triosim.sharding.propagation import ForwardPlacements, ShardingPropagator
 from triosim.trace import Operator, Tensor
 
 _GROUPED = ("grouped_mm", "scaled_grouped_mm")
 
 
-@dataclass(slots=True)
-class Mixture:
-    """The experts of a layer: the grouped products that begin and that end, and every operator between, with its rows.
+class Boundary(NamedTuple):
+    """A tensor that enters or leaves the experts of a layer, and the operator that reads or makes it there."""
 
-    ``operators`` are all of these, and what differentiates them. ``coming`` and ``going`` are the gradients that come to them
-    and that leave them, with the operators that read and make them.
+    tensor: Tensor
+    operator: Operator
+
+
+@dataclass(frozen=True, slots=True)
+class MoELayer:
+    """The experts of one layer: the grouped products ``first`` and ``last``, and every operator between.
+
+    ``operators`` are all of these, forward and backward; ``placements`` tell, by forward operator id, which dimension of its
+    tensors counts rows. ``incoming`` and ``outgoing`` are the gradients of the experts' output and of their input.
     """
 
-    first: list[Operator] = field(default_factory=list)
-    last: list[Operator] = field(default_factory=list)
-    placements: dict[int, Mapping[int, Shard]] = field(default_factory=dict)  # by forward operator: of rows, by tensor
-    operators: tuple[Operator, ...] = ()
-    coming: list[tuple[Tensor, Operator]] = field(default_factory=list)
-    going: list[tuple[Tensor, Operator]] = field(default_factory=list)
+    first: tuple[Operator, ...]
+    last: tuple[Operator, ...]
+    placements: dict[int, Placements]
+    operators: tuple[Operator, ...]
+    incoming: tuple[Boundary, ...]
+    outgoing: tuple[Boundary, ...]
 
     @property
     def rows(self) -> int:
-        """How many rows come in."""
+        """How many rows enter."""
         return self.first[0].inputs[0].shape[0]
 
     @property
@@ -47,12 +55,36 @@ class Mixture:
         """How many experts there are."""
         return self.first[0].inputs[1].shape[0]
 
+    @property
+    def entering(self) -> tuple[Boundary, ...]:
+        """What comes to the experts: rows in the forward pass, the gradients of their output in the backward pass."""
+        return (*(Boundary(one.inputs[0], one) for one in self.first), *self.incoming)
 
-class Mixtures:
-    """What is ``found`` in a program: its mixtures, in the order of the forward pass, to be divided among ``ranks``.
+    @property
+    def leaving(self) -> tuple[Boundary, ...]:
+        """What the experts send back: their output, and in the backward pass the gradients of their input."""
+        return (*(Boundary(one.outputs[0], one) for one in self.last), *self.outgoing)
 
-    ``weights`` are the storages of stacked parameters, and of their copies in another dtype. Raises ``TraceError`` where there
-    are no experts, or their rows cannot be followed, ``OptionError`` where the experts do not divide.
+    def rows_of(self, operator: Operator) -> Placements:
+        """Return which dimension of an operator's tensors counts rows."""
+        return self.placements[operator.id if operator.phase == "forward" else operator.forward or 0]
+
+
+@dataclass(slots=True)
+class _Forward:
+    """The forward operators of a layer's experts, as far as they have been met."""
+
+    first: list[Operator] = field(default_factory=list)
+    last: list[Operator] = field(default_factory=list)
+    placements: dict[int, Placements] = field(default_factory=dict)
+
+
+class MoELayers:
+    """The mixture-of-experts layers that are ``found`` in a program, in the order of the forward pass.
+
+    Their experts are to be divided among ``ranks`` along the mesh axis ``axis``. ``weights`` are the storages of stacked
+    parameters, and of their casts to another dtype. Raises ``TraceError`` where there are no experts, or their rows cannot be
+    followed, ``OptionError`` where the experts do not divide.
     """
 
     def __init__(self, program: Program, axis: str, ranks: int) -> None:
@@ -60,130 +92,143 @@ class Mixtures:
         self.axis = axis
         self.ranks = ranks
         self._flow = Dataflow(program.operators)
-        self._propagator = ShardingPropagator(
-            program.operators, program.batch_size, self._flow.backward, ranks, once=program.deduplicate
-        )
         tensors = {t.id: t for operator in program.operators for t in (*operator.inputs, *operator.outputs)}
         self.last_operator = max(operator.id for operator in program.operators)
         self.last_tensor = max(max(tensors), *(tensor.storage for tensor in tensors.values()))
         self._parameters = parameter_storages(program.operators)
-        self.weights: set[int] = set()
         self._owners = owners((op for op in program.operators if op.phase == "optimizer"), self._parameters)
-        self.found = self._found()
+        self.found = tuple(self._with_backward(layer) for layer in self._forward_layers() if layer.last)
         if not self.found:
             raise TraceError(
                 "the trace has no experts: no grouped product (aten::_grouped_mm) of rows and stacked weights",
                 where=self.axis,
                 fix="use a model whose experts run as grouped products, or leave ep out",
             )
-        for mixture in self.found:
-            self._finish(mixture)
+        self.weights = frozenset(
+            storage
+            for operator in self._flow.forward
+            if self._is_grouped(operator)
+            for storage in self._weight_storages(operator)
+        )
 
     def is_stacked(self, tensor: Tensor) -> bool:
-        """Whether a tensor is the experts' weights, or their gradient or state."""
+        """Whether a tensor is stacked weights of experts, or their gradient or optimizer state."""
         storage = self._owners.get(tensor.id, tensor.storage)
-        about = storage if tensor.parameter is None else self._parameters.get(tensor.parameter, storage)
-        return about in self.weights
+        parameter = storage if tensor.parameter is None else self._parameters.get(tensor.parameter, storage)
+        return parameter in self.weights
 
     @cached_property
-    def weights_shared(self) -> dict[int, Operator]:
-        """What shows, casts, or updates stacked weights, or turns their gradients, for a rank's experts, by id."""
+    def local_weight_operators(self) -> dict[int, Operator]:
+        """The operators outside of the experts that view, cast or update stacked weights, for one rank's experts, by id."""
 
-        def share(tensor: Tensor) -> Tensor:
+        def local(tensor: Tensor) -> Tensor:
             if len(tensor.shape) != 3 or not self.is_stacked(tensor):
                 return tensor
             return replace(tensor, shape=(tensor.shape[0] // self.ranks, *tensor.shape[1:]))
 
-        inside = {op.id for mixture in self.found for op in mixture.operators}
+        inside = {op.id for layer in self.found for op in layer.operators}
         found: dict[int, Operator] = {}
         for op in self.program.operators:
-            inputs, outputs = tuple(map(share, op.inputs)), tuple(map(share, op.outputs))
+            inputs, outputs = tuple(map(local, op.inputs)), tuple(map(local, op.outputs))
             if op.id not in inside and (inputs, outputs) != (op.inputs, op.outputs):
                 found[op.id] = op.with_tensors(inputs, outputs)
         return found
 
-    def _found(self) -> list[Mixture]:
-        """The mixtures, in the order of the forward pass."""
-        found: list[Mixture] = []
-        placed = ForwardPlacements(self._flow, self._propagator)
+    def _forward_layers(self) -> list[_Forward]:
+        """Follow the rows of experts, as if they were sharded, from the grouped products that they enter to the last ones."""
+        program = self.program
+        propagator = ShardingPropagator(
+            program.operators, program.batch_size, self._flow.backward, self.ranks, once=program.deduplicate
+        )
+        found: list[_Forward] = []
+        forward = ForwardPlacements(self._flow, propagator)
         for operator in self._flow.forward:
-            inside = placed.of_inputs(operator)
-            if not (inside or self._is_grouped(operator)):
+            rows: Placements = forward.of_inputs(operator)
+            is_grouped = self._is_grouped(operator)
+            if not (rows or is_grouped):
                 continue
             data = operator.inputs[0]
-            begins = self._is_grouped(operator) and data.id not in inside
-            if begins and (not found or found[-1].last):
-                found.append(Mixture())
-            placements = {data.id: Shard(0, data.shape[0])} if begins else inside
-            sharding = self._propagator.propagate(operator, placements)
+            is_first = is_grouped and data.id not in rows
+            if is_first:
+                rows = {data.id: Shard(0, data.shape[0])}
+                if not found or found[-1].last:
+                    found.append(_Forward())
+            sharding = propagator.propagate(operator, rows)
             if sharding is None or (operator.outputs and operator.outputs[0].id not in sharding.placements):
                 raise TraceError(
                     f"the rows of experts cannot be followed through {operator.name} of {operator.layer}",
                     where=self.axis,
                 )
-            found[-1].placements[operator.id] = sharding.placements
-            if self._is_grouped(operator):
-                self._note_weight(operator)
-            if self._is_grouped(operator) and not begins:
-                found[-1].last.append(operator)
-            else:
-                (found[-1].first.append(operator) if begins else None)
-                placed.record(operator, sharding)
-        return [mixture for mixture in found if mixture.last]
+            layer = found[-1]
+            layer.placements[operator.id] = sharding.placements
+            if is_grouped:
+                self._require_divisible(operator)
+            if is_grouped and not is_first:
+                layer.last.append(operator)
+                continue
+            if is_first:
+                layer.first.append(operator)
+            forward.record(operator, sharding)
+        return found
 
-    def _finish(self, mixture: Mixture) -> None:
-        """Add what differentiates the experts of a mixture."""
-        differentiating = [
-            op for op in self.program.operators if op.phase == "backward" and op.forward in mixture.placements
-        ]
-        mixture.operators = (*(self._flow.by_id[number] for number in mixture.placements), *differentiating)
-        mixture.coming, mixture.going = _ends(mixture, differentiating)
+    def _with_backward(self, layer: _Forward) -> MoELayer:
+        """A layer with the backward operators of its experts."""
+        backward = [op for op in self.program.operators if op.phase == "backward" and op.forward in layer.placements]
+        operators = (*(self._flow.by_id[number] for number in layer.placements), *backward)
+        incoming, outgoing = _gradients(layer, backward)
+        return MoELayer(
+            tuple(layer.first), tuple(layer.last), layer.placements, operators, tuple(incoming), tuple(outgoing)
+        )
 
     def _is_grouped(self, operator: Operator) -> bool:
-        """Whether it is the product of rows and stacked weights."""
+        """Whether an operator is the product of rows and stacked weights."""
         shapes = [tensor.shape for tensor in operator.inputs[:2]]
         return base_name(operator.name) in _GROUPED and len(shapes) == 2 and list(map(len, shapes)) == [2, 3]
 
-    def _note_weight(self, operator: Operator) -> None:
-        """Remember the parameter that a grouped product multiplies with, or a copy of it in another dtype."""
-        weight = operator.inputs[1]
-        while weight.storage not in self._parameters.values():
-            value = self._flow.read_by(operator, weight)
-            if value is None:
-                raise TraceError(f"the experts of {operator.layer} are no parameter", where=self.axis)
-            operator = self._flow.by_id[value.producer]
-            weight = operator.inputs[0]
-            self.weights.add(value.storage)
-        experts = weight.shape[0]
-        if experts % self.ranks:
+    def _require_divisible(self, operator: Operator) -> None:
+        """Raise ``OptionError`` where the experts of a grouped product do not divide."""
+        *_, weight = self._weights(operator)
+        if weight.shape[0] % self.ranks:
             raise OptionError(
-                f"the {experts} experts of {operator.layer} do not divide by {self.ranks}",
+                f"the {weight.shape[0]} experts of {operator.layer} do not divide by {self.ranks}",
                 where=self.axis,
                 fix="use a size that divides them",
             )
-        self.weights.add(weight.storage)
+
+    def _weight_storages(self, operator: Operator) -> list[int]:
+        return [tensor.storage for tensor in self._weights(operator)]
+
+    def _weights(self, operator: Operator) -> list[Tensor]:
+        """The stacked weights of a grouped product: casts of the parameter, if any, and last the parameter."""
+        found = [operator.inputs[1]]
+        layer = operator.layer
+        while found[-1].storage not in self._parameters.values():
+            value = self._flow.read_by(operator, found[-1])
+            if value is None:
+                raise TraceError(f"the experts of {layer} are no parameter", where=self.axis)
+            operator = self._flow.by_id[value.producer]
+            found.append(operator.inputs[0])
+        return found
 
 
-def _ends(
-    mixture: Mixture, differentiating: Sequence[Operator]
-) -> tuple[list[tuple[Tensor, Operator]], list[tuple[Tensor, Operator]]]:
-    """The gradients that come to a mixture and those that leave it, with the operators that read and make them."""
-    made = {t.storage for op in differentiating for t in op.outputs if not _shows(op, t)}
-    read = {t.storage for op in differentiating for t in op.inputs}
-    coming: dict[int, tuple[Tensor, Operator]] = {}
-    going = []
-    first = {one.id for one in mixture.first}
-    for op in differentiating:
-        placements = mixture.placements[op.forward or 0]
+def _gradients(layer: _Forward, backward: Sequence[Operator]) -> tuple[Iterable[Boundary], Iterable[Boundary]]:
+    """The gradients of the output and of the input of a layer's experts."""
+    written = {t.storage for op in backward for t in op.outputs if not _is_view(op, t)}
+    read = {t.storage for op in backward for t in op.inputs}
+    incoming: dict[int, Boundary] = {}
+    outgoing = []
+    first = {one.id for one in layer.first}
+    for op in backward:
+        rows = layer.placements[op.forward or 0]
         for t in op.inputs:
-            if t.category == "gradient" and t.storage not in made and t.id in placements:
-                coming.setdefault(t.storage, (t, op))
+            if t.category == "gradient" and t.storage not in written and t.id in rows:
+                incoming.setdefault(t.storage, Boundary(t, op))
         if op.forward in first:
-            ends = (t for t in op.outputs if t.parameter is None and t.id in placements and t.storage not in read)
-            going += [(t, op) for t in ends]
-    return list(coming.values()), going
+            ends = (t for t in op.outputs if t.parameter is None and t.id in rows and t.storage not in read)
+            outgoing += [Boundary(t, op) for t in ends]
+    return incoming.values(), outgoing
 
 
-def _shows(operator: Operator, made: Tensor) -> bool:
-    """Whether what an operator returns is something that it was given."""
-    return any(tensor.storage == made.storage for tensor in operator.inputs)
+def _is_view(operator: Operator, output: Tensor) -> bool:
+    """Whether an operator's output is a view of one of its inputs."""
+    return any(tensor.storage == output.storage for tensor in operator.inputs)

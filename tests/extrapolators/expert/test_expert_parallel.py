@@ -15,7 +15,7 @@ from traces import collectives_of, draw, groups_of, operators_of, planned
 from triosim import describe, simulate
 from triosim.errors import OptionError, TraceError
 from triosim.extrapolators.core.plan import ParallelPlan
-from triosim.extrapolators.expert.expert_loads import Load, Routing
+from triosim.extrapolators.expert.expert_loads import Load, LoadDistribution
 from triosim.results.values import ResultData
 from triosim.tasks import AllToAll, Compute, Task
 from triosim.trace import Operator
@@ -114,7 +114,7 @@ def test_recomputed_experts_exchange_tokens_again() -> None:
 @pytest.mark.parametrize("parallel", ["dp=4,ep=4", "dp=8,ep=4"])
 def test_each_rank_computes_the_rows_that_its_own_experts_get(parallel: str) -> None:
     plan = experts(parallel, load="zipf", options={"skew": "1.5", "seed": "7"})
-    rows, _ = Routing("zipf", 1.5, 7).tokens(4, EXPERTS, ROWS, layer=0, iteration=0)
+    rows, _ = LoadDistribution("zipf", 1.5, 7).tokens(4, EXPERTS, ROWS, layer=0, iteration=0)
     loads = [grouped_of(draw(plan.tasks(rank), rank))[0].inputs[0].shape[0] for rank in range(plan.world)]
     assert loads == [*rows.sum(axis=0)] * (plan.world // 4)
     assert sum(loads) == plan.world * ROWS
@@ -123,7 +123,7 @@ def test_each_rank_computes_the_rows_that_its_own_experts_get(parallel: str) -> 
 
 def test_what_was_drawn_goes_to_the_experts_and_comes_home_the_other_way() -> None:
     plan = experts("dp=4,ep=4", load="zipf", options={"skew": "1.5", "seed": "7"})
-    rows, _ = Routing("zipf", 1.5, 7).tokens(4, EXPERTS, ROWS, layer=0, iteration=0)
+    rows, _ = LoadDistribution("zipf", 1.5, 7).tokens(4, EXPERTS, ROWS, layer=0, iteration=0)
     there, home = (tuple((sent * HIDDEN * 4).ravel()) for sent in (rows, rows.T))
     for rank in range(4):
         exchanges = [task for task in draw(plan.tasks(rank), rank) if isinstance(task, AllToAll)]
@@ -211,14 +211,14 @@ def test_gradients_that_are_made_kernel_by_kernel_travel_once() -> None:
 
 @pytest.mark.parametrize("load", ["uniform", "zipf", "power-law", "balanced"])
 def test_no_token_is_lost_without_a_capacity(load: Load) -> None:
-    rows, dropped = Routing(load).tokens(8, 16, 1000, layer=2, iteration=3)
+    rows, dropped = LoadDistribution(load).tokens(8, 16, 1000, layer=2, iteration=3)
     assert rows.shape == (8, 16)
     assert list(rows.sum(axis=1)) == pytest.approx([1000] * 8)
     assert dropped == 0
 
 
 def test_zipf_gives_the_first_expert_twice_what_the_second_gets() -> None:
-    rows, _ = Routing("zipf").tokens(8, 8, 1_000_000, layer=0, iteration=0)
+    rows, _ = LoadDistribution("zipf").tokens(8, 8, 1_000_000, layer=0, iteration=0)
     loads = rows.sum(axis=0)
     harmonic = sum(1 / place for place in range(1, 9))
     expected = [8e6 / harmonic / place for place in range(1, 9)]
@@ -227,7 +227,7 @@ def test_zipf_gives_the_first_expert_twice_what_the_second_gets() -> None:
 
 def test_an_expert_takes_its_capacity_from_each_rank_and_no_more() -> None:
     """Of 100 rows to 4 experts with a factor of 1.2, 30 a rank and expert: 60 of two ranks."""
-    rows, dropped = Routing("zipf", 4.0, capacity=1.2).tokens(2, 4, 100, layer=0, iteration=0)
+    rows, dropped = LoadDistribution("zipf", 4.0, capacity=1.2).tokens(2, 4, 100, layer=0, iteration=0)
     assert rows.max() == 30
     assert dropped == 200 - rows.sum()
     assert dropped > 100  # the first of them is asked for more than 90 times by each
@@ -235,7 +235,12 @@ def test_an_expert_takes_its_capacity_from_each_rank_and_no_more() -> None:
 
 def test_the_same_seed_draws_the_same_and_layers_and_iterations_draw_apart() -> None:
     def loads(seed: int, layer: int, iteration: int) -> list[float]:
-        return Routing("uniform", seed=seed).tokens(4, 8, 500, layer=layer, iteration=iteration)[0].ravel().tolist()
+        return (
+            LoadDistribution("uniform", seed=seed)
+            .tokens(4, 8, 500, layer=layer, iteration=iteration)[0]
+            .ravel()
+            .tolist()
+        )
 
     assert loads(1, 0, 0) == loads(1, 0, 0)
     assert len({tuple(loads(*key)) for key in ((1, 0, 0), (2, 0, 0), (1, 1, 0), (1, 0, 1))}) == 4

@@ -11,7 +11,7 @@ from triosim import describe, simulate
 from triosim.errors import OptionError
 from triosim.extrapolators.core.mesh import ExpertReplicas, Mesh, Subgroups
 from triosim.extrapolators.core.plan import ParallelPlan
-from triosim.extrapolators.expert.expert_loads import Routing
+from triosim.extrapolators.expert.expert_loads import LoadDistribution
 from triosim.models import Llama
 from triosim.tasks import AllGather, AllToAll, Compute, ReduceScatter
 
@@ -161,7 +161,7 @@ def communicating(tasks: list[Any]) -> list[Any]:
 
 def test_uneven_loads_are_divided_among_the_ranks_of_the_tensor_group() -> None:
     plan = experts("dp=2,tp=2,ep=2", load="zipf", sequence_parallel=True)
-    rows, _ = Routing("zipf").tokens(2, EXPERTS, ROWS, layer=0, iteration=0)
+    rows, _ = LoadDistribution("zipf").tokens(2, EXPERTS, ROWS, layer=0, iteration=0)
     sent = rows.reshape(2, 2, 2).sum(axis=2).ravel()
     (dispatch, *_) = [task for task in draw(plan.tasks(0)) if isinstance(task, AllToAll)]
     assert dispatch.shares == pytest.approx([row * HIDDEN * 4 / 2 for row in sent])

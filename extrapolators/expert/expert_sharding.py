@@ -1,0 +1,127 @@
+"""Rewrites a program for one rank's experts: the rows that they receive, and all-to-alls around them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import count
+
+from triosim.compute.pricing.repricing import estimated
+from triosim.extrapolators.core.program import Block, BlockItem, Communicate, Program
+from triosim.extrapolators.expert.expert_loads import TokenExchange
+from triosim.extrapolators.expert.moe_layers import MoELayer, MoELayers
+from triosim.sharding.placements import Placements
+from triosim.trace import Operator, Tensor
+
+
+def with_local_experts(
+    program: Program, layers: MoELayers, exchanges: Sequence[TokenExchange], coordinate: int | None
+) -> Program:
+    """Return the program of the rank at a coordinate of the expert-parallel axis; for None of a rank with the mean load."""
+    return _ExpertSharding(program, layers, exchanges, coordinate).program()
+
+
+class _ExpertSharding:
+    def __init__(
+        self, program: Program, layers: MoELayers, exchanges: Sequence[TokenExchange], coordinate: int | None
+    ) -> None:
+        self._program = program
+        self._layers = layers
+        self._token_exchanges = exchanges
+        self._coordinate = coordinate
+        self._operator_ids = count(layers.last_operator + 1)
+        self._tensor_ids = count(layers.last_tensor + 1)
+        self._before: dict[int, list[BlockItem]] = {}
+        self._after: dict[int, list[BlockItem]] = {}
+
+    def program(self) -> Program:
+        axis, ranks = self._layers.axis, self._layers.ranks
+        shapes: dict[int, Operator] = {}
+        for layer, exchange in zip(self._layers.found, self._token_exchanges, strict=True):
+            shapes |= self._local_experts(layer, exchange)
+        shapes |= self._layers.local_weight_operators
+        inserted = [item for items in (*self._before.values(), *self._after.values()) for item in items]
+        permutations = sorted((item for item in inserted if isinstance(item, Operator)), key=lambda one: one.id)
+        priced = {one.id: one for one in estimated(permutations, self._program.model, self._program.gpu)}
+        note = f"operator times are predicted for each GPU's experts ({axis} on {ranks} GPUs)"
+        program = self._program.reshaped(shapes, note=note).rewritten(lambda block: self._items(block, priced))
+        return replace(program, experts=self._layers.weights, expert_axis=axis)
+
+    def _local_experts(self, layer: MoELayer, exchange: TokenExchange) -> dict[int, Operator]:
+        """A layer's operators on the rows that come to the rank's experts; exchanges are inserted around them."""
+        rows = exchange.rows(self._coordinate)
+        ends = (*layer.entering, *layer.leaving)
+        received = _ReceivedTensors({tensor.storage for tensor, _ in ends}, self._tensor_ids)
+        found = {op.id: self._local_operator(op, layer.rows_of(op), rows, received) for op in layer.operators}
+        tensors = {t.id: t for op in found.values() for t in (*op.inputs, *op.outputs)}
+        dispatched: set[int] = set()
+        for tensor, op in layer.entering:
+            if tensor.id in received.ids and tensor.id not in dispatched:
+                dispatched.add(tensor.id)
+                there = tensors[received.ids[tensor.id]]
+                self._before.setdefault(op.id, []).extend(self._exchange(op, tensor, there, exchange, combine=False))
+        for tensor, op in layer.leaving:
+            there = tensors[received.ids[tensor.id]]
+            self._after.setdefault(op.id, []).extend(self._exchange(op, tensor, there, exchange, combine=True))
+        return found
+
+    def _local_operator(
+        self, operator: Operator, row_dims: Placements, rows: int, received: _ReceivedTensors
+    ) -> Operator:
+        """An operator with the rows that come to the rank's experts, and its share of stacked weights."""
+        grouped = "grouped" in operator.name.lower()
+
+        def local(tensor: Tensor) -> Tensor:
+            shape = list(tensor.shape)
+            shard = row_dims.get(tensor.id)
+            if shard is not None:
+                shape[shard.dim] = shape[shard.dim] // shard.size * rows
+            elif len(shape) == 3 and (grouped or self._layers.is_stacked(tensor)):  # experts are the first dimension
+                shape[0] //= self._layers.ranks
+            return received.tensor(replace(tensor, shape=tuple(shape)))
+
+        return replace(operator, inputs=tuple(map(local, operator.inputs)), outputs=tuple(map(local, operator.outputs)))
+
+    def _exchange(
+        self, operator: Operator, own: Tensor, there: Tensor, exchange: TokenExchange, *, combine: bool
+    ) -> list[BlockItem]:
+        """An all-to-all between a rank's ``own`` rows and those ``there``, at its experts, and the copy that permutes rows."""
+        row_bytes = own.nbytes / own.shape[0]
+        read, written = (there, own) if combine else (own, there)
+        permutation = Operator(
+            *(next(self._operator_ids), "aten::index", operator.phase, operator.layer, (read,), (written,), 0.0)
+        )
+        all_to_all = Communicate(
+            *("all_to_all", exchange.nbytes(row_bytes), self._layers.axis),
+            operator=permutation.id,
+            tensors=(own.id,),  # which has as many rows on every rank
+            shares=exchange.shares(row_bytes, combine=combine),
+        )
+        return [all_to_all, permutation]
+
+    def _items(self, block: Block, priced: Mapping[int, Operator]) -> Iterable[BlockItem]:
+        """Yield a block's items with the exchanges; inserted operators have the times that they were priced with."""
+        for item in block.items:
+            if not isinstance(item, Operator):
+                yield item
+                continue
+            for inserted in (*self._before.get(item.id, ()), item, *self._after.get(item.id, ())):
+                yield priced.get(inserted.id, inserted) if isinstance(inserted, Operator) else inserted
+
+
+class _ReceivedTensors:
+    """Tensors of some storages under the ids and storages that they have where their experts are, by their own ids."""
+
+    def __init__(self, storages: set[int], numbers: Iterator[int]) -> None:
+        self._storages = {storage: next(numbers) for storage in sorted(storages)}
+        self._numbers = numbers
+        self.ids: dict[int, int] = {}
+
+    def tensor(self, tensor: Tensor) -> Tensor:
+        """Return a tensor under its other id and storage; itself where it is not of these storages."""
+        storage = self._storages.get(tensor.storage)
+        if storage is None:
+            return tensor
+        if tensor.id not in self.ids:
+            self.ids[tensor.id] = next(self._numbers)
+        return replace(tensor, id=self.ids[tensor.id], storage=storage)
