@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,16 @@ def describe(
     ``TriosimError`` for a config that lacks a size.
     """
     return described(model, StepChoices(**choices), gpu=gpu, compute_model=compute_model)
+
+
+def _keywords() -> inspect.Signature:
+    """Return the signature of ``describe`` with a keyword for each choice, for ``help`` and editors."""
+    signature, choices = inspect.signature(describe), inspect.signature(StepChoices)
+    named = [one for one in signature.parameters.values() if one.kind is not one.VAR_KEYWORD]
+    return signature.replace(parameters=[*named, *choices.parameters.values()])
+
+
+describe.__signature__ = _keywords()  # type: ignore[attr-defined]  # as inspect documents
 
 
 def described(
