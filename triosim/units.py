@@ -1,4 +1,4 @@
-"""Parses quantities with units from files and options, and formats them for people.
+"""Parses quantities with units, and ranges of ranks, from files and options, and formats them for people.
 
 Inside triosim everything is seconds, bytes, bytes per second and FLOPs. A file may say ``450 GB/s``, ``400 Gb/s``,
 ``500 ns`` or ``25 MB``; the prefixes are those of the SI (GB = 10^9 bytes) and of IEC 80000-13 (GiB = 2^30 bytes).
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterable
 
 from triosim.errors import TriosimError
 
@@ -114,3 +115,24 @@ def _three(number: float) -> str:
 def format_rate(rate: float) -> str:
     """Return samples per second with three significant digits or more, so that a slow step's are not shown as none."""
     return f"{rate:,.0f}" if rate >= 99.95 else f"{rate:#.3g}"
+
+
+def format_ranks(ranks: Iterable[int], most: int | None = None) -> str:
+    """Return ``0-3,8`` for ranks in any order; of more than ``most`` such parts, the first ones and an ellipsis."""
+    parts: list[list[int]] = []
+    for rank in sorted(set(ranks)):
+        if parts and rank == parts[-1][1] + 1:
+            parts[-1][1] = rank
+        else:
+            parts.append([rank, rank])
+    texts = [str(first) if first == last else f"{first}-{last}" for first, last in parts]
+    return ",".join(texts if most is None or len(texts) <= most else [*texts[:most], "..."])
+
+
+def parse_ranks(text: str) -> list[int]:
+    """Return the ranks of ``0-3,8``. Raises ``ValueError`` for anything else."""
+    ranks: list[int] = []
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        ranks.extend(range(int(first), int(last or first) + 1))
+    return ranks

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from triosim.errors import AsymmetryError
+from triosim.units import format_ranks
 
 if TYPE_CHECKING:
     from triosim.networks.collectives.algorithm import Edge
@@ -198,7 +199,7 @@ class LinkClasses:
         for rotation in self.permutations:
             positions = len({rotation.position(rank) for rank in ranks})
             if positions not in (1, rotation.size):
-                raise AsymmetryError(f"{tuple(ranks)} are only some of the ranks along an axis")
+                raise AsymmetryError(f"ranks {format_ranks(ranks, most=8)} are only some of those along an axis")
             expected *= positions
         found: dict[tuple[NodeRef, NodeRef], list[Edge]] = {}
         for edge in edges:
@@ -206,7 +207,7 @@ class LinkClasses:
         for same in found.values():
             ends, sizes = {edge[:2] for edge in same}, {edge.nbytes for edge in same}
             if not len(ends) == len(same) == expected or len(sizes) > 1:
-                raise AsymmetryError(f"of {tuple(ranks)}, some send more than others")
+                raise AsymmetryError(f"of ranks {format_ranks(ranks, most=8)}, some send more than others")
         return tuple(
             [edges[0]._replace(source=s, destination=d, nbytes=same[0].nbytes) for (s, d), same in found.items()]
         )
@@ -217,7 +218,7 @@ class LinkClasses:
         if not self.permutations:
             return source, destination
         if isinstance(source, str) or isinstance(destination, str):
-            raise AsymmetryError(f"{source} or {destination} is no rank")
+            raise AsymmetryError(f"{source} or {destination} is not a rank")
         for rotation in self.permutations:
             position = rotation.position(source)
             source, destination = source - position * rotation.stride, rotation.shifted(destination, -position)

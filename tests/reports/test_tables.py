@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 from triosim.reports.files.csv_table import HEADER
 from triosim.reports.terminal.comparison_table import merged
 from triosim.reports.terminal.result_tables import as_text, percent, shorten
-from triosim.results.rank_ranges import format_ranks, parse_ranks
 from triosim.results.values import LayerShare, LayerTimes, LinkLoad, RankTimes, ResultData
-from triosim.units import format_rate
+from triosim.units import format_ranks, format_rate, parse_ranks
 
 
 def large() -> ResultData:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from triosim.errors import DeadlockError
 from triosim.tasks import Batch, Collective, Communicator, Compute, Copy, Handle, Recv, Send, Task
-from triosim.units import format_bytes
+from triosim.units import format_bytes, format_ranks
 
 if TYPE_CHECKING:
     from triosim.engine.rank_state import Channel, RankState, TransferEnd
@@ -94,11 +94,5 @@ def _name(task: Task) -> str:
 
 def _ranks(ranks: Sequence[int]) -> str:
     """Name ranks, consecutive ones as ranges: rank 3, ranks 0-6, 9."""
-    ranges: list[list[int]] = []
-    for rank in sorted(ranks):
-        if ranges and rank == ranges[-1][-1] + 1:
-            ranges[-1].append(rank)
-        else:
-            ranges.append([rank])
-    text = ", ".join(str(one[0]) if len(one) == 1 else f"{one[0]}-{one[-1]}" for one in ranges)
+    text = format_ranks(ranks).replace(",", ", ")
     return f"rank {text}" if len(ranks) == 1 else f"ranks {text}"

@@ -29,7 +29,7 @@ def orbit_of(symmetry: Symmetry, pattern: TransferPattern) -> Orbit:
     else:
         found = symmetry.orbit(pattern.ranks)
     if found is None:
-        raise AsymmetryError(f"the ranks {pattern.ranks} are not a block of the mesh")
+        raise AsymmetryError(f"a {pattern}, which are not a block of the mesh, has copies that are not known")
     return found
 
 
@@ -123,15 +123,15 @@ class CopySelection:
         original = _Copy(member.pattern, self._no_shift(member.pattern))
         simulated, left_out = self._set_of(original), self._set_of(member)
         if len(simulated) != len(left_out):
-            raise AsymmetryError(f"other flows share the links of a copy of {member.pattern.ranks}")
+            raise AsymmetryError(f"other flows share the links of copies of the {member.pattern}")
         for copy in simulated:
             orbit = self._orbits[copy.pattern]
             to = _Copy(copy.pattern, self._symmetry.combined_shift(copy.shift, member.shift, orbit))
             if len(self._routes[copy]) != len(self._routes[to]):
-                raise AsymmetryError(f"the routes of copies of {copy.pattern.ranks} differ")
+                raise AsymmetryError(f"the routes of copies of the {copy.pattern} differ")
             for first, second in zip(self._routes[copy], self._routes[to], strict=True):
                 if image.setdefault(first, second) != second or preimage.setdefault(second, first) != first:
-                    raise AsymmetryError(f"copies of {copy.pattern.ranks} share their links with different flows")
+                    raise AsymmetryError(f"copies of the {copy.pattern} share their links with different flows")
         return {self._links.names[link]: self._links.names[to_link] for link, to_link in image.items()}
 
     def _set_of(self, copy: _Copy) -> list[_Copy]:
@@ -142,7 +142,7 @@ class CopySelection:
         original = self._routes[_Copy(copy.pattern, self._no_shift(copy.pattern))]
         route = self._routes[copy]
         if len(original) != len(route) or not all(map(self._links.equal, original, route)):
-            raise AsymmetryError(f"the routes of copies of {copy.pattern.ranks} differ")
+            raise AsymmetryError(f"the routes of copies of the {copy.pattern} differ")
 
     def _has_one_user(self, copies: Sequence[_Copy], patterns: Mapping[TransferPattern, PatternUse]) -> bool:
         """Whether all flows of a set are those of one communicator, which runs its collectives one after the other."""

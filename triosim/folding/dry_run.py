@@ -25,6 +25,7 @@ from triosim.tasks import (
     TaskStream,
     Wait,
 )
+from triosim.units import format_ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,7 @@ class TransferPattern:
     unequal: bool = False
 
     def __str__(self) -> str:
-        return f"{self.collective or 'transfer'} of ranks {', '.join(map(str, self.ranks))}"
+        return f"{self.collective or 'transfer'} of ranks {format_ranks(self.ranks, most=8)}"
 
 
 @dataclass(slots=True)

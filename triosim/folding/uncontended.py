@@ -47,7 +47,7 @@ class UncontendedCollectives:
             found = self._idle_runs[pattern, nbytes] = self._run_on_idle_network(pattern, start)
         now = self._env.now
         if now < self._ends.get(pattern.ranks, now):
-            raise AsymmetryError(f"collectives of {pattern.ranks} overlap")
+            raise AsymmetryError(f"one {pattern} starts before the last one has ended")
         found.count += 1
         event = self._env.timeout(found.seconds)
         self._ends[pattern.ranks] = now + found.seconds

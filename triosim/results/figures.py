@@ -26,7 +26,6 @@ from triosim.results.link_loads import busiest_slot, loads
 from triosim.results.memory_rows import rows as memory_rows
 from triosim.results.metrics import StepTimes, axis_traffic, doubts, metrics
 from triosim.results.rank_classes import RankClass, rank_classes
-from triosim.results.rank_ranges import format_ranks
 from triosim.results.uncertainty import interval, predictions
 from triosim.results.values import (
     CollectiveTimes,
@@ -38,7 +37,7 @@ from triosim.results.values import (
     ResultData,
 )
 from triosim.trace import PHASES, Trace
-from triosim.units import format_time
+from triosim.units import format_ranks, format_time
 
 #: How much of the step floating point may lose before a sum counts as wrong.
 _TOLERANCE = 1e-9

@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 
 from triosim.memory.world_memory import WorldMemory
-from triosim.results.rank_ranges import format_ranks
 from triosim.results.values import MemoryRow
+from triosim.units import format_ranks
 
 #: The categories that have a column; the others are taken together.
 COLUMNS: Mapping[str, str] = {

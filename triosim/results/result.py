@@ -18,7 +18,6 @@ from triosim.output_files import PathLike, writing_text
 from triosim.results import report as reports
 from triosim.results.link_loads import edges, loads
 from triosim.results.loading import read_result
-from triosim.results.rank_ranges import parse_ranks
 from triosim.results.values import (
     ROWS,
     AxisTraffic,
@@ -35,6 +34,7 @@ from triosim.results.values import (
     ResultData,
     WhatIf,
 )
+from triosim.units import parse_ranks
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -18,12 +18,11 @@ from triosim.engine import Recording
 from triosim.engine.recording import operator_times
 from triosim.errors import OptionError
 from triosim.output_files import PathLike, writing_text
-from triosim.results.rank_ranges import format_ranks
 from triosim.results.report import Report
 from triosim.results.result import Result
 from triosim.tasks import Batch, Collective, Compute, Copy, Handle, Recv, Send
 from triosim.trace import Operator
-from triosim.units import format_bytes
+from triosim.units import format_bytes, format_ranks
 
 if TYPE_CHECKING:
     from triosim.networks.base import Network

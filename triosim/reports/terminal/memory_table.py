@@ -14,7 +14,7 @@ from triosim.memory import MemoryReport, ModuleBytes, OutOfMemory, by_module
 from triosim.memory.world_memory import WorldMemory
 from triosim.reports.terminal.result_tables import percent, places, shorten, spaced, table
 from triosim.results.memory_rows import rows
-from triosim.results.rank_ranges import format_ranks
+from triosim.units import format_ranks
 
 #: How many rows of a table a person reads.
 MAX_MODULES = 18

@@ -13,11 +13,10 @@ from rich.text import Text
 
 from triosim.output_files import PathLike, writing_text
 from triosim.results.memory_rows import fullest
-from triosim.results.rank_ranges import format_ranks, parse_ranks
 from triosim.results.report import Report
 from triosim.results.result import Result
 from triosim.results.values import CollectiveTimes, Draws, LayerShare, LinkLoad, MemoryRow, RankTimes, ResultData
-from triosim.units import format_bytes, format_rate, format_time
+from triosim.units import format_bytes, format_ranks, format_rate, format_time, parse_ranks
 
 #: How many rows of a table a person reads.
 MAX_RANK_ROWS = 12

@@ -12,10 +12,9 @@ from rich.table import Table
 from rich.text import Text
 
 from triosim.reports.terminal.result_tables import shorten, spaced, table
-from triosim.results.rank_ranges import format_ranks
 from triosim.trace import Trace
 from triosim.trace.task_streams import TaskStreams
-from triosim.units import format_bytes, format_time
+from triosim.units import format_bytes, format_ranks, format_time
 
 MAX_ROWS = 15
 
