@@ -175,7 +175,7 @@ class PipelineParallel(Extrapolator):
                 raise OptionError(f"the first layers of stages are given, and stages={way}", where="stages")
             return named_starts(whole.forward, self.config.stages, schedule.stages)
         if way == "equal":
-            if program.slowdown is not None:
+            if self.config.balance_stages:
                 raise OptionError("stages of as many layers are not balanced", where="--balance-stages")
             return equal_starts(whole.forward, schedule.stages)
         by_stage = self._by_stage(program, schedule, mesh)
@@ -189,7 +189,7 @@ class PipelineParallel(Extrapolator):
     def _by_stage(self, program: Program, schedule: ScheduleTable, mesh: Mesh) -> list[list[float]] | None:
         """Return the blocks' times on the slowest GPU of each stage, where unequal GPUs are to be taken into account."""
         slowdown = program.slowdown
-        if slowdown is None:
+        if slowdown is None or not self.config.balance_stages:
             return None
         whole = program.stages[0]
         found: list[list[float]] = [[] for _ in range(schedule.stages)]

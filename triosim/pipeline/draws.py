@@ -1,6 +1,6 @@
 """The configurations of repeated runs with other random seeds, for the distribution of step times.
 
-Random are where tokens go (``ep``), and which GPUs and links are slow (``stragglers``, ``slow_links``).
+Drawn at random are the loads of experts (``ep``), stragglers and slow links.
 """
 
 from __future__ import annotations

@@ -52,8 +52,7 @@ def plan(priced: Priced, config: RunConfig) -> PlannedRun:
     check_conditions(system.conditions, network)
     with plugins.blamed():
         heterogeneity = Heterogeneity(system.conditions, subject.trace, priced.model)
-        slowdown = heterogeneity.slowdown if config.balance_stages else None
-        planned = plan_step(priced, config, gpus=len(system.topology.gpus), slowdown=slowdown)
+        planned = plan_step(priced, config, gpus=len(system.topology.gpus), slowdown=heterogeneity.slowdown)
     refuse_unknown(config, (*priced.options_read, *new_network.options_read, *planned.known_options))
     check_draws(config.draws, system.conditions, tokens=tokens_are_drawn(planned))
     with plugins.blamed():
@@ -83,7 +82,7 @@ def plan_step(
     """Return the tasks of all ranks, whatever the system: the trace extrapolated, or the streams as they were captured.
 
     ``gpus`` is how many there are where the configuration leaves it open; ``slowdown`` says by how many times longer an
-    operator takes on a rank, where pipeline stages are balanced over unequal GPUs.
+    operator takes on a rank, for a parallelism that divides work by it.
     """
     subject = priced.subject
     if subject.streams is not None:
@@ -110,7 +109,7 @@ def check_draws(draws: int, conditions: Conditions, *, tokens: bool) -> None:
 
 
 def tokens_are_drawn(planned: ParallelPlan | CapturedPlan) -> bool:
-    """Whether something in the tasks is drawn by chance."""
+    """Whether something in the tasks is drawn at random."""
     return isinstance(planned, ParallelPlan) and planned.is_random
 
 

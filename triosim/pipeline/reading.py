@@ -10,6 +10,7 @@ from typing import Any
 
 from triosim import plugins
 from triosim.config import COMMON, RunConfig, flags
+from triosim.config.run_config import option_named
 from triosim.errors import OptionError, TraceError
 from triosim.extrapolators.core.parallelisms import Parallelisms, gpus_named_by
 from triosim.extrapolators.core.plan import batches
@@ -127,18 +128,18 @@ def gpus_for(parallel: str | Mapping[str, int], gpus: int | None) -> int | None:
 
 
 def files_of(subject: Subject, config: RunConfig) -> dict[str, str]:
-    """Return the files that a run reads, by what they are read for."""
-    read_for = {"gpu": config.gpu, "topology": config.topology, "schedule": config.schedule}
-    files = {name: str(path) for name, path in read_for.items() if _is_file(path)}
-    if subject.path is not None and Path(subject.path).exists():
-        files["trace"] = subject.path
-    if config.operator_times is not None:
-        files["operator_times"] = str(config.operator_times)
-    return files
+    """Return the files that a run reads, by the names of the options that name them; of a plug-in, the file of its class."""
+    named: dict[str, object] = {} if subject.path is None else {"trace": subject.path}
+    for name in (*COMMON, *config.parts):
+        if option_named(name).kind in ("file", "part"):
+            named[name] = getattr(config, name)
+    files = {name: _path(value) for name, value in named.items() if isinstance(value, (str, PathLike))}
+    return {name: str(path) for name, path in files.items() if path.exists() and (name == "trace" or path.is_file())}
 
 
-def _is_file(name: object) -> bool:
-    return isinstance(name, (str, PathLike)) and Path(name).is_file()
+def _path(name: str | PathLike[str]) -> Path:
+    file, separator, _ = str(name).partition(".py:")
+    return Path(f"{file}.py" if separator else file)
 
 
 def _check_options(streams: TaskStreams, config: RunConfig) -> None:
