@@ -195,10 +195,10 @@ def _show(error: BaseException) -> None:
     traceback.print_exception(error)
 
 
-def _forget_our_frames(error: BaseException | None, known: set[int]) -> None:
-    if error is None or id(error) in known:
+def _forget_our_frames(error: BaseException | None, known: set[BaseException]) -> None:
+    if error is None or error in known:
         return
-    known.add(id(error))
+    known.add(error)
     kept = [entry for entry in _entries(error) if not entry.tb_frame.f_code.co_filename.startswith(_OURS)]
     linked: types.TracebackType | None = None
     for entry in reversed(kept):

@@ -41,13 +41,18 @@ def install(patches: Patches, recorder: Recorder, calls: CommunicationCalls) -> 
 
 def _patches(recorder: Recorder, calls: CommunicationCalls) -> Iterator[Patch]:
     package: Any = dist
-    wrapper: Any = module.DistributedDataParallel
-    reducer = getattr(package, "Reducer", None)
-    if reducer is None or not hasattr(package, "_register_comm_hook"):
+    if getattr(package, "Reducer", None) is None or not hasattr(package, "_register_comm_hook"):
         raise missing_api("torch.distributed.Reducer")
-    make, forward, register = wrapper.__init__, wrapper._pre_forward, package._register_comm_hook
-    rebuild, broadcast = reducer._rebuild_buckets, package._broadcast_coalesced
     buckets = _Buckets(recorder, calls)
+    yield from _patches_of_the_wrapper(recorder, calls, buckets)
+    yield from _patches_of_the_reducer(recorder, calls, buckets)
+
+
+def _patches_of_the_wrapper(recorder: Recorder, calls: CommunicationCalls, buckets: _Buckets) -> Iterator[Patch]:
+    """Yield patches by which ``DistributedDataParallel`` registers a hook where the script has none."""
+    package: Any = dist
+    wrapper: Any = module.DistributedDataParallel
+    make, forward, register = wrapper.__init__, wrapper._pre_forward, package._register_comm_hook
     hooked: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # and how often each was called
 
     def first_buckets() -> None:
@@ -75,6 +80,20 @@ def _patches(recorder: Recorder, calls: CommunicationCalls) -> Iterator[Patch]:
             hooked[self] += 1
         return forward(self, *args, **kwargs)
 
+    yield Patch(wrapper, "__init__", __init__)
+    yield Patch(wrapper, "_pre_forward", _pre_forward)
+
+
+def _patches_of_the_reducer(recorder: Recorder, calls: CommunicationCalls, buckets: _Buckets) -> Iterator[Patch]:
+    """Yield patches of what the wrapper calls in C++."""
+    package: Any = dist
+    reducer = package.Reducer
+    register, rebuild, broadcast = (
+        package._register_comm_hook,
+        reducer._rebuild_buckets,
+        package._broadcast_coalesced,
+    )
+
     def _register_comm_hook(reduces: Any, state: Any, hook: Any) -> None:
         register(reduces, state, buckets.hooked(hook, as_views=False))
 
@@ -91,8 +110,6 @@ def _patches(recorder: Recorder, calls: CommunicationCalls) -> Iterator[Patch]:
             calls.wait(number)
         return result
 
-    yield Patch(wrapper, "__init__", __init__)
-    yield Patch(wrapper, "_pre_forward", _pre_forward)
     yield Patch(dist, "_register_comm_hook", _register_comm_hook)
     yield Patch(reducer, "_rebuild_buckets", _rebuild_buckets)
     yield Patch(dist, "_broadcast_coalesced", _broadcast_coalesced)

@@ -115,12 +115,12 @@ def annotated_optimizers() -> Iterator[list[Any]]:
 
 def annotate_tensors(model: torch.nn.Module | None, optimizers: Iterable[torch.optim.Optimizer]) -> None:
     """Annotate parameters, buffers, gradients and optimizer states as they are now."""
-    names: dict[int, str] = {}  # by id(), as comparing two tensors compares their data
+    names: dict[Any, str] = {}  # of parameters
     parameter: Any
     if model is not None:
         inner = unwrapped(model)
         for name, parameter in inner.named_parameters():
-            names[id(parameter)] = name
+            names[parameter] = name
             _annotate(parameter, "parameter", name)
         for name, buffer in inner.named_buffers():
             _annotate(buffer, "buffer", name)
@@ -128,15 +128,15 @@ def annotate_tensors(model: torch.nn.Module | None, optimizers: Iterable[torch.o
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             for parameter in group["params"]:
-                if id(parameter) not in names:
-                    names[id(parameter)] = f"parameter_{len(names)}"
-                    _annotate(parameter, "parameter", names[id(parameter)])
+                if parameter not in names:
+                    names[parameter] = f"parameter_{len(names)}"
+                    _annotate(parameter, "parameter", names[parameter])
                 if parameter.grad is not None:
-                    _annotate(parameter.grad, "gradient", names[id(parameter)])
+                    _annotate(parameter.grad, "gradient", names[parameter])
         for parameter, state in optimizer.state.items():
             for value in state.values() if isinstance(state, dict) else ():
-                if id(parameter) in names:
-                    _annotate(value, "optimizer_state", names[id(parameter)])
+                if parameter in names:
+                    _annotate(value, "optimizer_state", names[parameter])
 
 
 def _add_paths(module: torch.nn.Module, paths: dict[Any, str]) -> None:

@@ -21,7 +21,7 @@ def test_a_case_is_an_operator_that_the_models_know(name: str) -> None:
         assert features.input_bytes(found.operator) > 0
         assert features.output_bytes(found.operator) > 0
         assert all(length > 0 for tensor in found.operator.inputs for length in tensor.shape)
-        assert {found.operator.inputs[place].dtype for place in found.whole} <= {"int64"}
+        assert {found.operator.inputs[place].dtype for place in found.integers} <= {"int64"}
 
 
 @pytest.mark.parametrize("name", ["linear", "conv2d", "foreach_addcdiv"])
