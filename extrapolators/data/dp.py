@@ -11,6 +11,7 @@ from collections.abc import Callable
 from functools import partial
 
 from triosim.config import Option
+from triosim.errors import OptionError
 from triosim.extrapolators.core.extrapolator import DATA_ORDER, GRADIENT_DTYPE, Extrapolator
 from triosim.extrapolators.core.hooks import (
     RankContext,
@@ -64,6 +65,12 @@ class DataParallel(Extrapolator):
     def transform(self, program: Program, mesh: Mesh) -> Program:
         """Return the program that reduces its gradients after the backward pass."""
         require_gradients(program)
+        if program.experts and self.config.dp_style == "replicate":
+            raise OptionError(
+                "experts cannot be divided where each step copies all parameters",
+                where=program.expert_axis,
+                fix="use ddp",
+            )
         if program.sharded_axes:
             return program  # what shards the optimizer reduces its shares along this axis
         make = partial(replicate, program.micro_batches) if self.config.dp_style == "replicate" else all_reduce

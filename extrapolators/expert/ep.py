@@ -14,7 +14,6 @@ from collections.abc import Iterable, Sequence
 
 from triosim.config import Option
 from triosim.config.run_config import RunConfig
-from triosim.errors import OptionError
 from triosim.extrapolators.core.extrapolator import EXPERT_ORDER, Extrapolator
 from triosim.extrapolators.core.mesh import Mesh
 from triosim.extrapolators.core.program import Program
@@ -72,10 +71,6 @@ class ExpertParallel(Extrapolator):
 
     def transform(self, program: Program, mesh: Mesh) -> Program:
         """Return the program of a rank with its share of the experts."""
-        if self.config.dp_style == "replicate":
-            raise OptionError(
-                "experts cannot be divided where each step copies all parameters", where=self.axis, fix="use ddp"
-            )
         if self.size == 1:
             return program
         # Ranks and iterations transform one program, which is analysed once: its stages are the same object, not only equal.
