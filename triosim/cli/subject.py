@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
@@ -52,6 +53,18 @@ class ConfiguredRun:
             write_config(path, {"trace": self.subject, **self.given})
 
 
+def _of_command(command: Command, options: Mapping[str, Any], path: str | None) -> dict[str, Any]:
+    """Return the options of a file that a command has; say which others are given, since they have no effect."""
+    have = {option.name for option in o.of_run(command)}.union(("gpu", "gpus", "conditions", "timeline", "links"))
+    others = {name: value for name, value in options.items() if name not in have}
+    config = RunConfig.of(**others)
+    useless = [name for name in others if config.is_given(name)]
+    if useless:
+        verb = "has" if len(useless) == 1 else "have"
+        print(f"triosim: note: {path}: {', '.join(useless)} {verb} no effect in {command}", file=sys.stderr)
+    return {name: value for name, value in options.items() if name in have}
+
+
 def configured(command: Command, trace: str | None, given: Mapping[str, Any]) -> ConfiguredRun:
     """Return the run that a command line and its ``--config`` ask for. Raises ``OptionError`` for what cannot be."""
     path = given["config"]
@@ -59,5 +72,6 @@ def configured(command: Command, trace: str | None, given: Mapping[str, Any]) ->
     subject = trace if trace is not None else file.trace
     if subject is None:
         raise OptionError("Missing argument 'TRACE'", fix=f"see 'triosim {command} --help'")
-    said = merged(file.options, o.chosen(command, given))
+    options = _of_command(command, file.options, path)
+    said = merged(options, o.chosen(command, given))
     return ConfiguredRun(subject, RunConfig.of(**said), said)

@@ -52,7 +52,8 @@ def read_configured(name: str, config: RunConfig, samples: int) -> Trace:
     said = {field: getattr(config, option.name) for field, option in OPTIONS.items() if field != "batch"}
     model = None
     if config.compute_model != "auto":
-        model = plugins.make(plugins.find("compute_models", config.compute_model), options=config.options)
+        kind = plugins.find("compute_models", config.compute_model)
+        model = plugins.make(kind, options=config.options_of(kind))
     gpu = DEFAULT_GPU if config.gpu is None else str(getattr(config.gpu, "name", config.gpu))
     choices = StepChoices(batch=samples, **said)
     return described(name, choices, gpu=gpu, compute_model=model) if model else _described(name, choices, gpu)

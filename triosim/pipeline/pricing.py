@@ -35,7 +35,7 @@ def price(subject: Subject, config: RunConfig) -> Priced:
         entries = operator_times.load(config.operator_times)
         subject = subject.changed(lambda trace: operator_times.apply(entries, trace))
     kind: Any = plugins.find("compute_models", config.compute_model)
-    model: ComputeModel = plugins.make(kind, options=config.options)
+    model: ComputeModel = plugins.make(kind, options=config.options_of(kind))
     target = None if config.gpu is None else config.gpu if isinstance(config.gpu, Gpu) else catalogue.find(config.gpu)
     if target is not None:
         predict = on_gpu if subject.streams is None else _captured_on_gpu

@@ -1,0 +1,83 @@
+"""An option's value is checked and converted once, as its declaration says, and what is wrong is one line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from triosim.config import Option
+from triosim.errors import OptionError
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "expected"),
+    [
+        (Option("batch_size", "whole"), "4", 4),
+        (Option("backup", "whole", least=0), 0, 0),
+        (Option("price", "number"), "2.5", 2.5),
+        (Option("dropout", "probability"), 0, 0.0),
+        (Option("links", "flag"), "yes", True),
+        (Option("reshard", "choice", choices=("auto", "yes", "no")), True, "yes"),  # what YAML makes of yes
+        (Option("bucket_size", "bytes"), "25 MiB", 26_214_400.0),
+        (Option("host_overhead", "time", choices=("trace",)), "5 us", 5e-6),
+        (Option("host_overhead", "time", choices=("trace",)), "trace", "trace"),
+        (Option("gradient_dtype", "dtype"), "bf16", "bfloat16"),
+        (Option("stages", "names"), "layer1, layer2", ("layer1", "layer2")),
+        (Option("stages", "names"), ["layer1"], ("layer1",)),
+        (Option("options", "mapping"), ["a=1", "b=x=y"], {"a": "1", "b": "x=y"}),
+        (Option("topology", "file"), Path("cluster.yaml"), "cluster.yaml"),
+        (Option("schedule", "text", "gpipe"), None, "gpipe"),  # None is the default
+    ],
+)
+def test_a_value_is_converted(option: Option, value: Any, expected: Any) -> None:
+    assert option.parse(value) == expected
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "said"),
+    [
+        (Option("batch_size", "whole"), 0, "--batch-size: 0 is less than 1; give 1 or more"),
+        (Option("batch_size", "whole"), True, "--batch-size: 'True' is not a whole number; give 1 or more"),
+        (Option("batch_size", "whole"), 1.5, "--batch-size: '1.5' is not a whole number; give 1 or more"),
+        (Option("price", "number"), "inf", "--price: 'inf' is not a number above 0; give one such as 2.5"),
+        (
+            Option("training", "flag", flag="--inference"),
+            3,
+            "--inference: '3' is neither yes nor no; give one of the two",
+        ),
+        (
+            Option("fold", "flag", flag="--fold/--no-fold"),
+            "x",
+            "--fold: 'x' is neither yes nor no; give one of the two",
+        ),
+        (
+            Option("unit", "choice", choices=("block", "model"), own_flag=False),
+            "modell",
+            "--option unit: 'modell' is not known; did you mean 'model'?",
+        ),
+        (
+            Option("division", "choice", choices=("whole",), own_flag=False, key="stages"),
+            "x",
+            "--option stages: 'x' is not known; known: whole",
+        ),
+        (Option("bucket_size", "bytes"), "-1", "--bucket-size: -1 is no number of bytes; give 0 or more"),
+        (
+            Option("bucket_size", "bytes"),
+            "25 MX",
+            "--bucket-size: unknown unit 'MX' in '25 MX'; write a size such as '25 MB' or '1 GiB'",
+        ),
+        (
+            Option("host_overhead", "time", choices=("trace", "none")),
+            -1,
+            "--host-overhead: -1 is no cost; give 'trace', 'none' or a time like '5 us'",
+        ),
+        (Option("stages", "names"), 3, "--stages: '3' is no list of names; write a,b"),
+        (Option("options", "mapping", flag="--option"), ["a=1", "a=2"], "--option: 'a' is given twice"),
+    ],
+)
+def test_what_a_value_cannot_be_is_said_with_the_option_and_a_remedy(option: Option, value: Any, said: str) -> None:
+    with pytest.raises(OptionError) as caught:
+        option.parse(value)
+    assert str(caught.value) == said
