@@ -1,8 +1,8 @@
 """Attributes exposed communication, in which a rank communicates and computes nothing, to axes and layers.
 
-Where several transfers are on their way at once, those that move bytes have equal parts of the instant; where all of them
-wait for a partner, these have. What belongs to several layers (a bucket of gradients) is divided by their bytes. So the
-parts add up to the exposed communication, and nothing counts twice.
+Where several transfers are under way at once, those that move bytes share the instant equally; where all of them wait for a
+partner, they all share it. A transfer of several layers (a bucket of gradients) is divided by their bytes. So the parts add
+up to the exposed communication, and nothing counts twice.
 """
 
 from __future__ import annotations
@@ -20,30 +20,29 @@ from triosim.tasks import Layers
 #: An axis and layers; None where a transfer says none.
 Cause = tuple[str, Layers | None]
 
-#: Seconds in which bytes move, and in which all that is on its way waits for a partner.
+#: Seconds in which bytes move, and in which all transfers under way wait for a partner.
 Seconds = list[float]
 
 
 def exposed_shares(records: Iterable[RankRecord], steps: int) -> list[ExposedShare]:
     """Return the exposed communication of a step by axis and layer, the mean over the ranks, the largest first."""
-    known: dict[tuple[tuple[Interval, ...], tuple[TransferInterval, ...]], Mapping[Cause, Seconds]] = {}
+    by_intervals: dict[tuple[tuple[Interval, ...], tuple[TransferInterval, ...]], Mapping[Cause, Seconds]] = {}
     # By id(): ranks that were simulated once share the very record, whose intervals would be costly to hash for each rank.
-    seen: dict[int, Mapping[Cause, Seconds]] = {}
-    alike: dict[int, list[Mapping[Cause, Seconds]]] = {}
-    ranks = 0
+    by_record: dict[int, Mapping[Cause, Seconds]] = {}
+    counts: dict[int, int] = {}  # ranks by their record
     for record in records:
-        ranks += 1
-        mine = seen.get(id(record.compute))
-        if mine is None:
-            key = tuple(record.compute.merged()), tuple(record.communication.transfers)
-            if key not in known:  # equal ranks are looked at once
-                known[key] = causes(record)
-            mine = seen[id(record.compute)] = known[key]
-        alike.setdefault(id(mine), []).append(mine)
-    by_cause: dict[Cause, list[tuple[int, Seconds]]] = {}  # on how many ranks, and the seconds on each
-    for many in alike.values():
-        for cause, seconds in many[0].items():
-            by_cause.setdefault(cause, []).append((len(many), seconds))
+        key = id(record.compute)
+        counts[key] = counts.get(key, 0) + 1
+        if key not in by_record:
+            intervals = tuple(record.compute.merged()), tuple(record.communication.transfers)
+            if intervals not in by_intervals:  # ranks with equal intervals are computed once
+                by_intervals[intervals] = causes(record)
+            by_record[key] = by_intervals[intervals]
+    ranks = sum(counts.values())
+    by_cause: dict[Cause, list[tuple[int, Seconds]]] = {}  # the number of ranks, and the seconds of each
+    for number, of_rank in _counted(by_record, counts):
+        for cause, seconds in of_rank.items():
+            by_cause.setdefault(cause, []).append((number, seconds))
     sums: dict[tuple[str, str], Seconds] = {}
     for (axis, layers), found in by_cause.items():
         moving, waiting = (math.fsum(times * one[i] for times, one in found) / ranks / steps for i in (0, 1))
@@ -53,6 +52,17 @@ def exposed_shares(records: Iterable[RankRecord], steps: int) -> list[ExposedSha
             entry[1] += waiting * part
     rows = [ExposedShare(axis, layer, sum(seconds), seconds[1]) for (axis, layer), seconds in sums.items()]
     return sorted((row for row in rows if row.exposed_s > 0), key=lambda row: (-row.exposed_s, row.axis, row.layer))
+
+
+def _counted(
+    by_record: Mapping[int, Mapping[Cause, Seconds]], counts: Mapping[int, int]
+) -> Iterable[tuple[int, Mapping[Cause, Seconds]]]:
+    """Return the different exposures, each with the number of ranks that have it."""
+    totals: dict[int, tuple[int, Mapping[Cause, Seconds]]] = {}  # by id(): equal exposures are one object
+    for key, of_rank in by_record.items():
+        before, _ = totals.get(id(of_rank), (0, of_rank))
+        totals[id(of_rank)] = before + counts[key], of_rank
+    return totals.values()
 
 
 def by_axis(shares: Iterable[ExposedShare]) -> dict[str, tuple[float, float]]:
@@ -67,7 +77,7 @@ def by_axis(shares: Iterable[ExposedShare]) -> dict[str, tuple[float, float]]:
 
 
 def causes(record: RankRecord) -> dict[Cause, Seconds]:
-    """Return the seconds of one rank in which it computes nothing, by the transfers that are on their way."""
+    """Return the seconds of one rank in which it computes nothing, by the transfers that are under way."""
     gaps = without(record.communication.merged(), record.compute.merged())
     starts = [start for start, _ in gaps]
     points: list[tuple[float, int, int, Cause]] = []  # time, ends or begins, waits or moves, whose

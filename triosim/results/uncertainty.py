@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from triosim.operators.features import base_name
+from triosim.results.rank_classes import RankClass
 from triosim.results.values import Prediction, RankTimes
 from triosim.trace import Operator
 
@@ -20,11 +21,8 @@ ASSUMED_ERROR = 0.3
 #: The 95th percentile of a normal distribution over its mean absolute deviation: 1.645 / sqrt(2 / pi).
 WIDTH = 2.06
 
-#: Ranks with the operators and runs of each task that they ran.
-Classes = Sequence[tuple[Sequence[int], Sequence[tuple[Sequence[Operator], int]]]]
 
-
-def predictions(classes: Classes, steps: int) -> Iterable[Prediction]:
+def predictions(classes: Sequence[RankClass], steps: int) -> Iterable[Prediction]:
     """Yield each model with what was predicted by it: the mean over the ranks, the longest first."""
     found: dict[str, list[float]] = {}  # operators, seconds, seconds times error
     names: dict[str, dict[str, float]] = {}
@@ -51,7 +49,7 @@ def predictions(classes: Classes, steps: int) -> Iterable[Prediction]:
 
 
 def interval(
-    step: float, classes: Classes, ranks: Mapping[int, RankTimes], launch_wait: float
+    step: float, classes: Sequence[RankClass], ranks: Mapping[int, RankTimes], launch_wait: float
 ) -> tuple[float, float] | None:
     """Return the 90% interval of a step's time; None where nothing was predicted."""
     widest = None

@@ -226,15 +226,18 @@ class Draws:
 
 @dataclass(frozen=True, slots=True)
 class ResultData:
-    """The plain values of a result, as they stand in ``result.json``. ``iterations`` are the times at which each ended.
+    """The plain values of a result, as they stand in ``result.json``.
 
-    ``step_time_interval_s`` is the 90% interval of the step time, from the relative errors of the predicted
-    operators; None where all times are the trace's. ``launch_wait_s`` is the part of the step in which a GPU waits for the
-    host to launch, the mean over the ranks. ``network_figures`` is what the network has counted in the whole run, by
-    name; None where it counts nothing but bytes. ``exposed_communication`` adds up to the ranks' mean, the largest first.
-    ``what_if`` are the steps of faster systems, where they were asked for. ``axes`` are those along which anything is sent;
-    ``memory`` has a row for the ranks that have the same: at a place of the pipeline, or like a captured one. ``draws`` is how
-    step times are spread, where several were asked for; all else is then of the first.
+    iterations: the times at which each iteration ended on its last rank.
+    step_time_interval_s: the 90% interval of the step time, from the relative errors of the predicted operators; None where
+        all times are the trace's.
+    launch_wait_s: the part of the step in which a GPU waits for the host to launch, the mean over the ranks.
+    network_figures: other figures that the network counts over the whole run, by name; None where it counts none.
+    exposed_communication: by axis and layer, the largest first; it adds up to the mean over the ranks.
+    what_if: the steps of faster systems, where they were asked for.
+    axes: the axes along which anything is sent.
+    memory: a row for the ranks that have the same: at one position of the pipeline, or represented by one captured rank.
+    draws: the distribution of the step time, where several draws were asked for; all other values are of the first.
     """
 
     step_time_s: float
