@@ -14,7 +14,7 @@ AFTER_ALL = EventPriority(2)  # after everything else of the same instant
 
 
 def call_at(
-    env: simpy.Environment, time: float, callback: Callable[[simpy.Event], object], priority: EventPriority = NORMAL
+    env: simpy.Environment, time: float, callback: Callable[[simpy.Event], None], priority: EventPriority = NORMAL
 ) -> simpy.Event:
     """Call back at a time; return the event, which a callback gets."""
     event = simpy.Event(env)

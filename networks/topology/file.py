@@ -9,29 +9,18 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 
 from triosim import yaml_lines
 from triosim.errors import TopologyError, nearest
-from triosim.networks.topology import dimensional
+from triosim.networks.topology import dimensional, schema
 from triosim.networks.topology.description import SECTIONS, Description, Location, PresetUse, Section
 from triosim.networks.topology.graph import Dimension, Draft, NodeKind, path, suggested
+from triosim.networks.topology.keys import Keys
 from triosim.networks.topology.presets import PRESETS
 from triosim.networks.topology.shapes import SHAPES, Spec, described, outline
-from triosim.yaml_lines import Path
 
-if TYPE_CHECKING:
-    from pydantic import BaseModel, ValidationError
-
-    from triosim.networks.topology.schema import (
-        CustomModel,
-        DimensionalModel,
-        LinkModel,
-        NamedLinkModel,
-        OverrideModel,
-        ShapeModel,
-    )
-
+K = TypeVar("K", bound=Keys)
 LARGEST_FILE = 256_000_000  # bytes
 EXAMPLE = "such as 'switch(8, bandwidth=100 GB/s, latency=1 us)'"
 _NAME = re.compile(r"\s*([A-Za-z0-9_-]+)\s*(?:\((.*)\))?\s*", re.DOTALL)
@@ -163,7 +152,7 @@ def _notation(text: str) -> dict[str, Any]:
 
 
 def _dimensional(
-    said: DimensionalModel, words: list[str], sizes: list[int], location: Location, asked: int | None
+    said: schema.DimensionalKeys, words: list[str], sizes: list[int], location: Location, asked: int | None
 ) -> Description:
     """Return the description of blocks and their sizes, one bandwidth and latency a dimension."""
     for key in ("bandwidth", "latency"):
@@ -192,10 +181,8 @@ def _dimensional(
 
 def _from_dimensions(mapping: dict[str, Any], location: Location, asked: int | None) -> Description:
     """Return the description of a mapping in the notation of dimensions, or with the keys of ASTRA-sim's network.yml."""
-    from triosim.networks.topology import schema as model
-
     if "npus_count" in mapping or isinstance(mapping["topology"], list):
-        astra = _validated(model.AstraModel, mapping, location)
+        astra = _read_keys(schema.AstraKeys, mapping, location)
         if len(astra.npus_count) != len(astra.topology):
             fix = "write one for each, the innermost first"
             what = f"{len(astra.npus_count)} values for {len(astra.topology)} dimensions"
@@ -213,7 +200,7 @@ def _from_dimensions(mapping: dict[str, Any], location: Location, asked: int | N
         value = values.get(key, missing)
         if value is not None and not isinstance(value, list):
             values[key] = [value] * len(words)
-    return _dimensional(_validated(model.DimensionalModel, values, location), words, sizes, location, asked)
+    return _dimensional(_read_keys(schema.DimensionalKeys, values, location), words, sizes, location, asked)
 
 
 def _split(arguments: str) -> list[str]:
@@ -235,10 +222,8 @@ def _from_mapping(mapping: dict[str, Any], location: Location, asked: int | None
 
 
 def _graph(mapping: dict[str, Any], location: Location, asked: int | None) -> Description:
-    from triosim.networks.topology import schema as model
-
     if "preset" in mapping:
-        preset = _validated(model.PresetModel, mapping, location)
+        preset = _read_keys(schema.PresetKeys, mapping, location)
         if preset.topology:
             raise TopologyError("a preset has its topology", where=location.where(("topology",)), fix="leave one out")
         if preset.preset not in PRESETS:
@@ -249,38 +234,34 @@ def _graph(mapping: dict[str, Any], location: Location, asked: int | None) -> De
         )
         plain = None
         if preset.overrides:
-            plain = _from_spec(spec, preset.model_copy(update={"overrides": []}), location, asked)
-        use = PresetUse(preset.preset, frozenset(preset.model_fields_set), plain)
+            plain = _from_spec(spec, replace(preset, overrides=[]), location, asked)
+        use = PresetUse(preset.preset, frozenset(preset.given), plain)
         return replace(_from_spec(spec, preset, location, asked), preset=use)
     custom = "links" in mapping or "routes" in mapping or isinstance(mapping.get("nodes"), list)
     kind = mapping.get("topology", "custom" if custom else None)
     if "npus_count" in mapping or dimensional.is_written(kind):
         return _from_dimensions({"topology": "", **mapping}, location, asked)
     if kind is None:
-        known = {
-            info.alias or key
-            for part in (model.PresetModel, model.CustomModel)
-            for key, info in part.model_fields.items()
-        }
+        known = {*schema.PresetKeys.names(), *schema.CustomKeys.names()}
         for key in [key for key in mapping if key not in known]:
             raise TopologyError("unknown key", where=location.where((key,)), fix=nearest(str(key), sorted(known)))
         fix = "write for example 'topology: switch', or 'preset: dgx-h100'"
         raise TopologyError("'topology' is missing", where=location.source, fix=fix)
     if kind == "custom":
-        return _custom(_validated(model.CustomModel, mapping, location), location, asked)
+        return _custom(_read_keys(schema.CustomKeys, mapping, location), location, asked)
     if not isinstance(kind, str) or kind not in SHAPES:
         fix = nearest(str(kind), (*SHAPES, "custom"))
         if str(kind) in PRESETS:
             fix = f"it is a preset: write 'preset: {kind}'"
         raise TopologyError(f"unknown topology '{kind}'", where=location.where(("topology",)), fix=fix)
-    shape = _validated(model.ShapeModel, mapping, location)
+    shape = _read_keys(schema.ShapeKeys, mapping, location)
     return _from_spec(Spec(**shape.changes()), shape, location, asked)
 
 
-def _from_spec(spec: Spec, said: ShapeModel | None, location: Location, asked: int | None) -> Description:
+def _from_spec(spec: Spec, said: schema.ShapeKeys | None, location: Location, asked: int | None) -> Description:
     if asked is not None and asked < 1:
         raise TopologyError(f"{asked} GPUs are asked", where=location.source, fix="ask for at least one")
-    for key in said.model_fields_set if said else ():
+    for key in said.given if said else ():
         if spec.topology not in _OF_SHAPE.get(key, SHAPES):
             raise TopologyError(
                 f"a {spec.topology} has no '{key}'",
@@ -292,9 +273,7 @@ def _from_spec(spec: Spec, said: ShapeModel | None, location: Location, asked: i
             if getattr(spec, key) is not None:
                 fix = "write for example 'inter_node: {bandwidth: 50 GB/s, latency: 1 us}'"
                 raise TopologyError(f"'{key}' needs 'inter_node'", where=location.where((key,)), fix=fix)
-    guilty = next(
-        (key for key in ("gpus", "shape", "nodes", "k", "levels") if said and key in said.model_fields_set), None
-    )
+    guilty = next((key for key in ("gpus", "shape", "nodes", "k", "levels") if said and key in said.given), None)
     with location.at(*([guilty] if guilty else [])):
         found = outline(spec, asked)
     if not (said and said.overrides):
@@ -306,7 +285,7 @@ def _from_spec(spec: Spec, said: ShapeModel | None, location: Location, asked: i
         return described(result)
 
 
-def _custom(said: CustomModel, location: Location, asked: int | None) -> Description:
+def _custom(said: schema.CustomKeys, location: Location, asked: int | None) -> Description:
     result = Draft(said.name or os.path.basename(location.source), said.routing)
     for index, node in enumerate(said.nodes or ()):
         with location.at("nodes", index):
@@ -339,7 +318,7 @@ def kind_of(name: str) -> NodeKind:
     return next((kind for prefix, kind in _KINDS if name.lower().startswith(prefix)), "switch")
 
 
-def _mentioned(said: CustomModel) -> list[str]:
+def _mentioned(said: schema.CustomKeys) -> list[str]:
     """Return the nodes that links and routes name, as they come, but GPUs in the order of their numbers."""
     links = said.links.values() if isinstance(said.links, dict) else said.links
     ends = (name for item in (*links, *said.routes) for name in (item.source, item.destination) if name)
@@ -358,7 +337,9 @@ def _known(result: Draft, name: str) -> str:
     return name
 
 
-def _add_link(result: Draft, said: CustomModel, key: str | int, link: LinkModel | NamedLinkModel) -> None:
+def _add_link(
+    result: Draft, said: schema.CustomKeys, key: str | int, link: schema.LinkKeys | schema.NamedLinkKeys
+) -> None:
     bandwidth = said.bandwidth if link.bandwidth is None else link.bandwidth
     if bandwidth is None:
         raise TopologyError("bandwidth is missing", fix="write for example 'bandwidth: 100 GB/s'")
@@ -378,7 +359,7 @@ def _add_link(result: Draft, said: CustomModel, key: str | int, link: LinkModel 
         result.link(destination, source, back, latency, name and f"{name}.back")
 
 
-def _override(result: Draft, overrides: list[OverrideModel], location: Location) -> None:
+def _override(result: Draft, overrides: list[schema.OverrideKeys], location: Location) -> None:
     """Change the links between two nodes, in one direction or both."""
     if not overrides:
         return
@@ -403,13 +384,8 @@ def _override(result: Draft, overrides: list[OverrideModel], location: Location)
                     )
 
 
-def _validated(model: type[Any], mapping: dict[str, Any], location: Location) -> Any:
-    from pydantic import ValidationError
-
-    try:
-        return model.model_validate(mapping)
-    except ValidationError as error:
-        raise _placed(error, model, location) from None
+def _read_keys(keys: type[K], mapping: dict[str, Any], location: Location) -> K:
+    return schema.read(keys, mapping, location, _bandwidth_for(location.source))
 
 
 def _bandwidth_for(source: str) -> str:
@@ -419,56 +395,3 @@ def _bandwidth_for(source: str) -> str:
         return "write for example 'bandwidth: 100 GB/s'"
     before = f"{name[2].strip()}, " if (name[2] or "").strip() else ""
     return f"write for example '{name[1]}({before}bandwidth=100 GB/s)'"
-
-
-#: What YAML calls what pydantic names by Python's types, and how it is written.
-_STRUCTURES = {"list_type": "a list", "model_type": "a mapping", "dict_type": "a mapping"}
-_WRITTEN = {
-    "list_type": "write '[one, two]', or a line '- one' for each",
-    "model_type": "write '{key: value}'",
-    "dict_type": "write '{key: value}'",
-}
-
-
-def _placed(error: ValidationError, model: type[BaseModel], location: Location) -> TopologyError:
-    """Return the first of pydantic's errors, said in our words; a misspelt key before the key that is missing for it."""
-    from triosim.networks.topology.schema import LIST, MAPPING
-
-    def path_of(found: Any) -> Path:
-        return tuple(part for part in found["loc"] if part not in (LIST, MAPPING))
-
-    errors = error.errors(include_url=False)
-    found = min(errors, key=lambda found: (found["type"] != "extra_forbidden", location.lines.get(path_of(found), 0)))
-    where, kind, value = path_of(found), found["type"], found["input"]
-    key = str(where[-1]) if where else ""
-    if kind == "extra_forbidden":
-        return TopologyError("unknown key", where=location.where(where), fix=nearest(key, _keys(model, found["loc"])))
-    if kind == "missing":
-        fix = _bandwidth_for(location.source) if key == "bandwidth" else None
-        return TopologyError(f"'{key}' is missing", where=location.where(where), fix=fix)
-    if kind == "value_error":
-        return TopologyError(str(found["ctx"]["error"]), where=location.where(where))
-    shown = "nothing" if value is None else repr(value) if len(repr(value)) <= 60 else f"{repr(value)[:57]}..."
-    if kind in _STRUCTURES:
-        return TopologyError(f"{shown} is not {_STRUCTURES[kind]}", where=location.where(where), fix=_WRITTEN[kind])
-    message = found["msg"][:1].lower() + found["msg"][1:]
-    return TopologyError(f"{shown} is not right here: {message}", where=location.where(where))
-
-
-def _keys(model: type[BaseModel], location: tuple[str | int, ...]) -> list[str]:
-    """Return the keys that the mapping at a location may have, for suggesting one."""
-    from triosim.networks.topology import schema as models
-
-    inner: dict[str | int, type[BaseModel]] = {
-        "overrides": models.OverrideModel,
-        "routes": models.RouteModel,
-        "nodes": models.NodeModel,
-        "host": models.HostModel,
-        "inter_node": models.WireModel,
-        models.LIST: models.LinkModel,
-        models.MAPPING: models.NamedLinkModel,
-    }
-    for part in location[:-1]:
-        model = inner.get(part, model)
-    top = () if model in inner.values() else SECTIONS
-    return [*(info.alias or name for name, info in model.model_fields.items()), *top]

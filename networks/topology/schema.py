@@ -1,20 +1,35 @@
-"""What a topology file may hold, as pydantic models; docs/topology-format.md is written from it."""
+"""The keys of a topology file, each with its type and its default; docs/topology-format.md is written from it."""
+
+# ruff: noqa: RUF009 - key() declares a field
 
 from __future__ import annotations
 
 import math
 import re
-from typing import Annotated, Any, Literal
-
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar, get_args
 
 from triosim.errors import TriosimError
+from triosim.networks.topology.description import SECTIONS, Location
 from triosim.networks.topology.dimensional import GIB, NS
 from triosim.networks.topology.graph import LONGEST_LATENCY, NodeKind, Routing
+from triosim.networks.topology.keys import (
+    Keys,
+    Problems,
+    boolean,
+    chosen,
+    key,
+    listed,
+    named_text,
+    nested,
+    optional,
+    text,
+)
 from triosim.networks.topology.shapes import MOST_GPUS, Spec, Wire
 from triosim.units import parse_bandwidth, parse_time
 
-LIST, MAPPING = "[list]", "[mapping]"  # the two forms of `links`; pydantic puts them into an error's path
+K = TypeVar("K", bound=Keys)
 
 
 def _bandwidth(value: Any) -> float:
@@ -95,174 +110,185 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def _named(value: Any) -> Any:
-    return {"name": value} if isinstance(value, str) else value
+def _links(value: Any, problems: Problems) -> dict[str, NamedLinkKeys] | list[LinkKeys]:
+    """Read links with their names as keys, or a list of them."""
+    if isinstance(value, dict):
+        return {name: nested(NamedLinkKeys)(one, problems.at(name)) for name, one in value.items()}
+    return listed(nested(LinkKeys))(value, problems)
 
 
-Bandwidth = Annotated[float, BeforeValidator(_bandwidth)]
-Latency = Annotated[float, BeforeValidator(_latency)]
-Count = Annotated[int, BeforeValidator(_count)]
-Name = Annotated[str, Field(min_length=1, max_length=200)]
+def _node(value: Any, problems: Problems) -> NodeKeys:
+    return nested(NodeKeys)({"name": value} if isinstance(value, str) else value, problems)
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
+@dataclass(frozen=True, slots=True)
+class WireKeys(Keys):
+    """The link of a GPU to the fabric between nodes."""
 
-
-class WireModel(_Strict):
-    """The link of a GPU to its host, or to the fabric between nodes."""
-
-    bandwidth: Bandwidth
-    latency: Latency = 0.0
-    gpus_per_nic: Count = 1
+    bandwidth: float = key(_bandwidth)
+    latency: float = key(_latency, 0.0)
+    gpus_per_nic: int = key(_count, 1)
 
     def wire(self) -> Wire:
         """Return it as the generators take it."""
         return Wire(self.bandwidth, self.latency, self.gpus_per_nic)
 
 
-class HostModel(_Strict):
+@dataclass(frozen=True, slots=True)
+class HostKeys(Keys):
     """The link of each GPU to the host memory of its node."""
 
-    bandwidth: Bandwidth
-    latency: Latency = 0.0
+    bandwidth: float = key(_bandwidth)
+    latency: float = key(_latency, 0.0)
 
     def wire(self) -> Wire:
         """Return it as the generators take it."""
         return Wire(self.bandwidth, self.latency)
 
 
-class OverrideModel(_Strict):
+@dataclass(frozen=True, slots=True)
+class OverrideKeys(Keys):
     """A link whose figures differ from those of the others: one direction, or both."""
 
-    source: Name = Field(alias="from")
-    destination: Name = Field(alias="to")
-    bandwidth: Bandwidth | None = None
-    latency: Latency | None = None
-    both: bool = False
+    source: str = key(named_text, called="from")
+    destination: str = key(named_text, called="to")
+    bandwidth: float | None = key(optional(_bandwidth), None)
+    latency: float | None = key(optional(_latency), None)
+    both: bool = key(boolean, False)
 
-    @model_validator(mode="after")
-    def _changes_something(self) -> OverrideModel:
+    def check(self) -> None:
+        """Refuse an override that changes nothing."""
         if self.bandwidth is None and self.latency is None:
             raise ValueError("an override needs a bandwidth or a latency")
-        return self
 
 
-class NodeModel(_Strict):
-    """A node; where its kind is not said, its name tells it (gpu0, switch1, host0, memory0)."""
+@dataclass(frozen=True, slots=True)
+class NodeKeys(Keys):
+    """A node; a kind that is not given follows from the name (gpu0, switch1, host0, memory0)."""
 
-    name: Name
-    kind: NodeKind | None = None
+    name: str = key(named_text)
+    kind: NodeKind | None = key(optional(chosen(*get_args(NodeKind))), None)
 
 
-class LinkModel(_Strict):
+@dataclass(frozen=True, slots=True)
+class LinkKeys(Keys):
     """A link between two nodes, of both directions unless it says otherwise."""
 
-    source: Name = Field(alias="from")
-    destination: Name = Field(alias="to")
-    bandwidth: Bandwidth | None = None
-    reverse_bandwidth: Bandwidth | None = None
-    latency: Latency | None = None
-    both: bool = True
-    name: Name | None = None
+    source: str = key(named_text, called="from")
+    destination: str = key(named_text, called="to")
+    bandwidth: float | None = key(optional(_bandwidth), None)
+    reverse_bandwidth: float | None = key(optional(_bandwidth), None)
+    latency: float | None = key(optional(_latency), None)
+    both: bool = key(boolean, True)
+    name: str | None = key(optional(named_text), None)
 
 
-class NamedLinkModel(_Strict):
-    """A directed link that has its name as its key; without ends it serves only explicit routes."""
+@dataclass(frozen=True, slots=True)
+class NamedLinkKeys(Keys):
+    """A directed link that has its name as its key; without ends it is used by explicit routes alone."""
 
-    source: Name | None = Field(default=None, alias="from")
-    destination: Name | None = Field(default=None, alias="to")
-    bandwidth: Bandwidth | None = None
-    latency: Latency | None = None
+    source: str | None = key(optional(named_text), None, called="from")
+    destination: str | None = key(optional(named_text), None, called="to")
+    bandwidth: float | None = key(optional(_bandwidth), None)
+    latency: float | None = key(optional(_latency), None)
 
 
-class RouteModel(_Strict):
+@dataclass(frozen=True, slots=True)
+class RouteKeys(Keys):
     """The links, by name, that messages from one node to another take."""
 
-    source: Name = Field(alias="from")
-    destination: Name = Field(alias="to")
-    links: list[Name]
+    source: str = key(named_text, called="from")
+    destination: str = key(named_text, called="to")
+    links: list[str] = key(listed(named_text))
 
 
-class ShapeModel(_Strict):
+@dataclass(frozen=True, slots=True)
+class ShapeKeys(Keys):
     """A regular topology."""
 
-    topology: str
-    name: Name | None = None
-    gpus: Count | None = None
-    shape: Annotated[tuple[int, ...], BeforeValidator(_shape)] | None = None
-    dimensions: Annotated[Literal[1, 2, 3], Field()] = 2
-    bandwidth: Bandwidth
-    latency: Latency = 0.0
-    reverse_bandwidth: Bandwidth | None = None
-    fanout: Annotated[int, BeforeValidator(_fanout)] = 2
-    levels: Count | None = None
-    oversubscription: Annotated[float, BeforeValidator(_ratio)] | None = None
-    k: Annotated[int, BeforeValidator(_even)] | None = None
-    gpus_per_switch: Count = 4
-    nodes: Count | None = None
-    gpus_per_node: Count | None = None
-    inter_node: WireModel | None = None
-    host: HostModel | None = None
-    routing: Routing | None = None
-    in_switch_reduction: bool = False
-    overrides: list[OverrideModel] = []
+    topology: str = key(text)
+    name: str | None = key(optional(named_text), None)
+    gpus: int | None = key(optional(_count), None)
+    shape: tuple[int, ...] | None = key(optional(_shape), None)
+    dimensions: int = key(chosen(1, 2, 3), 2)
+    bandwidth: float = key(_bandwidth)
+    latency: float = key(_latency, 0.0)
+    reverse_bandwidth: float | None = key(optional(_bandwidth), None)
+    fanout: int = key(_fanout, 2)
+    levels: int | None = key(optional(_count), None)
+    oversubscription: float | None = key(optional(_ratio), None)
+    k: int | None = key(optional(_even), None)
+    gpus_per_switch: int = key(_count, 4)
+    nodes: int | None = key(optional(_count), None)
+    gpus_per_node: int | None = key(optional(_count), None)
+    inter_node: WireKeys | None = key(optional(nested(WireKeys)), None)
+    host: HostKeys | None = key(optional(nested(HostKeys)), None)
+    routing: Routing | None = key(optional(chosen(*get_args(Routing))), None)
+    in_switch_reduction: bool = key(boolean, False)
+    overrides: list[OverrideKeys] = key(listed(nested(OverrideKeys)), ())
 
     def changes(self) -> dict[str, Any]:
         """Return what the file says, as fields of a Spec."""
-        said = {key: getattr(self, key) for key in self.model_fields_set if key in Spec.__dataclass_fields__}
-        return {
-            key: value.wire() if isinstance(value, (WireModel, HostModel)) else value for key, value in said.items()
-        }
+        said = {name: getattr(self, name) for name in self.given if name in Spec.__dataclass_fields__}
+        return {name: one.wire() if isinstance(one, (WireKeys, HostKeys)) else one for name, one in said.items()}
 
 
-class PresetModel(ShapeModel):
+@dataclass(frozen=True, slots=True)
+class PresetKeys(ShapeKeys):
     """A known system, and what is different in this one."""
 
-    topology: str = ""
-    preset: str
-    bandwidth: Bandwidth = 0.0
+    topology: str = key(text, "")
+    preset: str = key(text)
+    bandwidth: float = key(_bandwidth, 0.0)
 
 
-class DimensionalModel(_Strict):
+@dataclass(frozen=True, slots=True)
+class DimensionalKeys(Keys):
     """A network of dimensions, the innermost first: one bandwidth and latency each."""
 
-    topology: Name
-    name: Name | None = None
-    bandwidth: list[Bandwidth]
-    latency: list[Latency]
-    overrides: list[OverrideModel] = []
+    topology: str = key(named_text)
+    name: str | None = key(optional(named_text), None)
+    bandwidth: list[float] = key(listed(_bandwidth))
+    latency: list[float] = key(listed(_latency))
+    overrides: list[OverrideKeys] = key(listed(nested(OverrideKeys)), ())
 
 
-class AstraModel(_Strict):
+@dataclass(frozen=True, slots=True)
+class AstraKeys(Keys):
     """ASTRA-sim's network.yml: bandwidths in its GB/s, which are 2^30 bytes, latencies in ns."""
 
-    topology: Annotated[list[Name], Field(min_length=1)]
-    npus_count: list[Count]
-    bandwidth: list[Annotated[float, BeforeValidator(_positive)]]
-    latency: list[Annotated[float, BeforeValidator(_positive_or_zero)]]
+    topology: list[str] = key(listed(named_text, least=1))
+    npus_count: list[int] = key(listed(_count))
+    bandwidth: list[float] = key(listed(_positive))
+    latency: list[float] = key(listed(_positive_or_zero))
 
-    def figures(self) -> DimensionalModel:
-        """Return bandwidths and latencies in our units."""
-        return DimensionalModel(
+    def figures(self) -> DimensionalKeys:
+        """Return it with bandwidths and latencies in our units."""
+        return DimensionalKeys(
             topology="_".join(f"{word}({n})" for word, n in zip(self.topology, self.npus_count, strict=True)),
             bandwidth=[rate * GIB for rate in self.bandwidth],
             latency=[late / NS for late in self.latency],
         )
 
 
-class CustomModel(_Strict):
+@dataclass(frozen=True, slots=True)
+class CustomKeys(Keys):
     """A free list of nodes and links, and of routes if they are given."""
 
-    topology: Literal["custom"] = "custom"
-    name: Name | None = None
-    bandwidth: Bandwidth | None = None
-    latency: Latency = 0.0
-    nodes: list[Annotated[NodeModel, BeforeValidator(_named)]] | None = None
-    links: Annotated[
-        Annotated[list[LinkModel], Tag(LIST)] | Annotated[dict[str, NamedLinkModel], Tag(MAPPING)],
-        Discriminator(lambda value: MAPPING if isinstance(value, dict) else LIST),
-    ] = []
-    routes: list[RouteModel] = []
-    routing: Routing = "shortest"
-    overrides: list[OverrideModel] = []
+    topology: str = key(chosen("custom"), "custom")
+    name: str | None = key(optional(named_text), None)
+    bandwidth: float | None = key(optional(_bandwidth), None)
+    latency: float = key(_latency, 0.0)
+    nodes: list[NodeKeys] | None = key(optional(listed(_node)), None)
+    links: list[LinkKeys] | dict[str, NamedLinkKeys] = key(_links, ())
+    routes: list[RouteKeys] = key(listed(nested(RouteKeys)), ())
+    routing: Routing = key(chosen(*get_args(Routing)), "shortest")
+    overrides: list[OverrideKeys] = key(listed(nested(OverrideKeys)), ())
+
+
+def read(keys: type[K], mapping: Mapping[str, Any], location: Location, bandwidth_fix: str) -> K:
+    """Return the values of a mapping's keys. Raises ``TopologyError`` for the first problem, as ``Problems`` has it."""
+    problems = Problems(location, bandwidth_fix)
+    found = nested(keys, SECTIONS)(mapping, problems)
+    problems.refuse()
+    return found
