@@ -2,7 +2,7 @@
 
     triosim simulate TRACE --parallel examples/plugins/local_sgd.py:LocalSGD --gpus 8 --iterations 8 --option every=4
 
-A parallelism that leaves the operators alone is a reaction: to a gradient that is ready, or to the end of a step.
+A parallelism that leaves the operators alone communicates in hooks: when a gradient is ready, or when a step ends.
 """
 
 from __future__ import annotations

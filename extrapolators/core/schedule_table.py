@@ -115,6 +115,15 @@ class ScheduleTable:
 
     # ---- what cannot run ----------------------------------------------------------------------------------------
 
+    def check_size(self, ranks: int, micro_batches: int, where: str) -> None:
+        """Raise ``OptionError`` where it is not for so many pipeline ranks and micro-batches."""
+        for have, asked, what in (
+            (len(self.rows), ranks, "pipeline ranks"),
+            (self.micro_batches, micro_batches, "micro-batches"),
+        ):
+            if have != asked:
+                raise OptionError(f"is for {have} {what}, not {asked}", where=where, fix="let the two agree")
+
     def check(self) -> None:
         """Raise ``OptionError`` where an action is missing, twice there or in the wrong place, or none can run any more."""
         seen: dict[Action, int] = {}

@@ -33,6 +33,7 @@ def table_of(schedule: PipelineSchedule, ranks: int, micro_batches: int, *, trai
             f"table() returned a {type(table).__name__}", where=type(schedule).__name__, fix="return a ScheduleTable"
         )
     if not type(schedule).__module__.startswith("triosim."):
+        table.check_size(ranks, micro_batches, type(schedule).__name__)
         table.check()
     return table if training else table.forward_alone()
 

@@ -40,12 +40,7 @@ class CsvSchedule(PipelineSchedule):
         """Return the file's table."""
         path: str = self.config.schedule
         found = read_table(path)
-        for have, asked, what in (
-            (len(found.rows), ranks, "pipeline ranks"),
-            (found.micro_batches, micro_batches, "micro-batches"),
-        ):
-            if have != asked:
-                raise OptionError(f"is for {have} {what}, not {asked}", where=path, fix="let the two agree")
+        found.check_size(ranks, micro_batches, path)
         return found
 
 

@@ -19,10 +19,10 @@ from triosim.trace.formats.native import trace_json as json_format
 TOKENS, HIDDEN, QUERY, LATENT, TURNED, HEADS = 2 * 32, 128, 48, 32, 16, 4
 SIZES: dict[str, Any] = {
     **{"layers": 1, "hidden": HIDDEN, "heads": HEADS, "feed_forward": 192, "vocab": 512, "sequence": 32},
-    **{"query_rank": QUERY, "kv_rank": LATENT, "plain": 32, "turned": TURNED, "value": 32},
-    **{"expert_width": 64, "experts": 8, "chosen": 2, "groups": 2, "shared": 2},
+    **{"query_rank": QUERY, "kv_rank": LATENT, "nope_dim": 32, "rope_dim": TURNED, "value_dim": 32},
+    **{"expert_width": 64, "experts": 8, "experts_per_token": 2, "groups": 2, "shared_experts": 2},
 }
-TRACE = describe(DeepSeek(dense=1, **SIZES), batch=2, dtype="float32", optimizer="none")
+TRACE = describe(DeepSeek(dense_layers=1, **SIZES), batch=2, dtype="float32", optimizer="none")
 
 
 def plan(ranks: int = 2, **options: Any) -> ParallelPlan:
@@ -76,7 +76,7 @@ def test_a_compiled_step_sends_what_the_eager_one_does(products: Any, by_sequenc
     """The norm of a latent vector is inside of a kernel, and what is shown to all heads is made by one."""
 
     def made(kernels: Any) -> ParallelPlan:
-        model = DeepSeek(dense=1, **SIZES)
+        model = DeepSeek(dense_layers=1, **SIZES)
         trace = describe(model, batch=2, dtype="bf16", optimizer="none", kernels=kernels, products=products)
         return planned(trace, "tp", 2, tp_style="megatron", sequence_parallel=by_sequence)
 
@@ -85,7 +85,7 @@ def test_a_compiled_step_sends_what_the_eager_one_does(products: Any, by_sequenc
 
 
 def test_compiled_queries_without_a_latent_vector_are_divided_themselves() -> None:
-    model = DeepSeek(dense=1, **{**SIZES, "query_rank": None})
+    model = DeepSeek(dense_layers=1, **{**SIZES, "query_rank": None})
     trace = describe(model, batch=2, dtype="float32", optimizer="none", kernels="compiled")
     made = planned(trace, "tp", 4, tp_style="megatron", sequence_parallel=True)
     assert products(made, "q_proj") == [(HIDDEN, HEADS * (32 + TURNED) // 4)]
@@ -100,7 +100,9 @@ def test_only_the_layers_of_latent_vectors_are_noted() -> None:
 
 
 def test_queries_without_a_latent_vector_are_divided_themselves() -> None:
-    trace = describe(DeepSeek(dense=1, **{**SIZES, "query_rank": None}), batch=2, dtype="float32", optimizer="none")
+    trace = describe(
+        DeepSeek(dense_layers=1, **{**SIZES, "query_rank": None}), batch=2, dtype="float32", optimizer="none"
+    )
     made = planned(trace, "tp", 4, tp_style="megatron")
     assert products(made, "q_proj") == [(HIDDEN, HEADS * (32 + TURNED) // 4)]
     assert sent(made)["all_reduce", HIDDEN] == 3 + 2 + 1  # the gradient of q_proj's input
@@ -131,7 +133,7 @@ def test_it_is_the_plan_that_transformers_publishes() -> None:
     transformers = pytest.importorskip("transformers")
     published = transformers.DeepseekV2Config.base_model_tp_plan
     assert published["layers.*.self_attn.kv_a_proj_with_mqa"] == "mla_kv_a_proj"
-    trace = describe(DeepSeek(dense=0, **SIZES), batch=2, dtype="float32", optimizer="none")
+    trace = describe(DeepSeek(dense_layers=0, **SIZES), batch=2, dtype="float32", optimizer="none")
     whole = planned(trace, "single")
     halved = planned(trace, "tp", 2, tp_style="megatron")
     sides = {(1, 1): "whole", (1, 2): "colwise", (2, 1): "rowwise"}

@@ -272,7 +272,7 @@ def products(operators: list[Operator]) -> int:
 
 def test_weight_products_are_the_weight_part_and_data_products_are_not() -> None:
     """Of GPT-2: a layer has one product for its input and one for its weight, the last one too, which is tied."""
-    trace = triosim.trace.formats.read(Path(__file__).parents[2] / "examples" / "traces" / "gpt2_a100_fake.json.gz")
+    trace = triosim.trace.formats.read(Path(__file__).parents[3] / "examples" / "traces" / "gpt2_a100_fake.json.gz")
     assert isinstance(trace, triosim.Trace)
     program = planned(trace, "pp", 2, schedule="zero-bubble", micro_batches=2).program
     backward = [op for stage in program.stages for block in stage.backward for op in block.operators]

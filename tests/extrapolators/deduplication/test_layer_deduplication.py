@@ -28,7 +28,7 @@ DEEP_DENSE = describe(Llama(**DEEP, kv_heads=2, feed_forward=64), batch=4, dtype
 DEEP_GPTS = describe(GPT(**DEEP), batch=4, dtype="bfloat16", precision="mixed")
 DEEP_MIXTURES = describe(Llama(**DEEP, kv_heads=4, feed_forward=32, experts=4), batch=4, dtype="float32")
 T5S = describe(
-    T5(layers=9, hidden=32, heads=4, head_width=8, feed_forward=64, vocab=64, sequence=8), batch=4, dtype="float32"
+    T5(layers=9, hidden=32, heads=4, head_dim=8, feed_forward=64, vocab=64, sequence=8), batch=4, dtype="float32"
 )
 MEGATRON = {"tp_style": "megatron"}
 SEQUENCES = {**MEGATRON, "sequence_parallel": True}

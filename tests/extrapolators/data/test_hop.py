@@ -246,7 +246,7 @@ def test_what_exchanges_no_parameters_is_refused() -> None:
 
 @pytest.fixture(scope="module")
 def study() -> Any:
-    path = Path(__file__).resolve().parents[2] / "examples" / "hop_backup_workers.py"
+    path = Path(__file__).resolve().parents[3] / "examples" / "hop_backup_workers.py"
     spec = importlib.util.spec_from_file_location("hop_backup_workers", path)
     assert spec is not None
     assert spec.loader is not None
