@@ -1,19 +1,20 @@
-"""Asynchronous tensor parallelism: a product and the gather ahead of it, or the scatter after it, go chunk by chunk in a ring.
+"""Asynchronous tensor parallelism: products overlap with the all-gather ahead of them, or the reduce-scatter after, in a ring.
 
-Wang et al. 2023 ("Overlap Communication with Dependent Computation via Decomposition in Large Deep Learning Models"). Of N
-ranks each has one chunk of the sequence. In N rounds a rank multiplies one chunk, its own first, while that goes on to the next
-rank and another comes. After a product it is the sums that go round: a rank adds its part to one chunk's, and hands it on while
-it computes the next. The product of a chunk is priced as what it is: N of them take longer than the whole.
+Wang et al. 2023 ("Overlap Communication with Dependent Computation via Decomposition in Large Deep Learning Models"). Each of N
+ranks has one chunk of the sequence. In N rounds a rank multiplies one chunk, its own first, while the chunk goes on to the next
+rank and another comes. In a reduce-scatter it is the partial sums that go round: a rank adds its part to one chunk's sum, and
+hands the sum on while it computes the next. The product of a chunk is priced in its own shapes: N of them take longer than one
+of all chunks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
-from itertools import count
+from typing import TypeGuard
 
-from triosim.compute.pricing.repricing import estimated, reprice
 from triosim.extrapolators.core.program import Block, BlockItem, Communicate, Program, TransferKey
+from triosim.extrapolators.tensor.added_operators import AddedOperators
 from triosim.operators.features import base_name
 from triosim.operators.kinds import kind_of
 from triosim.sharding.step_dimensions import StepDimensions
@@ -21,104 +22,98 @@ from triosim.trace import Operator, Tensor
 
 
 def overlapped(program: Program, axis: str, ranks: int, step: StepDimensions) -> Program:
-    """Return the program whose products overlap with the gathers and scatters of ``axis`` beside them.
+    """Return the program whose products overlap with the all-gathers and reduce-scatters of ``axis`` beside them.
 
     ``step`` are the dimensions of the step; a product whose tokens do not divide by ``ranks`` stays as it is.
     """
-    chunks = _Chunks(program, axis, ranks, step)
-    return program.rewritten(lambda block: chunks.items(block))
+    return program.rewritten(_Overlap(program, axis, ranks, step).items)
 
 
-class _Chunks:
+class _Overlap:
     def __init__(self, program: Program, axis: str, ranks: int, step: StepDimensions) -> None:
-        self._program = program
         self._axis = axis
         self._ranks = ranks
         self._step = step
         self._by_id = {operator.id: operator for operator in program.operators}
-        self._fresh = count(max(self._by_id) + 1)
+        self._added = AddedOperators(program)
 
     def items(self, block: Block) -> Iterator[BlockItem]:
         """Yield a block's items, with rings in place of a collective and a product that stand side by side."""
         waiting: list[BlockItem] = list(block.items)
         while waiting:
             item = waiting.pop(0)
-            after = waiting[0] if waiting else None
-            ring: list[BlockItem] | None = None
-            if self._is(item, "all_gather") and isinstance(after, Operator):
-                ring = self._gathering(item, after)
-            elif isinstance(item, Operator) and self._is(after, "reduce_scatter"):
-                ring = self._scattering(item, after)
+            ring = self._ring(item, waiting[0]) if waiting else None
             if ring is None:
                 yield item
             else:
                 waiting.pop(0)
                 yield from ring
 
-    def _is(self, item: BlockItem | None, kind: str) -> bool:
+    def _ring(self, item: BlockItem, after: BlockItem) -> list[BlockItem] | None:
+        """The ring in place of two items; None where these are no collective and product that can overlap."""
+        if self._is_blocking(item, "all_gather") and isinstance(after, Operator):
+            chunks = self._chunks(after)
+            return None if chunks is None else self._gathering_ring(item, after, chunks)
+        if isinstance(item, Operator) and self._is_blocking(after, "reduce_scatter"):
+            chunks = self._chunks(item)
+            return None if chunks is None else self._scattering_ring(item, after, chunks)
+        return None
+
+    def _is_blocking(self, item: BlockItem, kind: str) -> TypeGuard[Communicate]:
         return isinstance(item, Communicate) and (item.kind, item.axis, item.key) == (kind, self._axis, None)
 
-    def _gathering(self, gather: BlockItem, product: Operator) -> list[BlockItem] | None:
-        chunks = self._chunks(product)
-        if chunks is None or not isinstance(gather, Communicate):
-            return None
+    def _gathering_ring(self, gather: Communicate, product: Operator, chunks: list[Operator]) -> list[BlockItem]:
         found: list[BlockItem] = []
-        for place, chunk in enumerate(chunks):
-            if place < self._ranks - 1:
-                coming = self._hop(gather, product, place)
-                found += [coming, chunk, coming.awaited()]
-            else:
-                found.append(chunk)
-        return found
+        for number, chunk in enumerate(chunks[:-1]):
+            hop = self._hop(gather, product, number)
+            found += [hop, chunk, hop.awaited()]
+        return [*found, chunks[-1]]
 
-    def _scattering(self, product: Operator, scatter: BlockItem | None) -> list[BlockItem] | None:
-        chunks = self._chunks(product)
-        if chunks is None or not isinstance(scatter, Communicate):
-            return None
-        made = chunks[0].outputs[0]
+    def _scattering_ring(self, product: Operator, scatter: Communicate, chunks: list[Operator]) -> list[BlockItem]:
+        (output, *_) = chunks[0].outputs
         found: list[BlockItem] = [chunks[0]]
-        for place, chunk in enumerate(chunks[1:]):
-            going = self._hop(scatter, product, place)
-            found += [going, chunk, going.awaited(), *self._sum(product, made)]
+        for number, chunk in enumerate(chunks[1:]):
+            hop = self._hop(scatter, product, number)
+            add = self._added.operator("add_", product, (output, output), (output,))
+            found += [hop, chunk, hop.awaited(), *self._added.priced([add])]
         return found
 
-    def _hop(self, whole: Communicate, product: Operator, place: int) -> Communicate:
-        key = TransferKey(whole.kind, product.id, place)
-        return replace(whole, kind="rotate", nbytes=whole.nbytes / self._ranks, key=key, operator=product.id)
-
-    def _sum(self, product: Operator, made: Tensor) -> list[Operator]:
-        added = Operator(next(self._fresh), "aten::add_", product.phase, product.layer, (made, made), (made,), 0.0)
-        return estimated([added], self._program.model, self._program.gpu)
+    def _hop(self, collective: Communicate, product: Operator, number: int) -> Communicate:
+        """One chunk that goes on to the next rank, instead of a collective of all chunks."""
+        key = TransferKey(collective.kind, product.id, number)
+        return replace(collective, kind="rotate", nbytes=collective.nbytes / self._ranks, key=key, operator=product.id)
 
     def _chunks(self, product: Operator) -> list[Operator] | None:
-        """A product as one of each chunk; the last has its number, since what it makes is complete then."""
+        """A product as one of each chunk; the last has the product's id, since the output is complete after it."""
         if kind_of(base_name(product.name)) != "product":
             return None
-        chunk = self._share(product)
+        chunk = self._chunk(product)
         if chunk is None:
             return None
         forward = self._by_id.get(product.forward) if product.forward is not None else None
         around = () if forward is None else (forward,)
-        (*_, priced) = reprice((*around, product), (*around, chunk), self._program.model, self._program.gpu)
-        return [*(replace(priced, id=next(self._fresh)) for _ in range(self._ranks - 1)), priced]
+        (*_, priced) = self._added.repriced((*around, product), (*around, chunk))
+        return [*(replace(priced, id=self._added.operator_id()) for _ in range(self._ranks - 1)), priced]
 
-    def _share(self, product: Operator) -> Operator | None:
-        """One chunk of the sequence; None where that cannot be."""
-        uneven = False
+    def _chunk(self, product: Operator) -> Operator | None:
+        """A product on one chunk of the sequence; None where it has no sequence, or one that does not divide."""
+        tensors = (*product.inputs, *product.outputs)
+        dims = {tensor.id: dim for tensor in tensors if (dim := self._sequence_dim(tensor)) is not None}
+        if any(tensor.shape[dims[tensor.id]] % self._ranks for tensor in tensors if tensor.id in dims):
+            return None
 
-        def share(tensor: Tensor) -> Tensor:
-            nonlocal uneven
-            about = tensor.category == "parameter" or tensor.parameter is not None
-            places = [] if about else self._step.follows(tensor, "sequence")
-            if not places:
+        def chunk(tensor: Tensor) -> Tensor:
+            if tensor.id not in dims:
                 return tensor
             shape = list(tensor.shape)
-            uneven |= shape[places[0]] % self._ranks > 0
-            shape[places[0]] //= self._ranks
+            shape[dims[tensor.id]] //= self._ranks
             return replace(tensor, shape=tuple(shape))
 
-        def all_of(tensors: Iterable[Tensor]) -> tuple[Tensor, ...]:
-            return tuple(map(share, tensors))
+        found = replace(product, inputs=tuple(map(chunk, product.inputs)), outputs=tuple(map(chunk, product.outputs)))
+        return None if found.inputs == product.inputs else found
 
-        chunk = replace(product, inputs=all_of(product.inputs), outputs=all_of(product.outputs))
-        return None if uneven or chunk.inputs == product.inputs else chunk
+    def _sequence_dim(self, tensor: Tensor) -> int | None:
+        """The first dimension of a tensor that is the sequence; None of parameters and their gradients."""
+        if tensor.category == "parameter" or tensor.parameter is not None:
+            return None
+        return next(iter(self._step.follows(tensor, "sequence")), None)
