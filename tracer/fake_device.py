@@ -1,4 +1,4 @@
-"""Captures a training step on a GPU that is not there: all operators, shapes, streams and memory, but no times.
+"""Captures a training step on a fake GPU: all operators, shapes, streams and memory, but no times.
 
 >>> with fake_capture("H100-SXM") as capture:  # doctest: +SKIP
 ...     model = Model().cuda()

@@ -1,4 +1,4 @@
-"""The PyTorch that is installed: whether there is one, and whether captures were tested with its version."""
+"""The installed version of PyTorch: whether there is one, and whether captures were tested with it."""
 
 from __future__ import annotations
 

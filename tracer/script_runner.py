@@ -183,9 +183,9 @@ def _line(path: str | os.PathLike[str], error: BaseException) -> int:
 
 def _exit_reason(left: SystemExit) -> str:
     if left.code is None or isinstance(left.code, int):
-        return f"the script left with exit status {left.code or 0}"
+        return f"the script exited with status {left.code or 0}"
     print(left.code, file=sys.stderr)
-    return "the script left"
+    return "the script exited"
 
 
 def _show(error: BaseException) -> None:

@@ -256,7 +256,9 @@ def test_a_value_that_steers_the_script_is_said_with_its_line(
 ) -> None:
     assert captured(tmp_path, "data = data if data.sum() > 3 else 2 * data", "optimizer.step()", "--fake") == 0
     warned = [line for line in capsys.readouterr().err.splitlines() if "warning" in line]
-    assert warned == ["triosim: warning: train.py:10: reads a tensor's value: the capture goes on as if it were False"]
+    assert warned == [
+        "triosim: warning: train.py:10: reads a tensor's value, which is not computed: the capture goes on as if it were False"
+    ]
 
 
 def test_an_operator_without_a_known_shape_is_named_with_the_script_s_line(

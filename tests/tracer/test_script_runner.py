@@ -100,8 +100,8 @@ def test_the_script_is_main_with_its_own_arguments_and_folder(
     ("text", "said"),
     [
         ("pass", "the script ended before an optimizer's step() returned"),
-        ("import sys; sys.exit()", "the script left with exit status 0 before"),
-        ("raise SystemExit('no data')", "the script left before"),
+        ("import sys; sys.exit()", "the script exited with status 0 before"),
+        ("raise SystemExit('no data')", "the script exited before"),
         ("import torch; torch.zeros(3) @ torch.zeros(4)", "the script raised RuntimeError before"),
         ("def f(:", "the script raised SyntaxError before"),
     ],

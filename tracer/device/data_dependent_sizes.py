@@ -1,4 +1,4 @@
-"""Operators whose result's size depends on data, where a bound or an assumed value gives a size without data.
+"""Operators whose result's size depends on data, which here follows from a bound or an assumed value.
 
 Where nothing does (``torch.bincount`` without ``minlength``) PyTorch's own error is raised.
 """

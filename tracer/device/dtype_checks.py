@@ -1,4 +1,4 @@
-"""Checks of dtypes that an operator's GPU kernel makes, and PyTorch's shape rules, which run instead, do not.
+"""The dtype checks of operators' GPU kernels, which PyTorch's shape rules, run in their place, do not make.
 
 Each rule is what the operator's kernel checks or what it is compiled for (PyTorch, ``aten/src/ATen/native``): factors of one
 dtype, targets that are class indices, boolean masks.

@@ -203,6 +203,6 @@ def _compile_module(recorder: Recorder) -> Any:
 
 def _save(recorder: Recorder) -> Any:
     def save(*args: Any, **kwargs: Any) -> None:
-        recorder.note("nothing is saved: the tensors have no contents")
+        recorder.note("nothing is saved: fake tensors have no data")
 
     return save

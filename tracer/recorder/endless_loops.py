@@ -32,7 +32,7 @@ class ValueReads:
         self._by_line[line] = (count, first)
         if count >= MOST_READS or (count >= MOST_PASSES and operators - first >= (count - 1) * OPERATORS_OF_A_PASS):
             raise CaptureError(
-                f"a loop does not end: it read a tensor's value {count:,} times in one step, which is never computed",
+                f"a loop does not end: it read a tensor's value, which is never computed, {count:,} times in one step",
                 where=line,
                 fix="let it end after a number of rounds, or capture on a device",
             )

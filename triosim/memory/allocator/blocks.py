@@ -1,4 +1,4 @@
-"""Blocks, the segments that they are cut from, and the pools of free ones, as the caching allocator keeps them.
+"""Blocks, segments and pools of the caching allocator: segments are cut into blocks, pools hold the free ones.
 
 A segment is what one cudaMalloc gave. Its blocks follow each other without a gap; a block that is freed joins its free
 neighbours. A pool keeps free blocks by stream and size, and gives the smallest that is large enough, the one at the lowest

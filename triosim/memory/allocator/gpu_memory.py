@@ -1,4 +1,4 @@
-"""How much of a GPU's memory a PyTorch process can have: what the driver leaves, less what the CUDA context takes.
+"""The memory of a GPU that a PyTorch process can use: what the driver leaves, minus the CUDA context.
 
 Data sheets say 80 GB; PyTorch sees 79.2 GiB of an H100, and the context, with the kernels that are loaded, takes 0.7 GiB of
 them. Both figures are from out-of-memory messages that people published in 2023 to 2026: "GPU 0 has a total capacity of ...

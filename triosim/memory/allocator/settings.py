@@ -1,4 +1,4 @@
-"""What ``PYTORCH_CUDA_ALLOC_CONF`` can say of PyTorch's caching allocator, and the sizes that it works with.
+"""The settings of PyTorch's caching allocator (``PYTORCH_CUDA_ALLOC_CONF``), and the sizes that it works with.
 
 Source: PyTorch's notes on CUDA semantics, "Optimizing memory usage with PYTORCH_CUDA_ALLOC_CONF", and the constants of
 ``c10/core/CachingDeviceAllocator.h``.

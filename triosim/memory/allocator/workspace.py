@@ -1,4 +1,4 @@
-"""The workspaces that cuBLAS takes from the caching allocator: one for each thread that multiplies matrices, for good.
+"""The workspaces that cuBLAS allocates from the caching allocator, and keeps: one for each thread that multiplies matrices.
 
 Source: ``aten/src/ATen/cuda/CublasHandlePool.cpp``: a workspace belongs to a handle and a stream, and a handle to a thread;
 PyTorch runs the backward pass in a thread of its own, so a training step has two. The sizes are that file's:

@@ -1,1 +1,1 @@
-"""Which bytes are alive when during a step."""
+"""The lifetimes of a step's memory, and the bytes that are alive at each moment."""
