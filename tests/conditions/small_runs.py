@@ -16,7 +16,6 @@ from triosim.tasks import AllReduce, Communicator, Compute, TaskStream, Wait
 from triosim.trace import Trace
 
 WORLD = Communicator((0, 1), "world")
-RING = "ring(2, bandwidth=1 B/s)"
 
 
 def run(program: Callable[[int], TaskStream], world: int = 2, **conditions: Any) -> Recording:

@@ -70,7 +70,7 @@ def triosim_host(seconds: float) -> Any:
     return Host(seconds)
 
 
-def test_of_several_transfers_the_one_that_hampers_most_counts() -> None:
+def test_of_several_transfers_the_largest_factor_counts() -> None:
     """The send takes 2 s, the all-reduce 6 (they share the link): 2 and then 4 s at a factor of 2, of 3 while both run."""
 
     def program(rank: int) -> TaskStream:
@@ -88,7 +88,7 @@ def test_of_several_transfers_the_one_that_hampers_most_counts() -> None:
     assert times(recording, Compute) == [(0, pytest.approx(one + 10 - both / 3 - slow_part))]
 
 
-def test_kinds_that_are_not_named_hamper_nothing() -> None:
+def test_kinds_that_are_not_named_slow_nothing_down() -> None:
     plain = run(overlapping)
     named = run(overlapping, interference=Interference({"all_gather": 3.0}, {"send": 2.0}))
     assert times(named, Compute) == times(plain, Compute) == [(0, 2), (2, 12)]
