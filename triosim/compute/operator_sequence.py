@@ -42,11 +42,11 @@ class OperatorSequence(Sequence[Operator]):
         return iter(self._all)
 
     @overload
-    def __getitem__(self, place: int) -> Operator: ...
+    def __getitem__(self, row: int) -> Operator: ...
     @overload
-    def __getitem__(self, place: slice) -> tuple[Operator, ...]: ...
-    def __getitem__(self, place: int | slice) -> Operator | tuple[Operator, ...]:
-        return self._all[place]
+    def __getitem__(self, row: slice) -> tuple[Operator, ...]: ...
+    def __getitem__(self, row: int | slice) -> Operator | tuple[Operator, ...]:
+        return self._all[row]
 
     @cached_property
     def forwards(self) -> list[Operator | None]:

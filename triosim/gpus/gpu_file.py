@@ -202,11 +202,11 @@ def _like(based: Gpu, values: dict[str, Any], file: str) -> dict[str, Any]:
 
 
 def _content(file: str) -> str:
-    place = Path(file)
+    path = Path(file)
     try:
-        if place.is_file() and place.stat().st_size > LARGEST_FILE:
+        if path.is_file() and path.stat().st_size > LARGEST_FILE:
             raise OptionError(f"larger than {LARGEST_FILE} bytes", where=file)
-        return place.read_text(encoding="utf-8-sig")
+        return path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError:
         raise OptionError("not a text file", where=file, fix="a GPU file is YAML in UTF-8") from None
     except (OSError, ValueError) as error:

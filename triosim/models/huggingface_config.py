@@ -114,8 +114,8 @@ class Config:
             raise TriosimError(
                 f"{key}: {value!r:.40} are no sizes", where=self.path, fix="give a list of whole numbers"
             )
-        parts = Config({str(place): one for place, one in enumerate(value)}, f"{self.path}: {key}")
-        return tuple(parts.whole(str(place)) for place in range(len(value)))
+        parts = Config({str(index): one for index, one in enumerate(value)}, f"{self.path}: {key}")
+        return tuple(parts.whole(str(index)) for index in range(len(value)))
 
     def part(self, key: str) -> Config:
         """Return the config of a part of the model; where there is none, all its sizes are those of transformers."""

@@ -110,7 +110,7 @@ class Communication:
 
     ``group`` names a family of groups in ``triosim.trace.task_streams.TaskStreams``: the operator's group is the one of that
     family that its rank is in. ``nbytes`` is the size of a collective as ``triosim.tasks`` counts it. ``root`` and ``peer`` are
-    places in the group, not ranks of the world. ``work`` is the number that a ``Mark`` waits for, None where the issuing
+    indices into the group, not ranks of the world. ``work`` is the number that a ``Mark`` waits for, None where the issuing
     stream waits at once. Sends and receives with one ``batch`` go together. ``shares`` are unequal shares in bytes, in the
     group's order; of an all-to-all, what this rank sends to each member.
     """

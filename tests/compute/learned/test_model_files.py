@@ -96,8 +96,8 @@ def test_a_file_that_is_written_anew_is_read_anew(tmp_path: Path, monkeypatch: p
 @pytest.mark.parametrize(
     ("output", "said"),
     [
-        ("t.csv", "t.csv: is no place for fitted models; name a file that ends in .npz"),
-        ("y.json", "y.json: is no place for fitted models"),
+        ("t.csv", "t.csv: cannot hold fitted models; name a file that ends in .npz"),
+        ("y.json", "y.json: cannot hold fitted models"),
     ],
 )
 def test_models_go_into_npz_files_or_folders(

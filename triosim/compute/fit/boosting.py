@@ -101,10 +101,10 @@ def _ensemble(regressors: list[Any], width: int) -> BoostedTrees:
 
 
 def _walk(
-    nodes: Any, place: int, tree: int, values: list[float], parts: dict[str, list[int]], thresholds: list[float]
+    nodes: Any, number: int, tree: int, values: list[float], parts: dict[str, list[int]], thresholds: list[float]
 ) -> None:
     """Number the leaves below a node from left to right, and note the node's test."""
-    node = nodes[place]
+    node = nodes[number]
     if node["is_leaf"]:
         values.append(float(node["value"]))
         return

@@ -66,11 +66,11 @@ class Measured:
 
 def is_folder(path: str) -> bool:
     """Whether fitted models go into a folder, a file for each, instead of one file. Raises ``OutputError`` for other files."""
-    place = Path(path)
-    if place.suffix == ".npz" and not place.is_dir():
+    target = Path(path)
+    if target.suffix == ".npz" and not target.is_dir():
         return False
-    if place.is_file() or (place.suffix and not place.is_dir()):
-        raise OutputError("is no place for fitted models", where=path, fix="name a file that ends in .npz, or a folder")
+    if target.is_file() or (target.suffix and not target.is_dir()):
+        raise OutputError("cannot hold fitted models", where=path, fix="name a file that ends in .npz, or a folder")
     return True
 
 
@@ -175,8 +175,8 @@ def single_gpu(measured: Measured, where: str) -> gpus.Gpu:
 
 def is_trace(path: str) -> bool:
     """Whether a path is that of a trace and not of a table: a folder, or a file of JSON."""
-    place = Path(path)
-    return place.is_dir() or head(place, 4096).lstrip(b"\xef\xbb\xbf \t\r\n")[:1] in (b"{", b"[")
+    target = Path(path)
+    return target.is_dir() or head(target, 4096).lstrip(b"\xef\xbb\xbf \t\r\n")[:1] in (b"{", b"[")
 
 
 def read(data: Sequence[str], gpu: str, operator: str | None = None) -> list[Rows]:
@@ -241,9 +241,9 @@ def _families(several: Sequence[OperatorRows]) -> list[tuple[FamilyTable, str | 
     """Return rows as tables of a family, where there are enough of them on one GPU."""
     made: list[tuple[FamilyTable, str | None]] = []
     for rows in several:
-        for places, shapes in families.calls_of(rows.rows()):
+        for rows_of_family, shapes in families.calls_of(rows.rows()):
             if shapes.family != "elementwise" and _different(shapes) >= ENOUGH_FOR_FAMILY:
-                made.append((FamilyTable(shapes, rows.seconds[places], None, rows.source), rows.gpu.name))
+                made.append((FamilyTable(shapes, rows.seconds[rows_of_family], None, rows.source), rows.gpu.name))
     return made
 
 

@@ -32,8 +32,8 @@ class Sheet:
     def require_rows(self) -> None:
         """Raise ``TriosimError`` where there is a header alone."""
         if not self.rows:
-            place = self.where.rpartition(":")[0]
-            raise TriosimError("holds no rows", where=place, fix="give at least one row under the header")
+            file = self.where.rpartition(":")[0]
+            raise TriosimError("holds no rows", where=file, fix="give at least one row under the header")
 
 
 def header_of(path: str | os.PathLike[str]) -> list[str]:
@@ -44,14 +44,14 @@ def header_of(path: str | os.PathLike[str]) -> list[str]:
 
 def read(path: str | os.PathLike[str]) -> Sheet:
     """Read a file. Raises ``TriosimError`` that names file, line and what would be right."""
-    place = os.fspath(path)
-    lines = _text(place).splitlines()
+    file = os.fspath(path)
+    lines = _text(file).splitlines()
     if not any(map(str.strip, lines)):
-        raise TriosimError("is empty", where=place, fix="give a table with a header and at least one row")
+        raise TriosimError("is empty", where=file, fix="give a table with a header and at least one row")
     first = next((number for number, line in enumerate(lines) if _counts(line)), None)
     if first is None:
-        raise TriosimError("holds nothing but notes", where=place, fix="give a header and at least one row")
-    where, header = f"{place}:{first + 1}", _cells(lines[first])
+        raise TriosimError("holds nothing but notes", where=file, fix="give a header and at least one row")
+    where, header = f"{file}:{first + 1}", _cells(lines[first])
     if len(header) == 1:
         for separator, name in _SEPARATORS.items():
             if separator in lines[first]:
@@ -63,7 +63,7 @@ def read(path: str | os.PathLike[str]) -> Sheet:
         if not any(cells) or cells[0].startswith("#"):
             continue
         if len(cells) != len(header):
-            raise TriosimError(f"{len(cells)} cells under {len(header)} columns", where=f"{place}:{line}")
+            raise TriosimError(f"{len(cells)} cells under {len(header)} columns", where=f"{file}:{line}")
         rows.append((line, [cell.strip() for cell in cells]))
     return Sheet(header, where, rows)
 
@@ -108,10 +108,10 @@ def _cells(line: str) -> list[str]:
     return [name.strip() for name in next(csv.reader([line]), [])]
 
 
-def _text(place: str) -> str:
+def _text(file: str) -> str:
     try:
-        return read_text(Path(place))
+        return read_text(Path(file))
     except TraceError as error:
-        raise TriosimError(error.what, where=place, fix=error.fix or "give a table of comma-separated values") from None
+        raise TriosimError(error.what, where=file, fix=error.fix or "give a table of comma-separated values") from None
     except OSError as error:
-        raise TriosimError(f"cannot be read: {error.strerror or error}", where=place) from error
+        raise TriosimError(f"cannot be read: {error.strerror or error}", where=file) from error

@@ -162,7 +162,7 @@ def evaluate(rows: OperatorRows) -> Evaluation:
     found = Auto().estimate(rows.operators, rows.gpu.name)
     predicted, measured = found.seconds[rows.measured], rows.seconds
     keys = [f"{bare_name(one.name)} {one.phase}" for one in rows.rows()]
-    said = [model_name(found.model[place]) for place in rows.measured]
+    said = [model_name(found.model[row]) for row in rows.measured]
     kinds, models = {}, {}
     for key in sorted(set(keys), key=lambda key: -sum(t for t, k in zip(measured, keys, strict=True) if k == key)):
         chosen = np.array([one == key for one in keys])

@@ -41,7 +41,7 @@ _FEW_ROWS = 2000
 
 @dataclass(frozen=True)
 class Rows:
-    """Measured calls of one family and dtype: ``gpu`` is each row's place in ``gpus``."""
+    """Measured calls of one family and dtype: ``gpu`` is each row's index in ``gpus``."""
 
     shapes: FamilyCalls
     seconds: Array
@@ -76,7 +76,7 @@ def collect(tables: Sequence[FamilyTable], names: Sequence[str | None]) -> list[
     collected = []
     for (family, dtype), parts in found.items():
         known = sorted({gpu.name: gpu for _, each in parts for gpu in each}.items())
-        place = {name: number for number, (name, _) in enumerate(known)}
+        number_of = {name: number for number, (name, _) in enumerate(known)}
         columns = {name: np.concatenate([part.shapes[name] for part, _ in parts]) for name in COLUMNS[family]}
         kinds = [part.shapes.kinds for part, _ in parts]
         shapes = FamilyCalls(
@@ -86,7 +86,7 @@ def collect(tables: Sequence[FamilyTable], names: Sequence[str | None]) -> list[
             Rows(
                 shapes,
                 np.concatenate([part.seconds for part, _ in parts]),
-                np.array([place[gpu.name] for _, each in parts for gpu in each]),
+                np.array([number_of[gpu.name] for _, each in parts for gpu in each]),
                 tuple(gpu for _, gpu in known),
                 tuple(part.source.rpartition("/")[2] for part, _ in parts),
             )

@@ -79,13 +79,13 @@ def read(path: str | os.PathLike[str], family: str | None = None) -> FamilyTable
 
     Raises ``TriosimError`` that names the file, the line and what would be right.
     """
-    place = os.fspath(path)
-    sheet = csv_table.read(place)
-    names, found, dtype, time = _recognise(sheet.header, sheet.where, place, family)
+    file = os.fspath(path)
+    sheet = csv_table.read(file)
+    names, found, dtype, time = _recognise(sheet.header, sheet.where, file, family)
     sheet.require_rows()
     lines = [line for line, _ in sheet.rows]
     columns = {name: [cells[number] for _, cells in sheet.rows] for number, name in enumerate(sheet.header)}
-    where = [f"{place}:{line}" for line in lines]
+    where = [f"{file}:{line}" for line in lines]
     shape = {
         name.lower(): np.array([csv_table.size(*cell) for cell in _cells(columns, name, where)], dtype=np.float64)
         for name in names
@@ -100,11 +100,11 @@ def read(path: str | os.PathLike[str], family: str | None = None) -> FamilyTable
     shapes = FamilyCalls(found, dtype, _canonical(shape, found), kinds)
     devices = columns.get("device")
     first = {} if devices is None else dict(zip(devices[::-1], lines[::-1], strict=True))
-    return FamilyTable(shapes, seconds, None if devices is None else np.array(devices), place, first)
+    return FamilyTable(shapes, seconds, None if devices is None else np.array(devices), file, first)
 
 
 def _cells(columns: dict[str, list[str]], name: str, where: list[str]) -> list[tuple[str, str, str]]:
-    return [(cell, name, place) for cell, place in zip(columns[name], where, strict=True)]
+    return [(cell, name, line) for cell, line in zip(columns[name], where, strict=True)]
 
 
 def _check_heads(heads: Array, shared: Array, where: list[str]) -> None:
@@ -186,7 +186,7 @@ _CALLS = {
 
 
 def _recognise(
-    header: list[str], where: str, place: str, family: str | None
+    header: list[str], where: str, file: str, family: str | None
 ) -> tuple[tuple[str, ...], Family, str, str]:
     """Return the names of the shape's columns, the family, the dtype and the name of the column of times."""
     known = {name for names, _, _ in _FORMATS for name in names} | {*_EXTRA, *_TIMES}
@@ -202,40 +202,40 @@ def _recognise(
     shape = {*header} - {*times, "device", "dtype"}
     for names, found, dtype in _FORMATS:
         if shape == {*names}:
-            return names, _family(found, names, place, family), dtype, times[0]
+            return names, _family(found, names, file, family), dtype, times[0]
     formats = "; ".join(", ".join(names) for names, _, _ in _FORMATS)
     raise TriosimError("the columns are of no known table", where=where, fix=f"known: {formats}")
 
 
-def _family(found: Family, names: Sequence[str], place: str, asked: str | None) -> Family:
+def _family(found: Family, names: Sequence[str], file: str, asked: str | None) -> Family:
     if asked is not None and asked not in FAMILIES:
         raise TriosimError(f"there is no operator '{asked}'", where="--operator", fix=nearest(asked, FAMILIES))
     if tuple(names) != ("B", "H"):
         if asked is not None and asked != found:
-            raise TriosimError(f"the columns are those of '{found}', not of '{asked}'", where=place)
+            raise TriosimError(f"the columns are those of '{found}', not of '{asked}'", where=file)
         return found
     if asked is not None:
         if asked not in ("softmax", "layer_norm"):
-            raise TriosimError("the columns are those of 'softmax' or 'layer_norm'", where=place)
+            raise TriosimError("the columns are those of 'softmax' or 'layer_norm'", where=file)
         return asked
-    stem = Path(place).name.lower()
+    stem = Path(file).name.lower()
     for word, family in _NAMED.items():
         if word in stem:
             return family
     raise TriosimError(
         "the columns B and H do not say which operator",
-        where=place,
+        where=file,
         fix="add --operator softmax or --operator layer_norm",
     )
 
 
 def _dtype(cells: list[str], where: list[str]) -> str:
     found: dict[str, str] = {}
-    for cell, place in zip(cells, where, strict=True):
+    for cell, line in zip(cells, where, strict=True):
         dtype = dtype_name(cell)
         if dtype not in DTYPE_BYTES:
-            raise TriosimError(f"unknown dtype '{cell}'", where=place, fix=nearest(dtype, DTYPE_BYTES))
-        found.setdefault(dtype, place)
+            raise TriosimError(f"unknown dtype '{cell}'", where=line, fix=nearest(dtype, DTYPE_BYTES))
+        found.setdefault(dtype, line)
     if len(found) > 1:
         raise TriosimError(
             f"several dtypes: {', '.join(sorted(found))}", where=list(found.values())[1], fix="give a table for each"

@@ -35,11 +35,11 @@ class OperatorRows:
     @property
     def seconds(self) -> Array:
         """The measured times, one a row."""
-        return np.array([self.operators[place].seconds for place in self.measured])
+        return np.array([self.operators[row].seconds for row in self.measured])
 
     def rows(self) -> list[Operator]:
         """Return the measured operators."""
-        return [self.operators[place] for place in self.measured]
+        return [self.operators[row] for row in self.measured]
 
 
 def of_trace(trace: Trace, gpu: Gpu | None = None) -> OperatorRows:
@@ -51,18 +51,16 @@ def of_trace(trace: Trace, gpu: Gpu | None = None) -> OperatorRows:
     where = trace.source or None
     if found is None:
         raise TraceError(f"its GPU '{trace.gpu}' is not in the catalogue", where=where, fix="add --gpu NAME")
-    places = [
-        place
-        for place, operator in enumerate(trace.operators)
-        if operator.predicted_by is None and operator.seconds > 0.0
+    measured = [
+        row for row, operator in enumerate(trace.operators) if operator.predicted_by is None and operator.seconds > 0.0
     ]
-    if not places or not trace.times.startswith("measured"):
+    if not measured or not trace.times.startswith("measured"):
         raise TraceError(
             f"holds no measured operator; its times are '{trace.times}'",
             where=where,
             fix="give a trace that was captured on the GPU",
         )
-    return OperatorRows(found, trace.operators, np.array(places), trace.source)
+    return OperatorRows(found, trace.operators, np.array(measured), trace.source)
 
 
 def of_table(table: FamilyTable, gpu: Gpu) -> OperatorRows:

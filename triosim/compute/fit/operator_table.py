@@ -71,8 +71,8 @@ def recognises(path: str | os.PathLike[str]) -> bool:
 
 def read(path: str | os.PathLike[str]) -> list[Row]:
     """Read the rows of a table, compressed or not. Raises ``TriosimError`` that names file, line and what would be right."""
-    place = os.fspath(path)
-    sheet = csv_table.read(place)
+    file = os.fspath(path)
+    sheet = csv_table.read(file)
     for name in sheet.header:
         if name not in COLUMNS:
             raise TriosimError(f"unknown column '{name}'", where=sheet.where, fix=nearest(name, COLUMNS))
@@ -84,7 +84,7 @@ def read(path: str | os.PathLike[str]) -> list[Row]:
             raise TriosimError(f"there is no column '{name}'", where=sheet.where, fix="see docs/calibration.md")
     sheet.require_rows()
     return [
-        replace(_row(dict(zip(sheet.header, cells, strict=True)), f"{place}:{line}"), line=line)
+        replace(_row(dict(zip(sheet.header, cells, strict=True)), f"{file}:{line}"), line=line)
         for line, cells in sheet.rows
     ]
 

@@ -63,22 +63,22 @@ class Contents(NamedTuple):
 
 def load(path: str | os.PathLike[str]) -> Contents:
     """Read what ``save`` wrote. Raises ``TriosimError`` that says what is wrong with the file."""
-    place = os.fspath(path)
+    name = os.fspath(path)
     try:
-        with np.load(place, allow_pickle=False) as file:
+        with np.load(name, allow_pickle=False) as file:
             arrays: Mapping[str, npt.NDArray[Any]] = {name: file[name] for name in file.files}
         about = json.loads(str(arrays["about"]))
         if about["format"] != _FORMAT:
-            raise TriosimError(f"holds '{about['format']}'", where=place, fix=f"this version reads '{_FORMAT}'")
+            raise TriosimError(f"holds '{about['format']}'", where=name, fix=f"this version reads '{_FORMAT}'")
         models = [FamilyModel.from_stored(one, arrays, f"{number}") for number, one in enumerate(about["models"])]
         regressions = [
             KindRegression.from_stored(one, arrays, f"law {number}") for number, one in enumerate(about.get("laws", ()))
         ]
         return Contents(models, regressions)
     except OSError as error:
-        raise TriosimError(f"cannot be read: {error.strerror or error}", where=place) from error
+        raise TriosimError(f"cannot be read: {error.strerror or error}", where=name) from error
     except (AttributeError, EOFError, KeyError, ValueError, TypeError, IndexError, zipfile.BadZipFile) as error:
-        raise TriosimError("is no file of fitted models", where=place, fix=_WRITE_ONE) from error
+        raise TriosimError("is no file of fitted models", where=name, fix=_WRITE_ONE) from error
 
 
 def check(path: str | os.PathLike[str]) -> None:
@@ -159,9 +159,9 @@ def _files(name: str) -> _Files:
     """Return the files that a path stands for, and when each was written. Raises ``TriosimError`` where there is none."""
     if not name:
         return ()
-    place = Path(name)
+    path = Path(name)
     try:
-        files = sorted(place.glob("*.npz")) if place.is_dir() else [place]
+        files = sorted(path.glob("*.npz")) if path.is_dir() else [path]
         found = tuple((os.fspath(file), (state := file.stat()).st_mtime_ns, state.st_size) for file in files)
     except (OSError, ValueError) as error:
         raise TriosimError(

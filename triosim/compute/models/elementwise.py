@@ -149,9 +149,9 @@ class Elementwise(ComputeModel):
         target = gpus.find(gpu or self._gpu or "")
         seconds = np.full(len(operators), np.nan)
         errors = np.full(len(operators), np.nan)
-        for places, group in OperatorSequence.of(operators).calls:
+        for rows, group in OperatorSequence.of(operators).calls:
             if group.family == "elementwise":
-                seconds[places], errors[places] = self.ask(group, target)
+                seconds[rows], errors[rows] = self.ask(group, target)
         known = "" if target.name in _table() else f", {uncertainty.NOT_MEASURED}"
         return Estimates(seconds, errors, [f"{self.label}, three segments{known}"] * len(operators))
 

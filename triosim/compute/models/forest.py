@@ -55,18 +55,18 @@ class Forest(ComputeModel):
         errors = np.full(len(operators), np.nan)
         names = [self.label] * len(operators)
         seen = OperatorSequence.of(operators)
-        for places, group in seen.calls:
+        for rows, group in seen.calls:
             found = self.ask(group, target) if group.family in self.families else None
             if found is not None:
-                seconds[places], errors[places], name = found
-                for place in places:
-                    names[place] = name
-                    if not name.startswith(model_files.OWN_LABEL) and attention_kernels.knows(seen[place], target):
-                        seconds[place] = np.nan  # another kernel than that of the tables
-        for places, group in seen.gradients if "product" in self.families else ():
+                seconds[rows], errors[rows], name = found
+                for row in rows:
+                    names[row] = name
+                    if not name.startswith(model_files.OWN_LABEL) and attention_kernels.knows(seen[row], target):
+                        seconds[row] = np.nan  # another kernel than that of the tables
+        for rows, group in seen.gradients if "product" in self.families else ():
             found = self.ask(group, target)
             if found is not None:
-                _add(seconds, errors, names, places, found)
+                _add(seconds, errors, names, rows, found)
         return Estimates(seconds, errors, names)
 
     def ratios(self, before: Sequence[Operator], after: Sequence[Operator], gpu: str, target: str) -> Estimates:
@@ -111,15 +111,15 @@ def _add(
     seconds: Array,
     errors: Array,
     names: list[str],
-    places: npt.NDArray[np.int64],
+    rows: npt.NDArray[np.int64],
     found: tuple[Array, Array, str],
 ) -> None:
     """Add the times of products to those of their operators; the errors of one operator's products count as dependent."""
-    for place, time, error in zip(places.tolist(), found[0], found[1] + _TURNED_ERROR, strict=True):
-        before = seconds[place]
+    for row, time, error in zip(rows.tolist(), found[0], found[1] + _TURNED_ERROR, strict=True):
+        before = seconds[row]
         if np.isnan(before):
-            seconds[place], errors[place] = time, error
+            seconds[row], errors[row] = time, error
         else:
-            seconds[place] = before + time
-            errors[place] = (before * errors[place] + time * error) / (before + time)
-        names[place] = f"{found[2]}, a product for each gradient"
+            seconds[row] = before + time
+            errors[row] = (before * errors[row] + time * error) / (before + time)
+        names[row] = f"{found[2]}, a product for each gradient"

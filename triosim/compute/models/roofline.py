@@ -179,7 +179,7 @@ class _Ceilings:
 
 
 def _ceilings(operators: Sequence[Operator], gpu: gpus.Gpu) -> _Ceilings:
-    seen, places = OperatorSequence.of(operators).distinct
+    seen, distinct_rows = OperatorSequence.of(operators).distinct
     classes: list[Key] = []
     arithmetic, factor, launches = np.zeros(len(seen)), np.ones(len(seen)), np.ones(len(seen))
     flops = seen.drivers[:, 0]
@@ -193,8 +193,10 @@ def _ceilings(operators: Sequence[Operator], gpu: gpus.Gpu) -> _Ceilings:
         if features.kind(operator) == "recurrent":
             launches[row] = products.recurrent_steps(forward or operator)
     traffic = seen.drivers[:, 1:].sum(axis=1) / gpu.bandwidth
-    of_each = [classes[place] for place in places.tolist()]
-    return _Ceilings(of_each, arithmetic[places], traffic[places], factor[places], launches[places])
+    of_each = [classes[distinct_row] for distinct_row in distinct_rows.tolist()]
+    return _Ceilings(
+        of_each, arithmetic[distinct_rows], traffic[distinct_rows], factor[distinct_rows], launches[distinct_rows]
+    )
 
 
 def _computed(operator: Operator, forward: Operator | None, kind: str) -> float:
@@ -224,11 +226,11 @@ def _fit(arithmetic: Array, traffic: Array, seconds: Array, default: Efficiency)
         return replace(default, memory=default.memory * level, launch=launches[0])
     compute = _GRID if arithmetic.any() else np.array([default.compute])
     # A network repeats its layers: errors of equal points are computed once, and counted for each.
-    points_once, places = np.unique(np.stack((arithmetic, traffic, seconds)), axis=1, return_inverse=True)
+    points_once, distinct_rows = np.unique(np.stack((arithmetic, traffic, seconds)), axis=1, return_inverse=True)
     arithmetic_once, traffic_once, seconds_once = points_once
     busy = np.maximum(arithmetic_once / compute[:, None, None], traffic_once / _GRID[:, None])
     off = (np.abs((busy + launch) / seconds_once - 1.0) for launch in launches)
-    errors = np.array([[row.take(places, axis=1).mean(axis=1) for row in one] for one in off])
+    errors = np.array([[row.take(distinct_rows, axis=1).mean(axis=1) for row in one] for one in off])
     # Nothing shows an efficiency that bounds none of the operators: of equally good pairs, take the nearest to the default.
     far = np.abs(np.log(compute / default.compute))[:, None] + np.abs(np.log(_GRID / default.memory))
     good = errors <= errors.min() * (1.0 + _AS_GOOD) + _NEGLIGIBLE

@@ -57,12 +57,12 @@ class OperatorTimes:
 
 def load(path: str | os.PathLike[str]) -> OperatorTimes:
     """Read a file of operator times. Raises ``TriosimError`` that names the line or entry and what would be right."""
-    place = Path(path)
+    file = Path(path)
     try:
-        text = place.read_text(encoding="utf-8")
+        text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise TriosimError(f"cannot be read: {getattr(error, 'strerror', None) or error}", where=str(path)) from error
-    rows = _csv_rows(text, str(path)) if place.suffix.lower() == ".csv" else _list_rows(text, str(path))
+    rows = _csv_rows(text, str(path)) if file.suffix.lower() == ".csv" else _list_rows(text, str(path))
     entries = tuple(_entry(row, where) for where, row in rows)
     if not entries:
         raise TriosimError("holds no times", where=str(path), fix="give at least one entry")

@@ -92,9 +92,9 @@ class Clip:
 
 def _placed(x: Value, positions: int) -> Value:
     """Add position embeddings."""
-    places = x.tape.new((1, x.shape[1]), "int64", category="buffer")
+    indices = x.tape.new((1, x.shape[1]), "int64", category="buffer")
     with x.tape.at("position_embedding"):
-        return add(x, embedding(places, positions, x.shape[-1]))
+        return add(x, embedding(indices, positions, x.shape[-1]))
 
 
 def _encoded(x: Value, sizes: Tower, choices: ChoiceReader, *, causal: bool) -> Value:
@@ -137,16 +137,16 @@ def _attention(x: Value, sizes: Tower, choices: ChoiceReader, causal: bool) -> V
 def _at_last_token(x: Value, token_ids: Value) -> Value:
     """Return the features of one position of each sample, found from its tokens."""
     tape, (batch, length, features) = x.tape, x.shape
-    rows, places = tape.new((batch,), "int64"), tape.new((batch,), "int64")
+    rows, indices = tape.new((batch,), "int64"), tape.new((batch,), "int64")
     tape.record("arange", (), (rows,))
-    tape.record("argmax", (token_ids,), (places,), dim=-1)
+    tape.record("argmax", (token_ids,), (indices,), dim=-1)
     out = tape.new((batch, features), x.dtype)
-    tape.record("index", (x, rows, places), (out,))
+    tape.record("index", (x, rows, indices), (out,))
 
     def backward(g: Value) -> tuple[Value]:
         whole = tape.new((batch, length, features), x.dtype)
         tape.record("zeros", (), (whole,))
-        tape.record("index_put_", (whole, rows, places, g), (whole,))
+        tape.record("index_put_", (whole, rows, indices, g), (whole,))
         return (whole,)
 
     tape.differentiate((out,), (x,), backward)

@@ -50,12 +50,12 @@ class VGG:
         with tape.at("avgpool"):
             found = adaptive_average_pool(found, 7)
         found = view(found, (batch, -1))
-        for place, width in ((0, 4096), (3, 4096)):
-            with tape.at(f"classifier.{place}"):
+        for number, width in ((0, 4096), (3, 4096)):
+            with tape.at(f"classifier.{number}"):
                 found = linear(found, width)
-            with tape.at(f"classifier.{place + 1}"):
+            with tape.at(f"classifier.{number + 1}"):
                 found = relu_in_place(found)
-            with tape.at(f"classifier.{place + 2}"):
+            with tape.at(f"classifier.{number + 2}"):
                 found = dropout(found, choices.dropout(self.dropout))
         with tape.at("classifier.6"):
             found = linear(found, self.classes)
@@ -142,11 +142,11 @@ class DenseNet:
             found = _active(found, "norm0", "relu0")
             with tape.at("pool0"):
                 found = max_pool(found, 3, stride=2, padding=1)
-            for place, count in enumerate(self.blocks, 1):
-                with tape.at(f"denseblock{place}"):
+            for number, count in enumerate(self.blocks, 1):
+                with tape.at(f"denseblock{number}"):
                     found = self._block(found, count)
-                if place < len(self.blocks):
-                    with tape.at(f"transition{place}"):
+                if number < len(self.blocks):
+                    with tape.at(f"transition{number}"):
                         found = _active(found, "norm", "relu")
                         with tape.at("conv"):
                             found = convolution(found, found.shape[1] // 2, 1)

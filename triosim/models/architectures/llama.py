@@ -1,7 +1,7 @@
 """Llama 2 and 3 (Touvron et al. 2023; Dubey et al. 2024) and models built like them, as transformers writes them.
 
 Mistral has its sizes, Qwen 2 biases of queries, keys and values, Qwen 3 norms of queries and keys, Mixtral (Jiang et al.
-2024) experts in the place of the feed-forward network.
+2024) experts instead of the feed-forward network.
 """
 
 from __future__ import annotations
@@ -132,8 +132,8 @@ def rotary_angles(tape: Tape, sequence: int, width: int, dtype: str) -> tuple[Va
     positions = unsqueeze(positions, 0)
     with tape.at("rotary_emb"):
         frequencies = tape.new((width // 2,), "float32", category="buffer")
-        places = to(unsqueeze(positions, 2), "float32")
-        angles = mul(places, frequencies)
+        columns = to(unsqueeze(positions, 2), "float32")
+        angles = mul(columns, frequencies)
         angles = cat((angles, angles), -1)
         return to(mul_number(cos(angles)), dtype), to(mul_number(sin(angles)), dtype)
 

@@ -224,7 +224,7 @@ def _norm(x: Value) -> Value:
 
 
 def _within_range(x: Value) -> Value:
-    """Return fp16 numbers with the largest one in the place of infinities; any others as they are."""
+    """Return fp16 numbers with the largest one instead of infinities; any others as they are."""
     if x.dtype != "float16":
         return x
     tape = x.tape

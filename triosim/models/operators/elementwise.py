@@ -45,9 +45,9 @@ def sum_to(gradient: Value, value: Value) -> Value:
     if gradient.shape != value.shape:
         lead = len(gradient.shape) - len(value.shape)
         dims = [
-            place
-            for place, length in enumerate(gradient.shape)
-            if place < lead or (length != 1 and value.shape[place - lead] == 1)
+            axis
+            for axis, length in enumerate(gradient.shape)
+            if axis < lead or (length != 1 and value.shape[axis - lead] == 1)
         ]
         if dims:
             gradient = total(gradient, dims, keepdim=True)
@@ -76,7 +76,7 @@ def mean(x: Value, dims: Sequence[int], *, keepdim: bool = False) -> Value:
 
 def _reduced(name: str, x: Value, dims: Sequence[int], keepdim: bool) -> Value:
     gone = {dim % len(x.shape) for dim in dims}
-    shape = [1 if place in gone else length for place, length in enumerate(x.shape) if keepdim or place not in gone]
+    shape = [1 if axis in gone else length for axis, length in enumerate(x.shape) if keepdim or axis not in gone]
     out = x.tape.new(tuple(shape), x.dtype)
     x.tape.record(name, (x,), (out,), dim=list(dims), **({"keepdim": True} if keepdim else {}))
     return out
@@ -86,7 +86,7 @@ def _restored(gradient: Value, x: Value, dims: Sequence[int], keepdim: bool) -> 
     if keepdim:
         return gradient
     gone = {dim % len(x.shape) for dim in dims}
-    return view(gradient, tuple([1 if place in gone else length for place, length in enumerate(x.shape)]))
+    return view(gradient, tuple([1 if axis in gone else length for axis, length in enumerate(x.shape)]))
 
 
 def add(a: Value, b: Value) -> Value:

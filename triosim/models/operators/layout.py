@@ -30,10 +30,10 @@ def dense_like(shape: Shape, strides: Strides) -> Strides:
     """Return dense strides in which the dimensions are ordered as in ``strides``."""
     found = list(strides)
     step = 1
-    order = sorted(range(len(shape)), key=lambda place: (strides[place], -place))
-    for place in order:
-        found[place] = step
-        step *= max(shape[place], 1)
+    order = sorted(range(len(shape)), key=lambda axis: (strides[axis], -axis))
+    for axis in order:
+        found[axis] = step
+        step *= max(shape[axis], 1)
     return tuple(found)
 
 
@@ -60,7 +60,7 @@ def viewed(shape: Shape, strides: Strides, new: Shape) -> Strides | None:
     if not math.prod(shape):
         return contiguous(new)
     found: list[int] = [0] * len(new)
-    place = len(new) - 1
+    axis = len(new) - 1
     chunk = 1  # elements of the dimensions so far that lie one after the other
     viewed_so_far = 1
     step = strides[-1] if strides else 1
@@ -69,16 +69,16 @@ def viewed(shape: Shape, strides: Strides, new: Shape) -> Strides | None:
         ends = dim == 0 or (shape[dim - 1] != 1 and strides[dim - 1] != chunk * step)
         if not ends:
             continue
-        while place >= 0 and (viewed_so_far < chunk or new[place] == 1):
-            found[place] = viewed_so_far * step
-            viewed_so_far *= new[place]
-            place -= 1
+        while axis >= 0 and (viewed_so_far < chunk or new[axis] == 1):
+            found[axis] = viewed_so_far * step
+            viewed_so_far *= new[axis]
+            axis -= 1
         if viewed_so_far != chunk:
             return None
         if dim > 0:
             step = strides[dim - 1]
             chunk = viewed_so_far = 1
-    return tuple(found) if place < 0 else None
+    return tuple(found) if axis < 0 else None
 
 
 @lru_cache(maxsize=8192)
@@ -86,8 +86,8 @@ def broadcast(*shapes: Shape) -> Shape:
     """Return the shape that shapes broadcast to. Raises ``ValueError`` where they do not."""
     count = max(map(len, shapes))
     found = []
-    for place in range(-count, 0):
-        lengths = {shape[place] for shape in shapes if len(shape) >= -place} - {1}
+    for axis in range(-count, 0):
+        lengths = {shape[axis] for shape in shapes if len(shape) >= -axis} - {1}
         if len(lengths) > 1:
             raise ValueError(f"{shapes} do not broadcast")
         found.append(lengths.pop() if lengths else 1)

@@ -18,8 +18,8 @@ def softmax_router(x: Value, experts: int, chosen: int) -> tuple[Value, Value]:
     tape = x.tape
     with tape.at("gate"):
         scores = softmax(linear(x, experts, bias=False), dtype="float32")
-        weights, places = topk(scores, chosen)
-        return div(weights, total(weights, [-1], keepdim=True)), places
+        weights, indices = topk(scores, chosen)
+        return div(weights, total(weights, [-1], keepdim=True)), indices
 
 
 def sigmoid_router(x: Value, experts: int, chosen: int, groups: int, kept: int) -> tuple[Value, Value]:
@@ -40,21 +40,21 @@ def sigmoid_router(x: Value, experts: int, chosen: int, groups: int, kept: int) 
             spread = tape.new(by_group.shape, mask.dtype)
             tape.record("clone", (mask,), (spread,))
             ranked = elementwise("masked_fill", ranked, to(view(spread, ranked.shape), "bool"), dtype=ranked.dtype)
-        _, places = _largest(ranked, chosen)
-        weights = gather(scores, places)
+        _, indices = _largest(ranked, chosen)
+        weights = gather(scores, indices)
         weights = div(weights, add_number(total(weights, [-1], keepdim=True)))
-        return mul_number(weights), places
+        return mul_number(weights), indices
 
 
 def experts(x: Value, routed: tuple[Value, Value], count: int, feed_forward: int) -> Value:
     """Return the experts' outputs for (tokens, hidden), summed with the router's weights."""
     tape, (tokens, hidden) = x.tape, x.shape
-    weights, places = routed
+    weights, indices = routed
     chosen = weights.shape[1]
     with tape.at("experts"):
-        weights, places = view(weights, (-1,)), view(places, (-1,))
-        ordered, order = tape.new(places.shape, "int64"), tape.new(places.shape, "int64")
-        tape.record("sort", (places,), (ordered, order), dim=-1)
+        weights, indices = view(weights, (-1,)), view(indices, (-1,))
+        ordered, order = tape.new(indices.shape, "int64"), tape.new(indices.shape, "int64")
+        tape.record("sort", (indices,), (ordered, order), dim=-1)
         rows = elementwise("floor_divide", order)
         taken = index(x, rows)
         weights = index(weights, order)
@@ -121,30 +121,30 @@ def index(x: Value, rows: Value) -> Value:
 
 def topk(x: Value, count: int) -> tuple[Value, Value]:
     """``topk`` over the last dimension: values and indices."""
-    values, places = _largest(x, count)
-    x.tape.differentiate((values, places), (x,), lambda g, _: (_scattered(g, x, places),))
-    return values, places
+    values, indices = _largest(x, count)
+    x.tape.differentiate((values, indices), (x,), lambda g, _: (_scattered(g, x, indices),))
+    return values, indices
 
 
-def gather(x: Value, places: Value) -> Value:
+def gather(x: Value, indices: Value) -> Value:
     """``gather`` along the last dimension."""
-    out = x.tape.new(places.shape, x.dtype)
-    x.tape.record("gather", (x, places), (out,), dim=1)
-    x.tape.differentiate((out,), (x,), lambda g: (_scattered(g, x, places),))
+    out = x.tape.new(indices.shape, x.dtype)
+    x.tape.record("gather", (x, indices), (out,), dim=1)
+    x.tape.differentiate((out,), (x,), lambda g: (_scattered(g, x, indices),))
     return out
 
 
 def _largest(x: Value, count: int) -> tuple[Value, Value]:
     shape = (*x.shape[:-1], count)
-    values, places = x.tape.new(shape, x.dtype), x.tape.new(shape, "int64")
-    x.tape.record("topk", (x,), (values, places), dim=-1)
-    return values, places
+    values, indices = x.tape.new(shape, x.dtype), x.tape.new(shape, "int64")
+    x.tape.record("topk", (x,), (values, indices), dim=-1)
+    return values, indices
 
 
-def _scattered(g: Value, x: Value, places: Value) -> Value:
+def _scattered(g: Value, x: Value, indices: Value) -> Value:
     zeros, whole = g.tape.new(x.shape, g.dtype), g.tape.new(x.shape, g.dtype)
     g.tape.record("new_zeros", (g,), (zeros,))
-    g.tape.record("scatter", (zeros, places, g), (whole,), dim=-1)
+    g.tape.record("scatter", (zeros, indices, g), (whole,), dim=-1)
     return whole
 
 

@@ -10,7 +10,7 @@ def max_pool(x: Value, kernel: int, *, stride: int, padding: int = 0) -> Value:
     """``max_pool2d``: the largest element of each window, and its index."""
     tape = x.tape
     shape = (*x.shape[:2], *[(length + 2 * padding - kernel) // stride + 1 for length in x.shape[2:]])
-    out, places = tape.new(shape, x.dtype), tape.new(shape, "int64")
+    out, indices = tape.new(shape, x.dtype), tape.new(shape, "int64")
     attributes = {
         "kernel_size": [kernel, kernel],
         "stride": [stride, stride],
@@ -18,14 +18,14 @@ def max_pool(x: Value, kernel: int, *, stride: int, padding: int = 0) -> Value:
         "dilation": [1, 1],
         "ceil_mode": False,
     }
-    tape.record("max_pool2d_with_indices", (x,), (out, places), **attributes)
+    tape.record("max_pool2d_with_indices", (x,), (out, indices), **attributes)
 
     def backward(g: Value, _: Value | None) -> tuple[Value]:
         found = tape.new(x.shape, x.dtype)
-        tape.record("max_pool2d_with_indices_backward", (g, x, places), (found,), **attributes)
+        tape.record("max_pool2d_with_indices_backward", (g, x, indices), (found,), **attributes)
         return (found,)
 
-    tape.differentiate((out, places), (x,), backward)
+    tape.differentiate((out, indices), (x,), backward)
     return out
 
 

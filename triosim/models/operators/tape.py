@@ -153,8 +153,8 @@ class Tape:
             return
         node = Node(len(self.operators), self.layer, inputs, backward, len(outputs))
         self._nodes.append(node)
-        for place, value in enumerate(outputs):
-            value.node, value.output = node, place
+        for number, value in enumerate(outputs):
+            value.node, value.output = node, number
 
     def _number(self, value: Value) -> int:
         if value.number < 0:

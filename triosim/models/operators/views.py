@@ -90,27 +90,27 @@ def permute(x: Value, dims: Sequence[int]) -> Value:
     """``permute``: the dimensions in another order."""
     shape, strides = tuple([x.shape[dim] for dim in dims]), tuple([x.strides[dim] for dim in dims])
     out = _shown("permute", x, shape, strides, dims=list(dims))
-    back = [list(dims).index(place) for place in range(len(dims))]
+    back = [list(dims).index(axis) for axis in range(len(dims))]
     x.tape.differentiate((out,), (x,), lambda g: (permute(g, back),))
     return out
 
 
 def unsqueeze(x: Value, dim: int) -> Value:
     """``unsqueeze``: one more dimension, of length 1."""
-    place = dim % (len(x.shape) + 1)
-    step = x.strides[place] * x.shape[place] if place < len(x.shape) else 1
-    shape, strides = (*x.shape[:place], 1, *x.shape[place:]), (*x.strides[:place], step, *x.strides[place:])
+    axis = dim % (len(x.shape) + 1)
+    step = x.strides[axis] * x.shape[axis] if axis < len(x.shape) else 1
+    shape, strides = (*x.shape[:axis], 1, *x.shape[axis:]), (*x.strides[:axis], step, *x.strides[axis:])
     out = _shown("unsqueeze", x, shape, strides, dim=dim)
-    x.tape.differentiate((out,), (x,), lambda g: (squeeze(g, place),))
+    x.tape.differentiate((out,), (x,), lambda g: (squeeze(g, axis),))
     return out
 
 
 def squeeze(x: Value, dim: int) -> Value:
     """``squeeze``: without a dimension of length 1."""
-    place = dim % len(x.shape)
-    shape, strides = (*x.shape[:place], *x.shape[place + 1 :]), (*x.strides[:place], *x.strides[place + 1 :])
+    axis = dim % len(x.shape)
+    shape, strides = (*x.shape[:axis], *x.shape[axis + 1 :]), (*x.strides[:axis], *x.strides[axis + 1 :])
     out = _shown("squeeze", x, shape, strides, dim=dim)
-    x.tape.differentiate((out,), (x,), lambda g: (unsqueeze(g, place),))
+    x.tape.differentiate((out,), (x,), lambda g: (unsqueeze(g, axis),))
     return out
 
 
@@ -119,8 +119,8 @@ def expand(x: Value, shape: Sequence[int]) -> Value:
     new, lead = tuple(shape), len(shape) - len(x.shape)
     strides = tuple(
         [
-            0 if place < lead or (x.shape[place - lead] == 1 and length != 1) else x.strides[place - lead]
-            for place, length in enumerate(new)
+            0 if axis < lead or (x.shape[axis - lead] == 1 and length != 1) else x.strides[axis - lead]
+            for axis, length in enumerate(new)
         ]
     )
     if new == x.shape:
@@ -132,9 +132,9 @@ def expand(x: Value, shape: Sequence[int]) -> Value:
 
 def slice_of(x: Value, dim: int, start: int, stop: int) -> Value:
     """``slice``: part of a dimension."""
-    place = dim % len(x.shape)
-    shape = (*x.shape[:place], stop - start, *x.shape[place + 1 :])
-    out = _shown("slice", x, shape, x.strides, x.offset + start * x.strides[place], dim=dim)
+    axis = dim % len(x.shape)
+    shape = (*x.shape[:axis], stop - start, *x.shape[axis + 1 :])
+    out = _shown("slice", x, shape, x.strides, x.offset + start * x.strides[axis], dim=dim)
 
     def backward(g: Value) -> tuple[Value]:
         whole = g.tape.new(x.shape, x.dtype)
@@ -147,9 +147,9 @@ def slice_of(x: Value, dim: int, start: int, stop: int) -> Value:
 
 def select(x: Value, dim: int, index: int) -> Value:
     """``select``: one index of a dimension, which is dropped."""
-    place = dim % len(x.shape)
-    shape, strides = (*x.shape[:place], *x.shape[place + 1 :]), (*x.strides[:place], *x.strides[place + 1 :])
-    out = _shown("select", x, shape, strides, x.offset + index * x.strides[place], dim=dim)
+    axis = dim % len(x.shape)
+    shape, strides = (*x.shape[:axis], *x.shape[axis + 1 :]), (*x.strides[:axis], *x.strides[axis + 1 :])
+    out = _shown("select", x, shape, strides, x.offset + index * x.strides[axis], dim=dim)
 
     def backward(g: Value) -> tuple[Value]:
         whole = g.tape.new(x.shape, x.dtype)
@@ -162,12 +162,12 @@ def select(x: Value, dim: int, index: int) -> Value:
 
 def split(x: Value, sizes: Sequence[int], dim: int) -> tuple[Value, ...]:
     """``split`` of a dimension; the gradients are concatenated, with zeros for a part without one."""
-    place = dim % len(x.shape)
+    axis = dim % len(x.shape)
     found: list[Value] = []
     start = 0
     for size in sizes:
-        shape = (*x.shape[:place], size, *x.shape[place + 1 :])
-        found.append(Value(x.tape, shape, x.dtype, x.storage, x.strides, x.offset + start * x.strides[place]))
+        shape = (*x.shape[:axis], size, *x.shape[axis + 1 :])
+        found.append(Value(x.tape, shape, x.dtype, x.storage, x.strides, x.offset + start * x.strides[axis]))
         start += size
     name = "split" if len(set(sizes)) == 1 else "split_with_sizes"
     x.tape.record(name, (x,), found, dim=dim)
@@ -189,9 +189,9 @@ def cat(values: Sequence[Value], dim: int) -> Value:
     """``cat``: values one after another along a dimension."""
     values = tuple(values)
     first = values[0]
-    place = dim % len(first.shape)
-    length = sum(value.shape[place] for value in values)
-    shape = (*first.shape[:place], length, *first.shape[place + 1 :])
+    axis = dim % len(first.shape)
+    length = sum(value.shape[axis] for value in values)
+    shape = (*first.shape[:axis], length, *first.shape[axis + 1 :])
     out = first.tape.new(shape, first.dtype)
     first.tape.record("cat", values, (out,), dim=dim)
 
@@ -199,8 +199,8 @@ def cat(values: Sequence[Value], dim: int) -> Value:
         found: list[Value | None] = []
         start = 0
         for value in values:
-            stop = start + value.shape[place]
-            found.append(slice_of(g, dim if dim >= 0 else place, start, stop) if value.node else None)
+            stop = start + value.shape[axis]
+            found.append(slice_of(g, dim if dim >= 0 else axis, start, stop) if value.node else None)
             start = stop
         return found
 

@@ -41,17 +41,17 @@ def read(path: str | os.PathLike[str], format: str | TraceFormat | None = None) 
     ``format`` is the name of a format (``json``, ``streams``, ``csv``, ``pytorch`` or a plug-in's) or a loaded one; by default
     it is found by content. Raises ``TraceError`` when there is no trace, or when it contradicts itself.
     """
-    place = Path(path)
+    file = Path(path)
     try:
-        if not place.exists():
+        if not file.exists():
             raise TraceError("there is no such file or directory", where=str(path))
-        chosen = find(place, format)
-        trace = chosen.read(place)
+        chosen = find(file, format)
+        trace = chosen.read(file)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise TraceError(f"cannot be read: {reason}", where=str(path)) from error
     if not isinstance(trace, (Trace, TaskStreams)):
-        raise PluginError(f"gave a {type(trace).__name__} for {place}, not a Trace", where=str(format or chosen.NAME))
+        raise PluginError(f"gave a {type(trace).__name__} for {file}, not a Trace", where=str(format or chosen.NAME))
     return trace
 
 

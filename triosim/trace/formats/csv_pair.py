@@ -84,21 +84,21 @@ class _TensorRow:
 def _tensors(path: Path) -> Iterable[_TensorRow]:
     found: dict[int, _TensorRow] = {}
     for line, row in _rows(path, TENSOR_COLUMNS):
-        place = f"{path}: line {line}"
-        number = _integer(row["TensorID"], f"{place}: TensorID")
-        shape = _integers(row["TensorShape"], ",", f"{place}: TensorShape")
-        size = _integer(row["TensorEachByte"], f"{place}: TensorEachByte")
-        count = _integer(row["TensorNumElement"], f"{place}: TensorNumElement")
+        cell = f"{path}: line {line}"
+        number = _integer(row["TensorID"], f"{cell}: TensorID")
+        shape = _integers(row["TensorShape"], ",", f"{cell}: TensorShape")
+        size = _integer(row["TensorEachByte"], f"{cell}: TensorEachByte")
+        count = _integer(row["TensorNumElement"], f"{cell}: TensorNumElement")
         if count and math.prod(shape) != count:
-            _fail(f"{place}: TensorNumElement", f"{count} elements do not make the shape {list(shape)}")
+            _fail(f"{cell}: TensorNumElement", f"{count} elements do not make the shape {list(shape)}")
         dtypes = {0: "float32", 1: "bool", 2: "float16", 4: "float32", 8: "int64"}
         if size not in dtypes:
-            _fail(f"{place}: TensorEachByte", f"no element has {size} bytes", "1, 2, 4 or 8")
-        storage = _integer(row["TensorStorgeid"], f"{place}: TensorStorgeid")
+            _fail(f"{cell}: TensorEachByte", f"no element has {size} bytes", "1, 2, 4 or 8")
+        storage = _integer(row["TensorStorgeid"], f"{cell}: TensorStorgeid")
         raw = RawTensor(number, storage, tuple(shape), dtypes[size]) if count and size else None
         known = found.setdefault(number, _TensorRow(number, raw))
         if known.raw != raw:
-            _fail(f"{place}: TensorID", f"tensor {number} differs from an earlier row's", "each id is one tensor")
+            _fail(f"{cell}: TensorID", f"tensor {number} differs from an earlier row's", "each id is one tensor")
         known.types.add(row["TensorType"].strip())
     return found.values()
 
@@ -109,22 +109,22 @@ def _operators(
     identities = TensorIdentities()
     operators: list[UnclassifiedOperator] = []
     for line, row in _rows(path, OPERATOR_COLUMNS):
-        place = f"{path}: line {line}"
+        cell = f"{path}: line {line}"
 
-        def tensors(column: str, row: dict[str, str] = row, place: str = place) -> list[RawTensor]:
-            numbers = _integers(row[column], ";", f"{place}: {column}")
+        def tensors(column: str, row: dict[str, str] = row, cell: str = cell) -> list[RawTensor]:
+            numbers = _integers(row[column], ";", f"{cell}: {column}")
             for number in numbers:
                 if number not in table:
-                    _fail(f"{place}: {column}", f"there is no tensor {number} in {FILES[1]}")
+                    _fail(f"{cell}: {column}", f"there is no tensor {number} in {FILES[1]}")
             return [raw for number in numbers if (raw := table[number].raw) is not None]
 
         name = short_name(row["OperatorName"].strip())
         stage = row["stage"].strip()
         if not name:
-            _fail(f"{place}: OperatorName", "is empty")
+            _fail(f"{cell}: OperatorName", "is empty")
         phase = next((phase for phase in PHASES if phase == stage), None)
         if phase is None:
-            _fail(f"{place}: stage", f"'{stage}' is unknown", nearest(stage, PHASES))
+            _fail(f"{cell}: stage", f"'{stage}' is unknown", nearest(stage, PHASES))
         given, returned = tensors("Operator_input"), tensors("Operator_output")
         inputs = [identities.read(raw) for raw in given]
         outputs = [identities.write(raw, given) for raw in returned]
@@ -132,8 +132,8 @@ def _operators(
             _hint(table[raw.number].types, tensor.storage, phase, hints)
             if "grad_output" in table[raw.number].types:
                 incoming.add(tensor.id)
-        seconds = _time(row["Operator_cudatime"], f"{place}: Operator_cudatime")
-        busy = _time(row["Operator_cudatimenooverlap"], f"{place}: Operator_cudatimenooverlap")
+        seconds = _time(row["Operator_cudatime"], f"{cell}: Operator_cudatime")
+        busy = _time(row["Operator_cudatimenooverlap"], f"{cell}: Operator_cudatimenooverlap")
         operators.append(UnclassifiedOperator(name, phase, "", inputs, outputs, seconds, busy, returned=list(outputs)))
     if not operators:
         raise TraceError("the trace has no operators", where=str(path), fix="capture at least one step")
@@ -279,32 +279,32 @@ def _rows(path: Path, columns: tuple[str, ...]) -> Iterable[tuple[int, dict[str,
         raise TraceError(f"is not CSV: {error}", where=f"{path}: line {reader.line_num}") from None
 
 
-def _integers(text: str, separator: str, place: str) -> list[int]:
+def _integers(text: str, separator: str, cell: str) -> list[int]:
     inner = text.strip()
     if not (inner.startswith("[") and inner.endswith("]")):
-        _fail(place, f"'{text}' is not a list", f"write [1{separator} 2]")
-    return [_integer(part, place) for part in inner[1:-1].split(separator) if part.strip()]
+        _fail(cell, f"'{text}' is not a list", f"write [1{separator} 2]")
+    return [_integer(part, cell) for part in inner[1:-1].split(separator) if part.strip()]
 
 
-def _integer(text: str, place: str) -> int:
+def _integer(text: str, cell: str) -> int:
     try:
         value = int(text) if len(text) < 20 else -1
     except ValueError:
-        _fail(place, f"'{text}' is not an integer")
+        _fail(cell, f"'{text}' is not an integer")
     if value < 0:
-        _fail(place, f"{text} is negative or too large")
+        _fail(cell, f"{text} is negative or too large")
     return value
 
 
-def _time(text: str, place: str) -> float:
+def _time(text: str, cell: str) -> float:
     try:
         value = float(text)
     except ValueError:
-        _fail(place, f"'{text}' is not a time", "write microseconds")
+        _fail(cell, f"'{text}' is not a time", "write microseconds")
     if not 0 <= value <= 1e15:
-        _fail(place, f"{text} is negative, infinite or no number", "write microseconds")
+        _fail(cell, f"{text} is negative, infinite or no number", "write microseconds")
     return value / MICROSECONDS
 
 
-def _fail(place: str, what: str, fix: str | None = None) -> NoReturn:
-    raise TraceError(what, where=place, fix=fix)
+def _fail(cell: str, what: str, fix: str | None = None) -> NoReturn:
+    raise TraceError(what, where=cell, fix=fix)

@@ -14,85 +14,87 @@ LARGEST_INTEGER = 2**63 - 1
 
 
 class Checks:
-    """Checks values one by one; ``place`` is where a value stands, a whole key path.
+    """Checks values one by one; ``key_path`` is the key of a value, as ``operators[3].seconds``.
 
-    ``within`` is the path of the object that all places are in, where a file holds several.
+    ``within`` is the path of the object that all keys are in, where a file holds several.
     """
 
     def __init__(self, file: str, within: str = "") -> None:
         self.file = file
         self.within = within
 
-    def rows(self, value: Any, place: str) -> list[Any]:
+    def rows(self, value: Any, key_path: str) -> list[Any]:
         """Check that ``value`` is a list."""
         if type(value) is not list:
-            self.fail(place, f"{shown(value)} is not a list", "write [...]")
+            self.fail(key_path, f"{shown(value)} is not a list", "write [...]")
         found: list[Any] = value
         return found
 
-    def keys(self, item: Any, known: dict[str, bool], place: str) -> None:
+    def keys(self, item: Any, known: dict[str, bool], key_path: str) -> None:
         """Check that ``item`` is an object with all required keys and no unknown ones."""
         if type(item) is not dict:
-            self.fail(place, f"{shown(item)} is not an object", f"write {{...}} with {', '.join(known)}")
+            self.fail(key_path, f"{shown(item)} is not an object", f"write {{...}} with {', '.join(known)}")
         for key in item:
             if key not in known:
-                self.fail(f"{place}.{key}" if place else key, "is an unknown key", nearest(key, known))
+                self.fail(f"{key_path}.{key}" if key_path else key, "is an unknown key", nearest(key, known))
         for key, required in known.items():
             if required and key not in item:
-                self.fail(f"{place}.{key}" if place else key, "is absent", "it is required")
+                self.fail(f"{key_path}.{key}" if key_path else key, "is absent", "it is required")
 
-    def integer(self, value: Any, place: str, least: int = 0) -> int:
+    def integer(self, value: Any, key_path: str, least: int = 0) -> int:
         """Check that ``value`` is a whole number from ``least`` to 2^63 - 1."""
         if type(value) is not int:
-            self.fail(place, f"{shown(value)} is not an integer")
+            self.fail(key_path, f"{shown(value)} is not an integer")
         if value < least:
-            self.fail(place, f"{value} is {'negative' if value < 0 else 'too small'}", f"it must be at least {least}")
+            self.fail(
+                key_path, f"{value} is {'negative' if value < 0 else 'too small'}", f"it must be at least {least}"
+            )
         if value > LARGEST_INTEGER:
-            self.fail(place, f"{shown(value)} is too large", "it must be below 2^63")
+            self.fail(key_path, f"{shown(value)} is too large", "it must be below 2^63")
         found: int = value
         return found
 
-    def number(self, value: Any, place: str, most: float) -> float | None:
+    def number(self, value: Any, key_path: str, most: float) -> float | None:
         """Return a finite number from 0 to ``most``; None stays None."""
         if value is None:
             return None
         if type(value) is not float and type(value) is not int:
-            self.fail(place, f"{shown(value)} is not a number")
+            self.fail(key_path, f"{shown(value)} is not a number")
         if value != value or value in (math.inf, -math.inf):
-            self.fail(place, f"{value} is not a finite number", "JSON has no NaN and no Infinity")
+            self.fail(key_path, f"{value} is not a finite number", "JSON has no NaN and no Infinity")
         if value < 0:
-            self.fail(place, f"{shown(value)} is negative", "it must be 0 or more")
+            self.fail(key_path, f"{shown(value)} is negative", "it must be 0 or more")
         if value > most:
-            self.fail(place, f"{shown(value)} is too large", f"it must be at most {most:g}")
+            self.fail(key_path, f"{shown(value)} is too large", f"it must be at most {most:g}")
         return float(value)
 
-    def text(self, value: Any, place: str, *, filled: bool = False) -> str:
+    def text(self, value: Any, key_path: str, *, filled: bool = False) -> str:
         """Check that ``value`` is a text that can be written as UTF-8."""
         if type(value) is not str:
-            self.fail(place, f"{shown(value)} is not a text")
+            self.fail(key_path, f"{shown(value)} is not a text")
         if filled and not value:
-            self.fail(place, "is empty")
+            self.fail(key_path, "is empty")
         try:
             value.encode()
         except UnicodeEncodeError:
-            self.fail(place, f"{shown(value)} holds half a character (a lone surrogate)")
+            self.fail(key_path, f"{shown(value)} holds half a character (a lone surrogate)")
         found: str = value
         return found
 
-    def choice(self, value: Any, known: tuple[str, ...], place: str) -> None:
+    def choice(self, value: Any, known: tuple[str, ...], key_path: str) -> None:
         """Check that ``value`` is one of the known words."""
         if type(value) is not str:
-            self.fail(place, f"{shown(value)} is not a text", f"known: {', '.join(known)}")
+            self.fail(key_path, f"{shown(value)} is not a text", f"known: {', '.join(known)}")
         if value not in known:
-            self.fail(place, f"{shown(value)} is unknown", nearest(value, known))
+            self.fail(key_path, f"{shown(value)} is unknown", nearest(value, known))
 
-    def fail(self, place: str, what: str, fix: str | None = None) -> NoReturn:
-        """Raise ``TraceError`` that names the file and the place."""
+    def fail(self, key_path: str, what: str, fix: str | None = None) -> NoReturn:
+        """Raise ``TraceError`` that names the file and the key."""
         # A key from the file may hold what a terminal cannot show.
-        place = f"{self.within}.{place}" if self.within and place else self.within or place
-        place = place if len(place) < 100 else place[:97] + "..."
-        place = place.encode("utf-8", "backslashreplace").decode()
-        raise TraceError(what, where=f"{self.file}: {place}", fix=fix)
+        key_path = f"{self.within}.{key_path}" if self.within and key_path else self.within or key_path
+        key_path = key_path if len(key_path) < 100 else key_path[:97] + "..."
+        key_path = key_path.encode("utf-8", "backslashreplace").decode()
+        raise TraceError(what, where=f"{self.file}: {key_path}", fix=fix)
 
 
 def shown(value: object) -> str:

@@ -56,29 +56,29 @@ def to_row(record: Communication | Mark | Storage) -> dict[str, Any]:
     }
 
 
-def communication(check: Checks, row: Any, place: str) -> Communication:
+def communication(check: Checks, row: Any, key_path: str) -> Communication:
     """Return the communication of an operator. Raises ``TraceError`` that names the key that is wrong."""
-    check.keys(row, COMMUNICATION_KEYS, place)
-    check.choice(row["kind"], COMMUNICATION_KINDS, f"{place}.kind")
-    nbytes = check.number(row["nbytes"], f"{place}.nbytes", MOST_BYTES)
+    check.keys(row, COMMUNICATION_KEYS, key_path)
+    check.choice(row["kind"], COMMUNICATION_KINDS, f"{key_path}.kind")
+    nbytes = check.number(row["nbytes"], f"{key_path}.nbytes", MOST_BYTES)
     if nbytes is None:
-        check.fail(f"{place}.nbytes", "is absent", "it is required")
+        check.fail(f"{key_path}.nbytes", "is absent", "it is required")
     kind: CommunicationKind = row["kind"]
     between_two = kind in ("send", "recv")
     if between_two and row.get("peer") is None:
-        check.fail(f"{place}.peer", "is absent", f"a {kind} names its peer's place in the group")
+        check.fail(f"{key_path}.peer", "is absent", f"a {kind} names its peer's key_path in the group")
     if not between_two and row.get("peer") is not None:
-        check.fail(f"{place}.peer", "a collective has no peer", "leave it out")
+        check.fail(f"{key_path}.peer", "a collective has no peer", "leave it out")
     return Communication(
         kind,
-        check.text(row["group"], f"{place}.group", filled=True),
+        check.text(row["group"], f"{key_path}.group", filled=True),
         nbytes,
-        _integer(check, row, "root", place),
-        _integer(check, row, "peer", place),
-        _integer(check, row, "tag", place) or 0,
-        _integer(check, row, "work", place),
-        _integer(check, row, "batch", place),
-        _shares(check, row.get("shares"), nbytes, place),
+        _integer(check, row, "root", key_path),
+        _integer(check, row, "peer", key_path),
+        _integer(check, row, "tag", key_path) or 0,
+        _integer(check, row, "work", key_path),
+        _integer(check, row, "batch", key_path),
+        _shares(check, row.get("shares"), nbytes, key_path),
     )
 
 
@@ -87,20 +87,20 @@ def marks(check: Checks, rows: Any, operators: int) -> tuple[Mark, ...]:
     found = []
     before = 0
     for index, row in enumerate(check.rows(rows, "marks")):
-        place = f"marks[{index}]"
-        check.keys(row, MARK_KEYS, place)
-        position = check.integer(row["position"], f"{place}.position", least=before)
+        key_path = f"marks[{index}]"
+        check.keys(row, MARK_KEYS, key_path)
+        position = check.integer(row["position"], f"{key_path}.position", least=before)
         if position > operators:
-            check.fail(f"{place}.position", f"{position} is beyond the {operators} operators")
-        check.choice(row["kind"], MARK_KINDS, f"{place}.kind")
+            check.fail(f"{key_path}.position", f"{position} is beyond the {operators} operators")
+        check.choice(row["kind"], MARK_KINDS, f"{key_path}.kind")
         before, kind = position, cast(MarkKind, row["kind"])
-        stream, number = row.get("stream"), _integer(check, row, "number", place)
+        stream, number = row.get("stream"), _integer(check, row, "number", key_path)
         if stream is not None:
-            check.text(stream, f"{place}.stream", filled=True)
+            check.text(stream, f"{key_path}.stream", filled=True)
         for key, value in (("stream", stream), ("number", number)):
             if value is None and kind != "synchronize":
-                check.fail(f"{place}.{key}", "is absent", f"a mark of the kind '{kind}' needs it")
-        found.append(Mark(position, kind, stream, number, check.text(row.get("source", ""), f"{place}.source")))
+                check.fail(f"{key_path}.{key}", "is absent", f"a mark of the kind '{kind}' needs it")
+        found.append(Mark(position, kind, stream, number, check.text(row.get("source", ""), f"{key_path}.source")))
     return tuple(found)
 
 
@@ -109,31 +109,31 @@ def storages(check: Checks, rows: Any, operators: int) -> tuple[Storage, ...]:
     found = []
     least = -LARGEST_INTEGER
     for index, row in enumerate(check.rows(rows, "storages")):
-        place = f"storages[{index}]"
-        check.keys(row, STORAGE_KEYS, place)
-        born = least = check.integer(row["born"], f"{place}.born", least=least)
+        key_path = f"storages[{index}]"
+        check.keys(row, STORAGE_KEYS, key_path)
+        born = least = check.integer(row["born"], f"{key_path}.born", least=least)
         died, last = row["died"], row["last_operator"]
         if died is not None:
-            check.integer(died, f"{place}.died", least=born)
+            check.integer(died, f"{key_path}.died", least=born)
         for key, value in (("operator", row["operator"]), ("last_operator", last)):
-            if (value is not None or key == "operator") and check.integer(value, f"{place}.{key}", -1) >= operators:
-                check.fail(f"{place}.{key}", f"{value} is beyond the {operators} operators")
-        shape = check.rows(row.get("shape", []), f"{place}.shape")
+            if (value is not None or key == "operator") and check.integer(value, f"{key_path}.{key}", -1) >= operators:
+                check.fail(f"{key_path}.{key}", f"{value} is beyond the {operators} operators")
+        shape = check.rows(row.get("shape", []), f"{key_path}.shape")
         for number, size in enumerate(shape):
-            check.integer(size, f"{place}.shape[{number}]")
-        check.choice(row["category"], CATEGORIES, f"{place}.category")
-        check.choice(row.get("dtype", ""), _DTYPES, f"{place}.dtype")
+            check.integer(size, f"{key_path}.shape[{number}]")
+        check.choice(row["category"], CATEGORIES, f"{key_path}.category")
+        check.choice(row.get("dtype", ""), _DTYPES, f"{key_path}.dtype")
         found.append(
             Storage(
-                check.integer(row["id"], f"{place}.id"),
-                check.integer(row["nbytes"], f"{place}.nbytes"),
+                check.integer(row["id"], f"{key_path}.id"),
+                check.integer(row["nbytes"], f"{key_path}.nbytes"),
                 cast(Category, row["category"]),
-                check.text(row["layer"], f"{place}.layer"),
+                check.text(row["layer"], f"{key_path}.layer"),
                 born,
                 died,
                 row["operator"],
                 last,
-                check.text(row.get("stream", "compute"), f"{place}.stream", filled=True),
+                check.text(row.get("stream", "compute"), f"{key_path}.stream", filled=True),
                 tuple(shape),
                 row.get("dtype", ""),
             )
@@ -141,21 +141,21 @@ def storages(check: Checks, rows: Any, operators: int) -> tuple[Storage, ...]:
     return tuple(found)
 
 
-def _integer(check: Checks, row: Mapping[str, Any], key: str, place: str) -> int | None:
+def _integer(check: Checks, row: Mapping[str, Any], key: str, key_path: str) -> int | None:
     value = row.get(key)
-    return None if value is None else check.integer(value, f"{place}.{key}")
+    return None if value is None else check.integer(value, f"{key_path}.{key}")
 
 
-def _shares(check: Checks, value: Any, nbytes: float, place: str) -> tuple[float, ...] | None:
+def _shares(check: Checks, value: Any, nbytes: float, key_path: str) -> tuple[float, ...] | None:
     """Return unequal shares, which together are the bytes of the collective."""
     if value is None:
         return None
     found = []
-    for index, share in enumerate(check.rows(value, f"{place}.shares")):
-        number = check.number(share, f"{place}.shares[{index}]", MOST_BYTES)
+    for index, share in enumerate(check.rows(value, f"{key_path}.shares")):
+        number = check.number(share, f"{key_path}.shares[{index}]", MOST_BYTES)
         if number is None:
-            check.fail(f"{place}.shares[{index}]", "is null", "write a number of bytes")
+            check.fail(f"{key_path}.shares[{index}]", "is null", "write a number of bytes")
         found.append(number)
     if not math.isclose(math.fsum(found), nbytes, rel_tol=1e-9, abs_tol=1e-6):
-        check.fail(f"{place}.shares", f"{shown(value)} do not sum to the {nbytes:g} bytes of the collective")
+        check.fail(f"{key_path}.shares", f"{shown(value)} do not sum to the {nbytes:g} bytes of the collective")
     return tuple(found)

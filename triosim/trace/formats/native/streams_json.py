@@ -91,8 +91,8 @@ class _Reader(Checks):
             self.text(name, "groups", filled=True)
             seen: set[int] = set()
             for index, group in enumerate(self.rows(family, f"groups.{name}")):
-                for place, rank in enumerate(self.rows(group, f"groups.{name}[{index}]")):
-                    where = f"groups.{name}[{index}][{place}]"
+                for member, rank in enumerate(self.rows(group, f"groups.{name}[{index}]")):
+                    where = f"groups.{name}[{index}][{member}]"
                     if self.integer(rank, where) >= world:
                         self.fail(where, f"there is no rank {rank} in a world of {world}")
                     if rank in seen:
@@ -108,15 +108,17 @@ class _Reader(Checks):
             asked = operator.communication
             if asked is None:
                 continue
-            place = f"traces.{rank}.operators[{index}].communication"
+            key_path = f"traces.{rank}.operators[{index}].communication"
             if asked.group not in sizes:
-                self.fail(f"{place}.group", f"rank {rank} is in no group of '{asked.group}'", "list it under 'groups'")
+                self.fail(
+                    f"{key_path}.group", f"rank {rank} is in no group of '{asked.group}'", "list it under 'groups'"
+                )
             size = sizes[asked.group]
             for key, member in (("root", asked.root), ("peer", asked.peer)):
                 if member is not None and member >= size:
-                    self.fail(f"{place}.{key}", f"the group has {size} ranks, and none at place {member}")
+                    self.fail(f"{key_path}.{key}", f"the group has {size} ranks, and none at key_path {member}")
             if asked.shares is not None and len(asked.shares) != size:
-                self.fail(f"{place}.shares", f"{len(asked.shares)} shares for a group of {size} ranks")
+                self.fail(f"{key_path}.shares", f"{len(asked.shares)} shares for a group of {size} ranks")
 
 
 def _lines(streams: TaskStreams) -> Iterator[str]:

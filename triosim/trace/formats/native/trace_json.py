@@ -135,8 +135,8 @@ class TraceReader(Checks):
             if type(shape) is not list:
                 self.fail(f"tensors[{index}].shape", f"{shown(shape)} is not a list", "write [128, 3, 224, 224]")
             if not plain or (shape and min(shape) < 0):
-                for place, size in enumerate(shape):
-                    self.integer(size, f"tensors[{index}].shape[{place}]")
+                for dim, size in enumerate(shape):
+                    self.integer(size, f"tensors[{index}].shape[{dim}]")
             if math.prod(shape) > MOST_ELEMENTS:
                 self.fail(f"tensors[{index}].shape", f"{shown(shape)} has more elements than any memory holds")
             if type(dtype) is not str or dtype not in DTYPE_BYTES:
@@ -264,17 +264,17 @@ class TraceReader(Checks):
                 said = f"there is no operator {number}"
             self.fail(f"operators[{index}].forward", said, "name the id of a forward operator")
 
-    def attributes(self, value: Any, place: str) -> dict[str, Any]:
+    def attributes(self, value: Any, key_path: str) -> dict[str, Any]:
         """Return an operator's attributes: numbers, texts, truth values, or lists of them."""
         if type(value) is not dict:
-            self.fail(place, f"{shown(value)} is not an object", 'write {"dim": 1}')
+            self.fail(key_path, f"{shown(value)} is not an object", 'write {"dim": 1}')
         for key, given in value.items():
-            self.text(key, place, filled=True)
+            self.text(key, key_path, filled=True)
             for one in given if type(given) is list else (given,):
                 if type(one) is str:
-                    self.text(one, f"{place}.{key}")
+                    self.text(one, f"{key_path}.{key}")
                 elif type(one) not in (int, float, bool) or not math.isfinite(one) or abs(one) > LARGEST_INTEGER:
-                    self.fail(f"{place}.{key}", f"{shown(one)} is no number, text or truth value")
+                    self.fail(f"{key_path}.{key}", f"{shown(one)} is no number, text or truth value")
         found: dict[str, Any] = value
         return found
 
@@ -282,11 +282,11 @@ class TraceReader(Checks):
         """Return the tensors that an operator names."""
         if type(ids) is not list:
             self.fail(f"operators[{index}].{key}", f"{shown(ids)} is not a list", "write a list of tensor ids")
-        for place, number in enumerate(ids):
-            self.integer(number, f"operators[{index}].{key}[{place}]")
+        for position, number in enumerate(ids):
+            self.integer(number, f"operators[{index}].{key}[{position}]")
             if number not in tensors:
                 fix = "list it under 'tensors', or leave it out"
-                self.fail(f"operators[{index}].{key}[{place}]", f"there is no tensor {number}", fix)
+                self.fail(f"operators[{index}].{key}[{position}]", f"there is no tensor {number}", fix)
         return tuple(tensors[number] for number in ids)
 
     def items(self, value: Any, key: str) -> list[Any]:

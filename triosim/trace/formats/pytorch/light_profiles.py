@@ -36,28 +36,28 @@ def with_light_times(structure: Profile, others: list[Profile]) -> Profile | Non
     steps.sort(key=lambda step: step.seconds)
     middle = steps[len(steps) // 2]
     own = [call.end - call.start for call in known]
-    faster = middle.seconds / sum(own[place] for place in middle.calls)
+    faster = middle.seconds / sum(own[index] for index in middle.calls)
     lengths = [
-        median([step.lengths[place] for step in steps if place in step.lengths] or [faster * own[place]])
-        for place in range(len(known))
+        median([step.lengths[index] for step in steps if index in step.lengths] or [faster * own[index]])
+        for index in range(len(known))
     ]
-    usual = median(step.seconds for step in steps) / sum(lengths[place] for place in middle.calls)
+    usual = median(step.seconds for step in steps) / sum(lengths[index] for index in middle.calls)
     for call in middle.profile.calls:
         call.function = None
     moment = 0.0
-    for place, numbered in enumerate(known):
-        call = middle.calls.get(place) or _added(numbered, moment, lengths[place], middle.profile)
-        if place in middle.calls and not middle.profile.work:
-            call.end = call.start + usual * lengths[place]
+    for index, numbered in enumerate(known):
+        call = middle.calls.get(index) or _added(numbered, moment, lengths[index], middle.profile)
+        if index in middle.calls and not middle.profile.work:
+            call.end = call.start + usual * lengths[index]
         moment = call.end
         call.function = numbered.function
-        call.after = median([step.pauses[place] for step in steps if place in step.pauses] or [0.0])
+        call.after = median([step.pauses[index] for step in steps if index in step.pauses] or [0.0])
     return middle.profile
 
 
 @dataclass(slots=True)
 class _Step:
-    """A step that was profiled lightly: by the places of the calls in the full one, its own, their lengths and pauses."""
+    """A step that was profiled lightly: by the index of a call in the full one: its own call, lengths and pauses."""
 
     profile: Profile
     calls: dict[int, Span]
@@ -82,9 +82,9 @@ class _Step:
         pauses = _pauses(calls)
         return _Step(
             profile,
-            {place: calls[own] for place, own in pairs.items()},
-            {place: calls[own].end - calls[own].start for place, own in pairs.items()},
-            {place: pauses[own] for place, own in pairs.items()},
+            {index: calls[own] for index, own in pairs.items()},
+            {index: calls[own].end - calls[own].start for index, own in pairs.items()},
+            {index: pauses[own] for index, own in pairs.items()},
         )
 
 
@@ -129,10 +129,10 @@ def _threads(profile: Profile) -> set[str]:
 
 def _pauses(calls: list[Span]) -> list[float]:
     """Return for each call the time until the next one begins, on any thread, as far as no other call fills it."""
-    order = sorted(range(len(calls)), key=lambda place: calls[place].start)
+    order = sorted(range(len(calls)), key=lambda index: calls[index].start)
     found = [0.0] * len(calls)
     covered = float("-inf")
-    for place, following in pairwise(order):
-        covered = max(covered, calls[place].end)
-        found[place] = max(0.0, calls[following].start - covered)
+    for index, following in pairwise(order):
+        covered = max(covered, calls[index].end)
+        found[index] = max(0.0, calls[following].start - covered)
     return found

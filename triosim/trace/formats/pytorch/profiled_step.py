@@ -312,10 +312,10 @@ class _Dataflow:
         brought = {(raw.number, raw.storage) for raw in given}
         inner = set().union(*(_created(child) for child in node.children)) if node.children else set()
         for raw in node.results:
-            place = (raw.number, raw.storage)
+            identity = (raw.number, raw.storage)
             if node.name in _DETACH and given:
                 self.identities.alias(raw, given[0])
-            elif place not in brought and place not in inner:
+            elif identity not in brought and identity not in inner:
                 tensor = self.identities.write(raw, given)
                 made.setdefault(tensor.id, tensor)
         for child in node.children:
@@ -399,7 +399,7 @@ def _join_by_order(profile: Profile, calls: list[Node]) -> dict[int, Span]:
                 (at for at in range(len(listed) - len(names), -1, -1) if listed[at : at + len(names)] == names), None
             )
             if start is not None:
-                found.update((node.number, ordered[start + place]) for place, node in enumerate(nodes))
+                found.update((node.number, ordered[start + index]) for index, node in enumerate(nodes))
                 break
     return found
 

@@ -57,12 +57,12 @@ def read(path: Path, *, batch_size: int | None = None) -> Trace:
 
 
 def read_step(
-    place: Path, profile: Path, graph: Path | None, *, lightly: Sequence[Path] = (), batch_size: int | None = None
+    source: Path, profile: Path, graph: Path | None, *, lightly: Sequence[Path] = (), batch_size: int | None = None
 ) -> tuple[Trace, bool]:
     """Return the trace of a step whose files are named, and whether its times are from other steps than its calls.
 
     ``lightly`` are profiler files of further steps, without shapes or an execution trace, whose times are taken where they have
-    the same calls. ``place`` is what errors name.
+    the same calls. ``source`` is the path that errors name.
     """
     full = _parsed(kineto.read, profile, "PyTorch's profiler writes it")
     if graph is None:
@@ -72,7 +72,7 @@ def read_step(
     light = with_light_times(full, [_parsed(kineto.read, path, "PyTorch's profiler writes it") for path in lightly])
     if graph is None:
         (light or full).software["tensors"] = "concluded from shapes, without an execution trace"
-    return _trace(full, light or full, nodes, place, graph or profile, batch_size), light is not None
+    return _trace(full, light or full, nodes, source, graph or profile, batch_size), light is not None
 
 
 def _parsed(read: Callable[[Path], Parsed], path: Path, how: str) -> Parsed:
@@ -95,11 +95,9 @@ def _trace(
     if not batch:
         raise TraceError("no operator reads an input, so the batch size is unknown", where=str(graph_path))
     operators = tensor_categories.build(found, tensor_categories.assign(found, step.hints))
-    places = {one: place for place, one in enumerate(found)}
+    rows = {one: row for row, one in enumerate(found)}
     spans = join(full, nodes, str(path))
-    moments = [
-        (spans[number], places[one]) for number, one in step.by_call.items() if number in spans and one in places
-    ]
+    moments = [(spans[number], rows[one]) for number, one in step.by_call.items() if number in spans and one in rows]
     return Trace(
         operators,
         batch,

@@ -117,10 +117,10 @@ class _Tensors:
             source = by_sequence.get(maker.sequence) if maker is not None else None
             if accumulated is None or maker is None or source is None:
                 continue
-            for place, row in enumerate(source.scalars):
-                if row == [accumulated] and (source.number, place) not in found:
-                    name = f"{source.name.rpartition('::')[2]}_{source.number}.{place}"
-                    found[source.number, place] = self._state("parameter", name, self._new(*accumulated))
+            for argument, row in enumerate(source.scalars):
+                if row == [accumulated] and (source.number, argument) not in found:
+                    name = f"{source.name.rpartition('::')[2]}_{source.number}.{argument}"
+                    found[source.number, argument] = self._state("parameter", name, self._new(*accumulated))
                     gradient = self._state("gradient", name, self._new(*accumulated))
                     maker.returned.append([gradient])
                     node.arguments = [[gradient]]
@@ -134,8 +134,8 @@ class _Tensors:
                 node.arguments = [[self._new(*shape) for shape in row] for row in node.scalars]
                 continue  # nothing but scalars, a counter say: nothing flows through it
             flows = True
-            for place, row in enumerate(node.scalars):
-                known = parameters.get((node.number, place))
+            for argument, row in enumerate(node.scalars):
+                known = parameters.get((node.number, argument))
                 if known is not None:
                     node.arguments.append([known])
                     continue
