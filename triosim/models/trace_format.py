@@ -30,7 +30,7 @@ def recognises(path: Path) -> bool:
         return False
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):  # the last of a file that is nested too deeply
         return False
     return isinstance(content, dict) and ("model_type" in content or "architectures" in content)
 
@@ -49,17 +49,26 @@ def read_configured(name: str, config: RunConfig, samples: int) -> Trace:
         raise TraceError(
             "there is no such file or directory, and no model of this name", where=name, fix=nearest(name, MODELS, 3)
         )
-    said = {field: getattr(config, option.name) for field, option in OPTIONS.items() if field != "batch"}
+    chosen = {field: getattr(config, option.name) for field, option in OPTIONS.items() if field != "batch"}
     model = None
     if config.compute_model != "auto":
         kind = plugins.find("compute_models", config.compute_model)
         model = plugins.make(kind, options=config.options_of(kind))
     gpu = DEFAULT_GPU if config.gpu is None else str(getattr(config.gpu, "name", config.gpu))
-    choices = StepChoices(batch=samples, **said)
-    return described(name, choices, gpu=gpu, compute_model=model) if model else _described(name, choices, gpu)
+    choices = StepChoices(batch=samples, **chosen)
+    return described(name, choices, gpu=gpu, compute_model=model) if model else _described(name, _stamp(Path(name)), choices, gpu)
 
 
 @lru_cache(maxsize=4)
-def _described(name: str, choices: StepChoices, gpu: str) -> Trace:
+def _described(name: str, stamp: tuple[int, int], choices: StepChoices, gpu: str) -> Trace:
     """Return a described trace; strategies that are compared describe the same few steps again."""
     return described(name, choices, gpu=gpu)
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    """Return when a config was last changed, and its size, so that a changed one is described anew; zeros for a name."""
+    file = path / "config.json" if path.is_dir() else path
+    if not file.is_file():
+        return 0, 0
+    state = file.stat()
+    return state.st_mtime_ns, state.st_size

@@ -72,7 +72,7 @@ WRONG: list[tuple[str, list[Any], Any, str, str]] = [
         ["traces", "0", "operators", 2, "communication", "peer"],
         2,
         "traces.0.operators[2].communication.peer",
-        "none at place 2",
+        "none at index 2",
     ),
     ("operator's time", ["traces", "3", "operators", 1, "seconds"], -1, "traces.3.operators[1].seconds", "negative"),
     ("mark of a trace", ["traces", "0", "marks", 0, "kind"], "x", "traces.0.marks[0].kind", "known: record"),

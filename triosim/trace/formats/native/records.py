@@ -66,7 +66,7 @@ def communication(check: Checks, row: Any, key_path: str) -> Communication:
     kind: CommunicationKind = row["kind"]
     between_two = kind in ("send", "recv")
     if between_two and row.get("peer") is None:
-        check.fail(f"{key_path}.peer", "is absent", f"a {kind} names its peer's key_path in the group")
+        check.fail(f"{key_path}.peer", "is absent", f"a {kind} names its peer's index in the group")
     if not between_two and row.get("peer") is not None:
         check.fail(f"{key_path}.peer", "a collective has no peer", "leave it out")
     return Communication(

@@ -116,7 +116,7 @@ class _Reader(Checks):
             size = sizes[asked.group]
             for key, member in (("root", asked.root), ("peer", asked.peer)):
                 if member is not None and member >= size:
-                    self.fail(f"{key_path}.{key}", f"the group has {size} ranks, and none at key_path {member}")
+                    self.fail(f"{key_path}.{key}", f"the group has {size} ranks, and none at index {member}")
             if asked.shares is not None and len(asked.shares) != size:
                 self.fail(f"{key_path}.shares", f"{len(asked.shares)} shares for a group of {size} ranks")
 

@@ -57,7 +57,7 @@ def with_light_times(structure: Profile, others: list[Profile]) -> Profile | Non
 
 @dataclass(slots=True)
 class _Step:
-    """A step that was profiled lightly: by the index of a call in the full one: its own call, lengths and pauses."""
+    """A lightly profiled step: its calls, their lengths and pauses, by the index of the call in the fully profiled step."""
 
     profile: Profile
     calls: dict[int, Span]
