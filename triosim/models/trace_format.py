@@ -56,7 +56,11 @@ def read_configured(name: str, config: RunConfig, samples: int) -> Trace:
         model = plugins.make(kind, options=config.options_of(kind))
     gpu = DEFAULT_GPU if config.gpu is None else str(getattr(config.gpu, "name", config.gpu))
     choices = StepChoices(batch=samples, **chosen)
-    return described(name, choices, gpu=gpu, compute_model=model) if model else _described(name, _stamp(Path(name)), choices, gpu)
+    return (
+        described(name, choices, gpu=gpu, compute_model=model)
+        if model
+        else _described(name, _stamp(Path(name)), choices, gpu)
+    )
 
 
 @lru_cache(maxsize=4)
