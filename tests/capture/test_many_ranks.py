@@ -145,7 +145,7 @@ def test_the_example_of_tensor_parallelism_is_captured_whose_optimizer_runs_list
     [
         (["--world", "2"], "--world: a world is only played without GPUs; give --fake too"),
         (["--fake", "--ranks", "0"], "--ranks: there is one rank; say of how many: --world 64"),
-        (["--fake", "--world", "0"], "--world: 0 is too few; give 1 or more"),
+        (["--fake", "--world", "0"], "--world: 0 is less than 1; give 1 or more"),
         (
             ["--fake", "--world", "2", "--ranks", "2"],
             "--ranks: there is no rank 2 in a world of 2; give ranks from 0 to 1",

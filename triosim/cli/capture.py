@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,6 +19,7 @@ from triosim.capture.many_ranks import CapturedStreams, capture_ranks, checked_r
 from triosim.cli import options as o
 from triosim.cli.command import QuickCommand
 from triosim.compute.pricing.prediction import DEFAULT_GPU
+from triosim.config import Option
 from triosim.errors import OptionError
 from triosim.output_files import check_outputs, check_trace_name
 from triosim.trace import Trace
@@ -46,7 +48,68 @@ class CaptureCommand(QuickCommand):
 
 COMMAND = CaptureCommand
 
+OPTIONS = (
+    Option(
+        "output",
+        help="Where the trace goes (.json or .json.gz); SCRIPT.trace.json.gz otherwise.",
+        metavar="FILE",
+        short="-o",
+        panel="",
+    ),
+    Option("fake", "flag", False, "Without a GPU: shapes, streams, memory; times predicted.", panel=WHERE),
+    Option("gpu", help="The GPU that --fake plays.", metavar="NAME", panel=WHERE),
+    Option(
+        "world",
+        "whole",
+        None,
+        "With --fake: run the script as N ranks would, as torchrun does.",
+        metavar="N",
+        panel=WHERE,
+    ),
+    Option(
+        "ranks", help="The ranks of --world to capture; auto: those that differ.", metavar="auto|all|0,8", panel=WHERE
+    ),
+    Option(
+        "device",
+        "choice",
+        "auto",
+        "cpu hides GPUs, cuda asks for one.",
+        choices=("auto", "cpu", "cuda"),
+        metavar="auto|cpu|cuda",
+        panel=WHERE,
+    ),
+    Option(
+        "skip",
+        "whole",
+        None,
+        "Steps before the first that counts; 3, or 1 with --fake.",
+        metavar="N",
+        least=0,
+        panel=WHAT,
+    ),
+    Option("warmup", "whole", 1, "Steps that warm up the profiler.", metavar="N", least=0, panel=WHAT),
+    Option(
+        "steps",
+        "whole",
+        5,
+        "Steps that are measured without the profiler, in turns with as many under it.",
+        metavar="N",
+        least=0,
+        panel=WHAT,
+    ),
+    Option(
+        "batch_size",
+        "whole",
+        None,
+        "Samples in a step; by default what the model is given.",
+        metavar="N",
+        panel=WHAT,
+    ),
+    replace(o.QUIET, panel=""),
+)
 
+
+@o.takes(*OPTIONS)
 def command(
     script: Annotated[
         str, typer.Argument(metavar="SCRIPT", help="A training script; it is run unchanged.", show_default=False)
@@ -55,86 +118,7 @@ def command(
         list[str] | None,
         typer.Argument(metavar="[ARGUMENTS]...", help="The script's own arguments.", show_default=False),
     ] = None,
-    output: Annotated[
-        str | None,
-        typer.Option(
-            "--output",
-            "-o",
-            metavar="FILE",
-            show_default=False,
-            help="Where the trace goes (.json or .json.gz); SCRIPT.trace.json.gz otherwise.",
-        ),
-    ] = None,
-    fake: Annotated[
-        bool,
-        typer.Option("--fake", rich_help_panel=WHERE, help="Without a GPU: shapes, streams, memory; times predicted."),
-    ] = False,
-    gpu: Annotated[
-        str | None,
-        typer.Option(
-            "--gpu", metavar="NAME", rich_help_panel=WHERE, show_default=False, help="The GPU that --fake plays."
-        ),
-    ] = None,
-    world: Annotated[
-        int | None,
-        typer.Option(
-            "--world",
-            metavar="N",
-            rich_help_panel=WHERE,
-            show_default=False,
-            help="With --fake: run the script as N ranks would, as torchrun does.",
-        ),
-    ] = None,
-    ranks: Annotated[
-        str | None,
-        typer.Option(
-            "--ranks",
-            metavar="auto|all|0,8",
-            rich_help_panel=WHERE,
-            show_default=False,
-            help="The ranks of --world to capture; auto: those that differ.",
-        ),
-    ] = None,
-    device: Annotated[
-        str,
-        typer.Option(
-            "--device", metavar="auto|cpu|cuda", rich_help_panel=WHERE, help="cpu hides GPUs, cuda asks for one."
-        ),
-    ] = "auto",
-    skip: Annotated[
-        int | None,
-        typer.Option(
-            "--skip",
-            metavar="N",
-            rich_help_panel=WHAT,
-            show_default=False,
-            help="Steps before the first that counts; 3, or 1 with --fake.",
-        ),
-    ] = None,
-    warmup: Annotated[
-        int,
-        typer.Option("--warmup", metavar="N", rich_help_panel=WHAT, help="Steps that warm up the profiler."),
-    ] = 1,
-    steps: Annotated[
-        int,
-        typer.Option(
-            "--steps",
-            metavar="N",
-            rich_help_panel=WHAT,
-            help="Steps that are measured without the profiler, in turns with as many under it.",
-        ),
-    ] = 5,
-    batch_size: Annotated[
-        int | None,
-        typer.Option(
-            "--batch-size",
-            metavar="N",
-            rich_help_panel=WHAT,
-            show_default=False,
-            help="Samples in a step; by default what the model is given.",
-        ),
-    ] = None,
-    quiet: o.Quiet = False,
+    **given: Any,
 ) -> None:
     """Run a training script until it has trained some steps, and write a trace of one of them.
 
@@ -151,93 +135,81 @@ def command(
     A distributed script, as 64 ranks would run it:
     [cyan]triosim capture --fake --world 64 -o streams.json.gz train.py[/]
     """
-    target = output or f"{Path(script).stem}.trace.json.gz"
+    request = Request.of(script, arguments or (), given)
+    target = given["output"] or f"{Path(script).stem}.trace.json.gz"
     check_outputs(target, reading=(script,))
     check_trace_name(target)
-    _check(fake=fake, gpu=gpu, device=device, world=world, ranks=ranks)
-    _check_counts(world=world, skip=skip, warmup=warmup, steps=steps, batch_size=batch_size)
-    trace: Trace | TaskStreams
-    assumed: tuple[str, ...] = ()
+    request.check()
     with _plain_warnings():
-        if world is not None:
-            found = _ranks(script, arguments or (), gpu, world, ranks, skip, batch_size)
-            trace, assumed = found.streams, tuple(_assumed(found))
-        elif fake:
-            trace = _fake(script, arguments or (), gpu, skip, batch_size)
-        else:
-            trace = _measured(script, arguments or (), device, skip, warmup, steps, batch_size)
+        trace, assumed = _captured(request)
     write(trace, target)
-    if not quiet:
+    if not given["quiet"]:
         for line in (*_summary(trace), *assumed, f"written to {target}"):
             print(f"triosim: {line}", file=sys.stderr)
 
 
-def _check(*, fake: bool, gpu: str | None, device: str, world: int | None, ranks: str | None) -> None:
-    if device not in ("auto", "cpu", "cuda"):
-        raise OptionError(f"'{device}' is no device", where="--device", fix="give auto, cpu or cuda")
-    if gpu is not None and not fake:
-        raise OptionError("a GPU is only played without one", where="--gpu", fix="give --fake too")
-    if fake and device != "auto":
-        raise OptionError("--fake plays a device", where="--device", fix="leave one of them out")
-    if world is not None and not fake:
-        raise OptionError("a world is only played without GPUs", where="--world", fix="give --fake too")
-    if ranks is not None:
-        if world is None:
-            raise OptionError("there is one rank", where="--ranks", fix="say of how many: --world 64")
-        checked_ranks(ranks, world)
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What is to be captured, and where. ``skip`` None is as many steps as are usual there."""
+
+    script: str
+    arguments: Sequence[str]
+    fake: bool
+    gpu: str | None
+    world: int | None
+    ranks: str | None
+    device: str
+    skip: int | None
+    warmup: int
+    steps: int
+    batch_size: int | None
+
+    @classmethod
+    def of(cls, script: str, arguments: Sequence[str], given: Mapping[str, Any]) -> Request:
+        """Return what a command line asks for. Raises ``OptionError`` for a value that cannot be."""
+        names = {one.name for one in fields(cls)}
+        said = {option.name: option.parse(given[option.name]) for option in OPTIONS if option.name in names}
+        return cls(script, arguments, **said)
+
+    def check(self) -> None:
+        """Raise ``OptionError`` for options that contradict each other."""
+        if self.gpu is not None and not self.fake:
+            raise OptionError("a GPU is only played without one", where="--gpu", fix="give --fake too")
+        if self.fake and self.device != "auto":
+            raise OptionError("--fake plays a device", where="--device", fix="leave one of them out")
+        if self.world is not None and not self.fake:
+            raise OptionError("a world is only played without GPUs", where="--world", fix="give --fake too")
+        if self.ranks is not None:
+            if self.world is None:
+                raise OptionError("there is one rank", where="--ranks", fix="say of how many: --world 64")
+            checked_ranks(self.ranks, self.world)
 
 
-def _check_counts(**counts: int | None) -> None:
-    for name, count in counts.items():
-        least = 1 if name in ("batch_size", "world") else 0
-        if count is not None and count < least:
-            raise OptionError(f"{count} is too few", where=f"--{name.replace('_', '-')}", fix=f"give {least} or more")
-
-
-def _fake(script: str, arguments: Sequence[str], gpu: str | None, skip: int | None, batch_size: int | None) -> Trace:
-    found = one_rank.capture_fake(
+def _captured(request: Request) -> tuple[Trace | TaskStreams, tuple[str, ...]]:
+    """Return the trace, or the task streams of all ranks, and what is assumed of ranks that were not run."""
+    if not request.fake:
+        return _measured(request), ()
+    gpu, skip = request.gpu or DEFAULT_GPU, 1 if request.skip is None else request.skip
+    script, arguments, batch_size = request.script, request.arguments, request.batch_size
+    if request.world is None:
+        return one_rank.capture_fake(script, arguments, gpu=gpu, skip=skip, batch_size=batch_size).trace, ()
+    found = capture_ranks(
         script,
         arguments,
-        gpu=gpu or DEFAULT_GPU,
-        skip=1 if skip is None else skip,
+        world=request.world,
+        ranks=request.ranks or "auto",
+        gpu=gpu,
+        skip=skip,
         batch_size=batch_size,
     )
-    return found.trace
+    return found.streams, tuple(_assumed(found))
 
 
-def _ranks(
-    script: str,
-    arguments: Sequence[str],
-    gpu: str | None,
-    world: int,
-    ranks: str | None,
-    skip: int | None,
-    batch_size: int | None,
-) -> CapturedStreams:
-    return capture_ranks(
-        script,
-        arguments,
-        world=world,
-        ranks=ranks or "auto",
-        gpu=gpu or DEFAULT_GPU,
-        skip=1 if skip is None else skip,
-        batch_size=batch_size,
-    )
-
-
-def _measured(
-    script: str,
-    arguments: Sequence[str],
-    device: str,
-    skip: int | None,
-    warmup: int,
-    steps: int,
-    batch_size: int | None,
-) -> Trace:
-    if device == "cpu":
+def _measured(request: Request) -> Trace:
+    if request.device == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # before PyTorch is imported
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # its profiler warns of each thing that it does
-    if device == "cuda":
+    if request.device == "cuda":
         import torch
 
         if not torch.cuda.is_available():
@@ -245,7 +217,12 @@ def _measured(
                 "there is no GPU here", where="--device cuda", fix="capture without one: --fake --gpu H100"
             )
     trace, _ = tracer.capture_script(
-        script, arguments, batch_size=batch_size, skip=3 if skip is None else skip, warmup=warmup, steps=steps
+        request.script,
+        request.arguments,
+        batch_size=request.batch_size,
+        skip=3 if request.skip is None else request.skip,
+        warmup=request.warmup,
+        steps=request.steps,
     )
     return trace
 

@@ -162,7 +162,7 @@ def parameter(option: Option) -> inspect.Parameter:
 def _annotation(option: Option) -> Any:
     if option.repeatable:
         return list[str] | None
-    return {"flag": bool, "whole": int}.get(option.kind, str) | None  # type: ignore[operator]  # of types
+    return {"flag": bool, "whole": int}.get(option.kind, str) | None
 
 
 def _shown_default(option: Option) -> str:

@@ -95,7 +95,7 @@ def command(trace: TracePath = None, **given: Any) -> None:
     check_outputs(given["output"], given["save_config"], *(path for _, path in written), reading=run.files)
     for report, path in written:
         reports.check(reports.find(report), path)
-    if given["link_plot"] is not None:
+    if given["link_plot"] is not None and isinstance(run.config.network, str):
         check_link_plot(given["link_plot"], run.config.network)
     recorded = {name for report, _ in written for name in reports.records(reports.find(report))}
     run = run.with_options(**dict.fromkeys(recorded, True))

@@ -40,9 +40,15 @@ def takes_text(option: Option) -> bool:
 
 
 def _declarations() -> Iterator[tuple[str, Option]]:
+    """Yield the options of each part, and those of the parts that it uses in turn, by the part's name."""
     for group in _GROUPS:
         for part in plugins.BUILT_IN[group]:
             for option in declared(plugins.load(group, part)):
                 yield part, option
-                for other in plugins.BUILT_IN[option.group] if option.group is not None else ():
-                    yield from ((part, own) for own in declared(plugins.load(option.group, other)))
+                if option.group is not None:
+                    yield from ((part, own) for own in _of_group(option.group))
+
+
+def _of_group(group: plugins.Group) -> Iterator[Option]:
+    for name in plugins.BUILT_IN[group]:
+        yield from declared(plugins.load(group, name))

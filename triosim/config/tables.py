@@ -43,5 +43,5 @@ def _default(option: Option) -> str:
 def _by_name() -> Iterator[Option]:
     """Yield what the parts that ship with triosim read from ``--option``."""
     for group in ("extrapolators", "schedules", "networks", "collective_algorithms", "compute_models"):
-        for name in plugins.BUILT_IN[group]:  # type: ignore[index]  # they are groups
-            yield from filter(takes_text, declared(plugins.load(group, name)))  # type: ignore[arg-type]
+        for name in plugins.BUILT_IN[group]:
+            yield from filter(takes_text, declared(plugins.load(group, name)))
