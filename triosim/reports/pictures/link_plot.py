@@ -68,10 +68,10 @@ def write_link_plot(
     save_figure(figure, path)
 
 
-def check_link_plot(path: PathLike, network: str) -> None:
-    """Raise ``OutputError`` where a picture cannot be drawn, ``OptionError`` where a network of this name has no links."""
+def check_link_plot(path: PathLike, network: str | type) -> None:
+    """Raise ``OutputError`` where a picture cannot be drawn, ``OptionError`` where the network has no links."""
     check_plot(path)
-    found = plugins.load("networks", network)
+    found = plugins.find("networks", network)
     if not issubclass(found, LinkCounter):
         raise OptionError(
             f"the network '{network}' simulates no links, so there is nothing to draw",
