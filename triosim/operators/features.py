@@ -51,7 +51,7 @@ _MAYBE_VIEWS = frozenset(("reshape", "flatten", "contiguous", "to", "type_as", "
 
 @lru_cache(maxsize=4096)
 def base_name(name: str) -> str:
-    """Return an operator's bare name: ``relu`` of ``aten::relu_``, ``AddmmBackward0`` of what the autograd engine calls."""
+    """Return an operator's bare name: ``relu`` of ``aten::relu_``, ``AddmmBackward0`` of an autograd engine's call."""
     return name.rpartition(" ")[2].rpartition("::")[2].removeprefix("aten.").partition(".")[0].strip("_")
 
 
@@ -81,12 +81,12 @@ def is_autograd_node(name: str) -> bool:
 
 
 def kind(operator: Operator) -> Kind:
-    """Return what kind of operator it is; a backward one is of the kind that it differentiates."""
+    """Return an operator's kind; a backward operator is of the kind of its forward operator."""
     return kind_of(base_name(operator.name))
 
 
 def unknown(operators: Iterable[Operator]) -> list[str]:
-    """Return the names that nothing is known of, each once: they are charged for the bytes of their tensors alone."""
+    """Return the names of unknown operators, each once: only the bytes of their tensors count."""
     names = {operator.name for operator in operators if operator.inputs or operator.outputs}
     return sorted(name for name in names if kind_of(base_name(name)) == "unknown")
 
@@ -109,7 +109,7 @@ def is_free(operator: Operator) -> bool:
 
 
 def _grows(operator: Operator) -> bool:
-    """Whether a view's gradient is another size than what it is made from: padded (a slice), or summed (an expansion)."""
+    """Whether a view's gradient has another size than what it is made from: padded (a slice), summed (an expansion)."""
     if not operator.inputs or not operator.outputs:
         return False
     return max(t.numel for t in operator.outputs) != max(t.numel for t in operator.inputs)
@@ -219,7 +219,7 @@ def gradients_made(operator: Operator, forward: Operator) -> tuple[bool, bool]:
 
 
 def _is_whole(name: str, forward: Operator) -> bool:
-    """Whether an autograd node is all of an operator's backward, and not one of the parts of a composite one's."""
+    """Whether an autograd node is an operator's whole backward, and not one of several nodes of a composite operator."""
     if not is_autograd_node(name):
         return False
     known = base_name(forward.name)
@@ -229,7 +229,7 @@ def _is_whole(name: str, forward: Operator) -> bool:
 
 
 def _has_gradient(operator: Operator, forward: Operator) -> bool:
-    """Whether a backward operator lists what it starts from: it then lists all of its tensors."""
+    """Whether a backward operator lists the gradient that it starts from: it then lists all of its tensors."""
     return any(tensor.shape == forward.outputs[0].shape for tensor in operator.inputs) or (
         any(tensor.numel == forward.outputs[0].numel for tensor in operator.inputs) and len(operator.inputs) > 1
     )
@@ -240,7 +240,7 @@ def _largest(operator: Operator) -> float:
 
 
 def _plain(operator: Operator) -> float:
-    """So many an element of the largest tensor; of all for what takes lists; a pooling's window for each output."""
+    """FLOPs per element of the largest tensor; of all tensors for operators on lists; a pooling's window for each output."""
     name = base_name(operator.name)
     of = kind_of(name)
     if of == "optimizer" or name.startswith("foreach_"):
@@ -278,7 +278,7 @@ def _backward(name: str, operator: Operator, forward: Operator | None) -> float:
 
 
 def _gradients(operator: Operator, forward: Operator) -> float:
-    """How many times the forward operator's FLOPs: one product for each factor that has a gradient; what is fed has none."""
+    """How many times the forward operator's FLOPs: once for each factor with a gradient, which the network's input has not."""
     name = base_name(forward.name)
     of = kind_of(name)
     if of == "recurrent":
@@ -302,7 +302,7 @@ def _convolution_gradients(operator: Operator) -> float:
 
 
 def _product_gradients(operator: Operator) -> float:
-    """A part of a composite operator: (m, n) with what it was made of; each gradient costs 2mnk."""
+    """The FLOPs of a node of a composite operator: from (m, n) and its factors; each gradient costs 2mnk."""
     matrices = [tensor for tensor in operator.inputs if len(tensor.shape) > 1]
     made = [tensor for tensor in operator.outputs if len(tensor.shape) > 1]
     if len(matrices) < 2:

@@ -1,4 +1,4 @@
-"""What products and convolutions multiply, and the FLOPs of that: the one table of their names, for all who ask.
+"""Products and convolutions: the table of their names, which tensors they multiply, and their FLOPs.
 
 A multiply-add counts as two, as in PyTorch's flop counter (``torch.utils.flop_counter``); where a product of several matrices
 can be done in several orders, the cheapest counts, which is the one that ``linalg.multi_dot`` takes.
@@ -137,7 +137,7 @@ def recurrent_flops(operator: Operator) -> float | None:
 
 
 def recurrent_steps(operator: Operator) -> float:
-    """Return how many products of a recurrent layer follow upon each other: those of each step and layer, on average.
+    """Return how many products of a recurrent layer run one after the other: those of each step and layer, on average.
 
     Directions run side by side. Of a cell, whose state has two dimensions, there is one.
     """
@@ -159,7 +159,7 @@ def _contraction(tensors: Sequence[Tensor]) -> float:
 
 
 def _bilinear(inputs: Sequence[Tensor]) -> float | None:
-    """(..., i) by (o, i, j), and what comes out, (..., o, j), by (..., j)."""
+    """(..., i) by (o, i, j), and the result, (..., o, j), by (..., j)."""
     weight = next((tensor for tensor in inputs[2:] if len(tensor.shape) == 3), None)
     if weight is None or not inputs[0].shape or not inputs[0].shape[-1]:
         return None

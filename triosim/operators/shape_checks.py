@@ -1,4 +1,4 @@
-"""Which shapes of an operator contradict each other: a product's inner lengths, a convolution's channels, a missing weight.
+"""Checks that an operator's shapes fit together: a product's inner dimensions, a convolution's channels, a missing weight.
 
 The rules are those of PyTorch's own operators; what is not listed here is not looked at.
 """
@@ -14,7 +14,7 @@ Shape = tuple[int, ...]
 
 
 def contradiction(operator: Operator) -> str:
-    """Return what is wrong with a forward operator's shapes, or nothing."""
+    """Return what is wrong with a forward operator's shapes, or an empty text."""
     inputs, outputs = ([tensor.shape for tensor in some] for some in (operator.inputs, operator.outputs))
     name = base_name(operator.name)
     check = _CHECKS.get(name)

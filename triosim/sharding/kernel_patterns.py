@@ -74,7 +74,7 @@ def _numbered(dims: Dims, numbers: dict[tuple[Axis, int], int]) -> list[list[lis
 
 
 def _terms(dim: Dim, numbers: dict[tuple[Axis, int], int], seen: dict[Axis, int]) -> list[list[int]]:
-    """A dimension's axes by number, those of each term apart; ``seen`` counts how often the tensor has each axis."""
+    """The numbers of a dimension's axes, a list for each term; ``seen`` counts how often the tensor has each axis."""
     axes = tuple(_seen(dim))
     whole = axes[0] if len(axes) == 1 else None
     terms = [tuple(_seen(term)) for term in whole.terms] if whole is not None and not whole.offset else []
@@ -91,13 +91,13 @@ def _terms(dim: Dim, numbers: dict[tuple[Axis, int], int], seen: dict[Axis, int]
 
 
 def _seen(dim: Dim) -> Iterator[Axis]:
-    """A dimension's axes, those of parameters in the parts in which they were seen."""
+    """Yield a dimension's axes; a parameter's axis in the parts that a view last split it into."""
     for axis in axes_of(dim):
         yield from (axis,) if axis.split_into is None else _seen(axis.split_into)
 
 
 def _together(products: Iterable[Sequence[int]]) -> set[int]:
-    """The axes that always stand inside of the same other one: nothing tells them apart."""
+    """The axes that always stand directly inside the same other axis: the two are one in the pattern."""
     before: dict[int, set[int | None]] = {}
     after: dict[int, set[int | None]] = {}
     for term in products:
@@ -131,7 +131,7 @@ def _read(pattern: str) -> tuple[tuple[Terms, ...], ...]:
 
 
 def _sizes(tensors: Sequence[Sequence[Terms]], shapes: Sequence[tuple[int, ...]]) -> dict[str, int]:
-    """The sizes of axes: those that stand alone first, then the one of a product that is left."""
+    """The sizes of axes: first of those that are a dimension alone, then of the one that is left of a product."""
     dims = [(terms[0], length) for dims, shape in zip(tensors, shapes, strict=True)
             for terms, length in zip(dims, shape, strict=True) if len(terms) == 1]  # fmt: skip
     found = {term[0]: length for term, length in dims if len(term) == 1}
@@ -148,7 +148,7 @@ def _sizes(tensors: Sequence[Sequence[Terms]], shapes: Sequence[tuple[int, ...]]
 
 
 def _parts(terms: Terms, dim: Dim, sizes: dict[str, int]) -> Iterator[tuple[Terms, Dim]]:
-    """What is known of the axes of a dimension: of the whole, and of each axis of a product."""
+    """Yield a dimension, and each axis of a product, with the logical axes that are known of it."""
     yield terms, dim
     if len(terms) == 1 and len(terms[0]) > 1 and all(name in sizes for name in terms[0]):
         shape = [sizes[name] for name in terms[0]]
@@ -158,7 +158,7 @@ def _parts(terms: Terms, dim: Dim, sizes: dict[str, int]) -> Iterator[tuple[Term
 
 
 def _put_together(terms: Terms, sizes: dict[str, int], found: dict[Terms, Dim]) -> Dim | None:
-    """A dimension made of axes that are known, or are new from here on."""
+    """A dimension made of known axes, or of new ones."""
     lines: list[Dim] = []
     for term in terms:
         line: list[Axis] = []

@@ -38,12 +38,12 @@ from triosim.trace.autograd import forward_names
 
 _SECOND_FIRST = ("MmBackward", "BmmBackward")  # autograd computes the gradient of the second factor before the first's
 _PRODUCTS = (*_SECOND_FIRST, "AddmmBackward")
-_TURNS = ("TBackward", "TransposeBackward", "PermuteBackward")
+_TRANSPOSES = ("TBackward", "TransposeBackward", "PermuteBackward")
 _VIEWS = ("ViewBackward", "UnsafeViewBackward", "ReshapeAliasBackward", "SqueezeBackward", "UnsqueezeBackward")
 
 
 class StepDimensions:
-    """The dimensions of every tensor of a step. ``batch_size`` is the step's; ``sequence`` its length, where it is known.
+    """The dimensions of every tensor of a step. ``batch_size`` is the step's.
 
     For a part of a step (an operator and its backward operators), ``given`` are the dimensions of its inputs, by tensor id, and
     ``within`` is the whole step: axes that are joined elsewhere in the step are kept apart in the part, but where equal sizes
@@ -54,7 +54,6 @@ class StepDimensions:
         self,
         operators: Sequence[Operator],
         batch_size: int = 0,
-        sequence: int | None = None,
         *,
         given: Mapping[int, Dims] | None = None,
         within: StepDimensions | None = None,
@@ -63,7 +62,6 @@ class StepDimensions:
         self._within = within
         self._met: dict[Axis, list[Axis]] = {}  # by axis of the whole step: the axes of this part in its place
         self.batch_size = batch_size
-        self.sequence = sequence
         self._by_id = {operator.id: operator for operator in operators}
         self._dims: dict[int, Dims] = {}  # by tensor
         self._storages: dict[int, Dims] = {}  # of each parameter's storage, as first seen
@@ -350,34 +348,38 @@ class StepDimensions:
         self, operator: Operator, forward: Operator | None, tensor: Tensor, given: Sequence[Dims]
     ) -> Dims | None:
         """The dimensions of a gradient that a backward operator computes."""
-        shape = tensor.shape
         if tensor.parameter is not None and tensor.parameter in self._parameters:
-            own = self._parameters[tensor.parameter]
-            if base_name(operator.name).startswith(
-                (*_PRODUCTS, "GroupedMmBackward")
-            ):  # the gradient of what it multiplied, perhaps turned
-                for read, dims in zip(operator.inputs, given, strict=True):
-                    if self._storages.get(read.storage) is own and tuple(map(size, dims)) == shape:
-                        return dims
-            return own if tuple(map(size, own)) == shape else guessed_view(own, shape)
+            return self._parameter_gradient(operator, tensor, self._parameters[tensor.parameter], given)
         if forward is None:
             return None
-        name = base_name(operator.name)
+        name, differentiated = base_name(operator.name), base_name(forward.name)
         stem = name.rstrip("0123456789")
-        differentiated = base_name(forward.name)
         is_part = not forward_names(name, [differentiated]) or (stem in _VIEWS and differentiated in PRODUCTS)
-        if is_part and is_autograd_node(name):
-            # A part of a forward operator that is made of several.
-            if stem in _VIEWS and given:
-                return reshaped(given[0], shape)
-            if stem in _TURNS and given:
-                return transposed(given[0], shape)
-            if given and shape == tuple(map(size, given[0])) and not stem.startswith(_SECOND_FIRST):
+        if is_part and is_autograd_node(name) and given:  # one of several nodes of a composite forward operator
+            if stem in _VIEWS:
+                return reshaped(given[0], tensor.shape)
+            if stem in _TRANSPOSES:
+                return transposed(given[0], tensor.shape)
+            if tensor.shape == tuple(map(size, given[0])) and not stem.startswith(_SECOND_FIRST):
                 return given[0]
-        # Where the weight's gradient is known as such, the others are gradients of data.
+        return self._input_gradient(operator, forward, tensor.shape, given)
+
+    def _parameter_gradient(self, operator: Operator, tensor: Tensor, own: Dims, given: Sequence[Dims]) -> Dims | None:
+        """The dimensions of a parameter's gradient: the parameter's, or those of the view of it that a product multiplied."""
+        if base_name(operator.name).startswith((*_PRODUCTS, "GroupedMmBackward")):
+            for read, dims in zip(operator.inputs, given, strict=True):
+                if self._storages.get(read.storage) is own and tuple(map(size, dims)) == tensor.shape:
+                    return dims
+        return own if tuple(map(size, own)) == tensor.shape else guessed_view(own, tensor.shape)
+
+    def _input_gradient(
+        self, operator: Operator, forward: Operator, shape: tuple[int, ...], given: Sequence[Dims]
+    ) -> Dims | None:
+        """The dimensions of the gradient of a forward operator's input: of one of this shape, of several the next in turn."""
+        # Where the weight's gradient is linked to the parameter, the others are gradients of data.
         linked = any(made.parameter in self._parameters for made in operator.outputs)
         sources: list[tuple[int, Dims]] = []
-        if stem in _PRODUCTS and len(given) > 1:
+        if base_name(operator.name).rstrip("0123456789") in _PRODUCTS and len(given) > 1:
             pairs = zip(reversed(operator.inputs[1:]), reversed(given[1:]), strict=True)
             saved = [(t, dims) for t, dims in pairs if t.category != "gradient" and not (linked and _is_weight(t))]
             sources = [(-index, dims) for index, (_, dims) in enumerate(saved, 1)]
