@@ -1,4 +1,4 @@
-"""Construction of a network from the choices of a run, and notes on what it does not do of what a run asks for."""
+"""Construction of a run's network and collective algorithm, and notes on what a network cannot do of what was asked for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Networks that call back on delivery: cheaper than a SimPy event for each of the many transfers of a collective."""
+"""The base class of networks that call back on delivery, which is cheaper than a SimPy event for each transfer."""
 
 from __future__ import annotations
 

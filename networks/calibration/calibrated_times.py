@@ -1,8 +1,8 @@
-"""Collectives on a calibrated topology: as long as was measured when they are alone, sharing links when they are not.
+"""Collectives on a calibrated topology: alone they take the measured time, with other traffic they share the links.
 
 The bytes go over the links that NCCL's ring (inside a node) or its rings by network card (between nodes) would use. They
-flow after the latency that was measured, and each counts for ``stretch`` bytes, so that on an idle machine the last one is
-there when it was measured to be. Whoever else wants the links meanwhile gets a max-min fair share, as of any flow.
+flow after the measured latency, and each counts ``stretch`` times on its links, so that on an idle machine the collective takes
+the measured time. Other flows on the links get their max-min fair share.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _MOST_EDGES = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """A collective's edges with their bytes, when they begin to flow, and for how many bytes each of them counts."""
+class CalibratedCollective:
+    """The edges of a collective and its latency; bytes are multiplied by ``factor``, and count ``stretch`` times on links."""
 
     steady: SteadyState
     factor: float
@@ -34,7 +34,7 @@ class Plan:
 
 
 class CalibratedCollectives:
-    """The collectives of a topology that are calibrated."""
+    """The measured times of collectives on a topology, and the edges over which their bytes go."""
 
     def __init__(self, topology: Topology, calibration: Calibration) -> None:
         self.topology = topology
@@ -85,7 +85,7 @@ class CalibratedCollectives:
         nbytes: float,
         root: int | None,
         shares: tuple[float, ...] | None,
-    ) -> Plan | None:
+    ) -> CalibratedCollective | None:
         """Return how a collective runs, or None where the calibration says nothing of it.
 
         Unequal shares load the links as they are, stretched as equal shares would be.
@@ -98,8 +98,8 @@ class CalibratedCollectives:
         if shares is not None:
             algorithm = self._algorithm(ranks)
             edges = algorithm.steady_state(kind, ranks, nbytes, self.topology, root=root, shares=shares).edges
-            return Plan(SteadyState(edges, parts.latency), 1.0, stretch)
-        return Plan(SteadyState(steady.edges, parts.latency), nbytes, stretch)
+            return CalibratedCollective(SteadyState(edges, parts.latency), 1.0, stretch)
+        return CalibratedCollective(SteadyState(steady.edges, parts.latency), nbytes, stretch)
 
     def _unit(self, kind: CollectiveKind, ranks: tuple[int, ...], root: int | None) -> tuple[SteadyState, float]:
         """Return the edges of one byte, and the seconds that they need on the idle links of the machine that was measured."""

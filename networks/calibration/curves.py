@@ -1,4 +1,4 @@
-"""The time of a collective as a function of its size and its group, as fitted to measured collectives.
+"""Fitted curves: the time of a collective as a function of its size and its group.
 
 The form is TorchSim's (appendix F), made sound. Achieved bandwidth is a sigmoid of the logarithm of the size,
 

@@ -1,4 +1,4 @@
-"""A calibration: what collectives take on one kind of machine, inside a node and between nodes, and how it is written down.
+"""A calibration: the fitted times of collectives on one kind of machine, inside a node and between nodes.
 
 Inside a node a time comes from the curves of the collective's kind. A group over several nodes takes both tiers at once, as
 NCCL's pipelines do: their latencies one after the other, and the slower of them for the bytes (TorchSim, table 10,

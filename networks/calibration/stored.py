@@ -1,4 +1,4 @@
-"""Calibrations as they stand in topology files under the key ``calibration``, and those that ship with triosim.
+"""Reads and writes calibrations, as topology files have them under the key ``calibration``; finds those that ship with triosim.
 
     calibration:
       gpus_per_node: 8

@@ -1,4 +1,4 @@
-"""Collective algorithms: how an all-reduce and its kin become transfers between two ranks each."""
+"""Collective algorithms, which lower collectives to transfers between two ranks."""
 
 from triosim.networks.collectives.algorithm import CollectiveAlgorithm, Edge, SteadyState, Transfer
 

@@ -1,4 +1,4 @@
-"""What a collective algorithm is: it turns a collective into a graph of transfers.
+"""The base class of collective algorithms: an algorithm turns a collective into a graph of transfers.
 
 The meaning of the kinds and of their sizes is NCCL's; see the table of words in the documentation of networks.
 """
@@ -22,7 +22,7 @@ WITH_ROOT = frozenset({"broadcast", "reduce", "gather", "scatter"})
 WITH_SHARES = frozenset({"all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"})
 
 
-Chunks: TypeAlias = int | range | tuple[int, ...]  # one piece of the data, or several that go together
+Chunks: TypeAlias = int | range | tuple[int, ...]  # one piece of the data, or several that are sent together
 
 
 class Transfer(NamedTuple):
@@ -63,17 +63,17 @@ class SteadyState(NamedTuple):
 
 
 class Cost(NamedTuple):
-    """What a collective takes on idle links: the latency, and the seconds that its bytes need, which grow with them."""
+    """The time of a collective on idle links: its latency, and the seconds of its bytes, which grow with the size."""
 
     latency: float
     seconds: float
 
 
 class CollectiveAlgorithm(ABC):
-    """A way to run collectives. A plug-in writes ``transfers``; the pipelined form follows from them.
+    """An algorithm that runs collectives. A plug-in writes ``transfers``; the pipelined form follows from them.
 
-    ``proportional`` promises that the transfers depend on the size only in that their bytes grow with it (if there
-    are no unequal shares): they are then laid out once, and not for each size. ``steady`` promises it for the
+    ``proportional`` promises that the bytes of every transfer are proportional to the size and nothing else depends on it (if
+    there are no unequal shares): the transfers are then laid out once, and not for each size. ``steady`` promises it for the
     pipelined form alone.
     """
 
@@ -127,18 +127,18 @@ class CollectiveAlgorithm(ABC):
         root: int | None = None,
         shares: Sequence[float] | None = None,
     ) -> Cost:
-        """Return what the pipelined form takes while nothing else is on the links: its busiest link sets the pace."""
+        """Return the time of the pipelined form on idle links: its busiest link decides."""
         edges, latency, fill = self.steady_state(kind, group, nbytes, topology, root=root, shares=shares)
         return Cost(latency, busiest(edges, topology) + fill)
 
     def choose(
         self, kind: CollectiveKind, group: Sequence[int], nbytes: float, topology: Topology, root: int | None = None
     ) -> CollectiveAlgorithm:
-        """Return the algorithm that does it: this one, unless it chooses among others."""
+        """Return the algorithm that runs a collective: this one, unless it chooses among others."""
         return self
 
     def symmetric(self, kind: CollectiveKind, group: Sequence[int], topology: Topology) -> SymmetricCollective | None:
-        """Return the pipelined form of a collective, per byte, as one rank sees it; None unless all do the same."""
+        """Return the pipelined form of a collective of one byte, as one rank sees it; None unless all ranks do the same."""
         return None
 
     def alternatives(
@@ -151,7 +151,7 @@ class CollectiveAlgorithm(ABC):
 def steady_state_of(transfers: Iterable[Transfer], topology: Topology) -> SteadyState:
     """Return the pipelined form of transfers: each edge with all its bytes, and the longest chain's latency."""
     edges: dict[tuple[NodeRef, NodeRef], float] = {}
-    filled: list[float] = []  # when the first byte of each transfer comes in
+    filled: list[float] = []  # when the first byte of each transfer arrives
     past: list[tuple[NodeRef, Chunks]] = []
     for source, destination, chunk, nbytes, _, after in transfers:
         edges[source, destination] = edges.get((source, destination), 0.0) + nbytes
@@ -188,7 +188,7 @@ def checked(
         raise PluginError(f"transfers() returned a {type(transfers).__name__}", where=where, fix="yield Transfer")
     members: set[NodeRef] = set(group)  # and the switches that take part, as they come
 
-    def strange(place: NodeRef) -> bool:
+    def unknown(place: NodeRef) -> bool:
         if place not in members and isinstance(place, str) and place in topology.nodes:
             members.update((place,) if topology.nodes[place].kind == "switch" else ())
         return place not in members
@@ -197,7 +197,7 @@ def checked(
         if not isinstance(transfer, Transfer):
             raise PluginError(f"transfer {number} is a {type(transfer).__name__}", where=where, fix="yield Transfer")
         source, destination, _, nbytes, _, after = transfer
-        if strange(source) or strange(destination) or source == destination:
+        if unknown(source) or unknown(destination) or source == destination:
             raise PluginError(
                 f"transfer {number} goes from rank {source} to rank {destination}",
                 where=where,

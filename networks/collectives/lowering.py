@@ -1,4 +1,4 @@
-"""Lowering of collectives to transfers: an algorithm's transfers are laid out once and kept for the next collective like it."""
+"""Lowers collectives to transfers: the transfers of an algorithm are laid out once, and kept for the next equal collective."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""In which order a ring is laid through a group of GPUs, so that it uses short links, and none of them twice.
+"""The order of a ring through a group of GPUs that uses short links, and none of them twice.
 
 Where direct links allow it the ring is a Hamiltonian cycle: on a mesh the comb that goes back along one side, on a torus of odd
 sides one that steps on in each row, in a small group (the hybrid cube mesh of a DGX-1) the one of the fastest links,

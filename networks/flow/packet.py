@@ -1,4 +1,4 @@
-"""The default network, at the level of flows: every flow gets its max-min fair share of the links that it crosses.
+"""The default network, which simulates flows: every flow gets its max-min fair share of the links that it crosses.
 
 A transfer takes its route's latency first; then its bytes flow, at a rate that is set again whenever a flow that it
 shares links with, directly or through others, starts or ends. No packet is simulated: the name is TrioSim's. With
@@ -26,7 +26,7 @@ from triosim.networks.events import AFTER_ALL, call_at
 from triosim.networks.extensions import ChangeableLinks, FlowRecord, FoldableNetwork, LinkRate, LinkRecorder
 from triosim.networks.flow import sharing_kernel as compiled_kernel
 from triosim.networks.flow.sharing import Sharing
-from triosim.networks.flow.symmetric_collectives import Fold, Folding
+from triosim.networks.flow.symmetric_collectives import Fold, SymmetricExecution
 from triosim.networks.sending import SendingNetwork
 from triosim.networks.topology import Link, NodeRef, Topology
 from triosim.networks.topology.link_symmetry import LinkClasses
@@ -37,7 +37,7 @@ _NEVER = 1e200  # seconds; when a flow over a link that has failed would end
 
 
 class _Path:
-    """A route that flows take: its latency, the links that limit it, and the bytes delivered over it."""
+    """A route: its latency, the links that limit its flows, and the bytes delivered over it."""
 
     __slots__ = ("carried", "destination", "latency", "limits", "links", "source")
 
@@ -51,7 +51,7 @@ class _Path:
 
 
 class _Flow:
-    """Bytes on their way."""
+    """Bytes on their way along a route."""
 
     __slots__ = ("asked", "done", "finish", "nbytes", "number", "path", "slot", "stretch", "work")
 
@@ -62,7 +62,7 @@ class _Flow:
         self.path = path
         self.nbytes = nbytes
         self.stretch = stretch
-        self.work = nbytes * stretch  # for how many bytes it counts on its links
+        self.work = nbytes * stretch  # the bytes that it counts for on its links
         self.done = done
         self.asked = asked
         self.slot = -1
@@ -74,8 +74,9 @@ class PacketNetwork(SendingNetwork, LinkRecorder, ChangeableLinks, FoldableNetwo
 
     Without an ``algorithm``, collectives are rings, and on a calibrated topology, pipelined, they take what was measured.
     ``kernel`` is ``python``, ``numba`` (compiled; the extra ``fast``), or ``auto``: plain Python first, compiled once
-    that repays. The results are the same to the last bit. ``fold`` is whether a collective that is the same seen from
-    every rank is simulated for one of them while it is alone: of large groups (``auto``), ``always`` or ``never``.
+    that repays. The results are the same to the last bit. ``fold`` is whether a
+    collective in which all ranks do the same is simulated for one of them while it is alone: of large groups (``auto``),
+    ``always`` or ``never``.
     """
 
     options = (
@@ -119,7 +120,7 @@ class PacketNetwork(SendingNetwork, LinkRecorder, ChangeableLinks, FoldableNetwo
             raise OptionError(f"unknown kernel '{kernel}'", fix=nearest(str(kernel), get_args(Kernel)))
         if fold not in get_args(Fold):
             raise OptionError(f"'{fold}' is no way to fold", where="fold", fix=nearest(str(fold), get_args(Fold)))
-        self._folding = Folding(self, self._lowering.algorithm, fold)
+        self._symmetric = SymmetricExecution(self, self._lowering.algorithm, fold)
         self._link_names = list(topology.links)
         self._link_numbers = {
             link.name: number for number, link in enumerate(topology.links.values()) if link.bandwidth < math.inf
@@ -153,8 +154,8 @@ class PacketNetwork(SendingNetwork, LinkRecorder, ChangeableLinks, FoldableNetwo
             if plan is not None:
                 layout = self._reduced(Layout(plan.steady, plan.factor), ranks)
                 return layout.run(self.env, partial(self.send, stretch=plan.stretch))
-        if len(ranks) >= self._folding.least and shares is None and self._alone:
-            folded = self._folding.begin(kind, ranks, nbytes)
+        if len(ranks) >= self._symmetric.least and shares is None and self._alone:
+            folded = self._symmetric.begin(kind, ranks, nbytes)
             if folded is not None:
                 return folded
         layout = self._lowering.layout(kind, ranks, nbytes, root=root, shares=shares)
@@ -172,7 +173,7 @@ class PacketNetwork(SendingNetwork, LinkRecorder, ChangeableLinks, FoldableNetwo
 
     def use_link_classes(self, classes: LinkClasses | None) -> None:
         """Simulate one representative of each class of links from now on; see ``FoldableNetwork``."""
-        self._folding.stop()  # a collective is no longer alone
+        self._symmetric.stop()  # a collective is no longer alone
         self._paths.clear()
         self._classes = classes
 
@@ -192,8 +193,8 @@ class PacketNetwork(SendingNetwork, LinkRecorder, ChangeableLinks, FoldableNetwo
 
     @property
     def _alone(self) -> bool:
-        """Whether a collective that starts now would be alone, with nobody who wants to see each of its flows."""
-        idle = not (self._flowing or self._starting or self._folding.run)
+        """Whether a collective that starts now would be alone, and no flow is to be recorded."""
+        idle = not (self._flowing or self._starting or self._symmetric.running)
         return idle and self._lowering.form == "pipelined" and not self.record
 
     def set_bandwidth(self, source: NodeRef, destination: NodeRef, bandwidth: float) -> None:
@@ -201,7 +202,7 @@ class PacketNetwork(SendingNetwork, LinkRecorder, ChangeableLinks, FoldableNetwo
 
         Routes and the orders of collectives stay as they are. Raises ``TopologyError`` where there is no such link.
         """
-        self._folding.stop()  # links are no longer alike
+        self._symmetric.stop()  # links are no longer alike
         ends = self.topology.node(source), self.topology.node(destination)
         for link in self.topology.links_between(*ends):
             number = self._link_numbers[link.name]
@@ -212,7 +213,7 @@ class PacketNetwork(SendingNetwork, LinkRecorder, ChangeableLinks, FoldableNetwo
 
     def bytes_by_link(self) -> dict[str, float]:
         """Return how many bytes each link has delivered so far."""
-        carried = dict.fromkeys(self._link_names, 0.0) | self._folding.bytes_by_link()
+        carried = dict.fromkeys(self._link_names, 0.0) | self._symmetric.bytes_by_link()
         for path in dict.fromkeys(self._paths.values()):
             for name in path.links:
                 carried[name] += path.carried
@@ -228,8 +229,8 @@ class PacketNetwork(SendingNetwork, LinkRecorder, ChangeableLinks, FoldableNetwo
         stretch: float = 1.0,
     ) -> None:
         """Send bytes and call back on delivery. ``latency`` replaces the route's; they count ``stretch`` times on its links."""
-        if self._folding.run is not None:
-            self._folding.unfold()
+        if self._symmetric.running is not None:
+            self._symmetric.simulate_all()
         path = self._paths.get((source, destination))
         if path is None:
             path = self._path(source, destination)
@@ -245,7 +246,7 @@ class PacketNetwork(SendingNetwork, LinkRecorder, ChangeableLinks, FoldableNetwo
         call_at(self.env, at, lambda _: self._start(at))
 
     def _go_on(self, edges: Iterable[tuple[Edge, float]], late: float, done: Callable[[], object]) -> None:
-        """Take over flows of which so many bytes are left, or that begin when ``late`` seconds are over."""
+        """Go on with flows of which so many bytes are left, or start them after ``late`` seconds."""
         now = self.env.now
         for (source, destination, nbytes), left in edges:
             if late > 0:
@@ -269,7 +270,7 @@ class PacketNetwork(SendingNetwork, LinkRecorder, ChangeableLinks, FoldableNetwo
         return path
 
     def _start(self, at: float) -> None:
-        """The latency of some flows is over: their bytes begin to flow."""
+        """Start the flows whose latency is over."""
         now = self.env.now
         empty: list[_Flow] = []
         for flow in self._starting.pop(at):

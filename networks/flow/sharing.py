@@ -1,10 +1,10 @@
-"""Max-min fair rates kept up to date while flows come and go, touching only the flows that a change reaches.
+"""Keeps max-min fair rates up to date while flows come and go, and looks only at flows that a change can affect.
 
 An allocation is max-min fair if and only if every flow has a *bottleneck*: a link that is full and on which no other
 flow gets more (Bertsekas and Gallager, Data Networks, 2nd edition, section 6.5.2). So :func:`refill` guesses which
-flows a change reaches, shares among them what the others leave (progressive filling), and looks whether all flows on
-the links that it touched still have their bottleneck. Those that do not join the guess, and it fills again; what is
-left untouched is fair as it was.
+flows a change affects, shares among them what the others leave (progressive filling), and checks whether all flows on
+the links that it touched still have a bottleneck. Flows that have none join the guess, and it fills again; all other flows
+keep rates that are fair.
 """
 
 from __future__ import annotations
@@ -41,12 +41,15 @@ def refill(
     marked: Any, settled: Any, members: Any,
     link_of: Any, flow_of: Any, hop: Any, following: Any, previous: Any,
 ) -> tuple[int, int, int]:  # fmt: skip
-    """Give the flows that a change reaches their fair rates, remaining bytes and finish times.
+    """Set the rates, remaining bytes and finish times of the flows that a change affects.
 
-    ``started`` are flows without a rate yet, ``freed`` links that flows have left. Whatever changed is afterwards in
-    ``members``, as many as the first number returned; the second is the new ``stamp``, the third the work done, in
-    crossings looked at. Plain Python and numba run this same source on lists and on arrays, and so agree to the last
-    bit.
+    The arguments are the time; the flows that have ``started`` and have no rate yet; the links that flows have left
+    (``freed``); a ``stamp``, which marks what this call has seen, so that nothing must be cleared; the number of guesses
+    after which all connected flows are taken (``patience``); and the columns of ``_LINKS``, ``_FLOWS`` and ``_CROSSINGS``.
+
+    Returns how many flows have another rate now, which are the first ones in ``members``; the next stamp; and the work done,
+    in crossings looked at. It takes columns and not objects so that numba can compile it: plain Python on lists and compiled
+    code on arrays run the same operations in the same order, and agree to the last bit.
     """
     call = stamp
     n = 0  # members: the flows among which is shared

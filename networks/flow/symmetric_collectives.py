@@ -1,8 +1,8 @@
-"""Collectives in which all ranks do the same, simulated once for all of them while nothing else is in the network.
+"""Symmetric collectives on the packet network: simulated for one rank as long as nothing else is sent.
 
-A collective along the dimensions of a regular system looks the same from every rank, so that one rank's links say when it
-is through (see :mod:`triosim.networks.collectives.phased.symmetric`). As soon as anything else is sent, the collective is
-unfolded: every flow of every rank goes on, with the bytes that it has left.
+In a collective along the dimensions of a regular system all ranks do the same, so that the links of one rank say how long it
+takes (see :mod:`triosim.networks.collectives.phased.symmetric`). As soon as anything else is sent,
+every flow of every rank is simulated, with the bytes that it has left.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _MOST_KEPT = 1_000  # groups
 
 
 @dataclass(eq=False, slots=True)
-class _Run:
-    """A folded collective on its way: what it is, when its bytes began to flow, and when they will be through."""
+class _Running:
+    """A collective that is simulated for one rank: when its bytes began to flow, and when the last one arrives."""
 
     symmetric: SymmetricCollective
     nbytes: float
@@ -38,19 +38,19 @@ class _Run:
     timer: simpy.Event
 
 
-class Folding:
-    """Holds the collective that is folded, if there is one, and counts the bytes of those that were."""
+class SymmetricExecution:
+    """Simulates one symmetric collective at a time, and counts the bytes of those that have ended."""
 
     def __init__(self, network: PacketNetwork, algorithm: CollectiveAlgorithm, fold: Fold) -> None:
         self.network = network
         self._algorithm = algorithm
         self.least = {"auto": WORTH_IT, "always": 2, "never": _NEVER}[fold]
-        self.run: _Run | None = None
+        self.running: _Running | None = None
         self._known: dict[tuple[Any, ...], SymmetricCollective | None] = {}
         self._carried: dict[SymmetricCollective, float] = {}  # bytes of the collectives that ended folded
 
     def begin(self, kind: CollectiveKind, ranks: tuple[int, ...], nbytes: float) -> simpy.Event | None:
-        """Run a collective folded, and return its event; None where ranks differ in what they do."""
+        """Run a collective and return its event; None where ranks differ in what they do."""
         network = self.network
         symmetric = self._symmetric(kind, ranks, nbytes)
         if symmetric is None:
@@ -58,18 +58,18 @@ class Folding:
         flowing = network.env.now + (symmetric.latency + symmetric.fill * nbytes)
         end = flowing + symmetric.seconds * nbytes
         timer = call_at(network.env, end, lambda _: self._end(run))
-        self.run = run = _Run(symmetric, nbytes, flowing, end, network.env.event(), timer)
+        self.running = run = _Running(symmetric, nbytes, flowing, end, network.env.event(), timer)
         return run.event
 
-    def unfold(self) -> None:
-        """Something else is about to be sent: let every rank's flows go on from where they are."""
-        run = self.run
+    def simulate_all(self) -> None:
+        """Simulate every flow of every rank from now on, because something else is about to be sent."""
+        run = self.running
         if run is None:
             return
         if self.network.env.now >= run.end:
             self._end(run)
             return
-        self.run = None
+        self.running = None
         self.network._superseded[run.timer] = None
         late = run.flowing - self.network.env.now
         edges = list(run.symmetric.edges(max(-late, 0.0), run.nbytes))
@@ -84,12 +84,12 @@ class Folding:
         self.network._go_on(edges, late, delivered)
 
     def stop(self) -> None:
-        """Fold nothing from now on."""
-        self.unfold()
+        """Simulate all ranks from now on."""
+        self.simulate_all()
         self.least = _NEVER
 
     def bytes_by_link(self) -> dict[str, float]:
-        """Return the bytes that folded collectives have sent over each link."""
+        """Return the bytes that collectives which were simulated for one rank have sent over each link."""
         found: dict[str, float] = {}
         for symmetric, nbytes in self._carried.items():
             for source, destination, carried in symmetric.edges_by_link():
@@ -97,17 +97,17 @@ class Folding:
                     found[link.name] = found.get(link.name, 0.0) + carried * nbytes
         return found
 
-    def _end(self, run: _Run) -> None:
-        """The collective is through, unless it was unfolded meanwhile or is through already."""
-        if self.run is not run:
+    def _end(self, run: _Running) -> None:
+        """End the collective, unless it has ended already or all of its ranks are simulated."""
+        if self.running is not run:
             self.network._superseded.pop(run.timer, None)
             return
-        self.run = None
+        self.running = None
         self._carried[run.symmetric] = self._carried.get(run.symmetric, 0.0) + run.nbytes
         run.event.succeed()
 
     def _symmetric(self, kind: CollectiveKind, ranks: tuple[int, ...], nbytes: float) -> SymmetricCollective | None:
-        """Return what one rank does, worked out now or before."""
+        """Return the collective as one rank sees it."""
         topology = self.network.topology
         if not topology.uniform or not topology.dimensions:
             return None

@@ -1,4 +1,4 @@
-"""What a photonic network is made of: ports, circuits, buffers, and the time that setting up a circuit takes.
+"""The parameters of a photonic network: ports, circuits, buffers, and the time to set up a circuit.
 
 The figures are those of TrioSim's study of a wafer (Li et al., ISCA 2025, 7.1), where it gives them: eight ports a GPU of
 484 GB/s together, 20 ms for a circuit. It gives no latency and no buffer: 500 ns and no limit are assumptions.
@@ -20,7 +20,7 @@ from triosim.units import Quantity, parse_bandwidth, parse_bytes, parse_time
 
 @dataclass(frozen=True, slots=True)
 class Optics:
-    """What each GPU has, and what a circuit between two of them can do.
+    """The ports and the buffer of each GPU, and the circuits between two of them.
 
     ports: of a GPU. ports_per_circuit: how many of them a circuit takes at each of its two ends.
     bandwidth: bytes per second of a port in one direction; a circuit has that of its ports together.
@@ -80,7 +80,7 @@ def _parsed(section: Section) -> Optics:
 
 
 def changed(optics: Optics, said: Mapping[str, Any], error: Callable[[str, str, str | None], Exception]) -> Optics:
-    """Return optics with what somebody said of them, as numbers or with units.
+    """Return optics with some values replaced, which are numbers or texts with units.
 
     What cannot be is raised as ``error(key, what, fix)``.
     """

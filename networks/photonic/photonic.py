@@ -1,4 +1,4 @@
-"""The photonic network: circuits between GPUs that are set up when they are needed, on a limited number of ports.
+"""The photonic network: optical circuits between GPUs, set up on demand on a limited number of ports.
 
 To send (TrioSim, Li et al., ISCA 2025, 7.1): if there is a circuit between the two GPUs, use it; else set one up, which takes a
 while, and tear down the one that has been idle longest where a GPU has no free port. Then reserve space in the
@@ -33,8 +33,8 @@ from triosim.units import Quantity
 
 
 @dataclass(slots=True)
-class Statistics:
-    """What a photonic network has counted.
+class CircuitStatistics:
+    """The counts and waiting times of a photonic network.
 
     Messages that found their circuit standing are ``messages_on_standing_circuits``; the others waited for it, from when
     they were sent until it stood, ``waits_for_port`` of them because a GPU had no port to spare (the circuit's first message
@@ -80,7 +80,7 @@ class _Lane:
 
 
 class _Circuit:
-    """What joins two GPUs, or will once there are ports for it and it is set up."""
+    """A circuit between two GPUs, which may still wait for ports or be set up."""
 
     __slots__ = ("asked", "ends", "lanes", "messages", "stands")
 
@@ -93,7 +93,7 @@ class _Circuit:
 
 
 class _Gpu:
-    """The ports of a GPU: its circuits, those of them that are idle (the one that has been so longest first), who waits."""
+    """The circuits of a GPU, those of them that are idle (the longest idle first), and who waits for a port or for space."""
 
     __slots__ = ("circuits", "coming", "free_bytes", "idle", "wanted", "wanting_bytes")
 
@@ -185,7 +185,7 @@ class PhotonicNetwork(SendingNetwork, LinkRecorder, FigureReporter):
         )
         super().__init__(env, CircuitTopology(topology, self.optics), algorithm=algorithm, form=form)
         self.record = record
-        self.statistics = Statistics()
+        self.statistics = CircuitStatistics()
         self._electrical = PacketNetwork(env, topology, record=record)
         self.flows, self.rates = (
             self._electrical.flows,
@@ -286,7 +286,7 @@ class PhotonicNetwork(SendingNetwork, LinkRecorder, FigureReporter):
         self._go_on(lane)
 
     def _delivered(self, lane: _Lane, message: _Message) -> None:
-        """The last byte is there: give its space to the next, tell the receiver, and see whether the circuit is idle."""
+        """Free the space of a delivered message, call back, and mark the circuit idle if it has no other message."""
         circuit = lane.circuit
         lane.carried += message.nbytes
         if self.record:
@@ -329,7 +329,7 @@ class PhotonicNetwork(SendingNetwork, LinkRecorder, FigureReporter):
         return circuit
 
     def _stir(self, gpu: str) -> None:
-        """Deal out the ports of a GPU when everything else of this instant has happened: who is idle then is so."""
+        """Assign the ports of a GPU after everything else of this instant, when it is known which circuits are idle."""
         if not self._gpus[gpu].wanted:
             return
         self._stirred[gpu] = None
@@ -381,7 +381,7 @@ class PhotonicNetwork(SendingNetwork, LinkRecorder, FigureReporter):
                 self._stirred[end] = None
 
     def _stand(self, circuit: _Circuit) -> None:
-        """The circuit is set up: what waited for it goes on its way."""
+        """Send what waited for a circuit that is set up now."""
         circuit.stands = True
         for lane in circuit.lanes.values():
             self.topology.links.setdefault(lane.link.name, lane.link)
@@ -391,7 +391,7 @@ class PhotonicNetwork(SendingNetwork, LinkRecorder, FigureReporter):
             self._go_on(lane)
 
     def _after(self, seconds: float, callback: Callable[[], None]) -> None:
-        """Call back after a time; what falls on one instant is one event, as the messages of a ring's step are."""
+        """Call back after a time; callbacks of one instant, such as those of a ring's step, share one event."""
         at = self.env.now + seconds
         due = self._due.get(at)
         if due is not None:

@@ -1,4 +1,4 @@
-"""What a file, a name or a mapping says of a topology: its graph, not built yet where it is regular, and further sections."""
+"""Descriptions of topologies, as files, names and mappings give them: the graph, which may not be built yet, and sections."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Multi-dimensional networks by notation, ``Ring(4)_FC(2)_Switch(8)``, and ASTRA-sim's ``network.yml``.
+"""Multi-dimensional topologies in the notation ``Ring(4)_FC(2)_Switch(8)``, and in ASTRA-sim's ``network.yml``.
 
 Dimension 1 is written first and is the innermost: ranks that differ in it alone are neighbours in number (ASTRA-sim 2.0,
 Won et al. 2023, IV-B). Blocks are Ring, FullyConnected (FC) and Switch (SW). A bandwidth is what a GPU can send on a

@@ -1,4 +1,4 @@
-"""Topologies from YAML files, from mappings, and from names with parameters; errors name file, line and key.
+"""Reads topologies from YAML files, mappings and names with parameters; errors name file, line and key.
 
 What may be written is in :mod:`triosim.networks.topology.schema`, in words in docs/topology-format.md.
 """

@@ -110,7 +110,7 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def _links(value: Any, problems: Problems) -> dict[str, NamedLinkKeys] | list[LinkKeys]:
+def _links(value: Any, problems: Problems) -> Any:
     """Read links with their names as keys, or a list of them."""
     if isinstance(value, dict):
         return {name: nested(NamedLinkKeys)(one, problems.at(name)) for name, one in value.items()}

@@ -37,7 +37,7 @@ class Wire:
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """Everything that a file can say of a regular topology; docs/topology-format.md explains each key."""
+    """The parameters of a regular topology; docs/topology-format.md explains each key."""
 
     topology: str
     bandwidth: float
@@ -63,7 +63,7 @@ class Spec:
 
 @dataclass(frozen=True, slots=True)
 class Outline:
-    """What a spec comes to before anything is made of it: the ``spec`` of one node, and how many ``nodes`` there are."""
+    """A regular topology before its graph is built: the ``spec`` of one node, and how many ``nodes`` there are."""
 
     spec: Spec
     nodes: int
@@ -143,7 +143,7 @@ def described(draft: Draft) -> Description:
 
 
 def outline(spec: Spec, asked: int | None = None) -> Outline:
-    """Return what a spec comes to, for at least ``asked`` GPUs where the spec does not say how many."""
+    """Return the outline of a spec, for at least ``asked`` GPUs where the spec does not say how many."""
     one, nodes = _sized(spec, asked)
     _check_size(one, nodes)
     return Outline(one, nodes)

@@ -1,4 +1,4 @@
-"""What a topology comes to: nodes by kind, links of a kind together, how far apart GPUs are, how much crosses its middle.
+"""A summary of a topology: nodes by kind, links by kind, the diameter between GPUs, and the bisection bandwidth.
 
 The bisection is the maximum flow (Ford and Fulkerson 1956) from the first half of the ranks to the second half.
 """

@@ -1,4 +1,4 @@
-"""Fitting the curves of collectives to measured times.
+"""Fits the curves of collectives to measured times.
 
 Everything is fitted to the logarithm of the time, so that a row of 10 us weighs as much as one of 10 ms. The sigmoid of each
 kind and group size comes first, with a loss that grows linearly for rows far off, and least for those that must have been
@@ -250,8 +250,8 @@ def _correction(curves: KindCurves, rows: Sequence[Row]) -> tuple[float, ...]:
     y = np.array([math.log(row.seconds / curves.base(row.gpus, row.nbytes).total) for row in rows])
     weights = np.zeros(x.shape[1])
     groups = {gpus: [row for row in rows if row.gpus == gpus] for gpus in {row.gpus for row in rows}}
-    known = {id(row): one for mine in groups.values() for row, one in zip(mine, _trust(mine), strict=True)}
-    clean = np.array([known[id(row)] for row in rows])
+    known = {row: one for mine in groups.values() for row, one in zip(mine, _trust(mine), strict=True)}
+    clean = np.array([known[row] for row in rows])
     for _ in range(10):
         trust = clean * ROBUST / np.maximum(np.abs(y - x @ weights), ROBUST)
         weights = np.linalg.solve(x.T @ (trust[:, None] * x) + RIDGE * np.eye(x.shape[1]), x.T @ (trust * y))

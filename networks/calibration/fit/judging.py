@@ -1,4 +1,4 @@
-"""How far predicted collectives are off measured ones: on any table, and on sizes that were held out of the fit."""
+"""Errors of predicted collectives against measured ones: of any table, and of sizes that were held out of the fit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Measured collectives from files: tables of comma-separated values, and the text that nccl-tests print.
+"""Reads measured collectives: tables of comma-separated values, and the output of nccl-tests.
 
 A table has the columns ``num_gpus``, ``bytes`` and one of ``latency_ns``, ``latency_us``, ``latency_ms``, ``seconds``; and, if
 it is about several, ``collective``, ``gpu`` and ``nodes``. Without ``collective``, the file's name says which one it was.

@@ -1,4 +1,4 @@
-"""The text that nccl-tests print (github.com/NVIDIA/nccl-tests), read as it is.
+"""Parses the output of nccl-tests (github.com/NVIDIA/nccl-tests).
 
 A file holds one run or several, one after the other, with whatever else a launcher printed between. The devices that a run
 lists say how many GPUs it used, on how many hosts, and which. Newer versions name the test; for older ones the file's name
@@ -30,7 +30,7 @@ _ROW = re.compile(rf"(?:^|[^\d.\w])\s*(\d+)\s+(\d+)\s+({_TYPES})\s+(\S.*)$")
 
 
 @dataclass(slots=True)
-class Line:
+class TestRow:
     """One row of a run: bytes, seconds, and what of the row tells which collective it was."""
 
     number: int
@@ -42,13 +42,13 @@ class Line:
 
 
 @dataclass(slots=True)
-class Run:
-    """One run of a test."""
+class TestRun:
+    """One run of a test: its devices and its rows."""
 
     test: str | None = None
     processes_gpus: int = 0  # what the first line says; of one process
     devices: dict[int, tuple[str, str]] = field(default_factory=dict)  # host and GPU by rank
-    lines: list[Line] = field(default_factory=list)
+    lines: list[TestRow] = field(default_factory=list)
     cut: list[int] = field(default_factory=list)  # numbers of rows without times
 
     @property
@@ -89,9 +89,9 @@ def is_output(text: str) -> bool:
     return any(_HEADER.search(line) for line in text.splitlines())
 
 
-def parse(text: str) -> list[Run]:
+def parse(text: str) -> list[TestRun]:
     """Return the runs of a text that have rows, whole ones or such as are cut off."""
-    runs = [Run()]
+    runs = [TestRun()]
     outside_first, rooted = True, False
     for number, line in enumerate(text.splitlines(), 1):
         if (named := _TEST.search(line)) and "concluded" not in line:
@@ -113,14 +113,14 @@ def parse(text: str) -> list[Run]:
     return [run for run in runs if run.lines or run.cut]
 
 
-def _begin(runs: list[Run]) -> Run:
+def _begin(runs: list[TestRun]) -> TestRun:
     """Return the run that a heading belongs to: a new one, if the last has rows."""
     if runs[-1].lines or runs[-1].cut:
-        runs.append(Run())
+        runs.append(TestRun())
     return runs[-1]
 
 
-def _line(number: int, row: re.Match[str], outside_first: bool, rooted: bool) -> Line | None:
+def _line(number: int, row: re.Match[str], outside_first: bool, rooted: bool) -> TestRow | None:
     words = row[4].split()
     reduces, has_root = False, False
     if words and not _is_figure(words[0]):
@@ -134,7 +134,9 @@ def _line(number: int, row: re.Match[str], outside_first: bool, rooted: bool) ->
         if len(figures) >= 3 and all(_is_figure(word) for word in figures[:3]):
             time, algorithm, bus = (float(word) for word in figures[:3])
             if time > 0.0 and int(row[1]) > 0:
-                return Line(number, int(row[1]), time * 1e-6, bus / algorithm if algorithm else 0.0, reduces, has_root)
+                return TestRow(
+                    number, int(row[1]), time * 1e-6, bus / algorithm if algorithm else 0.0, reduces, has_root
+                )
     return None
 
 

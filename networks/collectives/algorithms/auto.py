@@ -1,4 +1,4 @@
-"""The choice of an algorithm, as NCCL makes it: whichever is expected to be through first, by latency and bandwidth.
+"""The choice of an algorithm, as NCCL makes it: the one that is expected to finish first, by latency and bandwidth.
 
 NCCL's tuner works out for each algorithm a latency and a bandwidth on the topology that it found, and takes the one with
 the least latency + bytes/bandwidth for the size at hand (``ncclTopoTuneModel`` in its src/graph/tuning.cc). Here it is the
@@ -60,7 +60,7 @@ class Auto(CollectiveAlgorithm):
     def choose(
         self, kind: CollectiveKind, group: Sequence[int], nbytes: float, topology: Topology, root: int | None = None
     ) -> CollectiveAlgorithm:
-        """Return the algorithm that is expected to be through first."""
+        """Return the algorithm that is expected to finish first."""
         if topology is not self._topology:
             self._topology, self._costs = topology, {}
         key = (kind, group if isinstance(group, range) else tuple(group), root)
@@ -107,7 +107,7 @@ class Auto(CollectiveAlgorithm):
         root: int | None = None,
         shares: Sequence[float] | None = None,
     ) -> Cost:
-        """Return what the algorithm that is chosen takes."""
+        """Return the cost of the algorithm that is chosen."""
         chosen = self.choose(kind, group, nbytes, topology, root)
         return chosen.cost(kind, group, nbytes, topology, root=root, shares=shares)
 

@@ -20,7 +20,7 @@ from triosim.tasks import CollectiveKind
 
 
 class OneWay(PhasedAlgorithm):
-    """One direction of the ring: all passes from neighbour to neighbour."""
+    """One direction of the ring."""
 
     def __init__(self, *, backward: bool = False, chunks: int = 1) -> None:
         super().__init__(chunks)

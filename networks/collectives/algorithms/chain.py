@@ -1,7 +1,7 @@
 """The chain: every rank passes on to the next, without closing the ring; for a line of links, and for pipelines.
 
 An all-reduce goes along it to the first rank and comes back; all-gather and reduce-scatter go both ways at once, a
-share to either end. What is for one rank alone (gather, scatter, all-to-all) goes straight.
+share to either end. Gather, scatter and all-to-all are sent directly.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Collectives without passing on: every rank sends straight to the one for whom the data is.
+"""Direct collectives: every rank sends straight to the rank that the data is for; nothing is passed on.
 
 Gather and scatter are what NCCL does in one group of sends and receives; all-to-all is the pairwise exchange of MPI
 (Thakur, Rabenseifner and Gropp 2005, section 3.2): in step s, rank i sends to i + s and receives from i - s.

@@ -1,6 +1,6 @@
-"""The double binary tree: two trees, each for half of the data, in which nobody is an inner node of both.
+"""The double binary tree: two trees, each for half of the data; no rank is an inner node of both.
 
-A rank that is inside of one is (nearly always) a leaf of the other, so that all send about twice the data, as in a
+An inner node of one is (nearly always) a leaf of the other, so that all ranks send about twice the data, as in a
 ring, with the latency of a tree (Sanders, Speck and Träff 2009; NCCL since 2.4). Where the topology has nodes, the trees
 are between nodes and end in a chain inside of each, as NCCL's do; there are two for each GPU of a node, which is their
 head, so that all network cards carry the same. Other kinds than all-reduce, broadcast and reduce: as the tree.

@@ -1,4 +1,4 @@
-"""Recursive halving and doubling: log2 N rounds, in which ever more is exchanged with ever other partners.
+"""Recursive halving and doubling: log2 N rounds, each with another partner and half, or twice, the data of the round before.
 
 A reduce-scatter halves what is left in each round, an all-gather doubles it; an all-reduce is the one after the other
 (Thakur, Rabenseifner and Gropp 2005). For a group that is no power of two the rounds are those of Bruck et al. (1997),
@@ -17,7 +17,7 @@ from triosim.networks.topology import Topology
 
 
 class HalvingDoubling(PhasedAlgorithm):
-    """Few rounds and no byte too many for all-reduce, all-gather and reduce-scatter: for switches, and small messages."""
+    """Few rounds and the least bytes for all-reduce, all-gather and reduce-scatter: for switches and small messages."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The hierarchical collectives of multi-dimensional networks: along one dimension after another, in chunks.
+"""Hierarchical collectives on multi-dimensional networks: along one dimension after another, in chunks.
 
 On each dimension the algorithm of its block: ring, straight between all pairs, halving and doubling behind a switch, both
 ways along a line (ASTRA-sim 2.0, IV-B; Themis, Rashidi et al. 2022, baseline). With t_d the time that the bytes of dimension d
@@ -63,7 +63,7 @@ class Hierarchical(PhasedAlgorithm):
             raise OptionError(f"{chunks} is no number of chunks", where="chunks", fix="give 1 or more")
 
     def grid(self, group: Sequence[int], topology: Topology) -> Grid:
-        """Return the group as the box that it is."""
+        """Return the group as a box of coordinates."""
         if not topology.dimensions:
             raise OptionError(
                 f"{topology.name} has no dimensions",
@@ -121,7 +121,7 @@ def _block(dimension: Dimension) -> Topology:
 
 
 def _exchange(side: set[int], dimension: Dimension) -> Exchange:
-    """Return how the members of a block exchange data; a part of a ring is a line."""
+    """Return the exchange of a dimension's blocks; a part of a ring is a line."""
     if dimension.block == "ring" and len(side) < dimension.size:
         return _EXCHANGES["line"]
     return _EXCHANGES[dimension.block]

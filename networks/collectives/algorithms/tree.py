@@ -23,7 +23,7 @@ class Tree(CollectiveAlgorithm):
     """One in-order binary tree, laid along the ring; a subclass may have several, each for a part of the data."""
 
     steady = True
-    others: CollectiveAlgorithm = Ring()  # by which those collectives go that no tree is for
+    others: CollectiveAlgorithm = Ring()  # runs the kinds that do not use a tree
 
     def trees(self, group: Sequence[int], topology: Topology, root: int | None) -> Sequence[Parents]:
         """Return the parents in each of the trees."""

@@ -1,4 +1,4 @@
-"""Reductions and broadcasts along a tree, in chunks that follow each other: what chain, tree and double tree share.
+"""Reductions and broadcasts along a tree, in chunks that follow each other: the base of chain, tree and double tree.
 
 A reduction goes up: a rank sends a chunk on when it has come from all its children. A broadcast goes down. An
 all-reduce is both, and a chunk turns round at the root as soon as it is complete there, while others are still on

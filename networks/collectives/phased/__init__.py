@@ -1,1 +1,1 @@
-"""What algorithms share that run in phases along the dimensions of a grid of ranks."""
+"""Algorithms that run in phases along the dimensions of a grid of ranks: their grids, exchanges and steady states."""

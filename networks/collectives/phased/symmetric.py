@@ -1,4 +1,4 @@
-"""Collectives in which all ranks do the same, described by what one of them sends: how long they take, and who sends what.
+"""Symmetric collectives, in which all ranks do the same: their time and their edges follow from what one rank sends.
 
 The ranks form a grid. Along each dimension every rank sends as many bytes to the rank a step further (or, among 2^k members,
 to the one whose position differs in the same bits) as any other rank does. No link differs, so that all flows of a step have
