@@ -38,7 +38,7 @@ from triosim.tracer.patches import Patches
 from triosim.tracer.pytorch_version import check_version
 from triosim.tracer.recorder.recorded_trace import trace_of
 from triosim.tracer.recorder.recorder import Recorder
-from triosim.tracer.steps import Seen, class_name, module_calls, optimizer_steps, unwrapped
+from triosim.tracer.steps import StepObservations, class_name, module_calls, optimizer_steps, unwrapped
 
 #: Compute capabilities by the name of the architecture; a newer one is treated as Hopper.
 _CAPABILITIES = {
@@ -125,21 +125,21 @@ class FakeDevice:
         stack.enter_context(fake_mode)
         stack.enter_context(mode)
 
-    def step_begins(self, number: int, seen: Seen) -> None:
+    def step_begins(self, number: int, observed: StepObservations) -> None:
         """Record from here on."""
         self.recorder.begin()
 
-    def step_ends(self, number: int, seen: Seen) -> None:
+    def step_ends(self, number: int, observed: StepObservations) -> None:
         """Make a trace of what was recorded."""
         step = self.recorder.end()
         if not step.operators:
             raise CaptureError(
                 "the step did nothing on the device 'cuda'", fix="move the model and its inputs there, as for a GPU"
             )
-        batch_size = seen.batch_size
+        batch_size = observed.batch_size
         if batch_size is None:
             raise CaptureError("no module was called with a tensor in this step", fix="give the batch size")
-        model = "unknown" if seen.model is None else class_name(unwrapped(seen.model))
+        model = "unknown" if observed.model is None else class_name(unwrapped(observed.model))
         trace = trace_of(
             step, self.recorder.storages, batch_size=batch_size, model=model, gpu=self.gpu.name, software=_software()
         )
@@ -171,9 +171,8 @@ class fake_capture(FakeDevice):  # noqa: N801  (used as a function)
     ) -> None:
         super().__init__(gpu, devices=devices, world=world, rank=rank)
         self._skip = skip
-        self._batch_size = batch_size
         self._count = 0
-        self._seen = Seen()
+        self._observed = StepObservations(batch_size=batch_size)
 
     @property
     def trace(self) -> Trace:
@@ -186,22 +185,20 @@ class fake_capture(FakeDevice):  # noqa: N801  (used as a function)
         return self.traces[0]
 
     def _install(self, stack: contextlib.ExitStack) -> None:
-        stack.enter_context(optimizer_steps(self._over, self._seen))
-        stack.enter_context(module_calls(self._seen))
+        stack.enter_context(optimizer_steps(self._over, self._observed))
+        stack.enter_context(module_calls(self._observed))
         super()._install(stack)
         self._begin()
 
     def _begin(self) -> None:
         if self._count == self._skip:
-            self.step_begins(0, self._seen)
+            self.step_begins(0, self._observed)
 
     def _over(self, _: torch.optim.Optimizer) -> None:
-        if self._count == self._skip and self._skip and self._seen.joined:
+        if self._count == self._skip and self._skip and self._observed.joined:
             self._skip += 1  # an optimizer made its states in this step, as in no later one
         if self._count == self._skip:
-            if self._batch_size is not None:
-                self._seen.batch_size = self._batch_size
-            self.step_ends(0, self._seen)
+            self.step_ends(0, self._observed)
         self._count += 1
         self._begin()
 

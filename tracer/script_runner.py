@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from triosim.errors import CaptureError, OptionError
-from triosim.tracer.steps import Observer, Seen, module_calls, optimizer_steps
+from triosim.tracer.steps import Observer, StepObservations, module_calls, optimizer_steps
 
 if TYPE_CHECKING:
     import torch
@@ -40,7 +40,7 @@ def run_script(
     skip: int = 0,
     steps: int = 1,
     least: int | None = None,
-) -> Seen:
+) -> StepObservations:
     """Run a script as ``__main__`` until ``steps`` steps after the first ``skip`` are over, and tell the observer of each.
 
     With ``least`` a script may also end by itself after that many. Where steps are skipped, so is one more while a further
@@ -49,11 +49,11 @@ def run_script(
     what cannot be captured, exits, or ends too early.
     """
     check_script(path)
-    seen = Seen()
-    counter = _StepCounter(observer, seen, skip, steps)
+    observed = StepObservations()
+    counter = _StepCounter(observer, observed, skip, steps)
     needed = steps if least is None else least
-    with optimizer_steps(counter.over, seen), counter.calls:
-        counter.calls.enter_context(module_calls(seen))
+    with optimizer_steps(counter.over, observed), counter.calls:
+        counter.calls.enter_context(module_calls(observed))
         counter.begin()
         try:
             with _as_main(path, arguments) as main:
@@ -71,7 +71,7 @@ def run_script(
                 raise counter.no_step(path, f"the script raised {type(error).__name__}", steps) from None
     if counter.number < needed:
         raise counter.no_step(path, "the script ended", needed)
-    return seen
+    return observed
 
 
 class _StepCounter:
@@ -80,22 +80,22 @@ class _StepCounter:
     Calls of modules are observed (``calls``) until step 0 is over, because that costs each call a little.
     """
 
-    def __init__(self, observer: Observer, seen: Seen, skip: int, steps: int) -> None:
+    def __init__(self, observer: Observer, observed: StepObservations, skip: int, steps: int) -> None:
         self.number = -skip
         self.calls = ExitStack()
-        self._observer, self._seen, self._skip, self._steps = observer, seen, skip, steps
+        self._observer, self._observed, self._skip, self._steps = observer, observed, skip, steps
 
     def begin(self) -> None:
         """Tell the observer that a step begins, unless it is skipped."""
         if self.number >= 0:
-            self._observer.step_begins(self.number, self._seen)
+            self._observer.step_begins(self.number, self._observed)
 
     def over(self, _: torch.optim.Optimizer) -> None:
         """Tell the observer that a step ended. Raises ``EnoughSteps`` after the last one."""
-        if self.number == 0 and self._skip and self._seen.joined:  # an optimizer first made its states in it
+        if self.number == 0 and self._skip and self._observed.joined:  # an optimizer first made its states in it
             self.number, self._skip = -1, self._skip + 1
         if 0 <= self.number < self._steps:
-            self._observer.step_ends(self.number, self._seen)
+            self._observer.step_ends(self.number, self._observed)
         if self.number == 0:
             self.calls.close()
         self.number += 1

@@ -19,29 +19,35 @@ if TYPE_CHECKING:
 class Observer(Protocol):
     """Is told when a step begins and ends. Steps count from 0, skipped ones not included."""
 
-    def step_begins(self, number: int, seen: Seen) -> None:
+    def step_begins(self, number: int, observed: StepObservations) -> None:
         """Step ``number`` begins; it may never end."""
         ...
 
-    def step_ends(self, number: int, seen: Seen) -> None:
+    def step_ends(self, number: int, observed: StepObservations) -> None:
         """Step ``number`` ended: the optimizer has returned, and nothing of the next step has run."""
         ...
 
 
-class Seen:
+class StepObservations:
     """What was observed so far: ``optimizers`` in the order in which they were first called, ``model``, ``batch_size``.
 
     The model is the module with the most parameters among those that the script itself called in the last step that called any
     (a loss is a module too). The batch size is the sum of the first dimensions of its first tensor argument over the calls in
-    that step; None where no call had a tensor. ``joined`` says that in the last step a further optimizer was called for the
-    first time.
+    that step; None where no call had a tensor. A model and a batch size that the caller gives are kept. ``joined`` says that in
+    the last step a further optimizer was called for the first time.
     """
 
-    def __init__(self) -> None:
-        self.optimizers: list[torch.optim.Optimizer] = []
+    def __init__(
+        self,
+        *,
+        model: torch.nn.Module | None = None,
+        optimizer: torch.optim.Optimizer | None = None,
+        batch_size: int | None = None,
+    ) -> None:
+        self.optimizers: list[torch.optim.Optimizer] = [] if optimizer is None else [optimizer]
         self._samples: dict[torch.nn.Module, int] = {}  # by outermost module, in the running step
-        self.model: torch.nn.Module | None = None
-        self.batch_size: int | None = None
+        self.model, self._given_model = model, model
+        self.batch_size, self._given_batch_size = batch_size, batch_size
         self.joined = False
         self._known = 1  # optimizers before the running step
 
@@ -54,8 +60,9 @@ class Seen:
         self.joined = len(self.optimizers) > self._known
         self._known = max(len(self.optimizers), 1)
         if self._samples:
-            self.model = max(self._samples, key=lambda module: sum(one.numel() for one in module.parameters()))
-            self.batch_size = self._samples[self.model] or None
+            largest = max(self._samples, key=lambda module: sum(one.numel() for one in module.parameters()))
+            self.model = largest if self._given_model is None else self._given_model
+            self.batch_size = self._given_batch_size or self._samples[largest] or None
         self._samples = {}
 
 
@@ -79,7 +86,7 @@ def class_name(module: torch.nn.Module) -> str:
 
 
 @contextmanager
-def optimizer_steps(over: Callable[[torch.optim.Optimizer], None], seen: Seen) -> Iterator[None]:
+def optimizer_steps(over: Callable[[torch.optim.Optimizer], None], observed: StepObservations) -> Iterator[None]:
     """Call ``over(optimizer)`` each time that the optimizer which was called first returns from ``step()``.
 
     An optimizer that another one calls in its own step (inside a ZeRO wrapper), or that is called inside the backward pass,
@@ -98,10 +105,10 @@ def optimizer_steps(over: Callable[[torch.optim.Optimizer], None], seen: Seen) -
             pass  # one whose step raised, and was caught
         if running or torch._C._current_graph_task_id() != -1:  # inside of another one, or of the backward pass
             return
-        if not any(optimizer is other for other in seen.optimizers):
-            seen.optimizers.append(optimizer)
-        if optimizer is seen.optimizers[0]:
-            seen.step_over()
+        if not any(optimizer is other for other in observed.optimizers):
+            observed.optimizers.append(optimizer)
+        if optimizer is observed.optimizers[0]:
+            observed.step_over()
             over(optimizer)
 
     names = ("register_optimizer_step_pre_hook", "register_optimizer_step_post_hook")
@@ -116,7 +123,7 @@ def optimizer_steps(over: Callable[[torch.optim.Optimizer], None], seen: Seen) -
 
 
 @contextmanager
-def module_calls(seen: Seen) -> Iterator[None]:
+def module_calls(observed: StepObservations) -> Iterator[None]:
     """Tell ``seen`` of each call of an outermost module. It costs each call of any module a little."""
     from torch._C import _current_graph_task_id as current_graph_task_id
 
@@ -130,7 +137,7 @@ def module_calls(seen: Seen) -> Iterator[None]:
         nonlocal depth
         depth -= 1
         if depth == 0 and current_graph_task_id() == -1:  # else computed again in the backward pass
-            seen.called(called, (arguments, keywords))
+            observed.called(called, (arguments, keywords))
 
     with module_hooks(enters, leaves):
         yield

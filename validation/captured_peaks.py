@@ -43,7 +43,7 @@ def compared(model: str, *, checkpoint: bool, length: int = LENGTH) -> Found:
     from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
 
     from triosim.tracer.fake_device import FakeDevice
-    from triosim.tracer.steps import Seen
+    from triosim.tracer.steps import StepObservations
 
     with FakeDevice("H100-SXM", world=WORLD) as device:
         import torch
@@ -51,11 +51,10 @@ def compared(model: str, *, checkpoint: bool, length: int = LENGTH) -> Found:
         built, optimizer, step = prepared(model, checkpoint=checkpoint, length=length)
         step()
         torch.cuda.reset_peak_memory_stats()
-        seen = Seen()
-        seen.batch_size = 1
-        device.step_begins(0, seen)
+        observed = StepObservations(batch_size=1)
+        device.step_begins(0, observed)
         seconds = timed(step)
-        device.step_ends(0, seen)
+        device.step_ends(0, observed)
         ours = torch.cuda.max_memory_allocated()
         tracker = FSDPMemTracker(built, optimizer)
         with tracker:

@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 
 from triosim.errors import CaptureError, OptionError  # noqa: E402
 from triosim.tracer.script_runner import run_script  # noqa: E402
-from triosim.tracer.steps import Seen, unwrapped  # noqa: E402
+from triosim.tracer.steps import StepObservations, unwrapped  # noqa: E402
 
 TRAINING = """
 import sys, torch
@@ -32,18 +32,18 @@ print("over")
 
 
 class Told:
-    """An observer that writes down what it is told, and who was seen by then."""
+    """An observer that writes down what it is told, and who was observed by then."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, int]] = []
-        self.seen: Seen | None = None
+        self.seen: StepObservations | None = None
 
-    def step_begins(self, number: int, seen: Seen) -> None:
+    def step_begins(self, number: int, observed: StepObservations) -> None:
         self.calls.append(("begins", number))
 
-    def step_ends(self, number: int, seen: Seen) -> None:
+    def step_ends(self, number: int, observed: StepObservations) -> None:
         self.calls.append(("ends", number))
-        self.seen = seen
+        self.seen = observed
 
 
 def script(folder: Path, text: str, name: str = "train.py") -> Path:
@@ -64,17 +64,17 @@ def test_a_script_is_stopped_when_the_wanted_steps_are_over(tmp_path: Path, caps
 
 
 def test_the_model_is_told_from_the_loss_and_the_batch_from_its_input(tmp_path: Path) -> None:
-    seen = run_script(training(tmp_path), [], Told())
-    assert [type(part).__name__ for part in seen.model or ()] == ["Linear", "Linear"]
-    assert seen.batch_size == 6
-    assert [type(optimizer) for optimizer in seen.optimizers] == [torch.optim.SGD]
+    observed = run_script(training(tmp_path), [], Told())
+    assert [type(part).__name__ for part in observed.model or ()] == ["Linear", "Linear"]
+    assert observed.batch_size == 6
+    assert [type(optimizer) for optimizer in observed.optimizers] == [torch.optim.SGD]
 
 
 def test_backward_passes_before_one_step_of_the_optimizer_are_one_step(tmp_path: Path) -> None:
     told = Told()
-    seen = run_script(training(tmp_path, 1, "for _ in range(3):"), [], told)
+    observed = run_script(training(tmp_path, 1, "for _ in range(3):"), [], told)
     assert told.calls == [("begins", 0), ("ends", 0)]
-    assert seen.batch_size == 18
+    assert observed.batch_size == 18
 
 
 def test_the_script_is_main_with_its_own_arguments_and_folder(
@@ -185,9 +185,9 @@ weight.sum().backward()
 Outer().step()
 """
     told = Told()
-    seen = run_script(script(tmp_path, text), [], told)
+    observed = run_script(script(tmp_path, text), [], told)
     assert told.calls == [("begins", 0), ("ends", 0)]
-    assert [type(optimizer).__name__ for optimizer in seen.optimizers] == ["Outer"]
+    assert [type(optimizer).__name__ for optimizer in observed.optimizers] == ["Outer"]
 
 
 def test_there_must_be_a_script(tmp_path: Path) -> None:
@@ -219,9 +219,9 @@ def test_a_step_in_which_another_optimizer_makes_its_states_is_skipped_too(tmp_p
     states: list[int] = []
 
     class Counting(Told):
-        def step_begins(self, number: int, seen: Seen) -> None:
-            super().step_begins(number, seen)
-            states.append(len(seen.optimizers))
+        def step_begins(self, number: int, observed: StepObservations) -> None:
+            super().step_begins(number, observed)
+            states.append(len(observed.optimizers))
 
     told = Counting()
     run_script(script(tmp_path, TWO.format(steps=4)), [], told, skip=1, steps=2)

@@ -34,7 +34,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn:
+class SampledShapes:
     """Shapes of an operator's inputs and output (None: it works in place), and its other arguments.
 
     ``integers`` has the positions of integer inputs, with the bound that their values stay below.
@@ -51,13 +51,13 @@ class Benchmark:
     """An operator's name in a trace, how its shapes are drawn, and whether its backward pass is measured too."""
 
     name: str
-    draw: Callable[[Draw], Drawn]
+    draw: Callable[[SizeSampler], SampledShapes]
     phase: Phase = "forward"
     backward: bool = True
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class BenchmarkCase:
     """One operator to measure; ``integers`` has the positions of integer inputs, with the bound of their values."""
 
     name: str
@@ -67,7 +67,7 @@ class Case:
     integers: Mapping[int, int]
 
 
-class Draw:
+class SizeSampler:
     """Draws sizes; half of those from 64 up are rounded to a multiple of 64, as most sizes of models are."""
 
     def __init__(self, random: np.random.Generator) -> None:
@@ -85,16 +85,16 @@ class Draw:
         return choices[int(self._random.integers(len(choices)))]
 
 
-def case(benchmark: str, dtype: str, seed: int, number: int, limits: Limits) -> Case | None:
+def case(benchmark: str, dtype: str, seed: int, number: int, limits: Limits) -> BenchmarkCase | None:
     """Return the case of a number, or None where nothing within the limits was drawn."""
     kind = BENCHMARKS[benchmark]
-    draw = Draw(np.random.default_rng([seed, number, zlib.crc32(f"{benchmark} {dtype}".encode())]))
+    draw = SizeSampler(np.random.default_rng([seed, number, zlib.crc32(f"{benchmark} {dtype}".encode())]))
     for _ in range(_TRIES):
         drawn = kind.draw(draw)
         made = _operator(kind, drawn, dtype)
         held = sum(tensor.nbytes for tensor in (*made.inputs, *made.outputs)) * (3 if kind.backward else 1)
         if held <= limits.nbytes and features.flops(made) <= limits.flops:
-            return Case(f"{benchmark}:{dtype}:{seed}:{number}", made, benchmark, kind.backward, drawn.integers)
+            return BenchmarkCase(f"{benchmark}:{dtype}:{seed}:{number}", made, benchmark, kind.backward, drawn.integers)
     return None
 
 
@@ -106,7 +106,7 @@ def chosen(names: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(names)) or list(BENCHMARKS)
 
 
-def _operator(kind: Benchmark, drawn: Drawn, dtype: str) -> Operator:
+def _operator(kind: Benchmark, drawn: SampledShapes, dtype: str) -> Operator:
     inputs = tuple(
         Tensor(place, shape, "int64" if place in drawn.integers else dtype) for place, shape in enumerate(drawn.inputs)
     )
@@ -119,26 +119,26 @@ def _operator(kind: Benchmark, drawn: Drawn, dtype: str) -> Operator:
 
 def _drawn(
     inputs: Sequence[Shape], output: Shape | None, integers: Mapping[int, int] | None = None, **attributes: Any
-) -> Drawn:
-    return Drawn(inputs, output, attributes, integers or {})
+) -> SampledShapes:
+    return SampledShapes(inputs, output, attributes, integers or {})
 
 
-def _linear(draw: Draw) -> Drawn:
+def _linear(draw: SizeSampler) -> SampledShapes:
     m, n, k = draw.size(1, 65536), draw.size(16, 65536), draw.size(16, 65536)
     return _drawn([(m, k), (n, k), (n,)], (m, n))
 
 
-def _mm(draw: Draw) -> Drawn:
+def _mm(draw: SizeSampler) -> SampledShapes:
     m, n, k = (draw.size(16, 65536) for _ in range(3))
     return _drawn([(m, k), (k, n)], (m, n))
 
 
-def _bmm(draw: Draw) -> Drawn:
+def _bmm(draw: SizeSampler) -> SampledShapes:
     b, m, n, k = draw.size(1, 1024), draw.size(16, 4096), draw.size(16, 4096), draw.size(16, 4096)
     return _drawn([(b, m, k), (b, k, n)], (b, m, n))
 
 
-def _conv2d(draw: Draw) -> Drawn:
+def _conv2d(draw: SizeSampler) -> SampledShapes:
     kernel, stride = draw.one(1, 1, 3, 3, 3, 5, 7), draw.one(1, 1, 1, 2)
     samples, side = draw.size(1, 256), draw.size(7, 224)
     read, made = draw.one(3, *(draw.size(16, 2048) for _ in range(7))), draw.size(16, 2048)
@@ -151,47 +151,47 @@ def _conv2d(draw: Draw) -> Drawn:
     )
 
 
-def _sdpa(draw: Draw) -> Drawn:
+def _sdpa(draw: SizeSampler) -> SampledShapes:
     shape = (draw.size(1, 64), draw.size(1, 128), draw.size(16, 32768), draw.one(32, 64, 64, 96, 128, 128, 256))
     return _drawn([shape] * 3, shape, is_causal=bool(draw.one(0, 1)))
 
 
-def _rows(draw: Draw) -> Shape:
+def _rows(draw: SizeSampler) -> Shape:
     return draw.size(1, 1 << 18), draw.size(16, 65536)
 
 
-def _layer_norm(draw: Draw) -> Drawn:
+def _layer_norm(draw: SizeSampler) -> SampledShapes:
     shape = _rows(draw)
     return _drawn([shape, shape[1:], shape[1:]], shape, normalized_shape=list(shape[1:]))
 
 
-def _rms_norm(draw: Draw) -> Drawn:
+def _rms_norm(draw: SizeSampler) -> SampledShapes:
     shape = _rows(draw)
     return _drawn([shape, shape[1:]], shape, normalized_shape=list(shape[1:]))
 
 
-def _batch_norm(draw: Draw) -> Drawn:
+def _batch_norm(draw: SizeSampler) -> SampledShapes:
     channels, side = draw.size(8, 2048), draw.size(1, 224)
     shape = (draw.size(2, 256), channels, side, side)
     return _drawn([shape, *[(channels,)] * 4], shape)
 
 
-def _softmax(draw: Draw) -> Drawn:
+def _softmax(draw: SizeSampler) -> SampledShapes:
     shape = _rows(draw)
     return _drawn([shape], shape, dim=-1)
 
 
-def _of_one(draw: Draw) -> Drawn:
+def _of_one(draw: SizeSampler) -> SampledShapes:
     shape = _rows(draw)
     return _drawn([shape], shape)
 
 
-def _of_two(draw: Draw) -> Drawn:
+def _of_two(draw: SizeSampler) -> SampledShapes:
     shape = _rows(draw)
     return _drawn([shape, shape], shape)
 
 
-def _max_pool2d(draw: Draw) -> Drawn:
+def _max_pool2d(draw: SizeSampler) -> SampledShapes:
     window, side = draw.one(2, 2, 3), draw.size(8, 224)
     samples, channels = draw.size(1, 256), draw.size(8, 1024)
     out = (side - window) // 2 + 1
@@ -200,21 +200,21 @@ def _max_pool2d(draw: Draw) -> Drawn:
     )
 
 
-def _embedding(draw: Draw) -> Drawn:
+def _embedding(draw: SizeSampler) -> SampledShapes:
     words, width = draw.size(64, 262144), draw.size(16, 16384)
     looked_up = (draw.size(1, 64), draw.size(16, 8192))
     return _drawn([(words, width), looked_up], (*looked_up, width), {1: words})
 
 
-def _cross_entropy(draw: Draw) -> Drawn:
+def _cross_entropy(draw: SizeSampler) -> SampledShapes:
     rows, classes = draw.size(1, 65536), draw.size(2, 262144)
     return _drawn([(rows, classes), (rows,)], (), {1: classes})
 
 
-def _for_each(lists: int) -> Callable[[Draw], Drawn]:
+def _for_each(lists: int) -> Callable[[SizeSampler], SampledShapes]:
     """Return what draws lists of tensors with equal shapes, in the number and sizes of a network's parameters."""
 
-    def draw_lists(draw: Draw) -> Drawn:
+    def draw_lists(draw: SizeSampler) -> SampledShapes:
         shapes = [(draw.size(64, 1 << 25),) for _ in range(draw.size(1, 256))]
         return _drawn(shapes * lists, None, lists=lists)
 

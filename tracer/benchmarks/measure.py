@@ -26,7 +26,7 @@ from triosim.output_files import check_writable
 from triosim.trace import Operator, Tensor, dtype_name
 from triosim.tracer.benchmarks import cases as benchmark_cases
 from triosim.tracer.benchmarks import operator_calls as benchmark_calls
-from triosim.tracer.benchmarks.cases import Case, Limits
+from triosim.tracer.benchmarks.cases import BenchmarkCase, Limits
 from triosim.tracer.benchmarks.timers import CpuTimer, CudaTimer, Timer
 from triosim.tracer.pytorch_version import require_torch
 
@@ -114,18 +114,18 @@ class _Table:
         self._done = {row.case for row in self.rows if row.device == device}
         self._written = time.monotonic()
 
-    def has(self, case: Case) -> bool:
+    def has(self, case: BenchmarkCase) -> bool:
         """Whether a case was measured, or tried, on the device."""
         return case.name in self._done or any(note.startswith(self._of(case)) for note in self.notes)
 
-    def add(self, case: Case, rows: Sequence[Row]) -> None:
+    def add(self, case: BenchmarkCase, rows: Sequence[Row]) -> None:
         """Add a case's rows, and write the file if it was not written lately."""
         self.rows += [replace(row, device=self._device, case=case.name, software=self._software) for row in rows]
         self.new += len(rows)
         if time.monotonic() - self._written > _BETWEEN_WRITES:
             self.write()
 
-    def skip(self, case: Case, reason: str) -> None:
+    def skip(self, case: BenchmarkCase, reason: str) -> None:
         """Note why a case has no rows."""
         self.notes.append(f"{self._of(case)}{reason}")
 
@@ -135,11 +135,11 @@ class _Table:
             operator_table.write(self.rows, self._path, self.notes)
         self._written = time.monotonic()
 
-    def _of(self, case: Case) -> str:
+    def _of(self, case: BenchmarkCase) -> str:
         return f"{case.name} on {self._device}: "
 
 
-def _measure_case(torch: Any, case: Case, timer: Timer, table: _Table) -> None:
+def _measure_case(torch: Any, case: BenchmarkCase, timer: Timer, table: _Table) -> None:
     reason = ""
     try:
         table.add(case, list(_rows(torch, case, timer)))
@@ -150,7 +150,7 @@ def _measure_case(torch: Any, case: Case, timer: Timer, table: _Table) -> None:
         timer.clear()
 
 
-def _rows(torch: Any, case: Case, timer: Timer) -> Iterator[Row]:
+def _rows(torch: Any, case: BenchmarkCase, timer: Timer) -> Iterator[Row]:
     """Measure a case: its operator and its backward operator, each with a warm and with a cold cache."""
     one = case.operator
     inputs = [_made(torch, tensor, timer.device, case.integers.get(place)) for place, tensor in enumerate(one.inputs)]
@@ -195,7 +195,7 @@ def _made(torch: Any, tensor: Tensor, device: str, below: int | None) -> Any:
     return torch.rand(tensor.shape, dtype=getattr(torch, tensor.dtype), device=device) + 0.1
 
 
-def _reason(case: Case, error: Exception) -> str:
+def _reason(case: BenchmarkCase, error: Exception) -> str:
     """Return why a case has no rows. Raises ``TriosimError`` for errors that any other case would have too."""
     text = " ".join(str(error).split())
     if isinstance(error, MemoryError) or "out of memory" in text or "allocate memory" in text:

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any
 from triosim.errors import CaptureError, OptionError, OutputError
 from triosim.trace import Trace
 from triosim.tracer.profiler.eager import run_eagerly
-from triosim.tracer.profiler.step_profiler import Cost, Kind, StepProfiler, only_capture, plan
+from triosim.tracer.profiler.step_profiler import ProfilingCost, StepKind, StepProfiler, only_capture, plan
 from triosim.tracer.pytorch_version import check_version, require_torch
 from triosim.tracer.script_runner import run_script
-from triosim.tracer.steps import Seen, module_calls, optimizer_steps
+from triosim.tracer.steps import StepObservations, module_calls, optimizer_steps
 
 if TYPE_CHECKING:
     import torch
@@ -52,15 +52,15 @@ class capture:  # noqa: N801  # it is used as a function is
     ) -> None:
         _check(batch_size)
         _check_pytorch()
-        self._model, self._optimizer, self._batch_size = model, optimizer, batch_size
+        self._batch_size = batch_size
         again = plan(steps)
-        self._kinds: list[Kind] = again if not skip else ["full", *(["idle"] * (skip - 1)), *again]  # type: ignore[list-item]
+        self._kinds: list[StepKind] = again if not skip else ["full", *(["idle"] * (skip - 1)), *again]  # type: ignore[list-item]
         self._directory = directory
-        self._seen = Seen()
+        self._observed = StepObservations(model=model, optimizer=optimizer)
         self._number = 0
         self._running = ExitStack()
         self._trace: Trace | None = None
-        self._cost: Cost | None = None
+        self._cost: ProfilingCost | None = None
 
     @property
     def trace(self) -> Trace:
@@ -70,7 +70,7 @@ class capture:  # noqa: N801  # it is used as a function is
         return self._trace
 
     @property
-    def cost(self) -> Cost:
+    def cost(self) -> ProfilingCost:
         """Seconds of a step with and without the profiler."""
         if self._cost is None:
             raise CaptureError("the capture has no step yet", fix="leave the block first")
@@ -78,29 +78,24 @@ class capture:  # noqa: N801  # it is used as a function is
 
     def __enter__(self) -> capture:
         """Begin the first step."""
-        seen = self._seen
-        seen.model = self._model
-        if self._optimizer is not None:
-            seen.optimizers.append(self._optimizer)
+        observed = self._observed
         self._running.enter_context(only_capture())
         folder = self._running.enter_context(_folder(self._directory))
         self._profiler = StepProfiler(self._kinds, Path(folder))
         self._running.callback(self._profiler.close)
         self._running.enter_context(run_eagerly())
         self._calls = self._running.enter_context(ExitStack())
-        self._calls.enter_context(module_calls(seen))
-        self._running.enter_context(optimizer_steps(self._over, seen))
-        self._profiler.step_begins(0, seen)
+        self._calls.enter_context(module_calls(observed))
+        self._running.enter_context(optimizer_steps(self._over, observed))
+        self._profiler.step_begins(0, observed)
         return self
 
     def _over(self, _: torch.optim.Optimizer) -> None:
-        if self._model is not None:
-            self._seen.model = self._model
-        self._profiler.step_ends(self._number, self._seen)
+        self._profiler.step_ends(self._number, self._observed)
         self._number += 1
         if "full" not in self._kinds[self._number :]:
             self._calls.close()  # observing calls costs each call of a module a little
-        self._profiler.step_begins(self._number, self._seen)
+        self._profiler.step_begins(self._number, self._observed)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
@@ -109,12 +104,11 @@ class capture:  # noqa: N801  # it is used as a function is
         with self._running:
             if kind is not None:
                 return
-            if self._number == 0 and not self._seen.optimizers:
-                self._seen.step_over()
-                self._seen.model = self._model or self._seen.model
-                self._profiler.step_ends(0, self._seen)
+            if self._number == 0 and not self._observed.optimizers:
+                self._observed.step_over()
+                self._profiler.step_ends(0, self._observed)
             self._profiler.close()
-            self._trace = self._profiler.trace(self._seen, self._batch_size)
+            self._trace = self._profiler.trace(self._observed, self._batch_size)
             self._cost = self._profiler.cost
 
 
@@ -136,10 +130,7 @@ def capture_step(
     _check_pytorch()
     for _ in range(warmup):
         step()
-    seen = Seen()
-    seen.model = model
-    if optimizer is not None:
-        seen.optimizers.append(optimizer)
+    observed = StepObservations(model=model, optimizer=optimizer)
     with _folder(directory) as folder, ExitStack() as running:
         running.enter_context(only_capture())
         kinds = plan(steps)
@@ -147,15 +138,14 @@ def capture_step(
         running.callback(profiler.close)
         running.enter_context(run_eagerly())
         calls = running.enter_context(ExitStack())
-        calls.enter_context(module_calls(seen))
+        calls.enter_context(module_calls(observed))
         for number in range(len(kinds)):
-            profiler.step_begins(number, seen)
+            profiler.step_begins(number, observed)
             step()
-            seen.step_over()
-            seen.model = model or seen.model
-            profiler.step_ends(number, seen)
+            observed.step_over()
+            profiler.step_ends(number, observed)
             calls.close()
-        return profiler.trace(seen, batch_size)
+        return profiler.trace(observed, batch_size)
 
 
 def capture_script(
@@ -167,7 +157,7 @@ def capture_script(
     warmup: int = 1,
     steps: int = 5,
     directory: str | os.PathLike[str] | None = None,
-) -> tuple[Trace, Cost]:
+) -> tuple[Trace, ProfilingCost]:
     """Run a training script as Python would, and return the trace of a step of it, with what profiling cost.
 
     Of the steps after the first ``skip`` one is profiled in full, ``warmup`` are thrown away, and ``steps`` are measured
@@ -182,9 +172,9 @@ def capture_script(
         profiler = StepProfiler(kinds, Path(folder))
         running.callback(profiler.close)
         running.enter_context(run_eagerly())
-        seen = run_script(path, arguments, profiler, skip=skip, steps=len(kinds), least=1)
+        observed = run_script(path, arguments, profiler, skip=skip, steps=len(kinds), least=1)
         profiler.close()
-        return profiler.trace(seen, batch_size), profiler.cost
+        return profiler.trace(observed, batch_size), profiler.cost
 
 
 def _folder(directory: str | os.PathLike[str] | None) -> AbstractContextManager[str]:

@@ -25,21 +25,21 @@ from triosim.tracer.profiler.annotations import (
     only_our_annotations,
 )
 from triosim.tracer.profiler.full_profile import FullProfile, quiet
-from triosim.tracer.steps import Seen, class_name, unwrapped
+from triosim.tracer.steps import StepObservations, class_name, unwrapped
 
 PROFILER_FILE = "profiler.json"
 EXECUTION_TRACE_FILE = "execution_trace.json"
 
-Kind = Literal["full", "warm", "plain", "light", "idle"]
+StepKind = Literal["full", "warm", "plain", "light", "idle"]
 
 
-def plan(steps: int, *, warmup: int = 1) -> list[Kind]:
+def plan(steps: int, *, warmup: int = 1) -> list[StepKind]:
     """Return the kind of each step: one in full, ``warmup`` that are thrown away, then ``steps`` pairs of plain and light."""
     return ["full", *(["warm"] * warmup if steps else []), *(["plain", "light"] * steps)]  # type: ignore[list-item]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Cost:
+class ProfilingCost:
     """Seconds of a step without a profiler, under Kineto, and under the full profiler: medians of ``steps`` each, but one full.
 
     ``plain`` and ``light`` are None where no such step ran.
@@ -76,29 +76,29 @@ def only_capture() -> Iterator[None]:
 class StepProfiler:
     """An observer of steps (``triosim.tracer.steps.Observer``) that profiles them as a ``plan`` says, into a folder."""
 
-    def __init__(self, kinds: list[Kind], folder: Path) -> None:
+    def __init__(self, kinds: list[StepKind], folder: Path) -> None:
         self._kinds = kinds
         self._folder = folder
-        self._times: dict[Kind, list[float]] = {}
+        self._times: dict[StepKind, list[float]] = {}
         self._light: list[Path] = []
         self._running = ExitStack()
         self._began = 0.0
         self._profiler: Any = None
         self._annotations: list[Any] = []
 
-    def step_begins(self, number: int, seen: Seen) -> None:
+    def step_begins(self, number: int, observed: StepObservations) -> None:
         """Start the profiler that the plan says for a step."""
         if self._profiler is not None:  # the step before never ended
             self.close()
         kind = self._kind(number)
         if kind == "full":
-            self._start_full(seen)
+            self._start_full(observed)
         elif kind in ("light", "warm"):
             self._start_light()
         _synchronize()
         self._began = time.perf_counter()
 
-    def step_ends(self, number: int, seen: Seen) -> None:
+    def step_ends(self, number: int, observed: StepObservations) -> None:
         """Stop the profiler, and write its file."""
         kind = self._kind(number)
         if kind == "idle":
@@ -106,7 +106,7 @@ class StepProfiler:
         _synchronize()
         self._times.setdefault(kind, []).append(time.perf_counter() - self._began)
         if kind == "full":
-            self._stop_full(seen)
+            self._stop_full(observed)
         elif kind in ("light", "warm"):
             with quiet():
                 self._running.close()
@@ -127,10 +127,10 @@ class StepProfiler:
         return "full" in self._times
 
     @property
-    def cost(self) -> Cost:
+    def cost(self) -> ProfilingCost:
         """The seconds of the steps."""
         plain, light = self._times.get("plain", []), self._times.get("light", [])
-        return Cost(
+        return ProfilingCost(
             median(plain) if plain else None,
             median(light) if light else None,
             self._times["full"][-1],
@@ -138,7 +138,7 @@ class StepProfiler:
             _spread(plain),
         )
 
-    def trace(self, seen: Seen, batch_size: int | None = None, model: str | None = None) -> Trace:
+    def trace(self, observed: StepObservations, batch_size: int | None = None, model: str | None = None) -> Trace:
         """Return the trace of the profiled step.
 
         Raises ``CaptureError`` without a step, ``TraceError`` for files that make no trace, ``OutputError`` for a full disk.
@@ -153,9 +153,9 @@ class StepProfiler:
             self._folder / PROFILER_FILE,
             self._folder / EXECUTION_TRACE_FILE,
             lightly=self._light,
-            batch_size=batch_size or seen.batch_size,
+            batch_size=batch_size or observed.batch_size,
         )
-        name = model or (class_name(unwrapped(seen.model)) if seen.model is not None else trace.model)
+        name = model or (class_name(unwrapped(observed.model)) if observed.model is not None else trace.model)
         software = {**trace.software, "torch": torch.__version__, "profiler": self._description(separate)}
         return dataclasses.replace(trace, model=name, step_seconds=self.cost.plain, software=software, source="")
 
@@ -182,23 +182,25 @@ class StepProfiler:
             f"(medians of {cost.steps}, in turns; without it steps vary by {100 * cost.spread:.1f}%)"
         )
 
-    def _kind(self, number: int) -> Kind:
+    def _kind(self, number: int) -> StepKind:
         return self._kinds[number] if number < len(self._kinds) else "idle"
 
-    def _start_full(self, seen: Seen) -> None:
+    def _start_full(self, observed: StepObservations) -> None:
         self._running.enter_context(only_our_annotations())
         self._profiler = FullProfile(
-            _activities(), self._folder / EXECUTION_TRACE_FILE, lambda: annotate_tensors(seen.model, seen.optimizers)
+            _activities(),
+            self._folder / EXECUTION_TRACE_FILE,
+            lambda: annotate_tensors(observed.model, observed.optimizers),
         )
         self._running.enter_context(self._profiler)
         self._running.enter_context(annotated_modules())
         self._annotations = self._running.enter_context(annotated_optimizers())
 
-    def _stop_full(self, seen: Seen) -> None:
+    def _stop_full(self, observed: StepObservations) -> None:
         while self._annotations:
             self._annotations.pop()[1].__exit__(None, None, None)
         self._profiler.begin()
-        annotate_tensors(seen.model, seen.optimizers)
+        annotate_tensors(observed.model, observed.optimizers)
         with quiet():
             self._running.close()
         self._profiler.export_chrome_trace(str(self._folder / PROFILER_FILE))

@@ -134,7 +134,7 @@ def _nearest(pool: RankPool, chosen: Sequence[int], world: int) -> tuple[int, ..
 
 
 @dataclass(frozen=True, slots=True)
-class Axis:
+class GroupAxis:
     """Process groups that divide the world; a rank's coordinate along the axis is its position in its group."""
 
     groups: tuple[tuple[int, ...], ...]
@@ -148,19 +148,21 @@ class Axis:
         return len(self.groups[0])
 
 
-def independent_axes(axes: Axes, world: int) -> list[Axis]:
+def independent_axes(axes: Axes, world: int) -> list[GroupAxis]:
     """Return as many axes as there can be whose coordinates tell all ranks apart; at worst the world is the only one."""
     whole = [
-        Axis(groups) for groups in dict.fromkeys(axes.values()) if len(groups[0]) > 1 and sum(map(len, groups)) == world
+        GroupAxis(groups)
+        for groups in dict.fromkeys(axes.values())
+        if len(groups[0]) > 1 and sum(map(len, groups)) == world
     ]
     for count in range(min(len(whole), world.bit_length()), 0, -1):
         for chosen in itertools.combinations(whole, count):
             if math.prod(map(len, chosen)) == world and len(set(_coordinates(chosen, world))) == world:
                 return list(chosen)
-    return [Axis((tuple(range(world)),))]
+    return [GroupAxis((tuple(range(world)),))]
 
 
-def _coordinates(axes: Sequence[Axis], world: int) -> list[tuple[int, ...]]:
+def _coordinates(axes: Sequence[GroupAxis], world: int) -> list[tuple[int, ...]]:
     """Return the coordinates of each rank along some axes."""
     found = [[0] * len(axes) for _ in range(world)]
     for number, axis in enumerate(axes):
@@ -170,7 +172,7 @@ def _coordinates(axes: Sequence[Axis], world: int) -> list[tuple[int, ...]]:
     return [tuple(coordinate) for coordinate in found]
 
 
-def _equivalent_positions(pool: RankPool, axis: Axis) -> list[int]:
+def _equivalent_positions(pool: RankPool, axis: GroupAxis) -> list[int]:
     """Return for each position along an axis the first one that runs the same, by bisection between positions that differ."""
     group = axis.of_rank_0
     last = len(group) - 1

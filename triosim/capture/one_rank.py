@@ -15,7 +15,7 @@ from triosim.tracer.script_runner import check_script, run_script
 
 
 @dataclass(frozen=True, slots=True)
-class Captured:
+class CapturedStep:
     """A captured step; ``notes`` say what was done differently from a run on a GPU, one for each line of the script."""
 
     trace: Trace
@@ -30,7 +30,7 @@ def capture_fake(
     skip: int = 1,
     batch_size: int | None = None,
     model: ComputeModel | None = None,
-) -> Captured:
+) -> CapturedStep:
     """Run a training script on a fake GPU, and return the first step after ``skip``, with predicted times.
 
     Raises ``OptionError`` for a GPU that is not in the catalogue, ``CaptureError`` when the script has no such step.
@@ -39,9 +39,10 @@ def capture_fake(
     target = gpus.find(gpu)
     require_torch()
     with tracer.FakeDevice(target) as device:
-        seen = run_script(path, arguments, device, skip=skip, steps=1)
+        observed = run_script(path, arguments, device, skip=skip, steps=1)
         notes = tuple(device.notes)
     trace = device.traces[0]
-    return Captured(
-        with_predicted_times(replace(trace, batch_size=batch_size or seen.batch_size or trace.batch_size), model), notes
+    return CapturedStep(
+        with_predicted_times(replace(trace, batch_size=batch_size or observed.batch_size or trace.batch_size), model),
+        notes,
     )

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from triosim.memory.allocator.allocator import AllocationFailed, CachingAllocator
 from triosim.memory.allocator.blocks import Block
 from triosim.memory.allocator.settings import AllocatorSettings
-from triosim.memory.liveness.lifetimes import Event, Lifetimes
+from triosim.memory.liveness.lifetimes import LifetimeEvent, Lifetimes
 
 #: In every run that was tried the reserved memory settled within this many steps; no more are replayed.
 MOST_STEPS = 4
@@ -146,7 +146,7 @@ class _StepReplay:
             reserved.append(self.allocator.reserved)
         return allocated, reserved
 
-    def _apply(self, event: Event) -> None:
+    def _apply(self, event: LifetimeEvent) -> None:
         if event.birth:
             self._allocate(event.number)
         elif event.number in self.blocks:  # in the first step, what an earlier one left is not there
@@ -198,7 +198,7 @@ class _Failed(Exception):
         self.cause = cause
 
 
-def _match_steps(lifetimes: Lifetimes, events: list[Event]) -> tuple[dict[int, int], int, int]:
+def _match_steps(lifetimes: Lifetimes, events: list[LifetimeEvent]) -> tuple[dict[int, int], int, int]:
     """Match what the step found and freed with what it allocated and kept, of one size and stream, in order.
 
     Return, by number of what it found, the number of what the step before kept for it, and the bytes without a match: of what

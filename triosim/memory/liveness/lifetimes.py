@@ -55,7 +55,7 @@ class Lifetime:
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class LifetimeEvent:
     """The birth or death of the lifetime with this number, while the operator at position ``operator`` runs."""
 
     clock: int
@@ -73,15 +73,15 @@ class Lifetimes:
     estimated: bool
 
     @property
-    def events(self) -> list[Event]:
+    def events(self) -> list[LifetimeEvent]:
         """The births and deaths in the step, in order."""
         found = []
         for number, item in enumerate(self.items):
             if item.born is not None:
-                found.append(Event(item.born, True, number, item.operator))
+                found.append(LifetimeEvent(item.born, True, number, item.operator))
             if item.died is not None:
                 operator = item.operator if item.last_operator is None else item.last_operator
-                found.append(Event(item.died, False, number, operator))
+                found.append(LifetimeEvent(item.died, False, number, operator))
         return sorted(found, key=lambda event: event.clock)
 
     @property

@@ -156,7 +156,7 @@ class CapturedStorages:
 
 
 @dataclass(slots=True)
-class _Seen:
+class _TensorMemory:
     """The memory that a tensor is in, by the bytes that operators see of it; ``generation`` counts how often it was made."""
 
     generation: int
@@ -181,7 +181,7 @@ class MicroBatchLiveness:
         self._offsets: dict[str, int] = {}
         self._current: dict[int, MicroBatchLifetime] = {}
         self._generations: dict[int, int] = {}
-        self._seen: dict[int, _Seen] = {}
+        self._seen: dict[int, _TensorMemory] = {}
         self._scattered: dict[tuple[MicroBatchLifetime, float], MicroBatchLifetime] = {}
         self._rotating: dict[TransferKey | None, MicroBatchLifetime] = {}  # buffers that are being received, by key
         self._pass = ""
@@ -242,7 +242,7 @@ class MicroBatchLiveness:
             elif storage in fresh:
                 lifetime.nbytes = max(lifetime.nbytes, self._storages.captured.scale(storage, nbytes))
             lifetime.last = place
-            self._seen[tensor.id] = _Seen(self._generations[storage], nbytes, {nbytes: lifetime})
+            self._seen[tensor.id] = _TensorMemory(self._generations[storage], nbytes, {nbytes: lifetime})
         if self._follows_capture:
             self._capture(operator, place)
         for gradient, kept in self._ready.get(operator.id, ()):
@@ -284,7 +284,7 @@ class MicroBatchLiveness:
             )  # it came from another stage
         nbytes, generation = tensor.nbytes, self._generations[tensor.storage]
         if seen is None or seen.generation != generation:
-            seen = self._seen[tensor.id] = _Seen(generation, nbytes, {nbytes: lifetime})
+            seen = self._seen[tensor.id] = _TensorMemory(generation, nbytes, {nbytes: lifetime})
         found = seen.lifetimes.get(nbytes)
         if found is None:
             found = self._in_other_size(seen, tensor, operator, place)
@@ -296,7 +296,7 @@ class MicroBatchLiveness:
         of_parameter = operator.id in self._ready or any(tensor.parameter is not None for tensor in operator.outputs)
         return of_parameter and base_name(operator.name) in ("add", "add_")
 
-    def _in_other_size(self, seen: _Seen, tensor: Tensor, operator: Operator, place: int) -> MicroBatchLifetime:
+    def _in_other_size(self, seen: _TensorMemory, tensor: Tensor, operator: Operator, place: int) -> MicroBatchLifetime:
         """Return what an operator reads of a tensor whose maker wrote more (it was scattered) or less (it was gathered)."""
         base = seen.lifetimes[seen.nbytes]
         if tensor.nbytes < seen.nbytes:

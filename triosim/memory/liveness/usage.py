@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from triosim.memory.allocator.settings import SMALLEST_BLOCK
-from triosim.memory.liveness.lifetimes import MEMORY_CATEGORIES, Event, Lifetimes
+from triosim.memory.liveness.lifetimes import MEMORY_CATEGORIES, LifetimeEvent, Lifetimes
 
 Integers = npt.NDArray[np.int64]
 
@@ -38,7 +38,7 @@ class Usage:
     """
 
     lifetimes: Lifetimes
-    events: tuple[Event, ...]
+    events: tuple[LifetimeEvent, ...]
     categories: tuple[str, ...]
     live: Integers
     requested: Integers
