@@ -91,7 +91,11 @@ def is_described(trace: TraceLike, config: RunConfig) -> bool:
     if isinstance(trace, (Trace, TaskStreams)) or config.trace_format is not None:
         return False
     place = Path(trace)
-    return trace_formats.find(place) is _model_format() if place.exists() else True
+    try:
+        # The format of models is known by what it can do: loading it to compare would cost every start 30 ms.
+        return hasattr(trace_formats.find(place), "read_configured") if place.exists() else True
+    except (OSError, ValueError):  # reading it says why
+        return False
 
 
 def _model_format() -> Any:
