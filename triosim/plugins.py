@@ -34,7 +34,7 @@ BUILT_IN: dict[Group, dict[str, str]] = {
         "single": "triosim.extrapolators.core.single:Single",
         "dp": "triosim.extrapolators.data.dp:DataParallel",
         "ddp": "triosim.extrapolators.data.ddp:DistributedDataParallel",
-        "fsdp": "triosim.extrapolators.data.fsdp:FullySharded",
+        "fsdp": "triosim.extrapolators.data.fsdp:FullyShardedDataParallel",
         "zero1": "triosim.extrapolators.data.zero:Zero1",
         "zero2": "triosim.extrapolators.data.zero:Zero2",
         "cp": "triosim.extrapolators.tensor.cp:ContextParallel",

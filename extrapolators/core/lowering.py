@@ -1,6 +1,6 @@
-"""Lowering: a program becomes what a rank does, one thing after the other.
+"""Lowers a program to lists of instructions, which each rank runs one after the other.
 
-What all ranks at a place of the pipeline have in common (which operators run between which communications, the ``Compute``
+What all ranks at one position of the pipeline have in common (which operators run between which communications, the ``Compute``
 tasks of these, what is received when) is made once, here; a ``TrainingLoop`` is one rank's way through it.
 """
 
@@ -26,34 +26,34 @@ from triosim.extrapolators.core.schedule_table import HALVES, Action, Half
 from triosim.tasks import Compute, Layers
 from triosim.trace import Operator
 
-HookedParameters = frozenset[int] | None  # gradients that some reaction acts upon, by their parameters; None for all
-ParameterKey = Callable[[Block], Hashable]  # what of its parameters a block uses
+HookedParameters = frozenset[int] | None  # those for whose gradients some hook is called; None for all
+ParameterKey = Callable[[Block], Hashable]  # says which parameters a block uses
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class RunOperators:
-    """The operators of a script up to ``end`` run now."""
+    """The operators of the list up to ``end`` run now."""
 
     end: int
 
 
 @dataclass(frozen=True, slots=True)
 class GradientReady:
-    """A gradient to which this point has added: it is ``complete``, or there are micro-batches to come."""
+    """A gradient has been added to: it is ``complete``, or there are micro-batches to come."""
 
     gradient: Gradient
     complete: bool
 
 
-#: What a script is made of. A block is one that begins.
+#: A block is one that begins.
 Instruction = RunOperators | Communicate | Send | Exchange | Await | Block | GradientReady
 
 
 @dataclass(frozen=True, slots=True)
 class InstructionList:
-    """What an action runs: its operators in a row, and what happens between them. ``name`` says which operators these are."""
+    """What an action runs: its operators in order, and the instructions that say when; ``name`` identifies the operators."""
 
     name: tuple[object, ...]
     operators: tuple[Operator, ...]
@@ -62,9 +62,9 @@ class InstructionList:
 
 @dataclass(frozen=True, slots=True)
 class ScheduledAction:
-    """An action at a place of the pipeline. It adds to some gradients; some, by their parameters, are ``complete`` with it."""
+    """An action of a pipeline rank. It adds to some gradients; some, by their parameters, are ``complete`` with it."""
 
-    place: int
+    pipeline_rank: int
     action: Action
     gradients: tuple[Gradient, ...]
     complete: frozenset[int]
@@ -72,16 +72,16 @@ class ScheduledAction:
 
 @dataclass(frozen=True, slots=True)
 class PostedReceive:
-    """A receive: from which place, and what of which micro-batch."""
+    """A receive: from which pipeline rank, and what of which micro-batch."""
 
-    place: int
+    pipeline_rank: int
     key: TransferKey
     micro_batch: int
 
 
 @dataclass(slots=True)
 class LoweredSlot:
-    """A slot of the schedule: what is received from now on, and what runs side by side."""
+    """A slot of the schedule: the receives that are posted before it, and the actions that run side by side in it."""
 
     receives: list[PostedReceive]
     acts: tuple[ScheduledAction, ...]
@@ -103,9 +103,9 @@ class Lowering:
         self.iterations = iterations
         self.copy_input = copy_input
         self.input_bytes = [float(sum(tensor.nbytes for tensor in stage.inputs)) for stage in program.stages]
-        self.held = [program.held(place) for place in range(len(program.schedule.rows))]
+        self.held = [program.held(pipeline_rank) for pipeline_rank in range(len(program.schedule.rows))]
         self.gradients = [stage.gradients(program.gradient_dtype) for stage in self.held]
-        # One entry a place: pairs of an axis and what makes a rank's reaction.
+        # By pipeline rank: pairs of an axis and what makes a rank's hooks.
         self.hooks = [
             [(axis, make(stage, gradients)) for axis, make in program.hooks]
             for stage, gradients in zip(self.held, self.gradients, strict=True)
@@ -114,15 +114,16 @@ class Lowering:
             op.id: n for n, stage in enumerate(program.stages) for block in stage.backward for op in block.operators
         }
         self._sent: dict[tuple[object, ...], list[Any]] = {}
-        self._added: dict[tuple[object, ...], tuple[Gradient, ...]] = {}  # in which half of a stage, by place
-        self.turns = [self._turns(place) for place in range(len(program.schedule.rows))]
+        self._added: dict[tuple[object, ...], tuple[Gradient, ...]] = {}  # in which half of a stage, by pipeline rank
+        self.turns = [self._turns(pipeline_rank) for pipeline_rank in range(len(program.schedule.rows))]
         self._post_receives()
         self._scripts: dict[tuple[object, ...], InstructionList] = {}
         self._computes: dict[tuple[object, ...], Compute] = {}
-        self._aside: dict[tuple[int, str], tuple[Compute, Compute]] = {}  # by id(), and so kept with it
+        # By id() of a task, which is kept with it: hashing its operators would cost more than making it.
+        self._aside: dict[tuple[int, str], tuple[Compute, Compute]] = {}
 
-    def place(self, rank: int) -> int:
-        """Return the place of the pipeline at which a rank is."""
+    def pipeline_rank(self, rank: int) -> int:
+        """Return a rank's coordinate along the pipeline; 0 without one."""
         axis = self.program.stage_axis
         return self.mesh.coordinate(axis, rank) if axis is not None else 0
 
@@ -149,7 +150,14 @@ class Lowering:
         It also stops where a gradient is complete that somebody has ``heard`` of, or is added to, ``each_time``.
         """
         stage, phase = act.action.stage, act.action.phase
-        key = (act.place, stage, phase, needs is not None, each_time, *((act.action, heard) if act.complete else ()))
+        key = (
+            act.pipeline_rank,
+            stage,
+            phase,
+            needs is not None,
+            each_time,
+            *((act.action, heard) if act.complete else ()),
+        )
         script = self._scripts.get(key)
         if script is None:
             ready: dict[int, list[GradientReady]] = {}
@@ -161,37 +169,37 @@ class Lowering:
             script = self._scripts[key] = _script((stage, phase), self.program.part(stage, phase), needs, ready)
         return script
 
-    def optimizer(self, place: int) -> InstructionList:
-        """Return the optimizer of a place."""
-        key = ("optimizer", place)
+    def optimizer(self, pipeline_rank: int) -> InstructionList:
+        """Return the optimizer of a pipeline rank."""
+        key = ("optimizer", pipeline_rank)
         script = self._scripts.get(key)
         if script is None:
-            script = self._scripts[key] = _script(key, self.held[place].optimizer, None, {})
+            script = self._scripts[key] = _script(key, self.held[pipeline_rank].optimizer, None, {})
         return script
 
-    def _turns(self, place: int) -> list[LoweredSlot]:
-        last = self.program.schedule.last(place)
-        rows = self.program.schedule.rows[place]
-        return [LoweredSlot([], tuple(self._act(place, action, last) for action in slot)) for slot in rows]
+    def _turns(self, pipeline_rank: int) -> list[LoweredSlot]:
+        last = self.program.schedule.last(pipeline_rank)
+        rows = self.program.schedule.rows[pipeline_rank]
+        return [LoweredSlot([], tuple(self._act(pipeline_rank, action, last) for action in slot)) for slot in rows]
 
-    def _act(self, place: int, action: Action, last: Mapping[tuple[int, Half], Action]) -> ScheduledAction:
+    def _act(self, pipeline_rank: int, action: Action, last: Mapping[tuple[int, Half], Action]) -> ScheduledAction:
         gradients: dict[Half, tuple[Gradient, ...]] = dict.fromkeys(HALVES[action.phase], ())
         for half in gradients:
-            key = (place, action.stage, half)
+            key = (pipeline_rank, action.stage, half)
             if key not in self._added:
                 self._added[key] = tuple(
                     gradient
-                    for gradient in self.gradients[place]
+                    for gradient in self.gradients[pipeline_rank]
                     if self._stage_of[gradient.ready] == action.stage
                     and ("weight" if gradient.ready in self.program.weight_part else "input") == half
                 )
             gradients[half] = self._added[key]
         complete = [one for half, some in gradients.items() if last[action.stage, half] == action for one in some]
         every = tuple(one for some in gradients.values() for one in some)
-        return ScheduledAction(place, action, every, frozenset(gradient.parameter.id for gradient in complete))
+        return ScheduledAction(pipeline_rank, action, every, frozenset(gradient.parameter.id for gradient in complete))
 
     def _post_receives(self) -> None:
-        """Say which receives each place posts when.
+        """Decide when each pipeline rank posts which receives.
 
         They are posted in the order in which the other side sends, as NCCL matches them, and at the latest one turn before
         they are needed: while one micro-batch is computed, what the next one needs arrives. So where the order of sending is
@@ -199,29 +207,29 @@ class Lowering:
         """
         schedule = self.program.schedule
         needed: dict[tuple[int, TransferKey, int], int] = {}
-        for place, turns in enumerate(self.turns):
+        for pipeline_rank, turns in enumerate(self.turns):
             for index, turn in enumerate(turns):
                 for act in turn.acts:
                     for receive in self._transfers(act.action, Receive):
-                        needed[place, receive.key, act.action.micro_batch] = index
+                        needed[pipeline_rank, receive.key, act.action.micro_batch] = index
         coming: list[list[tuple[int, PostedReceive]]] = [
             [] for _ in self.turns
-        ]  # by place: when needed, in the order of sending
+        ]  # by pipeline rank: when needed, in the order of sending
         for source, turns in enumerate(self.turns):
             for action in (act.action for turn in turns for act in turn.acts):
                 for send in self._transfers(action, Send):
-                    place = schedule.place(send.stage, action.micro_batch)
-                    if place != source:
-                        when = needed[place, send.key, action.micro_batch]
-                        coming[place].append((when, PostedReceive(source, send.key, action.micro_batch)))
-        for place, entries in enumerate(coming):
-            soonest: dict[int, int] = {}  # by the place that sends
+                    pipeline_rank = schedule.rank_of(send.stage, action.micro_batch)
+                    if pipeline_rank != source:
+                        when = needed[pipeline_rank, send.key, action.micro_batch]
+                        coming[pipeline_rank].append((when, PostedReceive(source, send.key, action.micro_batch)))
+        for pipeline_rank, entries in enumerate(coming):
+            soonest: dict[int, int] = {}  # by the pipeline rank that sends
             times = []
             for when, posted in reversed(entries):
-                soonest[posted.place] = min(soonest.get(posted.place, when), when)
-                times.append(soonest[posted.place])
+                soonest[posted.pipeline_rank] = min(soonest.get(posted.pipeline_rank, when), when)
+                times.append(soonest[posted.pipeline_rank])
             for when, (_, posted) in sorted(zip(reversed(times), entries, strict=True), key=lambda entry: entry[0]):
-                self.turns[place][max(when - 1, 0)].receives.append(posted)
+                self.turns[pipeline_rank][max(when - 1, 0)].receives.append(posted)
 
     def _transfers(self, action: Action, kind: type[T]) -> list[T]:
         """What an action sends or receives, in order."""

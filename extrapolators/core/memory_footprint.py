@@ -1,4 +1,8 @@
-"""What a rank has in memory where a parallelism writes its own tasks: parts of a training step, and what it has beside."""
+"""The memory footprint that a parallelism declares for a rank when it writes its tasks itself.
+
+It is a share of a training step's: which passes the rank runs, the share of parameters and optimizer state it keeps, and what
+it has beside.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The ledger: what a rank has in memory while it goes through its loop, told by those who take and give it back.
+"""The memory tracker: is told what a rank allocates and frees while it goes through its training loop.
 
-A loop tells which operators run; what these make and how long it lives is known from the program. A reaction tells what it
-takes beside them: whole parameters that were gathered, buffers that are sent from, shares of gradients.
+The loop says which operators run; what these make and how long it lives is known from the program. Hooks say what they allocate
+beside them: gathered parameters, buffers that are sent from, shares of gradients.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class MemoryTracker:
-    """Writes nothing down, as in a simulation; derive from it to count.
+    """Ignores what it is told, as in a simulation; derive from it to count.
 
     A gradient of a parameter has the key ``("gradient", storage)``, from when it is first added to until somebody releases it.
     """
@@ -23,10 +23,10 @@ class MemoryTracker:
     def allocate(
         self, key: Hashable, nbytes: float, category: Category, layer: str = "", *, stream: str = "compute"
     ) -> None:
-        """Take ``nbytes`` under a key; nothing where something is held under it."""
+        """Allocate ``nbytes`` under a key, unless there is an allocation under it already."""
 
     def free(self, key: Hashable) -> None:
-        """Give back what is held under a key; nothing where there is none."""
+        """Free what is allocated under a key, if anything is."""
 
     def receive_posted(self, posted: PostedReceive) -> None:
         """A tensor of another stage may come from now on."""
@@ -38,5 +38,5 @@ class MemoryTracker:
         """Some operators of a script ran for a micro-batch (-1: the optimizer's)."""
 
 
-#: What reactions write into in a simulation.
+#: The tracker of a simulation.
 UNTRACKED = MemoryTracker()

@@ -24,7 +24,7 @@ class Axis:
 
 @dataclass(frozen=True, slots=True)
 class Subgroups:
-    """An axis that adds no ranks: parts of ``size`` neighbours along some axes taken as one."""
+    """An axis that adds no ranks: it divides the ranks along some axes, taken as one, into subgroups of ``size`` neighbours."""
 
     name: str
     axes: tuple[str, ...]
@@ -33,13 +33,13 @@ class Subgroups:
 
 @dataclass(frozen=True, slots=True)
 class ExpertReplicas:
-    """Of the ranks along some axes, those that have the same place in their ``parts``: the ones with the same experts."""
+    """The ranks along some axes that hold the same experts: those with equal coordinates along the ``expert_axis``."""
 
     axes: tuple[str, ...]
     expert_axis: str
 
 
-#: Along what ranks form a group: an axis, several taken as one, or some of these ranks.
+#: What a group is formed along: an axis, several taken as one, or these with the same experts.
 GroupAxes = str | tuple[str, ...] | ExpertReplicas
 
 
@@ -70,15 +70,15 @@ class Mesh:
         return math.prod(axis.size for axis in self.axes)
 
     def coordinate(self, axis: str, rank: int) -> int:
-        """Return a rank's place along an axis, or in its part."""
+        """Return a rank's coordinate along an axis, or in its subgroup."""
         for view in self.subgroups:
             if axis == view.name:
-                return self.place(view.axes, rank) % view.size
+                return self._position(view.axes, rank) % view.size
         stride, size = self._stride(axis)
         return rank // stride % size
 
     def neighbour(self, axis: str, rank: int, place: int) -> int:
-        """Return the rank that stands at ``place`` along an axis, and where ``rank`` stands along the others."""
+        """Return the rank whose coordinate along an axis is ``place``, and whose others are those of ``rank``."""
         stride, size = self._stride(axis)
         if not 0 <= place < size:
             raise IndexError(f"axis '{axis}' has {size} places, not one of number {place}")
@@ -90,15 +90,15 @@ class Mesh:
         Parts are of neighbours along the axes, each as large: of 0 to 7 in two parts, 0 to 3 and 4 to 7.
         """
         if isinstance(along, ExpertReplicas):
-            return self._beside(along, rank)
+            return self._expert_replicas(along, rank)
         for view in self.subgroups:
             if along == view.name:
-                return self._part(view, rank)
+                return self._subgroup(view, rank)
         names = self._ordered(along)
         size = math.prod(self._stride(name)[1] for name in names)
         if size % parts:
             raise IndexError(f"{'+'.join(names)} has {size} places, which are no {parts} parts of one size")
-        each, place = size // parts, self.place(names, rank)
+        each, place = size // parts, self._position(names, rank)
         origin, first = rank - self._offset(names, place), place // each * each
         key = (names, origin + self._offset(names, first), parts)
         found = self._groups.get(key)
@@ -107,8 +107,8 @@ class Mesh:
             found = self._groups[key] = Communicator(tuple(ranks), "+".join(names))
         return found
 
-    def within(self, view: Subgroups, axis: str) -> int | None:
-        """Return how many neighbours along an axis a part has; None where parts begin at several places of it."""
+    def subgroup_extent(self, view: Subgroups, axis: str) -> int | None:
+        """Return how many ranks along an axis a subgroup has; None where subgroups begin at several coordinates of it."""
         left = view.size
         for name in self._ordered(view.axes):
             size = self._stride(name)[1]
@@ -120,27 +120,27 @@ class Mesh:
             left //= inside
         raise OptionError(f"'{view.name}' has no parts along '{axis}'")
 
-    def _part(self, view: Subgroups, rank: int) -> Communicator:
-        """The neighbours of a rank's part."""
-        whole, place = self.group(view.axes, rank).ranks, self.place(view.axes, rank)
+    def _subgroup(self, view: Subgroups, rank: int) -> Communicator:
+        """Return the communicator of a rank's subgroup."""
+        whole, place = self.group(view.axes, rank).ranks, self._position(view.axes, rank)
         first = place // view.size * view.size
         ranks = whole[first : first + view.size]
         return self._groups.setdefault((view.name, ranks[0]), Communicator(ranks, view.name))
 
-    def _beside(self, along: ExpertReplicas, rank: int) -> Communicator:
-        """The ranks of some axes that are at a rank's place of their parts."""
+    def _expert_replicas(self, along: ExpertReplicas, rank: int) -> Communicator:
+        """Return the communicator of the ranks with a rank's coordinate in their subgroups."""
         found = self._groups.get((along, rank))
         if found is None:
             (view,) = (view for view in self.subgroups if view.name == along.expert_axis)
-            place = self.place(view.axes, rank) % view.size
+            place = self._position(view.axes, rank) % view.size
             whole = self.group(along.axes, rank)
-            ranks = tuple(one for one in whole.ranks if self.place(view.axes, one) % view.size == place)
+            ranks = tuple(one for one in whole.ranks if self._position(view.axes, one) % view.size == place)
             found = Communicator(ranks, f"{whole.name} beside {view.name}")
             self._groups.update(((along, one), found) for one in ranks)
         return found
 
-    def place(self, axes: str | tuple[str, ...], rank: int) -> int:
-        """Return a rank's place along several axes taken as one, of which the mesh's fastest is the fastest."""
+    def _position(self, axes: str | tuple[str, ...], rank: int) -> int:
+        """Return a rank's coordinate along several axes taken as one, of which the mesh's fastest is the fastest."""
         found, before = 0, 1
         for name in self._ordered(axes):
             stride, size = self._stride(name)
@@ -149,7 +149,7 @@ class Mesh:
         return found
 
     def _offset(self, axes: tuple[str, ...], place: int) -> int:
-        """How far the rank at a place along the axes is from the one at place 0."""
+        """Return how far the rank at a coordinate along the axes is from the one at 0."""
         found = 0
         for name in axes:
             stride, size = self._stride(name)

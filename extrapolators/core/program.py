@@ -41,12 +41,13 @@ class TransferKey(NamedTuple):
 class Communicate:
     """A collective of the ranks along ``axis``. Without a ``key`` it blocks; with one, ``Await`` waits for it.
 
-    Of several ``parts``, it is among the neighbours of each part of the axis alone. ``of_weights`` says that what it is about
-    is a parameter's gradient, which no other operator of the backward pass waits for. ``layers`` are those of its block,
-    unless it says others. ``operator`` names the one that it is communicated for, where that is not the one ahead of it: where
-    this one runs again, so does the collective. Of ``tensors`` of that operator it has a part of the bytes: where they are
-    divided, so is it. To "rotate" is to send to the next rank along the axis and to receive from the one before. ``shares``
-    are unequal shares in bytes, in the order of the ranks; of an all-to-all, what each sends to each, by sender.
+    With several ``parts``, the axis is divided into as many groups of neighbours, each with a collective of its own.
+    ``of_weights`` says that what it is about is a parameter's gradient, which no other operator of the backward pass waits
+    for. ``layers`` are those of its block, unless it says others. ``operator`` names the one that it is communicated for,
+    where that is not the one ahead of it: where this one runs again, so does the collective. Of ``tensors`` of that operator
+    it has a part of the bytes: where they are divided, so is it. To "rotate" is to send to the next rank along the axis and
+    to receive from the one before. ``shares`` are unequal shares in bytes, in the order of the ranks; of an all-to-all, what
+    each sends to each, by sender.
     """
 
     kind: CollectiveKind | Literal["rotate"]
@@ -102,9 +103,9 @@ class Receive:
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """Bytes that go to another place of the pipeline, and as many that come from it; ``Await`` waits for those."""
+    """Bytes that go to another pipeline rank, and as many that come from it; ``Await`` waits for those."""
 
-    place: int
+    pipeline_rank: int
     nbytes: float
     key: TransferKey
     layers: Layers | None = None
@@ -308,20 +309,20 @@ class Program:
         found = (replace(block, items=tuple(filter(belongs, block.items))) for block in whole)
         return tuple(block for block in found if block.items)
 
-    def held(self, place: int) -> Stage:
-        """Return all that a place of the pipeline runs and holds, as one stage.
+    def held(self, pipeline_rank: int) -> Stage:
+        """Return all that a pipeline rank runs and holds, as one stage.
 
         Its backward blocks are in the order in which they run for the last time, so that gradients are complete in this order.
         """
-        numbers = self.schedule.held(place)
-        last = self.schedule.last(place)
+        numbers = self.schedule.stages_of(pipeline_rank)
+        last = self.schedule.last(pipeline_rank)
         backward: list[Block] = []
         for (stage, half), action in last.items():
             if last[stage, "input"] != last[stage, "weight"]:
                 backward += self.part(stage, half)
             elif half == "input":
                 backward += self.part(stage, action.phase)
-        optimizer = self.optimizers[place] if self.optimizers else self.stages[0].optimizer
+        optimizer = self.optimizers[pipeline_rank] if self.optimizers else self.stages[0].optimizer
         return Stage(tuple(block for n in numbers for block in self.stages[n].forward), tuple(backward), optimizer)
 
     def reshaped(self, shapes: Mapping[int, Operator], *, note: str) -> Program:

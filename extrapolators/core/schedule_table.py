@@ -1,7 +1,7 @@
-"""A pipeline's schedule: which place of the pipeline runs what part of which stage for which micro-batch, in which order.
+"""The table of a pipeline schedule: which rank of the pipeline runs what part of which stage for which micro-batch, in order.
 
-A schedule is a table. Whoever needs to know where a stage runs, how many micro-batches are held at once or whether the
-backward pass is split reads it from there, so that a schedule of one's own is as good as those that ship.
+Where a stage runs, how many micro-batches are held at once and whether the backward pass is split are read from the table, so
+that a user's schedule is as good as those that ship.
 """
 
 from __future__ import annotations
@@ -44,70 +44,70 @@ class Action:
 #: Actions that run side by side; mostly it is one.
 Slot = tuple[Action, ...]
 
-#: Says where an action of a place stands, for an error: a line of a file, say.
+#: Says where an action of a rank stands, for an error: a line of a file, say.
 Where = Callable[[int, Action], str]
 
 
 @dataclass(frozen=True)
 class ScheduleTable:
-    """``rows`` are the slots of each place of the pipeline, in order. Raises ``OptionError`` for what cannot run."""
+    """``rows`` are the slots of each rank in order; ranks are those of the pipeline, not of the world."""
 
     rows: tuple[tuple[Slot, ...], ...]
     where: Where | None = field(default=None, compare=False, repr=False)
-    _places: dict[tuple[int, int], int] = field(init=False, compare=False, repr=False)
+    _ranks: dict[tuple[int, int], int] = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        places = {
-            (action.stage, action.micro_batch): place
-            for place in range(len(self.rows))
-            for action in self.actions(place)
+        ranks = {
+            (action.stage, action.micro_batch): rank
+            for rank in range(len(self.rows))
+            for action in self.actions(rank)
             if action.phase == "forward"
         }
-        object.__setattr__(self, "_places", places)
+        object.__setattr__(self, "_ranks", ranks)
 
     @classmethod
     def of(cls, rows: Sequence[Sequence[Action]]) -> ScheduleTable:
-        """Return the schedule in which each place runs one action at a time."""
+        """Return the schedule in which each rank runs one action at a time."""
         return cls(tuple(tuple((action,) for action in row) for row in rows))
 
     @property
     def stages(self) -> int:
-        """How many stages there are; a place may run several."""
-        return 1 + max(stage for stage, _ in self._places)
+        """How many stages there are; a rank may run several."""
+        return 1 + max(stage for stage, _ in self._ranks)
 
     @property
     def micro_batches(self) -> int:
         """How many micro-batches go through."""
-        return 1 + max(micro_batch for _, micro_batch in self._places)
+        return 1 + max(micro_batch for _, micro_batch in self._ranks)
 
     @property
     def splits(self) -> bool:
         """Whether the two parts of some backward pass run apart."""
-        return any(action.phase == "weight" for place in range(len(self.rows)) for action in self.actions(place))
+        return any(action.phase == "weight" for rank in range(len(self.rows)) for action in self.actions(rank))
 
-    def actions(self, place: int) -> Iterator[Action]:
-        """Yield what a place runs, in order."""
-        return chain.from_iterable(self.rows[place])
+    def actions(self, rank: int) -> Iterator[Action]:
+        """Yield what a rank runs, in order."""
+        return chain.from_iterable(self.rows[rank])
 
-    def place(self, stage: int, micro_batch: int) -> int:
+    def rank_of(self, stage: int, micro_batch: int) -> int:
         """Return where a stage runs for a micro-batch."""
-        return self._places[stage, micro_batch]
+        return self._ranks[stage, micro_batch]
 
-    def held(self, place: int) -> tuple[int, ...]:
-        """Return the stages that a place runs, and so has the parameters of."""
-        return tuple(sorted({action.stage for action in self.actions(place)}))
+    def stages_of(self, rank: int) -> tuple[int, ...]:
+        """Return the stages that a rank runs, and so holds the parameters of."""
+        return tuple(sorted({action.stage for action in self.actions(rank)}))
 
-    def last(self, place: int) -> dict[tuple[int, Half], Action]:
-        """Return the last action of a place that runs each half of each stage's backward pass, in the order of these."""
+    def last(self, rank: int) -> dict[tuple[int, Half], Action]:
+        """Return the last action of a rank that runs each half of each stage's backward pass, in the order of these."""
         found: dict[tuple[int, Half], Action] = {}
-        for action in self.actions(place):
+        for action in self.actions(rank):
             for half in HALVES[action.phase]:
                 found.pop((action.stage, half), None)
                 found[action.stage, half] = action
         return found
 
     def forward_alone(self) -> ScheduleTable:
-        """Return what is left of it for inference."""
+        """Return the table of its forward passes alone, for inference."""
         kept = (
             tuple(tuple(action for action in slot if action.phase == "forward") for slot in row) for row in self.rows
         )
@@ -125,13 +125,13 @@ class ScheduleTable:
                 raise OptionError(f"is for {have} {what}, not {asked}", where=where, fix="let the two agree")
 
     def check(self) -> None:
-        """Raise ``OptionError`` where an action is missing, twice there or in the wrong place, or none can run any more."""
+        """Raise ``OptionError`` where an action is missing, twice there or in the wrong rank, or none can run any more."""
         seen: dict[Action, int] = {}
-        for place in range(len(self.rows)):
-            for action in self.actions(place):
+        for rank in range(len(self.rows)):
+            for action in self.actions(rank):
                 if action in seen:
-                    raise self._wrong(place, action, f"runs a second time: rank {seen[action]} has it")
-                seen[action] = place
+                    raise self._wrong(rank, action, f"runs a second time: rank {seen[action]} has it")
+                seen[action] = rank
         for micro_batch in range(self.micro_batches):
             for stage in range(self.stages):
                 self._check_one(stage, micro_batch, seen)
@@ -139,8 +139,8 @@ class ScheduleTable:
 
     def _check_one(self, stage: int, micro_batch: int, seen: dict[Action, int]) -> None:
         forward, whole, first, second = (Action(stage, phase, micro_batch) for phase in LETTERS)
-        place = seen.get(forward)
-        if place is None:
+        rank = seen.get(forward)
+        if rank is None:
             other = next((a for a in seen if a.micro_batch == micro_batch or a.stage == stage), forward)
             raise self._wrong(seen[other], other, f"needs {forward} elsewhere in the schedule, which has none")
         if not any(action.phase != "forward" for action in seen):
@@ -148,31 +148,31 @@ class ScheduleTable:
         found = [action for action in (whole, first, second) if action in seen]
         if found not in ([whole], [first, second]):
             shown = ", ".join(map(str, found)) or "none"
-            raise self._wrong(place, forward, f"needs {whole}, or {first} and {second}; there is {shown}")
+            raise self._wrong(rank, forward, f"needs {whole}, or {first} and {second}; there is {shown}")
         for action in found:
-            if seen[action] != place:
-                raise self._wrong(seen[action], action, f"runs on rank {seen[action]}, but {forward} on rank {place}")
+            if seen[action] != rank:
+                raise self._wrong(seen[action], action, f"runs on rank {seen[action]}, but {forward} on rank {rank}")
 
     def _check_order(self) -> None:
-        """Let each place run what it can, until all is done or nothing can run."""
+        """Let each rank run what it can, until all is done or nothing can run."""
         done: set[tuple[int, ActionPhase, int]] = set()
         at = [0] * len(self.rows)
         moved = True
         while moved:
             moved = False
-            for place, row in enumerate(self.rows):
-                while at[place] < len(row) and all(self._missing(action, done) is None for action in row[at[place]]):
-                    done.update((action.stage, action.phase, action.micro_batch) for action in row[at[place]])
-                    at[place] += 1
+            for rank, row in enumerate(self.rows):
+                while at[rank] < len(row) and all(self._missing(action, done) is None for action in row[at[rank]]):
+                    done.update((action.stage, action.phase, action.micro_batch) for action in row[at[rank]])
+                    at[rank] += 1
                     moved = True
-        stuck = next((place for place, row in enumerate(self.rows) if at[place] < len(row)), None)
+        stuck = next((rank for rank, row in enumerate(self.rows) if at[rank] < len(row)), None)
         if stuck is None:
             return
         seen: set[int] = set()
         while True:  # from one to what it waits for, until that is a circle
             slot = self.rows[stuck][at[stuck]]
             action, missing = next((a, m) for a in slot if (m := self._missing(a, done)) is not None)
-            holder = self._places[missing.stage, missing.micro_batch]
+            holder = self._ranks[missing.stage, missing.micro_batch]
             if stuck in seen:
                 what = f"waits for {missing}, which rank {holder} never comes to"
                 raise self._wrong(stuck, action, what, "change the order")
@@ -193,8 +193,8 @@ class ScheduleTable:
             return None
         return Action(stage + 1, "backward", number)
 
-    def _wrong(self, place: int, action: Action, what: str, fix: str | None = None) -> OptionError:
-        where = self.where(place, action) if self.where is not None else f"schedule, rank {place}"
+    def _wrong(self, rank: int, action: Action, what: str, fix: str | None = None) -> OptionError:
+        where = self.where(rank, action) if self.where is not None else f"schedule, rank {rank}"
         return OptionError(f"{action} {what}", where=where, fix=fix)
 
 
@@ -205,9 +205,9 @@ def accumulate(micro_batches: int) -> ScheduleTable:
 
 
 def in_flight(schedule: ScheduleTable, rank: int, weight: Callable[[int], float] | None = None) -> float:
-    """Return how many micro-batches a place of the pipeline holds activations of at once, at most.
+    """Return how many micro-batches a rank of the pipeline holds activations of at once, at most.
 
-    Each stage of the place counts for itself: from when its forward pass of a micro-batch starts until its backward pass is
+    Each stage of the rank counts for itself: from when its forward pass of a micro-batch starts until its backward pass is
     through, the weight part included. ``weight`` is what one micro-batch of a stage counts for (its activations' bytes, say);
     by default 1.
     """

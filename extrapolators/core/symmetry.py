@@ -129,7 +129,7 @@ def _rotations(mesh: Mesh, axes: Sequence[str]) -> Iterator[Rotation]:
     """Yield a rotation for each axis; for a divided axis one within its subgroups, and one from subgroup to subgroup."""
     stride = 1
     for axis in mesh.axes:
-        inside = {view.name: mesh.within(view, axis.name) for view in mesh.subgroups if axis.name in view.axes}
+        inside = {view.name: mesh.subgroup_extent(view, axis.name) for view in mesh.subgroups if axis.name in view.axes}
         bounds = sorted({1, axis.size, *(size or 0 for size in inside.values())})
         whole = bounds[0] > 0 and not any(outer % inner for inner, outer in pairwise(bounds))
         for inner, outer in pairwise(bounds) if whole else ():

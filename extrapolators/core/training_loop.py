@@ -1,4 +1,4 @@
-"""The loop: a rank's way through a lowered program, which reads like the training loop that it stands for."""
+"""The training loop of one rank: turns a lowered program into its task stream, and reads like the loop that it simulates."""
 
 from __future__ import annotations
 
@@ -40,19 +40,19 @@ _OPTIMIZER = -1  # the micro-batch of what comes once
 
 
 class TrainingLoop:
-    """The training loop of one rank. A loop is used once; ``tasks`` is all of it.
+    """The training loop of one rank, to be used once: ``tasks`` is all of it, the other methods are its parts.
 
-    With a ``tracker``, it is told which operators run, and they are no tasks.
+    With a ``tracker`` of memory, operators are reported to it instead of becoming tasks.
     """
 
     def __init__(self, lowering: Lowering, rank: int, tracker: MemoryTracker | None = None) -> None:
         self._lowering = lowering
         self._mesh = lowering.mesh
         self._rank = rank
-        self._place = lowering.place(rank)
+        self._pipeline_rank = lowering.pipeline_rank(rank)
         self._hooks = [
             make(RankContext(lowering.mesh.group(axes, rank), rank, tracker or UNTRACKED))
-            for axes, make in lowering.hooks[self._place]
+            for axes, make in lowering.hooks[self._pipeline_rank]
         ]
         self._tracker = tracker
         self._parameter_hooks = [
@@ -61,7 +61,8 @@ class TrainingLoop:
         self._each_time = [hooks for hooks in self._hooks if hooks.each_micro_batch]
         self._heard, self._heard_each_time = _heard(self._hooks), _heard(self._each_time)
         self._arriving: dict[tuple[TransferKey, int], Handle] = {}  # by key and micro-batch
-        self._made: dict[int, Task | None] = {}  # by id() of a step, which the lowering keeps
+        # By id() of an instruction, which the lowering keeps: hashing its layers and shares would cost more than it saves.
+        self._made: dict[int, Task | None] = {}
 
     def tasks(self) -> TaskStream:
         """Every iteration of the rank."""
@@ -74,10 +75,10 @@ class TrainingLoop:
         for hooks in self._hooks:
             yield from _all(hooks.step_begins())
         axis = self._lowering.program.stage_axis
-        for turn in self._lowering.turns[self._place]:
+        for turn in self._lowering.turns[self._pipeline_rank]:
             for posted in turn.receives:
-                assert axis is not None, "only a pipeline sends between places"
-                peer = self._mesh.neighbour(axis, self._rank, posted.place)
+                assert axis is not None, "only a pipeline sends between stages"
+                peer = self._mesh.neighbour(axis, self._rank, posted.pipeline_rank)
                 handle = yield Recv(peer, stream=f"receive from {peer}", label=axis)
                 if self._tracker is not None:
                     self._tracker.receive_posted(posted)
@@ -98,26 +99,28 @@ class TrainingLoop:
         yield from self._act(self._only("backward", last=last))
 
     def optimizer(self) -> TaskStream:
-        """What is pending is waited for, then the parameters are updated."""
+        """Wait for what is pending, then update the parameters."""
         for hooks in self._hooks:
             yield from _all(hooks.before_optimizer())
         if all(hooks.runs_optimizer for hooks in self._hooks):
-            yield from self._run(self._lowering.optimizer(self._place), _OPTIMIZER)
+            yield from self._run(self._lowering.optimizer(self._pipeline_rank), _OPTIMIZER)
         for hooks in self._hooks:
             yield from _all(hooks.after_optimizer())
 
     @property
     def hooks(self) -> Sequence[TrainingHooks]:
-        """The rank's reactions."""
+        """The hooks of each parallelism that has some."""
         return self._hooks
 
     def _only(self, phase: ActionPhase, *, last: bool) -> ScheduledAction:
         """The last action of a phase, or what another one would be."""
-        acts = [act for turn in self._lowering.turns[self._place] for act in turn.acts if act.action.phase == phase]
+        acts = [
+            act for turn in self._lowering.turns[self._pipeline_rank] for act in turn.acts if act.action.phase == phase
+        ]
         return acts[-1] if last else replace(acts[-1], complete=_NOTHING)
 
     def _act(self, act: ScheduledAction) -> TaskStream:
-        """What one action of the schedule comes to."""
+        """Run one action of the schedule."""
         action = act.action
         if self._tracker is not None:
             self._tracker.action_begins(act)
@@ -183,7 +186,7 @@ class TrainingLoop:
         return task
 
     def _run(self, script: InstructionList, micro_batch: int) -> TaskStream:
-        """Go through a script. Operators run in a row until something else must be done between them."""
+        """Run instructions. Consecutive operators are one task, as long as nothing happens between them."""
         start = end = 0
 
         def computed() -> TaskStream:
@@ -224,7 +227,7 @@ class TrainingLoop:
         yield from computed()
 
     def _does(self, step: Instruction, micro_batch: int) -> Iterable[TaskStream]:
-        """What a step other than computing comes to."""
+        """Yield the tasks of an instruction other than to run operators."""
         if isinstance(step, Block):
             needed = [hooks.parameters_needed(step) for hooks in self._parameter_hooks]
             return [tasks for tasks in needed if tasks is not None]
@@ -249,17 +252,17 @@ class TrainingLoop:
             if (step.key, micro_batch) in self._arriving:
                 yield Wait((self._arriving.pop((step.key, micro_batch)),))
         elif isinstance(step, Send):
-            place = self._lowering.program.schedule.place(step.stage, micro_batch)
-            if place != self._place:
-                yield self._send(place, step)
+            pipeline_rank = self._lowering.program.schedule.rank_of(step.stage, micro_batch)
+            if pipeline_rank != self._pipeline_rank:
+                yield self._send(pipeline_rank, step)
         elif isinstance(step, Exchange):
-            sent = self._send(step.place, step)
+            sent = self._send(step.pipeline_rank, step)
             peer = sent.destination
             self._arriving[step.key, micro_batch] = yield Recv(peer, stream=f"receive from {peer}", label=sent.label)
             yield sent
 
     def _together(self, step: Communicate) -> Task | None:
-        """What the ranks of a group do together, None where there is but one: one object for all micro-batches."""
+        """Return what a group does together, one object for all micro-batches; None for a group of one rank."""
         if id(step) not in self._made:
             group = self._mesh.group(step.axis, self._rank, step.parts)
             # A stream for each axis, as PyTorch has for each process group: gradients on their way do not hold it up.
@@ -276,15 +279,15 @@ class TrainingLoop:
 
     def _rotate(self, step: Communicate, group: Communicator, stream: str) -> Batch:
         """Send to the next rank of a group, and receive from the one before."""
-        place = group.ranks.index(self._rank)
-        after, before = group.ranks[(place + 1) % len(group.ranks)], group.ranks[place - 1]
+        position = group.ranks.index(self._rank)
+        after, before = group.ranks[(position + 1) % len(group.ranks)], group.ranks[position - 1]
         sent = SendTask(after, step.nbytes, stream=stream, label=step.axis, layers=step.layers)
         return Batch((sent, Recv(before, stream=stream, label=step.axis)), stream=stream, label=step.axis)
 
-    def _send(self, place: int, step: Send | Exchange) -> SendTask:
+    def _send(self, pipeline_rank: int, step: Send | Exchange) -> SendTask:
         axis = self._lowering.program.stage_axis
-        assert axis is not None, "only a pipeline sends between places"
-        peer = self._mesh.neighbour(axis, self._rank, place)
+        assert axis is not None, "only a pipeline sends between stages"
+        peer = self._mesh.neighbour(axis, self._rank, pipeline_rank)
         return SendTask(peer, step.nbytes, stream=f"send to {peer}", label=axis, layers=step.layers)
 
 

@@ -18,13 +18,19 @@ from triosim.extrapolators.core.extrapolator import DATA_ORDER, GRADIENT_DTYPE, 
 from triosim.extrapolators.core.hooks import RankContext, TrainingHooks, layers_of, require_gradients, with_hooks
 from triosim.extrapolators.core.mesh import Mesh
 from triosim.extrapolators.core.program import Block, Gradient, Program, Stage
-from triosim.extrapolators.data.sharded_state import Copies, Sharing, scatter, sharings, with_sharded_optimizer
+from triosim.extrapolators.data.sharded_state import (
+    DeviceCopies,
+    ShardGroups,
+    scatter,
+    shard_groups,
+    with_sharded_optimizer,
+)
 from triosim.tasks import AllGather, Handle, Layers, TaskStream, Wait
 from triosim.trace import DTYPE_BYTES, Phase, Tensor
 from triosim.trace.numbered_modules import ROOT, numbered_module_of
 
 
-class FullySharded(Extrapolator):
+class FullyShardedDataParallel(Extrapolator):
     """``fsdp``; with ``dp`` or ``ddp`` around it, hybrid sharding."""
 
     axis = "fsdp"
@@ -82,7 +88,7 @@ class FullySharded(Extrapolator):
         """Return the program that gathers parameters and scatters gradients, unit by unit."""
         if program.training:
             require_gradients(program)
-        choices = Choices(
+        choices = FsdpChoices(
             unit=self.config.unit,
             prefetch=self.config.prefetch,
             reshards=_usually(self.config.reshard, "yes", mesh),
@@ -90,10 +96,12 @@ class FullySharded(Extrapolator):
             dtype=self.config.parameter_dtype,
             shard_dtype=self.config.shard_dtype,
         )
-        copies, kinds, experts = Copies(program), sharings(program, mesh), program.experts
+        copies, kinds, experts = DeviceCopies(program), shard_groups(program, mesh), program.experts
 
         def make(stage: Stage, gradients: tuple[Gradient, ...]) -> Callable[[RankContext], TrainingHooks]:
-            shared = Shared(choices, Units.of(stage, gradients, choices, experts, kinds), copies, experts, kinds)
+            shared = FsdpStage(
+                choices, StageUnits.of(stage, gradients, choices, experts, kinds), copies, experts, kinds
+            )
             return lambda context: ShardUnits(context, shared)
 
         if program.training:
@@ -114,7 +122,7 @@ def _usually(chosen: str, usual: str, mesh: Mesh) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Choices:
+class FsdpChoices:
     """What a user says of it.
 
     ``dtype`` is what parameters are gathered in, ``shard_dtype`` what shares are kept and updated in; None is their own.
@@ -133,7 +141,7 @@ class Choices:
 
 
 @dataclass(frozen=True, slots=True)
-class Units:
+class StageUnits:
     """A stage's units: parameters and gradients by layer, the order of their use, and whose gradient is a unit's last.
 
     Experts that have a group of their own are a unit inside of the one that their layer is in, and gathered when it is used.
@@ -152,10 +160,10 @@ class Units:
         cls,
         stage: Stage,
         gradients: tuple[Gradient, ...],
-        choices: Choices,
+        choices: FsdpChoices,
         experts: frozenset[int],
-        kinds: Mapping[bool, Sharing],
-    ) -> Units:
+        kinds: Mapping[bool, ShardGroups],
+    ) -> StageUnits:
         """Return the units of a stage. A parameter belongs to the unit that uses it first.
 
         ``experts`` are storages, ``kinds`` who shares dense parameters (False) and experts (True). What nobody shares is not
@@ -212,16 +220,16 @@ class Units:
         )
 
 
-class Shared:
+class FsdpStage:
     """What the ranks of a stage share."""
 
     def __init__(
         self,
-        choices: Choices,
-        units: Units,
-        copies: Copies,
+        choices: FsdpChoices,
+        units: StageUnits,
+        copies: DeviceCopies,
         experts: frozenset[int],
-        kinds: Mapping[bool, Sharing],
+        kinds: Mapping[bool, ShardGroups],
     ) -> None:
         self.choices = choices
         self.units = units
@@ -239,7 +247,7 @@ class Shared:
 class ShardUnits(TrainingHooks):
     """Gathers and scatters one rank's units."""
 
-    def __init__(self, context: RankContext, shared: Shared) -> None:
+    def __init__(self, context: RankContext, shared: FsdpStage) -> None:
         super().__init__(context)
         self._shared = shared
         self._units = shared.units

@@ -19,7 +19,7 @@ from triosim.tasks import AllReduce, Communicator, Compute, Handle, Layers, Redu
 from triosim.trace import Operator, Phase, Tensor
 
 
-class Sharing:
+class ShardGroups:
     """Who shares the dense parameters, or the experts: ``axes`` are those of the ranks among which they are sharded."""
 
     def __init__(self, program: Program, mesh: Mesh, *, experts: bool = False) -> None:
@@ -51,10 +51,10 @@ class Sharing:
         return (*shape[:place], -(-shape[place] // self.ranks), *shape[place + 1 :])
 
 
-def sharings(program: Program, mesh: Mesh) -> dict[bool, Sharing]:
+def shard_groups(program: Program, mesh: Mesh) -> dict[bool, ShardGroups]:
     """Return who shares dense parameters (False) and, where a program has some, experts (True)."""
     kinds = (False, True) if program.experts else (False,)
-    return {experts: Sharing(program, mesh, experts=experts) for experts in kinds}
+    return {experts: ShardGroups(program, mesh, experts=experts) for experts in kinds}
 
 
 def with_sharded_optimizer(program: Program, mesh: Mesh, name: str, dtype: str | None = None) -> Program:
@@ -62,7 +62,7 @@ def with_sharded_optimizer(program: Program, mesh: Mesh, name: str, dtype: str |
 
     Shares are kept in ``dtype``, where that is another than the trace's.
     """
-    kinds = sharings(program, mesh)
+    kinds = shard_groups(program, mesh)
     shapes = optimizer_shares(program, lambda shape, experts: kinds[experts].share(shape), dtype)
     return program.reshaped(shapes, note=f"{name}: the optimizer's times are predicted for a share of the parameters")
 
@@ -129,7 +129,7 @@ def scatter(
     return handle
 
 
-class Copies:
+class DeviceCopies:
     """Copies in device memory: what is gathered comes in one buffer, and what is scattered must lie in one.
 
     Each is one operator that reads and writes its bytes, at the time that the compute model gives it.

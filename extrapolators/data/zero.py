@@ -26,7 +26,7 @@ from triosim.extrapolators.core.hooks import (
 from triosim.extrapolators.core.mesh import Mesh
 from triosim.extrapolators.core.program import Gradient, HooksFactory, Program, Stage
 from triosim.extrapolators.data.ddp import BUCKET_SIZE, FIRST_BUCKET_SIZE, Bucket, buckets, completed
-from triosim.extrapolators.data.sharded_state import Sharing, require_training, scatter, with_sharded_optimizer
+from triosim.extrapolators.data.sharded_state import ShardGroups, require_training, scatter, with_sharded_optimizer
 from triosim.tasks import AllGather, AllReduce, Communicator, Handle, Layers, Task, TaskStream
 
 
@@ -60,10 +60,10 @@ class Zero1(Extrapolator):
         require_gradients(program)
         sharded = with_sharded_optimizer(program, mesh, self.axis)
         return with_gradient_hooks(
-            sharded, program.sharded_axes, lambda experts: self._hooks(Sharing(program, mesh, experts=experts))
+            sharded, program.sharded_axes, lambda experts: self._hooks(ShardGroups(program, mesh, experts=experts))
         )
 
-    def _hooks(self, sharing: Sharing) -> HooksFactory:
+    def _hooks(self, sharing: ShardGroups) -> HooksFactory:
         def make(stage: Stage, gradients: tuple[Gradient, ...]) -> Callable[[RankContext], TrainingHooks]:
             filled = buckets(gradients, self.config.first_bucket_size, self.config.bucket_size)
             due = completed(gradients, filled)

@@ -195,7 +195,7 @@ class PipelineParallel(Extrapolator):
         found: list[list[float]] = [[] for _ in range(schedule.stages)]
         for rank in range(mesh.world):
             seconds = block_seconds(whole, partial(slowdown, rank))
-            for stage in schedule.held(mesh.coordinate(self.axis, rank)):
+            for stage in schedule.stages_of(mesh.coordinate(self.axis, rank)):
                 found[stage] = max(found[stage], seconds, key=math.fsum)
         return found
 
@@ -373,7 +373,7 @@ class Pipeline:
     def optimizers(self) -> tuple[tuple[Block, ...], ...]:
         """Return the optimizer of each place of the schedule: that of the parameters that its stages use."""
         held = [
-            tuple(block for stage in self._schedule.held(place) for block in self._forward[stage])
+            tuple(block for stage in self._schedule.stages_of(place) for block in self._forward[stage])
             for place in range(len(self._schedule.rows))
         ]
         return tuple(

@@ -12,7 +12,7 @@ from triosim.config import RunConfig, flags, readers, unread
 from triosim.config.option import Option
 from triosim.errors import OptionError, PluginError
 from triosim.extrapolators import Extrapolator
-from triosim.extrapolators.data.fsdp import FullySharded
+from triosim.extrapolators.data.fsdp import FullyShardedDataParallel
 
 
 def test_what_parts_declare_is_an_attribute_with_its_default() -> None:
@@ -35,12 +35,12 @@ def test_a_batch_is_given_once() -> None:
 
 
 def test_a_part_sees_its_options_by_name_checked() -> None:
-    config = RunConfig.of(options={"prefetch": "2", "load": "zipf"}).of_part(FullySharded)
+    config = RunConfig.of(options={"prefetch": "2", "load": "zipf"}).of_part(FullyShardedDataParallel)
     assert (config.prefetch, config.unit) == (2, "block")
     with pytest.raises(AttributeError, match="no part declares an option 'load'"):
         _ = config.load  # which is of ep
     with pytest.raises(OptionError, match="--option prefetch: 'x' is not a whole number"):
-        RunConfig.of(options={"prefetch": "x"}).of_part(FullySharded)
+        RunConfig.of(options={"prefetch": "x"}).of_part(FullyShardedDataParallel)
 
 
 def test_a_plug_in_shares_a_flag_by_declaring_it_and_has_what_it_declares_by_name() -> None:

@@ -131,7 +131,7 @@ class ExtrapolatedMemory(WorldMemory):
         if self.gpu is None:
             return 0
         lowering, footprint = self._followed(rank)[0].lowering, self._footprint(place)
-        stage = lowering.held[lowering.place(rank)]
+        stage = lowering.held[lowering.pipeline_rank(rank)]
         blocks = stage.blocks if footprint is None or footprint.trains else stage.optimizer
         operators = [operator for block in blocks for operator in block.operators]
         return sum(size for size, _ in workspaces(operators, self.gpu))
@@ -172,7 +172,7 @@ def _places(plan: ParallelPlan) -> list[list[int]]:
 
 def _place(plan: ParallelPlan, rank: int) -> int:
     """Return the place of a rank: its place in the pipeline, and there the number of the program that it runs."""
-    return plan.lowerings[0][0].place(rank) * plan.variants + plan.variant(rank)
+    return plan.lowerings[0][0].pipeline_rank(rank) * plan.variants + plan.variant(rank)
 
 
 def _by_footprint(plan: ParallelPlan) -> dict[MemoryFootprint, list[int]]:
@@ -200,7 +200,7 @@ class _ProgramMemory:
 
     def peak(self, rank: int, footprint: MemoryFootprint | None) -> PeakMoment:
         """Return the peak of a rank's memory."""
-        key = self.lowering.place(rank), footprint
+        key = self.lowering.pipeline_rank(rank), footprint
         if key not in self._peaks:
             tracker = PeakTracker(*self._start(rank, footprint))
             self._follow(rank, tracker, footprint)
@@ -214,7 +214,7 @@ class _ProgramMemory:
         return found
 
     def _start(self, rank: int, footprint: MemoryFootprint | None) -> tuple[StageLifetimes, list[Resident]]:
-        place = self.lowering.place(rank)
+        place = self.lowering.pipeline_rank(rank)
         hooks = TrainingLoop(self.lowering, rank, MemoryTracker()).hooks
 
         def accumulated_bytes(gradient: Gradient) -> float:

@@ -60,6 +60,6 @@ def test_several_axes_are_one_of_which_the_fastest_counts_first() -> None:
     assert group.ranks == (1, 3, 5, 7, 9, 11)
     assert group.name == "cp+dp"
     assert mesh.group(("cp", "dp"), 11) is group
-    assert mesh.place(("cp", "dp"), 9) == 4
+    assert mesh._position(("cp", "dp"), 9) == 4
     assert mesh.group(("cp", "dp"), 7, parts=3).ranks == (5, 7)
     assert mesh.group(("tp", "dp"), 2).ranks == (2, 3, 6, 7, 10, 11)

@@ -105,7 +105,7 @@ def test_balanced_stages_can_keep_transformer_layers_whole() -> None:
         (MLP, 2, {"options": {"stages": "whole"}}, "no module is numbered"),
         (MLP, 2, {"options": {"stages": "equal"}, "stages": ("fc1",)}, "the first layers of stages are given"),
         (MLP, 2, {"options": {"stages": "thirds"}}, "'thirds' is not known"),
-        (MLP, 2, {"options": {"stages": "equal"}, "slowdown": lambda rank, operator: 1.0}, "--balance-stages"),
+        (MLP, 2, {"options": {"stages": "equal"}, "balance_stages": True}, "--balance-stages"),
     ],
 )
 def test_stages_that_cannot_be(trace: Trace, gpus: int, options: dict[str, object], said: str) -> None:

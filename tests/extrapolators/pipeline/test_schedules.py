@@ -101,7 +101,7 @@ def test_stages_of_a_rank_may_weigh_differently() -> None:
     """Interleaved, rank 1 of 2: two of its early stage, then one at a time of its late one."""
     schedule = table("interleaved", 2, 2, virtual_stages=2)
     assert in_flight(schedule, 1, lambda stage: 10.0 if stage == 3 else 1.0) == 2 * 1 + 10
-    assert schedule.held(1) == (1, 3)
+    assert schedule.stages_of(1) == (1, 3)
 
 
 # ---- any order is a step --------------------------------------------------------------------------------------------

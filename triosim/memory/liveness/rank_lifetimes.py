@@ -104,7 +104,9 @@ class _RankTracker(MemoryTracker):
     def receive_posted(self, posted: PostedReceive) -> None:
         """Allocate the buffer of a receive."""
         nbytes = self._stages.sent_bytes.get(posted.key, 0.0)
-        self.allocate((posted.key, posted.micro_batch), nbytes, "communication", stream=f"receive from {posted.place}")
+        self.allocate(
+            (posted.key, posted.micro_batch), nbytes, "communication", stream=f"receive from {posted.pipeline_rank}"
+        )
 
     def action_begins(self, act: ScheduledAction) -> None:
         """Note which action runs."""

@@ -59,7 +59,7 @@ def _slot(axes: Any, run: ScheduleRun, slot: list[TimedAction]) -> None:
     height = _HEIGHT / len(slot)
     for lane, one in enumerate(slot):
         top = one.rank - _HEIGHT / 2 + lane * height
-        shade = run.schedule.held(one.rank).index(one.action.stage)
+        shade = run.schedule.stages_of(one.rank).index(one.action.stage)
         colour = _lighter(COLOURS[one.action.phase], shade)
         axes.broken_barh([(start, end - start)], (top, height), facecolor=colour, edgecolor="white", linewidth=0.6)
         if (end - start) / run.seconds >= _NARROWEST:

@@ -21,7 +21,7 @@ def render(run: ScheduleRun) -> Table:
     for rank, busy in enumerate(run.busy):
         made.add_row(
             str(rank),
-            ", ".join(map(str, schedule.held(rank))),
+            ", ".join(map(str, schedule.stages_of(rank))),
             f"{busy:g}",
             f"{run.bubble(rank):g}",
             f"{run.bubble(rank) / run.seconds:.1%}",
@@ -39,7 +39,7 @@ def as_json(run: ScheduleRun) -> str:
         "ranks": [
             {
                 "rank": rank,
-                "stages": list(run.schedule.held(rank)),
+                "stages": list(run.schedule.stages_of(rank)),
                 "busy_s": busy,
                 "bubble_s": run.bubble(rank),
                 "micro_batches_held": run.held(rank),
