@@ -82,7 +82,7 @@ class CachingAllocator:
             raise AllocationFailed(nbytes, self.capacity - self.reserved)
         if self._splits(block, size):
             pool.add(block.split(size))
-        block.used, block.requested, block.owner = True, nbytes, owner
+        block.use(nbytes, owner)
         self.allocated += block.size
         self.requested += nbytes
         self.peak_allocated = max(self.peak_allocated, self.allocated)
@@ -93,7 +93,7 @@ class CachingAllocator:
         """Take a block back: it joins its free neighbours and waits in its pool."""
         self.allocated -= block.size
         self.requested -= block.requested
-        block.used, block.requested, block.owner = False, 0, -1
+        block.release()
         self.cache(block)
 
     def cache(self, block: Block) -> None:
@@ -121,6 +121,10 @@ class CachingAllocator:
         self.reserved += nbytes
         self.peak_reserved = max(self.peak_reserved, self.reserved)
         return True
+
+    def give_back(self, nbytes: int) -> None:
+        """Count bytes of the GPU as reserved no more."""
+        self.reserved -= nbytes
 
     def addresses(self, nbytes: int) -> int:
         """Reserve address space of this size, and return where it begins."""
@@ -180,7 +184,7 @@ class CachingAllocator:
         segment = block.segment
         self.pool(segment.small).remove(block)
         del self.segments[segment.address]
-        self.reserved -= segment.size
+        self.give_back(segment.size)
         self.record(False, segment.address, segment.size, segment.stream)
 
     def _release_oversize(self, pool: Pool, size: int, stream: str) -> bool:

@@ -34,6 +34,14 @@ class Block:
         """Whether the block is all of its segment."""
         return self.previous is None and self.next is None
 
+    def use(self, nbytes: int, owner: int) -> None:
+        """Mark the block as in use for ``nbytes``."""
+        self.used, self.requested, self.owner = True, nbytes, owner
+
+    def release(self) -> None:
+        """Mark the block as free."""
+        self.used, self.requested, self.owner = False, 0, -1
+
     def split(self, size: int) -> Block:
         """Keep the first ``size`` bytes, and return the rest as a block behind this one."""
         rest = Block(self.segment, self.address + size, self.size - size)

@@ -70,7 +70,7 @@ class ExpandableSegments:
             self._allocator.pool(segment.small).add(block.split(end - block.address))
         block.mapped = False
         segment.mapped -= block.size
-        self._allocator.reserved -= block.size
+        self._allocator.give_back(block.size)
         self._allocator.record(False, block.address, block.size, segment.stream)
         self._join_unmapped(block)
         if not segment.mapped:
