@@ -60,7 +60,7 @@ class DataParallel(Extrapolator):
     @property
     def identical_ranks(self) -> bool:  # type: ignore[override]  # it depends on the style
         """Not where the first rank does for all what the others do not."""
-        return self.config.dp_style != "replicate"
+        return bool(self.config.dp_style != "replicate")
 
     def transform(self, program: Program, mesh: Mesh) -> Program:
         """Return the program that reduces its gradients after the backward pass."""

@@ -10,7 +10,7 @@ of which the backward pass begins at once.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Container, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 
 from triosim.config import Option
@@ -169,42 +169,23 @@ class StageUnits:
         ``experts`` are storages, ``kinds`` who shares dense parameters (False) and experts (True). What nobody shares is not
         gathered, and without replicas it is not reduced either.
         """
-        home: dict[int, str] = {}
-        inner: dict[str, str] = {}  # by layer: its unit of experts
-        for block in stage.forward:
-            for tensor in (t for operator in block.operators for t in operator.inputs if t.category == "parameter"):
-                layer = home.setdefault(tensor.storage, block.layer)
-                if tensor.storage in experts:
-                    inner[block.layer] = f"{choices.unit_of(layer)} experts".strip()
-
-        def unit(tensor: Tensor) -> str:
-            layer = home[tensor.storage]
-            return inner[layer] if tensor.storage in experts else choices.unit_of(layer)
-
+        home = _UnitsOfTensors(stage, choices, experts)
         parameters: dict[str, dict[str, float]] = {}
         for tensor in stage.parameters:
             if kinds[tensor.storage in experts].ranks > 1:
-                layers = parameters.setdefault(unit(tensor), {})
+                layers, layer = parameters.setdefault(home.unit(tensor), {}), home.layers[tensor.storage]
                 nbytes = float(tensor.numel * DTYPE_BYTES[choices.dtype or tensor.dtype])
-                layers[home[tensor.storage]] = layers.get(home[tensor.storage], 0.0) + nbytes
+                layers[layer] = layers.get(layer, 0.0) + nbytes
         reduced: dict[str, list[Gradient]] = {}
-        completes: dict[str, int] = {}
         for gradient in gradients:
-            sharing = kinds[gradient.parameter.storage in experts]
-            if sharing.ranks > 1 or sharing.replicas(0) is not None:
-                reduced.setdefault(unit(gradient.parameter), []).append(gradient)
-                completes[unit(gradient.parameter)] = gradient.parameter.id
+            groups = kinds[gradient.parameter.storage in experts]
+            if groups.ranks > 1 or groups.replicas(0) is not None:
+                reduced.setdefault(home.unit(gradient.parameter), []).append(gradient)
         last: dict[int, tuple[str, ...]] = {}
-        for name, parameter in completes.items():
+        for name, some in reduced.items():
+            parameter = some[-1].parameter.id
             last[parameter] = (*last.get(parameter, ()), name)
-        paths = {
-            block.layer: _distinct(
-                name
-                for name in (ROOT, choices.unit_of(block.layer), inner.get(block.layer, ROOT))
-                if name in parameters
-            )
-            for block in stage.blocks
-        }
+        paths = {block.layer: home.path(block.layer, parameters) for block in stage.blocks}
 
         def order(blocks: tuple[Block, ...]) -> tuple[str, ...]:
             return _distinct(name for block in blocks for name in paths[block.layer] if name != ROOT)
@@ -216,8 +197,32 @@ class StageUnits:
             paths,
             {"forward": order(stage.forward), "backward": order(stage.backward)},
             last,
-            frozenset(inner.values()),
+            frozenset(home.expert_units.values()),
         )
+
+
+class _UnitsOfTensors:
+    """The unit that each parameter of a stage belongs to: that of the layer which uses it first."""
+
+    def __init__(self, stage: Stage, choices: FsdpChoices, experts: frozenset[int]) -> None:
+        self._choices = choices
+        self._experts = experts
+        self.layers: dict[int, str] = {}  # by storage
+        self.expert_units: dict[str, str] = {}  # by layer
+        for block in stage.forward:
+            for tensor in (t for operator in block.operators for t in operator.inputs if t.category == "parameter"):
+                layer = self.layers.setdefault(tensor.storage, block.layer)
+                if tensor.storage in experts:
+                    self.expert_units[block.layer] = f"{choices.unit_of(layer)} experts".strip()
+
+    def unit(self, tensor: Tensor) -> str:
+        layer = self.layers[tensor.storage]
+        return self.expert_units[layer] if tensor.storage in self._experts else self._choices.unit_of(layer)
+
+    def path(self, layer: str, gathered: Container[str]) -> tuple[str, ...]:
+        """Return those of the gathered units that a layer is in, the root first."""
+        units = (ROOT, self._choices.unit_of(layer), self.expert_units.get(layer, ROOT))
+        return _distinct(unit for unit in units if unit in gathered)
 
 
 class FsdpStage:

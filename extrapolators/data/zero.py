@@ -39,7 +39,7 @@ class Zero1(Extrapolator):
     order = DATA_ORDER - 1
     sums_gradients = True
     shards_optimizer = True
-    options = (
+    options: ClassVar[tuple[Option, ...]] = (
         BUCKET_SIZE,
         FIRST_BUCKET_SIZE,
         GRADIENT_DTYPE,
