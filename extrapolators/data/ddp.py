@@ -64,9 +64,9 @@ class DistributedDataParallel(Extrapolator):
         require_gradients(program)
         if program.sharded_axes:
             return program  # what shards the optimizer reduces its shares along this axis
-        return with_gradient_hooks(program, program.data_axes, lambda _: self._reaction)
+        return with_gradient_hooks(program, program.data_axes, lambda _: self._hooks)
 
-    def _reaction(self, stage: Stage, gradients: tuple[Gradient, ...]) -> Callable[[RankContext], TrainingHooks]:
+    def _hooks(self, stage: Stage, gradients: tuple[Gradient, ...]) -> Callable[[RankContext], TrainingHooks]:
         filled = buckets(gradients, self.config.first_bucket_size, self.config.bucket_size)
         due = completed(gradients, filled)
         hooked_parameters = frozenset(due)

@@ -78,7 +78,7 @@ class DataParallel(Extrapolator):
 
 
 def all_reduce(stage: Stage, gradients: tuple[Gradient, ...]) -> Callable[[RankContext], TrainingHooks]:
-    """Make the reaction of standard data parallelism."""
+    """Make the hooks of standard data parallelism."""
     nbytes, layers = sum(gradient.nbytes for gradient in gradients), layers_of(gradients)
     return lambda context: AllReduceAll(context, nbytes, layers)
 
@@ -103,7 +103,7 @@ class AllReduceAll(TrainingHooks):
 def replicate(
     micro_batches: int, stage: Stage, gradients: tuple[Gradient, ...]
 ) -> Callable[[RankContext], TrainingHooks]:
-    """Make the reaction of ``torch.nn.DataParallel``."""
+    """Make the hooks of ``torch.nn.DataParallel``."""
     parameters = float(sum(tensor.nbytes for tensor in stage.parameters))
     inputs = float(sum(tensor.nbytes for tensor in stage.inputs)) * micro_batches
     outputs, layers = (
