@@ -10,6 +10,7 @@ import math
 import os
 import re
 from itertools import chain
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from triosim.trace.formats.files import head, read_json
 from triosim.trace.formats.native.checks import LARGEST_INTEGER, LONGEST_SECONDS, Checks, shown
 from triosim.trace.formats.native.records import communication, marks, storages
 from triosim.trace.formats.native.trace_writer import SCHEMA, lines
-from triosim.trace.trace import CATEGORIES, DTYPE_BYTES, PHASES, Operator, Phase, Tensor, Trace
+from triosim.trace.trace import CATEGORIES, DTYPE_BYTES, PHASES, Operator, Tensor, Trace
 
 NAME = "json"
 
@@ -61,7 +62,8 @@ MOST_FLOPS = 1e30
 LARGEST_ERROR = 1e6
 MOST_ELEMENTS = 2**59
 
-_NEEDED = frozenset(key for key, needed in OPERATOR_KEYS.items() if needed)
+_NEEDED = tuple(key for key, needed in OPERATOR_KEYS.items() if needed)
+_needed = itemgetter(*_NEEDED)
 _CATEGORIES = frozenset(CATEGORIES)
 _PHASES = frozenset(PHASES)
 
@@ -169,23 +171,31 @@ class TraceReader(Checks):
         find = tensors.__getitem__
         plain = _all_integers(items, "inputs") and _all_integers(items, "outputs")
         for index, item in enumerate(items):
-            if type(item) is not dict or not (item.keys() == _NEEDED or _NEEDED <= item.keys() <= OPERATOR_KEYS.keys()):
+            try:
+                number, name, phase, layer, inputs, outputs, seconds = _needed(item)
+                complete = len(item) == len(_NEEDED) or item.keys() <= OPERATOR_KEYS.keys()
+            except (KeyError, TypeError, AttributeError):
+                complete = False
+            if not complete:
                 self.keys(item, OPERATOR_KEYS, f"operators[{index}]")
-            number = item["id"]
-            if type(number) is not int or not 0 <= number <= LARGEST_INTEGER:
-                self.integer(number, f"operators[{index}].id")
-            if number in found:
-                self.fail(f"operators[{index}].id", f"there is another operator with the id {number}", "ids are unique")
-            named = self.names(item, index, texts)
-            times = self.times(item, index)
-            details = self.details(item, index, texts)
+            if not (
+                (type(number) is int and 0 <= number <= LARGEST_INTEGER and number not in found)
+                and (type(name) is str and name and type(layer) is str and type(phase) is str and phase in _PHASES)
+                and (type(seconds) is float and 0 <= seconds <= LONGEST_SECONDS)
+            ):
+                seconds = self.checked_seconds(item, index, found)
+            if name not in texts:
+                texts[name] = f"operators[{index}].name"
+            if layer not in texts:
+                texts[layer] = f"operators[{index}].layer"
+            details = self.details(item, index, texts) if len(item) > len(_NEEDED) else ()
             try:
                 if not plain:
                     raise KeyError
-                read, made = tuple(map(find, item["inputs"])), tuple(map(find, item["outputs"]))
+                read, made = tuple(map(find, inputs)), tuple(map(find, outputs))
             except (KeyError, TypeError):
                 read, made = (self.named(item[key], tensors, index, key) for key in ("inputs", "outputs"))
-            found[number] = Operator(number, *named, read, made, *times, *details)
+            found[number] = Operator(number, name, phase, layer, read, made, seconds, *details)
         for index, operator in enumerate(found.values()):
             if operator.forward is not None:
                 self.check_forward(operator.forward, found.get(operator.forward), index)
@@ -193,38 +203,28 @@ class TraceReader(Checks):
             self.text(text, where)
         return tuple(found.values())
 
-    def names(self, item: dict[str, Any], index: int, texts: dict[str, str]) -> tuple[str, Phase, str]:
-        """Return an operator's name, phase and layer."""
-        name, phase, layer = item["name"], item["phase"], item["layer"]
-        if type(name) is not str or not name:
-            self.text(name, f"operators[{index}].name", filled=True)
-        if type(layer) is not str:
-            self.text(layer, f"operators[{index}].layer")
-        if type(phase) is not str or phase not in _PHASES:
-            self.choice(phase, PHASES, f"operators[{index}].phase")
-        if name not in texts:
-            texts[name] = f"operators[{index}].name"
-        if layer not in texts:
-            texts[layer] = f"operators[{index}].layer"
-        return name, phase, layer
+    def checked_seconds(self, item: dict[str, Any], index: int, found: dict[int, Operator]) -> float:
+        """Return an operator's seconds after a check of each required value by itself; the error names the wrong one."""
+        key_path = f"operators[{index}]"
+        if self.integer(item["id"], f"{key_path}.id") in found:
+            self.fail(f"{key_path}.id", f"there is another operator with the id {item['id']}", "ids are unique")
+        self.text(item["name"], f"{key_path}.name", filled=True)
+        self.text(item["layer"], f"{key_path}.layer")
+        self.choice(item["phase"], PHASES, f"{key_path}.phase")
+        seconds = self.number(item["seconds"], f"{key_path}.seconds", LONGEST_SECONDS)
+        if seconds is None:
+            self.fail(f"{key_path}.seconds", "is absent", "every operator needs its time in seconds")
+        return seconds
 
-    def times(self, item: dict[str, Any], index: int) -> tuple[float, float | None, float | None]:
-        """Return an operator's seconds, those of its kernels and those of the host."""
-        seconds, busy, host = item["seconds"], item.get("busy_seconds"), item.get("host_seconds")
-        if type(seconds) is not float or not 0 <= seconds <= LONGEST_SECONDS:
-            if seconds is None:
-                self.fail(f"operators[{index}].seconds", "is absent", "every operator needs its time in seconds")
-            seconds = self.number(seconds, f"operators[{index}].seconds", LONGEST_SECONDS)
+    def details(self, item: dict[str, Any], index: int, texts: dict[str, str]) -> tuple[Any, ...]:
+        """Return an operator's optional values, in the order of the fields of ``Operator`` from ``busy_seconds`` on."""
+        get = item.get
+        busy, host, forward = get("busy_seconds"), get("host_seconds"), get("forward")
+        flops, error = get("flops"), get("relative_error")
         if busy is not None and not (type(busy) is float and 0 <= busy <= LONGEST_SECONDS):
             busy = self.number(busy, f"operators[{index}].busy_seconds", LONGEST_SECONDS)
         if host is not None and not (type(host) is float and 0 <= host <= LONGEST_SECONDS):
             host = self.number(host, f"operators[{index}].host_seconds", LONGEST_SECONDS)
-        return seconds, busy, host
-
-    def details(self, item: dict[str, Any], index: int, texts: dict[str, str]) -> tuple[Any, ...]:
-        """Return an operator's optional values, in the order of the fields of ``Operator`` from ``forward`` on."""
-        get = item.get
-        forward, flops, error = get("forward"), get("flops"), get("relative_error")
         if forward is not None and type(forward) is not int:
             self.integer(forward, f"operators[{index}].forward")
         if flops is not None:
@@ -243,7 +243,7 @@ class TraceReader(Checks):
         asked = get("communication")
         if asked is not None:
             asked = communication(self, asked, f"operators[{index}].communication")
-        return forward, flops, kernels, model, error, attributes, stream, asked
+        return busy, host, forward, flops, kernels, model, error, attributes, stream, asked
 
     def kernels(self, value: Any, index: int, texts: dict[str, str]) -> tuple[str, ...]:
         """Return the names of an operator's kernels."""
