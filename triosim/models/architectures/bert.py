@@ -9,7 +9,7 @@ from triosim.models.operators.attention import multi_head_attention, split_heads
 from triosim.models.operators.elementwise import add, dropout, gelu
 from triosim.models.operators.layers import cross_entropy, embedding, layer_norm
 from triosim.models.operators.products import linear
-from triosim.models.operators.tape import Tape, Value
+from triosim.models.operators.tape import Tape, Value, module
 from triosim.models.operators.views import expand, slice_of, view
 from triosim.models.step_choices import ChoiceReader
 
@@ -39,16 +39,12 @@ class Bert:
             with tape.at("embeddings"):
                 found = self._embedded(tape, token_ids, dropped)
             for number in range(self.layers):
-                with tape.at(f"encoder.layer.{number}"):
-                    found = self._layer(found, choices, dropped)
+                found = module(f"encoder.layer.{number}", self._layer, found, choices, dropped)
         with tape.at("cls.predictions"):
             with tape.at("transform"):
-                with tape.at("dense"):
-                    found = linear(found, self.hidden)
-                with tape.at("transform_act_fn"):
-                    found = gelu(found)
-                with tape.at("LayerNorm"):
-                    found = layer_norm(found)
+                found = module("dense", linear, found, self.hidden)
+                found = module("transform_act_fn", gelu, found)
+                found = module("LayerNorm", layer_norm, found)
             with tape.at("decoder"):
                 table = tape.parameters["bert.embeddings.word_embeddings.weight"]
                 logits = linear(found, self.vocab, weight=table)
@@ -60,45 +56,31 @@ class Bert:
         numbers, zeros = (tape.new((1, self.positions), "int64", category="buffer") for _ in range(2))
         numbers = slice_of(numbers, 1, 0, length)
         kinds = expand(slice_of(zeros, 1, 0, length), token_ids.shape)
-        with tape.at("word_embeddings"):
-            found = embedding(token_ids, self.vocab, self.hidden)
-        with tape.at("token_type_embeddings"):
-            of_kinds = embedding(kinds, self.token_types, self.hidden)
+        found = module("word_embeddings", embedding, token_ids, self.vocab, self.hidden)
+        of_kinds = module("token_type_embeddings", embedding, kinds, self.token_types, self.hidden)
         found = add(found, of_kinds)
-        with tape.at("position_embeddings"):
-            placed = embedding(numbers, self.positions, self.hidden)
+        placed = module("position_embeddings", embedding, numbers, self.positions, self.hidden)
         found = add(found, placed)
-        with tape.at("LayerNorm"):
-            found = layer_norm(found)
-        with tape.at("dropout"):
-            return dropout(found, dropped)
+        found = module("LayerNorm", layer_norm, found)
+        return module("dropout", dropout, found, dropped)
 
     def _layer(self, x: Value, choices: ChoiceReader, dropped: float) -> Value:
         tape = x.tape
         with tape.at("attention.self"):
             parts = []
             for name in ("query", "key", "value"):
-                with tape.at(name):
-                    part = linear(x, self.hidden)
+                part = module(name, linear, x, self.hidden)
                 parts.append(split_heads(part, self.heads))
             found = multi_head_attention(*parts, kernel=choices.attention_kernel(), probability=dropped)
-        with tape.at("attention.output"):
-            x = self._added(found, x, dropped)
+        x = module("attention.output", self._added, found, x, dropped)
         with tape.at("intermediate"):
-            with tape.at("dense"):
-                found = linear(x, self.feed_forward)
-            with tape.at("intermediate_act_fn"):
-                found = gelu(found)
-        with tape.at("output"):
-            return self._added(found, x, dropped)
+            found = module("dense", linear, x, self.feed_forward)
+            found = module("intermediate_act_fn", gelu, found)
+        return module("output", self._added, found, x, dropped)
 
     def _added(self, found: Value, x: Value, dropped: float) -> Value:
         """The end of a sub-layer: projection to the hidden size, residual, norm."""
-        tape = x.tape
-        with tape.at("dense"):
-            found = linear(found, self.hidden)
-        with tape.at("dropout"):
-            found = dropout(found, dropped)
+        found = module("dense", linear, found, self.hidden)
+        found = module("dropout", dropout, found, dropped)
         found = add(found, x)
-        with tape.at("LayerNorm"):
-            return layer_norm(found)
+        return module("LayerNorm", layer_norm, found)

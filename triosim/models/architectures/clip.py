@@ -12,7 +12,7 @@ from triosim.models.operators.attention import multi_head_attention, split_heads
 from triosim.models.operators.elementwise import add, div, div_number, elementwise, mul, power, quick_gelu, total
 from triosim.models.operators.layers import cross_entropy, embedding, layer_norm
 from triosim.models.operators.products import convolution, linear, mm
-from triosim.models.operators.tape import Tape, Value
+from triosim.models.operators.tape import Tape, Value, module
 from triosim.models.operators.views import cat, expand, select, t, transpose, view
 from triosim.models.step_choices import ChoiceReader
 
@@ -49,14 +49,10 @@ class Clip:
         check_length(sequence, self.positions, self.name)
         images = tape.new((batch, 3, self.image, self.image), tape.dtype, category="input")
         token_ids = token_inputs(tape, batch, sequence)
-        with tape.at("vision_model"):
-            image = self._image_features(images, choices)
-        with tape.at("visual_projection"):
-            image = linear(image, self.projection_dim, bias=False)
-        with tape.at("text_model"):
-            text = self._text_features(token_ids, choices)
-        with tape.at("text_projection"):
-            text = linear(text, self.projection_dim, bias=False)
+        image = module("vision_model", self._image_features, images, choices)
+        image = module("visual_projection", linear, image, self.projection_dim, bias=False)
+        text = module("text_model", self._text_features, token_ids, choices)
+        text = module("text_projection", linear, text, self.projection_dim, bias=False)
         image, text = _normalised(image), _normalised(text)
         scale = _exponential(tape.parameter("logit_scale", ()))
         return _contrastive(mul(mm(text, t(image)), scale))
@@ -66,13 +62,11 @@ class Clip:
         tape, (batch, *_), hidden = images.tape, images.shape, self.vision.hidden
         count = (self.image // self.patch) ** 2
         with tape.at("embeddings"):
-            with tape.at("patch_embedding"):
-                found = convolution(images, hidden, self.patch, stride=self.patch)
+            found = module("patch_embedding", convolution, images, hidden, self.patch, stride=self.patch)
             found = transpose(view(found, (batch, hidden, count)), 1, 2)
             first = expand(tape.parameter("class_embedding", (hidden,)), (batch, 1, hidden))
             found = _placed(cat((first, found), 1), count + 1)
-        with tape.at("pre_layrnorm"):
-            found = layer_norm(found)
+        found = module("pre_layrnorm", layer_norm, found)
         found = _encoded(found, self.vision, choices, causal=False)
         with tape.at("post_layernorm"):
             return layer_norm(select(found, 1, 0))
@@ -81,12 +75,10 @@ class Clip:
         """Return the features of the last token, which attends to all others."""
         tape = token_ids.tape
         with tape.at("embeddings"):
-            with tape.at("token_embedding"):
-                found = embedding(token_ids, self.vocab, self.text.hidden)
+            found = module("token_embedding", embedding, token_ids, self.vocab, self.text.hidden)
             found = _placed(found, self.positions)
         found = _encoded(found, self.text, choices, causal=True)
-        with tape.at("final_layer_norm"):
-            found = layer_norm(found)
+        found = module("final_layer_norm", layer_norm, found)
         return _at_last_token(found, token_ids)
 
 
@@ -99,39 +91,30 @@ def _placed(x: Value, positions: int) -> Value:
 
 def _encoded(x: Value, sizes: Tower, choices: ChoiceReader, *, causal: bool) -> Value:
     for number in range(sizes.layers):
-        with x.tape.at(f"encoder.layers.{number}"):
-            x = _layer(x, sizes, choices, causal)
+        x = module(f"encoder.layers.{number}", _layer, x, sizes, choices, causal)
     return x
 
 
 def _layer(x: Value, sizes: Tower, choices: ChoiceReader, causal: bool) -> Value:
     tape = x.tape
-    with tape.at("layer_norm1"):
-        found = layer_norm(x)
-    with tape.at("self_attn"):
-        found = _attention(found, sizes, choices, causal)
+    found = module("layer_norm1", layer_norm, x)
+    found = module("self_attn", _attention, found, sizes, choices, causal)
     x = add(x, found)
-    with tape.at("layer_norm2"):
-        found = layer_norm(x)
+    found = module("layer_norm2", layer_norm, x)
     with tape.at("mlp"):
-        with tape.at("fc1"):
-            found = linear(found, sizes.feed_forward)
-        with tape.at("activation_fn"):
-            found = quick_gelu(found)
-        with tape.at("fc2"):
-            found = linear(found, sizes.hidden)
+        found = module("fc1", linear, found, sizes.feed_forward)
+        found = module("activation_fn", quick_gelu, found)
+        found = module("fc2", linear, found, sizes.hidden)
     return add(x, found)
 
 
 def _attention(x: Value, sizes: Tower, choices: ChoiceReader, causal: bool) -> Value:
     parts = []
     for name in ("q_proj", "k_proj", "v_proj"):
-        with x.tape.at(name):
-            part = linear(x, sizes.hidden)
+        part = module(name, linear, x, sizes.hidden)
         parts.append(split_heads(part, sizes.heads))
     found = multi_head_attention(*parts, kernel=choices.attention_kernel(), probability=0.0, causal=causal)
-    with x.tape.at("out_proj"):
-        return linear(found, sizes.hidden)
+    return module("out_proj", linear, found, sizes.hidden)
 
 
 def _at_last_token(x: Value, token_ids: Value) -> Value:

@@ -12,7 +12,7 @@ from triosim.models.operators.elementwise import add_in_place, dropout, relu_in_
 from triosim.models.operators.layers import batch_norm, cross_entropy
 from triosim.models.operators.pooling import adaptive_average_pool, average_pool_2x2, global_average_pool, max_pool
 from triosim.models.operators.products import convolution, linear
-from triosim.models.operators.tape import Tape, Value
+from triosim.models.operators.tape import Tape, Value, module
 from triosim.models.operators.views import cat, view
 from triosim.models.step_choices import ChoiceReader
 
@@ -35,30 +35,22 @@ class VGG:
         number = 0
         for widths in self.stages:
             for width in widths:
-                with tape.at(f"features.{number}"):
-                    found = convolution(found, width, 3, padding=1, bias=True)
+                found = module(f"features.{number}", convolution, found, width, 3, padding=1, bias=True)
                 if self.normalised:
                     number += 1
-                    with tape.at(f"features.{number}"):
-                        found = batch_norm(found)
-                with tape.at(f"features.{number + 1}"):
-                    found = relu_in_place(found)
+                    found = module(f"features.{number}", batch_norm, found)
+                found = module(f"features.{number + 1}", relu_in_place, found)
                 number += 2
-            with tape.at(f"features.{number}"):
-                found = max_pool(found, 2, stride=2)
+            found = module(f"features.{number}", max_pool, found, 2, stride=2)
             number += 1
-        with tape.at("avgpool"):
-            found = adaptive_average_pool(found, 7)
+        found = module("avgpool", adaptive_average_pool, found, 7)
         found = view(found, (batch, -1))
         for number, width in ((0, 4096), (3, 4096)):
-            with tape.at(f"classifier.{number}"):
-                found = linear(found, width)
-            with tape.at(f"classifier.{number + 1}"):
-                found = relu_in_place(found)
+            found = module(f"classifier.{number}", linear, found, width)
+            found = module(f"classifier.{number + 1}", relu_in_place, found)
             with tape.at(f"classifier.{number + 2}"):
                 found = dropout(found, choices.dropout(self.dropout))
-        with tape.at("classifier.6"):
-            found = linear(found, self.classes)
+        found = module("classifier.6", linear, found, self.classes)
         return classified(found, labels)
 
 
@@ -78,26 +70,21 @@ class ResNet:
     def loss(self, tape: Tape, batch: int, sequence: int, choices: ChoiceReader) -> Value:
         """Record the forward pass; the loss is that of the images' classes."""
         found, labels = fed(tape, batch, self.image)
-        with tape.at("conv1"):
-            found = convolution(found, 64, 7, stride=2, padding=3)
+        found = module("conv1", convolution, found, 64, 7, stride=2, padding=3)
         found = _normalised(found, "bn1")
-        with tape.at("relu"):
-            found = relu_in_place(found)
-        with tape.at("maxpool"):
-            found = max_pool(found, 3, stride=2, padding=1)
+        found = module("relu", relu_in_place, found)
+        found = module("maxpool", max_pool, found, 3, stride=2, padding=1)
         for stage, count in enumerate(self.blocks):
             for number in range(count):
-                with tape.at(f"layer{stage + 1}.{number}"):
-                    found = self._block(found, 64 << stage, 2 if stage and not number else 1)
-        with tape.at("avgpool"):
-            found = global_average_pool(found)
+                found = module(
+                    f"layer{stage + 1}.{number}", self._block, found, 64 << stage, 2 if stage and not number else 1
+                )
+        found = module("avgpool", global_average_pool, found)
         found = view(found, (batch, -1))
-        with tape.at("fc"):
-            found = linear(found, self.classes)
+        found = module("fc", linear, found, self.classes)
         return classified(found, labels)
 
     def _block(self, x: Value, planes: int, stride: int) -> Value:
-        tape = x.tape
         inner = planes * self.width // 64 * self.groups
         convolutions = (
             ((inner, 1, 1, 1), (inner, 3, stride, self.groups), (4 * planes, 1, 1, 1))
@@ -107,18 +94,16 @@ class ResNet:
         found = x
         for number, (width, kernel, step, groups) in enumerate(convolutions, 1):
             if number > 1:
-                with tape.at("relu"):
-                    found = relu_in_place(found)
-            with tape.at(f"conv{number}"):
-                found = convolution(found, width, kernel, stride=step, padding=kernel // 2, groups=groups)
+                found = module("relu", relu_in_place, found)
+            found = module(
+                f"conv{number}", convolution, found, width, kernel, stride=step, padding=kernel // 2, groups=groups
+            )
             found = _normalised(found, f"bn{number}")
         if found.shape != x.shape:
-            with tape.at("downsample.0"):
-                x = convolution(x, found.shape[1], 1, stride=stride)
+            x = module("downsample.0", convolution, x, found.shape[1], 1, stride=stride)
             x = _normalised(x, "downsample.1")
         found = add_in_place(found, x)
-        with tape.at("relu"):
-            return relu_in_place(found)
+        return module("relu", relu_in_place, found)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,26 +122,20 @@ class DenseNet:
         """Record the forward pass; the loss is that of the images' classes."""
         found, labels = fed(tape, batch, self.image)
         with tape.at("features"):
-            with tape.at("conv0"):
-                found = convolution(found, self.first, 7, stride=2, padding=3)
+            found = module("conv0", convolution, found, self.first, 7, stride=2, padding=3)
             found = _active(found, "norm0", "relu0")
-            with tape.at("pool0"):
-                found = max_pool(found, 3, stride=2, padding=1)
+            found = module("pool0", max_pool, found, 3, stride=2, padding=1)
             for number, count in enumerate(self.blocks, 1):
-                with tape.at(f"denseblock{number}"):
-                    found = self._block(found, count)
+                found = module(f"denseblock{number}", self._block, found, count)
                 if number < len(self.blocks):
                     with tape.at(f"transition{number}"):
                         found = _active(found, "norm", "relu")
-                        with tape.at("conv"):
-                            found = convolution(found, found.shape[1] // 2, 1)
-                        with tape.at("pool"):
-                            found = average_pool_2x2(found)
+                        found = module("conv", convolution, found, found.shape[1] // 2, 1)
+                        found = module("pool", average_pool_2x2, found)
             found = _normalised(found, "norm5")
         found = relu_in_place(found)
         found = view(global_average_pool(found), (batch, -1))
-        with tape.at("classifier"):
-            found = linear(found, self.classes)
+        found = module("classifier", linear, found, self.classes)
         return classified(found, labels)
 
     def _block(self, x: Value, count: int) -> Value:
@@ -166,8 +145,7 @@ class DenseNet:
             with tape.at(f"denselayer{number}"):
                 found = cat(parts, 1)
                 found = _active(found, "norm1", "relu1")
-                with tape.at("conv1"):
-                    found = convolution(found, 4 * self.growth, 1)
+                found = module("conv1", convolution, found, 4 * self.growth, 1)
                 found = _active(found, "norm2", "relu2")
                 with tape.at("conv2"):
                     parts.append(convolution(found, self.growth, 3, padding=1))
@@ -187,11 +165,9 @@ def classified(logits: Value, labels: Value) -> Value:
 
 
 def _normalised(x: Value, name: str) -> Value:
-    with x.tape.at(name):
-        return batch_norm(x)
+    return module(name, batch_norm, x)
 
 
 def _active(x: Value, norm: str, relu: str) -> Value:
     found = _normalised(x, norm)
-    with x.tape.at(relu):
-        return relu_in_place(found)
+    return module(relu, relu_in_place, found)

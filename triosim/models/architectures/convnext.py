@@ -13,7 +13,7 @@ from triosim.models.architectures.convnets import classified, fed
 from triosim.models.operators.elementwise import add, add_number, div, elementwise, gelu, mean, mul
 from triosim.models.operators.layers import layer_norm
 from triosim.models.operators.products import convolution, linear
-from triosim.models.operators.tape import Tape, Value
+from triosim.models.operators.tape import Tape, Value, module
 from triosim.models.operators.views import permute
 from triosim.models.step_choices import ChoiceReader
 
@@ -36,46 +36,35 @@ class ConvNext:
         found, labels = fed(tape, batch, self.image)
         with tape.at("convnext" if self.version == 1 else "convnextv2"):
             with tape.at("embeddings"):
-                with tape.at("patch_embeddings"):
-                    found = convolution(found, self.widths[0], self.patch, stride=self.patch, bias=True)
+                found = module(
+                    "patch_embeddings", convolution, found, self.widths[0], self.patch, stride=self.patch, bias=True
+                )
                 found = _normed(found, "layernorm")
             for stage, count in enumerate(self.blocks):
-                with tape.at(f"encoder.stages.{stage}"):
-                    found = self._stage(found, stage, count)
+                found = module(f"encoder.stages.{stage}", self._stage, found, stage, count)
             found = mean(found, [-2, -1])
-            with tape.at("layernorm"):
-                found = layer_norm(found)
-        with tape.at("classifier"):
-            found = linear(found, self.classes)
+            found = module("layernorm", layer_norm, found)
+        found = module("classifier", linear, found, self.classes)
         return classified(found, labels)
 
     def _stage(self, x: Value, stage: int, count: int) -> Value:
-        tape = x.tape
         if stage:
             x = _normed(x, "downsampling_layer.0")
-            with tape.at("downsampling_layer.1"):
-                x = convolution(x, self.widths[stage], 2, stride=2, bias=True)
+            x = module("downsampling_layer.1", convolution, x, self.widths[stage], 2, stride=2, bias=True)
         for number in range(count):
-            with tape.at(f"layers.{number}"):
-                x = self._block(x)
+            x = module(f"layers.{number}", self._block, x)
         return x
 
     def _block(self, x: Value) -> Value:
         tape, width = x.tape, x.shape[1]
-        with tape.at("dwconv"):
-            found = convolution(x, width, 7, padding=3, groups=width, bias=True)
+        found = module("dwconv", convolution, x, width, 7, padding=3, groups=width, bias=True)
         found = permute(found, (0, 2, 3, 1))
-        with tape.at("layernorm"):
-            found = layer_norm(found)
-        with tape.at("pwconv1"):
-            found = linear(found, 4 * width)
-        with tape.at("act"):
-            found = gelu(found)
+        found = module("layernorm", layer_norm, found)
+        found = module("pwconv1", linear, found, 4 * width)
+        found = module("act", gelu, found)
         if self.version == 2:
-            with tape.at("grn"):
-                found = _responses(found)
-        with tape.at("pwconv2"):
-            found = linear(found, width)
+            found = module("grn", _responses, found)
+        found = module("pwconv2", linear, found, width)
         if self.version == 1:
             found = mul(tape.parameter("layer_scale_parameter", (width,)), found)
         return add(x, permute(found, (0, 3, 1, 2)))

@@ -15,7 +15,7 @@ from triosim.models.operators.elementwise import add, mul, sub
 from triosim.models.operators.layers import embedding, next_token_loss, rms_norm
 from triosim.models.operators.moe import mixture, sigmoid_router
 from triosim.models.operators.products import linear
-from triosim.models.operators.tape import Tape, Value
+from triosim.models.operators.tape import Tape, Value, module
 from triosim.models.operators.views import cat, expand, reshape, slice_of, split, transpose, unsqueeze, view
 from triosim.models.step_choices import ChoiceReader
 
@@ -56,28 +56,23 @@ class DeepSeek:
         norm = fused.rms_norm if choices.fused() else rms_norm
         token_ids, labels = token_inputs(tape, batch, sequence), token_inputs(tape, batch, sequence)
         with tape.at("model"):
-            with tape.at("embed_tokens"):
-                found = embedding(token_ids, self.vocab, self.hidden)
+            found = module("embed_tokens", embedding, token_ids, self.vocab, self.hidden)
             angles = rotary_angles(tape, sequence, self.rope_dim, found.dtype)
             for number in range(self.layers):
-                with tape.at(f"layers.{number}"):
-                    found = self._layer(found, angles, choices, dense=number < self.dense_layers)
-            with tape.at("norm"):
-                found = norm(found)
-        with tape.at("lm_head"):
-            logits = linear(found, self.vocab, bias=False)
+                found = module(
+                    f"layers.{number}", self._layer, found, angles, choices, dense=number < self.dense_layers
+                )
+            found = module("norm", norm, found)
+        logits = module("lm_head", linear, found, self.vocab, bias=False)
         return next_token_loss(logits, labels, fused=choices.fused())
 
     def _layer(self, x: Value, angles: tuple[Value, Value], choices: ChoiceReader, *, dense: bool) -> Value:
         tape = x.tape
         norm = fused.rms_norm if choices.fused() else rms_norm
-        with tape.at("input_layernorm"):
-            found = norm(x)
-        with tape.at("self_attn"):
-            found = self._attention(found, angles, choices)
+        found = module("input_layernorm", norm, x)
+        found = module("self_attn", self._attention, found, angles, choices)
         x = add(x, found)
-        with tape.at("post_attention_layernorm"):
-            found = norm(x)
+        found = module("post_attention_layernorm", norm, x)
         with tape.at("mlp"):
             found = (
                 gated_mlp(found, self.feed_forward, fused=choices.fused()) if dense else self._mixture(found, choices)
@@ -95,37 +90,29 @@ class DeepSeek:
 
     def _attention(self, x: Value, angles: tuple[Value, Value], choices: ChoiceReader) -> Value:
         """Multi-head latent attention: projections of latent vectors; all heads share one rotary key."""
-        tape, (batch, length, _) = x.tape, x.shape
+        batch, length, _ = x.shape
         norm = fused.rms_norm if choices.fused() else rms_norm
         width = self.nope_dim + self.rope_dim
         if self.query_rank is None:
-            with tape.at("q_proj"):
-                query = linear(x, self.heads * width, bias=False)
+            query = module("q_proj", linear, x, self.heads * width, bias=False)
         else:
-            with tape.at("q_a_proj"):
-                query = linear(x, self.query_rank, bias=False)
-            with tape.at("q_a_layernorm"):
-                query = norm(query)
-            with tape.at("q_b_proj"):
-                query = linear(query, self.heads * width, bias=False)
+            query = module("q_a_proj", linear, x, self.query_rank, bias=False)
+            query = module("q_a_layernorm", norm, query)
+            query = module("q_b_proj", linear, query, self.heads * width, bias=False)
         still, moving = split(split_heads(query, self.heads), [self.nope_dim, self.rope_dim], -1)
-        with tape.at("kv_a_proj_with_mqa"):
-            latent = linear(x, self.kv_rank + self.rope_dim, bias=False)
+        latent = module("kv_a_proj_with_mqa", linear, x, self.kv_rank + self.rope_dim, bias=False)
         latent, shared = split(latent, [self.kv_rank, self.rope_dim], -1)
-        with tape.at("kv_a_layernorm"):
-            latent = norm(latent)
+        latent = module("kv_a_layernorm", norm, latent)
         latent = view(latent, (batch, 1, length, self.kv_rank))
         shared = view(shared, (batch, 1, length, self.rope_dim))
         moving, shared = _rotary_embedding(moving, angles), _rotary_embedding(shared, angles)
         query = cat((still, moving), -1)
-        with tape.at("kv_b_proj"):
-            both = linear(latent, self.heads * (self.nope_dim + self.value_dim), bias=False)
+        both = module("kv_b_proj", linear, latent, self.heads * (self.nope_dim + self.value_dim), bias=False)
         both = transpose(view(both, (batch, length, self.heads, self.nope_dim + self.value_dim)), 1, 2)
         key, value = split(both, [self.nope_dim, self.value_dim], -1)
         key = cat((key, expand(shared, (batch, self.heads, length, self.rope_dim))), -1)
         found = multi_head_attention(query, key, value, kernel=choices.attention_kernel(), probability=0.0, causal=True)
-        with tape.at("o_proj"):
-            return linear(found, self.hidden, bias=False)
+        return module("o_proj", linear, found, self.hidden, bias=False)
 
 
 def _rotary_embedding(x: Value, angles: tuple[Value, Value]) -> Value:

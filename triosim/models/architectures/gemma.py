@@ -30,7 +30,7 @@ from triosim.models.operators.elementwise import (
 )
 from triosim.models.operators.layers import embedding, next_token_loss, softmax
 from triosim.models.operators.products import linear, matmul
-from triosim.models.operators.tape import Tape, Value
+from triosim.models.operators.tape import Tape, Value, module
 from triosim.models.operators.views import reshape, transpose, unsqueeze, view
 from triosim.models.step_choices import ChoiceReader
 
@@ -66,8 +66,7 @@ class Gemma:
                 found = mul_number(embedding(token_ids, self.vocab, self.hidden))
             angles = rotary_angles(tape, sequence, self.head_dim, found.dtype)
             for number in range(self.layers):
-                with tape.at(f"layers.{number}"):
-                    found = self._layer(found, angles, choices)
+                found = module(f"layers.{number}", self._layer, found, angles, choices)
             found = _normed(found, "norm", choices)
         with tape.at("lm_head"):
             table = tape.parameters["model.embed_tokens.weight"] if self.tied_embeddings else None
@@ -79,8 +78,7 @@ class Gemma:
     def _layer(self, x: Value, angles: tuple[Value, Value], choices: ChoiceReader) -> Value:
         tape = x.tape
         found = _normed(x, "input_layernorm", choices)
-        with tape.at("self_attn"):
-            found = self._attention(found, angles, choices)
+        found = module("self_attn", self._attention, found, angles, choices)
         if self.capped:
             found = _normed(found, "post_attention_layernorm", choices)
         x = add(x, found)
@@ -92,12 +90,11 @@ class Gemma:
         return add(x, found)
 
     def _attention(self, x: Value, angles: tuple[Value, Value], choices: ChoiceReader) -> Value:
-        tape, (batch, length, _) = x.tape, x.shape
+        batch, length, _ = x.shape
         turn = fused.rotary_embedding if choices.fused() else rotary_embedding
         parts = []
         for name, heads in (("q", self.heads), ("k", self.kv_heads), ("v", self.kv_heads)):
-            with tape.at(f"{name}_proj"):
-                part = linear(x, heads * self.head_dim, bias=False)
+            part = module(f"{name}_proj", linear, x, heads * self.head_dim, bias=False)
             parts.append(transpose(view(part, (batch, length, heads, self.head_dim)), 1, 2))
         turned = unsqueeze(angles[0], 1), unsqueeze(angles[1], 1)
         query, key, value = turn(parts[0], turned), turn(parts[1], turned), parts[2]
@@ -108,8 +105,7 @@ class Gemma:
             found = self._capped_attention(query, key, value, choices)
         else:
             found = multi_head_attention(query, key, value, kernel=kernel, probability=0.0, causal=True)
-        with tape.at("o_proj"):
-            return linear(found, self.hidden, bias=False)
+        return module("o_proj", linear, found, self.hidden, bias=False)
 
     def _capped_attention(self, query: Value, key: Value, value: Value, choices: ChoiceReader) -> Value:
         """Attention by its two products, with capped scores (``eager_attention_forward`` of transformers)."""

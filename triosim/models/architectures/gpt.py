@@ -23,7 +23,7 @@ from triosim.models.operators.attention import (
 from triosim.models.operators.elementwise import add, dropout, gelu, unfused_gelu
 from triosim.models.operators.layers import embedding, layer_norm, next_token_loss
 from triosim.models.operators.products import linear, transposed_linear
-from triosim.models.operators.tape import Tape, Value
+from triosim.models.operators.tape import Tape, Value, module
 from triosim.models.operators.views import contiguous_of, expand, permute, reshape, split, transpose, unsqueeze, view
 from triosim.models.step_choices import ChoiceReader
 
@@ -65,15 +65,13 @@ class _Step:
 
     def _embedded(self, token_ids: Value, names: tuple[str, str]) -> Value:
         model, tape = self.model, self.tape
-        with tape.at(names[0]):
-            found = embedding(token_ids, model.vocab, model.hidden)
+        found = module(names[0], embedding, token_ids, model.vocab, model.hidden)
         positions = tape.new((self.sequence,), "int64")
         tape.record("arange", (), (positions,))
         positions = unsqueeze(positions, 0)
         if model.style == "megatron":
             positions = expand(positions, token_ids.shape)
-        with tape.at(names[1]):
-            placed = embedding(positions, model.sequence, model.hidden)
+        placed = module(names[1], embedding, positions, model.sequence, model.hidden)
         return add(found, placed)
 
     # ---- Megatron-LM --------------------------------------------------------------------------------------------
@@ -89,33 +87,26 @@ class _Step:
             if self.kernel == "math" and (tape.autocast or tape.dtype) == "float32":
                 self.mask = causal_mask(tape, self.sequence)
             for number in range(model.layers):
-                with tape.at(f"layers.{number}"):
-                    found = self._megatron_layer(found)
-            with tape.at("final_layernorm"):
-                found = layer_norm(found)
+                found = module(f"layers.{number}", self._megatron_layer, found)
+            found = module("final_layernorm", layer_norm, found)
         with tape.at("output_layer"):
             table = tape.parameters["embedding.word_embeddings.weight"]
             logits = linear(found, model.vocab, bias=False, weight=table)
-        with tape.at("loss"):
-            labels = transpose(labels, 0, 1)
+        labels = module("loss", transpose, labels, 0, 1)
         return next_token_loss(logits, labels, fused=False)
 
     def _megatron_layer(self, x: Value) -> Value:
         tape, model = self.tape, self.model
-        with tape.at("input_layernorm"):
-            found = layer_norm(x)
+        found = module("input_layernorm", layer_norm, x)
         with tape.at("self_attention"):
             found = self._megatron_attention(found)
-            with tape.at("linear_proj"):
-                x = self._added(found, x)
-        with tape.at("pre_mlp_layernorm"):
-            found = layer_norm(x)
+            x = module("linear_proj", self._added, found, x)
+        found = module("pre_mlp_layernorm", layer_norm, x)
         with tape.at("mlp"):
             with tape.at("linear_fc1"):
                 found = linear(found, model.feed_forward or 4 * model.hidden, bias=not self.fused)
                 found = fused.bias_gelu(found) if self.fused else gelu(found)
-            with tape.at("linear_fc2"):
-                return self._added(found, x)
+            return module("linear_fc2", self._added, found, x)
 
     def _added(self, found: Value, x: Value) -> Value:
         """The open module's linear layer, and the residual."""
@@ -125,10 +116,9 @@ class _Step:
         return add(x, dropout(found, self.dropped))
 
     def _megatron_attention(self, x: Value) -> Value:
-        tape, model = self.tape, self.model
+        model = self.model
         width = model.hidden // model.heads
-        with tape.at("linear_qkv"):
-            mixed = linear(x, 3 * model.hidden)
+        mixed = module("linear_qkv", linear, x, 3 * model.hidden)
         mixed = view(mixed, (self.sequence, self.batch, model.heads, 3 * width))
         parts = split(mixed, [width] * 3, -1)
         if self.kernel == "flash":
@@ -151,13 +141,10 @@ class _Step:
         token_ids, labels = token_inputs(tape, self.batch, self.sequence), token_inputs(tape, self.batch, self.sequence)
         with tape.at("transformer"):
             found = self._embedded(token_ids, ("wte", "wpe"))
-            with tape.at("drop"):
-                found = dropout(found, self.dropped)
+            found = module("drop", dropout, found, self.dropped)
             for number in range(model.layers):
-                with tape.at(f"h.{number}"):
-                    found = self._layer(found)
-            with tape.at("ln_f"):
-                found = layer_norm(found)
+                found = module(f"h.{number}", self._layer, found)
+            found = module("ln_f", layer_norm, found)
         with tape.at("lm_head"):
             table = tape.parameters["transformer.wte.weight"]
             logits = linear(found, model.vocab, bias=False, weight=table)
@@ -165,22 +152,15 @@ class _Step:
 
     def _layer(self, x: Value) -> Value:
         tape, model = self.tape, self.model
-        with tape.at("ln_1"):
-            found = layer_norm(x)
-        with tape.at("attn"):
-            found = self._attention(found)
+        found = module("ln_1", layer_norm, x)
+        found = module("attn", self._attention, found)
         x = add(found, x)
-        with tape.at("ln_2"):
-            found = layer_norm(x)
+        found = module("ln_2", layer_norm, x)
         with tape.at("mlp"):
-            with tape.at("c_fc"):
-                found = transposed_linear(found, model.feed_forward or 4 * model.hidden)
-            with tape.at("act"):
-                found = unfused_gelu(found)
-            with tape.at("c_proj"):
-                found = transposed_linear(found, model.hidden)
-            with tape.at("dropout"):
-                found = dropout(found, self.dropped)
+            found = module("c_fc", transposed_linear, found, model.feed_forward or 4 * model.hidden)
+            found = module("act", unfused_gelu, found)
+            found = module("c_proj", transposed_linear, found, model.hidden)
+            found = module("dropout", dropout, found, self.dropped)
         return add(x, found)
 
     def _attention(self, x: Value) -> Value:
@@ -189,7 +169,5 @@ class _Step:
             parts = split(transposed_linear(x, 3 * model.hidden), [model.hidden] * 3, 2)
         query, key, value = (split_heads(part, model.heads) for part in parts)
         found = multi_head_attention(query, key, value, kernel=self.kernel, probability=self.dropped, causal=True)
-        with tape.at("c_proj"):
-            found = transposed_linear(found, model.hidden)
-        with tape.at("resid_dropout"):
-            return dropout(found, self.dropped)
+        found = module("c_proj", transposed_linear, found, model.hidden)
+        return module("resid_dropout", dropout, found, self.dropped)

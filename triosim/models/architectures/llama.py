@@ -18,7 +18,7 @@ from triosim.models.operators.fused import gated_unit
 from triosim.models.operators.layers import embedding, next_token_loss, rms_norm
 from triosim.models.operators.moe import mixture, softmax_router
 from triosim.models.operators.products import linear
-from triosim.models.operators.tape import Tape, Value
+from triosim.models.operators.tape import Tape, Value, module
 from triosim.models.operators.views import cat, reshape, slice_of, transpose, unsqueeze, view
 from triosim.models.step_choices import ChoiceReader
 
@@ -57,14 +57,11 @@ class Llama:
         norm = fused.rms_norm if choices.fused() else rms_norm
         token_ids, labels = token_inputs(tape, batch, sequence), token_inputs(tape, batch, sequence)
         with tape.at("model"):
-            with tape.at("embed_tokens"):
-                found = embedding(token_ids, self.vocab, self.hidden)
+            found = module("embed_tokens", embedding, token_ids, self.vocab, self.hidden)
             angles = rotary_angles(tape, sequence, self.width, "float32" if self._is_titan else found.dtype)
             for number in range(self.layers):
-                with tape.at(f"layers.{number}"):
-                    found = self._layer(found, angles, choices)
-            with tape.at("norm"):
-                found = norm(found)
+                found = module(f"layers.{number}", self._layer, found, angles, choices)
+            found = module("norm", norm, found)
         with tape.at("lm_head"):
             table = tape.parameters["model.embed_tokens.weight"] if self.tied_embeddings else None
             logits = linear(found, self.vocab, bias=False, weight=table, whole=True)
@@ -82,13 +79,10 @@ class Llama:
     def _layer(self, x: Value, angles: tuple[Value, Value], choices: ChoiceReader) -> Value:
         tape = x.tape
         norm = fused.rms_norm if choices.fused() else rms_norm
-        with tape.at("input_layernorm"):
-            found = norm(x)
-        with tape.at("self_attn"):
-            found = self._attention(found, angles, choices)
+        found = module("input_layernorm", norm, x)
+        found = module("self_attn", self._attention, found, angles, choices)
         x = add(x, found)
-        with tape.at("post_attention_layernorm"):
-            found = norm(x)
+        found = module("post_attention_layernorm", norm, x)
         with tape.at("mlp"):
             if self.experts:
                 routed = softmax_router(reshape(found, (-1, self.hidden)), self.experts, self.experts_per_token)
@@ -99,7 +93,6 @@ class Llama:
 
     def _attention(self, x: Value, angles: tuple[Value, Value], choices: ChoiceReader) -> Value:
         """Causal attention in which groups of heads share keys and values (Ainslie et al. 2023)."""
-        tape = x.tape
         norm, turn = (fused.rms_norm, fused.rotary_embedding) if choices.fused() else (rms_norm, rotary_embedding)
         if self._is_titan and not choices.fused():
             turn = complex_rotary_embedding
@@ -111,17 +104,14 @@ class Llama:
         if self.style != "transformers":
             key, value = (repeated(one, self.heads // self.kv_heads) for one in (key, value))
         found = multi_head_attention(query, key, value, kernel=choices.attention_kernel(), probability=0.0, causal=True)
-        with tape.at("o_proj"):
-            return linear(found, self.hidden, bias=False)
+        return module("o_proj", linear, found, self.hidden, bias=False)
 
     def _projected(self, x: Value, name: str, heads: int, norm: Callable[[Value], Value] | None) -> Value:
-        tape, (batch, length, _) = x.tape, x.shape
-        with tape.at(f"{name}_proj"):
-            found = linear(x, heads * self.width, bias=self.qkv_bias)
+        batch, length, _ = x.shape
+        found = module(f"{name}_proj", linear, x, heads * self.width, bias=self.qkv_bias)
         found = view(found, (batch, length, heads, self.width))
         if self.qk_norm and norm is not None:
-            with tape.at(f"{name}_norm"):
-                found = norm(found)
+            found = module(f"{name}_norm", norm, found)
         return transpose(found, 1, 2)
 
 
@@ -155,14 +145,10 @@ def gated_mlp(
     x: Value, feed_forward: int, activation: Callable[[Value], Value] = silu, *, fused: bool = False
 ) -> Value:
     """The gated feed-forward network (Shazeer 2020): ``down(activation(gate(x)) * up(x))``."""
-    tape, hidden = x.tape, x.shape[-1]
-    with tape.at("gate_proj"):
-        gate = linear(x, feed_forward, bias=False)
+    hidden = x.shape[-1]
+    gate = module("gate_proj", linear, x, feed_forward, bias=False)
     if not fused:
-        with tape.at("act_fn"):
-            gate = activation(gate)
-    with tape.at("up_proj"):
-        found = linear(x, feed_forward, bias=False)
+        gate = module("act_fn", activation, gate)
+    found = module("up_proj", linear, x, feed_forward, bias=False)
     found = gated_unit(gate, found, activation.__name__) if fused else mul(gate, found)
-    with tape.at("down_proj"):
-        return linear(found, hidden, bias=False)
+    return module("down_proj", linear, found, hidden, bias=False)

@@ -28,7 +28,7 @@ from triosim.models.operators.elementwise import (
 )
 from triosim.models.operators.layers import cross_entropy, embedding, softmax
 from triosim.models.operators.products import linear, matmul
-from triosim.models.operators.tape import Tape, Value
+from triosim.models.operators.tape import Tape, Value, module
 from triosim.models.operators.views import contiguous_of, expand, permute, reshape, transpose, unsqueeze, view
 from triosim.models.step_choices import ChoiceReader
 
@@ -88,31 +88,24 @@ class _Step:
         model, tape = self.model, self.tape
         with tape.at("embed_tokens"):
             found = embedding(token_ids, model.vocab, model.hidden, weight=self.table())
-        with tape.at("dropout"):
-            found = dropout(found, self.dropped)
+        found = module("dropout", dropout, found, self.dropped)
         bias: Value | None = None
         nothing: Value | None = None
         for number in range(model.layers):
             with tape.at(f"block.{number}"):
-                with tape.at("layer.0"):
-                    found, bias = self._self_attention(found, bias, causal=encoded is not None)
+                found, bias = module("layer.0", self._self_attention, found, bias, causal=encoded is not None)
                 found = _within_range(found)
                 if encoded is not None:
-                    with tape.at("layer.1"):
-                        found, nothing = self._cross_attention(found, encoded, nothing)
+                    found, nothing = module("layer.1", self._cross_attention, found, encoded, nothing)
                     found = _within_range(found)
-                with tape.at("layer.1" if encoded is None else "layer.2"):
-                    found = self._feed_forward(found)
+                found = module("layer.1" if encoded is None else "layer.2", self._feed_forward, found)
                 found = _within_range(found)
-        with tape.at("final_layer_norm"):
-            found = _norm(found)
-        with tape.at("dropout"):
-            return dropout(found, self.dropped)
+        found = module("final_layer_norm", _norm, found)
+        return module("dropout", dropout, found, self.dropped)
 
     def _self_attention(self, x: Value, bias: Value | None, *, causal: bool) -> tuple[Value, Value]:
         tape = self.tape
-        with tape.at("layer_norm"):
-            found = _norm(x)
+        found = module("layer_norm", _norm, x)
         with tape.at("SelfAttention"):
             parts = self._projected(found, found)
             if bias is None:
@@ -120,17 +113,14 @@ class _Step:
                 if self.fused is None:
                     bias = add(bias, self._mask(*x.shape[:2], causal=causal))
             found = self._attended(parts, bias, causal=causal)
-            with tape.at("o"):
-                found = linear(found, self.model.hidden, bias=False)
-        with tape.at("dropout"):
-            found = dropout(found, self.dropped)
+            found = module("o", linear, found, self.model.hidden, bias=False)
+        found = module("dropout", dropout, found, self.dropped)
         return add(x, found), bias
 
     def _cross_attention(self, x: Value, encoded: Value, nothing: Value | None) -> tuple[Value, Value]:
         """Cross-attention of the decoder to the encoder's output, without position bias."""
         tape = self.tape
-        with tape.at("layer_norm"):
-            found = _norm(x)
+        found = module("layer_norm", _norm, x)
         with tape.at("EncDecAttention"):
             parts = self._projected(found, encoded)
             if nothing is None:
@@ -142,10 +132,8 @@ class _Step:
                 else:
                     nothing = expand(zeros, (x.shape[0], self.model.heads, *lengths))
             found = self._attended(parts, nothing, causal=False)
-            with tape.at("o"):
-                found = linear(found, self.model.hidden, bias=False)
-        with tape.at("dropout"):
-            found = dropout(found, self.dropped)
+            found = module("o", linear, found, self.model.hidden, bias=False)
+        found = module("dropout", dropout, found, self.dropped)
         return add(x, found), nothing
 
     def _attended(self, parts: list[Value], bias: Value, *, causal: bool) -> Value:
@@ -176,8 +164,7 @@ class _Step:
         width = self.model.heads * self.model.head_dim
         found = []
         for name, given in (("q", x), ("k", other), ("v", other)):
-            with self.tape.at(name):
-                part = linear(given, width, bias=False)
+            part = module(name, linear, given, width, bias=False)
             found.append(split_heads(part, self.model.heads))
         return found
 
@@ -190,29 +177,22 @@ class _Step:
         distances = elementwise("sub", unsqueeze(columns, 0), unsqueeze(rows, 1))
         for name in ("abs", "log", "minimum"):  # to buckets: near distances each, far ones by their logarithm
             distances = elementwise(name, distances)
-        with tape.at("relative_attention_bias"):
-            found = embedding(distances, self.model.buckets, self.model.heads)
+        found = module("relative_attention_bias", embedding, distances, self.model.buckets, self.model.heads)
         return unsqueeze(permute(found, (2, 0, 1)), 0)
 
     def _feed_forward(self, x: Value) -> Value:
         model, tape = self.model, self.tape
-        with tape.at("layer_norm"):
-            found = _norm(x)
+        found = module("layer_norm", _norm, x)
         with tape.at("DenseReluDense"):
-            with tape.at("wi_0" if model.gated else "wi"):
-                inner = linear(found, model.feed_forward, bias=False)
+            inner = module("wi_0" if model.gated else "wi", linear, found, model.feed_forward, bias=False)
             with tape.at("act"):
                 inner = unfused_gelu(inner) if model.gated else relu(inner)
             if model.gated:
-                with tape.at("wi_1"):
-                    found = linear(found, model.feed_forward, bias=False)
+                found = module("wi_1", linear, found, model.feed_forward, bias=False)
                 inner = mul(inner, found)
-            with tape.at("dropout"):
-                inner = dropout(inner, self.dropped)
-            with tape.at("wo"):
-                found = linear(inner, model.hidden, bias=False)
-        with tape.at("dropout"):
-            found = dropout(found, self.dropped)
+            inner = module("dropout", dropout, inner, self.dropped)
+            found = module("wo", linear, inner, model.hidden, bias=False)
+        found = module("dropout", dropout, found, self.dropped)
         return add(x, found)
 
 

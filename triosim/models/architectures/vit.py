@@ -14,7 +14,7 @@ from triosim.models.operators.attention import multi_head_attention, split_heads
 from triosim.models.operators.elementwise import add, dropout, gelu
 from triosim.models.operators.layers import cross_entropy, layer_norm
 from triosim.models.operators.products import convolution, linear
-from triosim.models.operators.tape import Tape, Value
+from triosim.models.operators.tape import Tape, Value, module
 from triosim.models.operators.views import (
     cat,
     contiguous_of,
@@ -52,22 +52,19 @@ class ViT:
         labels = tape.new((batch,), "int64", category="input")
         dropped = choices.dropout(self.dropout)
         with tape.at("vit"):
-            with tape.at("embeddings"):
-                found = self._embedded(images, dropped)
+            found = module("embeddings", self._embedded, images, dropped)
             for number in range(self.layers):
-                with tape.at(f"layers.{number}"):
-                    found = self._layer(found, choices, dropped)
-            with tape.at("layernorm"):
-                found = layer_norm(found)
+                found = module(f"layers.{number}", self._layer, found, choices, dropped)
+            found = module("layernorm", layer_norm, found)
         with tape.at("classifier"):
             logits = linear(select(found, 1, 0), self.classes)
-        with tape.at("loss"):
-            return cross_entropy(logits, labels)
+        return module("loss", cross_entropy, logits, labels)
 
     def _embedded(self, images: Value, dropped: float) -> Value:
         tape, batch = images.tape, images.shape[0]
-        with tape.at("patch_embeddings.projection"):
-            found = convolution(images, self.hidden, self.patch, stride=self.patch, bias=True)
+        found = module(
+            "patch_embeddings.projection", convolution, images, self.hidden, self.patch, stride=self.patch, bias=True
+        )
         count = (self.image // self.patch) ** 2
         found = transpose(view(found, (batch, self.hidden, count)), 1, 2)
         first = expand(tape.parameter("cls_token", (1, 1, self.hidden)), (batch, 1, self.hidden))
@@ -76,19 +73,15 @@ class ViT:
 
     def _layer(self, x: Value, choices: ChoiceReader, dropped: float) -> Value:
         tape = x.tape
-        with tape.at("layernorm_before"):
-            found = layer_norm(x)
+        found = module("layernorm_before", layer_norm, x)
         with tape.at("attention"):
             attend = self._attention if self.style == "huggingface" else self._packed_attention
             found = dropout(attend(found, choices), dropped)
         x = add(found, x)
-        with tape.at("layernorm_after"):
-            found = layer_norm(x)
+        found = module("layernorm_after", layer_norm, x)
         with tape.at("mlp"):
-            with tape.at("fc1"):
-                found = linear(found, self.feed_forward)
-            with tape.at("activation_fn"):
-                found = gelu(found)
+            found = module("fc1", linear, found, self.feed_forward)
+            found = module("activation_fn", gelu, found)
             with tape.at("fc2"):
                 found = dropout(linear(found, self.hidden), dropped)
         return add(found, x)
@@ -96,12 +89,10 @@ class ViT:
     def _attention(self, x: Value, choices: ChoiceReader) -> Value:
         parts = []
         for name in ("q_proj", "k_proj", "v_proj"):
-            with x.tape.at(name):
-                part = linear(x, self.hidden)
+            part = module(name, linear, x, self.hidden)
             parts.append(split_heads(part, self.heads))
         found = multi_head_attention(*parts, kernel=choices.attention_kernel(), probability=0.0)
-        with x.tape.at("o_proj"):
-            return linear(found, self.hidden)
+        return module("o_proj", linear, found, self.hidden)
 
     def _packed_attention(self, x: Value, choices: ChoiceReader) -> Value:
         """``nn.MultiheadAttention``: over (length, batch, features), with one product for queries, keys and values."""
@@ -116,6 +107,5 @@ class ViT:
             parts.append(view(turned, (batch, self.heads, length, width)))
         found = multi_head_attention(*parts, kernel=choices.attention_kernel(), probability=0.0)
         found = reshape(transpose(found, 0, 1), (length * batch, hidden))
-        with x.tape.at("out_proj"):
-            found = linear(found, hidden)
+        found = module("out_proj", linear, found, hidden)
         return transpose(view(found, (length, batch, hidden)), 1, 0)

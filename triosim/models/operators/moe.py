@@ -9,7 +9,7 @@ from __future__ import annotations
 from triosim.models.operators.elementwise import add_number, div, elementwise, mul, mul_number, sigmoid, silu, to, total
 from triosim.models.operators.layers import softmax
 from triosim.models.operators.products import linear, lower_precision, mm
-from triosim.models.operators.tape import Value
+from triosim.models.operators.tape import Value, module
 from triosim.models.operators.views import reshape, split, t, transpose, unsqueeze, view
 
 
@@ -64,8 +64,7 @@ def experts(x: Value, routed: tuple[Value, Value], count: int, feed_forward: int
         ends = elementwise("cumsum", counts, dim=0)
         both = tape.parameter("gate_up_proj", (count, 2 * feed_forward, hidden))
         gate, up = split(grouped(taken, transpose(lower_precision(both), 1, 2), ends), [feed_forward] * 2, -1)
-        with tape.at("act_fn"):
-            gate = silu(gate)
+        gate = module("act_fn", silu, gate)
         down = tape.parameter("down_proj", (count, hidden, feed_forward))
         found = grouped(mul(gate, up), transpose(lower_precision(down), 1, 2), ends)
         found = mul(found, unsqueeze(weights, -1))

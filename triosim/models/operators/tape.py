@@ -11,10 +11,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from triosim.models.operators.layout import Shape, Strides, contiguous
 from triosim.trace import Category, Operator, Phase, Tensor, Trace
+
+_P = ParamSpec("_P")
+_Result = TypeVar("_Result")
 
 #: From the gradients of an operator's outputs (None where nothing came) to those of its inputs.
 Backward = Callable[..., "Sequence[Value | None]"]
@@ -42,6 +45,14 @@ class Value:
     def is_floating(self) -> bool:
         """Whether its elements are real numbers."""
         return self.dtype.startswith(("float", "bfloat"))
+
+
+def module(
+    name: str, function: Callable[Concatenate[Value, _P], _Result], x: Value, *args: _P.args, **kwargs: _P.kwargs
+) -> _Result:
+    """Return what a function records for ``x`` in the module ``name`` of the open one."""
+    with x.tape.at(name):
+        return function(x, *args, **kwargs)
 
 
 class Node:
