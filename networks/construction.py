@@ -39,7 +39,7 @@ def make_network(
     made = plugins.make(kind, simpy.Environment(), topology, options=_parsed(kind, options), settings=settings)
     name = type(made).__name__
     if not isinstance(made, Network):
-        raise PluginError("is no network", where=name, fix="derive from triosim.networks.Network")
+        raise PluginError("is not a network", where=name, fix="derive from triosim.networks.Network")
     if not hasattr(made, "topology"):
         raise PluginError(
             "its __init__ leaves out the base class's",
@@ -84,9 +84,9 @@ def form_note(network: Network, form: Form) -> Iterator[str]:
 def recording_note(network: Network) -> Iterator[str]:
     """Yield a note where a network cannot tell what its links carried, or when."""
     if not isinstance(network, LinkCounter):
-        yield f"{type(network).__name__} simulates no links: what they carried is not known"
+        yield f"{type(network).__name__} simulates no links: what each link carried is unknown"
     elif not (isinstance(network, LinkRecorder) and network.record):
-        yield f"{type(network).__name__} says what links carried, and not when"
+        yield f"{type(network).__name__} records how much each link carried, but not when"
 
 
 def calibration_notes(network: Network, world: int) -> Iterator[str]:
@@ -95,7 +95,7 @@ def calibration_notes(network: Network, world: int) -> Iterator[str]:
         return
     reason = reason_uncalibrated(network.topology)
     if reason and world > 1:
-        yield f"{network.topology.name}: {reason}, so that collectives take what their links need"
+        yield f"{network.topology.name}: {reason}, so collectives are priced from link bandwidth and latency alone"
     found = network.calibrated
     if found is None:
         return
@@ -104,7 +104,7 @@ def calibration_notes(network: Network, world: int) -> Iterator[str]:
         yield f"{found.topology.name}: the calibration is of nodes of {per_node} GPUs, and these have {node}"
     kinds = [kind for kind, tier in found.calibration.between.items() if tier.assumed]
     if kinds and world > per_node:
-        yield f"{found.topology.name}: what collectives take between nodes is assumed, not measured"
+        yield f"{found.topology.name}: times of collectives between nodes are assumed, not measured"
 
 
 def _gpus_per_node(topology: Topology) -> int | None:

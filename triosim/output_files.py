@@ -24,7 +24,7 @@ def check_writable(path: PathLike) -> None:
     target = Path(path)
     folder = target.parent
     if "\0" in str(path) or not str(path):
-        raise OutputError("is no path", where=repr(str(path)), fix="choose another")
+        raise OutputError("is not a path", where=repr(str(path)), fix="choose another")
     try:
         if target.is_dir():
             raise OutputError("is a folder, not a file", where=str(path), fix="name a file in it")
@@ -60,7 +60,7 @@ def check_outputs(*paths: PathLike | None, reading: Iterable[PathLike | None] = 
 def check_trace_name(target: str) -> None:
     """Refuse a name under which nobody would look for JSON; a device or a pipe may have any. Raises ``OutputError``."""
     if not target.endswith((".json", ".json.gz")) and (Path(target).is_file() or not Path(target).exists()):
-        raise OutputError("is no name of a trace", where=f"--output {target}", fix="end it in .json or .json.gz")
+        raise OutputError("does not name a trace", where=f"--output {target}", fix="end it in .json or .json.gz")
 
 
 @contextmanager

@@ -124,9 +124,8 @@ def load(group: Group, name: str) -> Any:
     else:
         entry = _entry_points(group).get(name)
         if entry is None:
-            raise PluginError(
-                f"there is no '{name}' among the {group.replace('_', ' ')}", fix=nearest(name, names(group))
-            )
+            kind = "parallelism" if group == "extrapolators" else group.removesuffix("s").replace("_", " ")
+            raise PluginError(f"unknown {kind} '{name}'", fix=nearest(name, names(group)))
         found = _import(entry)
     return _checked(group, name, found)
 

@@ -156,7 +156,7 @@ class CapturedPlan:
         group = self._groups[rank].get(communication.group)
         if group is None:
             raise TraceError(
-                f"rank {rank} communicates in '{communication.group}', of which it is in no group",
+                f"rank {rank} communicates in the group '{communication.group}', of which it is no member",
                 where=self.streams.source or None,
             )
         return group

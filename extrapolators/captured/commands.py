@@ -177,7 +177,7 @@ class _CommandWriter:
         works = self.works.get(mark.number) if mark.number is not None else None
         if works is None:
             raise TraceError(
-                f"the mark before operator {mark.position} waits for work {mark.number}, which nothing before it began",
+                f"the mark before operator {mark.position} waits for communication {mark.number}, which nothing before started",
                 where=self.trace.source or None,
             )
         self.wait(stream, works)

@@ -161,7 +161,9 @@ def _parse_one(text: str) -> tuple[str, int | None]:
     try:
         return name.strip(), int(size)
     except ValueError:
-        raise OptionError(f"'{size}' is no number of GPUs", where=f"parallel {text}", fix="write dp=2,tp=4") from None
+        raise OptionError(
+            f"'{size}' is not a number of GPUs", where=f"parallel {text}", fix="write dp=2,tp=4"
+        ) from None
 
 
 def _load(name: Any) -> type[Extrapolator]:
@@ -186,7 +188,9 @@ def _sizes(spanning: list[NamedParallelism], gpus: int | None) -> list[int]:
     given = math.prod(size for _, size in known if size is not None)
     shown = " x ".join(f"{name}={size}" for name, size in known if size is not None)
     if len(open_) > 1:
-        raise OptionError(f"{' and '.join(open_)} have no size", where="parallel", fix="leave out at most one")
+        raise OptionError(
+            f"{' and '.join(open_)} have no size", where="parallel", fix="leave out the size of at most one"
+        )
     if gpus is None:
         if open_:
             raise OptionError(f"{open_[0]} has no size", where="parallel", fix=f"write {open_[0]}=8, or give the GPUs")
@@ -195,7 +199,7 @@ def _sizes(spanning: list[NamedParallelism], gpus: int | None) -> list[int]:
         raise OptionError(f"{shown} = {given} does not divide {gpus} GPUs", where="parallel")
     if not open_ and given != gpus:
         raise OptionError(
-            f"{shown} {'are' if len(known) == 1 else f'= {given} are'} not the {gpus} GPUs that are asked for",
+            f"{shown}{'' if len(known) == 1 else f' = {given} GPUs'}, but {gpus} GPUs are asked for",
             where="parallel",
             fix="let the sizes multiply to the number of GPUs",
         )
@@ -210,7 +214,9 @@ def _data_axes(parts: list[Extrapolator]) -> tuple[tuple[str, ...], tuple[str, .
     for names in (reducing, sharding):
         if len(names) > 1:
             raise OptionError(
-                f"{' and '.join(names)} do the same in two ways", where="parallel", fix="give one of them"
+                f"{' and '.join(names)} both divide the data, so they cannot be combined",
+                where="parallel",
+                fix="give one of them",
             )
     inside = [part.axis for part in summing if part.level == "operators"]
     return (*inside, *sharding, *reducing), (*inside, *sharding) if sharding else ()
@@ -244,5 +250,7 @@ def _divided(
 
 def _adds_none(name: str) -> OptionError:
     return OptionError(
-        f"{name} adds no GPUs: it needs some that see other data", where="parallel", fix=f"write dp=8,{name}=8"
+        f"{name} adds no GPUs of its own: it divides those of data parallelism",
+        where="parallel",
+        fix=f"write dp=8,{name}=8",
     )

@@ -269,7 +269,7 @@ def _program(trace: Trace, batch_size: int, micro_batches: int, config: RunConfi
     )
     strange = unknown(trace.operators)
     if strange:
-        program = program.noted(f"unknown operators, taken to be bound by memory: {', '.join(strange)}")
+        program = program.noted(f"unknown operators, assumed to be memory-bound: {', '.join(strange)}")
     found = rescaled(program.operators, trace.batch_size, size)
     return program.noted(*found.notes).reshaped(
         {operator.id: operator for operator in found.operators},

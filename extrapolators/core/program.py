@@ -363,8 +363,8 @@ def _stand_in(gpu: str, priced: Iterable[Operator]) -> Iterable[str]:
     """Say where the roofline did not know the GPU."""
     if gpus.get(gpu) is None and any("roofline" in (operator.predicted_by or "") for operator in priced):
         yield (
-            f"the trace's GPU '{gpu}' is not in the catalogue: the roofline takes it to have the proportions of an {STAND_IN}, "
-            "and is less sure; describe it in a file of that name: --gpu my_gpu.yaml"
+            f"the trace's GPU '{gpu}' is not in the catalogue: the roofline assumes the proportions of an {STAND_IN}, "
+            "with a larger error; describe it in a file of that name: --gpu my_gpu.yaml"
         )
 
 

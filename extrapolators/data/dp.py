@@ -67,7 +67,7 @@ class DataParallel(Extrapolator):
         require_gradients(program)
         if program.experts and self.config.dp_style == "replicate":
             raise OptionError(
-                "experts cannot be divided where each step copies all parameters",
+                "style replicate copies all parameters in each step, so experts cannot be divided",
                 where=program.expert_axis,
                 fix="use ddp",
             )

@@ -109,7 +109,8 @@ class FullyShardedDataParallel(Extrapolator):
         layers = {block.layer for stage in program.stages for block in stage.forward}
         if choices.unit == "block" and not any(map(numbered_module_of, layers)):
             program = program.noted(
-                "fsdp: no module is numbered (layers.0), so that all parameters are one unit; --option unit=layer divides them"
+                "fsdp: no module has a number in its name (layers.0), so all parameters form one unit; "
+                "--option unit=layer makes one of each layer"
             )
         return with_hooks(program, program.sharded_axes, make)
 

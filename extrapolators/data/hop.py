@@ -117,13 +117,13 @@ class Rules:
         for worker, sources in graph.sources.items():
             if sources and self.backup >= len(sources):
                 raise OptionError(
-                    f"worker {worker} hears from {len(sources)} others and would wait for none",
+                    f"worker {worker} has {len(sources)} neighbours and would wait for none of them",
                     where=f"--option backup={self.backup}",
                     fix=f"give {len(sources) - 1} or less, or a graph of more edges",
                 )
         if self.skip and not (self.backup or self.staleness):
             raise OptionError(
-                "nobody can fall behind where all wait for each other",
+                "no worker can fall behind while all wait for each other",
                 where="--option skip",
                 fix="give backup or staleness too",
             )

@@ -45,7 +45,7 @@ class Graph:
             lost = sorted(set(range(size)) - _reached(neighbours))
             if lost:
                 fix = "join all workers, or let the file name every GPU"
-                raise OptionError(f"no way leads {direction} worker {lost[0]}", where=f"graph {name}", fix=fix)
+                raise OptionError(f"no path leads {direction} worker {lost[0]}", where=f"graph {name}", fix=fix)
         return graph
 
 
@@ -84,7 +84,7 @@ def _double_ring(size: int) -> Iterable[Edge]:
     """Two ring-based graphs, joined node to node."""
     if size % 2 or size < 4:
         fix = "take an even number of 4 or more"
-        raise OptionError(f"{size} workers are no two equal rings", where="graph double-ring", fix=fix)
+        raise OptionError(f"{size} workers do not form two equal rings", where="graph double-ring", fix=fix)
     half = size // 2
     yield from _ring_based(range(half))
     yield from _ring_based(range(half, size))
@@ -110,7 +110,9 @@ def _read(path: Path, size: int) -> list[Edge]:
         found = _EDGE.fullmatch(text)
         where = f"{path}:{number}"
         if found is None:
-            raise OptionError(f"'{text:.40}' is no edge", where=where, fix="write '0 -> 1', or '0 - 1' for both ways")
+            raise OptionError(
+                f"'{text:.40}' is not an edge", where=where, fix="write '0 -> 1', or '0 - 1' for both ways"
+            )
         a, b = int(found[1]), int(found[3])
         if max(a, b) >= size:
             fix = f"workers are 0 to {size - 1}"

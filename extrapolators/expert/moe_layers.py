@@ -205,7 +205,7 @@ class MoELayers:
         while found[-1].storage not in self._parameters.values():
             value = self._flow.read_by(operator, found[-1])
             if value is None:
-                raise TraceError(f"the experts of {layer} are no parameter", where=self.axis)
+                raise TraceError(f"the weights of the experts of {layer} are not a parameter", where=self.axis)
             operator = self._flow.by_id[value.producer]
             found.append(operator.inputs[0])
         return found

@@ -42,7 +42,7 @@ def split_backward(program: Program) -> Program:
     part = weight_part(replace(stage, backward=backward))
     if not part:
         raise TraceError(
-            "no backward operator computes gradients of parameters alone, so that the schedule has nothing to put off",
+            "no backward operator computes gradients of parameters alone, so the schedule has no weight gradients to delay",
             fix="capture the trace with the links from gradients to parameters, or choose another schedule",
         )
     return replace(program, stages=(replace(stage, backward=backward),), weight_part=part)

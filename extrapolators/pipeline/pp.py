@@ -151,16 +151,20 @@ class PipelineParallel(Extrapolator):
             return 1
         if self.config.sequence_parallel:
             raise OptionError(
-                "each GPU has a part already", where="--option sends", fix="leave out --sequence-parallel"
+                "with sequence parallelism each GPU sends its part already",
+                where="--option sends",
+                fix="leave out --sequence-parallel",
             )
         parts = next((axis.size for axis in mesh.axes if axis.name == _COPIES), 1)
         if parts == 1:
             raise OptionError(
-                "no axis 'tp' whose GPUs send parts", where="--option sends", fix="leave it out, or add tp"
+                "there is no tp whose GPUs could each send a part",
+                where="--option sends",
+                fix="leave it out, or add tp",
             )
         if self.config.stages is None and self.config.stage_division == "balanced":
             raise OptionError(
-                "balanced stages begin inside of layers too, where each GPU has a part already",
+                "balanced stages may begin inside a layer, where each GPU holds its part alone",
                 where="--option sends",
                 fix="add --option stages=whole",
             )
@@ -172,11 +176,14 @@ class PipelineParallel(Extrapolator):
         whole = program.stages[0]
         if self.config.stages is not None:
             if way != "balanced":
-                raise OptionError(f"the first layers of stages are given, and stages={way}", where="stages")
+                raise OptionError(f"--stages and --option stages={way} both say where stages begin", where="stages")
             return named_starts(whole.forward, self.config.stages, schedule.stages)
         if way == "equal":
             if self.config.balance_stages:
-                raise OptionError("stages of as many layers are not balanced", where="--balance-stages")
+                raise OptionError(
+                    "--option stages=equal gives each stage as many layers, which balances nothing",
+                    where="--balance-stages",
+                )
             return equal_starts(whole.forward, schedule.stages)
         by_stage = self._by_stage(program, schedule, mesh)
         seconds = block_seconds(whole)

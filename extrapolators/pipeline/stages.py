@@ -104,7 +104,9 @@ def _unit_starts(blocks: Sequence[Block]) -> list[int]:
     starts.pop(ROOT, None)
     if not starts:
         raise OptionError(
-            "no module is numbered (layers.0)", where="--option stages", fix="leave it out, or give --stages"
+            "no module has a number in its name (layers.0)",
+            where="--option stages",
+            fix="leave it out, or give --stages",
         )
     return list(starts.values())
 

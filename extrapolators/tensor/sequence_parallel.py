@@ -25,7 +25,9 @@ def require_divisible(step: StepDimensions, ranks: int, where: str) -> None:
     """Raise ``TraceError`` where the network's input has no sequence, ``OptionError`` where one does not divide."""
     if not step.lengths:
         raise TraceError(
-            "nothing that the network is fed has a sequence, which could be divided", where=where, fix="use another way"
+            "no input of the network has a sequence dimension that could be divided",
+            where=where,
+            fix="use another parallelism",
         )
     for length in step.lengths:
         if length % ranks:

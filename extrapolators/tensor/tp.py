@@ -55,7 +55,7 @@ class TensorParallel(Extrapolator):
         """Return the program of one rank's shards, with the collectives around them."""
         by_sequence = self.config.sequence_parallel
         if self._rings and not by_sequence:
-            raise OptionError("rings need --sequence-parallel", where="--option overlap")
+            raise OptionError("the overlap in a ring needs --sequence-parallel", where="--option overlap")
         if by_sequence and self.config.tp_style != "megatron":
             raise OptionError(
                 f"tp of the style '{self.config.tp_style}' gathers features between all layers",

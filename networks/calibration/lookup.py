@@ -38,9 +38,7 @@ def reason_uncalibrated(topology: Topology) -> str:
     changed = sorted(OTHER_MACHINE.intersection(topology.preset.changed))
     if not changed:
         return ""
-    return (
-        f"with another {' and '.join(changed)} it is another machine than the {topology.preset.name} that was measured"
-    )
+    return f"with another {' and '.join(changed)} it is not the {topology.preset.name} that was measured"
 
 
 def measured_on(topology: Topology) -> Topology:

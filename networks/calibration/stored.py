@@ -141,7 +141,7 @@ def _groups(entry: _Entry) -> tuple[Curve, ...]:
         one = entry.at("groups").at(gpus)
         count = int(gpus) if str(gpus).isdecimal() else 0
         if count < 2:
-            raise TopologyError(f"'{gpus}' is no group size", where=entry.where(one.path), fix="write 2 or more")
+            raise TopologyError(f"'{gpus}' is not a group size", where=entry.where(one.path), fix="write 2 or more")
         one.known("latency", "ceiling", "steepness", "middle", "first", "residuals")
         curves.append(Curve(count, one.number("latency", 0.0, or_equal=True), _sigmoid(one), _residuals(one)))
     return tuple(sorted(curves, key=lambda curve: curve.gpus))
@@ -155,7 +155,7 @@ def _sigmoid(entry: _Entry) -> Sigmoid:
     middle = entry.number("middle", -math.inf)
     if abs(middle) > LARGEST_MIDDLE:
         where = entry.where((*entry.path, "middle"))
-        raise TopologyError(f"{middle:g} is no logarithm of bytes", where=where, fix="write 13.9 for 1 MiB, say")
+        raise TopologyError(f"{middle:g} is not a logarithm of bytes", where=where, fix="write 13.9 for 1 MiB, say")
     return Sigmoid(entry.number("ceiling", 0.0), steepness, middle)
 
 
@@ -220,7 +220,7 @@ class _Entry:
         if max(map(abs, found)) > LARGEST_WEIGHT:
             where = self.where((*self.path, "correction"))
             raise TopologyError(
-                f"{max(found, key=abs):g} is no weight of a correction", where=where, fix="write about 0"
+                f"{max(found, key=abs):g} is not a weight of the correction", where=where, fix="write about 0"
             )
         return found
 

@@ -244,7 +244,7 @@ def check(
         raise SimulationError("the group has no ranks", where=kind)
     for rank in (min(group), max(group)) if isinstance(group, range) else group:
         if isinstance(rank, str):
-            raise SimulationError(f"'{rank}' is no rank", where=kind, fix="give numbers: rank 0 is gpu0")
+            raise SimulationError(f"'{rank}' is not a rank", where=kind, fix="give numbers: rank 0 is gpu0")
         topology.node(rank)
     if not isinstance(group, range) and len(set(group)) < len(group):
         repeated = next(rank for place, rank in enumerate(group) if rank in group[:place])

@@ -119,7 +119,7 @@ class PacketNetwork(SendingNetwork, LinkRecorder, ChangeableLinks, FoldableNetwo
         if kernel not in get_args(Kernel):
             raise OptionError(f"unknown kernel '{kernel}'", fix=nearest(str(kernel), get_args(Kernel)))
         if fold not in get_args(Fold):
-            raise OptionError(f"'{fold}' is no way to fold", where="fold", fix=nearest(str(fold), get_args(Fold)))
+            raise OptionError(f"'{fold}' is not a value of fold", where="fold", fix=nearest(str(fold), get_args(Fold)))
         self._symmetric = SymmetricExecution(self, self._lowering.algorithm, fold)
         self._link_names = list(topology.links)
         self._link_numbers = {

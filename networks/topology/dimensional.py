@@ -142,7 +142,7 @@ def parts(text: str) -> Iterator[tuple[str, str]]:
     for part in re.split(r"(?<=\))\s*_", text.strip()):
         match = _PART.fullmatch(part)
         if match is None:
-            raise TopologyError(f"'{part}' is no dimension", where=text, fix="write for example 'Ring(4)_Switch(2)'")
+            raise TopologyError(f"'{part}' is not a dimension", where=text, fix="write for example 'Ring(4)_Switch(2)'")
         yield match[1], match[2]
 
 

@@ -119,7 +119,7 @@ def _arguments(text: str, name: str, arguments: str | None) -> dict[str, Any]:
         if not equals:
             key, value = "shape" if re.search(r"\d\s*[xX×]", argument) else "gpus", argument.strip()
         if key in mapping:
-            raise TopologyError(f"'{key}' is said twice", where=text)
+            raise TopologyError(f"'{key}' is given twice", where=text)
         if value[:1] in ("[", "{"):
             mapping[key], _ = yaml_lines.parse(value, text)
         else:
@@ -192,7 +192,7 @@ def _from_dimensions(mapping: dict[str, Any], location: Location, asked: int | N
     with location.at("topology"):
         for word, size in dimensional.parts(mapping["topology"]):
             if not re.fullmatch(r"\s*\d{1,9}\s*", size) or int(size) < 1:
-                raise TopologyError(f"'{size}' is no number of GPUs", fix=f"write for example '{word}(4)'")
+                raise TopologyError(f"'{size}' is not a number of GPUs", fix=f"write for example '{word}(4)'")
             words.append(word)
             sizes.append(int(size))
     values = dict(mapping)

@@ -191,7 +191,7 @@ def path(links: Mapping[str, Link], source: str, destination: str, names: Sequen
             raise TopologyError(f"unknown link '{name}'", fix=suggested(name, links))
         if here and link.source and link.source != here:
             raise TopologyError(
-                f"the route from {source} to {destination} is no path: link '{name}' begins at {link.source}, not {here}"
+                f"the route from {source} to {destination} is not a path: link '{name}' begins at {link.source}, not {here}"
             )
         here = link.destination
         found.append(link)

@@ -173,7 +173,7 @@ def named_text(value: Any) -> str:
 
 
 def _not_right(value: Any, message: str) -> ValueError:
-    return ValueError(f"{_shown(value)} is not right here: {message}")
+    return ValueError(f"{_shown(value)} is not valid: {message}")
 
 
 def _shown(value: Any) -> str:

@@ -35,14 +35,14 @@ K = TypeVar("K", bound=Keys)
 def _bandwidth(value: Any) -> float:
     number = _quantity(parse_bandwidth, value)
     if not 0 < number < math.inf:
-        raise ValueError(f"bandwidth '{value}' is not a positive number; write a bandwidth such as '450 GB/s'")
+        raise ValueError(f"'{value}' is not a positive number; write a bandwidth such as '450 GB/s'")
     return number
 
 
 def _latency(value: Any) -> float:
     number = _quantity(parse_time, value)
     if not 0 <= number <= LONGEST_LATENCY:
-        raise ValueError(f"latency '{value}' is not from 0 to {LONGEST_LATENCY:g} s; write a time such as '500 ns'")
+        raise ValueError(f"'{value}' is not from 0 to {LONGEST_LATENCY:g} s; write a time such as '500 ns'")
     return number
 
 

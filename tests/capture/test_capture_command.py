@@ -88,7 +88,7 @@ def test_an_output_at_the_very_end_is_ours_where_none_stands_before(
 
 def test_a_name_that_is_no_name_of_a_trace_is_refused(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["capture", "-o", "b.txt", str(script)]) == 2
-    assert "b.txt: is no name of a trace; end it in .json or .json.gz" in " ".join(capsys.readouterr().err.split())
+    assert "b.txt: does not name a trace; end it in .json or .json.gz" in " ".join(capsys.readouterr().err.split())
     assert not (script.parent / "b.txt").exists()
 
 
@@ -175,7 +175,7 @@ def test_a_compiled_model_and_a_loader_s_processes_are_said(script: Path, capsys
         (["-o", "no/such/folder.json", "train.py"], "no/such/folder.json: the folder 'no/such' does not exist"),
         (["-o", "train.py", "train.py"], "train.py: is a file that is read"),
         (["--device", "tpu", "train.py"], "--device: 'tpu' is not known"),
-        (["--gpu", "H100", "train.py"], "--gpu: a GPU is only played without one; give --fake too"),
+        (["--gpu", "H100", "train.py"], "--gpu: a capture on a real device imitates no GPU; give --fake too"),
         (["--fake", "--gpu", "H1000000", "train.py"], "there is no GPU 'H1000000' in the catalogue"),
         (["--skip", "-1", "train.py"], "--skip: -1 is less than 0"),
         (["--batch-size", "0", "train.py"], "--batch-size: 0 is less than 1; give 1 or more"),

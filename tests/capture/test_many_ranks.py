@@ -143,14 +143,14 @@ def test_the_example_of_tensor_parallelism_is_captured_whose_optimizer_runs_list
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--world", "2"], "--world: a world is only played without GPUs; give --fake too"),
+        (["--world", "2"], "--world: a capture on a real device imitates no world; give --fake too"),
         (["--fake", "--ranks", "0"], "--ranks: there is one rank; say of how many: --world 64"),
         (["--fake", "--world", "0"], "--world: 0 is less than 1; give 1 or more"),
         (
             ["--fake", "--world", "2", "--ranks", "2"],
             "--ranks: there is no rank 2 in a world of 2; give ranks from 0 to 1",
         ),
-        (["--fake", "--world", "2", "--ranks", "x"], "--ranks: 'x' is no list of ranks; give auto, all or 0,8,16"),
+        (["--fake", "--world", "2", "--ranks", "x"], "--ranks: 'x' is not a list of ranks; give auto, all or 0,8,16"),
     ],
 )
 def test_what_cannot_be_is_said_before_the_script_runs(

@@ -65,7 +65,7 @@ def test_a_picture_numbers_every_micro_batch(tmp_path: Path) -> None:
         (["schedule", "1f1b", "--stages", "2", "--times", "1,2"], "--times: '1,2' is not three numbers"),
         (["schedule", "1f1b", "--stages", "2", "--times", "1,0,1"], "--times: 1,0,1 are not three times"),
         (["schedule", "1f1b", "--stages", "2", "--plot", "x.txt"], "x.txt: is no kind of picture"),
-        (["schedule", "1f1b", "--stages", "2", "-o", "x.json"], "x.json: is no name of a table; end it in .csv"),
+        (["schedule", "1f1b", "--stages", "2", "-o", "x.json"], "x.json: does not name a CSV file; end it in .csv"),
         (
             ["simulate", "TRACE", "-p", "pp=2", "--schedule", "interleaved", "--micro-batches", "1"],
             "do not divide by 2",

@@ -63,9 +63,9 @@ def test_a_relative_path_is_looked_for_beside_the_file(tmp_path: Path) -> None:
             "conditions:\n  slow_gpu: 3=2\n",
             "run.yaml:2: conditions: slow_gpu: there is no condition 'slow_gpu'; did you mean 'slow_gpus'?",
         ),
-        ("- gpus\n", "run.yaml: is no mapping of options to values; write lines such as 'parallel: ddp'"),
+        ("- gpus\n", "run.yaml: is not a mapping of options to values; write lines such as 'parallel: ddp'"),
         ("gpus: 8\ngpus: 4\n", "run.yaml:2: key 'gpus' is written twice; it stands in line 1 already"),
-        ("trace: 3\n", "run.yaml:1: trace: 3 is no path; give a file, a folder or a model's name"),
+        ("trace: 3\n", "run.yaml:1: trace: 3 is not a path; give a file, a folder or a model's name"),
     ],
 )
 def test_what_is_wrong_is_said_with_file_line_and_key(text: str, said: str, tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ def test_a_value_is_converted(option: Option, value: Any, expected: Any) -> None
             "x",
             "--option stages: 'x' is not known; known: whole",
         ),
-        (Option("bucket_size", "bytes"), "-1", "--bucket-size: -1 is no number of bytes; give 0 or more"),
+        (Option("bucket_size", "bytes"), "-1", "--bucket-size: -1 is not a number of bytes; give 0 or more"),
         (
             Option("bucket_size", "bytes"),
             "25 MX",
@@ -71,9 +71,9 @@ def test_a_value_is_converted(option: Option, value: Any, expected: Any) -> None
         (
             Option("host_overhead", "time", choices=("trace", "none")),
             -1,
-            "--host-overhead: -1 is no cost; give 'trace', 'none' or a time like '5 us'",
+            "--host-overhead: -1 is not a time of 0 or more; give 'trace', 'none' or a time like '5 us'",
         ),
-        (Option("stages", "names"), 3, "--stages: '3' is no list of names; write a,b"),
+        (Option("stages", "names"), 3, "--stages: '3' is not a list of names; write a,b"),
         (Option("options", "mapping", flag="--option"), ["a=1", "a=2"], "--option: 'a' is given twice"),
     ],
 )

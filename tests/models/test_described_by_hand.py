@@ -73,9 +73,9 @@ def test_results_lie_as_pytorch_lays_them() -> None:
         ),
         (["llama3-8b", "--layers", "1", "--dropout", "0.1"], "dropout: llama3-8b has no dropout; leave it out"),
         (["gpt2", "--dtype", "fp32", "--precision", "mixed"], "dtype: mixed precision does not compute in float32"),
-        (["gpt2", "--dropout", "2"], "--dropout: '2' is no probability; give 0 or more, and less than 1"),
+        (["gpt2", "--dropout", "2"], "--dropout: '2' is not a probability; give 0 or more, and less than 1"),
         (["gpt2", "--gpu", "H10"], "H10"),
-        (["gpt2", "-o", "trace.txt"], "is no name of a trace; end it in .json or .json.gz"),
+        (["gpt2", "-o", "trace.txt"], "does not name a trace; end it in .json or .json.gz"),
     ],
 )
 def test_what_cannot_be_described_is_said_in_one_line(
@@ -91,7 +91,7 @@ def test_what_cannot_be_described_is_said_in_one_line(
     ("content", "said"),
     [
         ("{", "is not JSON"),
-        ("[]", "is no config"),
+        ("[]", "is not a config"),
         ("{}", "the key 'model_type' is missing"),
         ('{"model_type": "lama"}', "model_type 'lama' is not known; did you mean 'llama'?"),
         ('{"model_type": "gpt2", "n_layer": 2}', "the key 'n_embd' is missing"),

@@ -67,7 +67,7 @@ def said(tmp_path: Path, text: str) -> str:
         (LLAMA, {"model_type": ["llama"]}, "model_type: ['llama'] is no name; known: gpt2, llama"),
         (LLAMA, {"model_type": "lama"}, "model_type 'lama' is not known; did you mean 'llama'?"),
         (GPT2, {"n_head": 5}, "n_embd: 64 does not divide by 5, the n_head"),
-        (GPT2, {"resid_pdrop": 1.5}, "resid_pdrop: 1.5 is no probability; give 0 or more, below 1"),
+        (GPT2, {"resid_pdrop": 1.5}, "resid_pdrop: 1.5 is not a probability; give 0 or more, below 1"),
         (BERT, {"num_attention_heads": 5}, "hidden_size: 64 does not divide by 5, the num_attention_heads"),
         (BERT, {"hidden_dropout_prob": "0.1"}, "hidden_dropout_prob: '0.1' is no number"),
         (DEEPSEEK, {"n_routed_experts": 7}, "n_routed_experts: 7 does not divide by 2, the n_group"),
@@ -76,7 +76,7 @@ def said(tmp_path: Path, text: str) -> str:
         (DEEPSEEK, {"first_k_dense_replace": -1}, "first_k_dense_replace: -1 is no size; give a whole number of 0"),
         (LLAMA, {"n_routed_experts": "8"}, "n_routed_experts: '8' is no size"),  # a key that Llama does not read
         (GPT2, {"tie_word_embeddings": "no"}, "tie_word_embeddings: 'no' is not true or false"),
-        (BERT, {"feed_forward_proj": 3}, "feed_forward_proj: 3 is no text"),
+        (BERT, {"feed_forward_proj": 3}, "feed_forward_proj: 3 is not text"),
         (CLIP, {"text_config": 3}, "text_config: 3 is no config"),
         (CLIP, {"text_config": {"hidden_size": 500}}, "text_config: hidden_size: 500 does not divide by 8"),
         (CONVNEXT, {"depths": [1, 1]}, "depths: 2 stages, hidden_sizes: 4; give one of each for every stage"),
@@ -91,7 +91,7 @@ def test_a_broken_key_is_named_with_what_would_be_right(
 
 @pytest.mark.parametrize(
     ("text", "expected"),
-    [("", "is not JSON"), ("{", "is not JSON"), ("[]", "is no config"), ("{}", "the key 'model_type' is missing")],
+    [("", "is not JSON"), ("{", "is not JSON"), ("[]", "is not a config"), ("{}", "the key 'model_type' is missing")],
 )
 def test_what_is_no_config_is_named(tmp_path: Path, text: str, expected: str) -> None:
     assert said(tmp_path, text).startswith(expected)

@@ -42,14 +42,14 @@ def test_every_report_of_a_result_can_be_written(name: str, tmp_path: Path) -> N
 def test_a_report_says_before_the_run_what_it_needs_and_what_it_cannot_write() -> None:
     assert reports.records(reports.find("timeline")) == ("timeline",)
     assert reports.records(reports.find("link-plot")) == ("links",)
-    with pytest.raises(OutputError, match="is no kind of picture"):
+    with pytest.raises(OutputError, match="is not a known kind of picture"):
         reports.check(reports.find("plot"), "plot.docx")
 
 
 def test_a_report_of_something_else_is_refused() -> None:
     with pytest.raises(OptionError, match="'comparison-plot' is of a comparison, not of a result"):
         run.result().write("comparison-plot", "unused.png")
-    with pytest.raises(PluginError, match="there is no 'cvs' among the reports; did you mean 'csv'"):
+    with pytest.raises(PluginError, match="unknown report 'cvs'; did you mean 'csv'"):
         run.result().write("cvs", "unused.csv")
 
 

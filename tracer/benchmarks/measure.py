@@ -210,7 +210,7 @@ def _device(torch: Any, asked: str | None) -> tuple[Timer, str]:
     """Return the timer and the name of a device: the GPU where there is one, unless another is asked for."""
     kind = asked or ("cuda" if torch.cuda.is_available() else "cpu")
     if kind not in ("cpu", "cuda"):
-        raise OptionError(f"'{kind}' is no device", where="--device", fix="use cpu or cuda")
+        raise OptionError(f"'{kind}' is not a device", where="--device", fix="use cpu or cuda")
     if kind == "cpu":
         return CpuTimer(torch), "CPU"
     if not torch.cuda.is_available():

@@ -192,7 +192,7 @@ def _check(batch_size: int | None) -> None:
     if batch_size is None:
         return
     if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
-        raise OptionError(f"{batch_size!r} is no batch size", where="batch_size", fix="give a positive integer")
+        raise OptionError(f"{batch_size!r} is not a batch size", where="batch_size", fix="give a positive integer")
 
 
 def _check_pytorch() -> None:

@@ -96,7 +96,9 @@ def checked_ranks(ranks: str | Sequence[int], world: int) -> list[int] | None:
     try:
         found = sorted({int(rank) for rank in (ranks.split(",") if isinstance(ranks, str) else ranks)})
     except ValueError:
-        raise OptionError(f"'{ranks}' is no list of ranks", where="--ranks", fix="give auto, all or 0,8,16") from None
+        raise OptionError(
+            f"'{ranks}' is not a list of ranks", where="--ranks", fix="give auto, all or 0,8,16"
+        ) from None
     wrong = [rank for rank in found if not 0 <= rank < world]
     if wrong or not found:
         what = f"there is no rank {wrong[0]} in a world of {world}" if wrong else "there are no ranks in it"

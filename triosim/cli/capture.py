@@ -174,14 +174,16 @@ class Request:
     def check(self) -> None:
         """Raise ``OptionError`` for options that contradict each other."""
         if self.gpu is not None and not self.fake:
-            raise OptionError("a GPU is only played without one", where="--gpu", fix="give --fake too")
+            raise OptionError("a capture on a real device imitates no GPU", where="--gpu", fix="give --fake too")
         if self.fake and self.device != "auto":
-            raise OptionError("--fake plays a device", where="--device", fix="leave one of them out")
+            raise OptionError("--fake replaces the device", where="--device", fix="leave one of them out")
         if self.world is not None and not self.fake:
-            raise OptionError("a world is only played without GPUs", where="--world", fix="give --fake too")
+            raise OptionError("a capture on a real device imitates no world", where="--world", fix="give --fake too")
         if self.ranks is not None:
             if self.world is None:
-                raise OptionError("there is one rank", where="--ranks", fix="say of how many: --world 64")
+                raise OptionError(
+                    "only one rank is captured", where="--ranks", fix="say how many there are: --world 64"
+                )
             checked_ranks(self.ranks, self.world)
 
 
@@ -251,7 +253,7 @@ def _summary(trace: Trace | TaskStreams) -> Iterator[str]:
     if share < _ALIKE:
         yield f"{step}; its operators {100 * share:.1f}% of that"
     else:
-        yield f"{step}, the operators of the one that was profiled {format_time(trace.seconds)}: the steps are not alike"
+        yield f"{step}, the operators of the one that was profiled {format_time(trace.seconds)}: the steps differ in length"
     if "profiler" in trace.software:
         yield f"the profiler {trace.software['profiler']}"
 

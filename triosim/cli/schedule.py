@@ -67,7 +67,7 @@ def command(
     output, plot, format = given["output"], given["plot"], o.FORMAT.parse(given["format"])
     check_outputs(output, plot, reading=(name,))
     if output is not None and not output.endswith(".csv") and (Path(output).is_file() or not Path(output).exists()):
-        raise OutputError("is no name of a table", where=f"--output {output}", fix="end it in .csv")
+        raise OutputError("does not name a CSV file", where=f"--output {output}", fix="end it in .csv")
     if plot is not None:
         check_plot(plot)
     run = run_schedule(

@@ -105,8 +105,12 @@ def _by_ranks(value: Any, example: str) -> dict[int, Any]:
 
 def _pairs(parts: Any, example: str) -> dict[str, Any]:
     """Return ``key=value`` texts as a mapping."""
-    if not isinstance(parts, Iterable) or not all(isinstance(part, str) and "=" in part for part in parts):
-        raise TriosimError(f"{parts!r:.60} is not a mapping", fix=f"write for example '{example}'")
+    fix = f"write for example '{example}'"
+    if not isinstance(parts, Iterable):
+        raise TriosimError(f"{parts!r:.60} is not a mapping", fix=fix)
+    for part in parts:
+        if not isinstance(part, str) or "=" not in part:
+            raise TriosimError(f"'{part!s:.60}' is not a key and a value", fix=fix)
     return {key.strip(): value.strip() for key, _, value in (part.partition("=") for part in parts)}
 
 

@@ -37,7 +37,9 @@ def read_config(path: str) -> ConfigFile:
     """Return what a file says. Raises ``OptionError`` that names the file, the line and the key of what is wrong."""
     content, lines = _content(path)
     if not isinstance(content, dict):
-        raise OptionError("is no mapping of options to values", where=path, fix="write lines such as 'parallel: ddp'")
+        raise OptionError(
+            "is not a mapping of options to values", where=path, fix="write lines such as 'parallel: ddp'"
+        )
     if str(content.get("schema", "")).startswith("triosim-result/"):
         content, lines = _config_of_result(content, path), {}
 
@@ -54,7 +56,7 @@ def read_config(path: str) -> ConfigFile:
         options[name] = with_paths(option, value, folder)
     trace = content.get(SUBJECT)
     if trace is not None and not isinstance(trace, str):
-        raise OptionError(f"{trace} is no path", where=where(SUBJECT), fix="give a file, a folder or a model's name")
+        raise OptionError(f"{trace} is not a path", where=where(SUBJECT), fix="give a file, a folder or a model's name")
     return ConfigFile(None if trace is None else absolute(trace, folder), options)
 
 
@@ -132,7 +134,7 @@ def _content(path: str) -> tuple[Any, Mapping[tuple[str | int, ...], int]]:
     except OSError as error:
         raise OptionError(f"cannot be read: {error.strerror}", where=path) from None
     except ValueError:
-        raise OptionError("is no text", where=path, fix="give a YAML or JSON file") from None
+        raise OptionError("is not text", where=path, fix="give a YAML or JSON file") from None
     if not path.endswith(".json"):
         try:
             return yaml_lines.parse(text, path)

@@ -117,7 +117,7 @@ def _number(option: Option, value: Any) -> float:
 def _probability(option: Option, value: Any) -> float:
     number = _float(value)
     if not 0 <= number < 1:
-        raise OptionError(f"'{value}' is no probability", fix="give 0 or more, and less than 1")
+        raise OptionError(f"'{value}' is not a probability", fix="give 0 or more, and less than 1")
     return number
 
 
@@ -149,7 +149,7 @@ def _bytes(option: Option, value: Any) -> float | str:
         return str(value)
     number = _quantity(parse_bytes, value)
     if not number >= 0:
-        raise OptionError(f"{value} is no number of bytes", fix="give 0 or more")
+        raise OptionError(f"{value} is not a number of bytes", fix="give 0 or more")
     return number
 
 
@@ -159,14 +159,14 @@ def _time(option: Option, value: Any) -> float | str:
     seconds = _quantity(parse_time, value)
     if not 0 <= seconds < math.inf:
         words = "".join(f"'{word}', " for word in option.choices[:-1]) + "".join(f"'{option.choices[-1]}' or ")
-        raise OptionError(f"{value} is no cost", fix=f"give {words}a time like '5 us'")
+        raise OptionError(f"{value} is not a time of 0 or more", fix=f"give {words}a time like '5 us'")
     return seconds
 
 
 def _bandwidth(option: Option, value: Any) -> float:
     number = _quantity(parse_bandwidth, value)
     if not 0 < number < math.inf:
-        raise OptionError(f"{value} is no bandwidth", fix="give one such as '50 GB/s'")
+        raise OptionError(f"{value} is not a positive bandwidth", fix="give one such as '50 GB/s'")
     return number
 
 
@@ -187,7 +187,7 @@ def _dtype(option: Option, value: Any) -> str:
 def _names(option: Option, value: Any) -> tuple[str, ...]:
     words = value.split(",") if isinstance(value, str) else value
     if not isinstance(words, Sequence):
-        raise OptionError(f"'{value}' is no list of names", fix="write a,b")
+        raise OptionError(f"'{value}' is not a list of names", fix="write a,b")
     return tuple(str(word).strip() for word in words)
 
 
@@ -195,7 +195,7 @@ def _mapping(option: Option, value: Any) -> dict[str, Any]:
     if isinstance(value, Mapping):
         return {str(key): one for key, one in value.items()}
     if isinstance(value, str) or not isinstance(value, Sequence):
-        raise OptionError(f"'{value}' is no mapping", fix="write key: value")
+        raise OptionError(f"'{value}' is not a mapping", fix="write key: value")
     found: dict[str, Any] = {}
     for pair in value:
         key, separator, text = str(pair).partition("=")

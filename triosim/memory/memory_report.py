@@ -79,7 +79,7 @@ class MemoryReport:
             )
         if self.replay.left:
             found.append(
-                f"a later step begins with {self.replay.left:,} bytes more than this one did; capture a later one"
+                f"memory grows: a later step begins with {self.replay.left:,} bytes more than this one did; capture a later one"
             )
         if self.fits and self.replay.allocator.retries:
             found.append(

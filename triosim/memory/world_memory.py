@@ -114,7 +114,7 @@ class WorldMemory(ABC):
         most = ", and ".join(f"{name.replace('_', ' ')}, {nbytes / GIB:.1f} GiB" for name, nbytes in holds)
         return (
             f"rank {worst.rank} does not fit its GPU: {needed}, "
-            f"and the CUDA context leaves {self.capacity / GIB:.1f} GiB of the {self.gpu.name}; most of it is {most}"
+            f"and the CUDA context leaves {self.capacity / GIB:.1f} GiB on the GPU ({self.gpu.name}); most of it is {most}"
         )
 
     def _worst(self) -> tuple[RankMemory, str]:

@@ -43,7 +43,7 @@ class Config:
             return default
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             fix = f"give a whole number of {least} or more"
-            raise TriosimError(f"{key}: {value!r:.40} is no size", where=self.path, fix=fix)
+            raise TriosimError(f"{key}: {value!r:.40} is not a size", where=self.path, fix=fix)
         return value
 
     def optional(self, key: str) -> int | None:
@@ -54,14 +54,14 @@ class Config:
         """Return a number."""
         value = self._content.get(key, default)
         if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise TriosimError(f"{key}: {value!r:.40} is no number", where=self.path)
+            raise TriosimError(f"{key}: {value!r:.40} is not a number", where=self.path)
         return float(value)
 
     def probability(self, key: str, default: float) -> float:
         """Return a probability."""
         value = self.number(key, default)
         if not 0 <= value < 1:
-            raise TriosimError(f"{key}: {value:g} is no probability", where=self.path, fix="give 0 or more, below 1")
+            raise TriosimError(f"{key}: {value:g} is not a probability", where=self.path, fix="give 0 or more, below 1")
         return value
 
     def multiple(self, key: str, number: int, of: str, parts: int) -> int:
@@ -112,7 +112,7 @@ class Config:
             return tuple(default)
         if not isinstance(value, list) or not value:
             raise TriosimError(
-                f"{key}: {value!r:.40} are no sizes", where=self.path, fix="give a list of whole numbers"
+                f"{key}: {value!r:.40} is not a list of sizes", where=self.path, fix="give a list of whole numbers"
             )
         parts = Config({str(index): one for index, one in enumerate(value)}, f"{self.path}: {key}")
         return tuple(parts.whole(str(index)) for index in range(len(value)))
@@ -122,7 +122,7 @@ class Config:
         value = self._content.get(key) or {}
         if not isinstance(value, Mapping):
             raise TriosimError(
-                f"{key}: {value!r:.40} is no config", where=self.path, fix="give a mapping of keys to sizes"
+                f"{key}: {value!r:.40} is not a config", where=self.path, fix="give a mapping of keys to sizes"
             )
         return Config(value, f"{self.path}: {key}")
 
@@ -130,7 +130,7 @@ class Config:
         """Return a text."""
         value = self._content.get(key)
         if value is not None and not isinstance(value, str):
-            raise TriosimError(f"{key}: {value!r:.40} is no text", where=self.path)
+            raise TriosimError(f"{key}: {value!r:.40} is not text", where=self.path)
         return default if value is None else value
 
     def check_types(self) -> None:
@@ -141,7 +141,9 @@ class Config:
                 continue
             if kind == "size":
                 if isinstance(value, bool) or not isinstance(value, int):
-                    raise TriosimError(f"{key}: {value!r:.40} is no size", where=self.path, fix="give a whole number")
+                    raise TriosimError(
+                        f"{key}: {value!r:.40} is not a size", where=self.path, fix="give a whole number"
+                    )
             elif kind == "number":
                 self.number(key, 0.0)
             elif kind == "flag":
@@ -189,10 +191,10 @@ def read(path: str | os.PathLike[str]) -> Model:
     except ValueError as error:
         raise TriosimError(f"is not JSON: {error}", where=where) from error
     if not isinstance(content, dict):
-        raise TriosimError("is no config", where=where, fix="it must be a mapping of keys to sizes")
+        raise TriosimError("is not a config", where=where, fix="it must be a mapping of keys to sizes")
     kind = content.get("model_type")
     if kind is not None and not isinstance(kind, str):
-        raise TriosimError(f"model_type: {kind!r:.40} is no name", where=where, fix=f"known: {', '.join(_MAKERS)}")
+        raise TriosimError(f"model_type: {kind!r:.40} is not a name", where=where, fix=f"known: {', '.join(_MAKERS)}")
     if kind is None:
         raise TriosimError("the key 'model_type' is missing", where=where, fix=f"known: {', '.join(_MAKERS)}")
     if kind not in _MAKERS:

@@ -28,7 +28,7 @@ def memory_of_config(trace: TraceLike, config: RunConfig) -> ExtrapolatedMemory:
     subject = read(trace, config)
     if subject.streams is not None:
         raise OptionError(
-            f"the task streams of {subject.streams.world} ranks have the memory that was captured",
+            f"the task streams of {subject.streams.world} ranks were captured, and their memory with them",
             where=subject.streams.source or "parallel",
             fix="leave out --parallel and what goes with it, or capture the script with another division",
         )

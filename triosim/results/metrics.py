@@ -94,7 +94,7 @@ def doubts(found: Metrics) -> Iterable[str]:
     """Yield a note where a GPU would do more than its peak."""
     if found.hfu is not None and found.hfu > 1.0:
         yield (
-            f"HFU is {found.hfu:.0%} of the {found.peak_dtype} peak: the trace's operators ran in another arithmetic (tf32), "
+            f"HFU is {found.hfu:.0%} of the {found.peak_dtype} peak: the trace's operators ran in another format (tf32), "
             "or its times are too short"
         )
 

@@ -19,8 +19,8 @@ from triosim.trace import Operator, Tensor
 
 _FIXED = frozenset(("parameter", "buffer", "optimizer_state"))
 _BROKEN = (
-    "the trace's dataflow is broken: the batch cannot be followed from the network's input to its output, so that every first "
-    "dimension of its size is taken for it"
+    "the trace's dataflow is broken: the batch cannot be followed from the network's input to its output, so every first "
+    "dimension of the batch's size is assumed to be the batch"
 )
 
 
@@ -65,7 +65,7 @@ def with_sequence_length(operators: Sequence[Operator], batch_size: int, old: in
     lengths = dimensions.lengths
     if old not in lengths:
         raise TraceError(
-            f"the network is fed no sequence of length {old}",
+            f"no input of the network has a sequence of length {old}",
             fix=f"its sequences have the length {', '.join(map(str, lengths))}" if lengths else "it is fed no sequence",
         )
     fixed = (

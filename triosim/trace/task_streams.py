@@ -51,4 +51,4 @@ class TaskStreams:
         for group in self.groups.get(family, ()):
             if rank in group:
                 return group
-        raise TraceError(f"rank {rank} is in no group of '{family}'", where=self.source or None)
+        raise TraceError(f"rank {rank} belongs to no group of '{family}'", where=self.source or None)

@@ -49,7 +49,7 @@ def read_table(path: str) -> ScheduleTable:
     try:
         text = Path(path).read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "is no text"
+        reason = error.strerror if isinstance(error, OSError) else "is not text"
         raise OptionError(f"could not be read: {reason}", where=path, fix="give a CSV file") from None
     table = _Table(path)
     lines = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
@@ -83,7 +83,7 @@ class _Table:
         rank, slot = (self._number(line, name, cell) for name, cell in zip(_COLUMNS[:2], cells, strict=False))
         match = _ACTION.fullmatch(cells[2].strip())
         if match is None:
-            raise self._wrong(line, f"'{cells[2].strip()}' is no action", _LIKE)
+            raise self._wrong(line, f"'{cells[2].strip()}' is not an action", _LIKE)
         action = Action(int(match[1]), _PHASES[match[2]], int(match[3]))
         if action in self.first:
             raise self._wrong(line, f"{action} is there already, in line {self.first[action]}", "give each action once")
@@ -113,7 +113,7 @@ class _Table:
     def _number(self, line: int, name: str, cell: str) -> int:
         text = cell.strip()
         if not (text.isascii() and text.isdigit()):
-            raise self._wrong(line, f"{name} '{text}' is no number", "count from 0")
+            raise self._wrong(line, f"{name} '{text}' is not a number", "count from 0")
         return int(text)
 
     def _wrong(self, line: int, what: str, fix: str) -> OptionError:

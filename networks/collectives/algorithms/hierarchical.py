@@ -60,7 +60,7 @@ class Hierarchical(PhasedAlgorithm):
         except ValueError:
             self.chunks = 0
         if self.chunks < 1:
-            raise OptionError(f"{chunks} is no number of chunks", where="chunks", fix="give 1 or more")
+            raise OptionError(f"{chunks} is not a number of chunks", where="chunks", fix="give 1 or more")
 
     def grid(self, group: Sequence[int], topology: Topology) -> Grid:
         """Return the group as a box of coordinates."""

@@ -205,7 +205,7 @@ def switch_tree(topology: Topology, group: Sequence[int], asked_by: str = "in-sw
     best = meeting(topology, group)
     if best is None:
         raise OptionError(
-            f"messages among the {len(group)} ranks of {topology.name} meet in no switch",
+            f"messages among the {len(group)} ranks of {topology.name} have no switch in common",
             where=asked_by,
             fix="give a topology of switches, or another algorithm",
         )

@@ -105,10 +105,10 @@ def test_the_operators_of_a_table_have_its_shapes(tmp_path: Path, text: str, nam
     [
         ("", "table.csv: is empty"),
         ("\n \n", "table.csv: is empty"),
-        ("# m,n,k\n", "table.csv: holds nothing but notes"),
+        ("# m,n,k\n", "table.csv: holds nothing but comments"),
         ("# by hand\nm;n;k;latency_ms\n1;2;3;4\n", "table.csv:2: its columns are separated by semicolons"),
         ("m\tn\tk\tlatency_ms\n1\t2\t3\t4\n", "table.csv:1: its columns are separated by tabs"),
-        ("m,n,k,latency_ms\n1e30,2,3,4\n", "table.csv:2: m: '1e30' is no size of a tensor"),
+        ("m,n,k,latency_ms\n1e30,2,3,4\n", "table.csv:2: m: '1e30' is not a size of a tensor"),
         ("m,n,k,latency_ms\n1,2,3,1e-30\n", "table.csv:2: latency_ms: '1e-30' is 1e-33 s"),
         ("m,n,k,seconds\n1,2,3,1e9\n", "which no operator takes"),
         ("m,n,k,dtype,seconds\n1,2,3,fp16,1\n1,2,3,fp17,1\n", "table.csv:3: unknown dtype 'fp17'"),

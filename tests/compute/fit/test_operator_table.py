@@ -96,7 +96,7 @@ def test_of_warm_and_cold_rows_the_one_of_a_training_step_is_taken() -> None:
         (HEADER, "holds no rows"),
         (HEADER + "H100,aten::relu,forwards,float32,2x3,2x3,1\n", "t.csv:2: phase: 'forwards' is not known"),
         (HEADER + "H100,aten::relu,forward,float33,2x3,2x3,1\n", "t.csv:2: dtype: 'float33' is not known"),
-        (HEADER + "H100,aten::relu,forward,float32,2xx,2x3,1\n", "t.csv:2: inputs: '2xx' is no shape"),
+        (HEADER + "H100,aten::relu,forward,float32,2xx,2x3,1\n", "t.csv:2: inputs: '2xx' is not a shape"),
         (HEADER + "H100,aten::relu,forward,float32,2x3,2x3,-1\n", "t.csv:2: seconds: '-1' is not a time above zero"),
         (HEADER + "H100,aten::relu,forward,float32,2x3,2x3\n", "t.csv:2: 6 cells under 7 columns"),
         (HEADER + "H100,,forward,float32,2x3,2x3,1\n", "needs a name"),

@@ -128,7 +128,7 @@ def test_where_models_are_said_to_be_there_must_be_some(
     for name, said in (
         ("absent.npz", "cannot be read: No such file"),
         ("none", "is a folder without fitted models"),
-        ("trace.json.gz", "is no file of fitted models"),
+        ("trace.json.gz", "is not a file of fitted models"),
     ):
         models = str(tmp_path / name)
         assert run(["calibrate", "evaluate", table, "--gpu", "H100", "--models", models]) == 2

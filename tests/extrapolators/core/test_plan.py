@@ -58,7 +58,7 @@ def test_a_plug_in_may_have_a_size_of_its_own() -> None:
     assert gpus_named_by({Pair: None}) == 2
     assert planned(MLP, Pair, 8).world == 2  # whatever the number of GPUs, as for single
     assert planned(MLP, {Pair: None, "tp": 2}, 4).world == 4
-    with pytest.raises(OptionError, match="are not the 8 GPUs"):
+    with pytest.raises(OptionError, match="= 4 GPUs, but 8 GPUs are asked for"):
         planned(MLP, {Pair: None, "tp": 2}, 8)
 
 
@@ -80,12 +80,12 @@ def test_predicted_times_are_noted_whatever_changed_the_shapes() -> None:
 @pytest.mark.parametrize(
     ("parallel", "gpus", "options", "said"),
     [
-        ("dp=2,tp=4", 6, {}, "dp=2 x tp=4 = 8 are not the 6 GPUs"),
+        ("dp=2,tp=4", 6, {}, "dp=2 x tp=4 = 8 GPUs, but 6 GPUs are asked for"),
         ("dp,tp=4", 6, {}, "tp=4 = 4 does not divide 6 GPUs"),
-        ("dp=3", 4, {}, "dp=3 are not the 4 GPUs"),
+        ("dp=3", 4, {}, "dp=3, but 4 GPUs are asked for"),
         ("dp,tp", 4, {}, "dp and tp have no size"),
         ("dp", None, {}, "dp has no size"),
-        ("dp=x", 4, {}, "'x' is no number of GPUs"),
+        ("dp=x", 4, {}, "'x' is not a number of GPUs"),
         ("dp=0", 4, {}, "dp on 0 GPUs"),
         ("", 4, {}, "names no parallelism"),
         ("dp=2,dp=2", 4, {}, "axis 'dp' is given twice"),

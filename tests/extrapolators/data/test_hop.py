@@ -205,11 +205,11 @@ def test_a_graph_from_a_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("0 -> 1\n1 => 2\n", "txt:2: '1 => 2' is no edge"),
+        ("0 -> 1\n1 => 2\n", "txt:2: '1 => 2' is not an edge"),
         ("0 - 1\n1 - 3\n", "txt:2: there is no worker 3"),
-        ("0 - 1\n", "no way leads from worker 0 to worker 2"),
-        ("0 -> 1\n1 -> 2\n", "no way leads to worker 0 from worker 1"),
-        ("", "no way leads from worker 0 to worker 1"),
+        ("0 - 1\n", "no path leads from worker 0 to worker 2"),
+        ("0 -> 1\n1 -> 2\n", "no path leads to worker 0 from worker 1"),
+        ("", "no path leads from worker 0 to worker 1"),
     ],
 )
 def test_a_file_that_is_no_graph_of_all_workers_is_refused(tmp_path: Path, text: str, message: str) -> None:
@@ -223,8 +223,8 @@ def test_a_file_that_is_no_graph_of_all_workers_is_refused(tmp_path: Path, text:
     ("options", "message"),
     [
         ({"graph": "ringbased"}, "did you mean 'ring-based'"),
-        ({"graph": "double-ring"}, "no two equal rings"),
-        ({"backup": "2"}, "hears from 2 others and would wait for none"),
+        ({"graph": "double-ring"}, "do not form two equal rings"),
+        ({"backup": "2"}, "has 2 neighbours and would wait for none of them"),
         ({"backup": "-1"}, "-1 is less than 0"),
         ({"max_gap": "0"}, "0 is less than 1; give 1 or more"),
         ({"skip": "2"}, "give backup or staleness too"),

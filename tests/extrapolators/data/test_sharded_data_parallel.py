@@ -97,7 +97,7 @@ def test_units_can_be_layers_or_the_whole_model() -> None:
 def test_a_model_without_numbered_modules_is_one_unit_and_says_so() -> None:
     plan = planned(traces.mlp(), "fsdp", 4)
     assert [kind for kind, _ in collectives_of(draw(plan.tasks(0)))] == [GATHER, SCATTER]
-    assert any("all parameters are one unit" in note for note in plan.notes)
+    assert any("all parameters form one unit" in note for note in plan.notes)
     assert not any("one unit" in note for note in planned(GPT, "fsdp", 4).notes)
 
 
@@ -202,9 +202,9 @@ def test_only_the_first_gather_and_the_last_scatter_stand_alone() -> None:
 
 
 def test_two_ways_of_the_same_are_refused() -> None:
-    with pytest.raises(OptionError, match="fsdp and zero1 do the same in two ways"):
+    with pytest.raises(OptionError, match="fsdp and zero1 both divide the data, so they cannot be combined"):
         planned(GPT, "fsdp=2,zero1=2")
-    with pytest.raises(OptionError, match="dp and ddp do the same in two ways"):
+    with pytest.raises(OptionError, match="dp and ddp both divide the data, so they cannot be combined"):
         planned(GPT, "dp=2,ddp=2")
 
 

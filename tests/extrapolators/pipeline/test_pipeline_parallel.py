@@ -102,7 +102,7 @@ def test_balanced_stages_can_keep_transformer_layers_whole() -> None:
     ("trace", "gpus", "options", "said"),
     [
         (traces.transformer(blocks=4), 3, {"options": {"stages": "equal"}}, "4 layers do not divide among 3 stages"),
-        (MLP, 2, {"options": {"stages": "whole"}}, "no module is numbered"),
+        (MLP, 2, {"options": {"stages": "whole"}}, "no module has a number"),
         (MLP, 2, {"options": {"stages": "equal"}, "stages": ("fc1",)}, "the first layers of stages are given"),
         (MLP, 2, {"options": {"stages": "thirds"}}, "'thirds' is not known"),
         (MLP, 2, {"options": {"stages": "equal"}, "balance_stages": True}, "--balance-stages"),
@@ -311,7 +311,7 @@ def test_each_of_the_gpus_that_have_the_same_can_send_its_part() -> None:
 
 def test_parts_of_parts_are_refused() -> None:
     """With sequence parallelism a GPU has its own part of what crosses, and nothing else to send."""
-    with pytest.raises(OptionError, match="each GPU has a part already"):
+    with pytest.raises(OptionError, match="with sequence parallelism each GPU sends its part already"):
         planned(
             traces.transformer(),
             "tp=2,pp=2",

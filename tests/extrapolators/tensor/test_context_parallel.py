@@ -168,7 +168,7 @@ def test_what_does_not_divide_is_refused_with_the_numbers() -> None:
     with pytest.raises(OptionError, match="a sequence of 12 tokens does not divide by 8"):
         planned(causal(traces.transformer(tokens=12)), "cp=4")  # two pieces a rank
     assert planned(traces.transformer(tokens=12), "cp=4").world == 4
-    with pytest.raises(TraceError, match="nothing that the network is fed has a sequence"):
+    with pytest.raises(TraceError, match="no input of the network has a sequence"):
         planned(traces.mlp(), "cp=2")
     with pytest.raises(OptionError, match="'rign' is not known; did you mean 'ring'"):
         planned(TRACE, "cp=2", options={"cp": "rign"})

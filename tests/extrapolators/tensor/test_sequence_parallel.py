@@ -176,7 +176,7 @@ def test_rings_run_in_training_too_and_need_a_divided_sequence() -> None:
         trace, "tp=4", tp_style="megatron", sequence_parallel=True, options={"overlap": "ring"}, topology="dgx-a100"
     )
     assert result.step_time_s > 0
-    with pytest.raises(OptionError, match="rings need --sequence-parallel"):
+    with pytest.raises(OptionError, match="the overlap in a ring needs --sequence-parallel"):
         planned(trace, "tp", 2, tp_style="megatron", options={"overlap": "ring"})
 
 
@@ -212,7 +212,7 @@ def test_what_does_not_divide_is_refused_with_the_numbers() -> None:
         by_sequence(traces.transformer(tokens=6), gpus=4)
     with pytest.raises(OptionError, match=r"the 2 heads of h\.0.attn do not divide by 4"):
         by_sequence(traces.transformer(heads=2), gpus=4)
-    with pytest.raises(TraceError, match="nothing that the network is fed has a sequence"):
+    with pytest.raises(TraceError, match="no input of the network has a sequence"):
         by_sequence(traces.mlp())
 
 

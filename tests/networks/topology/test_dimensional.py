@@ -86,8 +86,8 @@ def test_one_figure_stands_for_all_dimensions_and_a_link_may_differ() -> None:
     [
         ({"topology": "Ring(4)_FD(2)", "bandwidth": "1 GB/s"}, "unknown block 'FD'"),
         ({"topology": "Ring(4)_FC(2)", "bandwidth": ["1 GB/s"]}, "bandwidth: 1 values for 2 dimensions"),
-        ({"topology": "Ring(four)_FC(2)", "bandwidth": "1 GB/s"}, "'four' is no number of GPUs"),
-        ({"topology": "Ring(0)_FC(2)", "bandwidth": "1 GB/s"}, "'0' is no number of GPUs"),
+        ({"topology": "Ring(four)_FC(2)", "bandwidth": "1 GB/s"}, "'four' is not a number of GPUs"),
+        ({"topology": "Ring(0)_FC(2)", "bandwidth": "1 GB/s"}, "'0' is not a number of GPUs"),
         ({"topology": "Ring(4)_FC(2)"}, "'bandwidth' is missing"),
         ({"topology": "Ring(4)_FC(2)", "bandwidth": "-1 GB/s"}, "not a positive number"),
         ({"topology": "Ring(4000)_FC(2000)", "bandwidth": "1 GB/s"}, "too many"),

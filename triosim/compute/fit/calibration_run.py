@@ -234,7 +234,7 @@ def unknown(several: Sequence[OperatorRows]) -> list[str]:
     names = sorted({name for rows in several for name in features.unknown(rows.rows())})
     if not names:
         return []
-    return [f"nothing is known of {', '.join(names)}: taken as moving the bytes of their tensors, and no more"]
+    return [f"nothing is known of {', '.join(names)}: their times are predicted from the bytes of their tensors alone"]
 
 
 def _families(several: Sequence[OperatorRows]) -> list[tuple[FamilyTable, str | None]]:

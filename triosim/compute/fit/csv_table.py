@@ -50,7 +50,7 @@ def read(path: str | os.PathLike[str]) -> Sheet:
         raise TriosimError("is empty", where=file, fix="give a table with a header and at least one row")
     first = next((number for number, line in enumerate(lines) if _counts(line)), None)
     if first is None:
-        raise TriosimError("holds nothing but notes", where=file, fix="give a header and at least one row")
+        raise TriosimError("holds nothing but comments", where=file, fix="give a header and at least one row")
     where, header = f"{file}:{first + 1}", _cells(lines[first])
     if len(header) == 1:
         for separator, name in _SEPARATORS.items():
@@ -95,7 +95,7 @@ def size(text: str, column: str, where: str) -> int:
         raise TriosimError(f"{column}: '{text}' is not a whole number above zero", where=where)
     if number > LARGEST_SIZE:
         raise TriosimError(
-            f"{column}: '{text}' is no size of a tensor", where=where, fix=f"sizes are up to {LARGEST_SIZE:.0e}"
+            f"{column}: '{text}' is not a size of a tensor", where=where, fix=f"sizes are up to {LARGEST_SIZE:.0e}"
         )
     return int(number)
 

@@ -210,7 +210,7 @@ def _tensors(text: str, dtype: str, where: str, column: str) -> tuple[Tensor, ..
         except ValueError:
             lengths = (-1,)
         if any(length < 0 for length in lengths):
-            raise TriosimError(f"{column}: '{part}' is no shape", where=where, fix="write 8x1024, or 8x16:int64")
+            raise TriosimError(f"{column}: '{part}' is not a shape", where=where, fix="write 8x1024, or 8x16:int64")
         if 0 in lengths:
             raise TriosimError(f"{column}: '{part}' has no element", where=where, fix="leave such rows out")
         if math.prod(lengths) > csv_table.LARGEST_SIZE:

@@ -78,11 +78,11 @@ def load(path: str | os.PathLike[str]) -> Contents:
     except OSError as error:
         raise TriosimError(f"cannot be read: {error.strerror or error}", where=name) from error
     except (AttributeError, EOFError, KeyError, ValueError, TypeError, IndexError, zipfile.BadZipFile) as error:
-        raise TriosimError("is no file of fitted models", where=name, fix=_WRITE_ONE) from error
+        raise TriosimError("is not a file of fitted models", where=name, fix=_WRITE_ONE) from error
 
 
 def check(path: str | os.PathLike[str]) -> None:
-    """Raise ``TriosimError`` where a path is no file of fitted models, and no folder of some."""
+    """Raise ``TriosimError`` where a path is not a file of fitted models, and no folder of some."""
     _own(_files(os.fspath(path)))
 
 

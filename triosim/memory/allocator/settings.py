@@ -69,7 +69,9 @@ def parse(text: str) -> AllocatorSettings:
         try:
             found[name] = convert(value)
         except ValueError:
-            raise OptionError(f"'{value}' is no value for {key}", where="--allocator", fix=f"give {expected}") from None
+            raise OptionError(
+                f"'{value}' is not a value of {key}", where="--allocator", fix=f"give {expected}"
+            ) from None
     return replace(AllocatorSettings(), **found)
 
 

@@ -47,7 +47,7 @@ def check_plot(path: PathLike) -> None:
 
     if Path(path).suffix.lower() not in FORMATS:
         raise OutputError(
-            "is no kind of picture that is known", where=str(path), fix=f"end the name in {' or '.join(FORMATS)}"
+            "is not a known kind of picture", where=str(path), fix=f"end the name in {' or '.join(FORMATS)}"
         )
     if find_spec("matplotlib") is None:
         raise OutputError("a picture needs matplotlib", where=str(path), fix="pip install 'triosim[plot]'")

@@ -70,7 +70,7 @@ def draw(topology: Topology, path: str | os.PathLike[str]) -> None:
     form = os.path.splitext(os.fspath(path))[1].lstrip(".").lower() or "png"
     if form not in figure.canvas.get_supported_filetypes():
         raise OutputError(
-            f"'{form}' is no format of a picture", where=os.fspath(path), fix="end the name in .png, .svg or .pdf"
+            f"'{form}' is not a picture format", where=os.fspath(path), fix="end the name in .png, .svg or .pdf"
         )
     with writing_bytes(path) as file:
         figure.savefig(file, format=form, dpi=150, bbox_inches="tight", pad_inches=0.15)

@@ -105,5 +105,5 @@ def _load(format: str | TraceFormat) -> TraceFormat:
         found: TraceFormat = plugins.load("trace_formats", format)
         return found
     if not (callable(getattr(format, "recognises", None)) and callable(getattr(format, "read", None))):
-        raise OptionError(f"{format!r} is no trace format", fix="it needs NAME, recognises(path) and read(path)")
+        raise OptionError(f"{format!r} is not a trace format", fix="it needs NAME, recognises(path) and read(path)")
     return format

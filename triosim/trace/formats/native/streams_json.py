@@ -76,7 +76,7 @@ class _Reader(Checks):
         found = {}
         for key, data in value.items():
             if not re.fullmatch("0|[1-9][0-9]{0,8}", key) or int(key) >= world:
-                self.fail(f"traces.{key}", f"is no rank from 0 to {world - 1}")
+                self.fail(f"traces.{key}", f"is not a rank from 0 to {world - 1}")
             if type(data) is not dict:
                 self.fail(f"traces.{key}", "is not an object", "write a trace as in trace.json")
             found[int(key)] = TraceReader(self.file, f"traces.{key}").trace(data)
@@ -111,7 +111,7 @@ class _Reader(Checks):
             key_path = f"traces.{rank}.operators[{index}].communication"
             if asked.group not in sizes:
                 self.fail(
-                    f"{key_path}.group", f"rank {rank} is in no group of '{asked.group}'", "list it under 'groups'"
+                    f"{key_path}.group", f"rank {rank} belongs to no group of '{asked.group}'", "list it under 'groups'"
                 )
             size = sizes[asked.group]
             for key, member in (("root", asked.root), ("peer", asked.peer)):

@@ -95,7 +95,9 @@ class TraceReader(Checks):
         if schema != SCHEMA:
             self.keys(data, {"schema": True, **dict.fromkeys(data, False)}, "")
             said = (
-                f"{schema!r} is not a version that this triosim reads" if isinstance(schema, str) else "is no version"
+                f"{schema!r} is not a version that this triosim reads"
+                if isinstance(schema, str)
+                else "is not a version"
             )
             self.fail("schema", said, f"it reads '{SCHEMA}'")
         self.keys(data, TRACE_KEYS, "")
@@ -274,7 +276,7 @@ class TraceReader(Checks):
                 if type(one) is str:
                     self.text(one, f"{key_path}.{key}")
                 elif type(one) not in (int, float, bool) or not math.isfinite(one) or abs(one) > LARGEST_INTEGER:
-                    self.fail(f"{key_path}.{key}", f"{shown(one)} is no number, text or truth value")
+                    self.fail(f"{key_path}.{key}", f"{shown(one)} is not a number, text or truth value")
         found: dict[str, Any] = value
         return found
 
