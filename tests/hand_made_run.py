@@ -16,7 +16,7 @@ from triosim.engine import Recording
 from triosim.engine.recording import RankRecord, TransferCount
 from triosim.networks.extensions import FigureReporter, LinkRate, LinkRecorder
 from triosim.networks.topology import Link, Node, Topology
-from triosim.pipeline.inputs import inputs_of
+from triosim.pipeline.collecting import inputs_of
 from triosim.pipeline.reading import Subject
 from triosim.results.figures import figures
 from triosim.results.finished_run import FinishedRun

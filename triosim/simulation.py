@@ -8,12 +8,12 @@ from triosim.config import RunConfig
 from triosim.config.signature import with_options
 from triosim.engine import Progress
 from triosim.pipeline.collecting import collect
-from triosim.pipeline.draws import other_draws
+from triosim.pipeline.draws import Draw, other_draws, with_draws
 from triosim.pipeline.planning import plan
 from triosim.pipeline.pricing import Priced, price
 from triosim.pipeline.reading import TraceLike, read
 from triosim.pipeline.running import run
-from triosim.results.draws import Draw, with_draws
+from triosim.pipeline.system import System
 from triosim.results.result import Result
 
 
@@ -40,11 +40,13 @@ def simulate_config(trace: TraceLike, config: RunConfig, progress: Progress | No
     return simulate_priced(price(read(trace, config), config), config, progress)
 
 
-def simulate_priced(priced: Priced, config: RunConfig, progress: Progress | None = None) -> Result:
-    """Simulate what was read and priced, as often as it is to be drawn."""
-    planned = plan(priced, config)
+def simulate_priced(
+    priced: Priced, config: RunConfig, progress: Progress | None = None, system: System | None = None
+) -> Result:
+    """Simulate what was read and priced, as often as it is to be drawn, on another ``system`` than the configuration's."""
+    planned = plan(priced, config, system)
     result = collect(run(planned, config, progress), planned, config)
     if config.draws == 1:
         return result
-    others = (simulate_priced(priced, other, progress) for other in other_draws(config, planned))
+    others = (simulate_priced(priced, other, progress, drawn) for other, drawn in other_draws(config, planned))
     return with_draws(result, [Draw.of(result), *map(Draw.of, others)])

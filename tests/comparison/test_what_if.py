@@ -11,7 +11,6 @@ from streams import Script, same_on
 
 from triosim import cli, save_trace
 from triosim.comparison.what_if import what_if
-from triosim.conditions.slow_links import with_bandwidths
 from triosim.errors import OptionError
 from triosim.networks.topology import Topology
 from triosim.results.result import Result
@@ -77,7 +76,7 @@ def test_a_system_with_the_same_links_takes_the_same_time(name: str, network: st
     topology = Topology.load(
         f"{name[:6]}, bandwidth=50 GB/s)_Switch(2, bandwidth=25 GB/s)" if "_" in name else name, gpus=8
     )
-    again = with_bandwidths(topology, lambda link: link.bandwidth)
+    again = topology.with_links(lambda link: link)
     options = {"collective": "hierarchical"} if "_" in name else {}
     first, second = (
         simulate(traces.mlp(), "ddp=8", topology=one, network=network, **options).step_time_s  # type: ignore[arg-type]

@@ -12,7 +12,6 @@ from small_runs import SWITCH, compute, two_layers
 
 import triosim
 from triosim.conditions import Stragglers
-from triosim.conditions.stragglers import draw
 
 
 def test_a_slow_gpu_takes_longer_and_the_others_wait_for_it() -> None:
@@ -69,9 +68,9 @@ def test_chance_is_the_same_for_the_same_seed() -> None:
     assert compute(first) != compute(other)
     one = compute(steps())[0]
     assert all(one <= seconds <= 1.5 * one for seconds in compute(first))
-    assert compute(first) == pytest.approx([one * draw(Stragglers(spread=0.5, seed=1), rank, 0) for rank in range(4)])
+    assert compute(first) == pytest.approx([one * Stragglers(spread=0.5, seed=1).draw(rank, 0) for rank in range(4)])
     anew = steps(spread=0.5, seed=1, every="iteration")
-    mean = [sum(draw(Stragglers(spread=0.5, seed=1), rank, i) for i in range(3)) / 3 for rank in range(4)]
+    mean = [sum(Stragglers(spread=0.5, seed=1).draw(rank, i) for i in range(3)) / 3 for rank in range(4)]
     assert compute(anew) == pytest.approx([one * factor for factor in mean])
 
 
@@ -79,7 +78,7 @@ def test_chance_is_the_same_for_the_same_seed() -> None:
     ("distribution", "mean"), [("uniform", 1.25), ("exponential", 1.5), ("lognormal", math.exp(0.125))]
 )
 def test_what_is_drawn_has_the_distributions_mean(distribution: Any, mean: float) -> None:
-    drawn = [draw(Stragglers(distribution, 0.5, 7), rank, 0) for rank in range(20_000)]
+    drawn = [Stragglers(distribution, 0.5, 7).draw(rank, 0) for rank in range(20_000)]
     assert statistics.fmean(drawn) == pytest.approx(mean, rel=0.02)
     if distribution == "lognormal":
         assert statistics.median(drawn) == pytest.approx(1, rel=0.02)
@@ -90,7 +89,7 @@ def test_what_is_drawn_has_the_distributions_mean(distribution: Any, mean: float
 def test_links_slowed_by_chance_hold_back_what_crosses_them() -> None:
     """A switch: the all-reduce's ring goes at the pace of the slowest link, as it would if all were as slow."""
     said = Stragglers(spread=9, seed=4)
-    slowest = max(draw(said, f"gpu{rank}", "switch0") for rank in range(4))
+    slowest = max(said.draw(f"gpu{rank}", "switch0") for rank in range(4))
     assert 1 < slowest < 10
     options: dict[str, Any] = {"collective_form": "steps"}
     slow = triosim.simulate(

@@ -13,8 +13,8 @@ from triosim import cli, describe, save_trace, simulate
 from triosim.comparison.what_if import what_if
 from triosim.errors import OptionError
 from triosim.models import Llama
+from triosim.pipeline.draws import draws_of
 from triosim.reports.terminal.result_tables import spread
-from triosim.results.draws import draws_of
 from triosim.results.result import Result
 
 RING = "ring(4, bandwidth=1 GB/s)"

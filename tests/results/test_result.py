@@ -14,7 +14,7 @@ import pytest
 from hand_made_run import recording, result
 
 from triosim.errors import OptionError, TriosimError
-from triosim.results.draws import draws_of
+from triosim.pipeline.draws import draws_of
 from triosim.results.result import Result
 
 

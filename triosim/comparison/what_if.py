@@ -10,19 +10,18 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from triosim.conditions.sections import with_conditions
-from triosim.conditions.slow_links import with_bandwidths
 from triosim.config import RunConfig
 from triosim.engine import Progress
 from triosim.errors import OptionError
 from triosim.networks.photonic.photonic import PhotonicNetwork
-from triosim.networks.topology import Link, Topology
+from triosim.networks.topology import Link
+from triosim.pipeline.pricing import price
 from triosim.pipeline.reading import TraceLike, read
 from triosim.pipeline.system import System, system_of
 from triosim.results.link_loads import LinkClass, link_classes
 from triosim.results.result import Result
 from triosim.results.values import WhatIf
-from triosim.simulation import simulate_config
+from triosim.simulation import simulate_priced
 from triosim.units import format_bandwidth, format_time
 
 #: Classes of links that are tried, those first that carry most of what they could.
@@ -31,10 +30,11 @@ MOST_CLASSES = 12
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A faster part of the system: its name, the number of links in it, and the configuration of the run."""
+    """A faster part of the system: its name, the number of links in it, and the system and configuration of the run."""
 
     what: str
     links: int
+    system: System
     config: RunConfig
 
 
@@ -66,30 +66,28 @@ def what_if_config(
     if not factor > 1.0:
         raise OptionError(f"{factor:g} times as fast is not faster", where="factor", fix="give more than 1")
     tell = started or (lambda _: None)
-    subject = read(trace, config)
+    priced = price(read(trace, config), config)
     tell("as it is")
-    base = simulate_config(trace, config, progress)
+    base = simulate_priced(priced, config, progress)
     found = []
-    for change in _changes(base, system_of(subject, config), factor, config):
+    for change in _changes(base, system_of(priced.subject, config), factor, config):
         tell(change.what)
-        step = simulate_config(subject.source, change.config, progress).step_time_s
+        step = simulate_priced(priced, change.config, progress, change.system).step_time_s
         found.append(WhatIf(change.what, change.links, factor, step, base.step_time_s - step, base.step_time_s / step))
     rows = sorted(found, key=lambda row: row.step_time_s)
     return replace(base, data=replace(base.data, what_if=tuple(rows)))
 
 
-def _changes(base: Result, given: System, factor: float, config: RunConfig) -> Iterator[Change]:
-    system = with_conditions(given.nominal, given.conditions)
-    config = config.replaced(conditions={}, links=False, timeline=False, draws=1)
-    slow = {rank: given.conditions.slow_gpus.get(rank, 1.0) / factor for rank in range(base.world)}
-    faster = with_conditions(system, replace(given.conditions, slow_gpus=slow))
-    yield Change("all GPUs", 0, config.replaced(topology=faster))
+def _changes(base: Result, system: System, factor: float, config: RunConfig) -> Iterator[Change]:
+    config = config.replaced(links=False, timeline=False, draws=1)
+    slow = {rank: system.conditions.slow_gpus.get(rank, 1.0) / factor for rank in range(base.world)}
+    yield Change("all GPUs", 0, replace(system, conditions=replace(system.conditions, slow_gpus=slow)), config)
     groups = list(_used(base, system))
     for kind, links in groups:
-        yield Change(label(kind), len(links), _faster(base, system, factor, links, config))
+        yield Change(label(kind), len(links), *_faster(base, system, factor, links, config))
     if len(groups) > 1:
         every = [link for _, links in groups for link in links]
-        yield Change("all links", len(every), _faster(base, system, factor, every, config))
+        yield Change("all links", len(every), *_faster(base, system, factor, every, config))
 
 
 def label(kind: LinkClass) -> str:
@@ -98,9 +96,9 @@ def label(kind: LinkClass) -> str:
     return f"{ends or 'links'} {format_bandwidth(kind.bandwidth)}, {format_time(kind.latency)}"
 
 
-def _used(base: Result, system: Topology) -> Iterable[tuple[LinkClass, list[Link]]]:
+def _used(base: Result, system: System) -> Iterable[tuple[LinkClass, list[Link]]]:
     """Return the classes of links that carried anything, or all where the network does not count bytes."""
-    topology = base.topology if isinstance(base.network, PhotonicNetwork) else system
+    topology = base.topology if isinstance(base.network, PhotonicNetwork) else system.nominal
     assert topology is not None
     groups = link_classes(topology)
     loaded = {link.name: link.utilisation for link in base.data.links}
@@ -110,11 +108,15 @@ def _used(base: Result, system: Topology) -> Iterable[tuple[LinkClass, list[Link
     return list(groups.items())[:MOST_CLASSES]
 
 
-def _faster(base: Result, system: Topology, factor: float, links: Iterable[Link], config: RunConfig) -> RunConfig:
-    """Return the configuration in which some links are faster; circuits are an option of their network."""
+def _faster(
+    base: Result, system: System, factor: float, links: Iterable[Link], config: RunConfig
+) -> tuple[System, RunConfig]:
+    """Return the system and configuration in which some links are faster; circuits are an option of their network."""
     names = {link.name for link in links}
-    topology = with_bandwidths(system, lambda link: link.bandwidth * factor if link.name in names else link.bandwidth)
-    if isinstance(base.network, PhotonicNetwork) and not names <= system.links.keys():
+    faster = system.nominal.with_links(
+        lambda link: replace(link, bandwidth=link.bandwidth * factor) if link.name in names else link
+    )
+    if isinstance(base.network, PhotonicNetwork) and not names <= system.nominal.links.keys():
         bandwidth = str(base.network.optics.bandwidth * factor)
-        return config.replaced(topology=topology, options={**config.options, "bandwidth": bandwidth})
-    return config.replaced(topology=topology)
+        config = config.replaced(options={**config.options, "bandwidth": bandwidth})
+    return System.under(system.conditions, faster), config

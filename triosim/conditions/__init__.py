@@ -1,7 +1,7 @@
 """Heterogeneous GPUs and links, stragglers, faults, and interference of computation and communication."""
 
 from triosim.conditions.conditions import Conditions, GpuEvent, Interference, LinkEvent, SlowdownFactors, Stragglers
-from triosim.conditions.parsing import KEYS, parse_conditions, parse_factors, parse_ranks
+from triosim.conditions.parsing import KEYS, conditions_of, parse_conditions, parse_factors, parse_ranks
 
 __all__ = [
     "KEYS",
@@ -11,6 +11,7 @@ __all__ = [
     "LinkEvent",
     "SlowdownFactors",
     "Stragglers",
+    "conditions_of",
     "parse_conditions",
     "parse_factors",
     "parse_ranks",

@@ -6,6 +6,8 @@ the values from a topology file, from the ``conditions`` of ``simulate`` and fro
 
 from __future__ import annotations
 
+import math
+import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
@@ -46,6 +48,18 @@ class Stragglers:
     spread: float = 0.1
     seed: int = 0
     every: DrawnEvery = "run"
+
+    def draw(self, *what: int | str) -> float:
+        """Return the factor of a rank in an iteration, or of a link, which ``what`` names.
+
+        It depends on the seed and on ``what`` alone, not on what else is drawn.
+        """
+        generator = random.Random("/".join(map(str, (self.seed, *what))))
+        if self.distribution == "uniform":
+            return 1.0 + self.spread * generator.random()
+        if self.distribution == "exponential":
+            return 1.0 + (generator.expovariate(1.0 / self.spread) if self.spread else 0.0)
+        return math.exp(generator.gauss(0.0, self.spread))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Operator times on heterogeneous GPUs: other GPU models, slower GPUs, and stragglers.
+"""Operator times on heterogeneous GPUs (other models, slower ones, stragglers), and links that are slower by chance.
 
 A rank's task stream passes through here, and every operator in it gets the time that it takes on the rank's GPU. On another GPU
 model that is its time, multiplied by the ratio of the predictions for the two models, for the operator as it is in the trace. A
@@ -15,8 +15,8 @@ from typing import Any
 from triosim import gpus
 from triosim.compute.compute_model import ComputeModel
 from triosim.compute.pricing.repricing import on_gpu
-from triosim.conditions.conditions import Conditions
-from triosim.conditions.stragglers import draw
+from triosim.conditions.conditions import Conditions, Stragglers
+from triosim.networks.topology import Link, Topology
 from triosim.tasks import Compute, Iteration, TaskStream
 from triosim.trace import Operator, Trace
 
@@ -53,7 +53,7 @@ class Heterogeneity:
         other = self._others.get(rank)
         factor = self._conditions.slow_gpus.get(rank, 1.0) * (other.ratio(operator) if other else 1.0)
         stragglers = self._conditions.stragglers
-        return factor * draw(stragglers, rank, 0) if stragglers and stragglers.every == "run" else factor
+        return factor * stragglers.draw(rank, 0) if stragglers and stragglers.every == "run" else factor
 
     def stream(self, rank: int, tasks: TaskStream) -> TaskStream:
         """Yield the tasks of a rank, with the times that computations take on its GPU."""
@@ -61,7 +61,7 @@ class Heterogeneity:
         other, slow = self._others.get(rank), self._conditions.slow_gpus.get(rank, 1.0)
         constant = stragglers is None or stragglers.every == "run"
         iteration = 0
-        factor = slow * (draw(stragglers, rank, 0) if stragglers else 1.0)
+        factor = slow * (stragglers.draw(rank, 0) if stragglers else 1.0)
         answer: Any = None
         while True:
             try:
@@ -72,7 +72,7 @@ class Heterogeneity:
                 task = self._rescale(task, other, factor, constant=constant)
             elif type(task) is Iteration and stragglers is not None and stragglers.every == "iteration":
                 iteration += 1
-                factor = slow * draw(stragglers, rank, iteration)
+                factor = slow * stragglers.draw(rank, iteration)
             answer = yield task
 
     def _rescale(self, task: Compute, other: OtherGpu | None, factor: float, *, constant: bool) -> Compute:
@@ -90,6 +90,19 @@ class Heterogeneity:
         if constant and not task.after:
             self._rescaled[key] = task, rescaled
         return rescaled
+
+
+def with_slow_links(topology: Topology, stragglers: Stragglers) -> Topology:
+    """Return a topology whose links are slower by random factors, the same in both directions; links of hosts are not."""
+    memories = {name for name, node in topology.nodes.items() if node.kind in ("host", "memory")}
+
+    def slowed(link: Link) -> Link:
+        ends = sorted((link.source, link.destination)) if link.source else [link.name]
+        return replace(
+            link, bandwidth=link.bandwidth / (1.0 if memories.intersection(ends) else stragglers.draw(*ends))
+        )
+
+    return topology.with_links(slowed)
 
 
 def _predict(trace: Trace, name: str, model: ComputeModel) -> OtherGpu:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from triosim.conditions.conditions import (
     Conditions,
@@ -21,8 +21,11 @@ from triosim.conditions.conditions import (
     SlowdownFactors,
     Stragglers,
 )
-from triosim.errors import TriosimError, nearest
+from triosim.errors import TopologyError, TriosimError, nearest
 from triosim.units import parse_bandwidth, parse_time
+
+if TYPE_CHECKING:
+    from triosim.networks.topology import Topology
 
 #: What one factor without a kind is for: collectives and sends (with their receives).
 COLLECTIVES = (
@@ -50,6 +53,16 @@ def parse_conditions(
         except TriosimError as found:
             raise error((key,), f"{found.where}: {found.what}" if found.where else found.what, found.fix) from None
     return known
+
+
+def conditions_of(topology: Topology) -> Conditions:
+    """Return the conditions that the file of a topology states. Raises ``TopologyError`` for a wrong section."""
+    sections = {key: section for key, section in topology.sections.items() if key in KEYS}
+
+    def wrong(path: tuple[str | int, ...], what: str, fix: str | None) -> TopologyError:
+        return TopologyError(what, where=sections[str(path[0])].where(path[1:]), fix=fix)
+
+    return parse_conditions({key: section.said for key, section in sections.items()}, wrong, Conditions())
 
 
 def parse_factors(value: Any) -> SlowdownFactors:

@@ -43,10 +43,12 @@ class PlannedRun:
     notes: tuple[str, ...]
 
 
-def plan(priced: Priced, config: RunConfig) -> PlannedRun:
-    """Return the plan of a run. Raises ``TriosimError`` for options that contradict each other or that nobody reads."""
+def plan(priced: Priced, config: RunConfig, system: System | None = None) -> PlannedRun:
+    """Return the plan of a run, on another system than its configuration's where one is given.
+
+    Raises ``TriosimError`` for options that contradict each other or that nobody reads."""
     subject = priced.subject
-    system = system_of(subject, config)
+    system = system or system_of(subject, config)
     new_network = network_factory(system, config)
     network = new_network()
     check_conditions(system.conditions, network)

@@ -9,9 +9,8 @@ from typing import Any
 
 from triosim import gpus as catalogue
 from triosim import plugins
-from triosim.conditions import Conditions, parse_conditions
-from triosim.conditions.sections import conditions_of
-from triosim.conditions.slow_links import with_slow_links
+from triosim.conditions import Conditions, conditions_of, parse_conditions
+from triosim.conditions.heterogeneity import with_slow_links
 from triosim.config import RunConfig
 from triosim.errors import OptionError
 from triosim.networks.base import Network
@@ -45,7 +44,13 @@ class System:
     topology: Topology
     nominal: Topology
     conditions: Conditions
-    notes: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+
+    @classmethod
+    def under(cls, conditions: Conditions, nominal: Topology, notes: tuple[str, ...] = ()) -> System:
+        """Return a system whose links are drawn to be slower, where its conditions say so."""
+        slow = conditions.slow_links
+        return cls(nominal if slow is None else with_slow_links(nominal, slow), nominal, conditions, notes)
 
 
 def system_of(subject: Subject, config: RunConfig) -> System:
@@ -54,9 +59,7 @@ def system_of(subject: Subject, config: RunConfig) -> System:
     notes: tuple[str, ...] = ()
     if config.topology is None and nominal.links:
         notes = (f"no topology given: {assumed_topology(subject.trace.gpu, subject.gpus)} is assumed",)
-    conditions = parse_conditions(config.conditions, no_condition, conditions_of(nominal))
-    slow = conditions.slow_links
-    return System(nominal if slow is None else with_slow_links(nominal, slow), nominal, conditions, notes)
+    return System.under(parse_conditions(config.conditions, no_condition, conditions_of(nominal)), nominal, notes)
 
 
 def topology_for(trace: Trace, topology: TopologyLike | None, gpus: int | None, *, copy_input: bool) -> Topology:

@@ -21,11 +21,10 @@ from triosim.networks.base import Network
 from triosim.networks.extensions import FigureReporter, LinkCounter, LinkRecorder
 from triosim.operators.features import base_name
 from triosim.results.exposure import exposed_shares
-from triosim.results.finished_run import FinishedRun, MetricOptions
+from triosim.results.finished_run import FinishedRun, MetricOptions, RankClass, rank_classes
 from triosim.results.link_loads import busiest_slot, loads
 from triosim.results.memory_rows import rows as memory_rows
 from triosim.results.metrics import StepTimes, axis_traffic, doubts, metrics
-from triosim.results.rank_classes import RankClass, rank_classes
 from triosim.results.uncertainty import interval, predictions
 from triosim.results.values import (
     CollectiveTimes,

@@ -23,8 +23,7 @@ from triosim.gpus import Gpu
 from triosim.operators import features
 from triosim.operators.kinds import Kind, kind_of
 from triosim.results.exposure import by_axis
-from triosim.results.finished_run import FinishedRun, MetricOptions
-from triosim.results.rank_classes import RankClass
+from triosim.results.finished_run import FinishedRun, MetricOptions, RankClass
 from triosim.results.values import AxisTraffic, CollectiveTimes, ExposedShare, Metrics, RankTimes
 from triosim.trace import Operator, Trace
 

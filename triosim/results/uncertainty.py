@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from triosim.operators.features import base_name
-from triosim.results.rank_classes import RankClass
+from triosim.results.finished_run import RankClass
 from triosim.results.values import Prediction, RankTimes
 from triosim.trace import Operator
 

@@ -6,7 +6,8 @@ that it calls compute the values; ``triosim/reports/result.schema.json`` describ
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +29,12 @@ class RankTimes:
     exposed_communication_s: float
     idle_s: float
     waiting_s: float
+
+
+def mean_of_ranks(ranks: Sequence[RankTimes], row: int) -> RankTimes:
+    """Return the mean of the ranks' figures, as a rank of its own."""
+    names = ("compute_s", "communication_s", "exposed_communication_s", "idle_s", "waiting_s")
+    return RankTimes(row, *(math.fsum(getattr(rank, name) for rank in ranks) / len(ranks) for name in names))
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ import traces
 
 import triosim
 from triosim.conditions import Stragglers
-from triosim.conditions.slow_links import with_slow_links
+from triosim.conditions.heterogeneity import with_slow_links
 from triosim.errors import OptionError, TraceError
 from triosim.extrapolators.data.hop_graph import load
 from triosim.networks.topology import Topology

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from triosim.conditions import KEYS, Conditions
-from triosim.conditions.sections import conditions_of, with_conditions
+from triosim.conditions import KEYS, conditions_of
 from triosim.errors import TopologyError
 from triosim.networks.photonic.optics import optics_of
 from triosim.networks.topology import SECTIONS, Topology
@@ -28,15 +27,12 @@ def test_a_section_is_kept_as_it_was_read_and_parsed_when_somebody_asks() -> Non
     assert optics_of(Topology.from_dict(SWITCH)) is None
 
 
-def test_other_links_keep_the_sections_and_other_sections_keep_the_links() -> None:
+def test_other_links_keep_the_sections() -> None:
     topology = Topology.from_dict({**SWITCH, "slow_gpus": {1: 2.0}})
     changed = topology.with_links(lambda link: link)
     assert conditions_of(changed) == conditions_of(topology)
     assert changed.nominal is topology
     assert not changed.uniform
-    free = with_conditions(topology, Conditions())
-    assert conditions_of(free) == Conditions()
-    assert free.links == topology.links
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,8 @@ from __future__ import annotations
 from triosim.comparison.strategies import Comparison
 from triosim.output_files import PathLike
 from triosim.reports.pictures.plot import bare, check_plot, draw_step_parts, new_figure, save_figure, step_of, unit_of
-from triosim.results.rank_means import mean_of_ranks
 from triosim.results.report import Report
+from triosim.results.values import mean_of_ranks
 from triosim.units import format_rate
 
 

@@ -14,9 +14,8 @@ from triosim.comparison.strategies import Comparison
 from triosim.output_files import PathLike, writing_text
 from triosim.reports.files.html import html_table
 from triosim.reports.terminal.result_tables import per_million, percent, table
-from triosim.results.rank_means import mean_of_ranks
 from triosim.results.report import Report
-from triosim.results.values import MemoryRow, ResultData
+from triosim.results.values import MemoryRow, ResultData, mean_of_ranks
 from triosim.units import format_rate, format_time
 
 _NUMBER = re.compile(r"(\d+)")
