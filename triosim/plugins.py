@@ -182,7 +182,7 @@ def blamed() -> Iterator[None]:
         raise PluginError(_said(error), where=place, fix="set TRIOSIM_DEBUG=1 for the traceback") from error
 
 
-_LIBRARIES = frozenset({"triosim", "simpy", "numpy", "networkx", "yaml", *sys.stdlib_module_names})
+_LIBRARIES = frozenset({"triosim", "simpy", "numpy", "networkx", "pydantic", "yaml", *sys.stdlib_module_names})
 
 
 def _plugin_line(error: BaseException | None) -> str | None:

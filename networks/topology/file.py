@@ -5,22 +5,24 @@ What may be written is in :mod:`triosim.networks.topology.schema`, in words in d
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from triosim import yaml_lines
 from triosim.errors import TopologyError, nearest
-from triosim.networks.topology import dimensional, schema
+from triosim.networks.topology import dimensional
 from triosim.networks.topology.description import SECTIONS, Description, Location, PresetUse, Section
 from triosim.networks.topology.graph import Dimension, Draft, NodeKind, path, suggested
-from triosim.networks.topology.keys import Keys
 from triosim.networks.topology.presets import PRESETS
 from triosim.networks.topology.shapes import SHAPES, Spec, described, outline
 
-K = TypeVar("K", bound=Keys)
+if TYPE_CHECKING:
+    from triosim.networks.topology import schema
+
 LARGEST_FILE = 256_000_000  # bytes
 EXAMPLE = "such as 'switch(8, bandwidth=100 GB/s, latency=1 us)'"
 _NAME = re.compile(r"\s*([A-Za-z0-9_-]+)\s*(?:\((.*)\))?\s*", re.DOTALL)
@@ -152,7 +154,7 @@ def _notation(text: str) -> dict[str, Any]:
 
 
 def _dimensional(
-    said: schema.DimensionalKeys, words: list[str], sizes: list[int], location: Location, asked: int | None
+    said: schema.DimensionalModel, words: list[str], sizes: list[int], location: Location, asked: int | None
 ) -> Description:
     """Return the description of blocks and their sizes, one bandwidth and latency a dimension."""
     for key in ("bandwidth", "latency"):
@@ -182,7 +184,7 @@ def _dimensional(
 def _from_dimensions(mapping: dict[str, Any], location: Location, asked: int | None) -> Description:
     """Return the description of a mapping in the notation of dimensions, or with the keys of ASTRA-sim's network.yml."""
     if "npus_count" in mapping or isinstance(mapping["topology"], list):
-        astra = _read_keys(schema.AstraKeys, mapping, location)
+        astra = _validated("AstraModel", mapping, location)
         if len(astra.npus_count) != len(astra.topology):
             fix = "write one for each, the innermost first"
             what = f"{len(astra.npus_count)} values for {len(astra.topology)} dimensions"
@@ -200,7 +202,7 @@ def _from_dimensions(mapping: dict[str, Any], location: Location, asked: int | N
         value = values.get(key, missing)
         if value is not None and not isinstance(value, list):
             values[key] = [value] * len(words)
-    return _dimensional(_read_keys(schema.DimensionalKeys, values, location), words, sizes, location, asked)
+    return _dimensional(_validated("DimensionalModel", values, location), words, sizes, location, asked)
 
 
 def _split(arguments: str) -> list[str]:
@@ -223,7 +225,7 @@ def _from_mapping(mapping: dict[str, Any], location: Location, asked: int | None
 
 def _graph(mapping: dict[str, Any], location: Location, asked: int | None) -> Description:
     if "preset" in mapping:
-        preset = _read_keys(schema.PresetKeys, mapping, location)
+        preset = _validated("PresetModel", mapping, location)
         if preset.topology:
             raise TopologyError("a preset has its topology", where=location.where(("topology",)), fix="leave one out")
         if preset.preset not in PRESETS:
@@ -234,34 +236,34 @@ def _graph(mapping: dict[str, Any], location: Location, asked: int | None) -> De
         )
         plain = None
         if preset.overrides:
-            plain = _from_spec(spec, replace(preset, overrides=[]), location, asked)
-        use = PresetUse(preset.preset, frozenset(preset.given), plain)
+            plain = _from_spec(spec, preset.model_copy(update={"overrides": []}), location, asked)
+        use = PresetUse(preset.preset, frozenset(preset.model_fields_set), plain)
         return replace(_from_spec(spec, preset, location, asked), preset=use)
     custom = "links" in mapping or "routes" in mapping or isinstance(mapping.get("nodes"), list)
     kind = mapping.get("topology", "custom" if custom else None)
     if "npus_count" in mapping or dimensional.is_written(kind):
         return _from_dimensions({"topology": "", **mapping}, location, asked)
     if kind is None:
-        known = {*schema.PresetKeys.names(), *schema.CustomKeys.names()}
+        known = _schema().top_keys()
         for key in [key for key in mapping if key not in known]:
             raise TopologyError("unknown key", where=location.where((key,)), fix=nearest(str(key), sorted(known)))
         fix = "write for example 'topology: switch', or 'preset: dgx-h100'"
         raise TopologyError("'topology' is missing", where=location.source, fix=fix)
     if kind == "custom":
-        return _custom(_read_keys(schema.CustomKeys, mapping, location), location, asked)
+        return _custom(_validated("CustomModel", mapping, location), location, asked)
     if not isinstance(kind, str) or kind not in SHAPES:
         fix = nearest(str(kind), (*SHAPES, "custom"))
         if str(kind) in PRESETS:
             fix = f"it is a preset: write 'preset: {kind}'"
         raise TopologyError(f"unknown topology '{kind}'", where=location.where(("topology",)), fix=fix)
-    shape = _read_keys(schema.ShapeKeys, mapping, location)
+    shape = _validated("ShapeModel", mapping, location)
     return _from_spec(Spec(**shape.changes()), shape, location, asked)
 
 
-def _from_spec(spec: Spec, said: schema.ShapeKeys | None, location: Location, asked: int | None) -> Description:
+def _from_spec(spec: Spec, said: schema.ShapeModel | None, location: Location, asked: int | None) -> Description:
     if asked is not None and asked < 1:
         raise TopologyError(f"{asked} GPUs are asked", where=location.source, fix="ask for at least one")
-    for key in said.given if said else ():
+    for key in said.model_fields_set if said else ():
         if spec.topology not in _OF_SHAPE.get(key, SHAPES):
             raise TopologyError(
                 f"a {spec.topology} has no '{key}'",
@@ -273,7 +275,9 @@ def _from_spec(spec: Spec, said: schema.ShapeKeys | None, location: Location, as
             if getattr(spec, key) is not None:
                 fix = "write for example 'inter_node: {bandwidth: 50 GB/s, latency: 1 us}'"
                 raise TopologyError(f"'{key}' needs 'inter_node'", where=location.where((key,)), fix=fix)
-    guilty = next((key for key in ("gpus", "shape", "nodes", "k", "levels") if said and key in said.given), None)
+    guilty = next(
+        (key for key in ("gpus", "shape", "nodes", "k", "levels") if said and key in said.model_fields_set), None
+    )
     with location.at(*([guilty] if guilty else [])):
         found = outline(spec, asked)
     if not (said and said.overrides):
@@ -285,7 +289,7 @@ def _from_spec(spec: Spec, said: schema.ShapeKeys | None, location: Location, as
         return described(result)
 
 
-def _custom(said: schema.CustomKeys, location: Location, asked: int | None) -> Description:
+def _custom(said: schema.CustomModel, location: Location, asked: int | None) -> Description:
     result = Draft(said.name or os.path.basename(location.source), said.routing)
     for index, node in enumerate(said.nodes or ()):
         with location.at("nodes", index):
@@ -318,7 +322,7 @@ def kind_of(name: str) -> NodeKind:
     return next((kind for prefix, kind in _KINDS if name.lower().startswith(prefix)), "switch")
 
 
-def _mentioned(said: schema.CustomKeys) -> list[str]:
+def _mentioned(said: schema.CustomModel) -> list[str]:
     """Return the nodes that links and routes name, as they come, but GPUs in the order of their numbers."""
     links = said.links.values() if isinstance(said.links, dict) else said.links
     ends = (name for item in (*links, *said.routes) for name in (item.source, item.destination) if name)
@@ -338,7 +342,7 @@ def _known(result: Draft, name: str) -> str:
 
 
 def _add_link(
-    result: Draft, said: schema.CustomKeys, key: str | int, link: schema.LinkKeys | schema.NamedLinkKeys
+    result: Draft, said: schema.CustomModel, key: str | int, link: schema.LinkModel | schema.NamedLinkModel
 ) -> None:
     bandwidth = said.bandwidth if link.bandwidth is None else link.bandwidth
     if bandwidth is None:
@@ -359,7 +363,7 @@ def _add_link(
         result.link(destination, source, back, latency, name and f"{name}.back")
 
 
-def _override(result: Draft, overrides: list[schema.OverrideKeys], location: Location) -> None:
+def _override(result: Draft, overrides: list[schema.OverrideModel], location: Location) -> None:
     """Change the links between two nodes, in one direction or both."""
     if not overrides:
         return
@@ -384,8 +388,13 @@ def _override(result: Draft, overrides: list[schema.OverrideKeys], location: Loc
                     )
 
 
-def _read_keys(keys: type[K], mapping: dict[str, Any], location: Location) -> K:
-    return schema.read(keys, mapping, location, _bandwidth_for(location.source))
+def _schema() -> Any:
+    """Return the module of pydantic models, loaded when it is needed: pydantic takes 0.1 s, and a plain preset needs none."""
+    return importlib.import_module("triosim.networks.topology.schema")
+
+
+def _validated(model: str, mapping: dict[str, Any], location: Location) -> Any:
+    return _schema().validated(model, mapping, location, _bandwidth_for(location.source))
 
 
 def _bandwidth_for(source: str) -> str:

@@ -1,35 +1,22 @@
-"""The keys of a topology file, each with its type and its default; docs/topology-format.md is written from it."""
-
-# ruff: noqa: RUF009 - key() declares a field
+"""What a topology file may hold, as pydantic models; docs/topology-format.md is written from it."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, TypeVar, get_args
+from typing import Annotated, Any, Literal
 
-from triosim.errors import TriosimError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, ValidationError, model_validator
+
+from triosim.errors import TopologyError, TriosimError, nearest
 from triosim.networks.topology.description import SECTIONS, Location
 from triosim.networks.topology.dimensional import GIB, NS
 from triosim.networks.topology.graph import LONGEST_LATENCY, NodeKind, Routing
-from triosim.networks.topology.keys import (
-    Keys,
-    Problems,
-    boolean,
-    chosen,
-    key,
-    listed,
-    named_text,
-    nested,
-    optional,
-    text,
-)
 from triosim.networks.topology.shapes import MOST_GPUS, Spec, Wire
 from triosim.units import parse_bandwidth, parse_time
+from triosim.yaml_lines import Path
 
-K = TypeVar("K", bound=Keys)
+LIST, MAPPING = "[list]", "[mapping]"  # the two forms of `links`; pydantic puts them into an error's path
 
 
 def _bandwidth(value: Any) -> float:
@@ -110,185 +97,241 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def _links(value: Any, problems: Problems) -> Any:
-    """Read links with their names as keys, or a list of them."""
-    if isinstance(value, dict):
-        return {name: nested(NamedLinkKeys)(one, problems.at(name)) for name, one in value.items()}
-    return listed(nested(LinkKeys))(value, problems)
+def _named(value: Any) -> Any:
+    return {"name": value} if isinstance(value, str) else value
 
 
-def _node(value: Any, problems: Problems) -> NodeKeys:
-    return nested(NodeKeys)({"name": value} if isinstance(value, str) else value, problems)
+Bandwidth = Annotated[float, BeforeValidator(_bandwidth)]
+Latency = Annotated[float, BeforeValidator(_latency)]
+Count = Annotated[int, BeforeValidator(_count)]
+Name = Annotated[str, Field(min_length=1, max_length=200)]
 
 
-@dataclass(frozen=True, slots=True)
-class WireKeys(Keys):
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
+
+
+class WireModel(_Strict):
     """The link of a GPU to the fabric between nodes."""
 
-    bandwidth: float = key(_bandwidth)
-    latency: float = key(_latency, 0.0)
-    gpus_per_nic: int = key(_count, 1)
+    bandwidth: Bandwidth
+    latency: Latency = 0.0
+    gpus_per_nic: Count = 1
 
     def wire(self) -> Wire:
         """Return it as the generators take it."""
         return Wire(self.bandwidth, self.latency, self.gpus_per_nic)
 
 
-@dataclass(frozen=True, slots=True)
-class HostKeys(Keys):
+class HostModel(_Strict):
     """The link of each GPU to the host memory of its node."""
 
-    bandwidth: float = key(_bandwidth)
-    latency: float = key(_latency, 0.0)
+    bandwidth: Bandwidth
+    latency: Latency = 0.0
 
     def wire(self) -> Wire:
         """Return it as the generators take it."""
         return Wire(self.bandwidth, self.latency)
 
 
-@dataclass(frozen=True, slots=True)
-class OverrideKeys(Keys):
+class OverrideModel(_Strict):
     """A link whose figures differ from those of the others: one direction, or both."""
 
-    source: str = key(named_text, called="from")
-    destination: str = key(named_text, called="to")
-    bandwidth: float | None = key(optional(_bandwidth), None)
-    latency: float | None = key(optional(_latency), None)
-    both: bool = key(boolean, False)
+    source: Name = Field(alias="from")
+    destination: Name = Field(alias="to")
+    bandwidth: Bandwidth | None = None
+    latency: Latency | None = None
+    both: bool = False
 
-    def check(self) -> None:
-        """Refuse an override that changes nothing."""
+    @model_validator(mode="after")
+    def _changes_something(self) -> OverrideModel:
         if self.bandwidth is None and self.latency is None:
             raise ValueError("an override needs a bandwidth or a latency")
+        return self
 
 
-@dataclass(frozen=True, slots=True)
-class NodeKeys(Keys):
+class NodeModel(_Strict):
     """A node; a kind that is not given follows from the name (gpu0, switch1, host0, memory0)."""
 
-    name: str = key(named_text)
-    kind: NodeKind | None = key(optional(chosen(*get_args(NodeKind))), None)
+    name: Name
+    kind: NodeKind | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class LinkKeys(Keys):
+class LinkModel(_Strict):
     """A link between two nodes, of both directions unless it says otherwise."""
 
-    source: str = key(named_text, called="from")
-    destination: str = key(named_text, called="to")
-    bandwidth: float | None = key(optional(_bandwidth), None)
-    reverse_bandwidth: float | None = key(optional(_bandwidth), None)
-    latency: float | None = key(optional(_latency), None)
-    both: bool = key(boolean, True)
-    name: str | None = key(optional(named_text), None)
+    source: Name = Field(alias="from")
+    destination: Name = Field(alias="to")
+    bandwidth: Bandwidth | None = None
+    reverse_bandwidth: Bandwidth | None = None
+    latency: Latency | None = None
+    both: bool = True
+    name: Name | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class NamedLinkKeys(Keys):
+class NamedLinkModel(_Strict):
     """A directed link that has its name as its key; without ends it is used by explicit routes alone."""
 
-    source: str | None = key(optional(named_text), None, called="from")
-    destination: str | None = key(optional(named_text), None, called="to")
-    bandwidth: float | None = key(optional(_bandwidth), None)
-    latency: float | None = key(optional(_latency), None)
+    source: Name | None = Field(default=None, alias="from")
+    destination: Name | None = Field(default=None, alias="to")
+    bandwidth: Bandwidth | None = None
+    latency: Latency | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class RouteKeys(Keys):
+class RouteModel(_Strict):
     """The links, by name, that messages from one node to another take."""
 
-    source: str = key(named_text, called="from")
-    destination: str = key(named_text, called="to")
-    links: list[str] = key(listed(named_text))
+    source: Name = Field(alias="from")
+    destination: Name = Field(alias="to")
+    links: list[Name]
 
 
-@dataclass(frozen=True, slots=True)
-class ShapeKeys(Keys):
+class ShapeModel(_Strict):
     """A regular topology."""
 
-    topology: str = key(text)
-    name: str | None = key(optional(named_text), None)
-    gpus: int | None = key(optional(_count), None)
-    shape: tuple[int, ...] | None = key(optional(_shape), None)
-    dimensions: int = key(chosen(1, 2, 3), 2)
-    bandwidth: float = key(_bandwidth)
-    latency: float = key(_latency, 0.0)
-    reverse_bandwidth: float | None = key(optional(_bandwidth), None)
-    fanout: int = key(_fanout, 2)
-    levels: int | None = key(optional(_count), None)
-    oversubscription: float | None = key(optional(_ratio), None)
-    k: int | None = key(optional(_even), None)
-    gpus_per_switch: int = key(_count, 4)
-    nodes: int | None = key(optional(_count), None)
-    gpus_per_node: int | None = key(optional(_count), None)
-    inter_node: WireKeys | None = key(optional(nested(WireKeys)), None)
-    host: HostKeys | None = key(optional(nested(HostKeys)), None)
-    routing: Routing | None = key(optional(chosen(*get_args(Routing))), None)
-    in_switch_reduction: bool = key(boolean, False)
-    overrides: list[OverrideKeys] = key(listed(nested(OverrideKeys)), ())
+    topology: str
+    name: Name | None = None
+    gpus: Count | None = None
+    shape: Annotated[tuple[int, ...], BeforeValidator(_shape)] | None = None
+    dimensions: Annotated[Literal[1, 2, 3], Field()] = 2
+    bandwidth: Bandwidth
+    latency: Latency = 0.0
+    reverse_bandwidth: Bandwidth | None = None
+    fanout: Annotated[int, BeforeValidator(_fanout)] = 2
+    levels: Count | None = None
+    oversubscription: Annotated[float, BeforeValidator(_ratio)] | None = None
+    k: Annotated[int, BeforeValidator(_even)] | None = None
+    gpus_per_switch: Count = 4
+    nodes: Count | None = None
+    gpus_per_node: Count | None = None
+    inter_node: WireModel | None = None
+    host: HostModel | None = None
+    routing: Routing | None = None
+    in_switch_reduction: bool = False
+    overrides: list[OverrideModel] = []
 
     def changes(self) -> dict[str, Any]:
         """Return what the file says, as fields of a Spec."""
-        said = {name: getattr(self, name) for name in self.given if name in Spec.__dataclass_fields__}
-        return {name: one.wire() if isinstance(one, (WireKeys, HostKeys)) else one for name, one in said.items()}
+        said = {key: getattr(self, key) for key in self.model_fields_set if key in Spec.__dataclass_fields__}
+        return {
+            key: value.wire() if isinstance(value, (WireModel, HostModel)) else value for key, value in said.items()
+        }
 
 
-@dataclass(frozen=True, slots=True)
-class PresetKeys(ShapeKeys):
+class PresetModel(ShapeModel):
     """A known system, and what is different in this one."""
 
-    topology: str = key(text, "")
-    preset: str = key(text)
-    bandwidth: float = key(_bandwidth, 0.0)
+    topology: str = ""
+    preset: str
+    bandwidth: Bandwidth = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class DimensionalKeys(Keys):
+class DimensionalModel(_Strict):
     """A network of dimensions, the innermost first: one bandwidth and latency each."""
 
-    topology: str = key(named_text)
-    name: str | None = key(optional(named_text), None)
-    bandwidth: list[float] = key(listed(_bandwidth))
-    latency: list[float] = key(listed(_latency))
-    overrides: list[OverrideKeys] = key(listed(nested(OverrideKeys)), ())
+    topology: Name
+    name: Name | None = None
+    bandwidth: list[Bandwidth]
+    latency: list[Latency]
+    overrides: list[OverrideModel] = []
 
 
-@dataclass(frozen=True, slots=True)
-class AstraKeys(Keys):
+class AstraModel(_Strict):
     """ASTRA-sim's network.yml: bandwidths in its GB/s, which are 2^30 bytes, latencies in ns."""
 
-    topology: list[str] = key(listed(named_text, least=1))
-    npus_count: list[int] = key(listed(_count))
-    bandwidth: list[float] = key(listed(_positive))
-    latency: list[float] = key(listed(_positive_or_zero))
+    topology: Annotated[list[Name], Field(min_length=1)]
+    npus_count: list[Count]
+    bandwidth: list[Annotated[float, BeforeValidator(_positive)]]
+    latency: list[Annotated[float, BeforeValidator(_positive_or_zero)]]
 
-    def figures(self) -> DimensionalKeys:
+    def figures(self) -> DimensionalModel:
         """Return it with bandwidths and latencies in our units."""
-        return DimensionalKeys(
+        return DimensionalModel(
             topology="_".join(f"{word}({n})" for word, n in zip(self.topology, self.npus_count, strict=True)),
             bandwidth=[rate * GIB for rate in self.bandwidth],
             latency=[late / NS for late in self.latency],
         )
 
 
-@dataclass(frozen=True, slots=True)
-class CustomKeys(Keys):
+class CustomModel(_Strict):
     """A free list of nodes and links, and of routes if they are given."""
 
-    topology: str = key(chosen("custom"), "custom")
-    name: str | None = key(optional(named_text), None)
-    bandwidth: float | None = key(optional(_bandwidth), None)
-    latency: float = key(_latency, 0.0)
-    nodes: list[NodeKeys] | None = key(optional(listed(_node)), None)
-    links: list[LinkKeys] | dict[str, NamedLinkKeys] = key(_links, ())
-    routes: list[RouteKeys] = key(listed(nested(RouteKeys)), ())
-    routing: Routing = key(chosen(*get_args(Routing)), "shortest")
-    overrides: list[OverrideKeys] = key(listed(nested(OverrideKeys)), ())
+    topology: Literal["custom"] = "custom"
+    name: Name | None = None
+    bandwidth: Bandwidth | None = None
+    latency: Latency = 0.0
+    nodes: list[Annotated[NodeModel, BeforeValidator(_named)]] | None = None
+    links: Annotated[
+        Annotated[list[LinkModel], Tag(LIST)] | Annotated[dict[str, NamedLinkModel], Tag(MAPPING)],
+        Discriminator(lambda value: MAPPING if isinstance(value, dict) else LIST),
+    ] = []
+    routes: list[RouteModel] = []
+    routing: Routing = "shortest"
+    overrides: list[OverrideModel] = []
 
 
-def read(keys: type[K], mapping: Mapping[str, Any], location: Location, bandwidth_fix: str) -> K:
-    """Return the values of a mapping's keys. Raises ``TopologyError`` for the first problem, as ``Problems`` has it."""
-    problems = Problems(location, bandwidth_fix)
-    found = nested(keys, SECTIONS)(mapping, problems)
-    problems.refuse()
-    return found
+#: What YAML calls what pydantic names by Python's types, and how it is written.
+_STRUCTURES = {"list_type": "a list", "model_type": "a mapping", "dict_type": "a mapping"}
+_WRITTEN = {
+    "list_type": "write '[one, two]', or a line '- one' for each",
+    "model_type": "write '{key: value}'",
+    "dict_type": "write '{key: value}'",
+}
+#: The models of inner mappings, by the part of an error's path that leads to them.
+_INNER: dict[str | int, type[BaseModel]] = {
+    "overrides": OverrideModel,
+    "routes": RouteModel,
+    "nodes": NodeModel,
+    "host": HostModel,
+    "inter_node": WireModel,
+    LIST: LinkModel,
+    MAPPING: NamedLinkModel,
+}
+_MODELS: dict[str, type[BaseModel]] = {
+    model.__name__: model for model in (ShapeModel, PresetModel, DimensionalModel, AstraModel, CustomModel)
+}
+
+
+def validated(model: str, mapping: dict[str, Any], location: Location, bandwidth_fix: str) -> BaseModel:
+    """Return a mapping as the model of this name. Raises ``TopologyError`` for the first thing that is wrong in it."""
+    try:
+        return _MODELS[model].model_validate(mapping)
+    except ValidationError as error:
+        raise _refusal(error, _MODELS[model], location, bandwidth_fix) from None
+
+
+def top_keys() -> set[str]:
+    """Return the keys that may stand at the top of a file without dimensions."""
+    return {*_names(PresetModel), *_names(CustomModel)}
+
+
+def _refusal(error: ValidationError, model: type[BaseModel], location: Location, bandwidth_fix: str) -> TopologyError:
+    """Return the first of pydantic's errors, said in our words; a misspelt key before the key that is missing for it."""
+
+    def path_of(found: Any) -> Path:
+        return tuple(part for part in found["loc"] if part not in (LIST, MAPPING))
+
+    errors = error.errors(include_url=False)
+    found = min(errors, key=lambda found: (found["type"] != "extra_forbidden", location.lines.get(path_of(found), 0)))
+    path, kind, value = path_of(found), found["type"], found["input"]
+    key, where = str(path[-1]) if path else "", location.where(path)
+    if kind == "extra_forbidden":
+        return TopologyError("unknown key", where=where, fix=nearest(key, _known_keys(model, found["loc"])))
+    if kind == "missing":
+        return TopologyError(f"'{key}' is missing", where=where, fix=bandwidth_fix if key == "bandwidth" else None)
+    if kind == "value_error":
+        return TopologyError(str(found["ctx"]["error"]), where=where)
+    shown = "nothing" if value is None else _shown(value)
+    if kind in _STRUCTURES:
+        return TopologyError(f"{shown} is not {_STRUCTURES[kind]}", where=where, fix=_WRITTEN[kind])
+    return TopologyError(f"{shown} is not right here: {found['msg'][:1].lower()}{found['msg'][1:]}", where=where)
+
+
+def _known_keys(model: type[BaseModel], location: tuple[str | int, ...]) -> list[str]:
+    """Return the keys that the mapping at a location may have, for suggesting one."""
+    inner = [_INNER[part] for part in location[:-1] if part in _INNER]
+    return _names(inner[-1]) if inner else [*_names(model), *SECTIONS]
+
+
+def _names(model: type[BaseModel]) -> list[str]:
+    return [info.alias or name for name, info in model.model_fields.items()]
