@@ -51,7 +51,7 @@ _PLACES = {
     "load_trace": ("triosim.trace.formats", "read"),
     "save_trace": ("triosim.trace.formats", "write"),
     "rank_memory": ("triosim.pipeline.rank_memory", "rank_memory"),
-    "simulate": ("triosim.simulation", "simulate"),
+    "simulate": ("triosim.interface", "simulate"),
 }
 
 

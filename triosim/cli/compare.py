@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -21,7 +22,11 @@ GPUS = replace(COMMON["gpus"], help="How many GPUs.")
 OPTIONS = (o.CONFIG, o.SAVE_CONFIG, GPUS, o.PLOT, o.FORMAT, o.QUIET)
 
 
-@o.takes(*o.of_run("compare"), *OPTIONS)
+def declared(arguments: Sequence[str] | None) -> Callable[..., None]:
+    """Return the command with the options that ``arguments`` may name, or with all."""
+    return o.takes(*o.of_run("compare", OPTIONS, arguments))(command)
+
+
 def command(trace: TracePath = None, **given: Any) -> None:
     """Compare all strategies on one number of GPUs, the fastest first.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,7 @@ from rich.console import Console, Group
 
 from triosim.cli import options as o
 from triosim.cli.subject import ConfiguredRun, TracePath, configured
-from triosim.config import COMMON, Option, flags, unread
+from triosim.config import COMMON, Option, unread
 from triosim.config.option import MODEL, OUTPUT, SYSTEM
 from triosim.errors import OptionError
 from triosim.memory import MemoryReport, analyse
@@ -131,7 +131,11 @@ class View:
         Console(highlight=False).print(Group(*spaced([render(report, rank, self.depth), *ranks])))
 
 
-@o.takes(*o.of_run("memory"), *OPTIONS)
+def declared(arguments: Sequence[str] | None) -> Callable[..., None]:
+    """Return the command with the options that ``arguments`` may name, or with all."""
+    return o.takes(*o.of_run("memory", OPTIONS, arguments))(command)
+
+
 def command(trace: TracePath = None, **given: Any) -> None:
     """Show the memory of a step: the peak, by category and module, what the allocator reserves, and whether it fits.
 
@@ -155,8 +159,8 @@ def command(trace: TracePath = None, **given: Any) -> None:
 
 def _is_planned(run: ConfiguredRun) -> bool:
     """Whether a user says anything of how a step is parallelised or divided."""
-    options = (option.name for option in o.of_run("memory") if option.name in COMMON or option.name in flags())
-    return any(run.config.is_given(name) for name in options if name not in _OF_TRACE)
+    common = {name for name, option in COMMON.items() if "memory" in option.commands} - _OF_TRACE
+    return any(run.config.is_given(name) for name in (*common, *run.config.parts))
 
 
 def _of_many(run: ConfiguredRun, view: View) -> bool:

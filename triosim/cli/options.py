@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import wraps
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, cast
@@ -127,21 +128,29 @@ def takes(*options: Option) -> Callable[[Function], Function]:
     def with_options(function: Function) -> Function:
         signature = inspect.signature(function, eval_str=True)
         own = [one for one in signature.parameters.values() if one.kind is not one.VAR_KEYWORD]
-        every = [*own, *map(parameter, options)]
-        kind = inspect.Parameter.KEYWORD_ONLY
-        function.__signature__ = signature.replace(  # type: ignore[attr-defined]  # as inspect documents
-            parameters=[one.replace(kind=kind) for one in every]
-        )
-        function.__annotations__ = {one.name: one.annotation for one in every}
-        return function
+        every = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in (*own, *map(parameter, options))]
+
+        @wraps(function)
+        def command(**given: Any) -> None:
+            function(**given)
+
+        command.__signature__ = signature.replace(parameters=every)  # type: ignore[attr-defined]  # as inspect documents
+        command.__annotations__ = {one.name: one.annotation for one in every}
+        return cast(Function, command)
 
     return with_options
 
 
-def of_run(command: Command) -> tuple[Option, ...]:
-    """Return the options of a run that a command has, those of one heading together."""
-    every = (*COMMON.values(), *flags().values(), *CONDITIONS)
-    return tuple(option for option in every if command in option.commands)
+def of_run(command: Command, own: Sequence[Option], arguments: Sequence[str] | None = None) -> tuple[Option, ...]:
+    """Return the options of a run that a command has, those of one heading together, and then its own.
+
+    Those that parts declare are left out where ``arguments`` name none of them: to know them takes importing all parts.
+    """
+    known = {word for option in (*COMMON.values(), *CONDITIONS, *own) for word in option.flags}
+    named = {word.partition("=")[0] for word in arguments or () if word.startswith("-")}
+    of_parts = () if arguments is not None and named <= known else flags().values()
+    every = (*COMMON.values(), *of_parts, *CONDITIONS)
+    return (*(option for option in every if command in option.commands), *own)
 
 
 def parameter(option: Option) -> inspect.Parameter:
@@ -181,14 +190,20 @@ _OWN = ("gpu", "gpus")
 def chosen(command: Command, given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the keywords of ``triosim.simulate`` for options of a command line that were given."""
     conditions = {option.name for option in CONDITIONS}
-    names = {option.name for option in of_run(command)}.union(_OWN) - conditions
     said = {name: value for name, value in given.items() if value not in (None, [])}
+    names = {name for name in said if name in _OWN or command in _commands(name)} - conditions
     found = {name: value for name, value in said.items() if name in names}
     if "training" in found:
         found["training"] = False  # --inference
     if conditions & said.keys():
         found["conditions"] = {name: value for name, value in said.items() if name in conditions}
     return found
+
+
+def _commands(name: str) -> tuple[Command, ...]:
+    """Return which commands have an option of a run."""
+    option = COMMON.get(name) or flags().get(name)
+    return () if option is None else option.commands
 
 
 Format = Annotated[

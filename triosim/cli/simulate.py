@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from triosim.cli import options as o
@@ -59,7 +59,11 @@ OPTIONS = (
 )
 
 
-@o.takes(*o.of_run("simulate"), *OPTIONS)
+def declared(arguments: Sequence[str] | None) -> Callable[..., None]:
+    """Return the command with the options that ``arguments`` may name, or with all."""
+    return o.takes(*o.of_run("simulate", OPTIONS, arguments))(command)
+
+
 def command(trace: TracePath = None, **given: Any) -> None:
     """Simulate one training step, or an inference pass, on many GPUs.
 

@@ -55,7 +55,9 @@ class ConfiguredRun:
 
 def _of_command(command: Command, options: Mapping[str, Any], path: str | None) -> dict[str, Any]:
     """Return the options of a file that a command has; say which others are given, since they have no effect."""
-    have = {option.name for option in o.of_run(command)}.union(("gpu", "gpus", "conditions", "timeline", "links"))
+    if not options:
+        return {}
+    have = {option.name for option in o.of_run(command, ())}.union(("gpu", "gpus", "conditions", "timeline", "links"))
     others = {name: value for name, value in options.items() if name not in have}
     config = RunConfig.of(**others)
     useless = [name for name in others if config.is_given(name)]

@@ -71,6 +71,11 @@ class Option:
         """Its flag, and the one that turns it off where there is one: ``--fold/--no-fold``."""
         return self.flag or f"--{self.name.replace('_', '-')}"
 
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """Every word that stands for it on the command line."""
+        return (*self.declaration.split("/"), *filter(None, (self.short,)))
+
     def parse(self, value: Any, where: str | None = None) -> Any:
         """Return a value as it is used inside: bytes and seconds as numbers, dtypes by PyTorch's names.
 

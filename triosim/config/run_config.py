@@ -336,7 +336,7 @@ class RunConfig:
                 )
             if option.name in self.parts:
                 found[option.name] = self.parts[option.name]
-            elif of_parts.takes_text(option) and (option.key or option.name) in self.options:
+            elif (option.key or option.name) in self.options and of_parts.takes_text(option):
                 key = option.key or option.name
                 found[option.name] = option.parse(self.options[key], f"--option {key}")
             else:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from triosim import plugins
-from triosim.config import COMMON, RunConfig, flags
+from triosim.config import COMMON, RunConfig
 from triosim.config.run_config import option_named
 from triosim.errors import OptionError, TraceError
 from triosim.extrapolators.core.parallelisms import Parallelisms, gpus_named_by
@@ -149,7 +149,7 @@ def _path(name: str | PathLike[str]) -> Path:
 def _check_options(streams: TaskStreams, config: RunConfig) -> None:
     """Refuse options that change the step itself, which only capturing it again can."""
     where = streams.source or None
-    for option in (*COMMON.values(), *flags().values()):
+    for option in (*COMMON.values(), *map(option_named, config.parts)):
         if option.of_step and config.is_given(option.name):
             raise OptionError(
                 f"{option.where} does not go with the task streams of {streams.world} ranks, which run as they were captured",
