@@ -7,10 +7,11 @@ are replayed through the caching allocator, which decides whether they fit.
 from __future__ import annotations
 
 from triosim import gpus
-from triosim.gpus import Gpu
-from triosim.memory.allocator.settings import AllocatorSettings
-from triosim.memory.memory_report import MemoryReport, analyse
+from triosim.extrapolators.captured.captured_plan import CapturedPlan
+from triosim.memory.liveness.lifetimes import Lifetimes, lifetimes
+from triosim.memory.memory_report import analyse
 from triosim.memory.world_memory import GIB, RankMemory, WorldMemory
+from triosim.trace import Trace
 from triosim.trace.task_streams import TaskStreams
 
 
@@ -21,21 +22,11 @@ class CapturedMemory(WorldMemory):
     """
 
     def __init__(self, streams: TaskStreams) -> None:
-        super().__init__(gpus.get(streams.traces[streams.like[0]].gpu))
+        super().__init__(gpus.get(streams.traces[streams.like[0]].gpu), streams.world, CapturedPlan.parallel)
         self.reports = {rank: analyse(trace, self.gpu) for rank, trace in sorted(streams.traces.items())}
         self._streams = streams
         self._captured = tuple(self.reports)
         self.ranks = tuple(self._entry(place, rank) for place, rank in enumerate(self._captured))
-
-    @property
-    def world(self) -> int:
-        """How many ranks there are."""
-        return self._streams.world
-
-    @property
-    def parallel(self) -> str:
-        """The word that stands for the parallelism: the step runs as it was captured."""
-        return "captured"
 
     def fits_at(self, place: int) -> bool:
         """Whether the caching allocator can serve the step of the ranks at a place."""
@@ -57,24 +48,10 @@ class CapturedMemory(WorldMemory):
         """Return the place of the captured rank that a rank is assumed to equal."""
         return self._captured.index(self._streams.like[rank])
 
-    def report(
-        self,
-        rank: int | None = None,
-        gpu: str | Gpu | None = None,
-        *,
-        capacity: float | None = None,
-        context: float | None = None,
-        settings: AllocatorSettings | None = None,
-        workspace: bool = True,
-    ) -> MemoryReport:
-        """Return all of a rank's memory, by default of the fullest one's: see ``triosim.memory.analyse`` for the options."""
-        like = self._streams.like[self.checked(rank)]
-        if (gpu, capacity, context, settings, workspace) == (None, None, None, None, True):
-            return self.reports[like]
-        trace = self._streams.traces[like]
-        return analyse(
-            trace, gpu or self.gpu, capacity=capacity, context=context, settings=settings, workspace=workspace
-        )
+    def lifetimes_of(self, rank: int) -> tuple[Trace, Lifetimes]:
+        """Return the trace of the captured rank that a rank is assumed to equal, and the lifetimes of its tensors."""
+        trace = self._streams.traces[self._streams.like[rank]]
+        return trace, lifetimes(trace)
 
     def _worst(self) -> tuple[RankMemory, str]:
         failing = [one for one in self.ranks if not self.reports[one.rank].fits]

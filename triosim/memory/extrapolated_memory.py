@@ -22,17 +22,14 @@ from triosim.extrapolators.core.memory_footprint import MemoryFootprint
 from triosim.extrapolators.core.memory_tracker import MemoryTracker
 from triosim.extrapolators.core.plan import ParallelPlan
 from triosim.extrapolators.core.program import Gradient, Stage
-from triosim.extrapolators.core.schedule_table import Action
 from triosim.extrapolators.core.training_loop import TrainingLoop
 from triosim.garbage_collector import without_collecting
 from triosim.gpus import Gpu
-from triosim.memory.allocator.settings import AllocatorSettings
 from triosim.memory.allocator.workspace import WORKSPACE, workspaces
 from triosim.memory.captured_memory import CapturedMemory
-from triosim.memory.liveness.lifetimes import MEMORY_CATEGORIES
+from triosim.memory.liveness.lifetimes import MEMORY_CATEGORIES, Lifetimes
 from triosim.memory.liveness.micro_batch_lifetimes import ProgramStorages
 from triosim.memory.liveness.rank_lifetimes import LifetimeTracker, PeakMoment, PeakTracker, Resident, StageLifetimes
-from triosim.memory.memory_report import MemoryReport, report
 from triosim.memory.world_memory import RankMemory, WorldMemory
 from triosim.tasks import TaskStream
 from triosim.trace import Tensor, Trace
@@ -46,7 +43,7 @@ class ExtrapolatedMemory(WorldMemory):
     """
 
     def __init__(self, plan: ParallelPlan, trace: Trace, gpu: Gpu | None) -> None:
-        super().__init__(gpu)
+        super().__init__(gpu, plan.world, plan.parallel)
         self._plan = plan
         self._trace = trace
         self._programs = [[_ProgramMemory(lowering, trace) for lowering in lowerings] for lowerings in plan.lowerings]
@@ -58,16 +55,6 @@ class ExtrapolatedMemory(WorldMemory):
     def fits_in(self, capacity: float) -> bool:
         """Whether all live tensors of every rank fit so many bytes."""
         return self.fullest.peak_bytes <= capacity
-
-    @property
-    def world(self) -> int:
-        """How many ranks there are."""
-        return self._plan.world
-
-    @property
-    def parallel(self) -> str:
-        """How the step is parallelised, as a user writes it."""
-        return self._plan.parallel
 
     @property
     def declared(self) -> tuple[Option, ...] | None:
@@ -84,19 +71,8 @@ class ExtrapolatedMemory(WorldMemory):
             return next(place for place, ranks in enumerate(self._by_footprint.values()) if rank in ranks)
         return _place(self._plan, rank)
 
-    def report(
-        self,
-        rank: int | None = None,
-        gpu: str | Gpu | None = None,
-        *,
-        capacity: float | None = None,
-        context: float | None = None,
-        settings: AllocatorSettings | None = None,
-        workspace: bool = True,
-    ) -> MemoryReport:
-        """Return all of a rank's memory, by default of the fullest one's: see ``triosim.memory.analyse`` for the options."""
-        rank = self.fullest.rank if rank is None else rank
-        chosen = gpu if gpu is not None else self.gpu
+    def lifetimes_of(self, rank: int) -> tuple[Trace, Lifetimes]:
+        """Return the operators that a rank runs, and the lifetimes of their tensors, in the iteration that needs most."""
         place = self.place(rank)
         first, footprint = self._firsts[place], self._footprint(place)
         followed = max(self._followed(first), key=lambda one: one.peak(first, footprint).total)
@@ -107,8 +83,7 @@ class ExtrapolatedMemory(WorldMemory):
                 f"rank {rank} runs no operator, so it has no step to show", where="--rank", fix="give another"
             )
         trace = replace(self._trace, operators=operators, storages=(), marks=(), batch_size=self._plan.batch_size)
-        found = tracker.lifetimes(estimated=not self._trace.storages)
-        return report(trace, found, chosen, capacity=capacity, context=context, settings=settings, workspace=workspace)
+        return trace, tracker.lifetimes(estimated=not self._trace.storages)
 
     def _entry(self, place: int, rank: int) -> RankMemory:
         extra = self._workspaces(place, rank)
@@ -117,9 +92,8 @@ class ExtrapolatedMemory(WorldMemory):
         found = {name: size for name, size in zip(MEMORY_CATEGORIES, peak.by_category, strict=True) if size}
         if extra:
             found[WORKSPACE] = found.get(WORKSPACE, 0) + extra
-        return RankMemory(
-            rank, place, len(self._at[place]), peak.total + extra, found, _action_name(peak.action), peak.layer
-        )
+        action = "optimizer" if peak.action is None else str(peak.action)
+        return RankMemory(rank, place, len(self._at[place]), peak.total + extra, found, action, peak.layer)
 
     def _followed(self, rank: int) -> list[_ProgramMemory]:
         """Return the programs that a rank runs, one for each iteration that differs."""
@@ -156,10 +130,6 @@ def memory_of_run(plan: ParallelPlan | CapturedPlan, trace: Trace, *, fail_on_oo
     if fail_on_oom and memory.warning is not None:
         raise DoesNotFitError(memory.warning)
     return memory
-
-
-def _action_name(action: Action | None) -> str:
-    return "optimizer" if action is None else str(action)
 
 
 def _places(plan: ParallelPlan) -> list[list[int]]:

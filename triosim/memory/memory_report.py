@@ -95,6 +95,7 @@ def analyse(
     trace: Trace,
     gpu: str | Gpu | None = None,
     *,
+    found: Lifetimes | None = None,
     capacity: float | None = None,
     context: float | None = None,
     settings: AllocatorSettings | None = None,
@@ -105,32 +106,8 @@ def analyse(
 
     ``gpu`` is a name of the catalogue or a file, by default the trace's where it is known; ``capacity`` is in bytes, by
     default what PyTorch sees of that GPU's, and ``context`` what the CUDA context takes of it. ``workspace`` counts cuBLAS's
-    workspaces. Raises ``OptionError``.
+    workspaces. ``found`` are the lifetimes of the step's tensors, by default those in the trace. Raises ``OptionError``.
     """
-    return report(
-        trace,
-        lifetimes(trace),
-        gpu,
-        capacity=capacity,
-        context=context,
-        settings=settings,
-        workspace=workspace,
-        steps=steps,
-    )
-
-
-def report(
-    trace: Trace,
-    found: Lifetimes,
-    gpu: str | Gpu | None = None,
-    *,
-    capacity: float | None = None,
-    context: float | None = None,
-    settings: AllocatorSettings | None = None,
-    workspace: bool = True,
-    steps: int = MOST_STEPS,
-) -> MemoryReport:
-    """Return the memory of the step that has these lifetimes, and of which ``trace`` has the operators; see ``analyse``."""
     target = gpus.get(trace.gpu) if gpu is None else gpu if isinstance(gpu, Gpu) else gpus.find(gpu)
     whole = capacity
     if whole is None:
@@ -143,7 +120,9 @@ def report(
             where="--capacity",
             fix="give more, or --context 0",
         )
-    step = with_workspaces(found, target) if workspace and target is not None else found
+    step = lifetimes(trace) if found is None else found
+    if workspace and target is not None:
+        step = with_workspaces(step, target)
     chosen = AllocatorSettings() if settings is None else settings
     attempt = replay(step, whole - context, chosen, steps)
     needed = attempt if attempt.out_of_memory is None else replay(step, math.inf, chosen, steps)

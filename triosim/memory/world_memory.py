@@ -13,7 +13,9 @@ from triosim.errors import OptionError
 from triosim.gpus import Gpu
 from triosim.memory.allocator.gpu_memory import context, visible
 from triosim.memory.allocator.settings import AllocatorSettings
-from triosim.memory.memory_report import MemoryReport
+from triosim.memory.liveness.lifetimes import Lifetimes
+from triosim.memory.memory_report import MemoryReport, analyse
+from triosim.trace import Trace
 
 GIB = 2**30
 
@@ -39,13 +41,16 @@ class RankMemory:
 class WorldMemory(ABC):
     """The memory of all ranks: ``ranks`` has one entry for each set of ranks with equal memory, numbered by ``place``.
 
+    ``world`` is how many ranks there are, ``parallel`` how the step is parallelised, as a user writes it.
     ``capacity`` is what the CUDA context leaves of the GPU's memory; infinite where the GPU is not known.
     """
 
     ranks: tuple[RankMemory, ...]
 
-    def __init__(self, gpu: Gpu | None) -> None:
+    def __init__(self, gpu: Gpu | None, world: int, parallel: str) -> None:
         self.gpu = gpu
+        self.world = world
+        self.parallel = parallel
         self.capacity = math.inf if gpu is None else float(visible(gpu) - context(gpu))
 
     def __repr__(self) -> str:
@@ -53,16 +58,6 @@ class WorldMemory(ABC):
         of = "" if self.gpu is None else f" of {room}"
         kind = type(self).__name__
         return f"{kind}({self.parallel} on {self.world} GPUs: {has}{of} GiB on rank {self.fullest.rank})"
-
-    @property
-    @abstractmethod
-    def world(self) -> int:
-        """How many ranks there are."""
-
-    @property
-    @abstractmethod
-    def parallel(self) -> str:
-        """How the step is parallelised, as a user writes it."""
 
     @abstractmethod
     def ranks_at(self, place: int) -> list[int]:
@@ -73,6 +68,9 @@ class WorldMemory(ABC):
         """Return the place at which a rank is."""
 
     @abstractmethod
+    def lifetimes_of(self, rank: int) -> tuple[Trace, Lifetimes]:
+        """Return the operators that a rank runs, as a trace, and the lifetimes of their tensors."""
+
     def report(
         self,
         rank: int | None = None,
@@ -84,6 +82,16 @@ class WorldMemory(ABC):
         workspace: bool = True,
     ) -> MemoryReport:
         """Return all of a rank's memory, by default of the fullest one's: see ``triosim.memory.analyse`` for the options."""
+        trace, found = self.lifetimes_of(self.checked(rank))
+        return analyse(
+            trace,
+            gpu or self.gpu,
+            found=found,
+            capacity=capacity,
+            context=context,
+            settings=settings,
+            workspace=workspace,
+        )
 
     @property
     def fullest(self) -> RankMemory:

@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from triosim.conditions import Conditions
+from triosim.conditions import Conditions, Stragglers
 from triosim.config import RunConfig
 from triosim.pipeline.planning import PlannedRun, tokens_are_drawn
 from triosim.pipeline.system import System
@@ -34,8 +34,10 @@ def other_draws(config: RunConfig, planned: PlannedRun) -> Iterator[tuple[RunCon
 
 
 def _with_later_seeds(conditions: Conditions, number: int) -> Conditions:
-    drawn = {"stragglers": conditions.stragglers, "slow_links": conditions.slow_links}
-    return replace(conditions, **{key: replace(one, seed=one.seed + number) for key, one in drawn.items() if one})
+    def later(drawn: Stragglers | None) -> Stragglers | None:
+        return drawn and replace(drawn, seed=drawn.seed + number)
+
+    return replace(conditions, stragglers=later(conditions.stragglers), slow_links=later(conditions.slow_links))
 
 
 def draws_of(step_times: Sequence[float]) -> Draws:

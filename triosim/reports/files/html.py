@@ -13,6 +13,7 @@ from triosim.results.values import ResultData
 from triosim.units import format_bytes, format_rate, format_time
 
 _ROWS = 10
+_OF_RANK = ("compute", "communication", "exposed_communication", "waiting", "idle")
 
 
 class Html(Report):
@@ -40,19 +41,7 @@ def as_html(data: ResultData, title: str) -> str:
         html_table(
             ["rank", "compute", "communication", "exposed", "waiting", "idle"],
             (
-                [
-                    str(rank.rank),
-                    *map(
-                        format_time,
-                        (
-                            rank.compute_s,
-                            rank.communication_s,
-                            rank.exposed_communication_s,
-                            rank.waiting_s,
-                            rank.idle_s,
-                        ),
-                    ),
-                ]
+                [str(rank.rank), *(format_time(getattr(rank, f"{name}_s")) for name in _OF_RANK)]
                 for rank in data.ranks[:_ROWS]
             ),
             len(data.ranks) - _ROWS,

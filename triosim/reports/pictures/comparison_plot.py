@@ -4,21 +4,23 @@ from __future__ import annotations
 
 from triosim.comparison.strategies import Comparison
 from triosim.output_files import PathLike
-from triosim.reports.pictures.plot import bare, check_plot, draw_step_parts, new_figure, save_figure, step_of, unit_of
-from triosim.results.report import Report
+from triosim.reports.pictures.plot import (
+    PictureReport,
+    bare,
+    draw_step_parts,
+    new_figure,
+    save_figure,
+    step_of,
+    unit_of,
+)
 from triosim.results.values import mean_of_ranks
 from triosim.units import format_rate
 
 
-class ComparisonPlot(Report):
+class ComparisonPlot(PictureReport):
     """The strategies' step times and speeds as bars."""
 
     subject = "comparison"
-
-    @classmethod
-    def check(cls, path: PathLike) -> None:
-        """Raise ``OutputError`` for a file that is no picture."""
-        check_plot(path)
 
     def write(self, comparison: Comparison, path: PathLike) -> None:
         """Draw the strategies that can run."""

@@ -11,10 +11,9 @@ from triosim.networks.extensions import LinkCounter, LinkRate
 from triosim.networks.topology import Topology
 from triosim.output_files import PathLike
 from triosim.reports.pictures import topology_picture as picture
-from triosim.reports.pictures.plot import check_plot, save_figure, unit_of
+from triosim.reports.pictures.plot import PictureReport, check_plot, save_figure, unit_of
 from triosim.reports.terminal.result_tables import shorten
 from triosim.results.link_loads import Load, edges, loads
-from triosim.results.report import Report
 from triosim.results.result import Result
 
 MOST_ROWS = 400  # in the lower part; the busiest links are shown
@@ -27,15 +26,10 @@ _WIDTH = 11.0  # inches
 _COLD = "#D9D9D9"  # a link that carried nothing
 
 
-class LinkPlot(Report):
+class LinkPlot(PictureReport):
     """A heat map of the links on the topology, and of each link's load over time."""
 
     records = ("links",)
-
-    @classmethod
-    def check(cls, path: PathLike) -> None:
-        """Raise ``OutputError`` for a file that is no picture."""
-        check_plot(path)
 
     def write(self, result: Result, path: PathLike) -> None:
         """Draw the links. Raises ``OptionError`` where their loads were not recorded, or nothing was sent."""

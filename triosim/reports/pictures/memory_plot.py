@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import math
 from itertools import groupby
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from triosim.memory import MemoryReport
-from triosim.memory.liveness.usage import Integers
-from triosim.output_files import PathLike, writing_bytes
-from triosim.reports.pictures.plot import check_plot
+from triosim.output_files import PathLike
+from triosim.reports.pictures.plot import new_figure, save_figure
 from triosim.reports.terminal.memory_table import size
 
 COLOURS = {
@@ -34,13 +32,11 @@ COLOURS = {
 
 def write_memory_plot(report: MemoryReport, path: PathLike, rank: int | None = None) -> None:
     """Draw the memory of a rank's step as a picture (png, svg, pdf)."""
-    check_plot(path)
-    from matplotlib.figure import Figure  # without pyplot: no window system, no state
-
-    figure = Figure(figsize=(11, 5), layout="constrained")
+    figure = new_figure(path, height=5)
     axes = figure.subplots()
-    events, live = _curve(report)
-    scale, unit = _unit(report)
+    live = report.usage.live
+    events = np.arange(len(live))
+    scale, unit = (2**30, "GiB") if report.peak_reserved >= 2**30 else (2**20, "MiB")
     bands = [(name, live[:, column] / scale) for column, name in enumerate(report.usage.categories)]
     shown = [(name, values) for name, values in bands if values.any()]
     axes.stackplot(
@@ -69,23 +65,12 @@ def write_memory_plot(report: MemoryReport, path: PathLike, rank: int | None = N
         f"{size(report.peak_live)} of tensors at most, {size(report.peak_reserved)} reserved{estimate}",
         fontsize=11,
     )
-    with writing_bytes(path) as file:
-        figure.savefig(file, format=Path(path).suffix[1:].lower(), dpi=150)
+    save_figure(figure, path)
 
 
 def _label(name: str, values: Any, peak: float) -> str:
     """Return a band's name for the legend; matplotlib leaves out those with an underscore: too thin to be seen."""
     return name.replace("_", " ") if values.max() > 0.002 * peak else f"_{name}"
-
-
-def _curve(report: MemoryReport) -> tuple[Integers, Integers]:
-    """Return times and the live bytes at each."""
-    live = report.usage.live
-    return np.arange(len(live)), live
-
-
-def _unit(report: MemoryReport) -> tuple[float, str]:
-    return (2**30, "GiB") if report.peak_reserved >= 2**30 else (2**20, "MiB")
 
 
 def _lines(axes: Any, report: MemoryReport, scale: float) -> None:

@@ -5,7 +5,7 @@ Colours are Paul Tol's "bright" scheme, which people who are colour-blind can te
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,45 +53,44 @@ def check_plot(path: PathLike) -> None:
         raise OutputError("a picture needs matplotlib", where=str(path), fix="pip install 'triosim[plot]'")
 
 
-class Plot(Report):
-    """When each rank computed and communicated, and what its step time consists of."""
-
-    records = ("timeline",)
+class PictureReport(Report):
+    """A report that is a picture."""
 
     @classmethod
     def check(cls, path: PathLike) -> None:
         """Raise ``OutputError`` for a file that is no picture."""
         check_plot(path)
 
+
+class Plot(PictureReport):
+    """When each rank computed and communicated, and what its step time consists of."""
+
+    records = ("timeline",)
+
     def write(self, result: Result, path: PathLike) -> None:
         """Draw a result; one that was loaded from a file has no Gantt chart, because the file has no timeline."""
-        write_plot(result, path)
-
-
-def write_plot(result: Result, path: PathLike) -> None:
-    """Draw a result."""
-    ranks = select(result.data.ranks)
-    height = 1.9 + 0.42 * max(2, len(ranks))
-    figure = new_figure(path, height=height + (_HISTOGRAM if result.data.draws is not None else 0.0))
-    upper = figure
-    if result.data.draws is not None:
-        upper, lower = figure.subfigures(2, 1, height_ratios=[height, _HISTOGRAM])
-        _histogram(lower.subplots(), result.data.draws)
-    if result.recording is not None:
-        gantt, bars = upper.subplots(1, 2, sharey=True, width_ratios=[2.6, 1])
-        _gantt(gantt, result.recording, ranks)
-    else:
-        bars = upper.subplots()
-    draw_step_parts(bars, ranks)
-    bars.set_yticks(range(len(ranks)), [f"GPU {rank.rank}" for rank in ranks])
-    bars.set_ylim(len(ranks) - 0.4, -0.6)
-    shown = f"   ({len(ranks)} of {result.world} GPUs shown)" if len(ranks) < result.world else ""
-    rate = format_rate(result.throughput_samples_per_s)
-    figure.suptitle(
-        f"{result.title}\n{format_time(result.step_time_s)} a step, {rate} samples/s{shown}",
-        fontsize=11,
-    )
-    save_figure(figure, path)
+        ranks = select(result.data.ranks)
+        height = 1.9 + 0.42 * max(2, len(ranks))
+        figure = new_figure(path, height=height + (_HISTOGRAM if result.data.draws is not None else 0.0))
+        upper = figure
+        if result.data.draws is not None:
+            upper, lower = figure.subfigures(2, 1, height_ratios=[height, _HISTOGRAM])
+            _histogram(lower.subplots(), result.data.draws)
+        if result.recording is not None:
+            gantt, bars = upper.subplots(1, 2, sharey=True, width_ratios=[2.6, 1])
+            _gantt(gantt, result.recording, ranks)
+        else:
+            bars = upper.subplots()
+        draw_step_parts(bars, ranks)
+        bars.set_yticks(range(len(ranks)), [f"GPU {rank.rank}" for rank in ranks])
+        bars.set_ylim(len(ranks) - 0.4, -0.6)
+        shown = f"   ({len(ranks)} of {result.world} GPUs shown)" if len(ranks) < result.world else ""
+        rate = format_rate(result.throughput_samples_per_s)
+        figure.suptitle(
+            f"{result.title}\n{format_time(result.step_time_s)} a step, {rate} samples/s{shown}",
+            fontsize=11,
+        )
+        save_figure(figure, path)
 
 
 def _histogram(axes: Any, draws: Draws) -> None:
@@ -148,8 +147,7 @@ def _gantt(axes: Any, recording: Recording, ranks: Sequence[RankTimes]) -> None:
     axes.set_xlim(0, recording.end * scale)
     axes.set_xlabel(f"time ({unit})")
     bare(axes)
-    order = [kind for kind in COLOURS if kind in used]
-    _legend(axes, order)
+    legend(axes, {kind: colour for kind, colour in COLOURS.items() if kind in used})
 
 
 def _kinds(
@@ -200,7 +198,7 @@ def draw_step_parts(axes: Any, ranks: Sequence[RankTimes]) -> None:
         left = [start + width for start, width in zip(left, scaled, strict=True)]
     axes.set_xlabel(f"parts of the step ({unit})")
     bare(axes)
-    _legend(axes, ["compute", "exposed communication", "idle"])
+    legend(axes, {kind: COLOURS[kind] for kind in ("compute", "exposed communication", "idle")})
 
 
 def step_of(rank: RankTimes) -> float:
@@ -213,14 +211,15 @@ def unit_of(seconds: float) -> tuple[str, float]:
     return ("s", 1.0) if seconds >= 2 else ("ms", 1e3) if seconds >= 2e-3 else ("us", 1e6)
 
 
-def _legend(axes: Any, kinds: Sequence[str]) -> None:
+def legend(axes: Any, colours: Mapping[str, str]) -> None:
+    """Draw a legend above a plot: the colour of each kind of thing."""
     from matplotlib.patches import Patch
 
     axes.legend(
-        handles=[Patch(color=COLOURS[kind], label=kind) for kind in kinds],
+        handles=[Patch(color=colour, label=kind) for kind, colour in colours.items()],
         loc="lower left",
         bbox_to_anchor=(0, 1.0),
-        ncols=len(kinds),
+        ncols=len(colours),
         frameon=False,
         fontsize=8,
         handlelength=1,

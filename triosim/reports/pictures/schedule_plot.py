@@ -12,7 +12,7 @@ from typing import Any
 from triosim.comparison.schedule_alone import ScheduleRun, TimedAction
 from triosim.extrapolators.core.schedule_table import ActionPhase
 from triosim.output_files import PathLike
-from triosim.reports.pictures.plot import bare, new_figure, save_figure
+from triosim.reports.pictures.plot import bare, legend, new_figure, save_figure
 
 COLOURS: dict[ActionPhase, str] = {
     "forward": "#4477AA",
@@ -44,7 +44,8 @@ def write_schedule_plot(run: ScheduleRun, path: PathLike) -> None:
     axes.set_yticks(range(ranks), [f"rank {rank}" for rank in range(ranks)])
     axes.set_xlabel("time")
     bare(axes)
-    _legend(axes, run)
+    phases = {one.action.phase for one in run.ran}
+    legend(axes, {LABELS[phase]: colour for phase, colour in COLOURS.items() if phase in phases})
     idle = sum(run.bubble(rank) for rank in range(ranks)) / ranks
     figure.suptitle(
         f"{run.name}: {ranks} ranks, {run.schedule.micro_batches} micro-batches, bubble {idle / run.seconds:.1%} of the step",
@@ -79,20 +80,3 @@ def _lighter(colour: str, steps: int) -> tuple[float, ...]:
 
     kept = 0.6**steps
     return tuple(1 - kept * (1 - part) for part in to_rgb(colour))
-
-
-def _legend(axes: Any, run: ScheduleRun) -> None:
-    from matplotlib.patches import Patch
-
-    phases = {one.action.phase for one in run.ran}
-    axes.legend(
-        handles=[Patch(color=COLOURS[phase], label=LABELS[phase]) for phase in COLOURS if phase in phases],
-        loc="lower left",
-        bbox_to_anchor=(0, 1.0),
-        ncols=len(phases),
-        frameon=False,
-        fontsize=8,
-        handlelength=1,
-        columnspacing=1,
-        borderaxespad=0.2,
-    )

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import io
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.text import Text
 
 from triosim.comparison.strategies import Comparison
 from triosim.output_files import PathLike, writing_text
 from triosim.reports.files.html import html_table
-from triosim.reports.terminal.result_tables import per_million, percent, table
+from triosim.reports.terminal.result_tables import per_million, percent, plain_text, table
 from triosim.results.report import Report
 from triosim.results.values import MemoryRow, ResultData, mean_of_ranks
 from triosim.units import format_rate, format_time
@@ -29,11 +28,11 @@ class ComparisonText(Report):
     def write(self, comparison: Comparison, path: PathLike) -> None:
         """Write the table."""
         with writing_text(path) as file:
-            file.write(as_text(comparison) + "\n")
+            file.write(self.text(comparison) + "\n")
 
     def text(self, comparison: Comparison) -> str:
         """Return the table."""
-        return as_text(comparison)
+        return plain_text(render(comparison))
 
 
 class ComparisonHtml(Report):
@@ -177,10 +176,3 @@ def _any_of(numbers: list[str]) -> str:
         return numbers[0]
     *most, last = sorted(numbers, key=int)
     return f"{', '.join(most)} or {last}"
-
-
-def as_text(comparison: Comparison, width: int = 100) -> str:
-    """Return a comparison as plain text."""
-    file = io.StringIO()
-    Console(file=file, width=width, color_system=None, force_terminal=False).print(render(comparison))
-    return "\n".join(line.rstrip() for line in file.getvalue().splitlines())

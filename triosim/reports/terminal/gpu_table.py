@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from triosim.gpus import Gpu
-from triosim.reports.terminal.result_tables import table
+from triosim.reports.terminal.result_tables import facts_table, table
 from triosim.units import format_bandwidth, format_bytes
 
 
@@ -34,9 +33,6 @@ def render(gpus: Sequence[Gpu]) -> RenderableType:
 
 def render_one(gpu: Gpu) -> RenderableType:
     """Return everything that is known of a GPU."""
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(style="dim")
-    grid.add_column(overflow="fold")
     facts = [
         ("name", gpu.name),
         ("also called", ", ".join(gpu.aliases)),
@@ -52,10 +48,7 @@ def render_one(gpu: Gpu) -> RenderableType:
         ("price", f"{gpu.price_per_hour:g} an hour" if gpu.price_per_hour is not None else ""),
         ("source", gpu.source),
     ]
-    for name, value in facts:
-        if value:
-            grid.add_row(name, Text(value))
-    return grid
+    return facts_table((name, value) for name, value in facts if value)
 
 
 def as_json(gpus: Sequence[Gpu] | Gpu) -> str:

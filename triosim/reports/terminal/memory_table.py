@@ -7,12 +7,11 @@ from collections.abc import Mapping, Sequence
 
 from rich.console import Group, RenderableType
 from rich.panel import Panel
-from rich.table import Table
 from rich.text import Text
 
 from triosim.memory import MemoryReport, ModuleBytes, OutOfMemory, by_module
 from triosim.memory.world_memory import WorldMemory
-from triosim.reports.terminal.result_tables import percent, places, shorten, spaced, table
+from triosim.reports.terminal.result_tables import facts_table, percent, places, shorten, spaced, table
 from triosim.results.memory_rows import rows
 from triosim.units import format_ranks
 
@@ -115,11 +114,7 @@ def _summary(report: MemoryReport, rank: int | None) -> RenderableType:
             f"{percent(played.fragmentation, 1.0)} of it not in use at the peak",
         )
     )
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(style="dim")
-    grid.add_column(overflow="fold")
-    for name, value in facts:
-        grid.add_row(name, Text(value))
+    grid = facts_table(facts)
     if report.out_of_memory is not None:
         grid.add_row("verdict", Text(failure(report, report.out_of_memory), style="bold red"))
     elif not math.isinf(report.capacity):

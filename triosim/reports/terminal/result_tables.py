@@ -57,10 +57,13 @@ class ResultText(Report):
 
 def as_text(data: ResultData, title: str, width: int = 100) -> str:
     """Return a result as plain text."""
-    console = Console(file=io.StringIO(), width=width, color_system=None, force_terminal=False)
-    console.print(render(data, title))
-    file = console.file
-    assert isinstance(file, io.StringIO)
+    return plain_text(render(data, title), width)
+
+
+def plain_text(shown: RenderableType, width: int = 100) -> str:
+    """Return what rich shows without colours, in lines of at most ``width`` characters."""
+    file = io.StringIO()
+    Console(file=file, width=width, color_system=None, force_terminal=False).print(shown)
     return "\n".join(line.rstrip() for line in file.getvalue().splitlines())
 
 
@@ -97,6 +100,16 @@ def table(title: str, *columns: str, caption: str | None = None) -> Table:
     for index, column in enumerate(columns):
         made.add_column(column, justify="left" if index == 0 else "right", header_style="dim", overflow="fold")
     return made
+
+
+def facts_table(facts: Iterable[tuple[str, str]]) -> Table:
+    """Return a table of names and what is said of each."""
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="dim")
+    grid.add_column(overflow="fold")
+    for name, value in facts:
+        grid.add_row(name, Text(value))
+    return grid
 
 
 def places(rows: Sequence[MemoryRow], room: float | None = None, *, title: str = "", more: int = 0) -> Table:
@@ -141,11 +154,7 @@ def _summary(data: ResultData, title: str) -> RenderableType:
         ("topology", f"{topology.get('name', 'unknown')} ({topology.get('links', '?')} links)"),
         ("global batch", f"{data.global_batch_size:,} samples (the trace: {trace.get('batch_size', '?')})"),
     ]
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(style="dim")
-    grid.add_column(overflow="fold")
-    for name, value in facts:
-        grid.add_row(name, Text(value))
+    grid = facts_table(facts)
     many = len(data.iterations)
     grid.add_row(
         "step time",

@@ -11,7 +11,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from triosim.reports.terminal.result_tables import shorten, spaced, table
+from triosim.reports.terminal.result_tables import facts_table, shorten, spaced, table
 from triosim.trace import Trace
 from triosim.trace.task_streams import TaskStreams
 from triosim.units import format_bytes, format_ranks, format_time
@@ -43,11 +43,7 @@ def _facts(streams: TaskStreams) -> RenderableType:
     }
     if trace.software:
         facts["software"] = ", ".join(f"{name} {version}" for name, version in trace.software.items())
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(style="dim")
-    grid.add_column(overflow="fold")
-    for name, value in facts.items():
-        grid.add_row(name, Text(value))
+    grid = facts_table(facts.items())
     title = Text(streams.source or "task streams", overflow="ellipsis")
     return Panel(grid, title=title, title_align="left", expand=False)
 

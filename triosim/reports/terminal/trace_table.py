@@ -7,7 +7,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from triosim.reports.terminal.result_tables import percent, shorten, spaced, table
+from triosim.reports.terminal.result_tables import facts_table, percent, shorten, spaced, table
 from triosim.trace import PHASES, Trace
 from triosim.trace import summary as summary
 from triosim.units import format_bytes, format_time
@@ -35,11 +35,7 @@ def _facts(trace: Trace) -> RenderableType:
         facts["measured step"] = format_time(trace.step_seconds)
     if trace.software:
         facts["software"] = ", ".join(f"{name} {version}" for name, version in trace.software.items())
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(style="dim")
-    grid.add_column(overflow="fold")
-    for name, value in facts.items():
-        grid.add_row(name, Text(value))
+    grid = facts_table(facts.items())
     return Panel(grid, title=Text(trace.source or "trace", overflow="ellipsis"), title_align="left", expand=False)
 
 
