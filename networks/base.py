@@ -7,14 +7,15 @@ else a network can do is an extension (:mod:`triosim.networks.extensions`).
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import ClassVar
 
 import simpy
 
 from triosim import plugins
 from triosim.config import Option
-from triosim.networks.collectives.algorithm import CollectiveAlgorithm, check, latency_of
+from triosim.networks.collectives.algorithm import CollectiveAlgorithm, check, check_size, latency_of
+from triosim.networks.collectives.execution import Done
 from triosim.networks.collectives.lowering import CollectiveLowering, Form
 from triosim.networks.events import when
 from triosim.networks.topology import NodeRef, Topology
@@ -82,12 +83,7 @@ class _ByTransfers:
         self._network = network
 
     def __call__(
-        self,
-        source: NodeRef,
-        destination: NodeRef,
-        nbytes: float,
-        done: Callable[[], object],
-        latency: float | None = None,
+        self, source: NodeRef, destination: NodeRef, nbytes: float, done: Done, latency: float | None = None
     ) -> None:
         network = self._network
         if latency is not None:
@@ -99,6 +95,60 @@ class _ByTransfers:
         if isinstance(event, simpy.Event) and event.callbacks is None:  # a plug-in that delivers at once
             event = network.env.timeout(0)
         when(event, lambda _: done())
+
+
+class SendingNetwork(Network):
+    """The base of our own networks: its transfers and collectives call back on delivery, without a SimPy event for each."""
+
+    def __init__(
+        self, env: simpy.Environment, topology: Topology, *, algorithm: str | CollectiveAlgorithm, form: Form
+    ) -> None:
+        self._lowering = CollectiveLowering(topology, loaded(algorithm), form)
+        super().__init__(env, topology, algorithm=self._lowering.algorithm, form=form)
+
+    @abstractmethod
+    def send(
+        self, source: NodeRef, destination: NodeRef, nbytes: float, done: Done, latency: float | None = None
+    ) -> None:
+        """Send bytes between two nodes and call back on delivery; ``latency`` replaces that of the route."""
+
+    def transfer(self, source: NodeRef, destination: NodeRef, nbytes: float) -> simpy.Event:
+        """Send bytes between two nodes, given by rank or name; the event fires when the last byte is delivered.
+
+        No bytes take the latency alone, and a transfer from a node to itself takes no time. Raises ``SimulationError`` for
+        what is no size, ``TopologyError`` for an unknown node or one that cannot be reached.
+        """
+        check_size(nbytes, "transfer")
+        event = self.env.event()
+        self.send(source, destination, nbytes, event.succeed)
+        return event
+
+    def collective(
+        self,
+        kind: CollectiveKind,
+        group: Sequence[int] | Communicator,
+        nbytes: float,
+        *,
+        root: int | None = None,
+        shares: Sequence[float] | None = None,
+    ) -> simpy.Event:
+        """Run a collective of the ranks of a group; see ``Network.collective``."""
+        ranks = group.ranks if isinstance(group, Communicator) else tuple(group)
+        root = check(kind, ranks, nbytes, self.topology, root=root, shares=shares)
+        if len(ranks) == 1:
+            return self.env.timeout(0)
+        return self._run(kind, ranks, nbytes, root, shares)
+
+    def _run(
+        self,
+        kind: CollectiveKind,
+        ranks: tuple[int, ...],
+        nbytes: float,
+        root: int | None,
+        shares: Sequence[float] | None,
+    ) -> simpy.Event:
+        """Run a collective that has been checked, of two ranks or more."""
+        return self._lowering.layout(kind, ranks, nbytes, root=root, shares=shares).run(self.env, self.send)
 
 
 def loaded(algorithm: str | CollectiveAlgorithm) -> CollectiveAlgorithm:

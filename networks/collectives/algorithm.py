@@ -163,6 +163,27 @@ def steady_state_of(transfers: Iterable[Transfer], topology: Topology) -> Steady
     return SteadyState(tuple(Edge(*ends, size) for ends, size in edges.items()), max(filled, default=0.0))
 
 
+def merged(graphs: Iterable[Iterable[Transfer]], pieces: int) -> Iterator[Transfer]:
+    """Yield the transfers of all graphs; the numbers of the k-th graph's pieces are raised by k times ``pieces``."""
+    first = 0
+    for number, graph in enumerate(graphs):
+        count = 0
+        for transfer in graph:
+            count += 1
+            after = tuple(earlier + first for earlier in transfer.after) if first else transfer.after
+            yield transfer._replace(chunk=_shifted(transfer.chunk, number * pieces), after=after)
+        first += count
+
+
+def _shifted(chunk: Chunks, by: int) -> Chunks:
+    """Return pieces with their numbers raised."""
+    if isinstance(chunk, int):
+        return chunk + by
+    if isinstance(chunk, range):
+        return range(chunk.start + by, chunk.stop + by, chunk.step)
+    return tuple(piece + by for piece in chunk)
+
+
 def overlap(one: Chunks, other: Chunks) -> bool:
     """Return whether two transfers have a piece in common."""
     if isinstance(one, int):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import simpy
 
@@ -13,17 +13,14 @@ from triosim.errors import SimulationError
 from triosim.networks.collectives.algorithm import SteadyState, Transfer
 from triosim.networks.topology import NodeRef
 
+Done: TypeAlias = Callable[[], object]  # called on delivery
+
 
 class Send(Protocol):
     """Sends bytes from node to node and calls back on delivery; ``latency`` replaces that of the route."""
 
     def __call__(
-        self,
-        source: NodeRef,
-        destination: NodeRef,
-        nbytes: float,
-        done: Callable[[], object],
-        latency: float | None = None,
+        self, source: NodeRef, destination: NodeRef, nbytes: float, done: Done, latency: float | None = None
     ) -> None:
         """Send."""
 

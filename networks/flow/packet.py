@@ -8,7 +8,7 @@ zero latencies it agrees with SimGrid's fluid model (CM02 with all factors 1; Ca
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from heapq import heapify, heappop, heappush
@@ -19,15 +19,16 @@ import simpy
 from triosim.config import Option
 from triosim.config.option import SYSTEM
 from triosim.errors import AsymmetryError, OptionError, nearest
+from triosim.networks.base import SendingNetwork
 from triosim.networks.calibration.calibrated_times import CalibratedNetwork, calibrated_collectives
 from triosim.networks.collectives.algorithm import CollectiveAlgorithm, Edge, SteadyState, check
+from triosim.networks.collectives.execution import Done
 from triosim.networks.collectives.lowering import Form, Layout
 from triosim.networks.events import AFTER_ALL, call_at
 from triosim.networks.extensions import ChangeableLinks, FlowRecord, FoldableNetwork, LinkRate, LinkRecorder
 from triosim.networks.flow import sharing_kernel as compiled_kernel
 from triosim.networks.flow.sharing import Sharing
 from triosim.networks.flow.symmetric_collectives import Fold, SymmetricExecution
-from triosim.networks.sending import SendingNetwork
 from triosim.networks.topology import Link, NodeRef, Topology
 from triosim.networks.topology.link_symmetry import LinkClasses
 from triosim.tasks import CollectiveKind
@@ -55,9 +56,7 @@ class _Flow:
 
     __slots__ = ("asked", "done", "finish", "nbytes", "number", "path", "slot", "stretch", "work")
 
-    def __init__(
-        self, number: int, path: _Path, nbytes: float, done: Callable[[], object], asked: float, stretch: float = 1.0
-    ) -> None:
+    def __init__(self, number: int, path: _Path, nbytes: float, done: Done, asked: float, stretch: float = 1.0) -> None:
         self.number = number
         self.path = path
         self.nbytes = nbytes
@@ -224,7 +223,7 @@ class PacketNetwork(SendingNetwork, LinkRecorder, ChangeableLinks, FoldableNetwo
         source: NodeRef,
         destination: NodeRef,
         nbytes: float,
-        done: Callable[[], object],
+        done: Done,
         latency: float | None = None,
         stretch: float = 1.0,
     ) -> None:
@@ -245,7 +244,7 @@ class PacketNetwork(SendingNetwork, LinkRecorder, ChangeableLinks, FoldableNetwo
         self._starting[at] = [flow]
         call_at(self.env, at, lambda _: self._start(at))
 
-    def _go_on(self, edges: Iterable[tuple[Edge, float]], late: float, done: Callable[[], object]) -> None:
+    def _go_on(self, edges: Iterable[tuple[Edge, float]], late: float, done: Done) -> None:
         """Go on with flows of which so many bytes are left, or start them after ``late`` seconds."""
         now = self.env.now
         for (source, destination, nbytes), left in edges:

@@ -21,13 +21,14 @@ from typing import NamedTuple
 import simpy
 
 from triosim.errors import OptionError
+from triosim.networks.base import SendingNetwork
 from triosim.networks.collectives.algorithm import CollectiveAlgorithm
+from triosim.networks.collectives.execution import Done
 from triosim.networks.collectives.lowering import Form
 from triosim.networks.events import AFTER_ALL, call_at
 from triosim.networks.extensions import FigureReporter, FlowRecord, LinkRate, LinkRecorder
 from triosim.networks.flow.packet import PacketNetwork
 from triosim.networks.photonic.optics import OPTIONS, Optics, changed, optics_of
-from triosim.networks.sending import SendingNetwork
 from triosim.networks.topology import Link, NodeRef, Topology
 from triosim.units import Quantity
 
@@ -57,7 +58,7 @@ class _Message(NamedTuple):
     """Bytes to send: ``taken`` of the destination's buffer, ``latency`` from one end to the other."""
 
     nbytes: float
-    done: Callable[[], object]
+    done: Done
     asked: float
     latency: float
     taken: float
@@ -216,12 +217,7 @@ class PhotonicNetwork(SendingNetwork, LinkRecorder, FigureReporter):
     # ---- sending ------------------------------------------------------------------------------------------------
 
     def send(
-        self,
-        source: NodeRef,
-        destination: NodeRef,
-        nbytes: float,
-        done: Callable[[], object],
-        latency: float | None = None,
+        self, source: NodeRef, destination: NodeRef, nbytes: float, done: Done, latency: float | None = None
     ) -> None:
         """Send bytes and call back on delivery: by a circuit between GPUs, over electrical links between other nodes."""
         ends = self._ends.get((source, destination))

@@ -111,18 +111,6 @@ class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
 
-class WireModel(_Strict):
-    """The link of a GPU to the fabric between nodes."""
-
-    bandwidth: Bandwidth
-    latency: Latency = 0.0
-    gpus_per_nic: Count = 1
-
-    def wire(self) -> Wire:
-        """Return it as the generators take it."""
-        return Wire(self.bandwidth, self.latency, self.gpus_per_nic)
-
-
 class HostModel(_Strict):
     """The link of each GPU to the host memory of its node."""
 
@@ -131,7 +119,13 @@ class HostModel(_Strict):
 
     def wire(self) -> Wire:
         """Return it as the generators take it."""
-        return Wire(self.bandwidth, self.latency)
+        return Wire(**dict(self))
+
+
+class WireModel(HostModel):
+    """The link of a GPU to the fabric between nodes."""
+
+    gpus_per_nic: Count = 1
 
 
 class OverrideModel(_Strict):
@@ -213,9 +207,7 @@ class ShapeModel(_Strict):
     def changes(self) -> dict[str, Any]:
         """Return what the file says, as fields of a Spec."""
         said = {key: getattr(self, key) for key in self.model_fields_set if key in Spec.__dataclass_fields__}
-        return {
-            key: value.wire() if isinstance(value, (WireModel, HostModel)) else value for key, value in said.items()
-        }
+        return {key: value.wire() if isinstance(value, HostModel) else value for key, value in said.items()}
 
 
 class PresetModel(ShapeModel):
@@ -324,7 +316,7 @@ def _refusal(error: ValidationError, model: type[BaseModel], location: Location,
     shown = "nothing" if value is None else _shown(value)
     if kind in _STRUCTURES:
         return TopologyError(f"{shown} is not {_STRUCTURES[kind]}", where=where, fix=_WRITTEN[kind])
-    return TopologyError(f"{shown} is not right here: {found['msg'][:1].lower()}{found['msg'][1:]}", where=where)
+    return TopologyError(f"{shown} is not valid: {found['msg'][:1].lower()}{found['msg'][1:]}", where=where)
 
 
 def _known_keys(model: type[BaseModel], location: tuple[str | int, ...]) -> list[str]:

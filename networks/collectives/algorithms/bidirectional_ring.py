@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from triosim.networks.collectives.algorithm import CollectiveAlgorithm, Transfer
+from triosim.networks.collectives.algorithm import CollectiveAlgorithm, Transfer, merged
 from triosim.networks.collectives.algorithms import direct
-from triosim.networks.collectives.algorithms.merging import merged
 from triosim.networks.collectives.phased.exchanges import RingExchange
 from triosim.networks.collectives.phased.grid import Grid
 from triosim.networks.collectives.phased.phases import PhasedAlgorithm

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from triosim.networks.collectives.algorithm import Transfer, chunk_sizes, to_each
-from triosim.networks.collectives.phased.exchanges import DirectExchange
+from triosim.networks.collectives.phased.exchanges import Exchange
 from triosim.networks.collectives.phased.grid import Grid
 from triosim.networks.collectives.phased.phases import PhasedAlgorithm
 from triosim.networks.topology import Topology
@@ -24,7 +24,7 @@ class Direct(PhasedAlgorithm):
 
     def grid(self, group: Sequence[int], topology: Topology) -> Grid:
         """Return the group as one block."""
-        return Grid(tuple(group), (len(group),), (DirectExchange(),))
+        return Grid(tuple(group), (len(group),), (Exchange(),))
 
 
 def straight(

@@ -16,7 +16,6 @@ from triosim.config import Option
 from triosim.config.option import SYSTEM
 from triosim.errors import OptionError
 from triosim.networks.collectives.phased.exchanges import (
-    DirectExchange,
     Exchange,
     LineExchange,
     RingExchange,
@@ -30,7 +29,7 @@ from triosim.networks.topology.dimensional import block_graph
 CHUNKS = 64  # ASTRA-sim's default
 _EXCHANGES: dict[str, Exchange] = {
     "ring": RingExchange(),
-    "fully_connected": DirectExchange(),
+    "fully_connected": Exchange(),
     "switch": SwitchExchange(),
     "line": LineExchange(),
 }

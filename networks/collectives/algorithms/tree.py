@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from triosim.networks.collectives.algorithm import CollectiveAlgorithm, SteadyState, Transfer, steady_state_of
-from triosim.networks.collectives.algorithms.merging import merged
+from triosim.networks.collectives.algorithm import CollectiveAlgorithm, SteadyState, Transfer, merged, steady_state_of
 from triosim.networks.collectives.algorithms.ring import Ring
 from triosim.networks.collectives.algorithms.trees import Parents, along_tree, binary, chunks_of
 from triosim.networks.collectives.ring_order import ring_order

@@ -9,33 +9,14 @@ members, and all-to-all in rounds, Bruck et al. 1997.
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 Message = tuple[int, int, tuple[Any, ...] | range]
 Rounds = list[list[Message]]
 
 
-class Exchange(Protocol):
-    """How n members exchange their data, in rounds; ``root`` is a position."""
-
-    def all_gather(self, n: int) -> Rounds:
-        """Every member ends with the data of all."""
-
-    def reduce_scatter(self, n: int) -> Rounds:
-        """An all-gather that is read backwards."""
-
-    def broadcast(self, n: int, root: int) -> Rounds:
-        """Every member ends with the data of the root."""
-
-    def scatter(self, n: int, root: int) -> Rounds:
-        """Every member ends with its share of the data of the root."""
-
-    def all_to_all(self, n: int) -> Rounds:
-        """Every member ends with its share of the data of each member."""
-
-
-class DirectExchange:
-    """One round, in which every member sends straight to every other; nothing is passed on."""
+class Exchange:
+    """How n members exchange their data, in rounds: here in one, straight from each to each; ``root`` is a position."""
 
     def all_gather(self, n: int) -> Rounds:
         """Every member ends with the data of all."""
@@ -58,7 +39,7 @@ class DirectExchange:
         return [[(i, (i + step) % n, ((i, (i + step) % n),)) for step in range(1, n) for i in range(n)]]
 
 
-class RingExchange(DirectExchange):
+class RingExchange(Exchange):
     """A ring: every member passes data on to the next; an all-to-all takes the shorter way round."""
 
     def all_gather(self, n: int) -> Rounds:
@@ -74,7 +55,7 @@ class RingExchange(DirectExchange):
         return [[((root + step) % n, (root + step + 1) % n, ())] for step in range(n - 1)]
 
     def all_to_all(self, n: int) -> Rounds:
-        """As in ``DirectExchange``, the shorter way round; of two equal ways, every other member takes the other."""
+        """As in ``Exchange``, the shorter way round; of two equal ways, every other member takes the other."""
         rounds: Rounds = [[] for _ in range(n // 2)]
         for step, messages in enumerate(rounds):
             for i in range(n):
@@ -87,7 +68,7 @@ class RingExchange(DirectExchange):
         return rounds
 
 
-class LineExchange(DirectExchange):
+class LineExchange(Exchange):
     """A line: data are passed on in both directions, to the ends."""
 
     def all_gather(self, n: int) -> Rounds:
@@ -104,7 +85,7 @@ class LineExchange(DirectExchange):
         ]
 
 
-class DoublingExchange(DirectExchange):
+class DoublingExchange(Exchange):
     """Recursive doubling: each round doubles the data of a member.
 
     For a power of two it exchanges with one partner, otherwise it sends to one member and receives from another.
@@ -161,4 +142,4 @@ class SwitchExchange(DoublingExchange):
 
     def all_to_all(self, n: int) -> Rounds:
         """Every member ends with its share of the data of each member."""
-        return DirectExchange().all_to_all(n)
+        return Exchange().all_to_all(n)

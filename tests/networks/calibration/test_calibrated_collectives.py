@@ -346,6 +346,14 @@ def test_rows_that_a_topology_has_no_place_for_are_not_fitted(run: Run, tmp_path
     assert (status, said in err, destination.exists()) == (2, True, False)
 
 
+def test_a_wrong_section_is_not_copied_into_a_calibrated_topology(run: Run, tmp_path: Path) -> None:
+    table, system, destination = tmp_path / "t.csv", tmp_path / "system.yaml", tmp_path / "calibrated.yaml"
+    table.write_text("collective,num_gpus,bytes,latency_us\nall_reduce,8,8,30\n")
+    system.write_text("preset: dgx-h100\nslow_gpus: {0: -2}\n")
+    status, _, err = run("calibrate", "network", table, "-t", system, "-o", destination)
+    assert (status, "system.yaml:2: slow_gpus" in err, destination.exists()) == (2, True, False)
+
+
 def test_groups_that_do_not_fit_are_refused(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_text("collective,num_gpus,bytes,latency_us\nall_reduce,16,8,30\n")

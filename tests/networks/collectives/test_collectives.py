@@ -295,7 +295,7 @@ def test_every_link_of_a_ring_carries_what_the_ring_sends_over_it() -> None:
     ("kind", "group", "nbytes", "keys", "message"),
     [
         ("all_reduce", [0, 1, 1], 1.0, {}, "rank 1 is in the group twice"),
-        ("all_reduce", ["gpu0", "gpu1"], 1.0, {}, "'gpu0' is no rank"),
+        ("all_reduce", ["gpu0", "gpu1"], 1.0, {}, "'gpu0' is not a rank"),
         ("all_reduce", [0, 9], 1.0, {}, "9"),
         ("all_reduce", [], 1.0, {}, "no ranks"),
         ("all_reduce", [0, 1], -1.0, {}, "number of bytes"),

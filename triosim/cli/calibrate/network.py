@@ -9,6 +9,8 @@ import typer
 
 from triosim.cli.calibrate.options import Collective
 from triosim.networks.calibration.fit import run
+from triosim.networks.topology import Topology
+from triosim.pipeline.system import check_sections
 
 
 def command(
@@ -50,5 +52,6 @@ def command(
     def progress(text: str) -> None:
         print(f"triosim: {text}", file=sys.stderr)
 
+    check_sections(Topology.load(topology))  # they are copied into the output
     run.calibrate(data, topology, output, collective=collective, gpu=gpu, online=online, progress=progress)
     progress(f"wrote {output}; use it: triosim simulate TRACE --parallel ddp --topology {output}")
