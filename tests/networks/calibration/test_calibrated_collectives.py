@@ -194,7 +194,7 @@ def test_another_machine_is_not_calibrated_by_the_preset(change: str) -> None:
     [
         (
             "dgx-h100(gpus_per_node=4)",
-            "with another gpus_per_node it is another machine than the dgx-h100 that was measured",
+            "with another gpus_per_node it is not the dgx-h100 that was measured",
         ),
         ("dgx-h100(gpus_per_node=4, calibration=dgx-h100)", "the calibration is of nodes of 8 GPUs, and these have 4"),
         ("dgx-h100(gpus_per_node=4, calibration=none)", None),
