@@ -123,17 +123,14 @@ def _at_last_token(x: Value, token_ids: Value) -> Value:
     rows, indices = tape.new((batch,), "int64"), tape.new((batch,), "int64")
     tape.record("arange", (), (rows,))
     tape.record("argmax", (token_ids,), (indices,), dim=-1)
-    out = tape.new((batch, features), x.dtype)
-    tape.record("index", (x, rows, indices), (out,))
+    out = tape.result("index", (x, rows, indices), (batch, features), x.dtype)
 
     def backward(g: Value) -> tuple[Value]:
-        whole = tape.new((batch, length, features), x.dtype)
-        tape.record("zeros", (), (whole,))
+        whole = tape.result("zeros", (), (batch, length, features), x.dtype)
         tape.record("index_put_", (whole, rows, indices, g), (whole,))
         return (whole,)
 
-    tape.differentiate((out,), (x,), backward)
-    return out
+    return tape.differentiate((out,), (x,), backward)
 
 
 def _normalised(x: Value) -> Value:
@@ -142,8 +139,7 @@ def _normalised(x: Value) -> Value:
 
 def _exponential(x: Value) -> Value:
     out = elementwise("exp", x)
-    x.tape.differentiate((out,), (x,), lambda g: (elementwise("mul", g, out),))
-    return out
+    return x.tape.differentiate((out,), (x,), lambda g: (elementwise("mul", g, out),))
 
 
 def _contrastive(likeness: Value) -> Value:
@@ -152,7 +148,6 @@ def _contrastive(likeness: Value) -> Value:
     losses = []
     with tape.at("loss"):
         for logits in (likeness, t(likeness)):
-            labels = tape.new((likeness.shape[0],), "int64")
-            tape.record("arange", (), (labels,))
+            labels = tape.result("arange", (), (likeness.shape[0],), "int64")
             losses.append(cross_entropy(logits, labels))
         return div_number(add(*losses))

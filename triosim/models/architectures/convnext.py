@@ -88,8 +88,7 @@ def _responses(x: Value) -> Value:
 def _strengths(x: Value) -> Value:
     """The norm of each channel over the pixels (``linalg.vector_norm``)."""
     tape, (batch, _, _, channels) = x.tape, x.shape
-    out = tape.new((batch, 1, 1, channels), x.dtype)
-    tape.record("linalg_vector_norm", (x,), (out,), dim=[1, 2], keepdim=True)
+    out = tape.result("linalg_vector_norm", (x,), (batch, 1, 1, channels), x.dtype, dim=[1, 2], keepdim=True)
 
     def backward(g: Value) -> tuple[Value]:
         ratio = elementwise(
@@ -97,5 +96,4 @@ def _strengths(x: Value) -> Value:
         )
         return (elementwise("mul", ratio, g),)
 
-    tape.differentiate((out,), (x,), backward)
-    return out
+    return tape.differentiate((out,), (x,), backward)

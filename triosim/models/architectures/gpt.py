@@ -66,8 +66,7 @@ class _Step:
     def _embedded(self, token_ids: Value, names: tuple[str, str]) -> Value:
         model, tape = self.model, self.tape
         found = module(names[0], embedding, token_ids, model.vocab, model.hidden)
-        positions = tape.new((self.sequence,), "int64")
-        tape.record("arange", (), (positions,))
+        positions = tape.result("arange", (), (self.sequence,), "int64")
         positions = unsqueeze(positions, 0)
         if model.style == "megatron":
             positions = expand(positions, token_ids.shape)

@@ -117,8 +117,7 @@ class Llama:
 
 def rotary_angles(tape: Tape, sequence: int, width: int, dtype: str) -> tuple[Value, Value]:
     """Return the cosines and sines of rotary position embedding (Su et al. 2021), (1, sequence, width)."""
-    positions = tape.new((sequence,), "int64")
-    tape.record("arange", (), (positions,))
+    positions = tape.result("arange", (), (sequence,), "int64")
     positions = unsqueeze(positions, 0)
     with tape.at("rotary_emb"):
         frequencies = tape.new((width // 2,), "float32", category="buffer")

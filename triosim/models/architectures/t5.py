@@ -125,8 +125,7 @@ class _Step:
             parts = self._projected(found, encoded)
             if nothing is None:
                 lengths = (x.shape[1], encoded.shape[1])
-                zeros = tape.new((1, self.model.heads, *lengths), tape.dtype)
-                tape.record("zeros", (), (zeros,))
+                zeros = tape.result("zeros", (), (1, self.model.heads, *lengths), tape.dtype)
                 if self.fused is None:
                     nothing = add(zeros, self._mask(x.shape[0], encoded.shape[1], causal=False))
                 else:
@@ -153,11 +152,9 @@ class _Step:
         """Return the mask that is added to the scores, one for each sample."""
         tape = self.tape
         if causal:
-            mask = tape.new((length, length), tape.dtype)
-            tape.record("triu", (), (mask,))
+            mask = tape.result("triu", (), (length, length), tape.dtype)
             return contiguous_of(expand(unsqueeze(unsqueeze(mask, 0), 0), (batch, 1, length, length)))
-        ones = tape.new((batch, 1, 1, length), "float32")
-        tape.record("ones", (), (ones,))
+        ones = tape.result("ones", (), (batch, 1, 1, length), "float32")
         return elementwise("mul", elementwise("rsub", to(ones, tape.dtype)))
 
     def _projected(self, x: Value, other: Value) -> list[Value]:
@@ -218,5 +215,4 @@ def _within_range(x: Value) -> Value:
         above, below = (elementwise(name, x, end, dtype="bool") for name, end in (("ge", least), ("le", bound)))
         return (elementwise("where", elementwise("logical_and", above, below), g, dtype=g.dtype),)
 
-    tape.differentiate((out,), (x,), backward)
-    return out
+    return tape.differentiate((out,), (x,), backward)

@@ -100,8 +100,7 @@ def _fused(
         )
         return made
 
-    tape.differentiate((out, sums, *state), given, backward)
-    return out
+    return tape.differentiate((out, sums, *state), given, backward)
 
 
 def _laid(heads: int, length: int, width: int) -> tuple[int, ...]:
@@ -134,8 +133,7 @@ def masked_bias(bias: Value) -> Value:
     tape = bias.tape
     mask = causal_mask(tape, bias.shape[-1])
     out = elementwise("where", mask, bias, dtype=bias.dtype)
-    tape.differentiate((out,), (bias,), lambda g: (elementwise("where", mask, g, dtype=g.dtype),))
-    return out
+    return tape.differentiate((out,), (bias,), lambda g: (elementwise("where", mask, g, dtype=g.dtype),))
 
 
 def repeated(x: Value, times: int) -> Value:

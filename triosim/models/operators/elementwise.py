@@ -59,26 +59,22 @@ def sum_to(gradient: Value, value: Value) -> Value:
 def total(x: Value, dims: Sequence[int], *, keepdim: bool = False) -> Value:
     """``sum`` over some dimensions."""
     out = _reduced("sum", x, dims, keepdim)
-    x.tape.differentiate((out,), (x,), lambda g: (expand(_restored(g, x, dims, keepdim), x.shape),))
-    return out
+    return x.tape.differentiate((out,), (x,), lambda g: (expand(_restored(g, x, dims, keepdim), x.shape),))
 
 
 def mean(x: Value, dims: Sequence[int], *, keepdim: bool = False) -> Value:
     """``mean`` over some dimensions."""
     out = _reduced("mean", x, dims, keepdim)
 
-    def backward(g: Value) -> tuple[Value]:
-        return (elementwise("div", expand(_restored(g, x, dims, keepdim), x.shape)),)
-
-    x.tape.differentiate((out,), (x,), backward)
-    return out
+    return x.tape.differentiate(
+        (out,), (x,), lambda g: (elementwise("div", expand(_restored(g, x, dims, keepdim), x.shape)),)
+    )
 
 
 def _reduced(name: str, x: Value, dims: Sequence[int], keepdim: bool) -> Value:
     gone = {dim % len(x.shape) for dim in dims}
     shape = [1 if axis in gone else length for axis, length in enumerate(x.shape) if keepdim or axis not in gone]
-    out = x.tape.new(tuple(shape), x.dtype)
-    x.tape.record(name, (x,), (out,), dim=list(dims), **({"keepdim": True} if keepdim else {}))
+    out = x.tape.result(name, (x,), tuple(shape), x.dtype, dim=list(dims), **({"keepdim": True} if keepdim else {}))
     return out
 
 
@@ -92,30 +88,26 @@ def _restored(gradient: Value, x: Value, dims: Sequence[int], keepdim: bool) -> 
 def add(a: Value, b: Value) -> Value:
     """``a + b``."""
     out = elementwise("add", a, b)
-    a.tape.differentiate((out,), (a, b), lambda g: (g, g))
-    return out
+    return a.tape.differentiate((out,), (a, b), lambda g: (g, g))
 
 
 def add_in_place(a: Value, b: Value) -> Value:
     """``a += b``, in place."""
     out = Value(a.tape, a.shape, a.dtype, a.storage, a.strides, a.offset)
     a.tape.record("add_", (a, b), (out,))
-    a.tape.differentiate((out,), (a, b), lambda g: (g, g))
-    return out
+    return a.tape.differentiate((out,), (a, b), lambda g: (g, g))
 
 
 def add_number(x: Value) -> Value:
     """``x + number``."""
     out = elementwise("add", x)
-    x.tape.differentiate((out,), (x,), lambda g: (g,))
-    return out
+    return x.tape.differentiate((out,), (x,), lambda g: (g,))
 
 
 def sub(a: Value, b: Value) -> Value:
     """``a - b``."""
     out = elementwise("sub", a, b)
-    a.tape.differentiate((out,), (a, b), lambda g: (g, elementwise("neg", g) if b.node else None))
-    return out
+    return a.tape.differentiate((out,), (a, b), lambda g: (g, elementwise("neg", g) if b.node else None))
 
 
 def mul(a: Value, b: Value) -> Value:
@@ -126,15 +118,13 @@ def mul(a: Value, b: Value) -> Value:
         for_b = elementwise("mul", g, a) if b.node else None
         return elementwise("mul", g, b) if a.node else None, for_b
 
-    a.tape.differentiate((out,), (a, b), backward)
-    return out
+    return a.tape.differentiate((out,), (a, b), backward)
 
 
 def mul_number(x: Value) -> Value:
     """``x * number``."""
     out = elementwise("mul", x)
-    x.tape.differentiate((out,), (x,), lambda g: (elementwise("mul", g),))
-    return out
+    return x.tape.differentiate((out,), (x,), lambda g: (elementwise("mul", g),))
 
 
 def div(a: Value, b: Value) -> Value:
@@ -148,15 +138,13 @@ def div(a: Value, b: Value) -> Value:
             for_b = elementwise("mul", elementwise("neg", g), ratio)
         return elementwise("div", g, b) if a.node else None, for_b
 
-    a.tape.differentiate((out,), (a, b), backward)
-    return out
+    return a.tape.differentiate((out,), (a, b), backward)
 
 
 def div_number(x: Value) -> Value:
     """``x / number``."""
     out = elementwise("div", x)
-    x.tape.differentiate((out,), (x,), lambda g: (elementwise("div", g),))
-    return out
+    return x.tape.differentiate((out,), (x,), lambda g: (elementwise("div", g),))
 
 
 def power(x: Value, exponent: float) -> Value:
@@ -168,15 +156,13 @@ def power(x: Value, exponent: float) -> Value:
         inner = elementwise("mul", elementwise("pow", x, exponent=exponent - 1.0))
         return (elementwise("mul", g, inner),)
 
-    x.tape.differentiate((out,), (x,), backward)
-    return out
+    return x.tape.differentiate((out,), (x,), backward)
 
 
 def neg(x: Value) -> Value:
     """``-x``."""
     out = elementwise("neg", x)
-    x.tape.differentiate((out,), (x,), lambda g: (elementwise("neg", g),))
-    return out
+    return x.tape.differentiate((out,), (x,), lambda g: (elementwise("neg", g),))
 
 
 def cos(x: Value) -> Value:
@@ -197,29 +183,25 @@ def rsqrt(x: Value) -> Value:
         cubed = elementwise("pow", out, exponent=3)
         return (elementwise("mul", elementwise("mul", g), cubed),)
 
-    x.tape.differentiate((out,), (x,), backward)
-    return out
+    return x.tape.differentiate((out,), (x,), backward)
 
 
 def tanh(x: Value) -> Value:
     """``tanh``."""
     out = elementwise("tanh", x)
-    x.tape.differentiate((out,), (x,), lambda g: (elementwise("tanh_backward", g, out),))
-    return out
+    return x.tape.differentiate((out,), (x,), lambda g: (elementwise("tanh_backward", g, out),))
 
 
 def sigmoid(x: Value) -> Value:
     """``sigmoid``."""
     out = elementwise("sigmoid", x)
-    x.tape.differentiate((out,), (x,), lambda g: (elementwise("sigmoid_backward", g, out),))
-    return out
+    return x.tape.differentiate((out,), (x,), lambda g: (elementwise("sigmoid_backward", g, out),))
 
 
 def gelu(x: Value) -> Value:
     """``gelu``, exact or by ``tanh``: one kernel either way."""
     out = elementwise("gelu", x)
-    x.tape.differentiate((out,), (x,), lambda g: (elementwise("gelu_backward", g, x),))
-    return out
+    return x.tape.differentiate((out,), (x,), lambda g: (elementwise("gelu_backward", g, x),))
 
 
 def unfused_gelu(x: Value) -> Value:
@@ -237,23 +219,20 @@ def quick_gelu(x: Value) -> Value:
 def relu(x: Value) -> Value:
     """``relu``."""
     out = elementwise("relu", x)
-    x.tape.differentiate((out,), (x,), lambda g: (elementwise("threshold_backward", g, out),))
-    return out
+    return x.tape.differentiate((out,), (x,), lambda g: (elementwise("threshold_backward", g, out),))
 
 
 def relu_in_place(x: Value) -> Value:
     """``relu_``, in place."""
     out = Value(x.tape, x.shape, x.dtype, x.storage, x.strides, x.offset)
     x.tape.record("relu_", (x,), (out,))
-    x.tape.differentiate((out,), (x,), lambda g: (elementwise("threshold_backward", g, out),))
-    return out
+    return x.tape.differentiate((out,), (x,), lambda g: (elementwise("threshold_backward", g, out),))
 
 
 def silu(x: Value) -> Value:
     """``silu``; its gradient is one kernel on a GPU."""
     out = elementwise("silu", x)
-    x.tape.differentiate((out,), (x,), lambda g: (elementwise("silu_backward", g, x),))
-    return out
+    return x.tape.differentiate((out,), (x,), lambda g: (elementwise("silu_backward", g, x),))
 
 
 def dropout(x: Value, probability: float) -> Value:
@@ -274,16 +253,14 @@ def dropout(x: Value, probability: float) -> Value:
 def masked_fill(x: Value, mask: Value) -> Value:
     """``masked_fill``: a number where ``mask`` is true."""
     out = elementwise("masked_fill", x, mask, dtype=x.dtype)
-    x.tape.differentiate((out,), (x,), lambda g: (elementwise("masked_fill", g, mask, dtype=g.dtype),))
-    return out
+    return x.tape.differentiate((out,), (x,), lambda g: (elementwise("masked_fill", g, mask, dtype=g.dtype),))
 
 
 def masked_fill_in_place(x: Value, mask: Value) -> Value:
     """``masked_fill_``, in place."""
     out = Value(x.tape, x.shape, x.dtype, x.storage, x.strides, x.offset)
     x.tape.record("masked_fill_", (x, mask), (out,))
-    x.tape.differentiate((out,), (x,), lambda g: (elementwise("masked_fill", g, mask, dtype=g.dtype),))
-    return out
+    return x.tape.differentiate((out,), (x,), lambda g: (elementwise("masked_fill", g, mask, dtype=g.dtype),))
 
 
 def to(x: Value, dtype: str) -> Value:
@@ -291,5 +268,4 @@ def to(x: Value, dtype: str) -> Value:
     if x.dtype == dtype:
         return x
     out = elementwise("_to_copy", x, dtype=dtype)
-    x.tape.differentiate((out,), (x,), lambda g: (elementwise("_to_copy", g, dtype=x.dtype),))
-    return out
+    return x.tape.differentiate((out,), (x,), lambda g: (elementwise("_to_copy", g, dtype=x.dtype),))

@@ -41,8 +41,7 @@ def product(x: Value, weight: Value) -> Value:
             second = _scaled(copied(t(narrow)), t(copied(t(rows))), of_gradient, scale, weight.dtype)
         return first, second
 
-    x.tape.differentiate((out,), (x, weight), backward)
-    return out
+    return x.tape.differentiate((out,), (x, weight), backward)
 
 
 def _cast(x: Value, dtype: str) -> tuple[Value, Value]:
@@ -54,14 +53,12 @@ def _cast(x: Value, dtype: str) -> tuple[Value, Value]:
         found = elementwise("_to_copy", x, dtype=dtype), tape.new((), "float32", category="buffer")
         tape.narrow[key] = found
     elif found is None:
-        largest = tape.new((), "float32")
-        tape.record("amax", (x,), (largest,), dim=list(range(len(x.shape))))
+        largest = tape.result("amax", (x,), (), "float32", dim=list(range(len(x.shape))))
         scaled = elementwise("clamp", elementwise("mul", x, largest, dtype="float32"))
         found = tape.narrow[key] = elementwise("_to_copy", scaled, dtype=dtype), largest
     return found
 
 
 def _scaled(a: Value, b: Value, of_a: Value, of_b: Value, dtype: str) -> Value:
-    out = a.tape.new((a.shape[0], b.shape[1]), dtype)
-    a.tape.record("_scaled_mm", (a, b, of_a, of_b), (out,))
+    out = a.tape.result("_scaled_mm", (a, b, of_a, of_b), (a.shape[0], b.shape[1]), dtype)
     return out

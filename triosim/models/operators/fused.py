@@ -27,8 +27,7 @@ def rms_norm(x: Value) -> Value:
         tape.record("_fused_rms_norm_backward", (g, x, root, weight), made, normalized_shape=[width])
         return made
 
-    tape.differentiate((out, root), (x, weight), backward)
-    return out
+    return tape.differentiate((out, root), (x, weight), backward)
 
 
 def gated_unit(gate: Value, up: Value, activation: str) -> Value:
@@ -41,15 +40,13 @@ def gated_unit(gate: Value, up: Value, activation: str) -> Value:
         tape.record(f"fused::{name}_backward", (g, gate, up), made)
         return made
 
-    tape.differentiate((out,), (gate, up), backward)
-    return out
+    return tape.differentiate((out,), (gate, up), backward)
 
 
 def soft_capped(x: Value) -> Value:
     """``cap * tanh(x / cap)``."""
     out = elementwise("fused::softcap", x)
-    x.tape.differentiate((out,), (x,), lambda g: (elementwise("fused::softcap_backward", g, out),))
-    return out
+    return x.tape.differentiate((out,), (x,), lambda g: (elementwise("fused::softcap_backward", g, out),))
 
 
 def rotary_embedding(x: Value, angles: tuple[Value, Value]) -> Value:
@@ -59,8 +56,7 @@ def rotary_embedding(x: Value, angles: tuple[Value, Value]) -> Value:
     def backward(g: Value) -> tuple[Value, None, None]:
         return elementwise("fused::rotary_embedding_backward", g, *angles), None, None
 
-    x.tape.differentiate((out,), (x, *angles), backward)
-    return out
+    return x.tape.differentiate((out,), (x, *angles), backward)
 
 
 def bias_gelu(x: Value) -> Value:
@@ -72,8 +68,7 @@ def bias_gelu(x: Value) -> Value:
         found = elementwise("fused::bias_gelu_backward", g, x, bias)
         return found, _summed(found)
 
-    x.tape.differentiate((out,), (x, bias), backward)
-    return out
+    return x.tape.differentiate((out,), (x, bias), backward)
 
 
 def bias_dropout_add(x: Value, residual: Value, probability: float) -> Value:
@@ -89,8 +84,7 @@ def bias_dropout_add(x: Value, residual: Value, probability: float) -> Value:
         found = elementwise("native_dropout_backward", g, masks[0], dtype=g.dtype) if masks else g
         return found, _summed(found), g
 
-    tape.differentiate((out, *masks), (x, bias, residual), backward)
-    return out
+    return tape.differentiate((out, *masks), (x, bias, residual), backward)
 
 
 def cross_entropy(logits: Value, labels: Value) -> Value:
@@ -100,12 +94,13 @@ def cross_entropy(logits: Value, labels: Value) -> Value:
     tape.record("fused::cross_entropy_loss", (logits, labels), (loss, sums), reduction=1)
 
     def backward(g: Value, _: Value | None) -> tuple[Value]:
-        found = tape.new(logits.shape, logits.dtype)
-        tape.record("fused::cross_entropy_loss_backward", (g, logits, labels, sums), (found,), reduction=1)
-        return (found,)
+        return (
+            tape.result(
+                "fused::cross_entropy_loss_backward", (g, logits, labels, sums), logits.shape, logits.dtype, reduction=1
+            ),
+        )
 
-    tape.differentiate((loss, sums), (logits,), backward)
-    return loss
+    return tape.differentiate((loss, sums), (logits,), backward)
 
 
 def _summed(gradient: Value) -> Value:

@@ -21,16 +21,11 @@ def embedding(indices: Value, entries: int, width: int, *, weight: Value | None 
     """``nn.Embedding`` of the open module; ``weight`` where it is shared with another module."""
     tape = indices.tape
     table = tape.parameter("weight", (entries, width)) if weight is None else weight
-    out = tape.new((*indices.shape, width), table.dtype)
-    tape.record("embedding", (table, indices), (out,))
+    out = tape.result("embedding", (table, indices), (*indices.shape, width), table.dtype)
 
-    def backward(g: Value) -> tuple[Value]:
-        found = tape.new(table.shape, g.dtype)
-        tape.record("embedding_dense_backward", (g, indices), (found,))
-        return (found,)
-
-    tape.differentiate((out,), (table,), backward)
-    return out
+    return tape.differentiate(
+        (out,), (table,), lambda g: (tape.result("embedding_dense_backward", (g, indices), table.shape, g.dtype),)
+    )
 
 
 def layer_norm(x: Value, *, bias: bool = True) -> Value:
@@ -47,8 +42,7 @@ def layer_norm(x: Value, *, bias: bool = True) -> Value:
         tape.record("native_layer_norm_backward", (g, x, *statistics, *weights), made, normalized_shape=[width])
         return made
 
-    tape.differentiate((out, *statistics), (x, *weights), backward)
-    return out
+    return tape.differentiate((out, *statistics), (x, *weights), backward)
 
 
 def batch_norm(x: Value) -> Value:
@@ -68,8 +62,7 @@ def batch_norm(x: Value) -> Value:
         tape.record("native_batch_norm_backward", (g, x, weight, *running, *statistics), made)
         return made
 
-    tape.differentiate((out, *statistics), (x, weight, bias), backward)
-    return out
+    return tape.differentiate((out, *statistics), (x, weight, bias), backward)
 
 
 def rms_norm(x: Value) -> Value:
@@ -93,10 +86,8 @@ def log_softmax(x: Value) -> Value:
 
 def _soft(name: str, x: Value, dim: int) -> Value:
     x = contiguous_of(x)
-    out = x.tape.new(x.shape, x.dtype)
-    x.tape.record(name, (x,), (out,), dim=dim)
-    x.tape.differentiate((out,), (x,), lambda g: (elementwise(f"{name}_backward_data", g, out, dim=dim),))
-    return out
+    out = x.tape.result(name, (x,), x.shape, x.dtype, dim=dim)
+    return x.tape.differentiate((out,), (x,), lambda g: (elementwise(f"{name}_backward_data", g, out, dim=dim),))
 
 
 def cross_entropy(logits: Value, labels: Value) -> Value:
@@ -107,12 +98,13 @@ def cross_entropy(logits: Value, labels: Value) -> Value:
     tape.record("nll_loss_forward", (logarithms, labels), (loss, weight), reduction=1)
 
     def backward(g: Value, _: Value | None) -> tuple[Value]:
-        found = tape.new(logarithms.shape, logarithms.dtype)
-        tape.record("nll_loss_backward", (g, logarithms, labels, weight), (found,), reduction=1)
-        return (found,)
+        return (
+            tape.result(
+                "nll_loss_backward", (g, logarithms, labels, weight), logarithms.shape, logarithms.dtype, reduction=1
+            ),
+        )
 
-    tape.differentiate((loss, weight), (logarithms,), backward)
-    return loss
+    return tape.differentiate((loss, weight), (logarithms,), backward)
 
 
 def next_token_loss(logits: Value, labels: Value, *, fused: bool, shifted: bool = False) -> Value:

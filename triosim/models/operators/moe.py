@@ -37,8 +37,7 @@ def sigmoid_router(x: Value, experts: int, chosen: int, groups: int, kept: int) 
             _, of_groups = _largest(total(best, [-1]), kept)
             mask = elementwise("zeros_like", total(best, [-1]))
             tape.record("scatter_", (mask, of_groups), (mask,), dim=1)
-            spread = tape.new(by_group.shape, mask.dtype)
-            tape.record("clone", (mask,), (spread,))
+            spread = tape.result("clone", (mask,), by_group.shape, mask.dtype)
             ranked = elementwise("masked_fill", ranked, to(view(spread, ranked.shape), "bool"), dtype=ranked.dtype)
         _, indices = _largest(ranked, chosen)
         weights = gather(scores, indices)
@@ -59,8 +58,7 @@ def experts(x: Value, routed: tuple[Value, Value], count: int, feed_forward: int
         taken = index(x, rows)
         weights = index(weights, order)
         ordered = to(ordered, "int32")
-        counts = tape.new((count,), "int32")
-        tape.record("histc", (ordered,), (counts,))
+        counts = tape.result("histc", (ordered,), (count,), "int32")
         ends = elementwise("cumsum", counts, dim=0)
         both = tape.parameter("gate_up_proj", (count, 2 * feed_forward, hidden))
         gate, up = split(grouped(taken, transpose(lower_precision(both), 1, 2), ends), [feed_forward] * 2, -1)
@@ -93,20 +91,17 @@ def grouped(x: Value, weight: Value, ends: Value) -> Value:
         first = transpose(weight, 1, 2)
         return _grouped(g, first, ends, x.shape) if x.node else None, second
 
-    x.tape.differentiate((out,), (x, weight), backward)
-    return out
+    return x.tape.differentiate((out,), (x, weight), backward)
 
 
 def _grouped(first: Value, second: Value, ends: Value, shape: tuple[int, ...]) -> Value:
-    out = first.tape.new(shape, first.dtype)
-    first.tape.record("_grouped_mm", (first, second, ends), (out,))
+    out = first.tape.result("_grouped_mm", (first, second, ends), shape, first.dtype)
     return out
 
 
 def index(x: Value, rows: Value) -> Value:
     """``index``: rows of a tensor by their indices."""
-    out = x.tape.new((*rows.shape, *x.shape[1:]), x.dtype)
-    x.tape.record("index", (x, rows), (out,))
+    out = x.tape.result("index", (x, rows), (*rows.shape, *x.shape[1:]), x.dtype)
 
     def backward(g: Value) -> tuple[Value]:
         zeros, whole = g.tape.new(x.shape, g.dtype), g.tape.new(x.shape, g.dtype)
@@ -114,8 +109,7 @@ def index(x: Value, rows: Value) -> Value:
         g.tape.record("index_put", (zeros, rows, g), (whole,))
         return (whole,)
 
-    x.tape.differentiate((out,), (x,), backward)
-    return out
+    return x.tape.differentiate((out,), (x,), backward)
 
 
 def topk(x: Value, count: int) -> tuple[Value, Value]:
@@ -127,10 +121,8 @@ def topk(x: Value, count: int) -> tuple[Value, Value]:
 
 def gather(x: Value, indices: Value) -> Value:
     """``gather`` along the last dimension."""
-    out = x.tape.new(indices.shape, x.dtype)
-    x.tape.record("gather", (x, indices), (out,), dim=1)
-    x.tape.differentiate((out,), (x,), lambda g: (_scattered(g, x, indices),))
-    return out
+    out = x.tape.result("gather", (x, indices), indices.shape, x.dtype, dim=1)
+    return x.tape.differentiate((out,), (x,), lambda g: (_scattered(g, x, indices),))
 
 
 def _largest(x: Value, count: int) -> tuple[Value, Value]:

@@ -21,26 +21,18 @@ def max_pool(x: Value, kernel: int, *, stride: int, padding: int = 0) -> Value:
     tape.record("max_pool2d_with_indices", (x,), (out, indices), **attributes)
 
     def backward(g: Value, _: Value | None) -> tuple[Value]:
-        found = tape.new(x.shape, x.dtype)
-        tape.record("max_pool2d_with_indices_backward", (g, x, indices), (found,), **attributes)
-        return (found,)
+        return (tape.result("max_pool2d_with_indices_backward", (g, x, indices), x.shape, x.dtype, **attributes),)
 
-    tape.differentiate((out, indices), (x,), backward)
-    return out
+    return tape.differentiate((out, indices), (x,), backward)
 
 
 def adaptive_average_pool(x: Value, size: int) -> Value:
     """``adaptive_avg_pool2d``: averages that make the image ``size`` high and wide."""
-    out = x.tape.new((*x.shape[:2], size, size), x.dtype)
-    x.tape.record("_adaptive_avg_pool2d", (x,), (out,))
+    out = x.tape.result("_adaptive_avg_pool2d", (x,), (*x.shape[:2], size, size), x.dtype)
 
-    def backward(g: Value) -> tuple[Value]:
-        found = g.tape.new(x.shape, x.dtype)
-        g.tape.record("_adaptive_avg_pool2d_backward", (g, x), (found,))
-        return (found,)
-
-    x.tape.differentiate((out,), (x,), backward)
-    return out
+    return x.tape.differentiate(
+        (out,), (x,), lambda g: (g.tape.result("_adaptive_avg_pool2d_backward", (g, x), x.shape, x.dtype),)
+    )
 
 
 def average_pool_2x2(x: Value) -> Value:
@@ -49,13 +41,9 @@ def average_pool_2x2(x: Value) -> Value:
     attributes = {"kernel_size": [2, 2], "stride": [2, 2], "padding": [0, 0], "ceil_mode": False}
     x.tape.record("avg_pool2d", (x,), (out,), **attributes)
 
-    def backward(g: Value) -> tuple[Value]:
-        found = g.tape.new(x.shape, x.dtype)
-        g.tape.record("avg_pool2d_backward", (g, x), (found,), **attributes)
-        return (found,)
-
-    x.tape.differentiate((out,), (x,), backward)
-    return out
+    return x.tape.differentiate(
+        (out,), (x,), lambda g: (g.tape.result("avg_pool2d_backward", (g, x), x.shape, x.dtype, **attributes),)
+    )
 
 
 def global_average_pool(x: Value) -> Value:

@@ -27,8 +27,7 @@ def lower_precision(x: Value) -> Value:
 
 
 def _product(name: str, given: tuple[Value, ...], a: Value, b: Value) -> Value:
-    out = a.tape.new((*a.shape[:-1], b.shape[-1]), a.dtype)
-    a.tape.record(name, given, (out,))
+    out = a.tape.result(name, given, (*a.shape[:-1], b.shape[-1]), a.dtype)
     return out
 
 
@@ -56,8 +55,7 @@ def mm(a: Value, b: Value) -> Value:
         second = _by_second(g, a, b) if b.node else None
         return _by_first(g, b) if a.node else None, second
 
-    a.tape.differentiate((out,), (a, b), backward)
-    return out
+    return a.tape.differentiate((out,), (a, b), backward)
 
 
 def addmm(bias: Value, a: Value, b: Value) -> Value:
@@ -71,8 +69,7 @@ def addmm(bias: Value, a: Value, b: Value) -> Value:
         own = view(total(g, [0], keepdim=True), bias.shape) if bias.node else None
         return own, first, second
 
-    a.tape.differentiate((out,), (bias, a, b), backward)
-    return out
+    return a.tape.differentiate((out,), (bias, a, b), backward)
 
 
 def linear(
@@ -130,16 +127,14 @@ def bmm(a: Value, b: Value) -> Value:
         turned = transpose(b, 1, 2)
         return _product("bmm", (g, turned), g, turned), second
 
-    a.tape.differentiate((out,), (a, b), backward)
-    return out
+    return a.tape.differentiate((out,), (a, b), backward)
 
 
 def scaled_bmm(a: Value, b: Value) -> Value:
     """``baddbmm`` without its input (``beta=0``): a batch of products, scaled."""
     a, b = lower_precision(a), lower_precision(b)
     shape = (*a.shape[:-1], b.shape[-1])
-    into = a.tape.new(shape, a.dtype)
-    a.tape.record("empty", (), (into,))
+    into = a.tape.result("empty", (), shape, a.dtype)
     out = _product("baddbmm", (into, a, b), a, b)
 
     def backward(g: Value) -> tuple[Value | None, Value | None]:
@@ -152,8 +147,7 @@ def scaled_bmm(a: Value, b: Value) -> Value:
             second = elementwise("mul", _product("bmm", (turned, g), turned, g))
         return first, second
 
-    a.tape.differentiate((out,), (a, b), backward)
-    return out
+    return a.tape.differentiate((out,), (a, b), backward)
 
 
 def matmul(a: Value, b: Value) -> Value:
@@ -195,5 +189,4 @@ def convolution(
         tape.record("convolution_backward", (g, x, weight), [one for one in made if one is not None], **attributes)
         return made
 
-    tape.differentiate((out,), given, backward)
-    return out
+    return tape.differentiate((out,), given, backward)

@@ -158,14 +158,24 @@ class Tape:
         self.operators.append(_Recorded(full, self.phase, self.layer, given, made, self.differentiates, attributes))
         return len(self.operators)
 
-    def differentiate(self, outputs: Sequence[Value], inputs: Sequence[Value | None], backward: Backward) -> None:
-        """Give the gradient of the operator that was recorded last: ``backward`` takes one gradient an output."""
+    def result(self, name: str, inputs: Sequence[Value], shape: Shape, dtype: str, /, **attributes: Any) -> Value:
+        """Record an operator with one result, in new memory, and return that."""
+        out = self.new(shape, dtype)
+        self.record(name, inputs, (out,), **attributes)
+        return out
+
+    def differentiate(self, outputs: Sequence[Value], inputs: Sequence[Value | None], backward: Backward) -> Value:
+        """Give the gradient of the operator that was recorded last, and return its first output.
+
+        ``backward`` takes one gradient an output.
+        """
         if self.phase != "forward" or all(value is None or value.node is None for value in inputs):
-            return
+            return outputs[0]
         node = Node(len(self.operators), self.layer, inputs, backward, len(outputs))
         self._nodes.append(node)
         for number, value in enumerate(outputs):
             value.node, value.output = node, number
+        return outputs[0]
 
     def _number(self, value: Value) -> int:
         if value.number < 0:

@@ -28,8 +28,7 @@ def view(x: Value, shape: Sequence[int]) -> Value:
 
 def _viewed(name: str, x: Value, new: Shape, strides: Strides) -> Value:
     out = _shown(name, x, new, strides)
-    x.tape.differentiate((out,), (x,), lambda g: (reshape(g, x.shape),))
-    return out
+    return x.tape.differentiate((out,), (x,), lambda g: (reshape(g, x.shape),))
 
 
 def reshape(x: Value, shape: Sequence[int]) -> Value:
@@ -58,10 +57,8 @@ def _whole(x: Value, shape: Sequence[int]) -> Shape:
 
 def copied(x: Value) -> Value:
     """``clone`` as a contiguous tensor."""
-    out = x.tape.new(x.shape, x.dtype)
-    x.tape.record("clone", (x,), (out,))
-    x.tape.differentiate((out,), (x,), lambda g: (g,))
-    return out
+    out = x.tape.result("clone", (x,), x.shape, x.dtype)
+    return x.tape.differentiate((out,), (x,), lambda g: (g,))
 
 
 def contiguous_of(x: Value) -> Value:
@@ -75,15 +72,13 @@ def transpose(x: Value, first: int, second: int) -> Value:
     shape[first], shape[second] = shape[second], shape[first]
     strides[first], strides[second] = strides[second], strides[first]
     out = _shown("transpose", x, tuple(shape), tuple(strides), dim0=first, dim1=second)
-    x.tape.differentiate((out,), (x,), lambda g: (transpose(g, first, second),))
-    return out
+    return x.tape.differentiate((out,), (x,), lambda g: (transpose(g, first, second),))
 
 
 def t(x: Value) -> Value:
     """``t``: a transposed matrix."""
     out = _shown("t", x, x.shape[::-1], x.strides[::-1])
-    x.tape.differentiate((out,), (x,), lambda g: (t(g),))
-    return out
+    return x.tape.differentiate((out,), (x,), lambda g: (t(g),))
 
 
 def permute(x: Value, dims: Sequence[int]) -> Value:
@@ -91,8 +86,7 @@ def permute(x: Value, dims: Sequence[int]) -> Value:
     shape, strides = tuple([x.shape[dim] for dim in dims]), tuple([x.strides[dim] for dim in dims])
     out = _shown("permute", x, shape, strides, dims=list(dims))
     back = [list(dims).index(axis) for axis in range(len(dims))]
-    x.tape.differentiate((out,), (x,), lambda g: (permute(g, back),))
-    return out
+    return x.tape.differentiate((out,), (x,), lambda g: (permute(g, back),))
 
 
 def unsqueeze(x: Value, dim: int) -> Value:
@@ -101,8 +95,7 @@ def unsqueeze(x: Value, dim: int) -> Value:
     step = x.strides[axis] * x.shape[axis] if axis < len(x.shape) else 1
     shape, strides = (*x.shape[:axis], 1, *x.shape[axis:]), (*x.strides[:axis], step, *x.strides[axis:])
     out = _shown("unsqueeze", x, shape, strides, dim=dim)
-    x.tape.differentiate((out,), (x,), lambda g: (squeeze(g, axis),))
-    return out
+    return x.tape.differentiate((out,), (x,), lambda g: (squeeze(g, axis),))
 
 
 def squeeze(x: Value, dim: int) -> Value:
@@ -110,8 +103,7 @@ def squeeze(x: Value, dim: int) -> Value:
     axis = dim % len(x.shape)
     shape, strides = (*x.shape[:axis], *x.shape[axis + 1 :]), (*x.strides[:axis], *x.strides[axis + 1 :])
     out = _shown("squeeze", x, shape, strides, dim=dim)
-    x.tape.differentiate((out,), (x,), lambda g: (unsqueeze(g, axis),))
-    return out
+    return x.tape.differentiate((out,), (x,), lambda g: (unsqueeze(g, axis),))
 
 
 def expand(x: Value, shape: Sequence[int]) -> Value:
@@ -126,8 +118,7 @@ def expand(x: Value, shape: Sequence[int]) -> Value:
     if new == x.shape:
         return x
     out = _shown("expand", x, new, strides)
-    x.tape.differentiate((out,), (x,), lambda g: (g,))
-    return out
+    return x.tape.differentiate((out,), (x,), lambda g: (g,))
 
 
 def slice_of(x: Value, dim: int, start: int, stop: int) -> Value:
@@ -136,13 +127,9 @@ def slice_of(x: Value, dim: int, start: int, stop: int) -> Value:
     shape = (*x.shape[:axis], stop - start, *x.shape[axis + 1 :])
     out = _shown("slice", x, shape, x.strides, x.offset + start * x.strides[axis], dim=dim)
 
-    def backward(g: Value) -> tuple[Value]:
-        whole = g.tape.new(x.shape, x.dtype)
-        g.tape.record("slice_backward", (g,), (whole,), dim=dim)
-        return (whole,)
-
-    x.tape.differentiate((out,), (x,), backward)
-    return out
+    return x.tape.differentiate(
+        (out,), (x,), lambda g: (g.tape.result("slice_backward", (g,), x.shape, x.dtype, dim=dim),)
+    )
 
 
 def select(x: Value, dim: int, index: int) -> Value:
@@ -151,13 +138,9 @@ def select(x: Value, dim: int, index: int) -> Value:
     shape, strides = (*x.shape[:axis], *x.shape[axis + 1 :]), (*x.strides[:axis], *x.strides[axis + 1 :])
     out = _shown("select", x, shape, strides, x.offset + index * x.strides[axis], dim=dim)
 
-    def backward(g: Value) -> tuple[Value]:
-        whole = g.tape.new(x.shape, x.dtype)
-        g.tape.record("select_backward", (g,), (whole,), dim=dim)
-        return (whole,)
-
-    x.tape.differentiate((out,), (x,), backward)
-    return out
+    return x.tape.differentiate(
+        (out,), (x,), lambda g: (g.tape.result("select_backward", (g,), x.shape, x.dtype, dim=dim),)
+    )
 
 
 def split(x: Value, sizes: Sequence[int], dim: int) -> tuple[Value, ...]:
@@ -176,8 +159,7 @@ def split(x: Value, sizes: Sequence[int], dim: int) -> tuple[Value, ...]:
         whole = []
         for part, gradient in zip(found, gradients, strict=True):
             if gradient is None:
-                gradient = x.tape.new(part.shape, part.dtype)
-                x.tape.record("zeros", (), (gradient,))
+                gradient = x.tape.result("zeros", (), part.shape, part.dtype)
             whole.append(gradient)
         return (cat(whole, dim),)
 
@@ -192,8 +174,7 @@ def cat(values: Sequence[Value], dim: int) -> Value:
     axis = dim % len(first.shape)
     length = sum(value.shape[axis] for value in values)
     shape = (*first.shape[:axis], length, *first.shape[axis + 1 :])
-    out = first.tape.new(shape, first.dtype)
-    first.tape.record("cat", values, (out,), dim=dim)
+    out = first.tape.result("cat", values, shape, first.dtype, dim=dim)
 
     def backward(g: Value) -> list[Value | None]:
         found: list[Value | None] = []
@@ -204,5 +185,4 @@ def cat(values: Sequence[Value], dim: int) -> Value:
             start = stop
         return found
 
-    first.tape.differentiate((out,), values, backward)
-    return out
+    return first.tape.differentiate((out,), values, backward)
