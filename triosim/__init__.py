@@ -26,32 +26,23 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
-    "Operator",
-    "Result",
-    "Tensor",
-    "Topology",
-    "Trace",
-    "TriosimError",
-    "describe",
-    "load_trace",
-    "rank_memory",
-    "save_trace",
+    "Operator", "Result", "Tensor", "Topology", "Trace", "TriosimError", "describe", "load_trace", "rank_memory", "save_trace",
     "simulate",
-]
+]  # fmt: skip
 
 #: Where each public name is; imported when it is first asked for, so that ``import triosim`` costs nothing.
 _PLACES = {
-    "Operator": ("triosim.trace", "Operator"),
-    "Result": ("triosim.results.result", "Result"),
-    "Tensor": ("triosim.trace", "Tensor"),
-    "Topology": ("triosim.networks.topology", "Topology"),
-    "Trace": ("triosim.trace", "Trace"),
-    "TriosimError": ("triosim.errors", "TriosimError"),
-    "describe": ("triosim.models.description", "describe"),
-    "load_trace": ("triosim.trace.formats", "read"),
-    "save_trace": ("triosim.trace.formats", "write"),
-    "rank_memory": ("triosim.pipeline.rank_memory", "rank_memory"),
-    "simulate": ("triosim.interface", "simulate"),
+    "Operator": "triosim.trace:Operator",
+    "Result": "triosim.results.result:Result",
+    "Tensor": "triosim.trace:Tensor",
+    "Topology": "triosim.networks.topology:Topology",
+    "Trace": "triosim.trace:Trace",
+    "TriosimError": "triosim.errors:TriosimError",
+    "describe": "triosim.models.description:describe",
+    "load_trace": "triosim.trace.formats:read",
+    "save_trace": "triosim.trace.formats:write",
+    "rank_memory": "triosim.pipeline.rank_memory:rank_memory",
+    "simulate": "triosim.interface:simulate",
 }
 
 
@@ -60,7 +51,7 @@ def __getattr__(name: str) -> Any:
 
     if name not in _PLACES:
         raise AttributeError(f"module 'triosim' has no attribute '{name}'")
-    module, attribute = _PLACES[name]
+    module, _, attribute = _PLACES[name].partition(":")
     value = getattr(importlib.import_module(module), attribute)
     globals()[name] = value
     return value

@@ -69,7 +69,7 @@ BUILT_IN: dict[Group, dict[str, str]] = {
         "linear": "triosim.compute.models.linear:Linear",
         "roofline": "triosim.compute.models.roofline:Roofline",
         "elementwise": "triosim.compute.models.elementwise:Elementwise",
-        "reduction": "triosim.compute.models.reduction:Reduction",
+        "reduction": "triosim.compute.models.forest:Reduction",
         "forest": "triosim.compute.models.forest:Forest",
         "auto": "triosim.compute.models.auto:Auto",
     },

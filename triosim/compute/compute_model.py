@@ -29,8 +29,8 @@ class Estimates:
     ``model`` names the model that the time comes from.
     """
 
-    seconds: npt.NDArray[np.float64]
-    relative_error: npt.NDArray[np.float64]
+    seconds: Array
+    relative_error: Array
     model: list[str]
 
 

@@ -14,11 +14,11 @@ from typing import Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
+from triosim.compute.compute_model import Array
 from triosim.operators import products
 from triosim.operators.features import base_name, is_attention
 from triosim.trace import Operator
 
-Array = npt.NDArray[np.float64]
 Family = Literal["product", "attention", "elementwise", "softmax", "layer_norm"]
 Rows = npt.NDArray[np.int64]
 Gradients = Callable[[Operator, Operator], tuple[bool, bool]]
@@ -33,25 +33,10 @@ COLUMNS: Mapping[Family, tuple[str, ...]] = {
     "softmax": ("rows", "columns"),
     "layer_norm": ("rows", "columns"),
 }
-ELEMENTWISE = frozenset(
-    (
-        "add",
-        "sub",
-        "rsub",
-        "mul",
-        "div",
-        "pow",
-        "relu",
-        "gelu",
-        "tanh",
-        "sigmoid",
-        "silu",
-        "neg",
-        "exp",
-        "sqrt",
-        "rsqrt",
-    )
-) | frozenset(("abs", "clamp", "hardtanh", "leaky_relu", "square"))
+ELEMENTWISE = frozenset((
+    "add", "sub", "rsub", "mul", "div", "pow", "relu", "gelu", "tanh", "sigmoid", "silu", "neg", "exp", "sqrt", "rsqrt",
+    "abs", "clamp", "hardtanh", "leaky_relu", "square",
+))  # fmt: skip
 #: Element-wise operators of two tensors; with one tensor and a number, tables put a ``u`` behind their name.
 BINARY = frozenset(("add", "sub", "mul", "div", "pow"))
 #: The kind of attention that is not causal; the tables hold none.

@@ -12,15 +12,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 
 from triosim.compute.attainable_rate import PLAIN, AttainableRate
-from triosim.compute.compute_model import CLASS_EDGES, Estimates
+from triosim.compute.compute_model import CLASS_EDGES, Array, Estimates
 from triosim.compute.operator_sequence import OperatorSequence
 from triosim.gpus import Gpu
 from triosim.trace import Operator
-
-Array = npt.NDArray[np.float64]
 
 #: What the name of a model ends in where its GPU is in none of the tables.
 NOT_MEASURED = "a GPU not measured"

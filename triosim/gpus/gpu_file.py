@@ -1,7 +1,8 @@
-"""Reads a user's own GPU from a YAML file: the keys of the catalogue, with units where a person would write them.
+"""Finds a GPU by its name, or reads a user's own from a YAML file.
 
-With ``like``, a file gives only what differs from another GPU. Errors name file, line and key. What ``triosim gpus NAME
---format json`` prints is such a file, except for its names.
+It has the keys of the catalogue, with units where a person would write them. With ``like``, a file gives only what differs
+from another GPU. Errors name file, line and key. What ``triosim gpus NAME --format json`` prints is such a file, except for its
+names.
 """
 
 from __future__ import annotations
@@ -9,13 +10,14 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping
+from os import PathLike, fspath
 from pathlib import Path
 from typing import Any
 
 from triosim import yaml_lines
 from triosim.errors import OptionError, TriosimError, nearest
 from triosim.gpus.gpu import Gpu
-from triosim.gpus.known_gpus import catalogue, get
+from triosim.gpus.known_gpus import catalogue, get, is_shipped, register
 from triosim.trace import DTYPE_BYTES, dtype_name
 from triosim.units import parse_bandwidth, parse_bytes
 from triosim.yaml_lines import Path as Place
@@ -23,12 +25,7 @@ from triosim.yaml_lines import Path as Place
 LARGEST_FILE = 1_000_000  # bytes
 DTYPES = (*(dtype for dtype in DTYPE_BYTES if "float" in dtype), "tf32")
 #: The required keys, each with an example.
-_REQUIRED = {
-    "name": "my GPU",
-    "flops": "{float32: 67 TFLOP/s}",
-    "bandwidth": "3.35 TB/s",
-    "capacity": "80 GB",
-}
+_REQUIRED = {"name": "my GPU", "flops": "{float32: 67 TFLOP/s}", "bandwidth": "3.35 TB/s", "capacity": "80 GB"}
 _PREFIXES = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
 _NUMBER = r"\s*((?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*([kKMGTP]?)"
 
@@ -217,3 +214,33 @@ def _content(file: str) -> str:
 def _where(file: str, lines: Mapping[Place, int], path: Place) -> str:
     line = f":{lines[path]}" if path in lines else ""
     return f"{file}{line}: {'.'.join(str(part) for part in path)}"
+
+
+def find(name: str | PathLike[str]) -> Gpu:
+    """Return the GPU of a name, as PyTorch reports it or shorter, in any case, or of a user's file (``my_gpu.yaml``).
+
+    Raises ``OptionError`` that suggests the nearest name.
+    """
+    text = fspath(name)
+    found = get(text)
+    if found is None and _is_file(text):
+        return load_user(text)
+    if found is None:
+        names = {alias for gpu in catalogue() for alias in (gpu.name, *gpu.aliases)}
+        fix = nearest(text, names) if nearest(text, names)[:3] == "did" else nearest("", {g.name for g in catalogue()})
+        raise OptionError(f"there is no GPU '{text}' in the catalogue", fix=f"{fix}; or give a file of your own")
+    return found
+
+
+def load_user(path: str | PathLike[str]) -> Gpu:
+    """Read a GPU from a YAML file; from then on it is known by its name. Raises ``OptionError`` with file, line and key."""
+    gpu = read(fspath(path))
+    for name in (gpu.name, *gpu.aliases):
+        if is_shipped(name):
+            fix = "give it a name of its own, or write 'like: H100-SXM' for what it has in common"
+            raise OptionError(f"'{name}' is a GPU of the catalogue", where=fspath(path), fix=fix)
+    return register(gpu)
+
+
+def _is_file(text: str) -> bool:
+    return text.lower().endswith((".yaml", ".yml", ".json")) or ("/" in text and Path(text).is_file())

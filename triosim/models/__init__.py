@@ -14,20 +14,3 @@ from triosim.models.architectures.llama import Llama as Llama
 from triosim.models.architectures.t5 import T5 as T5
 from triosim.models.architectures.vit import ViT as ViT
 from triosim.models.description import describe as describe
-
-__all__ = [
-    "GPT",
-    "T5",
-    "VGG",
-    "Bert",
-    "Clip",
-    "ConvNext",
-    "DeepSeek",
-    "DenseNet",
-    "Gemma",
-    "Llama",
-    "ResNet",
-    "Tower",
-    "ViT",
-    "describe",
-]

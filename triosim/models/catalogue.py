@@ -22,12 +22,7 @@ from triosim.models.architectures.vit import ViT
 Sizes = Mapping[str, Any]
 
 #: Layers, hidden size and heads: Radford et al. (2019).
-_GPT2 = {
-    "gpt2": (12, 768, 12),
-    "gpt2-medium": (24, 1024, 16),
-    "gpt2-large": (36, 1280, 20),
-    "gpt2-xl": (48, 1600, 25),
-}
+_GPT2 = {"gpt2": (12, 768, 12), "gpt2-medium": (24, 1024, 16), "gpt2-large": (36, 1280, 20), "gpt2-xl": (48, 1600, 25)}
 #: The same: Brown et al. (2020), table 2.1 (13B is 5120 wide, so that heads divide it), and Narayanan et al. (2021), table 1.
 _GPT3 = {
     "gpt3-125m": (12, 768, 12),

@@ -155,21 +155,13 @@ class Config:
 
 
 _SIZE_KEYS = (
-    *("n_layer", "n_embd", "n_head", "n_positions", "n_inner", "vocab_size", "max_position_embeddings"),
-    *(
-        "num_hidden_layers",
-        "hidden_size",
-        "num_attention_heads",
-        "num_key_value_heads",
-        "intermediate_size",
-        "head_dim",
-    ),
-    *("num_local_experts", "num_experts_per_tok", "n_routed_experts", "n_shared_experts", "moe_intermediate_size"),
-    *("n_group", "topk_group", "first_k_dense_replace", "q_lora_rank", "kv_lora_rank"),
-    *("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "type_vocab_size", "projection_dim", "num_labels"),
-    *("num_layers", "d_model", "num_heads", "d_kv", "d_ff", "relative_attention_num_buckets"),
-    *("patch_size", "image_size"),
-)
+    "n_layer", "n_embd", "n_head", "n_positions", "n_inner", "vocab_size", "max_position_embeddings",
+    "num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "intermediate_size", "head_dim",
+    "num_local_experts", "num_experts_per_tok", "n_routed_experts", "n_shared_experts", "moe_intermediate_size",
+    "n_group", "topk_group", "first_k_dense_replace", "q_lora_rank", "kv_lora_rank", "qk_nope_head_dim",
+    "qk_rope_head_dim", "v_head_dim", "type_vocab_size", "projection_dim", "num_labels", "num_layers", "d_model",
+    "num_heads", "d_kv", "d_ff", "relative_attention_num_buckets", "patch_size", "image_size",
+)  # fmt: skip
 #: The types of the keys that descriptions of some architecture read.
 _TYPES: Mapping[str, Literal["size", "number", "flag", "text", "config"]] = {
     **dict.fromkeys(_SIZE_KEYS, "size"),

@@ -29,18 +29,8 @@ class Axis:
     """
 
     __slots__ = (
-        "_same",
-        "factors",
-        "heads",
-        "kind",
-        "offset",
-        "owner",
-        "share",
-        "size",
-        "split_into",
-        "terms",
-        "tracked",
-    )
+        "_same", "factors", "heads", "kind", "offset", "owner", "share", "size", "split_into", "terms", "tracked",
+    )  # fmt: skip
 
     def __init__(self, size: int, kind: AxisKind | None = None, owner: tuple[int, int] | None = None) -> None:
         self.size = size

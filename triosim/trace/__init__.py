@@ -18,18 +18,6 @@ from triosim.trace.trace import (
 )
 
 __all__ = [
-    "CATEGORIES",
-    "DTYPE_BYTES",
-    "PHASES",
-    "Category",
-    "Communication",
-    "CommunicationKind",
-    "Mark",
-    "MarkKind",
-    "Operator",
-    "Phase",
-    "Storage",
-    "Tensor",
-    "Trace",
-    "dtype_name",
-]
+    "CATEGORIES", "DTYPE_BYTES", "PHASES", "Category", "Communication", "CommunicationKind", "Mark", "MarkKind", "Operator",
+    "Phase", "Storage", "Tensor", "Trace", "dtype_name",
+]  # fmt: skip

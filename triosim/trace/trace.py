@@ -15,29 +15,12 @@ from triosim.errors import TraceError
 
 Phase = Literal["forward", "backward", "optimizer"]
 Category = Literal[
-    "input",
-    "parameter",
-    "buffer",
-    "activation",
-    "gradient",
-    "optimizer_state",
-    "output",
-    "temporary",
-    "communication",
-]
+    "input", "parameter", "buffer", "activation", "gradient", "optimizer_state", "output", "temporary", "communication",
+]  # fmt: skip
 CommunicationKind = Literal[
-    "all_reduce",
-    "all_gather",
-    "reduce_scatter",
-    "all_to_all",
-    "broadcast",
-    "reduce",
-    "gather",
-    "scatter",
-    "send",
-    "recv",
+    "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "gather", "scatter", "send", "recv",
     "barrier",
-]
+]  # fmt: skip
 MarkKind = Literal["record", "wait", "wait_work", "synchronize"]
 PHASES: tuple[Phase, ...] = get_args(Phase)
 CATEGORIES: tuple[Category, ...] = get_args(Category)
@@ -197,62 +180,35 @@ class Operator:
     communication: Communication | None = None
     recomputed: bool = False
 
-    # Written out, because dataclasses.replace() takes several times as long, and there are many operators.
-
     def with_tensors(self, inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...]) -> Operator:
         """Return the same call of other tensors."""
-        return Operator(
-            self.id,
-            self.name,
-            self.phase,
-            self.layer,
-            inputs,
-            outputs,
-            self.seconds,
-            self.busy_seconds,
-            self.host_seconds,
-            self.forward,
-            self.flops,
-            self.kernels,
-            self.predicted_by,
-            self.relative_error,
-            self.attributes,
-            self.stream,
-            self.communication,
-            self.recomputed,
-        )
+        measured = self.seconds, self.busy_seconds, self.flops
+        return self._with(inputs, outputs, measured, self.predicted_by, self.relative_error)
 
     def with_times(self, seconds: float, busy_seconds: float | None, flops: float | None) -> Operator:
         """Return the same call with other times and FLOPs."""
-        return self._timed(seconds, busy_seconds, flops, self.predicted_by, self.relative_error)
+        measured = seconds, busy_seconds, flops
+        return self._with(self.inputs, self.outputs, measured, self.predicted_by, self.relative_error)
 
     def predicted(self, by: str, relative_error: float | None) -> Operator:
         """Return the same call, whose time a model has predicted."""
-        return self._timed(self.seconds, self.busy_seconds, self.flops, by, relative_error)
+        return self._with(self.inputs, self.outputs, (self.seconds, self.busy_seconds, self.flops), by, relative_error)
 
-    def _timed(
-        self, seconds: float, busy: float | None, flops: float | None, by: str | None, relative_error: float | None
+    def _with(
+        self,
+        inputs: tuple[Tensor, ...],
+        outputs: tuple[Tensor, ...],
+        measured: tuple[float, float | None, float | None],
+        by: str | None,
+        relative_error: float | None,
     ) -> Operator:
+        """Return a copy; written out, because dataclasses.replace() takes several times as long, and there are many."""
+        seconds, busy_seconds, flops = measured
         return Operator(
-            self.id,
-            self.name,
-            self.phase,
-            self.layer,
-            self.inputs,
-            self.outputs,
-            seconds,
-            busy,
-            self.host_seconds,
-            self.forward,
-            flops,
-            self.kernels,
-            by,
-            relative_error,
-            self.attributes,
-            self.stream,
-            self.communication,
+            self.id, self.name, self.phase, self.layer, inputs, outputs, seconds, busy_seconds, self.host_seconds,
+            self.forward, flops, self.kernels, by, relative_error, self.attributes, self.stream, self.communication,
             self.recomputed,
-        )
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

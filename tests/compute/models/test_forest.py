@@ -13,8 +13,7 @@ from triosim.compute.compute_model import Estimates
 from triosim.compute.families import FamilyCalls
 from triosim.compute.learned import model_files
 from triosim.compute.learned.boosted_trees import BoostedTrees
-from triosim.compute.models.forest import Forest
-from triosim.compute.models.reduction import Reduction
+from triosim.compute.models.forest import Forest, Reduction
 from triosim.errors import TriosimError
 from triosim.trace import Operator, Tensor
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from triosim import gpus
-from triosim.compute.models.reduction import Reduction
+from triosim.compute.models.forest import Reduction
 from triosim.trace import Operator, Tensor
 
 

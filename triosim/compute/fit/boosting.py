@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from triosim.compute.compute_model import Array
 from triosim.compute.learned.boosted_trees import BoostedTrees
 from triosim.errors import TriosimError
-
-Array = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from triosim import gpus
+from triosim.compute.compute_model import Array
 from triosim.compute.fit.family_tables import FamilyTable
 from triosim.compute.fit.operator_rows import OperatorRows
 from triosim.compute.learned import model_files
@@ -19,8 +19,6 @@ from triosim.compute.models.calibrated import bare_name
 from triosim.compute.pricing.repricing import model_name
 from triosim.errors import TriosimError
 from triosim.gpus import Gpu
-
-Array = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,9 +132,7 @@ def gpu_among(devices: Sequence[str], name: str, source: str) -> Gpu:
     alike = [one for one in known if one.name.partition("-")[0] == family]
     if len(alike) > 1:
         raise TriosimError(
-            f"has no rows of {gpu.name}",
-            where=source,
-            fix=f"write --gpu {' or '.join(one.name for one in alike)}",
+            f"has no rows of {gpu.name}", where=source, fix=f"write --gpu {' or '.join(one.name for one in alike)}"
         )
     return alike[0] if alike else gpu
 

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from triosim import gpus
 from triosim.compute import attainable_rate
+from triosim.compute.compute_model import Array
 from triosim.compute.families import COLUMNS, Family, FamilyCalls
 from triosim.compute.fit.boosting import Settings, grow
 from triosim.compute.fit.family_tables import FamilyTable
@@ -24,7 +25,6 @@ from triosim.compute.learned.family_model import CLASS_EDGES, CLASSES, FamilyMod
 from triosim.errors import TriosimError
 from triosim.gpus import Gpu
 
-Array = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
 
 FOLDS = 5

@@ -24,12 +24,11 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from triosim.compute.compute_model import Array
 from triosim.compute.families import BINARY, FAMILIES, Family, FamilyCalls
 from triosim.compute.fit import csv_table
 from triosim.errors import TriosimError, nearest
 from triosim.trace import DTYPE_BYTES, Operator, Tensor, dtype_name
-
-Array = npt.NDArray[np.float64]
 
 _TIMES = {"latency_ms": 1e-3, "latency_us": 1e-6, "seconds": 1.0}
 _EXTRA = ("device", "dtype", "OPName")
@@ -37,11 +36,7 @@ _EXTRA = ("device", "dtype", "OPName")
 _FORMATS: tuple[tuple[tuple[str, ...], Family, str], ...] = (
     (("m", "n", "k"), "product", "bfloat16"),
     (("B", "M", "N", "K"), "product", "float32"),
-    (
-        ("batch_size", "sequence_length", "num_heads", "num_key_value_heads", "head_dim"),
-        "attention",
-        "bfloat16",
-    ),
+    (("batch_size", "sequence_length", "num_heads", "num_key_value_heads", "head_dim"), "attention", "bfloat16"),
     (("OPName", "B", "H"), "elementwise", "float32"),
     (("B", "H"), "layer_norm", "float32"),
 )

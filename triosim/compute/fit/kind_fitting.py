@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from triosim.compute.compute_model import Array
 from triosim.compute.fit.boosting import Settings, grow, regressor
 from triosim.compute.fit.operator_rows import OperatorRows
 from triosim.compute.learned.boosted_trees import BoostedTrees
@@ -21,7 +22,6 @@ from triosim.compute.models import calibrated
 from triosim.compute.models.linear import fit_line
 from triosim.compute.models.roofline import FLOOR_SECONDS
 
-Array = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
 Fit = Callable[["_Points"], KindRegression]
 

@@ -9,13 +9,12 @@ import numpy as np
 import numpy.typing as npt
 
 from triosim import gpus
+from triosim.compute.compute_model import Array
 from triosim.compute.fit import family_tables
 from triosim.compute.fit.family_tables import FamilyTable
 from triosim.errors import TraceError
 from triosim.gpus import Gpu
 from triosim.trace import Operator, Trace
-
-Array = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-Array = npt.NDArray[np.float64]
+from triosim.compute.compute_model import Array
 
 MOST_LEAVES = 64
 _ROWS_AT_ONCE = 128

@@ -11,13 +11,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from triosim.compute.compute_model import Array
 from triosim.compute.families import FamilyCalls
 from triosim.gpus import Gpu
 from triosim.trace import DTYPE_BYTES
-
-Array = npt.NDArray[np.float64]
 
 #: No kernel is shorter: launch and drain, as the smallest products of every table show.
 KERNEL_SECONDS = 2.4e-6

@@ -21,12 +21,11 @@ from triosim import gpus
 from triosim.compute import uncertainty
 from triosim.compute.attainable_rate import AttainableRate
 from triosim.compute.compute_model import CLASS_EDGES as CLASS_EDGES
+from triosim.compute.compute_model import Array
 from triosim.compute.families import Family, FamilyCalls
 from triosim.compute.learned.boosted_trees import BoostedTrees
 from triosim.compute.learned.call_features import call_features, specifications
 from triosim.gpus import Gpu
-
-Array = npt.NDArray[np.float64]
 
 CLASSES = ("<20us", "20-200us", ">200us")
 #: What an estimate is taken to err by where cross-validation had no such rows.

@@ -18,9 +18,9 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from triosim.compute.compute_model import Array
 from triosim.compute.learned.boosted_trees import BoostedTrees
 
-Array = npt.NDArray[np.float64]
 Form = Literal["shipped", "roofline", "line", "trees"]
 
 #: Sizes that differ by less than this are the same.

@@ -39,7 +39,7 @@ STORED = (
     "triosim.compute.models.forest:Forest",
     "triosim.compute.models.attention_kernels:AttentionKernels",
     "triosim.compute.models.elementwise:Elementwise",
-    "triosim.compute.models.reduction:Reduction",
+    "triosim.compute.models.forest:Reduction",
 )
 
 #: A regression that states a larger error than this has learned nothing, and does not go before other models.

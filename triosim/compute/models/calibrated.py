@@ -19,8 +19,7 @@ from triosim.compute.compute_model import ComputeModel, Estimates
 from triosim.compute.learned import model_files
 from triosim.compute.learned.kind_regression import KindFeatures, OperatorKind
 from triosim.compute.models.elementwise import Elementwise
-from triosim.compute.models.forest import Forest
-from triosim.compute.models.reduction import Reduction
+from triosim.compute.models.forest import Forest, Reduction
 from triosim.compute.models.roofline import FLOOR_SECONDS, arithmetic_dtype, class_of, default
 from triosim.compute.operator_sequence import OperatorSequence, deduplicated
 from triosim.gpus import Gpu

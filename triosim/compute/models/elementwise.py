@@ -20,14 +20,12 @@ import numpy.typing as npt
 
 from triosim import gpus
 from triosim.compute import uncertainty
-from triosim.compute.compute_model import ComputeModel, Estimates
+from triosim.compute.compute_model import Array, ComputeModel, Estimates
 from triosim.compute.families import BINARY, FamilyCalls
 from triosim.compute.learned import model_files
 from triosim.compute.operator_sequence import OperatorSequence, deduplicated
 from triosim.gpus import Gpu
 from triosim.trace import DTYPE_BYTES, Operator
-
-Array = npt.NDArray[np.float64]
 
 #: Below this no table has rows; a launch and its drain on current GPUs.
 FLOOR_SECONDS = 2.2e-6

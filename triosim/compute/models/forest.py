@@ -1,7 +1,8 @@
-"""Operator times by boosted trees on top of the roofline, for matrix products and causal attention.
+"""Operator times by boosted trees on top of the roofline: matrix products and causal attention, softmax and normalisation.
 
-Category three of TorchSim (appendix E). The trees are fitted by ``triosim.compute.fit.family_fitting`` and ship with triosim
-(``triosim.compute.learned.model_files``); what they learn and how sure they are is in ``triosim.compute.learned.family_model``.
+Categories three and two of TorchSim (appendix E). The trees are fitted by ``triosim.compute.fit.family_fitting`` and ship
+with triosim (``triosim.compute.learned.model_files``); what they learn and how sure they are is in
+``triosim.compute.learned.family_model``.
 """
 
 from __future__ import annotations
@@ -108,11 +109,7 @@ def _full_over_causal(group: FamilyCalls, seconds: Array) -> Array:
 
 
 def _add(
-    seconds: Array,
-    errors: Array,
-    names: list[str],
-    rows: npt.NDArray[np.int64],
-    found: tuple[Array, Array, str],
+    seconds: Array, errors: Array, names: list[str], rows: npt.NDArray[np.int64], found: tuple[Array, Array, str]
 ) -> None:
     """Add the times of products to those of their operators; the errors of one operator's products count as dependent."""
     for row, time, error in zip(rows.tolist(), found[0], found[1] + _TURNED_ERROR, strict=True):
@@ -123,3 +120,16 @@ def _add(
             seconds[row] = before + time
             errors[row] = (before * errors[row] + time * error) / (before + time)
         names[row] = f"{found[2]}, a product for each gradient"
+
+
+class Reduction(Forest):
+    """``softmax``, ``log_softmax``, ``layer_norm``, which are bound by memory with a rate that depends on the row's length.
+
+    TorchSim takes a decision tree over the number and the length of the rows, as kernels are chosen by length (one warp, one
+    block, or several passes a row); here it is a few small trees over the memory's roofline. Half precision is taken as
+    float32 rows of as many bytes.
+    """
+
+    families = ("softmax", "layer_norm")
+    label = "reduction"
+    same_units = False

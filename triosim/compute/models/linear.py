@@ -19,10 +19,9 @@ from dataclasses import dataclass
 from itertools import combinations
 
 import numpy as np
-import numpy.typing as npt
 
 from triosim.compute import uncertainty
-from triosim.compute.compute_model import ComputeModel, Estimates, ratio
+from triosim.compute.compute_model import Array, ComputeModel, Estimates, ratio
 from triosim.compute.operator_sequence import OperatorSequence, deduplicated
 from triosim.trace import Operator, Trace
 
@@ -41,7 +40,6 @@ _LEAST_ERROR = 0.01
 PER_E_FOLD = (0.23, 0.20, 0.11)
 
 Kind = tuple[str, str]
-Array = npt.NDArray[np.float64]
 _POOLED: Kind = ("", "")
 
 

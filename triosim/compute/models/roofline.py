@@ -15,11 +15,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
 from triosim import gpus
 from triosim.compute import attainable_rate, uncertainty
-from triosim.compute.compute_model import CLASS_EDGES, ComputeModel, Estimates, checked, ratio
+from triosim.compute.compute_model import CLASS_EDGES, Array, ComputeModel, Estimates, checked, ratio
 from triosim.compute.operator_sequence import OperatorSequence, deduplicated
 from triosim.operators import features, products
 from triosim.operators.kinds import kind_of
@@ -36,7 +35,6 @@ OF_UNKNOWN_GPU = 1.4
 #: A class of fewer operators than this keeps its efficiencies.
 FEWEST = 4
 
-Array = npt.NDArray[np.float64]
 Errors = tuple[float, float, float]
 
 

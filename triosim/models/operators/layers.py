@@ -2,16 +2,7 @@
 
 from __future__ import annotations
 
-from triosim.models.operators.elementwise import (
-    add_number,
-    elementwise,
-    full_precision,
-    mean,
-    mul,
-    power,
-    rsqrt,
-    to,
-)
+from triosim.models.operators.elementwise import add_number, elementwise, full_precision, mean, mul, power, rsqrt, to
 from triosim.models.operators.fused import cross_entropy as fused_cross_entropy
 from triosim.models.operators.tape import Value
 from triosim.models.operators.views import contiguous_of, reshape, slice_of, view

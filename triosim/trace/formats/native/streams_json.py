@@ -17,8 +17,7 @@ from triosim.garbage_collector import without_collecting
 from triosim.output_files import writing_text
 from triosim.trace.formats.files import head, read_json
 from triosim.trace.formats.native.checks import Checks
-from triosim.trace.formats.native.trace_json import TraceReader
-from triosim.trace.formats.native.trace_writer import lines
+from triosim.trace.formats.native.trace_json import TraceReader, lines
 from triosim.trace.task_streams import TaskStreams
 from triosim.trace.trace import Trace
 

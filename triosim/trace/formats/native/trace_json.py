@@ -6,23 +6,26 @@ names the file and the key, ``trace.json: operators[17].seconds``.
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import re
+from collections.abc import Iterator
 from itertools import chain
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
+from triosim.errors import TraceError
 from triosim.garbage_collector import without_collecting
 from triosim.output_files import writing_text
 from triosim.trace.formats.files import head, read_json
 from triosim.trace.formats.native.checks import LARGEST_INTEGER, LONGEST_SECONDS, Checks, shown
-from triosim.trace.formats.native.records import communication, marks, storages
-from triosim.trace.formats.native.trace_writer import SCHEMA, lines
+from triosim.trace.formats.native.records import communication, marks, storages, to_row
 from triosim.trace.trace import CATEGORIES, DTYPE_BYTES, PHASES, Operator, Tensor, Trace
 
 NAME = "json"
+SCHEMA = "triosim-trace/1"
 
 TRACE_KEYS = {
     "schema": True,  # whether the key is required
@@ -311,3 +314,77 @@ def _all_integers(items: list[Any], key: str) -> bool:
         return set(map(type, lists)) <= {list} and set(map(type, chain.from_iterable(lists))) <= {int}
     except (KeyError, TypeError, IndexError):
         return False
+
+
+def lines(trace: Trace) -> Iterator[str]:
+    """Yield the text of a trace in pieces. Raises ``TraceError`` where one id is two tensors."""
+    tensors: dict[int, Tensor] = {}
+    for operator in trace.operators:
+        for tensor in (*operator.inputs, *operator.outputs):
+            if tensors.setdefault(tensor.id, tensor) != tensor:
+                raise TraceError(f"two different tensors have the id {tensor.id}", where=f"operator {operator.id}")
+    head = {
+        "schema": SCHEMA,
+        "model": trace.model,
+        "gpu": trace.gpu,
+        "batch_size": trace.batch_size,
+        "times": trace.times,
+        "step_seconds": trace.step_seconds,
+        "software": dict(trace.software),
+    }
+    yield "{\n"
+    for key, value in head.items():
+        if value is not None:
+            yield f"{json.dumps(key)}: {json.dumps(value)},\n"
+    yield '"tensors": [\n'
+    yield ",\n".join(_json(_tensor(tensor, tensors)) for tensor in tensors.values())
+    yield '\n],\n"operators": [\n'
+    yield ",\n".join(_json(_operator(operator)) for operator in trace.operators)
+    for name, records in (("marks", trace.marks), ("storages", trace.storages)):
+        if records:
+            yield f'\n],\n"{name}": [\n'
+            yield ",\n".join(_json(to_row(record)) for record in records)
+    yield "\n]\n}\n"
+
+
+def _json(row: dict[str, Any]) -> str:
+    return json.dumps(row, separators=(",", ":"))
+
+
+def _tensor(tensor: Tensor, known: dict[int, Tensor]) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "id": tensor.id,
+        "shape": list(tensor.shape),
+        "dtype": tensor.dtype,
+        "category": tensor.category,
+    }
+    if tensor.storage >= 0:
+        row["storage"] = tensor.storage
+    if tensor.parameter in known:
+        row["parameter"] = tensor.parameter
+    return row
+
+
+def _operator(operator: Operator) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "id": operator.id,
+        "name": operator.name,
+        "phase": operator.phase,
+        "layer": operator.layer,
+        "inputs": [tensor.id for tensor in operator.inputs],
+        "outputs": [tensor.id for tensor in operator.outputs],
+        "seconds": operator.seconds,
+    }
+    for key in ("busy_seconds", "host_seconds", "forward", "flops", "predicted_by", "relative_error"):
+        value = getattr(operator, key)
+        if value is not None:
+            row[key] = value
+    if operator.kernels:
+        row["kernels"] = list(operator.kernels)
+    if operator.attributes:
+        row["attributes"] = dict(operator.attributes)
+    if operator.stream != "compute":
+        row["stream"] = operator.stream
+    if operator.communication is not None:
+        row["communication"] = to_row(operator.communication)
+    return row
