@@ -18,7 +18,7 @@ from triosim.extrapolators.core.extrapolator import EXPERT_ORDER, Extrapolator
 from triosim.extrapolators.core.mesh import Mesh
 from triosim.extrapolators.core.program import Program
 from triosim.extrapolators.expert.expert_loads import LOADS, LoadDistribution, TokenExchange
-from triosim.extrapolators.expert.expert_sharding import with_local_experts
+from triosim.extrapolators.expert.expert_sharding import ExpertSharding
 from triosim.extrapolators.expert.moe_layers import MoELayers
 
 
@@ -77,7 +77,7 @@ class ExpertParallel(Extrapolator):
         if self._layers is None or self._layers.program.stages is not program.stages:
             self._layers = MoELayers(program, self.axis, self.size)
         exchanges = self._exchanges(self._layers, program.iteration)
-        program = with_local_experts(program, self._layers, exchanges, program.coordinate(self.axis))
+        program = ExpertSharding(program, self._layers, exchanges, program.coordinate(self.axis)).program()
         return program.noted(*self._notes(exchanges))
 
     def _exchanges(self, layers: MoELayers, iteration: int) -> list[TokenExchange]:

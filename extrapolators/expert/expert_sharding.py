@@ -14,14 +14,12 @@ from triosim.sharding.placements import Placements
 from triosim.trace import Operator, Tensor
 
 
-def with_local_experts(
-    program: Program, layers: MoELayers, exchanges: Sequence[TokenExchange], coordinate: int | None
-) -> Program:
-    """Return the program of the rank at a coordinate of the expert-parallel axis; for None of a rank with the mean load."""
-    return _ExpertSharding(program, layers, exchanges, coordinate).program()
+class ExpertSharding:
+    """Shards the experts of a program for the rank at a coordinate of the expert-parallel axis.
 
+    For None it is a rank with the mean load.
+    """
 
-class _ExpertSharding:
     def __init__(
         self, program: Program, layers: MoELayers, exchanges: Sequence[TokenExchange], coordinate: int | None
     ) -> None:
@@ -35,6 +33,7 @@ class _ExpertSharding:
         self._after: dict[int, list[BlockItem]] = {}
 
     def program(self) -> Program:
+        """Return the program of the rank."""
         axis, ranks = self._layers.axis, self._layers.ranks
         shapes: dict[int, Operator] = {}
         for layer, exchange in zip(self._layers.found, self._token_exchanges, strict=True):

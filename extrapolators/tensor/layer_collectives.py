@@ -8,7 +8,7 @@ sequence is needed again (Korthikanti et al. 2022, section 4.2.2).
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from triosim.extrapolators.core.program import Await, Communicate, TransferKey
 from triosim.extrapolators.tensor.insertions import Insertions
@@ -23,29 +23,30 @@ from triosim.trace import Operator, Tensor
 _LOSS_BYTES_PER_TOKEN = 4.0  # maxima and sums of the loss are fp32
 
 
-@dataclass(frozen=True, slots=True)
-class CollectiveSettings:
-    """The mesh axis along which ranks communicate, and whether in training, and with sequence parallelism."""
-
-    axis: str
-    training: bool
-    by_sequence: bool
-
-
 class LayerCollectives:
-    """Inserts collectives into a program. ``joint_inputs`` are groups of column-parallel layers that read the same input."""
+    """Inserts collectives along a mesh axis into a program.
+
+    ``joint_inputs`` are groups of column-parallel layers that read the same input.
+    """
 
     def __init__(
-        self, flow: Dataflow, gradients: LayerGradients, inserted: Insertions, settings: CollectiveSettings
+        self,
+        flow: Dataflow,
+        gradients: LayerGradients,
+        inserted: Insertions,
+        axis: str,
+        *,
+        training: bool,
+        by_sequence: bool,
     ) -> None:
         self.joint_inputs: list[list[WeightLayer]] = []
         self._flow = flow
         self._gradients = gradients
         self._inserted = inserted
-        self._axis = settings.axis
-        self._training = settings.training
-        self._by_sequence = settings.by_sequence
-        self._reduction: CollectiveKind = "reduce_scatter" if settings.by_sequence else "all_reduce"
+        self._axis = axis
+        self._training = training
+        self._by_sequence = by_sequence
+        self._reduction: CollectiveKind = "reduce_scatter" if by_sequence else "all_reduce"
         self._partial: set[int] = set()  # storages of replicated parameters whose gradients are reduced
         self._unreduced: set[int] = set()  # storages of gradients that are summed in full before they are reduced
 

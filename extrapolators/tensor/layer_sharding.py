@@ -10,17 +10,22 @@ from triosim.extrapolators.core.program import Program
 from triosim.extrapolators.deduplication.deduplicate import LayerDeduplication
 from triosim.extrapolators.tensor import notes
 from triosim.extrapolators.tensor.insertions import Insertions
-from triosim.extrapolators.tensor.layer_collectives import CollectiveSettings, LayerCollectives
+from triosim.extrapolators.tensor.layer_collectives import LayerCollectives
 from triosim.extrapolators.tensor.layer_gradients import LayerGradients
-from triosim.extrapolators.tensor.optimizer_shards import with_local_optimizer
 from triosim.extrapolators.tensor.pairs import LayerPair, PairFinder, UndividedHeads
 from triosim.extrapolators.tensor.sequence_parallel import SequenceRegion, reduced_at_step_end
 from triosim.sharding.dataflow import Dataflow, is_loss, is_view
 from triosim.sharding.layers import WeightLayer, weight_layer
-from triosim.sharding.parameters import casts_of_parameters, is_cast_of_parameter, with_casts_as_parameters
+from triosim.sharding.parameters import (
+    casts_of_parameters,
+    is_cast_of_parameter,
+    owners,
+    parameter_storages,
+    with_casts_as_parameters,
+)
 from triosim.sharding.placements import Placements, Shard
 from triosim.sharding.propagation import OperatorSharding, ShardingPropagator
-from triosim.sharding.shards import local_operator, sharded_parameters
+from triosim.sharding.shards import local_operator, local_optimizer_operator, sharded_parameters
 from triosim.trace import Operator, Tensor
 
 
@@ -49,8 +54,9 @@ class LayerSharding:
         backward = [operator for operator in program.operators if operator.phase == "backward"]
         gradients = LayerGradients(self._flow, self._layers, backward, self._shardings)
         self._inserted = Insertions(max(self._flow.by_id) + 1, gradients.of_weights)
-        settings = CollectiveSettings(axis, program.training, by_sequence)
-        self._collectives = LayerCollectives(self._flow, gradients, self._inserted, settings)
+        self._collectives = LayerCollectives(
+            self._flow, gradients, self._inserted, axis, training=program.training, by_sequence=by_sequence
+        )
         self._region: SequenceRegion | None = None
         self._reduced_at_end: set[int] = set()  # storages of parameters whose gradients are reduced when the step ends
         self._projections: list[WeightLayer] = []  # to the vocabulary
@@ -197,7 +203,10 @@ class LayerSharding:
         It also reduces gradients at the end of the step, where parallelism by sequence leaves partial sums.
         """
         parameters = sharded_parameters(self._before.operators, self._shardings).with_repeated(self._repeats.tensors)
-        after = with_local_optimizer(whole, after, parameters, self._ranks, note=self._note)
+        optimizer = [operator for operator in whole.operators if operator.phase == "optimizer"]
+        owner_of = owners(optimizer, parameter_storages(whole.operators))
+        shapes = {op.id: local_optimizer_operator(op, owner_of, parameters, self._ranks) for op in optimizer}
+        after = after.reshaped(shapes, note=self._note)
         storages = self._repeats.storages(self._reduced_at_end) - parameters.parameters.keys()
         return with_hooks(after, self._axis, reduced_at_step_end(storages)) if storages and after.training else after
 

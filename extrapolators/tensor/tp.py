@@ -19,6 +19,7 @@ that are in no pair work on a share of the sequence.
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import replace
 
 from triosim.config import Option
 from triosim.errors import OptionError
@@ -28,8 +29,8 @@ from triosim.extrapolators.core.program import Program
 from triosim.extrapolators.deduplication.deduplicate import LayerDeduplication, UnequalLayersError
 from triosim.extrapolators.tensor import notes
 from triosim.extrapolators.tensor.layer_sharding import LayerSharding
-from triosim.extrapolators.tensor.optimizer_shards import with_full_embedding_gradients
 from triosim.extrapolators.tensor.overlap import overlapped
+from triosim.operators.features import base_name
 
 
 class TensorParallel(Extrapolator):
@@ -88,3 +89,17 @@ class TensorParallel(Extrapolator):
         if self.config.embedding_gradient == "whole":
             after = with_full_embedding_gradients(program, after, self.axis)
         return overlapped(after, self.axis, self.size, layers.propagator.step) if self._rings else after
+
+
+def with_full_embedding_gradients(before: Program, after: Program, axis: str) -> Program:
+    """Return ``after``, a sharded program, with gradients of embedding tables in full, of which a rank keeps its shard.
+
+    So PyTorch's ``DTensor`` computes them for a table that is sharded by rows.
+    """
+    known = {operator.id: operator for operator in before.operators}
+    full = {
+        one.id: replace(one, outputs=known[one.id].outputs)
+        for one in after.operators
+        if base_name(one.name) == "embedding_dense_backward" and one.id in known
+    }
+    return after.reshaped(full, note=f"{axis}: the gradients of embeddings are computed whole, as DTensor does")

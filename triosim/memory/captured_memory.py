@@ -44,10 +44,6 @@ class CapturedMemory(WorldMemory):
         """Return a captured rank and those that are assumed to equal it."""
         return [rank for rank, like in enumerate(self._streams.like) if like == self._captured[place]]
 
-    def place(self, rank: int) -> int:
-        """Return the place of the captured rank that a rank is assumed to equal."""
-        return self._captured.index(self._streams.like[rank])
-
     def lifetimes_of(self, rank: int) -> tuple[Trace, Lifetimes]:
         """Return the trace of the captured rank that a rank is assumed to equal, and the lifetimes of its tensors."""
         trace = self._streams.traces[self._streams.like[rank]]

@@ -65,12 +65,6 @@ class ExtrapolatedMemory(WorldMemory):
         """Return the ranks at a place."""
         return list(self._at[place])
 
-    def place(self, rank: int) -> int:
-        """Return the place at which a rank is."""
-        if self._by_footprint:
-            return next(place for place, ranks in enumerate(self._by_footprint.values()) if rank in ranks)
-        return _place(self._plan, rank)
-
     def lifetimes_of(self, rank: int) -> tuple[Trace, Lifetimes]:
         """Return the operators that a rank runs, and the lifetimes of their tensors, in the iteration that needs most."""
         place = self.place(rank)
@@ -133,16 +127,11 @@ def memory_of_run(plan: ParallelPlan | CapturedPlan, trace: Trace, *, fail_on_oo
 
 
 def _places(plan: ParallelPlan) -> list[list[int]]:
-    """Return the ranks at each place."""
-    found: dict[int, list[int]] = {}
+    """Return the ranks at each place: those at one place of the pipeline that run the same program."""
+    found: dict[tuple[int, int], list[int]] = {}
     for rank in range(plan.world):
-        found.setdefault(_place(plan, rank), []).append(rank)
+        found.setdefault((plan.lowerings[0][0].pipeline_rank(rank), plan.variant(rank)), []).append(rank)
     return [found[place] for place in sorted(found)]
-
-
-def _place(plan: ParallelPlan, rank: int) -> int:
-    """Return the place of a rank: its place in the pipeline, and there the number of the program that it runs."""
-    return plan.lowerings[0][0].pipeline_rank(rank) * plan.variants + plan.variant(rank)
 
 
 def _by_footprint(plan: ParallelPlan) -> dict[MemoryFootprint, list[int]]:

@@ -63,9 +63,9 @@ class WorldMemory(ABC):
     def ranks_at(self, place: int) -> list[int]:
         """Return the ranks at a place."""
 
-    @abstractmethod
     def place(self, rank: int) -> int:
         """Return the place at which a rank is."""
+        return next(one.place for one in self.ranks if rank in self.ranks_at(one.place))
 
     @abstractmethod
     def lifetimes_of(self, rank: int) -> tuple[Trace, Lifetimes]:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
-from typing import Any
 
 from triosim import plugins
 from triosim.config import COMMON, RunConfig
@@ -81,7 +80,7 @@ def content_of(trace: TraceLike, config: RunConfig) -> Trace | TaskStreams:
     if isinstance(trace, (Trace, TaskStreams)):
         return trace
     if is_described(trace, config):
-        content: Trace = _model_format().read_configured(str(trace), config, _samples(config))
+        content: Trace = plugins.load("trace_formats", "model").read_configured(str(trace), config, _samples(config))
         return content
     return trace_formats.read(trace, config.trace_format)
 
@@ -96,10 +95,6 @@ def is_described(trace: TraceLike, config: RunConfig) -> bool:
         return hasattr(trace_formats.find(place), "read_configured") if place.exists() else True
     except (OSError, ValueError):  # reading it says why
         return False
-
-
-def _model_format() -> Any:
-    return plugins.load("trace_formats", "model")
 
 
 def _samples(config: RunConfig) -> int:

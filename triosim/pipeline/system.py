@@ -64,11 +64,21 @@ def system_of(subject: Subject, config: RunConfig) -> System:
 
 def topology_for(trace: Trace, topology: TopologyLike | None, gpus: int | None, *, copy_input: bool) -> Topology:
     """Return the topology that is asked for, or the one that is assumed where none is."""
-    if topology is not None:
-        return _with_gpus(_loaded(topology, gpus))
-    if gpus == 1 and not copy_input:  # there is nothing to send, unless it comes from the host
-        return Topology.from_dict({"nodes": ["gpu0"], "links": [], "name": "one GPU"})
-    return Topology.load(assumed_topology(trace.gpu, gpus), gpus=gpus)
+    if topology is None:
+        if gpus == 1 and not copy_input:  # there is nothing to send, unless it comes from the host
+            return Topology.from_dict({"nodes": ["gpu0"], "links": [], "name": "one GPU"})
+        return Topology.load(assumed_topology(trace.gpu, gpus), gpus=gpus)
+    if isinstance(topology, Topology):
+        found = topology
+    elif isinstance(topology, Mapping):
+        found = Topology.from_dict(topology, gpus=gpus)
+    else:
+        found = Topology.load(str(topology), gpus=gpus)
+    check_sections(found)
+    if not found.gpus:
+        fix = "nodes are GPUs if their names begin with gpu or they say 'kind: gpu'"
+        raise OptionError("the topology has no GPUs", where=found.name, fix=fix)
+    return found
 
 
 def assumed_topology(gpu: str, gpus: int | None) -> str:
@@ -85,30 +95,12 @@ def assumed_topology(gpu: str, gpus: int | None) -> str:
     return f"switch({gpus or 8}, bandwidth={bandwidth / 1e9:g} GB/s, latency=1 us)"
 
 
-def _loaded(topology: TopologyLike, gpus: int | None) -> Topology:
-    if isinstance(topology, Topology):
-        found = topology
-    elif isinstance(topology, Mapping):
-        found = Topology.from_dict(topology, gpus=gpus)
-    else:
-        found = Topology.load(str(topology), gpus=gpus)
-    check_sections(found)
-    return found
-
-
 def check_sections(topology: Topology) -> None:
     """Raise ``TopologyError`` for what is wrong in the sections of a topology's file, whoever needs them."""
     optics_of(topology)
     if "calibration" in topology.sections:
         calibration_of(topology)
     conditions_of(topology)
-
-
-def _with_gpus(topology: Topology) -> Topology:
-    if not topology.gpus:
-        fix = "nodes are GPUs if their names begin with gpu or they say 'kind: gpu'"
-        raise OptionError("the topology has no GPUs", where=topology.name, fix=fix)
-    return topology
 
 
 def no_condition(path: tuple[str | int, ...], what: str, fix: str | None) -> OptionError:

@@ -8,7 +8,6 @@ counts as being that large when the best block is looked for.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from triosim.memory.allocator.blocks import Block, Pool, Segment
@@ -65,27 +64,26 @@ class ExpandableSegments:
             return
         self._allocator.pool(segment.small).remove(block)
         if begin > block.address:
-            block = self._cut(block, begin - block.address)
+            rest = block.split(begin - block.address)
+            self._allocator.pool(segment.small).add(block)
+            block = rest
         if block.address + block.size > end:
             self._allocator.pool(segment.small).add(block.split(end - block.address))
         block.mapped = False
         segment.mapped -= block.size
         self._allocator.give_back(block.size)
         self._allocator.record(False, block.address, block.size, segment.stream)
-        self._join_unmapped(block)
-        if not segment.mapped:
-            self._drop(segment)
-
-    def _cut(self, block: Block, size: int) -> Block:
-        """Put the first ``size`` bytes back into the pool, and return the rest."""
-        rest = block.split(size)
-        self._allocator.pool(block.segment.small).add(block)
-        return rest
+        for other in (block.previous, block.next):
+            if other is not None and not other.mapped:
+                block.absorb(other)
+        if not segment.mapped:  # nothing is left of it
+            del self._allocator.segments[segment.address]
+            self._segments[segment.stream, segment.small].remove(segment)
 
     def _room(self, pool: Pool, size: int, stream: str) -> Block:
         """Return the first block, free or unmapped, from which on ``size`` bytes are not in use."""
         for segment in self._segments.get((stream, pool.small), ()):
-            for block in self._unmapped(segment):
+            for block in (one for one in segment.blocks() if not one.mapped):
                 start = block.previous if block.previous is not None and not block.previous.used else block
                 if _free_from(start) >= size:
                     return start
@@ -116,22 +114,8 @@ class ExpandableSegments:
         self._allocator.cache(block)
         return block
 
-    def _join_unmapped(self, block: Block) -> None:
-        for other in (block.previous, block.next):
-            if other is not None and not other.mapped:
-                block.absorb(other)
-
-    def _drop(self, segment: Segment) -> None:
-        """Forget a segment behind which there is no memory."""
-        del self._allocator.segments[segment.address]
-        self._segments[segment.stream, segment.small].remove(segment)
-
     def _page(self, small: bool) -> int:
         return SMALL_SEGMENT if small else self._allocator.settings.large_segment_size
-
-    @staticmethod
-    def _unmapped(segment: Segment) -> Iterator[Block]:
-        return (block for block in segment.blocks() if not block.mapped)
 
 
 def _reach(block: Block) -> int:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from triosim.gpus import Gpu
+from triosim.memory.allocator.settings import SMALLEST_BLOCK
 from triosim.memory.allocator.workspace import WORKSPACE, workspaces
 from triosim.trace import CATEGORIES, Operator, Tensor, Trace
 
@@ -26,8 +27,14 @@ MEMORY_CATEGORIES: tuple[str, ...] = (
     "communication",
     WORKSPACE,
 )
+COLUMN = {name: place for place, name in enumerate(MEMORY_CATEGORIES)}
 _TRANSIENT = ("input", "activation", "output", "temporary", "communication")
 assert set(CATEGORIES) < set(MEMORY_CATEGORIES)
+
+
+def whole_blocks(nbytes: float) -> int:
+    """Return ``nbytes`` rounded up to whole blocks of the allocator."""
+    return -int(-nbytes // SMALLEST_BLOCK) * SMALLEST_BLOCK
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,18 +17,11 @@ import numpy as np
 import numpy.typing as npt
 
 from triosim.extrapolators.core.program import Await, Block, Communicate, Gradient, Program, Send, TransferKey
-from triosim.memory.allocator.settings import SMALLEST_BLOCK
-from triosim.memory.liveness.lifetimes import MEMORY_CATEGORIES
+from triosim.memory.liveness.lifetimes import COLUMN, MEMORY_CATEGORIES, whole_blocks
 from triosim.operators.features import base_name
 from triosim.trace import Category, Operator, Storage, Tensor, Trace
 
 PERSISTENT = ("parameter", "buffer", "optimizer_state", "input")
-COLUMN = {name: place for place, name in enumerate(MEMORY_CATEGORIES)}
-
-
-def whole_blocks(nbytes: float) -> int:
-    """Return ``nbytes`` rounded up to whole blocks of the allocator."""
-    return -int(-nbytes // SMALLEST_BLOCK) * SMALLEST_BLOCK
 
 
 @dataclass(slots=True, eq=False)

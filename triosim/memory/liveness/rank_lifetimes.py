@@ -17,14 +17,8 @@ from triosim.extrapolators.core.lowering import InstructionList, Lowering, Poste
 from triosim.extrapolators.core.memory_tracker import MemoryTracker
 from triosim.extrapolators.core.program import Gradient, Receive, TransferKey
 from triosim.extrapolators.core.schedule_table import Action
-from triosim.memory.liveness.lifetimes import MEMORY_CATEGORIES, Lifetime, Lifetimes
-from triosim.memory.liveness.micro_batch_lifetimes import (
-    COLUMN,
-    MicroBatchLifetimes,
-    MicroBatchLiveness,
-    ProgramStorages,
-    whole_blocks,
-)
+from triosim.memory.liveness.lifetimes import COLUMN, MEMORY_CATEGORIES, Lifetime, Lifetimes, whole_blocks
+from triosim.memory.liveness.micro_batch_lifetimes import MicroBatchLifetimes, MicroBatchLiveness, ProgramStorages
 from triosim.trace import Category, Operator, Storage, Tensor
 
 

@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from triosim.memory.allocator.settings import SMALLEST_BLOCK
-from triosim.memory.liveness.lifetimes import MEMORY_CATEGORIES, LifetimeEvent, Lifetimes
+from triosim.memory.liveness.lifetimes import COLUMN, MEMORY_CATEGORIES, LifetimeEvent, Lifetimes, whole_blocks
 
 Integers = npt.NDArray[np.int64]
 
@@ -71,16 +70,15 @@ def usage(lifetimes: Lifetimes) -> Usage:
     """Return the live bytes of a step over its events."""
     events = tuple(lifetimes.events)
     items = lifetimes.items
-    column = {name: place for place, name in enumerate(MEMORY_CATEGORIES)}
-    sizes = [blocks(item.nbytes) for item in items]
+    sizes = [whole_blocks(item.nbytes) for item in items]
     change = np.zeros((len(events) + 1, len(MEMORY_CATEGORIES)), np.int64)
     requested = np.zeros(len(events) + 1, np.int64)
     for number in lifetimes.found:
-        change[0, column[items[number].category]] += sizes[number]
+        change[0, COLUMN[items[number].category]] += sizes[number]
         requested[0] += items[number].nbytes
     for row, event in enumerate(events, 1):
         sign = 1 if event.birth else -1
-        change[row, column[items[event.number].category]] += sign * sizes[event.number]
+        change[row, COLUMN[items[event.number].category]] += sign * sizes[event.number]
         requested[row] += sign * items[event.number].nbytes
     live = np.cumsum(change, axis=0)
     requested = np.cumsum(requested)
@@ -88,11 +86,6 @@ def usage(lifetimes: Lifetimes) -> Usage:
     operator = events[index - 1].operator if index else -1
     peak = Peak(index, operator, int(live[index].sum()), int(requested[index]))
     return Usage(lifetimes, events, MEMORY_CATEGORIES, live, requested, peak)
-
-
-def blocks(nbytes: int) -> int:
-    """Return the bytes of the whole blocks that ``nbytes`` take."""
-    return -(-nbytes // SMALLEST_BLOCK) * SMALLEST_BLOCK
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +114,7 @@ def by_module(step: Usage, numbers: Sequence[int], depth: int | None = None) -> 
         parts = item.layer.split(".")[:depth] if item.layer else [""]
         name = ".".join("*" if part.isdigit() else part for part in parts)
         row = found.setdefault(name, {})
-        row[item.category] = row.get(item.category, 0) + blocks(item.nbytes)
+        row[item.category] = row.get(item.category, 0) + whole_blocks(item.nbytes)
         members.setdefault(name, set()).add(tuple(parts))
     rows = [ModuleBytes(name, len(members[name]), row) for name, row in found.items()]
     return sorted(rows, key=lambda row: (-row.total, row.module))

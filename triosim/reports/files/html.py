@@ -28,49 +28,48 @@ class Html(Report):
 
     def text(self, result: Result) -> str:
         """Return the page's body."""
-        return as_html(result.data, result.title)
-
-
-def as_html(data: ResultData, title: str) -> str:
-    """Return a result as HTML without scripts or outside references."""
-    parts = [
-        f"<h4>{escape(title)}</h4>",
-        f"<p><b>{format_time(data.step_time_s)}</b> a step{_interval(data)}, "
-        f"{format_rate(data.throughput_samples_per_s)} samples/s{_mfu(data)}</p>",
-        *([] if data.draws is None else [f"<p>{len(data.draws.step_times_s)} draws: {spread(data.draws)}</p>"]),
-        html_table(
-            ["rank", "compute", "communication", "exposed", "waiting", "idle"],
-            (
-                [str(rank.rank), *(format_time(getattr(rank, f"{name}_s")) for name in _OF_RANK)]
-                for rank in data.ranks[:_ROWS]
+        data = result.data
+        parts = [
+            f"<h4>{escape(result.title)}</h4>",
+            f"<p><b>{format_time(data.step_time_s)}</b> a step{_interval(data)}, "
+            f"{format_rate(data.throughput_samples_per_s)} samples/s{_mfu(data)}</p>",
+            *([] if data.draws is None else [f"<p>{len(data.draws.step_times_s)} draws: {spread(data.draws)}</p>"]),
+            html_table(
+                ["rank", "compute", "communication", "exposed", "waiting", "idle"],
+                (
+                    [str(rank.rank), *(format_time(getattr(rank, f"{name}_s")) for name in _OF_RANK)]
+                    for rank in data.ranks[:_ROWS]
+                ),
+                len(data.ranks) - _ROWS,
             ),
-            len(data.ranks) - _ROWS,
-        ),
-        html_table(
-            ["slowest layers", "forward", "backward", "optimizer", "total"],
-            (
-                [layer.layer, *map(format_time, (layer.forward_s, layer.backward_s, layer.optimizer_s, layer.total_s))]
-                for layer in sorted(data.layers, key=lambda layer: -layer.total_s)[:_ROWS]
+            html_table(
+                ["slowest layers", "forward", "backward", "optimizer", "total"],
+                (
+                    [
+                        layer.layer,
+                        *map(format_time, (layer.forward_s, layer.backward_s, layer.optimizer_s, layer.total_s)),
+                    ]
+                    for layer in sorted(data.layers, key=lambda layer: -layer.total_s)[:_ROWS]
+                ),
+                len(data.layers) - _ROWS,
             ),
-            len(data.layers) - _ROWS,
-        ),
-        html_table(
-            ["transfer", "ranks", "count", "bytes", "time"],
-            (
-                [
-                    f"{row.kind} {row.axis}",
-                    str(row.group_size),
-                    f"{row.count:g}",
-                    format_bytes(row.bytes),
-                    format_time(row.total_s),
-                ]
-                for row in data.collectives[:_ROWS]
+            html_table(
+                ["transfer", "ranks", "count", "bytes", "time"],
+                (
+                    [
+                        f"{row.kind} {row.axis}",
+                        str(row.group_size),
+                        f"{row.count:g}",
+                        format_bytes(row.bytes),
+                        format_time(row.total_s),
+                    ]
+                    for row in data.collectives[:_ROWS]
+                ),
+                len(data.collectives) - _ROWS,
             ),
-            len(data.collectives) - _ROWS,
-        ),
-        *(f"<p>note: {escape(note)}</p>" for note in data.notes),
-    ]
-    return "".join(parts)
+            *(f"<p>note: {escape(note)}</p>" for note in data.notes),
+        ]
+        return "".join(parts)
 
 
 def _mfu(data: ResultData) -> str:

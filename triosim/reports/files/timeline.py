@@ -9,7 +9,7 @@ so that slices that touch do not overlap. Events are written as they are made.
 from __future__ import annotations
 
 import json
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TextIO
@@ -98,7 +98,7 @@ class _Timeline:
         # What slices of one operator, or of one task, have in common; by id(), since the recording keeps them all.
         self.operators: dict[int, str] = {}
         self.transfers: dict[tuple[int, int], str] = {}
-        self.left_out: dict[str, int] = {}
+        self.left_out: Counter[str] = Counter()
 
     def write(self, recording: Recording, network: Network | None) -> None:
         """Write the whole file."""
@@ -169,7 +169,7 @@ class _Timeline:
             if flow.finished is None:
                 continue
             if shown == MAX_FLOWS:
-                self.left_out["flows"] = self.left_out.get("flows", 0) + 1
+                self.left_out["flows"] += 1
                 continue
             shown += 1
             start, end = _ns(flow.started), _ns(flow.finished)
@@ -208,9 +208,7 @@ class _Timeline:
         for name in sorted(busiest[:MAX_COUNTER_LINKS], key=order.index):
             points = changes[name]
             if len(points) > room:
-                self.left_out["changes of a link's rate"] = (
-                    self.left_out.get("changes of a link's rate", 0) + len(points) - room
-                )
+                self.left_out["changes of a link's rate"] += len(points) - room
             label = json.dumps(f"{name} utilisation")
             for time, share in points[:room]:
                 value = json.dumps(round(100 * share, 4))
