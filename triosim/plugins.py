@@ -135,6 +135,12 @@ def find(group: Group, part: str | type) -> Any:
     return load(group, part) if isinstance(part, str) else part
 
 
+def file_of(name: str) -> str:
+    """Return the file that a name is of: of ``file.py:Class`` the file, of any other name itself."""
+    file, separator, _ = name.partition(".py:")
+    return f"{file}.py" if separator else name
+
+
 def option_names(plugin: Any, positional: int = 0, settings: Collection[str] = ()) -> tuple[str, ...]:
     """Return the names of the options that a plug-in's constructor takes, after so many positional arguments.
 

@@ -164,3 +164,46 @@ def test_a_network_declares_its_options(tmp_path: Path, capsys: pytest.CaptureFi
     assert run([*arguments, "--option", "alpha=5 us", "-q"]) == 0
     assert run([*arguments, "--option", "alpha=soon"]) == 2
     assert "--option alpha: 'soon' is not a quantity" in lines(capsys)[1]
+
+
+@pytest.fixture
+def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a configuration and plug-ins, in which nothing may be lost."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run.yaml").write_text(f"trace: {TRACE}\nparallel: ddp\ngpus: 2\n")
+    (tmp_path / "mine.py").write_text("class Mine:\n    def write(self, result, path): ...\n")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("simulate", "--config", "run.yaml", "-o", "run.yaml"),
+        ("simulate", "--config", "run.yaml", "--save-config", "run.yaml"),
+        ("compare", "--config", "run.yaml", "--save-config", "./run.yaml"),
+        ("memory", "--config", "run.yaml", "--save-config", "run.yaml"),
+        ("memory", "--config", "run.yaml", "--schedule", "mine.py:Mine", "--save-config", "mine.py"),
+        ("compare", "--config", "run.yaml", "--network", "mine.py:Mine", "--save-config", "mine.py"),
+        ("simulate", "--config", "run.yaml", "--write", "mine.py:Mine=mine.py"),
+        ("simulate", "--config", "run.yaml", "-p", "dp=2,mine.py:Mine=2", "-o", "mine.py"),
+        *(
+            ("simulate", "--config", "run.yaml", option, "mine.py:Mine", "-o", "mine.py")
+            for option in ("-p", "--schedule", "--network", "--collective", "--compute-model")
+        ),
+    ],
+)
+def test_no_output_replaces_a_file_that_is_read(
+    arguments: tuple[str, ...], small: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = {file.name: file.read_bytes() for file in small.iterdir()}
+    assert run([*arguments]) == 2
+    assert "is a file that is read, and would be lost" in lines(capsys)[1]
+    assert {file.name: file.read_bytes() for file in small.iterdir()} == before
+
+
+@pytest.mark.parametrize("command", ["simulate", "compare", "memory"])
+def test_the_configuration_of_a_run_that_cannot_be_is_not_saved(command: str, small: Path) -> None:
+    assert (
+        run([command, "--config", "run.yaml", "-b", "7", "--micro-batch-size", "5", "--save-config", "new.yaml"]) == 2
+    )
+    assert not (small / "new.yaml").exists()

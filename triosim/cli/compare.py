@@ -50,7 +50,6 @@ def command(trace: TracePath = None, **given: Any) -> None:
     check_outputs(plot, given["save_config"], reading=run.files)
     if plot is not None:
         reports.check(reports.find("comparison-plot", "comparison"), plot)
-    run.save(given["save_config"])
     with Progress(shown=not given["quiet"]) as progress:
         comparison = compare_config(
             run.subject,
@@ -59,6 +58,7 @@ def command(trace: TracePath = None, **given: Any) -> None:
             started=lambda strategy: progress.labelled(strategy.label),
             progress=progress,
         )
+    run.save(given["save_config"])
     if plot is not None:
         comparison.plot(plot)
     if format == "json":

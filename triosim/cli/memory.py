@@ -151,8 +151,8 @@ def command(trace: TracePath = None, **given: Any) -> None:
     run = configured("memory", trace, given)
     check_outputs(given["plot"], given["snapshot"], given["save_config"], reading=run.files)
     view = View.of(given, run.config.gpu)
-    run.save(given["save_config"])
     fits = _of_many(run, view) if _is_planned(run) else _of_one(run, view)
+    run.save(given["save_config"])
     if given["fail_on_oom"] and not fits:
         raise typer.Exit(DOES_NOT_FIT)
 

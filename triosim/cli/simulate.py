@@ -14,6 +14,7 @@ from triosim.config import Option
 from triosim.config.option import OUTPUT
 from triosim.errors import OptionError
 from triosim.output_files import check_outputs
+from triosim.plugins import file_of
 from triosim.reports.pictures.link_plot import check_link_plot
 from triosim.reports.terminal.progress import Progress
 from triosim.reports.terminal.result_tables import render
@@ -96,15 +97,16 @@ def command(trace: TracePath = None, **given: Any) -> None:
     format = o.FORMAT.parse(given["format"])
     written = tuple(_reports(given))
     run = configured("simulate", trace, given)
-    check_outputs(given["output"], given["save_config"], *(path for _, path in written), reading=run.files)
+    reading = (*run.files, *(file_of(report) for report, _ in written))
+    check_outputs(given["output"], given["save_config"], *(path for _, path in written), reading=reading)
     for report, path in written:
         reports.check(reports.find(report), path)
     if given["link_plot"] is not None and isinstance(run.config.network, str):
         check_link_plot(given["link_plot"], run.config.network)
     recorded = {name for report, _ in written for name in reports.records(reports.find(report))}
     run = run.with_options(**dict.fromkeys(recorded, True))
-    run.save(given["save_config"])
     result = _simulated(run, what_if=bool(given["what_if"]), quiet=bool(given["quiet"]))
+    run.save(given["save_config"])
     if given["output"] is not None:
         result.save(given["output"])
     for report, path in written:

@@ -11,8 +11,9 @@ import typer
 
 from triosim.cli import options as o
 from triosim.config import RunConfig
-from triosim.config.file import ConfigFile, merged, read_config, write_config
+from triosim.config.file import ConfigFile, files_named, merged, read_config, write_config
 from triosim.config.option import Command
+from triosim.config.run_config import option_named
 from triosim.errors import OptionError
 
 TracePath = Annotated[
@@ -29,19 +30,24 @@ TracePath = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class ConfiguredRun:
-    """The subject of a run and its options; ``given`` are those that differ from the defaults, as they were written."""
+    """The subject of a run and its options; ``given`` are those that differ from the defaults, as they were written.
+
+    ``source`` is the file of ``--config``.
+    """
 
     subject: str
     config: RunConfig
     given: Mapping[str, Any]
+    source: str | None = None
 
     @property
     def files(self) -> Iterator[str]:
         """The names that may be files that the run reads, so that no output replaces them."""
         yield self.subject
-        for name in ("topology", "gpu", "operator_times", "schedule"):
-            if isinstance(self.given.get(name), str):
-                yield self.given[name]
+        if self.source is not None:
+            yield self.source
+        for name, value in self.given.items():
+            yield from files_named(option_named(name), value)
 
     def with_options(self, **options: Any) -> ConfiguredRun:
         """Return it with other values of some options."""
@@ -76,4 +82,4 @@ def configured(command: Command, trace: str | None, given: Mapping[str, Any]) ->
         raise OptionError("Missing argument 'TRACE'", fix=f"see 'triosim {command} --help'")
     options = _of_command(command, file.options, path)
     said = merged(options, o.chosen(command, given))
-    return ConfiguredRun(subject, RunConfig.of(**said), said)
+    return ConfiguredRun(subject, RunConfig.of(**said), said, path)

@@ -7,12 +7,12 @@ run is repeated from any folder.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from triosim import yaml_lines
+from triosim import plugins, yaml_lines
 from triosim.config.option import Option
 from triosim.config.parts import flags
 from triosim.config.run_config import COMMON, CONDITIONS, option_named
@@ -102,6 +102,19 @@ def with_paths(option: Option, value: Any, folder: Path) -> Any:
     if option.name == "parallel":
         return ",".join(absolute(part, folder) for part in value.split(","))
     return value
+
+
+def files_named(option: Option, value: Any) -> Iterator[str]:
+    """Yield what may be files in an option's value: names of files, and of ``file.py:Class`` the file."""
+    if option.name == "parallel" and isinstance(value, (str, Mapping)):
+        parts = value.split(",") if isinstance(value, str) else value
+        yield from (plugins.file_of(str(part)) for part in parts)
+    elif option.name == "conditions" and isinstance(value, Mapping):
+        kinds = value.get("gpu_kinds") or ()
+        named = kinds.values() if isinstance(kinds, Mapping) else kinds
+        yield from (str(kind).rpartition("=")[2] for kind in named)
+    elif isinstance(value, str) and (option.kind in ("file", "part") or option.name == "trace_format"):
+        yield plugins.file_of(value)
 
 
 def absolute(name: str, folder: Path = Path()) -> str:

@@ -132,13 +132,10 @@ def files_of(subject: Subject, config: RunConfig) -> dict[str, str]:
     for name in (*COMMON, *config.parts):
         if option_named(name).kind in ("file", "part"):
             named[name] = getattr(config, name)
-    files = {name: _path(value) for name, value in named.items() if isinstance(value, (str, PathLike))}
+    files = {
+        name: Path(plugins.file_of(str(value))) for name, value in named.items() if isinstance(value, (str, PathLike))
+    }
     return {name: str(path) for name, path in files.items() if path.exists() and (name == "trace" or path.is_file())}
-
-
-def _path(name: str | PathLike[str]) -> Path:
-    file, separator, _ = str(name).partition(".py:")
-    return Path(f"{file}.py" if separator else file)
 
 
 def _check_options(streams: TaskStreams, config: RunConfig) -> None:
