@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from triosim.networks.analytical import AnalyticalNetwork
     from triosim.networks.base import Network
-    from triosim.networks.collectives.algorithm import CollectiveAlgorithm, Edge, SteadyState, Transfer
+    from triosim.networks.collectives.algorithm import (
+        CollectiveAlgorithm,
+        CollectiveOperation,
+        Edge,
+        SteadyState,
+        Transfer,
+    )
     from triosim.networks.extensions import FlowRecord, LinkRate
     from triosim.networks.flow import max_min
     from triosim.networks.flow.packet import PacketNetwork
@@ -18,6 +24,7 @@ if TYPE_CHECKING:
 _WHERE = {
     "AnalyticalNetwork": "analytical",
     "CollectiveAlgorithm": "collectives.algorithm",
+    "CollectiveOperation": "collectives.algorithm",
     "Dimension": "topology.graph",
     "Edge": "collectives.algorithm",
     "FlowRecord": "extensions",
@@ -35,6 +42,7 @@ _WHERE = {
 __all__ = [
     "AnalyticalNetwork",
     "CollectiveAlgorithm",
+    "CollectiveOperation",
     "Dimension",
     "Edge",
     "FlowRecord",

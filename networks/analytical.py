@@ -14,7 +14,7 @@ import simpy
 
 from triosim.networks.base import Network, loaded
 from triosim.networks.calibration.calibrated_times import CalibratedNetwork, calibrated_collectives
-from triosim.networks.collectives.algorithm import CollectiveAlgorithm, Cost, check, check_size
+from triosim.networks.collectives.algorithm import CollectiveAlgorithm, CollectiveOperation, Cost, check, check_size
 from triosim.networks.collectives.algorithms.hierarchical import offset
 from triosim.networks.extensions import ContentionFree
 from triosim.networks.topology import NodeRef, Topology
@@ -79,7 +79,7 @@ class AnalyticalNetwork(Network, ContentionFree, CalibratedNetwork):
             root = check(kind, ranks, nbytes, self.topology, root=root, shares=shares)
             if len(ranks) == 1:
                 return 0.0
-            cost = self._algorithm.cost(kind, ranks, nbytes, self.topology, root=root, shares=shares)
+            cost = self._algorithm.cost(CollectiveOperation(kind, ranks, nbytes, root, tuple(shares)), self.topology)
             return cost.latency + cost.seconds
         check_size(nbytes, kind)
         key = (kind, self._named(group), root)
@@ -90,7 +90,7 @@ class AnalyticalNetwork(Network, ContentionFree, CalibratedNetwork):
             costs = self._known[key] = self._costs(kind, ranks, at)
         if costs is None:
             at = check(kind, ranks, nbytes, self.topology, root=root)
-            cost = self._algorithm.cost(kind, ranks, nbytes, self.topology, root=at)
+            cost = self._algorithm.cost(CollectiveOperation(kind, ranks, nbytes, at), self.topology)
             return cost.latency + cost.seconds
         return min(cost.latency + cost.seconds * nbytes for cost in costs)
 
@@ -145,4 +145,4 @@ class AnalyticalNetwork(Network, ContentionFree, CalibratedNetwork):
         found = self._algorithm.alternatives(kind, ranks, self.topology)
         if not all(one.proportional or one.steady for one in found):
             return None
-        return [one.cost(kind, ranks, 1.0, self.topology, root=root) for one in found]
+        return [one.cost(CollectiveOperation(kind, ranks, 1.0, root), self.topology) for one in found]

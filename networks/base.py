@@ -14,7 +14,13 @@ import simpy
 
 from triosim import plugins
 from triosim.config import Option
-from triosim.networks.collectives.algorithm import CollectiveAlgorithm, check, check_size, latency_of
+from triosim.networks.collectives.algorithm import (
+    CollectiveAlgorithm,
+    CollectiveOperation,
+    check,
+    check_size,
+    latency_of,
+)
 from triosim.networks.collectives.execution import Done
 from triosim.networks.collectives.lowering import CollectiveLowering, Form
 from triosim.networks.events import when
@@ -72,8 +78,8 @@ class Network(ABC):
         root = check(kind, ranks, nbytes, self.topology, root=root, shares=shares)
         if len(ranks) == 1:
             return self.env.timeout(0)
-        layout = self.__lowering.layout(kind, ranks, nbytes, root=root, shares=shares)
-        return layout.run(self.env, _ByTransfers(self))
+        operation = CollectiveOperation(kind, ranks, nbytes, root, None if shares is None else tuple(shares))
+        return self.__lowering.layout(operation).run(self.env, _ByTransfers(self))
 
 
 class _ByTransfers:
@@ -137,18 +143,11 @@ class SendingNetwork(Network):
         root = check(kind, ranks, nbytes, self.topology, root=root, shares=shares)
         if len(ranks) == 1:
             return self.env.timeout(0)
-        return self._run(kind, ranks, nbytes, root, shares)
+        return self._run(CollectiveOperation(kind, ranks, nbytes, root, None if shares is None else tuple(shares)))
 
-    def _run(
-        self,
-        kind: CollectiveKind,
-        ranks: tuple[int, ...],
-        nbytes: float,
-        root: int | None,
-        shares: Sequence[float] | None,
-    ) -> simpy.Event:
-        """Run a collective that has been checked, of two ranks or more."""
-        return self._lowering.layout(kind, ranks, nbytes, root=root, shares=shares).run(self.env, self.send)
+    def _run(self, operation: CollectiveOperation) -> simpy.Event:
+        """Run a collective that has been checked."""
+        return self._lowering.layout(operation).run(self.env, self.send)
 
 
 def loaded(algorithm: str | CollectiveAlgorithm) -> CollectiveAlgorithm:

@@ -13,6 +13,7 @@ import simpy
 
 from triosim import Topology
 from triosim.networks import AnalyticalNetwork
+from triosim.networks.collectives.algorithm import CollectiveOperation
 from triosim.networks.collectives.algorithms.hierarchical import Hierarchical
 from validation.report import Row, relative
 
@@ -65,7 +66,9 @@ def microseconds(topology: Topology) -> float:
 
 def sent(topology: Topology) -> list[float]:
     """Return the MB that rank 0 sends on each dimension, by the ranks that it sends to."""
-    edges = Hierarchical().steady_state("all_reduce", range(len(topology.gpus)), GIB, topology).edges
+    edges = (
+        Hierarchical().steady_state(CollectiveOperation("all_reduce", range(len(topology.gpus)), GIB), topology).edges
+    )
     by_dimension = [0.0] * len(topology.dimensions)
     for source, destination, nbytes in edges:
         if source == 0:

@@ -15,7 +15,7 @@ from triosim.errors import OptionError
 from triosim.networks.calibration.curves import Parts
 from triosim.networks.calibration.lookup import calibration_of, measured_on
 from triosim.networks.calibration.model import Calibration
-from triosim.networks.collectives.algorithm import CollectiveAlgorithm, SteadyState, busiest
+from triosim.networks.collectives.algorithm import CollectiveAlgorithm, CollectiveOperation, SteadyState, busiest
 from triosim.networks.collectives.algorithms.hierarchical import Hierarchical
 from triosim.networks.collectives.algorithms.ring import Ring
 from triosim.networks.topology import Topology
@@ -41,7 +41,7 @@ class CalibratedCollectives:
         self.measured_on = measured_on(topology)
         self.calibration = calibration
         self._ring, self._by_card = Ring(), Hierarchical()
-        self._known: dict[tuple[CollectiveKind, tuple[int, ...], int | None], tuple[SteadyState, float]] = {}
+        self._known: dict[CollectiveOperation, tuple[SteadyState, float]] = {}
         self._edges = 0
 
     @property
@@ -78,35 +78,28 @@ class CalibratedCollectives:
         steady, idle = self._unit(kind, tuple(ranks), root)
         return parts.latency + parts.moving * (busiest(steady.edges, self.topology) / idle if idle else 1.0)
 
-    def plan(
-        self,
-        kind: CollectiveKind,
-        ranks: tuple[int, ...],
-        nbytes: float,
-        root: int | None,
-        shares: tuple[float, ...] | None,
-    ) -> CalibratedCollective | None:
+    def plan(self, operation: CollectiveOperation) -> CalibratedCollective | None:
         """Return how a collective runs, or None where the calibration says nothing of it.
 
         Unequal shares load the links as they are, stretched as equal shares would be.
         """
+        kind, ranks, nbytes, root, shares = operation
         parts = self.parts(kind, ranks, nbytes)
         if parts is None:
             return None
         steady, idle = self._unit(kind, ranks, root)
         stretch = parts.moving / (idle * nbytes) if idle * nbytes > 0.0 else 1.0
         if shares is not None:
-            algorithm = self._algorithm(ranks)
-            edges = algorithm.steady_state(kind, ranks, nbytes, self.topology, root=root, shares=shares).edges
+            edges = self._algorithm(ranks).steady_state(operation, self.topology).edges
             return CalibratedCollective(SteadyState(edges, parts.latency), 1.0, stretch)
         return CalibratedCollective(SteadyState(steady.edges, parts.latency), nbytes, stretch)
 
-    def _unit(self, kind: CollectiveKind, ranks: tuple[int, ...], root: int | None) -> tuple[SteadyState, float]:
+    def _unit(self, kind: CollectiveKind, ranks: Sequence[int], root: int | None) -> tuple[SteadyState, float]:
         """Return the edges of one byte, and the seconds that they need on the idle links of the machine that was measured."""
-        key = (kind, ranks, root)
+        key = CollectiveOperation(kind, ranks, 1.0, root)
         found = self._known.get(key)
         if found is None:
-            steady = self._algorithm(ranks).steady_state(kind, ranks, 1.0, self.topology, root=root)
+            steady = self._algorithm(ranks).steady_state(key, self.topology)
             self._edges += len(steady.edges)
             if self._edges > _MOST_EDGES:
                 self._known.clear()
@@ -114,7 +107,7 @@ class CalibratedCollectives:
             found = self._known[key] = steady, busiest(steady.edges, self.measured_on)
         return found
 
-    def _algorithm(self, ranks: tuple[int, ...]) -> CollectiveAlgorithm:
+    def _algorithm(self, ranks: Sequence[int]) -> CollectiveAlgorithm:
         if self.nodes(ranks) == 1:
             return self._ring
         try:

@@ -69,6 +69,16 @@ class Cost(NamedTuple):
     seconds: float
 
 
+class CollectiveOperation(NamedTuple):
+    """A collective of two ranks or more; ``root`` and ``shares`` are as in ``CollectiveAlgorithm.transfers``."""
+
+    kind: CollectiveKind
+    ranks: Sequence[int]
+    nbytes: float
+    root: int | None = None
+    shares: tuple[float, ...] | None = None
+
+
 class CollectiveAlgorithm(ABC):
     """An algorithm that runs collectives. A plug-in writes ``transfers``; the pipelined form follows from them.
 
@@ -100,35 +110,16 @@ class CollectiveAlgorithm(ABC):
         kind or a group that the algorithm cannot do.
         """
 
-    def steady_state(
-        self,
-        kind: CollectiveKind,
-        group: Sequence[int],
-        nbytes: float,
-        topology: Topology,
-        *,
-        root: int | None = None,
-        shares: Sequence[float] | None = None,
-    ) -> SteadyState:
+    def steady_state(self, operation: CollectiveOperation, topology: Topology) -> SteadyState:
         """Return the steady state: each edge with all its bytes, and the latency of filling the pipeline.
 
         That is the latency along the longest chain of transfers that pass one chunk on.
         """
-        found = self.transfers(kind, group, nbytes, topology, root=root, shares=shares)
-        return steady_state_of(checked(self, found, group, topology), topology)
+        return steady_state_of(checked_transfers(self, operation, topology), topology)
 
-    def cost(
-        self,
-        kind: CollectiveKind,
-        group: Sequence[int],
-        nbytes: float,
-        topology: Topology,
-        *,
-        root: int | None = None,
-        shares: Sequence[float] | None = None,
-    ) -> Cost:
+    def cost(self, operation: CollectiveOperation, topology: Topology) -> Cost:
         """Return the time of the pipelined form on idle links: its busiest link decides."""
-        edges, latency, fill = self.steady_state(kind, group, nbytes, topology, root=root, shares=shares)
+        edges, latency, fill = self.steady_state(operation, topology)
         return Cost(latency, busiest(edges, topology) + fill)
 
     def choose(
@@ -200,10 +191,12 @@ def busiest(edges: Iterable[Edge], topology: Topology) -> float:
     return max(loads.values(), default=0.0)
 
 
-def checked(
-    algorithm: CollectiveAlgorithm, transfers: object, group: Sequence[int], topology: Topology
+def checked_transfers(
+    algorithm: CollectiveAlgorithm, operation: CollectiveOperation, topology: Topology
 ) -> Iterator[Transfer]:
     """Yield an algorithm's transfers, and raise ``PluginError`` for one that cannot be."""
+    kind, group, nbytes, root, shares = operation
+    transfers: object = algorithm.transfers(kind, group, nbytes, topology, root=root, shares=shares)
     where = type(algorithm).__name__
     if not isinstance(transfers, Iterable):
         raise PluginError(f"transfers() returned a {type(transfers).__name__}", where=where, fix="yield Transfer")
@@ -217,15 +210,15 @@ def checked(
     for number, transfer in enumerate(transfers):
         if not isinstance(transfer, Transfer):
             raise PluginError(f"transfer {number} is a {type(transfer).__name__}", where=where, fix="yield Transfer")
-        source, destination, _, nbytes, _, after = transfer
+        source, destination, _, size, _, after = transfer
         if unknown(source) or unknown(destination) or source == destination:
             raise PluginError(
                 f"transfer {number} goes from rank {source} to rank {destination}",
                 where=where,
                 fix="send between two different ranks of the group",
             )
-        if not 0 <= nbytes < math.inf:
-            raise PluginError(f"transfer {number} has {nbytes} bytes", where=where, fix="give 0 or more")
+        if not 0 <= size < math.inf:
+            raise PluginError(f"transfer {number} has {size} bytes", where=where, fix="give 0 or more")
         if after and not 0 <= min(after) <= max(after) < number:
             raise PluginError(
                 f"transfer {number} waits for {after}", where=where, fix="wait for earlier transfers only"

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any, Literal, NamedTuple, get_args
+from collections.abc import Iterable
+from typing import Literal, NamedTuple, get_args
 
 import simpy
 
 from triosim.errors import OptionError, nearest
-from triosim.networks.collectives.algorithm import CollectiveAlgorithm, SteadyState, checked
+from triosim.networks.collectives.algorithm import (
+    CollectiveAlgorithm,
+    CollectiveOperation,
+    SteadyState,
+    checked_transfers,
+)
 from triosim.networks.collectives.execution import GraphExecution, Send, TransferGraph, run_steady_state
 from triosim.networks.topology import NodeRef, Topology
-from triosim.tasks import CollectiveKind
 
 Form = Literal["pipelined", "steps"]
 _MOST_KEPT = 4_000_000  # transfers of all layouts together
@@ -48,35 +52,25 @@ class CollectiveLowering:
         self.topology = topology
         self.algorithm = algorithm
         self.form = form
-        self._layouts: dict[tuple[Any, ...], SteadyState | TransferGraph] = {}
+        self._layouts: dict[CollectiveOperation, SteadyState | TransferGraph] = {}
         self._kept = 0  # transfers in all layouts
 
-    def layout(
-        self,
-        kind: CollectiveKind,
-        ranks: tuple[int, ...],
-        nbytes: float,
-        *,
-        root: int | None = None,
-        shares: Sequence[float] | None = None,
-    ) -> Layout:
+    def layout(self, operation: CollectiveOperation) -> Layout:
         """Return the transfers of a collective that ``check`` has accepted."""
         algorithm = self.algorithm
         proportional = algorithm.proportional or (algorithm.steady and self.form == "pipelined")
-        proportional = proportional and shares is None
-        size = 1.0 if proportional else nbytes
-        key = (kind, ranks, size, root, None if shares is None else tuple(shares))
+        proportional = proportional and operation.shares is None
+        key = operation._replace(nbytes=1.0) if proportional else operation
         found = self._layouts.get(key)
         if found is None:
             if self.form == "pipelined":
-                found = algorithm.steady_state(kind, ranks, size, self.topology, root=root, shares=shares)
+                found = algorithm.steady_state(key, self.topology)
             else:
-                transfers = algorithm.transfers(kind, ranks, size, self.topology, root=root, shares=shares)
-                found = TransferGraph(checked(algorithm, transfers, ranks, self.topology))
+                found = TransferGraph(checked_transfers(algorithm, key, self.topology))
             self._keep(key, found)
-        return Layout(found, nbytes if proportional else 1.0)
+        return Layout(found, operation.nbytes if proportional else 1.0)
 
-    def _keep(self, key: tuple[Any, ...], layout: SteadyState | TransferGraph) -> None:
+    def _keep(self, key: CollectiveOperation, layout: SteadyState | TransferGraph) -> None:
         """Keep a layout, and drop the oldest ones where there are too many transfers."""
         count = _count(layout)
         while self._layouts and self._kept + count > _MOST_KEPT:

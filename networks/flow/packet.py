@@ -21,7 +21,7 @@ from triosim.config.option import SYSTEM
 from triosim.errors import AsymmetryError, OptionError, nearest
 from triosim.networks.base import SendingNetwork
 from triosim.networks.calibration.calibrated_times import CalibratedNetwork, calibrated_collectives
-from triosim.networks.collectives.algorithm import CollectiveAlgorithm, Edge, SteadyState, check
+from triosim.networks.collectives.algorithm import CollectiveAlgorithm, CollectiveOperation, Edge, SteadyState, check
 from triosim.networks.collectives.execution import Done
 from triosim.networks.collectives.lowering import Form, Layout
 from triosim.networks.events import AFTER_ALL, call_at
@@ -140,35 +140,27 @@ class PacketNetwork(SendingNetwork, LinkRecorder, ChangeableLinks, FoldableNetwo
         self._touched: dict[int, None] = {}  # links whose rate may have changed, when recording
         self._recorded: dict[int, tuple[float, float]] = {}
 
-    def _run(
-        self,
-        kind: CollectiveKind,
-        ranks: tuple[int, ...],
-        nbytes: float,
-        root: int | None,
-        shares: Sequence[float] | None,
-    ) -> simpy.Event:
-        if self.calibrated is not None:
-            plan = self.calibrated.plan(kind, ranks, nbytes, root, None if shares is None else tuple(shares))
-            if plan is not None:
-                layout = self._reduced(Layout(plan.steady, plan.factor), ranks)
-                return layout.run(self.env, partial(self.send, stretch=plan.stretch))
+    def _run(self, operation: CollectiveOperation) -> simpy.Event:
+        kind, ranks, nbytes, _, shares = operation
+        plan = None if self.calibrated is None else self.calibrated.plan(operation)
+        if plan is not None:
+            layout = self._reduced(Layout(plan.steady, plan.factor), ranks)
+            return layout.run(self.env, partial(self.send, stretch=plan.stretch))
         if len(ranks) >= self._symmetric.least and shares is None and self._alone:
             folded = self._symmetric.begin(kind, ranks, nbytes)
             if folded is not None:
                 return folded
-        layout = self._lowering.layout(kind, ranks, nbytes, root=root, shares=shares)
-        return self._reduced(layout, ranks).run(self.env, self.send)
+        return self._reduced(self._lowering.layout(operation), ranks).run(self.env, self.send)
 
     def collective_edges(
         self, kind: CollectiveKind, ranks: tuple[int, ...], nbytes: float, *, root: int | None = None
     ) -> Iterable[tuple[NodeRef, NodeRef]]:
         """Return source and destination of each transfer of a collective; see ``FoldableNetwork``."""
-        at = check(kind, ranks, nbytes, self.topology, root=root, shares=None)
-        plan = None if self.calibrated is None else self.calibrated.plan(kind, ranks, nbytes, at, None)
-        if plan is not None:
-            return self._reduced(Layout(plan.steady, plan.factor), ranks).edges()
-        return self._reduced(self._lowering.layout(kind, ranks, nbytes, root=at), ranks).edges()
+        root = check(kind, ranks, nbytes, self.topology, root=root, shares=None)
+        operation = CollectiveOperation(kind, ranks, nbytes, root)
+        plan = None if self.calibrated is None else self.calibrated.plan(operation)
+        layout = self._lowering.layout(operation) if plan is None else Layout(plan.steady, plan.factor)
+        return self._reduced(layout, ranks).edges()
 
     def use_link_classes(self, classes: LinkClasses | None) -> None:
         """Simulate one representative of each class of links from now on; see ``FoldableNetwork``."""
@@ -176,7 +168,7 @@ class PacketNetwork(SendingNetwork, LinkRecorder, ChangeableLinks, FoldableNetwo
         self._paths.clear()
         self._classes = classes
 
-    def _reduced(self, layout: Layout, ranks: tuple[int, ...]) -> Layout:
+    def _reduced(self, layout: Layout, ranks: Sequence[int]) -> Layout:
         """Return the part of a collective that is simulated: one transfer of each symmetry class.
 
         Raises ``AsymmetryError`` in the form of steps, whose transfers depend on each other across classes.

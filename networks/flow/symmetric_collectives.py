@@ -7,6 +7,7 @@ every flow of every rank is simulated, with the bytes that it has left.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -49,7 +50,7 @@ class SymmetricExecution:
         self._known: dict[tuple[Any, ...], SymmetricCollective | None] = {}
         self._carried: dict[SymmetricCollective, float] = {}  # bytes of the collectives that ended folded
 
-    def begin(self, kind: CollectiveKind, ranks: tuple[int, ...], nbytes: float) -> simpy.Event | None:
+    def begin(self, kind: CollectiveKind, ranks: Sequence[int], nbytes: float) -> simpy.Event | None:
         """Run a collective and return its event; None where ranks differ in what they do."""
         network = self.network
         symmetric = self._symmetric(kind, ranks, nbytes)
@@ -106,7 +107,7 @@ class SymmetricExecution:
         self._carried[run.symmetric] = self._carried.get(run.symmetric, 0.0) + run.nbytes
         run.event.succeed()
 
-    def _symmetric(self, kind: CollectiveKind, ranks: tuple[int, ...], nbytes: float) -> SymmetricCollective | None:
+    def _symmetric(self, kind: CollectiveKind, ranks: Sequence[int], nbytes: float) -> SymmetricCollective | None:
         """Return the collective as one rank sees it."""
         topology = self.network.topology
         if not topology.uniform or not topology.dimensions:

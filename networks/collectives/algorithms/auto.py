@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from triosim.errors import OptionError
-from triosim.networks.collectives.algorithm import CollectiveAlgorithm, Cost, SteadyState, Transfer
+from triosim.networks.collectives.algorithm import CollectiveAlgorithm, CollectiveOperation, Cost, SteadyState, Transfer
 from triosim.networks.collectives.algorithms.double_binary_tree import DoubleBinaryTree
 from triosim.networks.collectives.algorithms.hierarchical import Hierarchical
 from triosim.networks.collectives.algorithms.in_switch import SlicedInSwitch, meeting
@@ -66,7 +66,9 @@ class Auto(CollectiveAlgorithm):
         key = (kind, group if isinstance(group, range) else tuple(group), root)
         if key not in self._costs:
             others = self.alternatives(kind, group, topology)
-            self._costs[key] = [(one, one.cost(kind, group, 1.0, topology, root=root)) for one in others]
+            self._costs[key] = [
+                (one, one.cost(CollectiveOperation(kind, group, 1.0, root), topology)) for one in others
+            ]
         return min(self._costs[key], key=lambda found: found[1].latency + found[1].seconds * nbytes)[0]
 
     def transfers(
@@ -83,33 +85,16 @@ class Auto(CollectiveAlgorithm):
         chosen = self.choose(kind, group, nbytes, topology, root)
         return chosen.transfers(kind, group, nbytes, topology, root=root, shares=shares)
 
-    def steady_state(
-        self,
-        kind: CollectiveKind,
-        group: Sequence[int],
-        nbytes: float,
-        topology: Topology,
-        *,
-        root: int | None = None,
-        shares: Sequence[float] | None = None,
-    ) -> SteadyState:
+    def steady_state(self, operation: CollectiveOperation, topology: Topology) -> SteadyState:
         """Return the steady state of the algorithm that is chosen."""
-        chosen = self.choose(kind, group, nbytes, topology, root)
-        return chosen.steady_state(kind, group, nbytes, topology, root=root, shares=shares)
+        return self._chosen(operation, topology).steady_state(operation, topology)
 
-    def cost(
-        self,
-        kind: CollectiveKind,
-        group: Sequence[int],
-        nbytes: float,
-        topology: Topology,
-        *,
-        root: int | None = None,
-        shares: Sequence[float] | None = None,
-    ) -> Cost:
+    def cost(self, operation: CollectiveOperation, topology: Topology) -> Cost:
         """Return the cost of the algorithm that is chosen."""
-        chosen = self.choose(kind, group, nbytes, topology, root)
-        return chosen.cost(kind, group, nbytes, topology, root=root, shares=shares)
+        return self._chosen(operation, topology).cost(operation, topology)
+
+    def _chosen(self, operation: CollectiveOperation, topology: Topology) -> CollectiveAlgorithm:
+        return self.choose(operation.kind, operation.ranks, operation.nbytes, topology, operation.root)
 
     def _is_box(self, group: Sequence[int], topology: Topology) -> bool:
         try:

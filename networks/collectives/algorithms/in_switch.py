@@ -15,7 +15,13 @@ from itertools import pairwise
 from typing import Literal
 
 from triosim.errors import OptionError
-from triosim.networks.collectives.algorithm import CollectiveAlgorithm, SteadyState, Transfer, chunk_sizes
+from triosim.networks.collectives.algorithm import (
+    CollectiveAlgorithm,
+    CollectiveOperation,
+    SteadyState,
+    Transfer,
+    chunk_sizes,
+)
 from triosim.networks.collectives.algorithms import direct
 from triosim.networks.collectives.algorithms.trees import chunks_of
 from triosim.networks.topology import NodeRef, Topology
@@ -64,21 +70,12 @@ class InSwitch(CollectiveAlgorithm):
                     tree.sum(group, at, chunk, nbytes / chunks)
         return iter(tree.found)
 
-    def steady_state(
-        self,
-        kind: CollectiveKind,
-        group: Sequence[int],
-        nbytes: float,
-        topology: Topology,
-        *,
-        root: int | None = None,
-        shares: Sequence[float] | None = None,
-    ) -> SteadyState:
+    def steady_state(self, operation: CollectiveOperation, topology: Topology) -> SteadyState:
         """Return the steady state; how many chunks there are does not matter for it."""
-        if shares is not None:
-            return super().steady_state(kind, group, nbytes, topology, root=root, shares=shares)
-        edges, latency, _ = super().steady_state(kind, group, 1.0, topology, root=root)
-        return SteadyState(tuple(edge._replace(nbytes=edge.nbytes * nbytes) for edge in edges), latency)
+        if operation.shares is not None:
+            return super().steady_state(operation, topology)
+        edges, latency, _ = super().steady_state(operation._replace(nbytes=1.0), topology)
+        return SteadyState(tuple(edge._replace(nbytes=edge.nbytes * operation.nbytes) for edge in edges), latency)
 
     def all_reduce(self, tree: _SwitchTree, group: Sequence[int], nbytes: float) -> None:
         """Add up in the topmost switch, and multicast from there."""

@@ -15,6 +15,7 @@ from typing import Literal
 
 from triosim.networks.collectives.algorithm import (
     CollectiveAlgorithm,
+    CollectiveOperation,
     Edge,
     SteadyState,
     Transfer,
@@ -58,19 +59,11 @@ class Ring(CollectiveAlgorithm):
         place = {rank: chunk for chunk, rank in enumerate(group)}
         return _around(kind, ring, [place[rank] for rank in ring], chunk_sizes(group, nbytes, shares))
 
-    def steady_state(
-        self,
-        kind: CollectiveKind,
-        group: Sequence[int],
-        nbytes: float,
-        topology: Topology,
-        *,
-        root: int | None = None,
-        shares: Sequence[float] | None = None,
-    ) -> SteadyState:
+    def steady_state(self, operation: CollectiveOperation, topology: Topology) -> SteadyState:
         """Return the steady state, in closed form: the transfers of a large ring are too many to add up."""
+        kind, group, nbytes, root, shares = operation
         if kind in ("gather", "scatter", "all_to_all"):
-            return super().steady_state(kind, group, nbytes, topology, root=root, shares=shares)
+            return super().steady_state(operation, topology)
         ring = ring_order(topology, group)
         if kind in ("broadcast", "reduce"):
             chain = _chain(kind, ring, root)

@@ -8,7 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from triosim.networks.collectives.algorithm import CollectiveAlgorithm, SteadyState, Transfer, merged, steady_state_of
+from triosim.networks.collectives.algorithm import (
+    CollectiveAlgorithm,
+    CollectiveOperation,
+    SteadyState,
+    Transfer,
+    merged,
+    steady_state_of,
+)
 from triosim.networks.collectives.algorithms.ring import Ring
 from triosim.networks.collectives.algorithms.trees import Parents, along_tree, binary, chunks_of
 from triosim.networks.collectives.ring_order import ring_order
@@ -46,25 +53,17 @@ class Tree(CollectiveAlgorithm):
         chunks = chunks_of(part)
         return merged((along_tree(kind, parents, part, chunks) for parents in trees), chunks)
 
-    def steady_state(
-        self,
-        kind: CollectiveKind,
-        group: Sequence[int],
-        nbytes: float,
-        topology: Topology,
-        *,
-        root: int | None = None,
-        shares: Sequence[float] | None = None,
-    ) -> SteadyState:
+    def steady_state(self, operation: CollectiveOperation, topology: Topology) -> SteadyState:
         """Return the steady state; how many chunks there are does not matter for it.
 
         The two trees of a pair are channels of their own: what they send from one rank to another are two edges, of
         which each has its share of the links. As one edge they would have one share for twice the bytes.
         """
+        kind = operation.kind
         if kind not in _ALONG_TREES:
-            return self.others.steady_state(kind, group, nbytes, topology, root=root, shares=shares)
-        trees = self.trees(group, topology, root)
-        part = nbytes / len(trees)
+            return self.others.steady_state(operation, topology)
+        trees = self.trees(operation.ranks, topology, operation.root)
+        part = operation.nbytes / len(trees)
         sides = [trees[side::2] for side in range(min(len(trees), 2))]
         found = [
             steady_state_of(merged((along_tree(kind, parents, part, 1) for parents in side), 1), topology)

@@ -17,6 +17,7 @@ from typing import Literal
 from triosim.networks.collectives.algorithm import (
     WITH_ROOT,
     CollectiveAlgorithm,
+    CollectiveOperation,
     Cost,
     Edge,
     SteadyState,
@@ -161,19 +162,11 @@ class PhasedAlgorithm(CollectiveAlgorithm):
         chunks = 1 if busy else self.chunks
         return _laid_out(kind, grid, group, nbytes, place, shares, chunks)
 
-    def steady_state(
-        self,
-        kind: CollectiveKind,
-        group: Sequence[int],
-        nbytes: float,
-        topology: Topology,
-        *,
-        root: int | None = None,
-        shares: Sequence[float] | None = None,
-    ) -> SteadyState:
+    def steady_state(self, operation: CollectiveOperation, topology: Topology) -> SteadyState:
         """Return the steady state, in which all dimensions are busy, and the time to fill and drain them."""
+        kind, group, nbytes, root, shares = operation
         if shares is not None:
-            return super().steady_state(kind, group, nbytes, topology, root=root, shares=shares)
+            return super().steady_state(operation, topology)
         grid = self.grid(group, topology)
         place = 0 if root is None else list(grid.places).index(root)
         edges: dict[tuple[int, int], float] = {}
@@ -186,19 +179,11 @@ class PhasedAlgorithm(CollectiveAlgorithm):
         latency, _, fill = self._times(kind, grid, nbytes, topology, place)
         return SteadyState(tuple(Edge(*ends, size) for ends, size in edges.items()), latency, fill)
 
-    def cost(
-        self,
-        kind: CollectiveKind,
-        group: Sequence[int],
-        nbytes: float,
-        topology: Topology,
-        *,
-        root: int | None = None,
-        shares: Sequence[float] | None = None,
-    ) -> Cost:
+    def cost(self, operation: CollectiveOperation, topology: Topology) -> Cost:
         """Return the time on idle links; where all lines of a dimension are equal, one of them is looked at."""
+        kind, group, nbytes, root, shares = operation
         if shares is not None:
-            return super().cost(kind, group, nbytes, topology, root=root, shares=shares)
+            return super().cost(operation, topology)
         grid = self.grid(group, topology)
         place = 0 if root is None else list(grid.places).index(root)
         latency, busy, fill = self._times(kind, grid, nbytes, topology, place)

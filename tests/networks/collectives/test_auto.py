@@ -7,6 +7,7 @@ from typing import get_args
 import pytest
 
 from triosim.networks import Topology
+from triosim.networks.collectives.algorithm import CollectiveOperation
 from triosim.networks.collectives.algorithms.auto import Auto
 from triosim.tasks import CollectiveKind
 
@@ -62,6 +63,6 @@ def test_nothing_that_there_was_to_choose_is_quicker(name: str, nbytes: float) -
     auto = Auto()
     for kind in KINDS:
         root = 0 if kind in ("broadcast", "reduce", "gather", "scatter") else None
-        chosen = sum(auto.cost(kind, group, nbytes, topology, root=root))
+        chosen = sum(auto.cost(CollectiveOperation(kind, group, nbytes, root), topology))
         for other in auto.alternatives(kind, group, topology):
-            assert chosen <= sum(other.cost(kind, group, nbytes, topology, root=root)) * (1 + 1e-12)
+            assert chosen <= sum(other.cost(CollectiveOperation(kind, group, nbytes, root), topology)) * (1 + 1e-12)

@@ -15,7 +15,7 @@ import simpy
 
 from triosim import plugins
 from triosim.networks import CollectiveAlgorithm, PacketNetwork, Topology, Transfer
-from triosim.networks.collectives.algorithm import Chunks, checked
+from triosim.networks.collectives.algorithm import Chunks, CollectiveOperation, checked_transfers
 from triosim.networks.collectives.algorithms.hierarchical import Hierarchical
 from triosim.networks.topology import NodeRef
 from triosim.tasks import CollectiveKind
@@ -132,8 +132,8 @@ def prove(
     """Check what everyone ends with, and that the transfers carry the bytes of their pieces."""
     root = rng.choice(group) if kind in ROOTED else None
     nbytes = sum(shares) if shares else 3e6
-    found = algorithm.transfers(kind, group, nbytes, topology, root=root, shares=shares)
-    transfers = list(checked(algorithm, found, group, topology))
+    operation = CollectiveOperation(kind, group, nbytes, root, None if shares is None else tuple(shares))
+    transfers = list(checked_transfers(algorithm, operation, topology))
     numbers = {piece for transfer in transfers for piece in pieces_of(transfer.chunk)}
     case = Case(kind, group, root, max(numbers) // Case(kind, group, root, 1).base + 1)
     held = case.at_first()

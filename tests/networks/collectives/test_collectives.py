@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from triosim.errors import OptionError, PluginError, TriosimError
 from triosim.networks import CollectiveAlgorithm, Network, PacketNetwork, Topology, Transfer
+from triosim.networks.collectives.algorithm import CollectiveOperation
 from triosim.networks.collectives.algorithms.ring import Ring
 from triosim.networks.collectives.lowering import Form
 from triosim.networks.extensions import LinkCounter
@@ -141,8 +142,9 @@ def test_the_ring_in_closed_form_is_its_transfers_added_up(kind: CollectiveKind,
         shares = [float(3 + i) for i in range(n)]
     nbytes = sum(shares) if shares else 24.0
     root = 1 if kind in ROOTED else None
-    closed = Ring().steady_state(kind, range(n), nbytes, topology, root=root, shares=shares)
-    added = CollectiveAlgorithm.steady_state(Ring(), kind, range(n), nbytes, topology, root=root, shares=shares)
+    operation = CollectiveOperation(kind, range(n), nbytes, root, None if shares is None else tuple(shares))
+    closed = Ring().steady_state(operation, topology)
+    added = CollectiveAlgorithm.steady_state(Ring(), operation, topology)
     assert closed.latency == pytest.approx(added.latency, rel=1e-12)
     assert {edge[:2]: edge[2] for edge in closed.edges} == pytest.approx({edge[:2]: edge[2] for edge in added.edges})
 
