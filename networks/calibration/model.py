@@ -11,16 +11,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from triosim.networks.calibration.curves import (
-    LIKE,
-    KindCurves,
-    Parts,
-    Sigmoid,
-    Straggler,
-    corrected,
-    features,
-    sent,
-)
+from triosim.networks.calibration.curves import LIKE, KindCurves, Parts, Sigmoid, Straggler, corrected, features, sent
 
 ANY = "any"  # the kind whose figures between nodes stand for all that have none of their own
 

@@ -109,7 +109,7 @@ def _count(value: Any) -> int:
 
 
 def _bandwidth(value: Quantity) -> float:
-    return _checked(parse_bandwidth(value), value, "a positive bandwidth, such as '60.5 GB/s'", above=0.0)
+    return _positive(parse_bandwidth(value), value, "a positive bandwidth, such as '60.5 GB/s'")
 
 
 def _time(value: Quantity) -> float:
@@ -122,11 +122,11 @@ def _time(value: Quantity) -> float:
 def _buffer(value: Quantity) -> float:
     if value in ("unlimited", math.inf):
         return math.inf
-    return _checked(parse_bytes(value), value, "a positive size such as '64 MB', or 'unlimited'", above=0.0)
+    return _positive(parse_bytes(value), value, "a positive size such as '64 MB', or 'unlimited'")
 
 
-def _checked(number: float, value: Quantity, expected: str, *, above: float) -> float:
-    if not above < number < math.inf:
+def _positive(number: float, value: Quantity, expected: str) -> float:
+    if not 0.0 < number < math.inf:
         raise TriosimError(f"{value} is not {expected}")
     return number
 

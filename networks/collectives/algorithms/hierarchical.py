@@ -15,12 +15,7 @@ from functools import cache
 from triosim.config import Option
 from triosim.config.option import SYSTEM
 from triosim.errors import OptionError
-from triosim.networks.collectives.phased.exchanges import (
-    Exchange,
-    LineExchange,
-    RingExchange,
-    SwitchExchange,
-)
+from triosim.networks.collectives.phased.exchanges import Exchange, LineExchange, RingExchange, SwitchExchange
 from triosim.networks.collectives.phased.grid import Grid
 from triosim.networks.collectives.phased.phases import PhasedAlgorithm
 from triosim.networks.topology import Dimension, Topology

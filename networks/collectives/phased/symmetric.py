@@ -55,10 +55,7 @@ class SymmetricCollective:
     @property
     def seconds(self) -> float:
         """The seconds that the busiest link is busy."""
-        return max(
-            (math.fsum(one.sizes.values()) / one.bandwidth for one in self.link_shares),
-            default=0.0,
-        )
+        return max((math.fsum(one.sizes.values()) / one.bandwidth for one in self.link_shares), default=0.0)
 
     def pairs(self, dimension: int, step: int) -> Iterator[tuple[int, int]]:
         """Yield each rank and the rank that it sends to in a step."""
