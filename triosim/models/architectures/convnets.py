@@ -9,8 +9,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from triosim.models.operators.elementwise import add_in_place, dropout, relu_in_place
-from triosim.models.operators.layers import batch_norm, cross_entropy
-from triosim.models.operators.pooling import adaptive_average_pool, average_pool_2x2, global_average_pool, max_pool
+from triosim.models.operators.layers import (
+    adaptive_average_pool,
+    average_pool_2x2,
+    batch_norm,
+    cross_entropy,
+    global_average_pool,
+    max_pool,
+)
 from triosim.models.operators.products import convolution, linear
 from triosim.models.operators.tape import Tape, Value, module
 from triosim.models.operators.views import cat, view
