@@ -132,7 +132,7 @@ def load(group: Group, name: str) -> Any:
 
 def find(group: Group, part: str | type) -> Any:
     """Return what a user names as a part: by a name, or in Python the class itself."""
-    return load(group, part) if isinstance(part, str) else part
+    return load(group, part) if isinstance(part, str) else _checked(group, _label(part), part)
 
 
 def file_of(name: str) -> str:
@@ -206,7 +206,7 @@ def _plugin_line(error: BaseException | None) -> str | None:
 
 
 def _label(plugin: Any) -> str:
-    return getattr(plugin, "__qualname__", type(plugin).__qualname__)
+    return str(getattr(plugin, "__qualname__", type(plugin).__qualname__))
 
 
 def _entry_points(group: Group) -> dict[str, str]:

@@ -7,11 +7,11 @@ that a user's schedule is as good as those that ship.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Literal
 
-from triosim.errors import OptionError
+from triosim.errors import OptionError, nearest
 
 #: What of a stage runs. The backward pass runs whole, or its two parts apart: ``input`` gives the gradient of the stage's
 #: input (and what leads there), ``weight`` those of its parameters (Qi et al. 2024).
@@ -78,7 +78,7 @@ class ScheduleTable:
     @property
     def micro_batches(self) -> int:
         """How many micro-batches go through."""
-        return 1 + max(micro_batch for _, micro_batch in self._ranks)
+        return 1 + max((micro_batch for _, micro_batch in self._ranks), default=-1)
 
     @property
     def splits(self) -> bool:
@@ -124,11 +124,23 @@ class ScheduleTable:
             if have != asked:
                 raise OptionError(f"is for {have} {what}, not {asked}", where=where, fix="let the two agree")
 
+    def check_training(self) -> None:
+        """Raise ``OptionError`` where there is no backward pass at all; ``check`` says where only some of it is missing."""
+        every = [(rank, action) for rank in range(len(self.rows)) for action in self.actions(rank)]
+        if all(action.phase == "forward" for _, action in every):
+            whole, first, second = (replace(every[0][1], phase=phase) for phase in ("backward", "input", "weight"))
+            raise self._wrong(*every[0], f"needs {whole}, or {first} and {second}, in training; there is none")
+
     def check(self) -> None:
         """Raise ``OptionError`` where an action is missing, twice there or in the wrong rank, or none can run any more."""
         seen: dict[Action, int] = {}
+        if not self._ranks:
+            raise OptionError("has no forward pass", where="schedule", fix="give one to each stage")
         for rank in range(len(self.rows)):
             for action in self.actions(rank):
+                if action.phase not in LETTERS:
+                    known = nearest(str(action.phase), LETTERS)
+                    raise OptionError(f"{action!r} is of no known kind", where=f"schedule, rank {rank}", fix=known)
                 if action in seen:
                     raise self._wrong(rank, action, f"runs a second time: rank {seen[action]} has it")
                 seen[action] = rank

@@ -35,19 +35,24 @@ def table_of(schedule: PipelineSchedule, ranks: int, micro_batches: int, *, trai
     if not type(schedule).__module__.startswith("triosim."):
         table.check_size(ranks, micro_batches, type(schedule).__name__)
         table.check()
-    return table if training else table.forward_alone()
+    if not training:
+        return table.forward_alone()
+    table.check_training()
+    return table
 
 
 def _schedule_class(name: str | type) -> type[PipelineSchedule]:
-    if not isinstance(name, str):
-        found: type = name
-    elif CsvSchedule.recognises(name):
-        found = CsvSchedule
-    else:
-        if ":" not in name and not name.endswith(".py") and name not in plugins.names("schedules"):
+    found: type = CsvSchedule
+    if not isinstance(name, str) or not CsvSchedule.recognises(name):
+        if (
+            isinstance(name, str)
+            and ":" not in name
+            and not name.endswith(".py")
+            and name not in plugins.names("schedules")
+        ):
             fix = nearest(name, plugins.names("schedules"))
             raise OptionError(f"unknown schedule '{name}'", where="schedule", fix=fix)
-        found = plugins.load("schedules", name)
+        found = plugins.find("schedules", name)
     if not (isinstance(found, type) and issubclass(found, PipelineSchedule)):
         raise PluginError("is not a class derived from triosim.extrapolators.PipelineSchedule", where=str(name))
     return found

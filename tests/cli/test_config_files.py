@@ -207,3 +207,10 @@ def test_the_configuration_of_a_run_that_cannot_be_is_not_saved(command: str, sm
         run([command, "--config", "run.yaml", "-b", "7", "--micro-batch-size", "5", "--save-config", "new.yaml"]) == 2
     )
     assert not (small / "new.yaml").exists()
+
+
+def test_the_options_that_are_known_are_those_that_are_taken(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["compare", str(TRACE), "-n", "2", "--option", "nope=1", "--network", "analytical"]) == 2
+    said = lines(capsys)[1]
+    assert "no part of this run takes 'nope'" in said
+    assert not {"env", "topology", "record", "algorithm", "form"} & {*said.replace(",", "").split()}

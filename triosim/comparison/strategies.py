@@ -17,6 +17,7 @@ from triosim.config import RunConfig, readers, takes_text
 from triosim.engine import Progress
 from triosim.errors import TriosimError
 from triosim.extrapolators.pipeline.schedule_choice import chosen_schedule
+from triosim.networks.construction import network_options
 from triosim.output_files import PathLike
 from triosim.pipeline.planning import refuse_unknown
 from triosim.pipeline.reading import TraceLike, read
@@ -175,8 +176,8 @@ def _check_options(config: RunConfig, gpus: int) -> None:
     """Refuse what no strategy reads, and a value that cannot be, before the first of them runs."""
     names = set().union(*map(_names, strategies(gpus)))
     known = _options_by_name(names, config)
+    known.update(network_options(config.network))
     others: tuple[tuple[plugins.Group, Any], ...] = (
-        ("networks", config.network),
         ("collective_algorithms", config.collective),
         ("compute_models", config.compute_model),
     )

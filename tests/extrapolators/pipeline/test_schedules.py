@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import traces
@@ -18,12 +18,13 @@ import triosim
 from triosim import plugins
 from triosim.comparison.schedule_alone import Times, run_schedule, uniform_trace
 from triosim.config import RunConfig
-from triosim.errors import OptionError, TraceError
+from triosim.errors import OptionError, PluginError, TraceError
 from triosim.extrapolators.core.extrapolator import Extrapolator
 from triosim.extrapolators.core.mesh import Mesh
 from triosim.extrapolators.core.plan import ParallelPlan
 from triosim.extrapolators.core.program import Program
 from triosim.extrapolators.core.schedule_table import Action, ActionPhase, ScheduleTable, in_flight
+from triosim.extrapolators.pipeline.schedule import PipelineSchedule
 from triosim.extrapolators.pipeline.schedule_choice import chosen_schedule, table_of
 from triosim.extrapolators.pipeline.schedules.csv_file import read_table, write_table
 from triosim.tasks import AllReduce, Recv, Send, Task
@@ -428,6 +429,48 @@ def test_a_table_for_other_numbers_is_refused(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="is for 1 micro-batches, not 4"):
         table(path, 2, 4)
     assert chosen_schedule(RunConfig.of(schedule=path)).micro_batches(2) == 1
+
+
+def test_a_table_of_forward_passes_alone_is_for_inference(tmp_path: Path) -> None:
+    schedule = chosen_schedule(RunConfig.of(schedule=written(tmp_path, "0,0,0F0", "1,0,1F0")))
+    assert table_of(schedule, 2, 1, training=False).micro_batches == 1
+    with pytest.raises(OptionError, match="line 2: 0F0 needs 0B0, or 0I0 and 0W0, in training; there is none"):
+        table_of(schedule, 2, 1)
+
+
+class Lazy(PipelineSchedule):
+    """A schedule without a table."""
+
+
+class Odd(PipelineSchedule):
+    """A schedule whose table is what a test gives."""
+
+    rows: ClassVar[list[list[Action]]] = []
+
+    def table(self, ranks: int, micro_batches: int) -> ScheduleTable:
+        """Return the table."""
+        return ScheduleTable.of(self.rows)
+
+
+def test_a_schedule_class_without_a_table_is_refused() -> None:
+    with pytest.raises(PluginError, match="Lazy: does not define table"):
+        chosen_schedule(RunConfig.of(schedule=Lazy))
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([[Action(0, "forward", 0), Action(0, "sideways", 0)]], "'sideways'.* is of no known kind; known: backward,"),  # type: ignore[arg-type]
+        ([[Action(0, "forward", 0)]], "schedule, rank 0: 0F0 needs 0B0, or 0I0 and 0W0, in training"),
+        ([[Action(0, "backward", 0)]], "is for 0 micro-batches, not 1"),
+    ],
+)
+def test_what_a_schedule_class_returns_is_checked(
+    rows: list[list[Action]], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Odd, "rows", rows)
+    with pytest.raises(OptionError, match=message):
+        table_of(chosen_schedule(RunConfig.of(schedule=Odd)), 1, 1)
 
 
 def test_inference_runs_the_forward_passes_alone() -> None:
