@@ -9,7 +9,7 @@ from itertools import product
 from triosim.compute.compute_model import ComputeModel
 from triosim.config import Option, RunConfig, takes_text
 from triosim.errors import OptionError, PluginError, TraceError
-from triosim.extrapolators.core.extrapolator import Extrapolator
+from triosim.extrapolators.core.extrapolator import GRADIENT_DTYPE, Extrapolator
 from triosim.extrapolators.core.lowering import Lowering
 from triosim.extrapolators.core.memory_footprint import MemoryFootprint
 from triosim.extrapolators.core.mesh import Mesh
@@ -261,7 +261,7 @@ def _program(trace: Trace, batch_size: int, micro_batches: int, config: RunConfi
         (single_stage(trace.operators, training=config.training),),
         model,
         accumulate(micro_batches) if config.training else accumulate(micro_batches).forward_alone(),
-        gradient_dtype=config.gradient_dtype,
+        gradient_dtype=config.value_of(GRADIENT_DTYPE),
         training=config.training,
         gpu=trace.gpu,
         batch_size=size,

@@ -102,6 +102,12 @@ class LazyGroup(QuickGroup):
         return found
 
 
+def loaded(name: str) -> Any:
+    """Return ``module:attribute``, imported when it is asked for: what only some runs of a command need."""
+    module, _, attribute = name.partition(":")
+    return getattr(import_module(module), attribute)
+
+
 def show_on_terminal(what: RenderableType) -> None:
     """Print what rich can show."""
     from rich.console import Console

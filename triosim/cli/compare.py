@@ -43,7 +43,7 @@ def command(trace: TracePath = None, **given: Any) -> None:
     [cyan]triosim compare trace.json -n 8 --slow-gpus 3=1.5 --schedule 1f1b --price 2.5[/]
     """
     format = o.FORMAT.parse(given["format"])
-    run = configured("compare", trace, given)
+    run = configured("compare", trace, given, OPTIONS)
     if run.config.gpus is None:
         raise OptionError("Missing option '--gpus' / '-n'", fix="see 'triosim compare --help'")
     plot = given["plot"]

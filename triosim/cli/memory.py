@@ -148,7 +148,7 @@ def command(trace: TracePath = None, **given: Any) -> None:
     [cyan]triosim memory trace.json -p fsdp=8,pp=4 --schedule 1f1b --recompute full --gpu H100[/]
     [cyan]triosim memory streams.json.gz --rank 8 --snapshot memory.pickle[/]
     """
-    run = configured("memory", trace, given)
+    run = configured("memory", trace, given, OPTIONS)
     check_outputs(given["plot"], given["snapshot"], given["save_config"], reading=run.files)
     view = View.of(given, run.config.gpu)
     fits = _of_many(run, view) if _is_planned(run) else _of_one(run, view)

@@ -187,23 +187,17 @@ def _shown_default(option: Option) -> str:
 _OWN = ("gpu", "gpus")
 
 
-def chosen(command: Command, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keywords of ``triosim.simulate`` for options of a command line that were given."""
+def chosen(own: Sequence[Option], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keywords of ``triosim.simulate`` for options of a command line that were given, but for a command's own."""
     conditions = {option.name for option in CONDITIONS}
+    others = conditions.union(option.name for option in own).difference(_OWN)
     said = {name: value for name, value in given.items() if value not in (None, [])}
-    names = {name for name in said if name in _OWN or command in _commands(name)} - conditions
-    found = {name: value for name, value in said.items() if name in names}
+    found = {name: value for name, value in said.items() if name not in others}
     if "training" in found:
         found["training"] = False  # --inference
     if conditions & said.keys():
         found["conditions"] = {name: value for name, value in said.items() if name in conditions}
     return found
-
-
-def _commands(name: str) -> tuple[Command, ...]:
-    """Return which commands have an option of a run."""
-    option = COMMON.get(name) or flags().get(name)
-    return () if option is None else option.commands
 
 
 Format = Annotated[

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from triosim.cli import options as o
-from triosim.cli.command import show_on_terminal
+from triosim.cli.command import loaded, show_on_terminal
 from triosim.cli.subject import ConfiguredRun, TracePath, configured
-from triosim.comparison.what_if import what_if_config
 from triosim.config import Option
 from triosim.config.option import OUTPUT
 from triosim.errors import OptionError
 from triosim.output_files import check_outputs
 from triosim.plugins import file_of
-from triosim.reports.pictures.link_plot import check_link_plot
 from triosim.reports.terminal.progress import Progress
-from triosim.reports.terminal.result_tables import render
 from triosim.results import report as reports
 from triosim.results.result import Result
 from triosim.simulation import simulate_config
@@ -96,13 +94,13 @@ def command(trace: TracePath = None, **given: Any) -> None:
     """
     format = o.FORMAT.parse(given["format"])
     written = tuple(_reports(given))
-    run = configured("simulate", trace, given)
+    run = configured("simulate", trace, given, OPTIONS)
     reading = (*run.files, *(file_of(report) for report, _ in written))
     check_outputs(given["output"], given["save_config"], *(path for _, path in written), reading=reading)
     for report, path in written:
         reports.check(reports.find(report), path)
     if given["link_plot"] is not None and isinstance(run.config.network, str):
-        check_link_plot(given["link_plot"], run.config.network)
+        loaded("triosim.reports.pictures.link_plot:check_link_plot")(given["link_plot"], run.config.network)
     recorded = {name for report, _ in written for name in reports.records(reports.find(report))}
     run = run.with_options(**dict.fromkeys(recorded, True))
     result = _simulated(run, what_if=bool(given["what_if"]), quiet=bool(given["quiet"]))
@@ -114,6 +112,7 @@ def command(trace: TracePath = None, **given: Any) -> None:
     if format == "json":
         sys.stdout.write(result.to_json())
     elif not given["quiet"]:
+        render = loaded("triosim.reports.terminal.result_tables:render")
         show_on_terminal(render(result.data, result.title, by_layer=bool(given["by_layer"])))
 
 
@@ -131,6 +130,7 @@ def _reports(given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 def _simulated(run: ConfiguredRun, *, what_if: bool, quiet: bool) -> Result:
     with Progress(shown=not quiet) as progress:
+        simulated: Callable[..., Result] = simulate_config
         if what_if:
-            return what_if_config(run.subject, run.config, started=progress.labelled, progress=progress)
-        return simulate_config(run.subject, run.config, progress)
+            simulated = partial(loaded("triosim.comparison.what_if:what_if_config"), started=progress.labelled)
+        return simulated(run.subject, run.config, progress=progress)

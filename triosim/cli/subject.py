@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import typer
 
 from triosim.cli import options as o
-from triosim.config import RunConfig
+from triosim.config import Option, RunConfig
 from triosim.config.file import ConfigFile, files_named, merged, read_config, write_config
 from triosim.config.option import Command
 from triosim.config.run_config import option_named
@@ -73,13 +73,16 @@ def _of_command(command: Command, options: Mapping[str, Any], path: str | None) 
     return {name: value for name, value in options.items() if name in have}
 
 
-def configured(command: Command, trace: str | None, given: Mapping[str, Any]) -> ConfiguredRun:
-    """Return the run that a command line and its ``--config`` ask for. Raises ``OptionError`` for what cannot be."""
+def configured(command: Command, trace: str | None, given: Mapping[str, Any], own: Sequence[Option]) -> ConfiguredRun:
+    """Return the run that a command line and its ``--config`` ask for; ``own`` are options that are not of the run.
+
+    Raises ``OptionError`` for what cannot be.
+    """
     path = given["config"]
     file = ConfigFile() if path is None else read_config(path)
     subject = trace if trace is not None else file.trace
     if subject is None:
         raise OptionError("Missing argument 'TRACE'", fix=f"see 'triosim {command} --help'")
     options = _of_command(command, file.options, path)
-    said = merged(options, o.chosen(command, given))
+    said = merged(options, o.chosen(own, given))
     return ConfiguredRun(subject, RunConfig.of(**said), said, path)

@@ -303,12 +303,12 @@ class RunConfig:
         """Return it with other values of some options, checked."""
         changed = RunConfig.of(**given)
         common = {name: getattr(changed, name) for name in given if name in COMMON}
-        own = {name: changed.part_option(name) for name in given if name not in COMMON}
+        own = {name: changed.value_of(option_named(name)) for name in given if name not in COMMON}
         return replace(self, **common, parts={**self.parts, **own})
 
-    def part_option(self, name: str) -> Any:
+    def value_of(self, option: Option) -> Any:
         """Return the value of an option that parts declare with a flag of its own."""
-        return self.parts[name] if name in self.parts else of_parts.flags()[name].parsed_default
+        return self.parts.get(option.name, option.parsed_default)
 
     def __getattr__(self, name: str) -> Any:
         """Return the value of an option that parts declare."""

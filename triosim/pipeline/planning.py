@@ -55,7 +55,8 @@ def plan(priced: Priced, config: RunConfig, system: System | None = None) -> Pla
     with plugins.blamed():
         heterogeneity = Heterogeneity(system.conditions, subject.trace, priced.model)
         planned = plan_step(priced, config, gpus=len(system.topology.gpus), slowdown=heterogeneity.slowdown)
-    refuse_unknown(config, (*priced.options_read, *new_network.options_read, *planned.known_options))
+    if config.options:
+        refuse_unknown(config, (*priced.options_read, *new_network.options_read, *planned.known_options))
     check_draws(config.draws, system.conditions, tokens=tokens_are_drawn(planned))
     with plugins.blamed():
         memory = memory_of_run(planned, subject.trace, fail_on_oom=config.fail_on_oom)
