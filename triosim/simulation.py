@@ -9,7 +9,7 @@ from triosim.engine import Progress
 from triosim.pipeline.collecting import collect
 from triosim.pipeline.draws import Draw, other_draws, with_draws
 from triosim.pipeline.planning import plan
-from triosim.pipeline.pricing import Priced, price
+from triosim.pipeline.pricing import PricedSubject, price
 from triosim.pipeline.reading import TraceLike, read
 from triosim.pipeline.running import run
 from triosim.pipeline.system import System
@@ -39,7 +39,7 @@ def simulate_config(trace: TraceLike, config: RunConfig, progress: Progress | No
 
 
 def simulate_priced(
-    priced: Priced, config: RunConfig, progress: Progress | None = None, system: System | None = None
+    priced: PricedSubject, config: RunConfig, progress: Progress | None = None, system: System | None = None
 ) -> Result:
     """Simulate what was read and priced, as often as it is to be drawn, on another ``system`` than the configuration's."""
     planned = plan(priced, config, system)

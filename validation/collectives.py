@@ -20,7 +20,7 @@ import numpy as np
 from triosim import output_files as output
 from triosim.networks.calibration import stored
 from triosim.networks.calibration.fit import fitting, judging, measured
-from triosim.networks.calibration.fit.fitting import Row as Measured
+from triosim.networks.calibration.fit.fitting import MeasuredCollective as Measured
 from validation.report import DataAbsent, Row, data
 
 SHIPPED = {"dgx-a100": "a100", "dgx-h100": "h100", "dgx-h200": "h200"}

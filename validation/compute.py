@@ -17,7 +17,7 @@ import numpy.typing as npt
 from triosim.compute.fit import calibration_run
 from triosim.compute.fit import family_fitting as calibration
 from triosim.compute.fit.evaluation import Statistics, by_class, statistics
-from triosim.compute.fit.family_fitting import Rows
+from triosim.compute.fit.family_fitting import FamilyRows
 from triosim.compute.models import elementwise
 from triosim.compute.models.elementwise import memory_seconds
 from validation.report import Row, data
@@ -100,12 +100,12 @@ def figures() -> list[Figure]:
     return found
 
 
-def read(*names: str) -> list[Rows]:
+def read(*names: str) -> list[FamilyRows]:
     """Return the rows of tables of measured operators, by family and dtype."""
     return calibration_run.read([str(data(f"operators/{name}.csv.gz")) for name in names], calibration_run.EVERY)
 
 
-def _segments(rows: Rows, how: str) -> Array:
+def _segments(rows: FamilyRows, how: str) -> Array:
     """Return predictions of the element-wise segments, each row's from a fit without it."""
     predicted = np.full(len(rows), np.nan)
     assert rows.shapes.kinds is not None
@@ -127,7 +127,7 @@ def _segments(rows: Rows, how: str) -> Array:
     return predicted
 
 
-def _judged(table: str, rows: Rows, predicted: Array, how: str) -> Iterator[Figure]:
+def _judged(table: str, rows: FamilyRows, predicted: Array, how: str) -> Iterator[Figure]:
     """Yield a figure for each GPU, and one for the mean of all."""
     several = []
     for gpu, mask in rows.each():
@@ -175,13 +175,13 @@ def floors() -> list[tuple[str, str, int, float]]:
     return found
 
 
-def _intensity(rows: Rows) -> Array:
+def _intensity(rows: FamilyRows) -> Array:
     m, n, k = (rows.shapes[name] for name in "mnk")
     intensity: Array = m * n * k / (m * k + n * k + m * n)
     return intensity
 
 
-def _key(rows: Rows, names: str | tuple[str, ...]) -> list[tuple[float, ...]]:
+def _key(rows: FamilyRows, names: str | tuple[str, ...]) -> list[tuple[float, ...]]:
     return list(zip(*(rows.shapes[name].tolist() for name in names), strict=True))
 
 
@@ -192,7 +192,7 @@ def _spread(logs: list[float]) -> tuple[int, float]:
     return len(values), float(np.abs(values - np.median(values)).mean() / np.sqrt(2.0))
 
 
-def _pairs(rows: Rows, column: str, step: float) -> tuple[int, float]:
+def _pairs(rows: FamilyRows, column: str, step: float) -> tuple[int, float]:
     names = tuple(rows.shapes.columns)
     place = names.index(column)
     times = dict(zip(_key(rows, names), np.log(rows.seconds).tolist(), strict=True))
@@ -204,7 +204,7 @@ def _pairs(rows: Rows, column: str, step: float) -> tuple[int, float]:
     return _spread(logs)
 
 
-def _between(rows: Rows, chosen: object) -> tuple[int, float]:
+def _between(rows: FamilyRows, chosen: object) -> tuple[int, float]:
     assert callable(chosen)
     rows = rows.select(chosen(rows))
     names = tuple(rows.shapes.columns)
@@ -213,7 +213,7 @@ def _between(rows: Rows, chosen: object) -> tuple[int, float]:
     return _spread([first[key] - second[key] for key in first if key in second])
 
 
-def _swapped(rows: Rows) -> tuple[int, float]:
+def _swapped(rows: FamilyRows) -> tuple[int, float]:
     times = dict(zip(_key(rows, ("b", "m", "n", "k")), np.log(rows.seconds).tolist(), strict=True))
     return _spread([t - times[b, n, m, k] for (b, m, n, k), t in times.items() if m < n and (b, n, m, k) in times])
 

@@ -29,7 +29,7 @@ from triosim.extrapolators.core.memory_footprint import MemoryFootprint
 from triosim.extrapolators.core.mesh import Mesh
 from triosim.extrapolators.core.program import Program
 from triosim.extrapolators.core.training_loop import TrainingLoop
-from triosim.extrapolators.data.hop_graph import Graph, load
+from triosim.extrapolators.data.hop_graph import WorkerGraph, load
 from triosim.tasks import Handle, Iteration, Record, Recv, Send, TaskStream, WaitAny
 
 _UPDATE, _TOKEN = 0, 1  # tags
@@ -70,14 +70,14 @@ class Hop(Extrapolator):
         return Worker(rank, self.graph, self.rules, self._job, self.loop(rank)).tasks()
 
     @cached_property
-    def graph(self) -> Graph:
+    def graph(self) -> WorkerGraph:
         """Who sends to whom."""
         return load(self.config.graph, self.size)
 
     @cached_property
-    def rules(self) -> Rules:
+    def rules(self) -> HopSettings:
         """How far workers may be apart."""
-        return Rules(
+        return HopSettings(
             backup=self.config.backup,
             staleness=self.config.staleness,
             max_gap=self.config.max_gap,
@@ -86,8 +86,8 @@ class Hop(Extrapolator):
         )
 
     @cached_property
-    def _job(self) -> Job:
-        return Job(self._nbytes, self.program.micro_batches, self.config.iterations)
+    def _job(self) -> HopStep:
+        return HopStep(self._nbytes, self.program.micro_batches, self.config.iterations)
 
     @property
     def _nbytes(self) -> float:
@@ -103,7 +103,7 @@ class Hop(Extrapolator):
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class HopSettings:
     """How far workers may be apart, in neighbours and in iterations. ``serial``: parameters are sent after the update."""
 
     backup: int = 0
@@ -112,7 +112,7 @@ class Rules:
     skip: int = 0
     serial: bool = False
 
-    def check(self, graph: Graph) -> None:
+    def check(self, graph: WorkerGraph) -> None:
         """Raise ``OptionError`` where a worker would wait for nobody, or could not fall behind."""
         for worker, sources in graph.sources.items():
             if sources and self.backup >= len(sources):
@@ -130,7 +130,7 @@ class Rules:
 
 
 @dataclass(slots=True)
-class Job:
+class HopStep:
     """What all workers share: so many iterations, each with ``nbytes`` of parameters to each neighbour.
 
     Workers note in ``skipped`` which iterations they leave out; their messages would tell the others.
@@ -145,7 +145,7 @@ class Job:
 class Worker:
     """One worker. Its program waits in ``_until``, which meanwhile sends what has its turn and takes in what arrives."""
 
-    def __init__(self, rank: int, graph: Graph, rules: Rules, job: Job, loop: TrainingLoop) -> None:
+    def __init__(self, rank: int, graph: WorkerGraph, rules: HopSettings, job: HopStep, loop: TrainingLoop) -> None:
         self._rank, self._rules, self._job, self._loop = rank, rules, job, loop
         self._sources, self._destinations = graph.sources[rank], graph.destinations[rank]
         self._iteration = 0

@@ -22,7 +22,7 @@ _EDGE = re.compile(r"(\d+)\s*(->|-)\s*(\d+)")
 
 
 @dataclass(frozen=True, slots=True)
-class Graph:
+class WorkerGraph:
     """By worker: whom it sends to, and whom it receives from, in ascending order."""
 
     name: str
@@ -30,7 +30,7 @@ class Graph:
     sources: Mapping[int, tuple[int, ...]]
 
     @classmethod
-    def of(cls, name: str, size: int, edges: Iterable[Edge]) -> Graph:
+    def of(cls, name: str, size: int, edges: Iterable[Edge]) -> WorkerGraph:
         """Return the graph of ``size`` workers with directed edges; what a worker sends to itself is left out.
 
         Raises ``OptionError`` where what one worker learns never reaches another.
@@ -49,24 +49,24 @@ class Graph:
         return graph
 
 
-def load(name: str, size: int) -> Graph:
+def load(name: str, size: int) -> WorkerGraph:
     """Return the graph of this name on workers 0 to ``size`` - 1, or the one in a file of edges.
 
     A file has an edge a line, ``0 -> 1`` or, in both directions, ``0 - 1``; ``#`` begins a comment. Raises ``OptionError``.
     """
     if name == "ring":
-        return Graph.of(name, size, _both(_ring(range(size))))
+        return WorkerGraph.of(name, size, _both(_ring(range(size))))
     if name == "ring-based":
-        return Graph.of(name, size, _both(_ring_based(range(size))))
+        return WorkerGraph.of(name, size, _both(_ring_based(range(size))))
     if name == "double-ring":
-        return Graph.of(name, size, _both(_double_ring(size)))
+        return WorkerGraph.of(name, size, _both(_double_ring(size)))
     if name == "complete":
-        return Graph.of(name, size, ((a, b) for a in range(size) for b in range(size)))
+        return WorkerGraph.of(name, size, ((a, b) for a in range(size) for b in range(size)))
     path = Path(name)
     if not path.is_file():
         fix = nearest(name, NAMES) or f"one of {', '.join(NAMES)}, or a file of edges"
         raise OptionError(f"there is no graph '{name}', nor such a file", where="--option graph", fix=fix)
-    return Graph.of(name, size, _read(path, size))
+    return WorkerGraph.of(name, size, _read(path, size))
 
 
 def _ring(workers: range) -> Iterable[Edge]:

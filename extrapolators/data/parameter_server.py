@@ -94,10 +94,10 @@ class ParameterServer(Extrapolator):
         return bool(self.config.updates == "async")
 
     @cached_property
-    def service(self) -> Service:
+    def service(self) -> ServerSettings:
         """What servers and workers agree on."""
         stage, part = self.program.stages[0], 1 / self.servers
-        return Service(
+        return ServerSettings(
             workers=tuple(range(self.servers, self.size)),
             servers=tuple(range(self.servers)),
             iterations=self.config.iterations,
@@ -135,7 +135,7 @@ class ParameterServer(Extrapolator):
 
 
 @dataclass(frozen=True, slots=True)
-class Service:
+class ServerSettings:
     """What servers and workers agree on. Bytes are those between one worker and one server in one direction."""
 
     workers: tuple[int, ...]
@@ -149,7 +149,7 @@ class Service:
     staleness: int
 
 
-def work(service: Service, loop: TrainingLoop) -> TaskStream:
+def work(service: ServerSettings, loop: TrainingLoop) -> TaskStream:
     """A worker: compute gradients, push them, and go on with the parameters that come back."""
     for _ in range(service.iterations):
         for micro_batch in range(service.micro_batches):
@@ -163,7 +163,7 @@ def work(service: Service, loop: TrainingLoop) -> TaskStream:
         yield Iteration()
 
 
-def serve(rank: int, service: Service) -> TaskStream:
+def serve(rank: int, service: ServerSettings) -> TaskStream:
     """A server: take gradients as they come, update, and answer those workers that may go on."""
     workers, last = service.workers, service.iterations
     arriving: dict[int, Handle] = {}

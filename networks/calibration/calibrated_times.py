@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from triosim.errors import OptionError
-from triosim.networks.calibration.curves import Parts
+from triosim.networks.calibration.curves import TimeParts
 from triosim.networks.calibration.lookup import calibration_of, measured_on
 from triosim.networks.calibration.model import Calibration
 from triosim.networks.collectives.algorithm import CollectiveAlgorithm, CollectiveOperation, SteadyState, busiest
@@ -58,7 +58,7 @@ class CalibratedCollectives:
 
     def parts(
         self, kind: CollectiveKind, ranks: Sequence[int], nbytes: float, nodes: int | None = None
-    ) -> Parts | None:
+    ) -> TimeParts | None:
         """Return the time of a collective, or None where the calibration says nothing of it."""
         over = self.nodes(ranks) if nodes is None else nodes
         return self.calibration.parts(kind, len(ranks), nbytes, over)

@@ -84,7 +84,7 @@ class Curve:
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class TimeParts:
     """A time in seconds: what no byte can hasten, and what the bytes take."""
 
     latency: float
@@ -103,9 +103,9 @@ class KindCurves:
     kind: str
     curves: tuple[Curve, ...]
     weights: Weights = NO_CORRECTION
-    _found: dict[tuple[int, float], Parts] = field(default_factory=dict, compare=False, repr=False)
+    _found: dict[tuple[int, float], TimeParts] = field(default_factory=dict, compare=False, repr=False)
 
-    def parts(self, gpus: int, nbytes: float) -> Parts:
+    def parts(self, gpus: int, nbytes: float) -> TimeParts:
         """Return the time of a collective of some GPUs.
 
         Between group sizes that were measured, the latency is interpolated over the number of GPUs, everything else
@@ -119,18 +119,18 @@ class KindCurves:
             found = self._found[key] = self._parts(gpus, nbytes)
         return found
 
-    def _parts(self, gpus: int, nbytes: float) -> Parts:
+    def _parts(self, gpus: int, nbytes: float) -> TimeParts:
         base = self.base(gpus, nbytes)
         low, high, part = self._around(gpus)
         factor = low.residuals.at(nbytes) ** (1.0 - part) * high.residuals.at(nbytes) ** part
         factor *= math.exp(corrected(self.weights, gpus, nbytes))
-        return Parts(base.latency * factor, base.moving * factor)
+        return TimeParts(base.latency * factor, base.moving * factor)
 
-    def base(self, gpus: int, nbytes: float) -> Parts:
+    def base(self, gpus: int, nbytes: float) -> TimeParts:
         """Return the time before any correction."""
         low, high, part = self._around(gpus)
         seconds = low.sigmoid.seconds(nbytes) ** (1.0 - part) * high.sigmoid.seconds(nbytes) ** part if nbytes else 0.0
-        return Parts(self.latency(gpus), sent(self.kind, gpus) * seconds)
+        return TimeParts(self.latency(gpus), sent(self.kind, gpus) * seconds)
 
     def latency(self, gpus: int) -> float:
         """Return the latency of a group, in seconds: by straight lines over its size."""

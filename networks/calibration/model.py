@@ -11,23 +11,32 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from triosim.networks.calibration.curves import LIKE, KindCurves, Parts, Sigmoid, Straggler, corrected, features, sent
+from triosim.networks.calibration.curves import (
+    LIKE,
+    KindCurves,
+    Sigmoid,
+    Straggler,
+    TimeParts,
+    corrected,
+    features,
+    sent,
+)
 
 ANY = "any"  # the kind whose figures between nodes stand for all that have none of their own
 
 
 @dataclass(frozen=True, slots=True)
-class Between:
+class InterNodeTimes:
     """The way between nodes: seconds a hop, and the bandwidth that a GPU's network card achieves by the bytes it sends."""
 
     latency: float
     sigmoid: Sigmoid
     assumed: bool = False
 
-    def parts(self, kind: str, nodes: int, gpus: int, nbytes: float) -> Parts:
+    def parts(self, kind: str, nodes: int, gpus: int, nbytes: float) -> TimeParts:
         """Return the time of this tier for a collective of ``gpus`` spread over some nodes."""
         card = on_card(kind, nodes, gpus, nbytes)
-        return Parts(self.latency * hops(kind, nodes), self.sigmoid.seconds(card))
+        return TimeParts(self.latency * hops(kind, nodes), self.sigmoid.seconds(card))
 
 
 def on_card(kind: str, nodes: int, gpus: int, nbytes: float) -> float:
@@ -58,21 +67,21 @@ class Calibration:
 
     gpus_per_node: int
     kinds: Mapping[str, KindCurves]
-    between: Mapping[str, Between] = field(default_factory=dict)
+    between: Mapping[str, InterNodeTimes] = field(default_factory=dict)
     stragglers: Mapping[str, Straggler] = field(default_factory=dict)
     note: str = ""
     wait: float = 0.0
 
-    def parts(self, kind: str, gpus: int, nbytes: float, nodes: int = 1) -> Parts | None:
+    def parts(self, kind: str, gpus: int, nbytes: float, nodes: int = 1) -> TimeParts | None:
         """Return the time of a collective of ``gpus`` over so many nodes; None for what was neither measured nor assumed."""
-        wide: Parts | None = None
+        wide: TimeParts | None = None
         if nodes > 1:
             tier = self.between.get(kind) or self.between.get(LIKE.get(kind, "")) or self.between.get(ANY)
             if tier is None:
                 return None
             wide = tier.parts(kind, nodes, gpus, nbytes)
         inside = math.ceil(gpus / nodes)
-        near = self._inside(kind, inside, nbytes) if inside > 1 else Parts(0.0, 0.0)
+        near = self._inside(kind, inside, nbytes) if inside > 1 else TimeParts(0.0, 0.0)
         if near is None and wide is None:
             return None
         ratio = self.stragglers.get(kind, Straggler()).ratio(gpus, nbytes)
@@ -80,9 +89,9 @@ class Calibration:
         for part in (near, wide):
             if part is not None:
                 latency, moving = latency + part.latency, max(moving, part.moving)
-        return Parts(latency * ratio + self.wait, moving * ratio)
+        return TimeParts(latency * ratio + self.wait, moving * ratio)
 
-    def _inside(self, kind: str, gpus: int, nbytes: float) -> Parts | None:
+    def _inside(self, kind: str, gpus: int, nbytes: float) -> TimeParts | None:
         curves = self.kinds.get(kind)
         if curves is not None:
             return curves.parts(gpus, nbytes)
@@ -90,7 +99,7 @@ class Calibration:
         if like is None:
             return None
         known = like.parts(gpus, nbytes)
-        return Parts(known.latency, known.moving * sent(kind, gpus) / sent(like.kind, gpus))
+        return TimeParts(known.latency, known.moving * sent(kind, gpus) / sent(like.kind, gpus))
 
     def observed(self, kind: str, gpus: int, nbytes: float, seconds: float, rate: float = 0.1) -> Calibration:
         """Return the calibration after one collective inside a node was observed (TorchSim, equation 14).
@@ -121,6 +130,6 @@ ASSUMED_STEEPNESS = 0.8
 ASSUMED_MIDDLE = math.log(2.0**20)
 
 
-def assumed(card: float) -> Between:
+def assumed(card: float) -> InterNodeTimes:
     """Return what is assumed of a card of a bandwidth, in bytes per second and for each GPU."""
-    return Between(ASSUMED_HOP, Sigmoid(ASSUMED_SHARE * card, ASSUMED_STEEPNESS, ASSUMED_MIDDLE), assumed=True)
+    return InterNodeTimes(ASSUMED_HOP, Sigmoid(ASSUMED_SHARE * card, ASSUMED_STEEPNESS, ASSUMED_MIDDLE), assumed=True)

@@ -25,7 +25,7 @@ from typing import Any
 
 from triosim.errors import TopologyError, nearest
 from triosim.networks.calibration.curves import Curve, KindCurves, Residuals, Sigmoid, Straggler
-from triosim.networks.calibration.model import ANY, Between, Calibration
+from triosim.networks.calibration.model import ANY, Calibration, InterNodeTimes
 
 KINDS = ("all_gather", "all_reduce", "all_to_all", "broadcast", "gather", "reduce", "reduce_scatter", "scatter")
 SHIPPED = Path(__file__).parent / "data"
@@ -113,11 +113,11 @@ def from_mapping(said: Any, where: Where) -> Calibration:
             slow = entry.at("straggler")
             slow.known("offset", "slope")
             stragglers[kind] = Straggler(slow.number("offset", -math.inf), slow.number("slope", -math.inf))
-    between: dict[str, Between] = {}
+    between: dict[str, InterNodeTimes] = {}
     for kind in top.mapping("between_nodes") if "between_nodes" in top.said else ():
         entry = top.at("between_nodes").at(_kind(kind, top, "between_nodes", ANY))
         entry.known("latency", "ceiling", "steepness", "middle")
-        between[kind] = Between(entry.number("latency", 0.0, or_equal=True), _sigmoid(entry))
+        between[kind] = InterNodeTimes(entry.number("latency", 0.0, or_equal=True), _sigmoid(entry))
     if not kinds and not between:
         fix = "give one, or write 'calibration: none'"
         raise TopologyError("holds no collective", where=where(("collectives",)), fix=fix)

@@ -16,7 +16,7 @@ from triosim.networks.topology import NodeRef
 Done: TypeAlias = Callable[[], object]  # called on delivery
 
 
-class Send(Protocol):
+class SendFunction(Protocol):
     """Sends bytes from node to node and calls back on delivery; ``latency`` replaces that of the route."""
 
     def __call__(
@@ -70,7 +70,7 @@ class GraphExecution:
 
     __slots__ = ("event", "factor", "graph", "left", "send", "unmet")
 
-    def __init__(self, send: Send, graph: TransferGraph, factor: float, event: simpy.Event) -> None:
+    def __init__(self, send: SendFunction, graph: TransferGraph, factor: float, event: simpy.Event) -> None:
         self.send = send
         self.graph = graph
         self.factor = factor
@@ -100,7 +100,7 @@ class GraphExecution:
             self.event.succeed()
 
 
-def run_steady_state(send: Send, steady: SteadyState, factor: float, event: simpy.Event) -> None:
+def run_steady_state(send: SendFunction, steady: SteadyState, factor: float, event: simpy.Event) -> None:
     """Send over all edges at once; the event fires when the last edge has delivered its bytes."""
     left = len(steady.edges)
     if not left:

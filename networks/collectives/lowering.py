@@ -14,7 +14,7 @@ from triosim.networks.collectives.algorithm import (
     SteadyState,
     checked_transfers,
 )
-from triosim.networks.collectives.execution import GraphExecution, Send, TransferGraph, run_steady_state
+from triosim.networks.collectives.execution import GraphExecution, SendFunction, TransferGraph, run_steady_state
 from triosim.networks.topology import NodeRef, Topology
 
 Form = Literal["pipelined", "steps"]
@@ -33,7 +33,7 @@ class Layout(NamedTuple):
             return [edge[:2] for edge in self.transfers.edges]
         return self.transfers.ends
 
-    def run(self, env: simpy.Environment, send: Send) -> simpy.Event:
+    def run(self, env: simpy.Environment, send: SendFunction) -> simpy.Event:
         """Send everything; the event fires when all of it is delivered."""
         event = env.event()
         if isinstance(self.transfers, SteadyState):

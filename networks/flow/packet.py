@@ -27,7 +27,7 @@ from triosim.networks.collectives.lowering import Form, Layout
 from triosim.networks.events import AFTER_ALL, call_at
 from triosim.networks.extensions import ChangeableLinks, FlowRecord, FoldableNetwork, LinkRate, LinkRecorder
 from triosim.networks.flow import sharing_kernel as compiled_kernel
-from triosim.networks.flow.sharing import Sharing
+from triosim.networks.flow.sharing import FlowRates
 from triosim.networks.flow.symmetric_collectives import Fold, SymmetricExecution
 from triosim.networks.topology import Link, NodeRef, Topology
 from triosim.networks.topology.link_symmetry import LinkClasses
@@ -124,7 +124,7 @@ class PacketNetwork(SendingNetwork, LinkRecorder, ChangeableLinks, FoldableNetwo
         self._link_numbers = {
             link.name: number for number, link in enumerate(topology.links.values()) if link.bandwidth < math.inf
         }
-        self._sharing = Sharing(link.bandwidth for link in topology.links.values())
+        self._sharing = FlowRates(link.bandwidth for link in topology.links.values())
         self._compile_at = compiled_kernel.WORTH_IT if kernel == "auto" and compiled_kernel.available() else math.inf
         if kernel == "numba":
             self._sharing.compile(compiled_kernel.compiled_refill())

@@ -212,7 +212,7 @@ def refill(
     return changed, stamp + 1, work
 
 
-class Sharing:
+class FlowRates:
     """The flows on a set of links, their rates (bytes per second) and finish times (seconds).
 
     Flows are known by slots, small numbers that are used again. ``add`` and ``remove`` gather the changes of one

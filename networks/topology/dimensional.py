@@ -16,7 +16,7 @@ from math import prod
 
 from triosim.errors import TopologyError, nearest
 from triosim.networks.topology.description import Description
-from triosim.networks.topology.graph import BlockKind, Dimension, Draft, Regularity
+from triosim.networks.topology.graph import BlockKind, Dimension, GraphDraft, Regularity
 from triosim.networks.topology.shapes import MOST_GPUS, MOST_LINKS
 
 GIB = 2.0**30  # what ASTRA-sim calls a GB
@@ -34,7 +34,7 @@ _NOTATION = re.compile(r"[A-Za-z]+\s*\([^()]*\)(\s*_\s*[A-Za-z]+\s*\([^()]*\))*"
 
 
 def description(
-    name: str, dimensions: Sequence[Dimension], change: Callable[[Draft], None] | None = None
+    name: str, dimensions: Sequence[Dimension], change: Callable[[GraphDraft], None] | None = None
 ) -> Description:
     """Return a topology of dimensions; ``change`` changes some of its links, at once, so that its errors show."""
     _check_size(name, dimensions)
@@ -89,9 +89,9 @@ def _check_size(name: str, dimensions: Sequence[Dimension]) -> None:
         raise TopologyError(f"it has {links} links", where=name, fix=f"at most {MOST_LINKS} can be")
 
 
-def drafted(name: str, dimensions: Sequence[Dimension]) -> Draft:
+def drafted(name: str, dimensions: Sequence[Dimension]) -> GraphDraft:
     """Return the nodes and links; those of the first dimension come first, so that routes go along it first."""
-    draft = Draft(name)
+    draft = GraphDraft(name)
     gpus = [draft.node(f"gpu{rank}", "gpu") for rank in range(prod(dimension.size for dimension in dimensions))]
     before = 1
     for number, dimension in enumerate(dimensions, start=1):
@@ -103,7 +103,7 @@ def drafted(name: str, dimensions: Sequence[Dimension]) -> Draft:
     return draft
 
 
-def _block(draft: Draft, dimension: Dimension, members: Sequence[str], switch: str) -> None:
+def _block(draft: GraphDraft, dimension: Dimension, members: Sequence[str], switch: str) -> None:
     """Join the members of one block, by a switch of this name where it is one."""
     block, n = dimension.block, len(members)
     figures = link_bandwidth(dimension), dimension.latency

@@ -16,9 +16,9 @@ from triosim import yaml_lines
 from triosim.errors import TopologyError, nearest
 from triosim.networks.topology import dimensional
 from triosim.networks.topology.description import SECTIONS, Description, Location, PresetUse, Section
-from triosim.networks.topology.graph import Dimension, Draft, NodeKind, path, suggested
+from triosim.networks.topology.graph import Dimension, GraphDraft, NodeKind, path, suggested
 from triosim.networks.topology.presets import PRESETS
-from triosim.networks.topology.shapes import SHAPES, Spec, described, outline
+from triosim.networks.topology.shapes import SHAPES, ShapeSpec, described, outline
 
 if TYPE_CHECKING:
     from triosim.networks.topology import schema
@@ -171,7 +171,7 @@ def _dimensional(
     ]
     name = said.name or "_".join(f"{word}({size})" for word, size in zip(words, sizes, strict=True))
 
-    def change(result: Draft) -> None:
+    def change(result: GraphDraft) -> None:
         _override(result, said.overrides, location)
 
     with location.at():
@@ -257,10 +257,10 @@ def _graph(mapping: dict[str, Any], location: Location, asked: int | None) -> De
             fix = f"it is a preset: write 'preset: {kind}'"
         raise TopologyError(f"unknown topology '{kind}'", where=location.where(("topology",)), fix=fix)
     shape = _validated("ShapeModel", mapping, location)
-    return _from_spec(Spec(**shape.changes()), shape, location, asked)
+    return _from_spec(ShapeSpec(**shape.changes()), shape, location, asked)
 
 
-def _from_spec(spec: Spec, said: schema.ShapeModel | None, location: Location, asked: int | None) -> Description:
+def _from_spec(spec: ShapeSpec, said: schema.ShapeModel | None, location: Location, asked: int | None) -> Description:
     if asked is not None and asked < 1:
         raise TopologyError(f"{asked} GPUs are asked", where=location.source, fix="ask for at least one")
     for key in said.model_fields_set if said else ():
@@ -290,7 +290,7 @@ def _from_spec(spec: Spec, said: schema.ShapeModel | None, location: Location, a
 
 
 def _custom(said: schema.CustomModel, location: Location, asked: int | None) -> Description:
-    result = Draft(said.name or os.path.basename(location.source), said.routing)
+    result = GraphDraft(said.name or os.path.basename(location.source), said.routing)
     for index, node in enumerate(said.nodes or ()):
         with location.at("nodes", index):
             result.node(node.name, node.kind or kind_of(node.name))
@@ -335,14 +335,14 @@ def _natural(name: str) -> list[tuple[int, int | str]]:
     return [(0, int(part)) if part.isdecimal() else (1, part) for part in re.split(r"(\d+)", name)]
 
 
-def _known(result: Draft, name: str) -> str:
+def _known(result: GraphDraft, name: str) -> str:
     if name not in result.nodes:
         raise TopologyError(f"unknown node '{name}'", fix=suggested(name, result.nodes))
     return name
 
 
 def _add_link(
-    result: Draft, said: schema.CustomModel, key: str | int, link: schema.LinkModel | schema.NamedLinkModel
+    result: GraphDraft, said: schema.CustomModel, key: str | int, link: schema.LinkModel | schema.NamedLinkModel
 ) -> None:
     bandwidth = said.bandwidth if link.bandwidth is None else link.bandwidth
     if bandwidth is None:
@@ -363,7 +363,7 @@ def _add_link(
         result.link(destination, source, back, latency, name and f"{name}.back")
 
 
-def _override(result: Draft, overrides: list[schema.OverrideModel], location: Location) -> None:
+def _override(result: GraphDraft, overrides: list[schema.OverrideModel], location: Location) -> None:
     """Change the links between two nodes, in one direction or both."""
     if not overrides:
         return

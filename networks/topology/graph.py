@@ -107,7 +107,7 @@ class Graph:
     reducing: frozenset[str] = frozenset()
 
 
-class Draft:
+class GraphDraft:
     """A graph that is being put together. Raises ``TopologyError`` for a name that is there already."""
 
     def __init__(self, name: str, routing: Routing = "shortest") -> None:

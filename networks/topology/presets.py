@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from triosim.networks.topology.shapes import Spec, Wire
+from triosim.networks.topology.shapes import ShapeSpec, Wire
 
 GB = 1e9  # bytes per second
 US = 1e-6
@@ -27,13 +27,13 @@ _PCIE5 = Wire(50 * GB, US)
 class Preset:
     """A system: its topology, and what its figures are taken from."""
 
-    spec: Spec
+    spec: ShapeSpec
     note: str
 
 
-def _nvswitch(name: str, gpus: int, bandwidth: float, card: Wire, host: Wire, *, reduces: bool = False) -> Spec:
+def _nvswitch(name: str, gpus: int, bandwidth: float, card: Wire, host: Wire, *, reduces: bool = False) -> ShapeSpec:
     """``reduces``: the switch adds up and multicasts (NVLS, since the third NVSwitch generation)."""
-    return Spec(
+    return ShapeSpec(
         *("switch", bandwidth, US / 2),
         name=name,
         gpus_per_node=gpus,
@@ -61,7 +61,7 @@ PRESETS: dict[str, Preset] = {
         "8 x B200; NVSwitch 900 GB/s peak, NVLS; 400 Gb/s InfiniBand a GPU",
     ),
     "dgx-1-v100": Preset(
-        Spec(
+        ShapeSpec(
             "hybrid_cube_mesh",
             25 * GB,
             US,
@@ -76,16 +76,16 @@ PRESETS: dict[str, Preset] = {
         "16 x V100; NVSwitch 150 GB/s peak; 8 x 100 Gb/s InfiniBand, each for two GPUs",
     ),
     "a40-pcie": Preset(
-        Spec("pcie_tree", 25 * GB, US, name="a40-pcie", gpus=2),
+        ShapeSpec("pcie_tree", 25 * GB, US, name="a40-pcie", gpus=2),
         "2 x A40 at the root complex of one host; PCIe 4.0 x16, 25 GB/s achieved (32 peak)",
     ),
     "tpu-v4": Preset(
-        Spec("torus", 50 * GB, US / 2, name="tpu-v4", dimensions=3, default_gpus=64, host=Wire(12.5 * GB, US)),
+        ShapeSpec("torus", 50 * GB, US / 2, name="tpu-v4", dimensions=3, default_gpus=64, host=Wire(12.5 * GB, US)),
         "3D torus, as even as the number of chips allows (64: 4 x 4 x 4); 6 links a chip of 50 GB/s peak; "
         "the host link is an assumption",
     ),
     "wafer-84": Preset(
-        Spec("mesh", 60.5 * GB, US / 2, name="wafer-84", shape=(12, 7), host=_PCIE4),
+        ShapeSpec("mesh", 60.5 * GB, US / 2, name="wafer-84", shape=(12, 7), host=_PCIE4),
         "12 x 7 mesh of A100-class GPUs on a wafer (TrioSim 7.1); the paper gives no link bandwidth: 60.5 GB/s is one of the "
         "8 channels of 484 GB/s in its photonic study, so say your own, as in wafer-84(bandwidth=100 GB/s)",
     ),

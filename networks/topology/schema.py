@@ -12,7 +12,7 @@ from triosim.errors import TopologyError, TriosimError, nearest
 from triosim.networks.topology.description import SECTIONS, Location
 from triosim.networks.topology.dimensional import GIB, NS
 from triosim.networks.topology.graph import LONGEST_LATENCY, NodeKind, Routing
-from triosim.networks.topology.shapes import MOST_GPUS, Spec, Wire
+from triosim.networks.topology.shapes import MOST_GPUS, ShapeSpec, Wire
 from triosim.units import parse_bandwidth, parse_time
 from triosim.yaml_lines import Path
 
@@ -206,7 +206,7 @@ class ShapeModel(_Strict):
 
     def changes(self) -> dict[str, Any]:
         """Return what the file says, as fields of a Spec."""
-        said = {key: getattr(self, key) for key in self.model_fields_set if key in Spec.__dataclass_fields__}
+        said = {key: getattr(self, key) for key in self.model_fields_set if key in ShapeSpec.__dataclass_fields__}
         return {key: value.wire() if isinstance(value, HostModel) else value for key, value in said.items()}
 
 

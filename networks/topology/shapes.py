@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from triosim.errors import TopologyError
 from triosim.networks.topology.description import Description
-from triosim.networks.topology.graph import BlockKind, Dimension, Draft, Regularity, Routing
+from triosim.networks.topology.graph import BlockKind, Dimension, GraphDraft, Regularity, Routing
 
 MOST_GPUS = 1_000_000
 MOST_LINKS = 4_000_000  # about 1 GB of memory
@@ -36,7 +36,7 @@ class Wire:
 
 
 @dataclass(frozen=True, slots=True)
-class Spec:
+class ShapeSpec:
     """The parameters of a regular topology; docs/topology-format.md explains each key."""
 
     topology: str
@@ -62,10 +62,10 @@ class Spec:
 
 
 @dataclass(frozen=True, slots=True)
-class Outline:
+class ShapeOutline:
     """A regular topology before its graph is built: the ``spec`` of one node, and how many ``nodes`` there are."""
 
-    spec: Spec
+    spec: ShapeSpec
     nodes: int
 
     @property
@@ -102,10 +102,10 @@ class Outline:
         """How messages are routed."""
         return self.spec.routing or ("ecmp" if self.spec.topology == "fat_tree" else "shortest")
 
-    def draft(self) -> Draft:
+    def draft(self) -> GraphDraft:
         """Return the nodes and links."""
         spec = self.spec
-        result = Draft(self.name, self.routing)
+        result = GraphDraft(self.name, self.routing)
         gpus = [result.node(f"gpu{rank}", "gpu") for rank in range(self.gpus)]
         of_node = [
             gpus[first : first + len(gpus) // self.nodes] for first in range(0, len(gpus), len(gpus) // self.nodes)
@@ -135,24 +135,24 @@ class Outline:
         return Description(self.name, self.gpus, self.routing, regularity, lambda: self.draft().graph())
 
 
-def described(draft: Draft) -> Description:
+def described(draft: GraphDraft) -> Description:
     """Return the description of a graph that is put together."""
     graph = draft.graph()
     gpus = sum(node.kind == "gpu" for node in graph.nodes.values())
     return Description(draft.name, gpus, draft.routing, draft.regularity(), lambda: graph)
 
 
-def outline(spec: Spec, asked: int | None = None) -> Outline:
+def outline(spec: ShapeSpec, asked: int | None = None) -> ShapeOutline:
     """Return the outline of a spec, for at least ``asked`` GPUs where the spec does not say how many."""
     one, nodes = _sized(spec, asked)
     _check_size(one, nodes)
-    return Outline(one, nodes)
+    return ShapeOutline(one, nodes)
 
 
 _BLOCKS: dict[str, BlockKind] = {"ring": "ring", "torus": "ring", "mesh": "line", "switch": "switch"}
 
 
-def _dimensions(spec: Spec) -> list[Dimension]:
+def _dimensions(spec: ShapeSpec) -> list[Dimension]:
     """Return the dimensions of one node; a shape that has none to speak of is one, as between nodes it is a unit."""
     assert spec.gpus is not None
     bandwidth = min(spec.bandwidth, spec.reverse_bandwidth or spec.bandwidth)
@@ -163,7 +163,7 @@ def _dimensions(spec: Spec) -> list[Dimension]:
     return [Dimension(block, side, bandwidth, spec.latency) for side in sides]
 
 
-def _sized(spec: Spec, asked: int | None) -> tuple[Spec, int]:
+def _sized(spec: ShapeSpec, asked: int | None) -> tuple[ShapeSpec, int]:
     """Return the spec of one node, with its number of GPUs (and shape), and how many nodes there are."""
     natural = _natural(spec)
     if spec.inter_node is not None:
@@ -193,7 +193,7 @@ def _sized(spec: Spec, asked: int | None) -> tuple[Spec, int]:
     return _fitted(spec, count), nodes
 
 
-def _natural(spec: Spec) -> int | None:
+def _natural(spec: ShapeSpec) -> int | None:
     """Return how many GPUs a node of the spec has by its shape, if that says it."""
     if spec.shape is not None:
         return math.prod(spec.shape)
@@ -206,7 +206,7 @@ def _natural(spec: Spec) -> int | None:
     return None
 
 
-def _fitted(spec: Spec, count: int) -> Spec:
+def _fitted(spec: ShapeSpec, count: int) -> ShapeSpec:
     """Return the spec with a count, having checked that the shape can hold that many."""
     natural = _natural(spec)
     if spec.shape is not None and natural != count:
@@ -230,7 +230,7 @@ def near_square(count: int, dimensions: int) -> tuple[int, ...]:
     return (*near_square(count // side, dimensions - 1), side)
 
 
-def _check_size(spec: Spec, nodes: int) -> None:
+def _check_size(spec: ShapeSpec, nodes: int) -> None:
     """Raise TopologyError before the machine's memory is filled with a slip of the pen."""
     gpus = spec.gpus or 0
     if gpus * nodes > MOST_GPUS:
@@ -240,7 +240,7 @@ def _check_size(spec: Spec, nodes: int) -> None:
         raise TopologyError(f"fully_connected of {gpus} GPUs has {links} links", fix=f"at most {MOST_LINKS} can be")
 
 
-def _join(result: Draft, wire: Wire, gpus: Sequence[str]) -> None:
+def _join(result: GraphDraft, wire: Wire, gpus: Sequence[str]) -> None:
     """Join the GPUs of all nodes by a fabric that is never the bottleneck, each (or several) by a network card."""
     fabric = result.node("fabric", "switch")
     if wire.gpus_per_nic == 1:
@@ -254,7 +254,9 @@ def _join(result: Draft, wire: Wire, gpus: Sequence[str]) -> None:
         _wire(result, nic, fabric, wire, latency=0.0)
 
 
-def _cable(draft: Draft, a: str, b: str, spec: Spec, bandwidth: float | None = None, *, times: float = 1.0) -> None:
+def _cable(
+    draft: GraphDraft, a: str, b: str, spec: ShapeSpec, bandwidth: float | None = None, *, times: float = 1.0
+) -> None:
     """Add both directions of a link, of the spec's bandwidths ``times`` over."""
     there = spec.bandwidth if bandwidth is None else bandwidth
     back = there if spec.reverse_bandwidth is None else there / spec.bandwidth * spec.reverse_bandwidth
@@ -262,12 +264,12 @@ def _cable(draft: Draft, a: str, b: str, spec: Spec, bandwidth: float | None = N
     draft.link(b, a, back * times, spec.latency)
 
 
-def _wire(draft: Draft, a: str, b: str, wire: Wire, latency: float | None = None) -> None:
+def _wire(draft: GraphDraft, a: str, b: str, wire: Wire, latency: float | None = None) -> None:
     """Add both directions of a link to a host or to the fabric."""
     draft.both(a, b, wire.bandwidth, wire.latency if latency is None else latency)
 
 
-def _ring(result: Draft, spec: Spec, gpus: Sequence[str], prefix: str) -> None:
+def _ring(result: GraphDraft, spec: ShapeSpec, gpus: Sequence[str], prefix: str) -> None:
     count = len(gpus)
     for i, gpu in enumerate(gpus):
         result.coordinates[gpu] = (i,)
@@ -275,7 +277,7 @@ def _ring(result: Draft, spec: Spec, gpus: Sequence[str], prefix: str) -> None:
             _cable(result, gpu, gpus[(i + 1) % count], spec)
 
 
-def _mesh(result: Draft, spec: Spec, gpus: Sequence[str], prefix: str, *, wrap: bool = False) -> None:
+def _mesh(result: GraphDraft, spec: ShapeSpec, gpus: Sequence[str], prefix: str, *, wrap: bool = False) -> None:
     """The first dimension runs fastest: in a 4x2 mesh gpu0 to gpu3 are the first row.
 
     Its links are declared first, too, so that messages go along the first dimension, then the second: dimension order.
@@ -292,22 +294,22 @@ def _mesh(result: Draft, spec: Spec, gpus: Sequence[str], prefix: str, *, wrap: 
                 _cable(result, gpu, at[neighbour], spec)
 
 
-def _torus(result: Draft, spec: Spec, gpus: Sequence[str], prefix: str) -> None:
+def _torus(result: GraphDraft, spec: ShapeSpec, gpus: Sequence[str], prefix: str) -> None:
     _mesh(result, spec, gpus, prefix, wrap=True)
 
 
-def _fully_connected(result: Draft, spec: Spec, gpus: Sequence[str], prefix: str) -> None:
+def _fully_connected(result: GraphDraft, spec: ShapeSpec, gpus: Sequence[str], prefix: str) -> None:
     for a, b in itertools.combinations(gpus, 2):
         _cable(result, a, b, spec)
 
 
-def _switch(result: Draft, spec: Spec, gpus: Sequence[str], prefix: str) -> None:
+def _switch(result: GraphDraft, spec: ShapeSpec, gpus: Sequence[str], prefix: str) -> None:
     switch = result.node(f"{prefix}switch0", "switch")
     for gpu in gpus:
         _cable(result, gpu, switch, spec)
 
 
-def _bus(result: Draft, spec: Spec, gpus: Sequence[str], prefix: str) -> None:
+def _bus(result: GraphDraft, spec: ShapeSpec, gpus: Sequence[str], prefix: str) -> None:
     """One medium, a single link that every transfer crosses; the taps of the GPUs are as fast as it, so never slower."""
     talk, listen = result.node(f"{prefix}bus", "switch"), result.node(f"{prefix}bus.out", "switch")
     result.link(talk, listen, spec.bandwidth, spec.latency)
@@ -316,7 +318,7 @@ def _bus(result: Draft, spec: Spec, gpus: Sequence[str], prefix: str) -> None:
         result.link(listen, gpu, spec.bandwidth, 0.0)
 
 
-def _tree(result: Draft, spec: Spec, gpus: Sequence[str], prefix: str) -> None:
+def _tree(result: GraphDraft, spec: ShapeSpec, gpus: Sequence[str], prefix: str) -> None:
     """GPUs are the leaves. Uplinks are like all links, or of what is below them divided by the oversubscription."""
     below = [(gpu, spec.bandwidth) for gpu in gpus]
     level = 0
@@ -333,7 +335,7 @@ def _tree(result: Draft, spec: Spec, gpus: Sequence[str], prefix: str) -> None:
         level += 1
 
 
-def _fat_tree(result: Draft, spec: Spec, gpus: Sequence[str], prefix: str) -> None:
+def _fat_tree(result: GraphDraft, spec: ShapeSpec, gpus: Sequence[str], prefix: str) -> None:
     """k pods of k/2 edge and k/2 aggregation switches, k/2 GPUs an edge switch; only the pods that are needed."""
     k = spec.k or next(k for k in itertools.count(2, 2) if k**3 // 4 >= len(gpus))
     half = k // 2
@@ -351,7 +353,7 @@ def _fat_tree(result: Draft, spec: Spec, gpus: Sequence[str], prefix: str) -> No
                 _cable(result, aggregation, core, spec)
 
 
-def _pcie_tree(result: Draft, spec: Spec, gpus: Sequence[str], prefix: str) -> None:
+def _pcie_tree(result: GraphDraft, spec: ShapeSpec, gpus: Sequence[str], prefix: str) -> None:
     """A host's root complex, PCIe switches, GPUs; with all GPUs on one switch's worth, they sit at the root itself."""
     host = result.node(f"{prefix}host0", "host")
     if len(gpus) <= spec.gpus_per_switch:
@@ -365,13 +367,13 @@ def _pcie_tree(result: Draft, spec: Spec, gpus: Sequence[str], prefix: str) -> N
             _cable(result, gpu, switch, spec)
 
 
-def _hybrid_cube_mesh(result: Draft, spec: Spec, gpus: Sequence[str], prefix: str) -> None:
+def _hybrid_cube_mesh(result: GraphDraft, spec: ShapeSpec, gpus: Sequence[str], prefix: str) -> None:
     for times, pairs in ((2.0, _DOUBLE), (1.0, _SINGLE)):
         for a, b in pairs:
             _cable(result, gpus[a], gpus[b], spec, times=times)
 
 
-SHAPES: dict[str, Callable[[Draft, Spec, Sequence[str], str], None]] = {
+SHAPES: dict[str, Callable[[GraphDraft, ShapeSpec, Sequence[str], str], None]] = {
     "ring": _ring,
     "mesh": _mesh,
     "torus": _torus,

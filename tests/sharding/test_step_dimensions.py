@@ -20,7 +20,7 @@ import traces
 import triosim
 from triosim.errors import OptionError, TraceError
 from triosim.sharding.dimensions import (
-    Axis,
+    LogicalAxis,
     concatenated,
     follows,
     guessed_view,
@@ -285,12 +285,12 @@ def test_a_compiled_kernel_says_which_of_equal_sizes_is_which() -> None:
 
 
 def test_the_pattern_of_a_kernel_writes_down_what_is_known_of_its_tensors() -> None:
-    samples, tokens, heads, width = (Axis(size) for size in (2, 8, 4, 16))
+    samples, tokens, heads, width = (LogicalAxis(size) for size in (2, 8, 4, 16))
     whole, parts = ((samples,), (tokens,), (heads, width)), ((samples,), (heads,), (tokens,), (width,))
     assert pattern_of([whole, ((),)], [parts]) == "a b c.d, 1 -> a c b d"
     assert pattern_of([whole], [whole]) == "a b c -> a b c"  # nothing tells heads and features apart
     scores = ((samples,), (heads,), (tokens,), (tokens,))
     assert pattern_of([scores, ((tokens,), (tokens,))], [scores]) == "a b c d, c d -> a b c d"
-    three = Axis(192)
+    three = LogicalAxis(192)
     three.terms = ((heads, width),) * 3
     assert pattern_of([parts], [((samples,), (tokens,), (three,))]) == "a b c d -> a c b.d+b.d+b.d"

@@ -26,7 +26,7 @@ Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class SizeLimits:
     """The largest case: bytes of its tensors, FLOPs of its forward pass."""
 
     nbytes: float
@@ -85,7 +85,7 @@ class SizeSampler:
         return choices[int(self._random.integers(len(choices)))]
 
 
-def case(benchmark: str, dtype: str, seed: int, number: int, limits: Limits) -> BenchmarkCase | None:
+def case(benchmark: str, dtype: str, seed: int, number: int, limits: SizeLimits) -> BenchmarkCase | None:
     """Return the case of a number, or None where nothing within the limits was drawn."""
     kind = BENCHMARKS[benchmark]
     draw = SizeSampler(np.random.default_rng([seed, number, zlib.crc32(f"{benchmark} {dtype}".encode())]))

@@ -18,7 +18,7 @@ from typing import Any
 
 from triosim import gpus
 from triosim.compute.fit import operator_table
-from triosim.compute.fit.operator_table import Row
+from triosim.compute.fit.operator_table import MeasuredOperator
 from triosim.errors import OptionError, TriosimError, nearest
 from triosim.operators import features
 from triosim.operators.kinds import kind_of
@@ -26,8 +26,8 @@ from triosim.output_files import check_writable
 from triosim.trace import Operator, Tensor, dtype_name
 from triosim.tracer.benchmarks import cases as benchmark_cases
 from triosim.tracer.benchmarks import operator_calls as benchmark_calls
-from triosim.tracer.benchmarks.cases import BenchmarkCase, Limits
-from triosim.tracer.benchmarks.timers import CpuTimer, CudaTimer, Timer
+from triosim.tracer.benchmarks.cases import BenchmarkCase, SizeLimits
+from triosim.tracer.benchmarks.timers import CallTimer, CpuTimer, CudaTimer
 from triosim.tracer.pytorch_version import require_torch
 
 DTYPES = ("float64", "float32", "float16", "bfloat16")
@@ -48,7 +48,7 @@ class MeasurementPlan:
     count: int = 100
     seconds: float | None = None
     seed: int = 0
-    limits: Limits | None = None
+    limits: SizeLimits | None = None
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ class _Table:
         """Whether a case was measured, or tried, on the device."""
         return case.name in self._done or any(note.startswith(self._of(case)) for note in self.notes)
 
-    def add(self, case: BenchmarkCase, rows: Sequence[Row]) -> None:
+    def add(self, case: BenchmarkCase, rows: Sequence[MeasuredOperator]) -> None:
         """Add a case's rows, and write the file if it was not written lately."""
         self.rows += [replace(row, device=self._device, case=case.name, software=self._software) for row in rows]
         self.new += len(rows)
@@ -139,7 +139,7 @@ class _Table:
         return f"{case.name} on {self._device}: "
 
 
-def _measure_case(torch: Any, case: BenchmarkCase, timer: Timer, table: _Table) -> None:
+def _measure_case(torch: Any, case: BenchmarkCase, timer: CallTimer, table: _Table) -> None:
     reason = ""
     try:
         table.add(case, list(_rows(torch, case, timer)))
@@ -150,7 +150,7 @@ def _measure_case(torch: Any, case: BenchmarkCase, timer: Timer, table: _Table) 
         timer.clear()
 
 
-def _rows(torch: Any, case: BenchmarkCase, timer: Timer) -> Iterator[Row]:
+def _rows(torch: Any, case: BenchmarkCase, timer: CallTimer) -> Iterator[MeasuredOperator]:
     """Measure a case: its operator and its backward operator, each with a warm and with a cold cache."""
     one = case.operator
     inputs = [_made(torch, tensor, timer.device, case.integers.get(place)) for place, tensor in enumerate(one.inputs)]
@@ -162,7 +162,7 @@ def _rows(torch: Any, case: BenchmarkCase, timer: Timer) -> Iterator[Row]:
     call = benchmark_calls.call(torch, case.benchmark, inputs, one.attributes)
     for cache in operator_table.CACHES:
         seconds, runs = timer.time(call, cold=cache == "cold")
-        yield Row(replace(one, seconds=seconds), "", cache, runs=runs)
+        yield MeasuredOperator(replace(one, seconds=seconds), "", cache, runs=runs)
     if not leaves:
         return
     result = call()
@@ -174,7 +174,7 @@ def _rows(torch: Any, case: BenchmarkCase, timer: Timer) -> Iterator[Row]:
 
     for cache in operator_table.CACHES:
         seconds, runs = timer.time(differentiate, cold=cache == "cold")
-        yield Row(replace(operator, seconds=seconds), "", cache, forward=one.name, runs=runs)
+        yield MeasuredOperator(replace(operator, seconds=seconds), "", cache, forward=one.name, runs=runs)
 
 
 def _backward(forward: Operator, result: Any, leaves: Sequence[Any]) -> Operator:
@@ -206,7 +206,7 @@ def _reason(case: BenchmarkCase, error: Exception) -> str:
     raise TriosimError(f"failed: {text[:300]}", where=case.name) from error
 
 
-def _device(torch: Any, asked: str | None) -> tuple[Timer, str]:
+def _device(torch: Any, asked: str | None) -> tuple[CallTimer, str]:
     """Return the timer and the name of a device: the GPU where there is one, unless another is asked for."""
     kind = asked or ("cuda" if torch.cuda.is_available() else "cpu")
     if kind not in ("cpu", "cuda"):
@@ -218,10 +218,10 @@ def _device(torch: Any, asked: str | None) -> tuple[Timer, str]:
     return CudaTimer(torch), str(torch.cuda.get_device_name())
 
 
-def _limits(torch: Any, timer: Timer, name: str) -> Limits:
+def _limits(torch: Any, timer: CallTimer, name: str) -> SizeLimits:
     gpu = gpus.get(name)
     rate = gpu.rate("float32") if gpu is not None else 20e12
     if timer.device == "cpu":
         rate = min(rate, (os.cpu_count() or 1) * 50e9)
-        return Limits(_MOST_BYTES_ON_CPU, rate * _MOST_SECONDS)
-    return Limits(_SHARE_OF_MEMORY * float(torch.cuda.mem_get_info()[0]), rate * _MOST_SECONDS)
+        return SizeLimits(_MOST_BYTES_ON_CPU, rate * _MOST_SECONDS)
+    return SizeLimits(_SHARE_OF_MEMORY * float(torch.cuda.mem_get_info()[0]), rate * _MOST_SECONDS)

@@ -20,7 +20,7 @@ _FLUSHED_BYTES = 256 << 20
 _AHEAD, _AHEAD_SECONDS = 2.0, 50e-6
 
 
-class Timer(ABC):
+class CallTimer(ABC):
     """Times calls on one ``device``."""
 
     device: str
@@ -52,7 +52,7 @@ class Timer(ABC):
         """Free what a failed call may have left behind."""
 
 
-class CpuTimer(Timer):
+class CpuTimer(CallTimer):
     """Times by the clock. The cost of the call on the host is included, as it is in a CPU profile."""
 
     device = "cpu"
@@ -63,7 +63,7 @@ class CpuTimer(Timer):
         return time.perf_counter() - started
 
 
-class CudaTimer(Timer):
+class CudaTimer(CallTimer):
     """Times by events around the call, after a wait on the GPU during which the host launches all of it."""
 
     device = "cuda"

@@ -135,7 +135,7 @@ def command(
     A distributed script, as 64 ranks would run it:
     [cyan]triosim capture --fake --world 64 -o streams.json.gz train.py[/]
     """
-    request = Request.of(script, arguments or (), given)
+    request = CaptureRequest.of(script, arguments or (), given)
     target = given["output"] or f"{Path(script).stem}.trace.json.gz"
     check_outputs(target, reading=(script,))
     check_trace_name(target)
@@ -149,7 +149,7 @@ def command(
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class CaptureRequest:
     """What is to be captured, and where. ``skip`` None is as many steps as are usual there."""
 
     script: str
@@ -165,7 +165,7 @@ class Request:
     batch_size: int | None
 
     @classmethod
-    def of(cls, script: str, arguments: Sequence[str], given: Mapping[str, Any]) -> Request:
+    def of(cls, script: str, arguments: Sequence[str], given: Mapping[str, Any]) -> CaptureRequest:
         """Return what a command line asks for. Raises ``OptionError`` for a value that cannot be."""
         names = {one.name for one in fields(cls)}
         said = {option.name: option.parse(given[option.name]) for option in OPTIONS if option.name in names}
@@ -187,7 +187,7 @@ class Request:
             checked_ranks(self.ranks, self.world)
 
 
-def _captured(request: Request) -> tuple[Trace | TaskStreams, tuple[str, ...]]:
+def _captured(request: CaptureRequest) -> tuple[Trace | TaskStreams, tuple[str, ...]]:
     """Return the trace, or the task streams of all ranks, and what is assumed of ranks that were not run."""
     if not request.fake:
         return _measured(request), ()
@@ -207,7 +207,7 @@ def _captured(request: Request) -> tuple[Trace | TaskStreams, tuple[str, ...]]:
     return found.streams, tuple(_assumed(found))
 
 
-def _measured(request: Request) -> Trace:
+def _measured(request: CaptureRequest) -> Trace:
     if request.device == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # before PyTorch is imported
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # its profiler warns of each thing that it does

@@ -80,7 +80,7 @@ OPTIONS = (
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class MemoryOptions:
     """How memory is looked at: which GPU with which allocator, which rank, and what is shown or written of it."""
 
     gpu: str | None
@@ -96,7 +96,7 @@ class View:
     quiet: bool
 
     @classmethod
-    def of(cls, given: Mapping[str, Any], gpu: str | None) -> View:
+    def of(cls, given: Mapping[str, Any], gpu: str | None) -> MemoryOptions:
         """Return what the command line asks for. Raises ``TriosimError`` for what cannot be."""
         plot, snapshot = given["plot"], given["snapshot"]
         if plot is not None:
@@ -150,7 +150,7 @@ def command(trace: TracePath = None, **given: Any) -> None:
     """
     run = configured("memory", trace, given, OPTIONS)
     check_outputs(given["plot"], given["snapshot"], given["save_config"], reading=run.files)
-    view = View.of(given, run.config.gpu)
+    view = MemoryOptions.of(given, run.config.gpu)
     fits = _of_many(run, view) if _is_planned(run) else _of_one(run, view)
     run.save(given["save_config"])
     if given["fail_on_oom"] and not fits:
@@ -163,7 +163,7 @@ def _is_planned(run: ConfiguredRun) -> bool:
     return any(run.config.is_given(name) for name in (*common, *run.config.parts))
 
 
-def _of_many(run: ConfiguredRun, view: View) -> bool:
+def _of_many(run: ConfiguredRun, view: MemoryOptions) -> bool:
     """Show the memory of every rank of a step on many GPUs; return whether all fit."""
     world = memory_of_config(run.subject, run.config)
     notes = tuple(unread(run.config, world.declared, described=is_described(run.subject, run.config)))
@@ -179,7 +179,7 @@ def _of_many(run: ConfiguredRun, view: View) -> bool:
     return report.fits and world.fits_in(report.capacity - report.context)
 
 
-def _of_one(run: ConfiguredRun, view: View) -> bool:
+def _of_one(run: ConfiguredRun, view: MemoryOptions) -> bool:
     """Show the memory of a step on one GPU, or of the ranks that were captured; return whether it fits."""
     found = content_of(run.subject, run.config)
     traces, like = _ranks(found, view.rank)

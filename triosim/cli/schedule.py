@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 
 from triosim.cli import options as o
-from triosim.comparison.schedule_alone import Times, run_schedule
+from triosim.comparison.schedule_alone import ActionTimes, run_schedule
 from triosim.config import Option
 from triosim.errors import OptionError, OutputError
 from triosim.extrapolators.pipeline.schedules.csv_file import write_table
@@ -87,11 +87,11 @@ def command(
         Console(highlight=False).print(render(run))
 
 
-def _times(text: str) -> Times:
+def _times(text: str) -> ActionTimes:
     try:
         forward, into, weight = (float(part) for part in text.split(","))
     except ValueError:
         raise OptionError(f"'{text}' is not three numbers", where="--times", fix="write 1,1,1") from None
     if not all(0 < seconds < float("inf") for seconds in (forward, into, weight)):
         raise OptionError(f"{text} are not three times", where="--times", fix="give more than 0")
-    return Times(forward, into, weight)
+    return ActionTimes(forward, into, weight)

@@ -29,7 +29,7 @@ _OPERATORS = {"forward": 1, "backward": 2, "input": 1, "weight": 1}
 
 
 @dataclass(frozen=True, slots=True)
-class Times:
+class ActionTimes:
     """The seconds that a stage takes for one micro-batch: forward, and backward for the input and for the weights."""
 
     forward: float = 1.0
@@ -77,7 +77,7 @@ def run_schedule(
     ranks: int,
     micro_batches: int | None = None,
     *,
-    times: Times | None = None,
+    times: ActionTimes | None = None,
     **options: Any,
 ) -> ScheduleRun:
     """Simulate a schedule (a name or a file) on ranks with equal stages. Raises ``OptionError`` for what cannot be.
@@ -87,7 +87,7 @@ def run_schedule(
     """
     if ranks < 1:
         raise OptionError(f"{ranks} ranks", where="stages", fix="give 1 or more")
-    times = times or Times()
+    times = times or ActionTimes()
     chosen = chosen_schedule(RunConfig.of(schedule=name, **options))
     count = chosen.micro_batches(ranks) if micro_batches is None else micro_batches
     if count < 1:
@@ -110,7 +110,7 @@ def run_schedule(
     return ScheduleRun(name, schedule, result.step_time_s, busy, ran)
 
 
-def uniform_trace(stages: int, times: Times) -> Trace:
+def uniform_trace(stages: int, times: ActionTimes) -> Trace:
     """Return the trace of one sample through equal linear layers, one for each stage."""
     operators: list[Operator] = []
     tensors = 0

@@ -29,7 +29,7 @@ MOST_CLASSES = 12
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class FasterPart:
     """A faster part of the system: its name, the number of links in it, and the system and configuration of the run."""
 
     what: str
@@ -78,16 +78,16 @@ def what_if_config(
     return replace(base, data=replace(base.data, what_if=tuple(rows)))
 
 
-def _changes(base: Result, system: System, factor: float, config: RunConfig) -> Iterator[Change]:
+def _changes(base: Result, system: System, factor: float, config: RunConfig) -> Iterator[FasterPart]:
     config = config.replaced(links=False, timeline=False, draws=1)
     slow = {rank: system.conditions.slow_gpus.get(rank, 1.0) / factor for rank in range(base.world)}
-    yield Change("all GPUs", 0, replace(system, conditions=replace(system.conditions, slow_gpus=slow)), config)
+    yield FasterPart("all GPUs", 0, replace(system, conditions=replace(system.conditions, slow_gpus=slow)), config)
     groups = list(_used(base, system))
     for kind, links in groups:
-        yield Change(label(kind), len(links), *_faster(base, system, factor, links, config))
+        yield FasterPart(label(kind), len(links), *_faster(base, system, factor, links, config))
     if len(groups) > 1:
         every = [link for _, links in groups for link in links]
-        yield Change("all links", len(every), *_faster(base, system, factor, every, config))
+        yield FasterPart("all links", len(every), *_faster(base, system, factor, every, config))
 
 
 def label(kind: LinkClass) -> str:

@@ -76,7 +76,7 @@ class OperatorProgress:
         return rest.advance(math.inf, factor)
 
 
-class Timer:
+class ResettableTimer:
     """A callback at a time that can be set anew, which a SimPy timeout cannot."""
 
     __slots__ = ("_callback", "_env", "_event")
@@ -109,7 +109,7 @@ class RunningOperators:
         self._progress = progress
         self._speed = speed
         self._finish = finish
-        self._timer = Timer(speed.env, self._ended)
+        self._timer = ResettableTimer(speed.env, self._ended)
         self._timer.set(progress.end(speed.factor))
 
     def retime(self, factor_before: float) -> None:
@@ -208,7 +208,7 @@ class SlowedTransfer:
         self._computing = sum(member.computes for member in members)
         self._event: simpy.Event | None = None
         self._work = math.inf
-        self._timer = Timer(self._env, self._ended)
+        self._timer = ResettableTimer(self._env, self._ended)
         for member in members:
             member.slowed_transfers[self] = None
 

@@ -18,7 +18,7 @@ from triosim.memory.extrapolated_memory import memory_of_run
 from triosim.memory.world_memory import WorldMemory
 from triosim.networks.base import Network
 from triosim.networks.construction import calibration_notes
-from triosim.pipeline.pricing import Priced
+from triosim.pipeline.pricing import PricedSubject
 from triosim.pipeline.reading import with_batch
 from triosim.pipeline.system import NetworkFactory, System, network_factory, network_notes, system_of
 from triosim.trace import Operator
@@ -33,7 +33,7 @@ class PlannedRun:
     their times where GPUs differ.
     """
 
-    priced: Priced
+    priced: PricedSubject
     plan: ParallelPlan | CapturedPlan
     system: System
     network: Network
@@ -43,7 +43,7 @@ class PlannedRun:
     notes: tuple[str, ...]
 
 
-def plan(priced: Priced, config: RunConfig, system: System | None = None) -> PlannedRun:
+def plan(priced: PricedSubject, config: RunConfig, system: System | None = None) -> PlannedRun:
     """Return the plan of a run, on another system than its configuration's where one is given.
 
     Raises ``TriosimError`` for options that contradict each other or that nobody reads."""
@@ -76,7 +76,7 @@ def plan(priced: Priced, config: RunConfig, system: System | None = None) -> Pla
 
 
 def plan_step(
-    priced: Priced,
+    priced: PricedSubject,
     config: RunConfig,
     *,
     gpus: int | None = None,

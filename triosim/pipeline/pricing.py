@@ -17,7 +17,7 @@ from triosim.trace import Trace
 
 
 @dataclass(frozen=True, slots=True)
-class Priced:
+class PricedSubject:
     """A subject whose operators have times, and the compute model that estimates those of other shapes.
 
     ``gpu`` is what was asked for beside the trace's; ``options_read`` are the names of the options that the model reads.
@@ -29,7 +29,7 @@ class Priced:
     options_read: tuple[str, ...]
 
 
-def price(subject: Subject, config: RunConfig) -> Priced:
+def price(subject: Subject, config: RunConfig) -> PricedSubject:
     """Return the subject with the times of ``--operator-times``, and those of another GPU where one is asked for."""
     if config.operator_times is not None:
         entries = operator_times.load(config.operator_times)
@@ -41,7 +41,7 @@ def price(subject: Subject, config: RunConfig) -> Priced:
         predict = on_gpu if subject.streams is None else _captured_on_gpu
         with plugins.blamed():
             subject = subject.changed(lambda trace: predict(trace, target, model))
-    return Priced(subject, model, target, plugins.option_names(kind))
+    return PricedSubject(subject, model, target, plugins.option_names(kind))
 
 
 def _captured_on_gpu(trace: Trace, target: Gpu, model: ComputeModel) -> Trace:

@@ -20,7 +20,7 @@ SLOTS = 50
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class LoadCurve:
     """A link's load from the start of a run to its end: at ``times`` (seconds) rate (bytes per second) and share change.
 
     The last time is the end of the run.
@@ -50,7 +50,7 @@ class Load:
         return _between(self.times, self.shares, edges)
 
 
-def loads(rates: Iterable[LinkRate], end: float) -> dict[str, Load]:
+def loads(rates: Iterable[LinkRate], end: float) -> dict[str, LoadCurve]:
     """Return the load of each link that carried anything until ``end``; of changes at one instant the last counts."""
     changes: dict[str, list[LinkRate]] = {}
     for change in sorted(rates, key=lambda one: one.time):  # circuits say beforehand when they will be through
@@ -62,7 +62,7 @@ def loads(rates: Iterable[LinkRate], end: float) -> dict[str, Load]:
     for name, found in changes.items():
         kept = [one for one in found if one.time < end]
         times = (0.0, *(one.time for one in kept), end)
-        made[name] = Load(times, (0.0, *(one.rate for one in kept)), (0.0, *(one.share for one in kept)))
+        made[name] = LoadCurve(times, (0.0, *(one.rate for one in kept)), (0.0, *(one.share for one in kept)))
     return {name: load for name, load in made.items() if any(load.rates)}
 
 
@@ -73,7 +73,7 @@ def edges(end: float, slots: int = SLOTS) -> Any:
     return np.linspace(0.0, end, slots + 1)
 
 
-def busiest_slot(load: Load, end: float, slots: int = SLOTS) -> tuple[float, float]:
+def busiest_slot(load: LoadCurve, end: float, slots: int = SLOTS) -> tuple[float, float]:
     """Return the start and end of the time slot in which the link carried most; the first of equals."""
     import numpy as np
 

@@ -17,7 +17,7 @@ AxisKind = Literal["batch", "sequence"]
 AXIS_KINDS: tuple[AxisKind, ...] = ("batch", "sequence")
 
 
-class Axis:
+class LogicalAxis:
     """A logical axis; ``kind`` is set where its size is that of the batch or of the sequence.
 
     ``owner`` is the parameter (its tensor id) and the dimension that the axis was first met in: a parameter's axis never
@@ -40,13 +40,13 @@ class Axis:
         self.tracked = False
         self.terms: tuple[Dim, ...] = ()
         self.offset = 0
-        self.share: tuple[Axis, int] | None = None
+        self.share: tuple[LogicalAxis, int] | None = None
         self.factors: Dim | None = None
         self.split_into: Dim | None = None
-        self._same: Axis | None = None
+        self._same: LogicalAxis | None = None
 
     @property
-    def root(self) -> Axis:
+    def root(self) -> LogicalAxis:
         """The representative of all axes that were joined with this one."""
         found = self
         while found._same is not None:
@@ -60,7 +60,7 @@ class Axis:
         """Whether nothing is known of the axis but its size."""
         return not (self.kind or self.owner or self.terms or self.share or self.factors)
 
-    def join(self, other: Axis) -> bool:
+    def join(self, other: LogicalAxis) -> bool:
         """Join two axes of one size. Return whether they can be the same: a batch is no parameter's features."""
         first, second = self.root, other.root
         if first is second:
@@ -87,19 +87,19 @@ class Axis:
 
 
 #: A dimension: a product of axes, the outermost first.
-Dim = tuple[Axis, ...]
+Dim = tuple[LogicalAxis, ...]
 #: The dimensions of a tensor.
 Dims = tuple[Dim, ...]
 
 
-def size(dim: Iterable[Axis]) -> int:
+def size(dim: Iterable[LogicalAxis]) -> int:
     """Return how many elements a dimension has."""
     return math.prod(axis.size for axis in dim)
 
 
-def axes_of(dim: Iterable[Axis]) -> Dim:
+def axes_of(dim: Iterable[LogicalAxis]) -> Dim:
     """Return the axes that a dimension is the product of, as far as is known."""
-    found: list[Axis] = []
+    found: list[LogicalAxis] = []
     for axis in dim:
         root = axis.root
         if root.factors is not None:
@@ -109,9 +109,9 @@ def axes_of(dim: Iterable[Axis]) -> Dim:
     return tuple(found)
 
 
-def leaves(dim: Iterable[Axis]) -> set[Axis]:
+def leaves(dim: Iterable[LogicalAxis]) -> set[LogicalAxis]:
     """Return the axes that a dimension is made of and that are made of no others."""
-    found: set[Axis] = set()
+    found: set[LogicalAxis] = set()
     todo = list(dim)
     while todo:
         axis = todo.pop().root
@@ -124,19 +124,19 @@ def leaves(dim: Iterable[Axis]) -> set[Axis]:
     return found
 
 
-def follows(dim: Iterable[Axis], kind: AxisKind) -> bool:
+def follows(dim: Iterable[LogicalAxis], kind: AxisKind) -> bool:
     """Whether a dimension's size changes with the batch (or the sequence)."""
     return any(axis.kind == kind for axis in leaves(dim))
 
 
-def kind_of_axis(axis: Axis) -> AxisKind | None:
+def kind_of_axis(axis: LogicalAxis) -> AxisKind | None:
     """Return which of batch and sequence an axis' size changes with, if any."""
     return next((kind for kind in AXIS_KINDS if follows((axis,), kind)), None)
 
 
 def new_dims(*sizes: int) -> Dims:
     """Return dimensions of new axes, of which nothing is known but their sizes."""
-    return tuple((Axis(one),) if one != 1 else () for one in sizes)
+    return tuple((LogicalAxis(one),) if one != 1 else () for one in sizes)
 
 
 def join(first: Dim, second: Dim) -> bool:
@@ -185,12 +185,12 @@ def concatenated(dims: Sequence[Dim], offset: int = 0) -> Dim:
     """Return the dimension of a concatenation: the sum of some dimensions, or a multiple where they are equal."""
     parts = [axes_of(dim) for dim in dims]
     if not offset and len(parts) > 1 and all(part == parts[0] for part in parts):
-        return (Axis(len(parts)), *parts[0])
+        return (LogicalAxis(len(parts)), *parts[0])
     if not offset and len(parts) == 1:
         return parts[0]
-    whole = Axis(sum(size(part) for part in parts) + offset)
+    whole = LogicalAxis(sum(size(part) for part in parts) + offset)
     whole.terms, whole.offset = tuple(parts), offset
-    return (whole,) if whole.size > 0 else (Axis(whole.size),)
+    return (whole,) if whole.size > 0 else (LogicalAxis(whole.size),)
 
 
 def sliced(dim: Dim, length: int) -> Dim:
@@ -205,7 +205,7 @@ def sliced(dim: Dim, length: int) -> Dim:
     if 2 * length > whole:
         return _shifted(dim, length - whole)
     if whole % length == 0:
-        part = Axis(length)
+        part = LogicalAxis(length)
         parts = axes_of(dim)
         base = parts[0] if len(parts) == 1 else concatenated([dim, ()], -1)[0]
         part.share = (base, whole // length)
@@ -232,8 +232,8 @@ def in_proportion(dim: Dim, length: int) -> Dim:
     if source and size(source) == length:
         return source
     common = math.gcd(length, whole)
-    several, part = Axis(length // common * whole), Axis(length)
-    several.factors = (Axis(length // common), *dim)
+    several, part = LogicalAxis(length // common * whole), LogicalAxis(length)
+    several.factors = (LogicalAxis(length // common), *dim)
     part.share = (several, whole // common)
     return (part,)
 
@@ -260,7 +260,7 @@ def reshaped(dims: Dims, shape: Sequence[int], divide: Literal["any", "features"
     source.reverse()
     found: list[Dim] = []
     for wanted in shape:
-        taken: list[Axis] = []
+        taken: list[LogicalAxis] = []
         while wanted > 1:
             axis = source.pop()
             if wanted % axis.size == 0:
@@ -279,9 +279,9 @@ def reshaped(dims: Dims, shape: Sequence[int], divide: Literal["any", "features"
     return tuple(found)
 
 
-def _parts(axis: Axis, outer: int, inner: int) -> tuple[Axis, Axis]:
+def _parts(axis: LogicalAxis, outer: int, inner: int) -> tuple[LogicalAxis, LogicalAxis]:
     """The two axes that an axis is split into; a plain axis is known as their product from now on."""
-    first, second = Axis(outer), Axis(inner)
+    first, second = LogicalAxis(outer), LogicalAxis(inner)
     if axis.kind or axis.terms or axis.share:
         first.share = (axis, inner)
     else:
@@ -292,10 +292,10 @@ def _parts(axis: Axis, outer: int, inner: int) -> tuple[Axis, Axis]:
     return first, second
 
 
-def resized(dim: Dim, new_size: Callable[[Axis], int]) -> int:
+def resized(dim: Dim, new_size: Callable[[LogicalAxis], int]) -> int:
     """Return a dimension's size when its axes have new sizes, which ``new_size`` tells of an axis made of no others."""
 
-    def of(axis: Axis) -> int:
+    def of(axis: LogicalAxis) -> int:
         root = axis.root
         if root.terms:
             return sum(math.prod(map(of, term)) for term in root.terms) + root.offset

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import pairwise
 
-from triosim.sharding.dimensions import Axis, Dim, Dims, axes_of, concatenated, join, new_dims, reshaped, size
+from triosim.sharding.dimensions import Dim, Dims, LogicalAxis, axes_of, concatenated, join, new_dims, reshaped, size
 
 _ONE, _FOLDED, _ADDED = "1", ".", "+"
 #: A dimension: the terms that stand one after the other, each a product of axes.
@@ -24,7 +24,7 @@ def pattern_of(inputs: Sequence[Dims], outputs: Sequence[Dims]) -> str:
 
     An axis that stands twice in one tensor (the queries' tokens, and the keys') is two.
     """
-    numbers: dict[tuple[Axis, int], int] = {}
+    numbers: dict[tuple[LogicalAxis, int], int] = {}
     tensors = [_numbered(dims, numbers) for dims in (*inputs, *outputs)]
     products = [term for dims in tensors for terms in dims for term in terms]
     together = _together(products)
@@ -68,12 +68,12 @@ def dims_by_pattern(pattern: str, shapes: Sequence[tuple[int, ...]], known: Sequ
     ]
 
 
-def _numbered(dims: Dims, numbers: dict[tuple[Axis, int], int]) -> list[list[list[int]]]:
-    seen: dict[Axis, int] = {}
+def _numbered(dims: Dims, numbers: dict[tuple[LogicalAxis, int], int]) -> list[list[list[int]]]:
+    seen: dict[LogicalAxis, int] = {}
     return [_terms(dim, numbers, seen) for dim in dims]
 
 
-def _terms(dim: Dim, numbers: dict[tuple[Axis, int], int], seen: dict[Axis, int]) -> list[list[int]]:
+def _terms(dim: Dim, numbers: dict[tuple[LogicalAxis, int], int], seen: dict[LogicalAxis, int]) -> list[list[int]]:
     """The numbers of a dimension's axes, a list for each term; ``seen`` counts how often the tensor has each axis."""
     axes = tuple(_seen(dim))
     whole = axes[0] if len(axes) == 1 else None
@@ -90,7 +90,7 @@ def _terms(dim: Dim, numbers: dict[tuple[Axis, int], int], seen: dict[Axis, int]
     return found
 
 
-def _seen(dim: Dim) -> Iterator[Axis]:
+def _seen(dim: Dim) -> Iterator[LogicalAxis]:
     """Yield a dimension's axes; a parameter's axis in the parts that a view last split it into."""
     for axis in axes_of(dim):
         yield from (axis,) if axis.split_into is None else _seen(axis.split_into)
@@ -161,7 +161,7 @@ def _put_together(terms: Terms, sizes: dict[str, int], found: dict[Terms, Dim]) 
     """A dimension made of known axes, or of new ones."""
     lines: list[Dim] = []
     for term in terms:
-        line: list[Axis] = []
+        line: list[LogicalAxis] = []
         for name in term:
             key: Terms = ((name,),)
             if key not in found:

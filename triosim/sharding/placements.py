@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from triosim.sharding.dimensions import Axis, Dim, Dims, axes_of, leaves, new_dims, size
+from triosim.sharding.dimensions import Dim, Dims, LogicalAxis, axes_of, leaves, new_dims, size
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Shard:
 Placements = Mapping[int, Shard]
 
 
-def shards_of(dims: Dims, sharded: set[Axis]) -> list[Shard]:
+def shards_of(dims: Dims, sharded: set[LogicalAxis]) -> list[Shard]:
     """Return where sharded axes stand in a tensor; axes that stand side by side in one dimension are one shard."""
     found: list[Shard] = []
     for place, dim in enumerate(dims):
@@ -59,9 +59,9 @@ def shards_of(dims: Dims, sharded: set[Axis]) -> list[Shard]:
     return found
 
 
-def sharded_axes(dims: Dims, shard: Shard) -> set[Axis]:
+def sharded_axes(dims: Dims, shard: Shard) -> set[LogicalAxis]:
     """Return the logical axes of a tensor that a shard of it divides."""
-    found: set[Axis] = set()
+    found: set[LogicalAxis] = set()
     outer = 1
     for axis in axes_of(dims[shard.dim]):
         if shard.overlaps(outer, axis.size):
@@ -70,10 +70,10 @@ def sharded_axes(dims: Dims, shard: Shard) -> set[Axis]:
     return found
 
 
-def axes_around(axes: Iterable[Axis], shard: Shard) -> tuple[Dim, Dim]:
+def axes_around(axes: Iterable[LogicalAxis], shard: Shard) -> tuple[Dim, Dim]:
     """Return a dimension's axes outside and inside of a shard; a new axis of that size where the shard cuts through axes."""
-    before: list[Axis] = []
-    after: list[Axis] = []
+    before: list[LogicalAxis] = []
+    after: list[LogicalAxis] = []
     outer = whole = 1
     for axis in axes:
         if outer * axis.size <= shard.outer:

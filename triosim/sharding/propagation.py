@@ -18,10 +18,10 @@ from itertools import takewhile
 from triosim.sharding.dataflow import Dataflow, Value
 from triosim.sharding.dimensions import (
     AXIS_KINDS,
-    Axis,
     AxisKind,
     Dim,
     Dims,
+    LogicalAxis,
     axes_of,
     follows,
     guessed_view,
@@ -85,8 +85,8 @@ class ShardingPropagator:
         self._ranks = ranks
         self._once = once
         self._known: dict[Hashable, tuple[OperatorSharding | None, dict[int, Tensor]]] = {}
-        self._structures: dict[int, tuple[Hashable, tuple[Axis, ...]]] = {}
-        self._kinds: dict[Axis, AxisKind | None] = {}
+        self._structures: dict[int, tuple[Hashable, tuple[LogicalAxis, ...]]] = {}
+        self._kinds: dict[LogicalAxis, AxisKind | None] = {}
 
     def is_network_input(self, tensor: Tensor) -> bool:
         """Whether a tensor is fed to the network: an input that has an entry for each sample, where that is known."""
@@ -145,7 +145,7 @@ class ShardingPropagator:
             for one in operators
         ]
         counts = [(len(one.inputs), len(one.outputs)) for one in operators]
-        met: dict[Axis, int] = {}
+        met: dict[LogicalAxis, int] = {}
         structures = [self._structure(t) for t in every]
         described = [
             (
@@ -157,7 +157,7 @@ class ShardingPropagator:
         ]
         return dict(enumerate(tensors.values())), (tuple(calls), tuple(counts), tuple(described))
 
-    def _structure(self, tensor: Tensor) -> tuple[Hashable, tuple[Axis, ...]]:
+    def _structure(self, tensor: Tensor) -> tuple[Hashable, tuple[LogicalAxis, ...]]:
         """What the step knows of a tensor's dimensions: the sizes and kinds of their axes, and the axes."""
         found = self._structures.get(tensor.id)
         if found is None:
@@ -166,7 +166,7 @@ class ShardingPropagator:
             found = self._structures[tensor.id] = sizes, tuple([axis for dim in dims for axis in dim])
         return found
 
-    def _kind(self, axis: Axis) -> AxisKind | None:
+    def _kind(self, axis: LogicalAxis) -> AxisKind | None:
         if axis not in self._kinds:
             self._kinds[axis] = kind_of_axis(axis)
         return self._kinds[axis]
@@ -176,7 +176,7 @@ class ShardingPropagator:
     ) -> OperatorSharding | None:
         operator = operators[0]
         given: dict[int, Dims] = {}
-        sharded: list[Axis] = []
+        sharded: list[LogicalAxis] = []
         for tensor in operator.inputs:
             if tensor.id not in given:
                 given[tensor.id], axis = self._with_own_axes(self.step[tensor], placements.get(tensor.id))
@@ -193,7 +193,7 @@ class ShardingPropagator:
         return self._sharded_by(axes, operators, step, by_heads=by_heads)
 
     def _sharded_by(
-        self, axes: set[Axis], operators: Iterable[Operator], step: StepDimensions, *, by_heads: bool
+        self, axes: set[LogicalAxis], operators: Iterable[Operator], step: StepDimensions, *, by_heads: bool
     ) -> OperatorSharding:
         """The placements of all tensors of some operators, of which some axes are sharded."""
         found: dict[int, Shard] = {}
@@ -204,7 +204,7 @@ class ShardingPropagator:
                     found[tensor.id] = shard
         return OperatorSharding(found, step.__getitem__)
 
-    def _shard_by(self, axes: set[Axis], step: StepDimensions, tensor: Tensor, by_heads: bool) -> Shard | None:
+    def _shard_by(self, axes: set[LogicalAxis], step: StepDimensions, tensor: Tensor, by_heads: bool) -> Shard | None:
         return self._choose(tensor, shards_of(step[tensor], axes), by_heads) if axes else None
 
     def _choose(self, tensor: Tensor, candidates: Sequence[Shard], by_heads: bool) -> Shard | None:
@@ -226,17 +226,17 @@ class ShardingPropagator:
                 outer *= axis.size
         return next((shard for shard in candidates if shard.size % self._ranks == 0), candidates[0])
 
-    def _with_own_axes(self, dims: Dims, shard: Shard | None) -> tuple[Dims, Axis | None]:
+    def _with_own_axes(self, dims: Dims, shard: Shard | None) -> tuple[Dims, LogicalAxis | None]:
         """Equal dimensions of new axes, of the same sizes and kinds; and the new axis that is sharded."""
         found: list[Dim] = []
-        sharded: Axis | None = None
+        sharded: LogicalAxis | None = None
         for place, dim in enumerate(dims):
             axes = axes_of(dim)
             if shard is None or shard.dim != place:
                 found.append(_copied(axes))
                 continue
             before, after = axes_around(axes, shard)
-            sharded = Axis(shard.size)
+            sharded = LogicalAxis(shard.size)
             sharded.tracked = True
             found.append((*_copied(before), sharded, *_copied(after)))
         return tuple(found), sharded
@@ -281,6 +281,6 @@ def _followed_kinds(dims: Dims) -> list[list[bool]]:
     return [[follows(dim, kind) for kind in AXIS_KINDS] for dim in dims]
 
 
-def _copied(axes: Iterable[Axis]) -> Dim:
+def _copied(axes: Iterable[LogicalAxis]) -> Dim:
     """New axes of the same sizes and kinds."""
-    return tuple(Axis(axis.size, kind_of_axis(axis)) for axis in axes)
+    return tuple(LogicalAxis(axis.size, kind_of_axis(axis)) for axis in axes)

@@ -25,7 +25,7 @@ _BROKEN = (
 
 
 @dataclass(frozen=True, slots=True)
-class Rescaled:
+class RescaledOperators:
     """Operators in other shapes, and notes for the user."""
 
     operators: list[Operator]
@@ -37,7 +37,7 @@ def with_batch_size(operators: Sequence[Operator], old: int, new: int) -> list[O
     return rescaled(operators, old, new).operators
 
 
-def rescaled(operators: Sequence[Operator], old: int, new: int) -> Rescaled:
+def rescaled(operators: Sequence[Operator], old: int, new: int) -> RescaledOperators:
     """Return the operators of batch size ``old`` in the shapes of batch size ``new``.
 
     Raises ``OptionError`` for a batch of none, ``TraceError`` where nothing that the network is fed has the batch size.
@@ -45,14 +45,14 @@ def rescaled(operators: Sequence[Operator], old: int, new: int) -> Rescaled:
     if new < 1:
         raise OptionError(f"a batch of {new} samples", fix="use a batch size of at least 1")
     if new == old:
-        return Rescaled(list(operators))
+        return RescaledOperators(list(operators))
     dimensions = StepDimensions(operators, old)
     if not dimensions.is_connected:
-        return Rescaled(_Rescaling(operators, old, new).operators(), (_BROKEN,))
-    return Rescaled(_resized(dimensions, "batch", old, new))
+        return RescaledOperators(_Rescaling(operators, old, new).operators(), (_BROKEN,))
+    return RescaledOperators(_resized(dimensions, "batch", old, new))
 
 
-def with_sequence_length(operators: Sequence[Operator], batch_size: int, old: int, new: int) -> Rescaled:
+def with_sequence_length(operators: Sequence[Operator], batch_size: int, old: int, new: int) -> RescaledOperators:
     """Return the operators in the shapes of sequence length ``new``, where every sequence of length ``old`` changes.
 
     Raises ``OptionError`` for a length of none, ``TraceError`` where the network is fed no sequence of that length.
@@ -60,7 +60,7 @@ def with_sequence_length(operators: Sequence[Operator], batch_size: int, old: in
     if new < 1:
         raise OptionError(f"a sequence of {new} tokens", fix="use a length of at least 1")
     if new == old:
-        return Rescaled(list(operators))
+        return RescaledOperators(list(operators))
     dimensions = StepDimensions(operators, batch_size)
     lengths = dimensions.lengths
     if old not in lengths:
@@ -73,7 +73,7 @@ def with_sequence_length(operators: Sequence[Operator], batch_size: int, old: in
         if dimensions.positions
         else ""
     )
-    return Rescaled(_resized(dimensions, "sequence", old, new), (fixed,) if fixed else ())
+    return RescaledOperators(_resized(dimensions, "sequence", old, new), (fixed,) if fixed else ())
 
 
 def _resized(dimensions: StepDimensions, kind: AxisKind, old: int, new: int) -> list[Operator]:

@@ -18,10 +18,10 @@ from triosim.operators.features import base_name, is_attention, is_autograd_node
 from triosim.operators.products import PRODUCTS
 from triosim.sharding.dimensions import (
     AXIS_KINDS,
-    Axis,
     AxisKind,
     Dim,
     Dims,
+    LogicalAxis,
     axes_of,
     follows,
     guessed_view,
@@ -60,7 +60,9 @@ class StepDimensions:
     ) -> None:
         self.operators = operators
         self._within = within
-        self._met: dict[Axis, list[Axis]] = {}  # by axis of the whole step: the axes of this part in its place
+        self._met: dict[
+            LogicalAxis, list[LogicalAxis]
+        ] = {}  # by axis of the whole step: the axes of this part in its place
         self.batch_size = batch_size
         self._by_id = {operator.id: operator for operator in operators}
         self._dims: dict[int, Dims] = {}  # by tensor
@@ -132,7 +134,7 @@ class StepDimensions:
     def resized(self, tensor: Tensor, kind: AxisKind, old: int, new: int) -> tuple[int, ...]:
         """Return a tensor's shape when the batch (or the sequence) is ``new`` instead of ``old``."""
 
-        def new_size(axis: Axis) -> int:
+        def new_size(axis: LogicalAxis) -> int:
             return new if axis.kind == kind and axis.size == old else axis.size
 
         return tuple(resized(dim, new_size) for dim in self._of(tensor))
@@ -140,7 +142,7 @@ class StepDimensions:
     def local_shape(self, tensor: Tensor, kind: AxisKind, ranks: int) -> tuple[int, ...]:
         """Return the shape of a rank's shard of a tensor, where every batch (or sequence) is sharded over ``ranks``."""
 
-        def new_size(axis: Axis) -> int:
+        def new_size(axis: LogicalAxis) -> int:
             return axis.size // ranks if axis.kind == kind else axis.size
 
         return tuple(resized(dim, new_size) for dim in self._of(tensor))
@@ -180,12 +182,12 @@ class StepDimensions:
         dims = list(new_dims(*shape))
         if places:
             batch = places[0]
-            dims[batch] = (Axis(self.batch_size, "batch"),)
+            dims[batch] = (LogicalAxis(self.batch_size, "batch"),)
             whole = tensor.dtype.startswith(("int", "uint", "bool"))
             if (whole and len(shape) == 2) or (not whole and len(shape) == 3):
-                dims[1 - batch] = (Axis(shape[1 - batch], "sequence"),) if shape[1 - batch] > 1 else ()
+                dims[1 - batch] = (LogicalAxis(shape[1 - batch], "sequence"),) if shape[1 - batch] > 1 else ()
         elif shape and shape[0] and self.batch_size and shape[0] % self.batch_size == 0:
-            dims[0] = (Axis(self.batch_size, "batch"), *new_dims(shape[0] // self.batch_size)[0])
+            dims[0] = (LogicalAxis(self.batch_size, "batch"), *new_dims(shape[0] // self.batch_size)[0])
         return tuple(dims)
 
     def _name_unused_counts(self) -> None:
@@ -217,7 +219,7 @@ class StepDimensions:
         known = self._storages.get(tensor.storage)
         if known is None:
             known = tuple(
-                (Axis(length, owner=(tensor.id, place)),) if length > 1 else ()
+                (LogicalAxis(length, owner=(tensor.id, place)),) if length > 1 else ()
                 for place, length in enumerate(tensor.shape)
             )
             self._storages[tensor.storage] = known
@@ -327,7 +329,7 @@ class StepDimensions:
             for whole, axis in self._paired_axes(tensor, dims):
                 self._met.setdefault(whole, []).append(axis)
 
-    def _paired_axes(self, tensor: Tensor, dims: Dims) -> Iterator[tuple[Axis, Axis]]:
+    def _paired_axes(self, tensor: Tensor, dims: Dims) -> Iterator[tuple[LogicalAxis, LogicalAxis]]:
         """Yield the axes of a tensor in the whole step, each with the axis in its place in this part."""
         for there, here in zip(self._within[tensor], dims, strict=False) if self._within is not None else ():
             ones, others = axes_of(there), axes_of(here)

@@ -10,7 +10,7 @@ from triosim.trace.trace import CATEGORIES, PHASES, Category, Operator, Phase, T
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class OperatorGroup:
     """Operators that have something in common: how many, and their seconds together."""
 
     name: str
@@ -18,18 +18,18 @@ class Group:
     seconds: float
 
 
-def by_name(trace: Trace) -> list[Group]:
+def by_name(trace: Trace) -> list[OperatorGroup]:
     """Return the operators by name, the most time first."""
     return sorted(_grouped(trace, lambda operator: operator.name), key=lambda group: (-group.seconds, group.name))
 
 
-def by_phase(trace: Trace) -> dict[Phase, Group]:
+def by_phase(trace: Trace) -> dict[Phase, OperatorGroup]:
     """Return the operators by phase, every phase in its order."""
     found = {group.name: group for group in _grouped(trace, lambda operator: operator.phase)}
-    return {phase: found.get(phase, Group(phase, 0, 0.0)) for phase in PHASES}
+    return {phase: found.get(phase, OperatorGroup(phase, 0, 0.0)) for phase in PHASES}
 
 
-def by_layer(trace: Trace) -> list[Group]:
+def by_layer(trace: Trace) -> list[OperatorGroup]:
     """Return the operators by layer, in the order in which the layers first run."""
     return _grouped(trace, lambda operator: operator.layer)
 
@@ -61,8 +61,8 @@ def busy_seconds(trace: Trace) -> float | None:
     return math.fsum(measured) if len(measured) == len(trace.operators) else None
 
 
-def _grouped(trace: Trace, key: Callable[[Operator], str]) -> list[Group]:
+def _grouped(trace: Trace, key: Callable[[Operator], str]) -> list[OperatorGroup]:
     found: dict[str, list[float]] = {}
     for operator in trace.operators:
         found.setdefault(key(operator), []).append(operator.seconds)
-    return [Group(name, len(times), math.fsum(times)) for name, times in found.items()]
+    return [OperatorGroup(name, len(times), math.fsum(times)) for name, times in found.items()]

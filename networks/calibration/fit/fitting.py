@@ -18,21 +18,21 @@ import numpy.typing as npt
 from triosim.networks.calibration.curves import (
     Curve,
     KindCurves,
-    Parts,
     Residuals,
     Sigmoid,
     Straggler,
+    TimeParts,
     corrected,
     features,
     sent,
 )
-from triosim.networks.calibration.model import Between, Calibration, hops, on_card
+from triosim.networks.calibration.model import Calibration, InterNodeTimes, hops, on_card
 
 Array = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class MeasuredCollective:
     """One measured collective: ``nbytes`` as nccl-tests counts them; ``nodes`` is over how many the GPUs are spread."""
 
     kind: str
@@ -55,7 +55,9 @@ RIDGE = 1.0  # rows' worth of belief that there is no linear correction
 REPEATS = 4  # rows of one size that say how much slower the slowest ranks are
 
 
-def fit(rows: Sequence[Row], gpus_per_node: int, note: str = "", known: Calibration | None = None) -> Calibration:
+def fit(
+    rows: Sequence[MeasuredCollective], gpus_per_node: int, note: str = "", known: Calibration | None = None
+) -> Calibration:
     """Fit a calibration to rows; of kinds that they do not have, what is ``known`` before stays.
 
     A size that was measured ``REPEATS`` times and more gives its minimum to the curves, and its 75th percentile to
@@ -78,12 +80,12 @@ def fit(rows: Sequence[Row], gpus_per_node: int, note: str = "", known: Calibrat
     return Calibration(gpus_per_node, kinds, between, stragglers, note)
 
 
-def _stragglers(rows: Sequence[Row]) -> tuple[list[Row], Straggler | None]:
+def _stragglers(rows: Sequence[MeasuredCollective]) -> tuple[list[MeasuredCollective], Straggler | None]:
     """Return the least time of each size that was repeated, and the straggler ratio of those (least squares)."""
-    same: dict[tuple[int, float, int], list[Row]] = {}
+    same: dict[tuple[int, float, int], list[MeasuredCollective]] = {}
     for row in rows:
         same.setdefault((row.gpus, row.nbytes, row.nodes), []).append(row)
-    least: list[Row] = []
+    least: list[MeasuredCollective] = []
     found: list[tuple[float, float]] = []
     for (gpus, nbytes, _), several in same.items():
         if len(several) < REPEATS:
@@ -102,7 +104,7 @@ def _stragglers(rows: Sequence[Row]) -> tuple[list[Row], Straggler | None]:
     return least, Straggler(float(offset), float(slope))
 
 
-def fit_kind(kind: str, rows: Sequence[Row], smoothing: Smoothing | None = None) -> KindCurves:
+def fit_kind(kind: str, rows: Sequence[MeasuredCollective], smoothing: Smoothing | None = None) -> KindCurves:
     """Fit the curves of one kind of collective to its rows, which are of at least one group size."""
     smoothing = Smoothing() if smoothing is None else smoothing
     groups = sorted({row.gpus for row in rows})
@@ -133,20 +135,20 @@ class _Problem:
         return np.asarray(np.log(self.extra + self.hops * np.exp(latency) + np.maximum(self.floor, moving)))
 
 
-def _base(kind: str, gpus: int, rows: Sequence[Row]) -> Curve:
+def _base(kind: str, gpus: int, rows: Sequence[MeasuredCollective]) -> Curve:
     """Fit latency and sigmoid of a group size."""
     sizes, seconds = _columns(rows)
     latency, sigmoid = _fitted(_Problem(sizes, np.log(seconds), sent(kind, gpus), trust=_trust(rows)))
     return Curve(gpus, latency, sigmoid)
 
 
-def fit_between(kind: str, rows: Sequence[Row], inside: KindCurves | None) -> Between:
+def fit_between(kind: str, rows: Sequence[MeasuredCollective], inside: KindCurves | None) -> InterNodeTimes:
     """Fit the way between nodes to rows of several nodes; what happens inside a node is known, or left to it as well."""
     _, seconds = _columns(rows)
     near = [
         inside.parts(math.ceil(row.gpus / row.nodes), row.nbytes)
         if inside is not None and row.gpus > row.nodes
-        else Parts(0.0, 0.0)
+        else TimeParts(0.0, 0.0)
         for row in rows
     ]
     problem = _Problem(
@@ -156,10 +158,10 @@ def fit_between(kind: str, rows: Sequence[Row], inside: KindCurves | None) -> Be
         extra=np.array([part.latency for part in near]),
         floor=np.array([part.moving for part in near]),
     )
-    return Between(*_fitted(problem))
+    return InterNodeTimes(*_fitted(problem))
 
 
-def _columns(rows: Sequence[Row]) -> tuple[Array, Array]:
+def _columns(rows: Sequence[MeasuredCollective]) -> tuple[Array, Array]:
     return np.array([row.nbytes for row in rows]), np.array([row.seconds for row in rows])
 
 
@@ -193,7 +195,7 @@ def _expit(value: float) -> float:
 _BELIEF = np.array([0.01, 5.0, 0.5, 0.002])
 
 
-def _trust(rows: Sequence[Row]) -> Array:
+def _trust(rows: Sequence[MeasuredCollective]) -> Array:
     """Return how much each row of one group size counts: less if a larger size took less time, for then it was disturbed."""
     later = {}
     least = math.inf
@@ -244,7 +246,7 @@ def _step(point: Array, start: Array, residuals: Array, problem: _Problem, dampi
     return np.asarray(np.linalg.solve(normal + damping * np.diag(np.diag(normal)), -gradient))
 
 
-def _correction(curves: KindCurves, rows: Sequence[Row]) -> tuple[float, ...]:
+def _correction(curves: KindCurves, rows: Sequence[MeasuredCollective]) -> tuple[float, ...]:
     """Fit the linear correction to what the curves leave: ridge regression, rows far off counting less."""
     x = np.array([features(row.gpus, row.nbytes) for row in rows])
     y = np.array([math.log(row.seconds / curves.base(row.gpus, row.nbytes).total) for row in rows])
@@ -258,7 +260,9 @@ def _correction(curves: KindCurves, rows: Sequence[Row]) -> tuple[float, ...]:
     return tuple(float(weight) for weight in weights)
 
 
-def _with_residuals(curves: KindCurves, curve: Curve, rows: Iterable[Row], smoothing: Smoothing) -> Curve:
+def _with_residuals(
+    curves: KindCurves, curve: Curve, rows: Iterable[MeasuredCollective], smoothing: Smoothing
+) -> Curve:
     """Return a curve with what remains at powers of two of the sizes that were measured."""
     mine = [row for row in rows if row.gpus == curve.gpus]
     sizes = np.array([row.nbytes for row in mine])

@@ -12,7 +12,7 @@ import simpy
 from triosim.compute.fit.evaluation import Statistics, statistics
 from triosim.errors import OptionError, TriosimError
 from triosim.networks.analytical import AnalyticalNetwork
-from triosim.networks.calibration.fit.fitting import Row, fit_kind
+from triosim.networks.calibration.fit.fitting import MeasuredCollective, fit_kind
 from triosim.networks.calibration.lookup import calibration_of
 from triosim.networks.topology import Topology
 
@@ -20,7 +20,7 @@ LARGE = 2**20  # bytes; from there on bandwidth decides, below it latency
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class ErrorSummary:
     """Errors of predictions: of all rows, of those of 1 MiB and more, of the others; None where there are none."""
 
     total: Statistics
@@ -37,7 +37,7 @@ class Judged:
         }
 
 
-def judged(rows: Sequence[Row], predicted: Sequence[float]) -> Judged:
+def judged(rows: Sequence[MeasuredCollective], predicted: Sequence[float]) -> ErrorSummary:
     """Compare predicted seconds with those of rows, of which there is at least one."""
     said, measured = np.array(predicted, dtype=float), np.array([row.seconds for row in rows])
     large = np.array([row.nbytes >= LARGE for row in rows])
@@ -45,10 +45,10 @@ def judged(rows: Sequence[Row], predicted: Sequence[float]) -> Judged:
     def of(chosen: Any) -> Statistics | None:
         return statistics(said[chosen], measured[chosen]) if chosen.any() else None
 
-    return Judged(statistics(said, measured), of(large), of(~large))
+    return ErrorSummary(statistics(said, measured), of(large), of(~large))
 
 
-def by_collective(rows: Sequence[Row], predicted: Sequence[float]) -> dict[str, Judged]:
+def by_collective(rows: Sequence[MeasuredCollective], predicted: Sequence[float]) -> dict[str, ErrorSummary]:
     """Return the figures of each collective."""
     found = {}
     for kind in sorted({row.kind for row in rows}):
@@ -57,7 +57,7 @@ def by_collective(rows: Sequence[Row], predicted: Sequence[float]) -> dict[str, 
     return found
 
 
-def predict(topology: Topology, rows: Sequence[Row]) -> list[float]:
+def predict(topology: Topology, rows: Sequence[MeasuredCollective]) -> list[float]:
     """Return the seconds of rows on a topology: calibrated or, where it is not, by NCCL's choice of algorithm."""
     network = AnalyticalNetwork(simpy.Environment(), topology)
     return [network.seconds(cast(Any, row.kind), group_of(topology, row), row.nbytes) for row in rows]
@@ -72,7 +72,7 @@ def gpus_per_node(topology: Topology) -> int:
     return len(topology.gpus) // (topology.dimensions[-1].size if several else 1)
 
 
-def group_of(topology: Topology, row: Row) -> tuple[int, ...]:
+def group_of(topology: Topology, row: MeasuredCollective) -> tuple[int, ...]:
     """Return ranks of a topology that a row's GPUs could have been: the first of a node, or of each of several."""
     per_node = gpus_per_node(topology)
     nodes = max(row.nodes, -(-row.gpus // per_node))
@@ -91,9 +91,9 @@ def group_of(topology: Topology, row: Row) -> tuple[int, ...]:
     return tuple(node * per_node + place for node in range(nodes) for place in range(inside))
 
 
-def held_out(rows: Sequence[Row]) -> tuple[list[Row], list[float]]:
+def held_out(rows: Sequence[MeasuredCollective]) -> tuple[list[MeasuredCollective], list[float]]:
     """Return the rows inside a node of every size but the least and the largest, predicted by a fit without that size."""
-    found: list[Row] = []
+    found: list[MeasuredCollective] = []
     said: list[float] = []
     for kind in sorted({row.kind for row in rows}):
         mine = [row for row in rows if row.kind == kind and row.nodes == 1]
@@ -120,7 +120,7 @@ def _classes(sizes: Sequence[float]) -> list[frozenset[float]]:
     return [frozenset(inner[start::MOST_FITS]) for start in range(MOST_FITS)]
 
 
-def check_some(rows: Sequence[Row], place: str) -> None:
+def check_some(rows: Sequence[MeasuredCollective], place: str) -> None:
     """Raise ``TriosimError`` where there is nothing to judge."""
     if not rows:
         raise TriosimError("holds no rows", where=place)

@@ -18,7 +18,7 @@ from pathlib import Path
 from triosim import gpus as catalogue
 from triosim.errors import TriosimError, nearest
 from triosim.networks.calibration.fit import nccl_tests
-from triosim.networks.calibration.fit.fitting import Row
+from triosim.networks.calibration.fit.fitting import MeasuredCollective
 from triosim.networks.calibration.stored import KINDS
 
 TIMES = {"latency_ns": 1e-9, "latency_us": 1e-6, "latency_ms": 1e-3, "seconds": 1.0}
@@ -30,7 +30,7 @@ COLLECTIVE_FIX = "add a column 'collective', or give --collective all_reduce, sa
 
 def read(
     path: str | os.PathLike[str], *, collective: str | None = None, gpu: str | None = None, system: str = ""
-) -> list[Row]:
+) -> list[MeasuredCollective]:
     """Return the rows of a file. ``gpu`` takes those of one GPU, where a table is about several.
 
     Without it, they are those of the GPU that ``system``, a topology, has in its name (dgx-a100).
@@ -73,8 +73,8 @@ def _text(place: str) -> str:
         raise TriosimError(f"cannot be read ({reason})", where=place) from None
 
 
-def _from_nccl_tests(text: str, place: str, wanted: str | None) -> list[Row]:
-    rows: list[Row] = []
+def _from_nccl_tests(text: str, place: str, wanted: str | None) -> list[MeasuredCollective]:
+    rows: list[MeasuredCollective] = []
     for run in nccl_tests.parse(text):
         if run.cut:
             fix = "give the whole output, or take that line out"
@@ -88,13 +88,15 @@ def _from_nccl_tests(text: str, place: str, wanted: str | None) -> list[Row]:
         if run.gpus < 2:
             fix = "build nccl-tests with MPI=1, or give -g, so that the GPUs work together"
             raise TriosimError("is a run of one GPU", where=first, fix=fix)
-        rows.extend(Row(kind, run.gpus, float(line.nbytes), line.seconds, run.nodes) for line in run.lines)
+        rows.extend(
+            MeasuredCollective(kind, run.gpus, float(line.nbytes), line.seconds, run.nodes) for line in run.lines
+        )
     if not rows:
         raise TriosimError("holds no rows of nccl-tests", where=place, fix="give the whole output of a run")
     return rows
 
 
-def _from_table(text: str, place: str, wanted: str | None, gpu: str | None, system: str) -> list[Row]:
+def _from_table(text: str, place: str, wanted: str | None, gpu: str | None, system: str) -> list[MeasuredCollective]:
     reader = csv.DictReader(text.splitlines(), restkey="", restval="")
     names = [name.strip() for name in reader.fieldnames or []]
     reader.fieldnames = names
@@ -105,7 +107,7 @@ def _from_table(text: str, place: str, wanted: str | None, gpu: str | None, syst
     lines = [(reader.line_num, line) for line in reader]
     if "gpu" in names:
         lines = _of_gpu(lines, place, gpu, system)
-    rows: list[Row] = []
+    rows: list[MeasuredCollective] = []
     for number, line in lines:
         where = f"{place}:{number}"
         if "" in line or any(line[name] == "" for name in names):
@@ -115,7 +117,7 @@ def _from_table(text: str, place: str, wanted: str | None, gpu: str | None, syst
         if gpus < 2 or gpus < nodes:
             raise TriosimError(f"{gpus} GPUs on {nodes} nodes", where=where, fix="a collective has 2 GPUs or more")
         rows.append(
-            Row(
+            MeasuredCollective(
                 kind_of(line["collective"], where) if "collective" in names else str(kind),
                 gpus,
                 float(_whole(line["bytes"], "bytes", where)),

@@ -13,7 +13,7 @@ from triosim import output_files as output
 from triosim.errors import TriosimError
 from triosim.networks.calibration import stored
 from triosim.networks.calibration.fit import fitting, judging, measured
-from triosim.networks.calibration.fit.fitting import Row
+from triosim.networks.calibration.fit.fitting import MeasuredCollective
 from triosim.networks.calibration.lookup import calibration_of
 from triosim.networks.calibration.model import Calibration
 from triosim.networks.topology import Topology
@@ -23,16 +23,18 @@ Progress = Callable[[str], None]
 ONLINE_RATE = 0.1
 
 
-def rows_of(paths: Sequence[str], topology: str, collective: str | None = None, gpu: str | None = None) -> list[Row]:
+def rows_of(
+    paths: Sequence[str], topology: str, collective: str | None = None, gpu: str | None = None
+) -> list[MeasuredCollective]:
     """Return the rows of files; of a table about several GPUs, those of ``gpu`` or of the topology's."""
-    found: list[Row] = []
+    found: list[MeasuredCollective] = []
     for path in paths:
         found.extend(measured.read(path, collective=collective, gpu=gpu, system=topology))
     judging.check_some(found, ", ".join(paths))
     return found
 
 
-def on_nodes(rows: Sequence[Row], per_node: int) -> list[Row]:
+def on_nodes(rows: Sequence[MeasuredCollective], per_node: int) -> list[MeasuredCollective]:
     """Return rows over at least as many nodes as their GPUs need."""
     return [replace(row, nodes=max(row.nodes, -(-row.gpus // per_node))) for row in rows]
 
@@ -68,7 +70,7 @@ def calibrate(
     return found
 
 
-def _moved(system: Topology, rows: Sequence[Row], note: str) -> Calibration:
+def _moved(system: Topology, rows: Sequence[MeasuredCollective], note: str) -> Calibration:
     found = calibration_of(system)
     if found is None or not found.kinds:
         fix = "name one that is, such as dgx-h100 or a file of an earlier run"
@@ -81,7 +83,7 @@ def _moved(system: Topology, rows: Sequence[Row], note: str) -> Calibration:
     return replace(found, note=f"{found.note}; {note}")
 
 
-def _say_errors(rows: Sequence[Row], progress: Progress) -> None:
+def _say_errors(rows: Sequence[MeasuredCollective], progress: Progress) -> None:
     """Say how far predictions are off sizes that were held out."""
     left, said = judging.held_out(rows)
     if not left:
@@ -97,7 +99,7 @@ def _say_errors(rows: Sequence[Row], progress: Progress) -> None:
 
 def evaluate(
     path: str, topology: str, collective: str | None = None, gpu: str | None = None
-) -> tuple[str, judging.Judged, dict[str, judging.Judged]]:
+) -> tuple[str, judging.ErrorSummary, dict[str, judging.ErrorSummary]]:
     """Return the name of a topology, and how far it is off the collectives of a table: all, and each kind."""
     system = Topology.load(topology)
     rows = rows_of([path], f"{topology} {system.name}", collective, gpu)
@@ -107,7 +109,7 @@ def evaluate(
     return system.name, judging.judged(wide, said), judging.by_collective(wide, said)
 
 
-def _grown(topology: str, system: Topology, rows: Sequence[Row]) -> Topology:
+def _grown(topology: str, system: Topology, rows: Sequence[MeasuredCollective]) -> Topology:
     """Return a system that is large enough for rows. Raises ``TriosimError`` where it cannot be, or a row fits none."""
     needed = max(row.nodes for row in rows) * judging.gpus_per_node(system)
     if needed > len(system.gpus):
@@ -117,7 +119,7 @@ def _grown(topology: str, system: Topology, rows: Sequence[Row]) -> Topology:
     return system
 
 
-def as_json(name: str, total: judging.Judged, kinds: dict[str, judging.Judged]) -> dict[str, Any]:
+def as_json(name: str, total: judging.ErrorSummary, kinds: dict[str, judging.ErrorSummary]) -> dict[str, Any]:
     """Return what was found as plain values."""
     each = {kind: one.as_dict() for kind, one in kinds.items()}
     return {**total.as_dict(), "topology": name, "collectives": each}

@@ -10,7 +10,7 @@ import pytest
 from triosim import gpus
 from triosim.cli import run
 from triosim.compute.fit import operator_table
-from triosim.compute.fit.operator_table import Row
+from triosim.compute.fit.operator_table import MeasuredOperator
 from triosim.compute.learned import model_files
 from triosim.errors import TriosimError
 from triosim.operators import features
@@ -41,8 +41,10 @@ def convolution_backward(seconds: float = 3e-4) -> Operator:
 @pytest.mark.parametrize("name", ["t.csv", "t.csv.gz"])
 def test_rows_are_written_and_read_again(tmp_path: Path, name: str) -> None:
     rows = [
-        Row(embedding(), "NVIDIA H100 80GB HBM3", "warm", runs=50, case="embedding:0"),
-        Row(convolution_backward(), "NVIDIA H100 80GB HBM3", "cold", "aten::conv2d", 9, "conv2d:0", "torch 2"),
+        MeasuredOperator(embedding(), "NVIDIA H100 80GB HBM3", "warm", runs=50, case="embedding:0"),
+        MeasuredOperator(
+            convolution_backward(), "NVIDIA H100 80GB HBM3", "cold", "aten::conv2d", 9, "conv2d:0", "torch 2"
+        ),
     ]
     operator_table.write(rows, tmp_path / name, ["conv2d:1 skipped"])
     assert operator_table.recognises(tmp_path / name)
@@ -59,7 +61,7 @@ def test_rows_are_written_and_read_again(tmp_path: Path, name: str) -> None:
 
 def test_a_backward_row_has_the_flops_of_what_it_differentiates() -> None:
     """Two products of 2 * 8 * 32 * 28 * 28 * 16 * 9 FLOPs: the gradients of the data and of the weight."""
-    row = Row(convolution_backward(), "H100", "", "aten::conv2d")
+    row = MeasuredOperator(convolution_backward(), "H100", "", "aten::conv2d")
     made = operator_table.operators([row], H100, "t.csv")
     assert made is not None
     (backward,) = made.rows()
@@ -70,7 +72,7 @@ def test_a_backward_row_has_the_flops_of_what_it_differentiates() -> None:
 
 def test_of_warm_and_cold_rows_the_one_of_a_training_step_is_taken() -> None:
     rows = [
-        Row(replace(one, seconds=seconds), "H100", cache, forward, case="a")
+        MeasuredOperator(replace(one, seconds=seconds), "H100", cache, forward, case="a")
         for one, forward in ((embedding(), ""), (convolution_backward(), "aten::conv2d"))
         for cache, seconds in (("warm", 1e-5), ("cold", 2e-5))
     ]
@@ -116,7 +118,9 @@ def test_what_is_wrong_is_said_with_its_line(tmp_path: Path, text: str, said: st
 
 
 def test_a_table_is_calibrated_by_gpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    rows = [Row(embedding(1e-5 * k), name) for name in ("NVIDIA H100 80GB HBM3", "Tesla T4") for k in (1, 2)]
+    rows = [
+        MeasuredOperator(embedding(1e-5 * k), name) for name in ("NVIDIA H100 80GB HBM3", "Tesla T4") for k in (1, 2)
+    ]
     operator_table.write(rows, tmp_path / "t.csv.gz")
     table, own = str(tmp_path / "t.csv.gz"), str(tmp_path / "own.npz")
     assert run(["calibrate", "compute", table, "-o", own]) == 0

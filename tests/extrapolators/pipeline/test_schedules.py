@@ -16,7 +16,7 @@ from traces import collectives_of, draw, operators_of, planned
 
 import triosim
 from triosim import plugins
-from triosim.comparison.schedule_alone import Times, run_schedule, uniform_trace
+from triosim.comparison.schedule_alone import ActionTimes, run_schedule, uniform_trace
 from triosim.config import RunConfig
 from triosim.errors import OptionError, PluginError, TraceError
 from triosim.extrapolators.core.extrapolator import Extrapolator
@@ -31,7 +31,7 @@ from triosim.tasks import AllReduce, Recv, Send, Task
 from triosim.trace import Operator, Phase
 
 TRANSFORMER = traces.transformer(blocks=4)
-UNEVEN = Times(1.0, 1.3, 0.7)
+UNEVEN = ActionTimes(1.0, 1.3, 0.7)
 
 
 NAMES = tuple(plugins.BUILT_IN["schedules"])
@@ -66,9 +66,9 @@ def test_interleaved_loses_a_vth_of_that(p: int, m: int, v: int) -> None:
         assert run.bubble(rank) == pytest.approx((p - 1) * (v * UNEVEN.all) / v, rel=1e-9)
 
 
-@pytest.mark.parametrize("times", [Times(), UNEVEN, Times(1.0, 2.0, 0.5), Times(2.0, 1.0, 1.0)])
+@pytest.mark.parametrize("times", [ActionTimes(), UNEVEN, ActionTimes(1.0, 2.0, 0.5), ActionTimes(2.0, 1.0, 1.0)])
 @pytest.mark.parametrize(("p", "m"), [(2, 2), (3, 5), (4, 8), (6, 6)])
-def test_zero_bubble_fills_with_weight_gradients(p: int, m: int, times: Times) -> None:
+def test_zero_bubble_fills_with_weight_gradients(p: int, m: int, times: ActionTimes) -> None:
     """ZB-H1: (p - 1) (F + B - 2 W), where B is the whole backward pass."""
     run = run_schedule("zero-bubble", p, m, times=times)
     whole = times.input + times.weight
@@ -76,9 +76,9 @@ def test_zero_bubble_fills_with_weight_gradients(p: int, m: int, times: Times) -
         assert run.bubble(rank) == pytest.approx((p - 1) * (times.forward + whole - 2 * times.weight), rel=1e-9)
 
 
-@pytest.mark.parametrize("times", [Times(), Times(1.0, 1.0, 0.5), Times(2.0, 2.0, 1.5)])
+@pytest.mark.parametrize("times", [ActionTimes(), ActionTimes(1.0, 1.0, 0.5), ActionTimes(2.0, 2.0, 1.5)])
 @pytest.mark.parametrize(("p", "m"), [(2, 4), (4, 8), (4, 14), (6, 12), (8, 16)])
-def test_dualpipe_loses_what_its_report_says(p: int, m: int, times: Times) -> None:
+def test_dualpipe_loses_what_its_report_says(p: int, m: int, times: ActionTimes) -> None:
     """(p / 2 - 1) (F&B + B - 3 W); side by side a forward and a backward pass compute for F + B."""
     run = run_schedule("dualpipe", p, m, times=times)
     whole = times.input + times.weight

@@ -15,7 +15,7 @@ from triosim.errors import TopologyError
 from triosim.networks import AnalyticalNetwork, PacketNetwork
 from triosim.networks.calibration import stored
 from triosim.networks.calibration.fit import fitting, judging
-from triosim.networks.calibration.fit.fitting import Row
+from triosim.networks.calibration.fit.fitting import MeasuredCollective
 from triosim.networks.calibration.lookup import calibration_of
 from triosim.networks.calibration.model import Calibration
 from triosim.networks.construction import calibration_notes
@@ -29,8 +29,10 @@ def hockney(gpus: int, nbytes: float) -> float:
     return 2e-6 * gpus + (gpus - 1) / gpus * nbytes / 200e9
 
 
-def machine(*groups: int, sizes: Sequence[float] = SIZES) -> list[Row]:
-    return [Row("all_gather", gpus, nbytes, hockney(gpus, nbytes)) for gpus in groups for nbytes in sizes]
+def machine(*groups: int, sizes: Sequence[float] = SIZES) -> list[MeasuredCollective]:
+    return [
+        MeasuredCollective("all_gather", gpus, nbytes, hockney(gpus, nbytes)) for gpus in groups for nbytes in sizes
+    ]
 
 
 def off(calibration: Calibration, gpus: int, nbytes: float) -> float:
@@ -67,7 +69,9 @@ def test_a_size_held_out_is_predicted_from_the_others() -> None:
 def test_a_row_that_took_longer_than_a_larger_size_was_disturbed() -> None:
     """One row in seven takes three times as long; the sizes beside it are still found to 15%, and it is not followed."""
     rows = [
-        Row("all_gather", 8, nbytes, (3.0 if place % 7 == 3 and nbytes < 2**20 else 1.0) * hockney(8, nbytes))
+        MeasuredCollective(
+            "all_gather", 8, nbytes, (3.0 if place % 7 == 3 and nbytes < 2**20 else 1.0) * hockney(8, nbytes)
+        )
         for place, nbytes in enumerate(SIZES)
     ]
     found = fitting.fit(rows, 8)
@@ -77,7 +81,7 @@ def test_a_row_that_took_longer_than_a_larger_size_was_disturbed() -> None:
 def test_repeated_rows_give_the_straggler_ratio() -> None:
     """The quickest of five is at 1 and three quarters of them within 1.3."""
     rows = [
-        Row("all_gather", gpus, nbytes, slow * hockney(gpus, nbytes))
+        MeasuredCollective("all_gather", gpus, nbytes, slow * hockney(gpus, nbytes))
         for gpus in (2, 8)
         for nbytes in SIZES
         for slow in (1.0, 1.1, 1.2, 1.3, 3.0)
@@ -97,7 +101,11 @@ def test_the_way_between_nodes_is_fitted_to_rows_of_several() -> None:
         card = (8 * nodes - 1) / (8 * nodes) * nbytes / 8
         return 2e-6 * 8 + 10e-6 * (nodes - 1) + card / 20e9
 
-    rows = [Row("all_gather", 8 * nodes, nbytes, wide(nodes, nbytes), nodes) for nodes in (2, 4) for nbytes in SIZES]
+    rows = [
+        MeasuredCollective("all_gather", 8 * nodes, nbytes, wide(nodes, nbytes), nodes)
+        for nodes in (2, 4)
+        for nbytes in SIZES
+    ]
     found = fitting.fit(machine(2, 4, 8) + rows, 8)
     for nodes in (2, 3, 4, 8):
         parts = found.parts("all_gather", 8 * nodes, 3e8, nodes)

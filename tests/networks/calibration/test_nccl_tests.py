@@ -30,7 +30,9 @@ REDUCED = """\
 """
 
 
-def rows(tmp_path: Path, text: str, name: str = "out.txt", collective: str | None = None) -> list[measured.Row]:
+def rows(
+    tmp_path: Path, text: str, name: str = "out.txt", collective: str | None = None
+) -> list[measured.MeasuredCollective]:
     (tmp_path / name).write_text(text)
     return measured.read(tmp_path / name, collective=collective)
 

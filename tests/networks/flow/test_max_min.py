@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from triosim.errors import SimulationError
 from triosim.networks.flow import max_min
 from triosim.networks.flow import sharing_kernel as kernel
-from triosim.networks.flow.sharing import Sharing
+from triosim.networks.flow.sharing import FlowRates
 
 LINKS = st.dictionaries(st.integers(0, 9), st.floats(1e6, 1e12), min_size=1, max_size=10)
 
@@ -76,7 +76,7 @@ def assert_max_min(capacities: dict[int, float], routes: list[list[int]], rates:
 class Traffic:
     """Flows that come and go, several at an instant, on a Sharing."""
 
-    def __init__(self, seed: int, sharing: Sharing, links: int, hops: int) -> None:
+    def __init__(self, seed: int, sharing: FlowRates, links: int, hops: int) -> None:
         self.rng = random.Random(seed)
         self.sharing = sharing
         self.links = links
@@ -110,7 +110,7 @@ def test_sharing_only_where_a_change_reaches_equals_sharing_everything_again(
     seed: int, links: int, patience: int
 ) -> None:
     capacities = capacities_of(seed, links)
-    sharing = Sharing(capacities, patience=patience)
+    sharing = FlowRates(capacities, patience=patience)
     traffic = Traffic(seed, sharing, links, min(links, 5))
     for _ in range(60):
         traffic.step()
@@ -124,7 +124,7 @@ def test_sharing_only_where_a_change_reaches_equals_sharing_everything_again(
 
 
 def test_a_change_far_away_leaves_a_flow_as_it_is() -> None:
-    sharing = Sharing([1.0, 1.0])
+    sharing = FlowRates([1.0, 1.0])
     sharing.add([0], 10.0, 0.0)
     sharing.settle(0.0)
     other = sharing.add([1], 10.0, 3.0)
@@ -133,7 +133,7 @@ def test_a_change_far_away_leaves_a_flow_as_it_is() -> None:
 
 def test_a_flow_on_a_shared_link_whose_rate_does_not_change_is_left_as_it_is() -> None:
     """The newcomer finds room beside a flow that is held elsewhere: nobody else is touched."""
-    sharing = Sharing([10.0, 1.0])
+    sharing = FlowRates([10.0, 1.0])
     sharing.add([0, 1], 100.0, 0.0)
     sharing.settle(0.0)
     newcomer = sharing.add([0], 100.0, 1.0)
@@ -146,8 +146,8 @@ def test_a_flow_on_a_shared_link_whose_rate_does_not_change_is_left_as_it_is() -
 def test_the_compiled_kernel_agrees_to_the_last_bit(seed: int) -> None:
     links = 5 + seed * 3
     capacities = capacities_of(seed, links)
-    plain = Traffic(seed, Sharing(capacities), links, 5)
-    changing = Traffic(seed, Sharing(capacities), links, 5)
+    plain = Traffic(seed, FlowRates(capacities), links, 5)
+    changing = Traffic(seed, FlowRates(capacities), links, 5)
     for step in range(200):
         if step == 20 * (seed % 3):  # at once, or while flows are on their way
             changing.sharing.compile(kernel.compiled_refill())

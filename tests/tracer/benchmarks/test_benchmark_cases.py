@@ -7,9 +7,9 @@ import pytest
 
 from triosim.errors import OptionError
 from triosim.operators import features
-from triosim.tracer.benchmarks.cases import BENCHMARKS, Limits, case, chosen
+from triosim.tracer.benchmarks.cases import BENCHMARKS, SizeLimits, case, chosen
 
-NONE = Limits(np.inf, np.inf)
+NONE = SizeLimits(np.inf, np.inf)
 
 
 @pytest.mark.parametrize("name", BENCHMARKS)
@@ -43,14 +43,14 @@ def test_sizes_are_drawn_log_uniformly() -> None:
 
 
 def test_what_is_larger_than_the_limits_is_drawn_again() -> None:
-    limits = Limits(1e6, 1e6)
+    limits = SizeLimits(1e6, 1e6)
     for name in BENCHMARKS:
         for number in range(10):
             found = case(name, "float32", 0, number, limits)
             if found is not None:
                 assert features.flops(found.operator) <= 1e6
                 assert sum(tensor.nbytes for tensor in found.operator.inputs) <= 1e6
-    assert case("linear", "float32", 0, 0, Limits(1.0, 1.0)) is None
+    assert case("linear", "float32", 0, 0, SizeLimits(1.0, 1.0)) is None
 
 
 def test_a_name_that_is_none_is_refused() -> None:

@@ -15,11 +15,11 @@ from triosim.compute.learned import model_files
 from triosim.errors import OptionError, TriosimError
 from triosim.tracer.benchmarks import operator_calls as benchmark_calls
 from triosim.tracer.benchmarks import timers
-from triosim.tracer.benchmarks.cases import BENCHMARKS, Limits
+from triosim.tracer.benchmarks.cases import BENCHMARKS, SizeLimits
 from triosim.tracer.benchmarks.measure import MeasurementPlan, measure
 
 needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="PyTorch is not installed")
-SMALL = Limits(1e6, 1e7)
+SMALL = SizeLimits(1e6, 1e7)
 
 
 @pytest.fixture(autouse=True)

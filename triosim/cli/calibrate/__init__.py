@@ -10,7 +10,7 @@ import typer
 from triosim.cli.command import LazyGroup
 
 
-class Commands(LazyGroup):
+class CalibrateCommands(LazyGroup):
     """The commands under ``triosim calibrate``, by name: their modules and first sentences."""
 
     lazy: ClassVar[Mapping[str, tuple[str, str]]] = {
@@ -34,7 +34,7 @@ class Commands(LazyGroup):
 
 
 app = typer.Typer(
-    cls=Commands,
+    cls=CalibrateCommands,
     rich_markup_mode="rich",
     add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},

@@ -14,7 +14,7 @@ from triosim.errors import TriosimError
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class TreeSettings:
     """How trees are grown. ``robust``: as many trees again, fitted with outliers (slow runs, odd clocks) weighed down."""
 
     trees: int
@@ -26,7 +26,7 @@ class Settings:
 
 
 def grow(
-    features: Array, target: Array, settings: Settings, groups: npt.NDArray[np.int64] | None = None
+    features: Array, target: Array, settings: TreeSettings, groups: npt.NDArray[np.int64] | None = None
 ) -> BoostedTrees:
     """Return trees for ``target``; outliers are weighted by the typical residual of their row's group.
 
@@ -45,7 +45,7 @@ def grow(
     return _ensemble([first, _fit(features, target, settings, 1, weights)], len(features[0]))
 
 
-def _fit(features: Array, target: Array, settings: Settings, seed: int, weights: Array | None) -> Any:
+def _fit(features: Array, target: Array, settings: TreeSettings, seed: int, weights: Array | None) -> Any:
     fitted = regressor()(
         max_iter=settings.trees,
         max_leaf_nodes=settings.leaves,

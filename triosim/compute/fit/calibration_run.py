@@ -21,7 +21,7 @@ from triosim.compute import families
 from triosim.compute.fit import evaluation, family_tables, kind_fitting, operator_rows, operator_table
 from triosim.compute.fit import family_fitting as calibration
 from triosim.compute.fit.boosting import regressor
-from triosim.compute.fit.family_fitting import Rows
+from triosim.compute.fit.family_fitting import FamilyRows
 from triosim.compute.fit.family_tables import FamilyTable
 from triosim.compute.fit.operator_rows import OperatorRows
 from triosim.compute.learned import model_files
@@ -49,7 +49,7 @@ _OPERATORS_FILE = "operators.npz"
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredFiles:
     """What files hold: ``tables`` of one family of operators, each with the GPU's name unless it names its own, and rows of
     any ``operators``, one entry a GPU and file.
     """
@@ -147,9 +147,9 @@ def _write_folder(folder: Path, fitted: _Fitted, regressions: Sequence[KindRegre
 
 def measurements(
     data: Sequence[str], gpu: str | None, operator: str | None = None, cache: str | None = None
-) -> Measured:
+) -> MeasuredFiles:
     """Read files of all three forms."""
-    found = Measured([], [])
+    found = MeasuredFiles([], [])
     for path in data:
         if not Path(path).exists():
             raise TriosimError("there is no such file or directory", where=path)
@@ -165,7 +165,7 @@ def measurements(
     return found
 
 
-def single_gpu(measured: Measured, where: str) -> gpus.Gpu:
+def single_gpu(measured: MeasuredFiles, where: str) -> gpus.Gpu:
     """Return the GPU that everything was measured on. Raises ``OptionError`` where there are several."""
     names = measured.gpus()
     if len(names) != 1:
@@ -179,7 +179,7 @@ def is_trace(path: str) -> bool:
     return target.is_dir() or head(target, 4096).lstrip(b"\xef\xbb\xbf \t\r\n")[:1] in (b"{", b"[")
 
 
-def read(data: Sequence[str], gpu: str, operator: str | None = None) -> list[Rows]:
+def read(data: Sequence[str], gpu: str, operator: str | None = None) -> list[FamilyRows]:
     """Read tables as the rows of one GPU, or of all."""
     found = [_table(path, gpu, operator) for path in data]
     return calibration.collect([table for table, _ in found], [name for _, name in found])
@@ -219,7 +219,7 @@ def _operators(path: str, gpu: str | None, cache: str | None) -> list[OperatorRo
     return found
 
 
-def as_operators(measured: Measured) -> list[OperatorRows]:
+def as_operators(measured: MeasuredFiles) -> list[OperatorRows]:
     """Return everything that was measured as rows of operators, one entry a GPU."""
     operators = list(measured.operators)
     for table, name in measured.tables:
@@ -251,7 +251,7 @@ def _different(shapes: families.FamilyCalls) -> int:
     return int(np.unique(np.stack(list(shapes.columns.values())), axis=1).shape[1])
 
 
-def segments(rows: Rows, source: str = "") -> str:
+def segments(rows: FamilyRows, source: str = "") -> str:
     """Fit the segments of each GPU, and of any other, with errors from five folds and from GPUs left out."""
     fitted: dict[str, Segments] = {}
     apart: dict[str, float] = {}

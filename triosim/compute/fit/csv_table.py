@@ -22,7 +22,7 @@ _SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "bars"}
 
 
 @dataclass(frozen=True, slots=True)
-class Sheet:
+class CsvTable:
     """A header, where it stands, and each row's line and cells, as many as the header has."""
 
     header: list[str]
@@ -42,7 +42,7 @@ def header_of(path: str | os.PathLike[str]) -> list[str]:
     return next((_cells(line) for line in lines if _counts(line)), [])
 
 
-def read(path: str | os.PathLike[str]) -> Sheet:
+def read(path: str | os.PathLike[str]) -> CsvTable:
     """Read a file. Raises ``TriosimError`` that names file, line and what would be right."""
     file = os.fspath(path)
     lines = _text(file).splitlines()
@@ -65,7 +65,7 @@ def read(path: str | os.PathLike[str]) -> Sheet:
         if len(cells) != len(header):
             raise TriosimError(f"{len(cells)} cells under {len(header)} columns", where=f"{file}:{line}")
         rows.append((line, [cell.strip() for cell in cells]))
-    return Sheet(header, where, rows)
+    return CsvTable(header, where, rows)
 
 
 def seconds(text: str, column: str, where: str, factor: float = 1.0) -> float:

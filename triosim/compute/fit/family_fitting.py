@@ -17,7 +17,7 @@ from triosim import gpus
 from triosim.compute import attainable_rate
 from triosim.compute.compute_model import Array
 from triosim.compute.families import COLUMNS, Family, FamilyCalls
-from triosim.compute.fit.boosting import Settings, grow
+from triosim.compute.fit.boosting import TreeSettings, grow
 from triosim.compute.fit.family_tables import FamilyTable
 from triosim.compute.learned.boosted_trees import BoostedTrees
 from triosim.compute.learned.call_features import call_features, specifications
@@ -30,17 +30,17 @@ Mask = npt.NDArray[np.bool_]
 FOLDS = 5
 #: So many rows of one GPU get trees of their own; the trees of several GPUs together also read the GPU's specifications.
 ENOUGH_ALONE = 15000
-_ALONE = Settings(trees=250, leaves=63, rate=0.12, least=8)
-_POOLED = Settings(trees=300, leaves=31, rate=0.1, least=5)
-_ATTENTION = Settings(trees=450, leaves=63, rate=0.08, least=4, robust=False)
-_OTHER = Settings(trees=150, leaves=15, rate=0.1, least=20, robust=False)
-_FEW = Settings(trees=120, leaves=8, rate=0.08, least=3, robust=False, features=1.0)
-_FEW_OTHER = Settings(trees=40, leaves=4, rate=0.1, least=25, features=1.0)
+_ALONE = TreeSettings(trees=250, leaves=63, rate=0.12, least=8)
+_POOLED = TreeSettings(trees=300, leaves=31, rate=0.1, least=5)
+_ATTENTION = TreeSettings(trees=450, leaves=63, rate=0.08, least=4, robust=False)
+_OTHER = TreeSettings(trees=150, leaves=15, rate=0.1, least=20, robust=False)
+_FEW = TreeSettings(trees=120, leaves=8, rate=0.08, least=3, robust=False, features=1.0)
+_FEW_OTHER = TreeSettings(trees=40, leaves=4, rate=0.1, least=25, features=1.0)
 _FEW_ROWS = 2000
 
 
 @dataclass(frozen=True)
-class Rows:
+class FamilyRows:
     """Measured calls of one family and dtype: ``gpu`` is each row's index in ``gpus``."""
 
     shapes: FamilyCalls
@@ -52,7 +52,7 @@ class Rows:
     def __len__(self) -> int:
         return len(self.seconds)
 
-    def select(self, rows: Mask) -> Rows:
+    def select(self, rows: Mask) -> FamilyRows:
         """Return some of the rows."""
         return replace(self, shapes=self.shapes.select(rows), seconds=self.seconds[rows], gpu=self.gpu[rows])
 
@@ -64,7 +64,7 @@ class Rows:
                 yield gpu, mask
 
 
-def collect(tables: Sequence[FamilyTable], names: Sequence[str | None]) -> list[Rows]:
+def collect(tables: Sequence[FamilyTable], names: Sequence[str | None]) -> list[FamilyRows]:
     """Return the rows of tables by family and dtype; ``names`` gives the GPU of each table that does not name its own."""
     found: dict[tuple[Family, str], list[tuple[FamilyTable, list[Gpu]]]] = {}
     for table, name in zip(tables, names, strict=True):
@@ -83,7 +83,7 @@ def collect(tables: Sequence[FamilyTable], names: Sequence[str | None]) -> list[
             family, dtype, columns, None if kinds[0] is None else np.concatenate([k for k in kinds if k is not None])
         )
         collected.append(
-            Rows(
+            FamilyRows(
                 shapes,
                 np.concatenate([part.seconds for part, _ in parts]),
                 np.array([number_of[gpu.name] for _, each in parts for gpu in each]),
@@ -94,7 +94,7 @@ def collect(tables: Sequence[FamilyTable], names: Sequence[str | None]) -> list[
     return collected
 
 
-def fit(rows: Rows, *, known: bool = True, others: bool = True) -> FamilyModel:
+def fit(rows: FamilyRows, *, known: bool = True, others: bool = True) -> FamilyModel:
     """Fit a model to rows: ``known``, the trees of the rows' GPUs; ``others``, those of any other GPU."""
     reached = {gpu.name: _rate(rows, gpu, mask) for gpu, mask in rows.each()}
     present = [gpu for gpu, _ in rows.each()]
@@ -122,7 +122,7 @@ def fit(rows: Rows, *, known: bool = True, others: bool = True) -> FamilyModel:
     return FamilyModel(rows.shapes.family, rows.shapes.dtype, reached, attainable, own, pooled, other, sizes)
 
 
-def _rate(rows: Rows, gpu: Gpu, mask: Mask) -> float:
+def _rate(rows: FamilyRows, gpu: Gpu, mask: Mask) -> float:
     """Return the FLOP/s that large calls reach."""
     shapes, seconds = rows.shapes.select(mask), rows.seconds[mask]
     if shapes.family == "product":
@@ -135,7 +135,7 @@ def _rate(rows: Rows, gpu: Gpu, mask: Mask) -> float:
     return float(np.quantile(flops[large] / seconds[large], 0.75))
 
 
-def predict(model: FamilyModel, rows: Rows) -> Array:
+def predict(model: FamilyModel, rows: FamilyRows) -> Array:
     """Return the model's seconds for each row."""
     found = np.empty(len(rows))
     for gpu, mask in rows.each():
@@ -143,13 +143,13 @@ def predict(model: FamilyModel, rows: Rows) -> Array:
     return found
 
 
-def at_random(rows: Rows, folds: int = FOLDS, most: int | None = None) -> Array:
+def at_random(rows: FamilyRows, folds: int = FOLDS, most: int | None = None) -> Array:
     """Return predictions of each row by a model that was fitted without it and its fold; NaN beyond ``most`` folds."""
     fold = np.random.default_rng(0).permutation(len(rows)) % folds
     return _held_out(rows, [fold == number for number in range(most or folds)])
 
 
-def by_shapes(rows: Rows, folds: int = FOLDS, most: int | None = None) -> Array:
+def by_shapes(rows: FamilyRows, folds: int = FOLDS, most: int | None = None) -> Array:
     """Return predictions as ``at_random`` does, with all GPUs' rows of one shape in one fold: no twin tells the answer."""
     columns = np.stack([rows.shapes[name] for name in COLUMNS[rows.shapes.family]], axis=1)
     different, which = np.unique(columns, axis=0, return_inverse=True)
@@ -157,7 +157,7 @@ def by_shapes(rows: Rows, folds: int = FOLDS, most: int | None = None) -> Array:
     return _held_out(rows, [fold == number for number in range(most or folds)])
 
 
-def by_slices(rows: Rows, column: str, share: float = 0.2) -> Array:
+def by_slices(rows: FamilyRows, column: str, share: float = 0.2) -> Array:
     """Return predictions of the rows of some values of a column by a model that saw none of these values; NaN elsewhere.
 
     The smallest and the largest value stay: what is beyond all measurements is another question.
@@ -168,7 +168,7 @@ def by_slices(rows: Rows, column: str, share: float = 0.2) -> Array:
     return _held_out(rows, [np.isin(rows.shapes[column], chosen)])
 
 
-def by_gpus(rows: Rows) -> Array:
+def by_gpus(rows: FamilyRows) -> Array:
     """Return predictions of each GPU's rows by a model that was fitted to the other GPUs."""
     found = np.full(len(rows), np.nan)
     masks = [mask for _, mask in rows.each()]
@@ -177,7 +177,7 @@ def by_gpus(rows: Rows) -> Array:
     return found
 
 
-def _held_out(rows: Rows, masks: Sequence[Mask]) -> Array:
+def _held_out(rows: FamilyRows, masks: Sequence[Mask]) -> Array:
     found = np.full(len(rows), np.nan)
     for mask in masks:
         if mask.any() and not mask.all():
@@ -185,12 +185,14 @@ def _held_out(rows: Rows, masks: Sequence[Mask]) -> Array:
     return found
 
 
-def columns_with_slices(rows: Rows) -> list[str]:
+def columns_with_slices(rows: FamilyRows) -> list[str]:
     """Return the columns that have enough values to hold some of them out."""
     return [name for name in COLUMNS[rows.shapes.family] if len(np.unique(rows.shapes[name])) >= 8]
 
 
-def calibrate(rows: Rows, progress: Callable[[str], None] = lambda text: None, *, source: str = "") -> FamilyModel:
+def calibrate(
+    rows: FamilyRows, progress: Callable[[str], None] = lambda text: None, *, source: str = ""
+) -> FamilyModel:
     """Fit to all rows, with errors from cross-validation."""
     name = f"{rows.shapes.family} in {rows.shapes.dtype}"
     progress(f"{name}: {len(rows)} rows, cross-validating")
@@ -214,7 +216,7 @@ def calibrate(rows: Rows, progress: Callable[[str], None] = lambda text: None, *
     return replace(model, errors=errors, provenance=used)
 
 
-def _errors(rows: Rows, predicted: Array, mask: Mask) -> dict[str, float]:
+def _errors(rows: FamilyRows, predicted: Array, mask: Mask) -> dict[str, float]:
     """Return mean relative errors, all together and by size class as predicted."""
     seen = mask & np.isfinite(predicted)
     if not seen.any():
@@ -228,7 +230,7 @@ def _errors(rows: Rows, predicted: Array, mask: Mask) -> dict[str, float]:
     return found
 
 
-def _pooled_errors(rows: Rows, several: Sequence[Array], mask: Mask) -> dict[str, float]:
+def _pooled_errors(rows: FamilyRows, several: Sequence[Array], mask: Mask) -> dict[str, float]:
     found: dict[str, list[float]] = {}
     for predicted in several:
         for name, value in _errors(rows, predicted, mask).items():

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from triosim.compute.compute_model import Array
-from triosim.compute.fit.boosting import Settings, grow, regressor
+from triosim.compute.fit.boosting import TreeSettings, grow, regressor
 from triosim.compute.fit.operator_rows import OperatorRows
 from triosim.compute.learned.boosted_trees import BoostedTrees
 from triosim.compute.learned.kind_regression import Form, KindFeatures, KindRegression, OperatorKind
@@ -27,7 +27,7 @@ Fit = Callable[["_Points"], KindRegression]
 
 #: So many different sizes are worth trees.
 ENOUGH_FOR_TREES = 40
-_TREES = Settings(trees=80, leaves=12, rate=0.12, least=4, robust=False)
+_TREES = TreeSettings(trees=80, leaves=12, rate=0.12, least=4, robust=False)
 #: No regression states less: what the time of one call varies by from run to run.
 LEAST_ERROR = 0.01
 #: A line is fitted to at most so many points, chosen at random.

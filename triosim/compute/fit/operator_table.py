@@ -49,7 +49,7 @@ _FIRST_OUTPUT = 1_000_000  # ids of outputs, apart from those of inputs
 
 
 @dataclass(frozen=True)
-class Row:
+class MeasuredOperator:
     """One measured operator; ``case`` names the drawn sizes that it comes from, ``runs`` how often it was timed, ``line`` where
     it stands in its file.
     """
@@ -69,7 +69,7 @@ def recognises(path: str | os.PathLike[str]) -> bool:
     return {"operator", "inputs"} <= {*csv_table.header_of(path)}
 
 
-def read(path: str | os.PathLike[str]) -> list[Row]:
+def read(path: str | os.PathLike[str]) -> list[MeasuredOperator]:
     """Read the rows of a table, compressed or not. Raises ``TriosimError`` that names file, line and what would be right."""
     file = os.fspath(path)
     sheet = csv_table.read(file)
@@ -89,7 +89,7 @@ def read(path: str | os.PathLike[str]) -> list[Row]:
     ]
 
 
-def write(rows: Sequence[Row], path: str | os.PathLike[str], notes: Sequence[str] = ()) -> None:
+def write(rows: Sequence[MeasuredOperator], path: str | os.PathLike[str], notes: Sequence[str] = ()) -> None:
     """Write a table, whole or not at all; ``notes`` become lines that begin with #."""
     with writing_text(path) as file:
         writer = csv.writer(file, lineterminator="\n")
@@ -103,7 +103,7 @@ def notes(path: str | os.PathLike[str]) -> list[str]:
     return [line[2:] for line in read_text(Path(path)).splitlines() if line.startswith("# ")]
 
 
-def operators(rows: Sequence[Row], gpu: Gpu, source: str, cache: str | None = None) -> OperatorRows | None:
+def operators(rows: Sequence[MeasuredOperator], gpu: Gpu, source: str, cache: str | None = None) -> OperatorRows | None:
     """Return rows as the measured operators of a GPU, each with the forward operator that it differentiates; None of none.
 
     Of operators that were measured warm and cold, one is taken: ``cache``, or by itself the one that is nearer to a training
@@ -130,7 +130,7 @@ def operators(rows: Sequence[Row], gpu: Gpu, source: str, cache: str | None = No
     return OperatorRows(gpu, tuple(made), np.array(measured), source) if made else None
 
 
-def _forward(row: Row, number: int) -> Operator:
+def _forward(row: MeasuredOperator, number: int) -> Operator:
     gradient, *inputs = row.operator.inputs
     return Operator(
         number, row.forward, "forward", "", tuple(inputs), (gradient,), 0.0, attributes=row.operator.attributes
@@ -144,7 +144,7 @@ def _with(operator: Operator, number: int, forward: int | None) -> Operator:
     )  # fmt: skip
 
 
-def _cells(row: Row) -> list[Any]:
+def _cells(row: MeasuredOperator) -> list[Any]:
     one = row.operator
     dtype = next((t.dtype for t in (*one.inputs, *one.outputs) if "float" in t.dtype), "float32")
     attributes = json.dumps(dict(one.attributes), separators=(",", ":"), sort_keys=True) if one.attributes else ""
@@ -158,7 +158,7 @@ def _shown(tensor: Tensor, dtype: str) -> str:
     return shape if tensor.dtype == dtype else f"{shape}:{tensor.dtype}"
 
 
-def _row(cells: dict[str, str], where: str) -> Row:
+def _row(cells: dict[str, str], where: str) -> MeasuredOperator:
     phase, dtype = cells["phase"], dtype_name(cells["dtype"])
     _known("phase", phase, PHASES, where)
     _known("dtype", dtype, DTYPE_BYTES, where)
@@ -187,7 +187,7 @@ def _row(cells: dict[str, str], where: str) -> Row:
     if wrong:
         raise TriosimError(wrong, where=where)
     runs = cells.get("runs", "")
-    return Row(
+    return MeasuredOperator(
         one, cells.get("device", ""), cache, forward, int(runs) if runs.isdigit() else 0, cells.get("case", ""),
         cells.get("software", ""),
     )  # fmt: skip

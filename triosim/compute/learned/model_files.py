@@ -54,14 +54,14 @@ def save(
         file.write(content.getvalue())
 
 
-class Contents(NamedTuple):
+class FittedModels(NamedTuple):
     """What a file holds."""
 
     models: list[FamilyModel]
     regressions: list[KindRegression]
 
 
-def load(path: str | os.PathLike[str]) -> Contents:
+def load(path: str | os.PathLike[str]) -> FittedModels:
     """Read what ``save`` wrote. Raises ``TriosimError`` that says what is wrong with the file."""
     name = os.fspath(path)
     try:
@@ -74,7 +74,7 @@ def load(path: str | os.PathLike[str]) -> Contents:
         regressions = [
             KindRegression.from_stored(one, arrays, f"law {number}") for number, one in enumerate(about.get("laws", ()))
         ]
-        return Contents(models, regressions)
+        return FittedModels(models, regressions)
     except OSError as error:
         raise TriosimError(f"cannot be read: {error.strerror or error}", where=name) from error
     except (AttributeError, EOFError, KeyError, ValueError, TypeError, IndexError, zipfile.BadZipFile) as error:

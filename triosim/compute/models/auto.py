@@ -74,8 +74,8 @@ class Auto(ComputeModel):
         if gpu == target:
             return best((model.ratios(before, after, gpu, gpu), weight) for model, weight in self._candidates(gpu))
         pairs = zip(stored(gpu), stored(target), strict=True)
-        crossed = [_Crossing(one, other) for one, other in pairs if one is not None and other is not None]
-        alone = _Alone(Calibrated(target))
+        crossed = [_FittedPair(one, other) for one, other in pairs if one is not None and other is not None]
+        alone = _TargetModel(Calibrated(target))
         return best((model.ratios(before, after, gpu, target), 1.0) for model in (alone, *crossed, self._roofline))
 
     def _candidates(self, gpu: str) -> Iterator[tuple[ComputeModel, float]]:
@@ -86,7 +86,7 @@ class Auto(ComputeModel):
         yield self._roofline, WITHIN_A_TRACE
 
 
-class _Crossing(ComputeModel):
+class _FittedPair(ComputeModel):
     """A kind of model that is fitted on two GPUs, as one model for ratios between them."""
 
     def __init__(self, source: ComputeModel, target: ComputeModel) -> None:
@@ -101,7 +101,7 @@ class _Crossing(ComputeModel):
         return Estimates(ratio(old, new), np.hypot(old.relative_error, new.relative_error), new.model)
 
 
-class _Alone(ComputeModel):
+class _TargetModel(ComputeModel):
     """A model of the target GPU alone: its ratio replaces the operator's time by its own estimate."""
 
     def __init__(self, target: ComputeModel) -> None:

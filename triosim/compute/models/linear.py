@@ -44,7 +44,7 @@ _POOLED: Kind = ("", "")
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class LinearFit:
     """``coefficients`` of the fixed time and of each driver; ``error`` is the relative standard error, NaN for one point.
 
     ``left_out`` is the mean absolute relative error of each point on the line through the others (leave-one-out
@@ -65,7 +65,7 @@ class Linear(ComputeModel):
     """Linear regression within the trace, by operator kind. ``lines`` shows what was found."""
 
     def __init__(self) -> None:
-        self.lines: dict[Kind, Line] = {}
+        self.lines: dict[Kind, LinearFit] = {}
         self.gpu = ""
 
     def fit(self, trace: Trace) -> None:
@@ -112,12 +112,12 @@ def _drivers(operators: Sequence[Operator]) -> Array:
     return np.column_stack([np.ones(len(operators)), OperatorSequence.of(operators).drivers])
 
 
-def fit_line(drivers: Array, seconds: Array) -> Line:
+def fit_line(drivers: Array, seconds: Array) -> LinearFit:
     """The simplest of the regressions that are about as good as the best."""
     timed = seconds > 0.0
     points = int(timed.sum())
     if not points:
-        return Line((0.0, 0.0, 0.0, 0.0), math.nan, len(seconds))
+        return LinearFit((0.0, 0.0, 0.0, 0.0), math.nan, len(seconds))
     relative = drivers[timed] / seconds[timed, None]
     found = []
     for terms in _TERMS:
@@ -126,7 +126,7 @@ def fit_line(drivers: Array, seconds: Array) -> Line:
             if solved is not None:
                 found.append((terms, *solved))
     if not found:  # operators without tensors: nothing to scale by
-        return Line((float(seconds[timed].mean()), 0.0, 0.0, 0.0), math.nan, points)
+        return LinearFit((float(seconds[timed].mean()), 0.0, 0.0, 0.0), math.nan, points)
     # The standard error of few points is itself uncertain, by one in sqrt(2 * degrees of freedom): within twice that, the
     # simpler regression is as good, and of two equally simple ones the first, in FLOPs.
     best_terms, _, best = min(found, key=lambda one: one[2])
@@ -137,7 +137,7 @@ def fit_line(drivers: Array, seconds: Array) -> Line:
     for term, value in zip(terms, solution, strict=True):
         coefficients[term] = float(value)
     several = len(np.unique(drivers[timed], axis=0)) > 1
-    return Line(
+    return LinearFit(
         (coefficients[0], coefficients[1], coefficients[2], coefficients[3]),
         error if points > 1 else math.nan,
         points,

@@ -27,7 +27,7 @@ _KEYS = ("id", "operator", "layer", "phase", "seconds", "time")
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class OperatorTimeEntry:
     """One line of the file: whom it is about, and seconds. ``where`` names file and line."""
 
     seconds: float
@@ -48,14 +48,14 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class OperatorTimes:
+class OperatorTimesFile:
     """What a file says, in its order."""
 
-    entries: tuple[Entry, ...]
+    entries: tuple[OperatorTimeEntry, ...]
     source: str
 
 
-def load(path: str | os.PathLike[str]) -> OperatorTimes:
+def load(path: str | os.PathLike[str]) -> OperatorTimesFile:
     """Read a file of operator times. Raises ``TriosimError`` that names the line or entry and what would be right."""
     file = Path(path)
     try:
@@ -66,10 +66,10 @@ def load(path: str | os.PathLike[str]) -> OperatorTimes:
     entries = tuple(_entry(row, where) for where, row in rows)
     if not entries:
         raise TriosimError("holds no times", where=str(path), fix="give at least one entry")
-    return OperatorTimes(entries, str(path))
+    return OperatorTimesFile(entries, str(path))
 
 
-def apply(times: OperatorTimes, trace: Trace) -> Trace:
+def apply(times: OperatorTimesFile, trace: Trace) -> Trace:
     """Return the trace with the times of the file. Raises ``TriosimError`` where an entry matches nothing."""
     operators = list(trace.operators)
     for entry in times.entries:
@@ -133,7 +133,7 @@ def _list_rows(text: str, path: str) -> list[tuple[str, Mapping[str, Any]]]:
     return rows
 
 
-def _entry(row: Mapping[str, Any], where: str) -> Entry:
+def _entry(row: Mapping[str, Any], where: str) -> OperatorTimeEntry:
     if ("seconds" in row) == ("time" in row):
         raise TriosimError("needs either 'seconds' or 'time'", where=where, fix="write time: 12.5 us")
     try:
@@ -154,7 +154,7 @@ def _entry(row: Mapping[str, Any], where: str) -> Entry:
     except (TypeError, ValueError):
         raise TriosimError(f"id: {row['id']!r} is not a whole number", where=where) from None
     operator, layer = row.get("operator"), row.get("layer")
-    return Entry(
+    return OperatorTimeEntry(
         seconds,
         where,
         number,
@@ -164,12 +164,12 @@ def _entry(row: Mapping[str, Any], where: str) -> Entry:
     )
 
 
-def _unmatched(entry: Entry) -> str:
+def _unmatched(entry: OperatorTimeEntry) -> str:
     asked = {"id": entry.id, "operator": entry.operator, "layer": entry.layer, "phase": entry.phase}
     return "the trace has no operator with " + ", ".join(f"{k} '{v}'" for k, v in asked.items() if v is not None)
 
 
-def _suggestion(entry: Entry, operators: Sequence[Operator]) -> str:
+def _suggestion(entry: OperatorTimeEntry, operators: Sequence[Operator]) -> str:
     """Suggest a fix: the value nearest to the entry's first key that matches nothing in the trace."""
     if entry.operator is not None and not any(_only(entry, "operator").matches(o) for o in operators):
         return nearest(entry.operator, {base_name(o.name) for o in operators})
@@ -180,7 +180,9 @@ def _suggestion(entry: Entry, operators: Sequence[Operator]) -> str:
     return "its keys each match operators, but none matches them all"
 
 
-def _only(entry: Entry, key: str) -> Entry:
+def _only(entry: OperatorTimeEntry, key: str) -> OperatorTimeEntry:
     """Return an entry that asks for one of its keys alone."""
     operator = entry.operator if key == "operator" else None
-    return Entry(entry.seconds, entry.where, operator=operator, layer=entry.layer if key == "layer" else None)
+    return OperatorTimeEntry(
+        entry.seconds, entry.where, operator=operator, layer=entry.layer if key == "layer" else None
+    )

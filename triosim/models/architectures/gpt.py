@@ -46,11 +46,11 @@ class GPT:
         """Record the forward pass; the loss is that of the next token."""
         check_heads(self.hidden, self.heads)
         check_length(sequence, self.sequence, self.name)
-        step = _Step(self, tape, batch, sequence, choices)
+        step = _ForwardPass(self, tape, batch, sequence, choices)
         return step.megatron() if self.style == "megatron" else step.huggingface()
 
 
-class _Step:
+class _ForwardPass:
     """One forward pass."""
 
     def __init__(self, model: GPT, tape: Tape, batch: int, sequence: int, choices: ChoiceReader) -> None:

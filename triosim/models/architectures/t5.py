@@ -57,7 +57,7 @@ class T5:
     def loss(self, tape: Tape, batch: int, sequence: int, choices: ChoiceReader) -> Value:
         """Record the forward pass, with as many output tokens as input tokens."""
         token_ids, answers, labels = (token_inputs(tape, batch, sequence) for _ in range(3))
-        step = _Step(self, tape, choices)
+        step = _ForwardPass(self, tape, choices)
         with tape.at("encoder"):
             encoded = step.stack(token_ids, None)
         with tape.at("decoder"):
@@ -70,7 +70,7 @@ class T5:
             return cross_entropy(view(logits, (-1, self.vocab)), view(labels, (-1,)))
 
 
-class _Step:
+class _ForwardPass:
     """One forward pass."""
 
     def __init__(self, model: T5, tape: Tape, choices: ChoiceReader) -> None:

@@ -37,7 +37,7 @@ class Value:
         self.storage = storage
         self.strides = contiguous(shape) if strides is None else strides
         self.offset = offset
-        self.node: Node | None = None
+        self.node: AutogradNode | None = None
         self.output = 0
         self.number = -1
 
@@ -55,7 +55,7 @@ def module(
         return function(x, *args, **kwargs)
 
 
-class Node:
+class AutogradNode:
     """A node of the autograd graph: how an operator is differentiated, or where a parameter's gradients are added up."""
 
     __slots__ = ("backward", "gradients", "inputs", "layer", "operator")
@@ -101,7 +101,7 @@ class Tape:
     phase: Phase = "forward"
     layer: str = ""
     differentiates: int | None = None
-    _nodes: list[Node] = field(default_factory=list)
+    _nodes: list[AutogradNode] = field(default_factory=list)
     _tensors: list[tuple[int, Shape, str]] = field(default_factory=list)
     _numbers: dict[tuple[int, Shape, Strides, int], int] = field(default_factory=dict)
     _storages: int = 0
@@ -125,7 +125,7 @@ class Tape:
         found = self.parameters.get(path)
         if found is None:
             found = self.new(shape, dtype or self.dtype, category="parameter")
-            found.node = Node(-1, self.layer, (), None, 1)
+            found.node = AutogradNode(-1, self.layer, (), None, 1)
             self.parameters[path] = found
         return found
 
@@ -171,7 +171,7 @@ class Tape:
         """
         if self.phase != "forward" or all(value is None or value.node is None for value in inputs):
             return outputs[0]
-        node = Node(len(self.operators), self.layer, inputs, backward, len(outputs))
+        node = AutogradNode(len(self.operators), self.layer, inputs, backward, len(outputs))
         self._nodes.append(node)
         for number, value in enumerate(outputs):
             value.node, value.output = node, number

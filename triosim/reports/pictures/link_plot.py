@@ -13,7 +13,7 @@ from triosim.output_files import PathLike
 from triosim.reports.pictures import topology_picture as picture
 from triosim.reports.pictures.plot import PictureReport, check_plot, save_figure, unit_of
 from triosim.reports.terminal.result_tables import shorten
-from triosim.results.link_loads import Load, edges, loads
+from triosim.results.link_loads import LoadCurve, edges, loads
 from triosim.results.result import Result
 
 MOST_ROWS = 400  # in the lower part; the busiest links are shown
@@ -77,7 +77,7 @@ def check_link_plot(path: PathLike, network: str | type) -> None:
 class _Drawing:
     """The positions of a topology's nodes, and the size of the picture."""
 
-    def __init__(self, topology: Topology, nodes: list[str], lines: list[picture.Line]) -> None:
+    def __init__(self, topology: Topology, nodes: list[str], lines: list[picture.DrawnLink]) -> None:
         self.nodes = nodes
         self.at = picture.layout(topology, nodes, lines)
         xs, ys = [x for x, _ in self.at.values()], [y for _, y in self.at.values()]
@@ -127,7 +127,7 @@ def _heat(axes: Any, topology: Topology, drawing: _Drawing, mean: Mapping[str, f
     _bar(axes, colours, "mean over the run")
 
 
-def _rows(found: Mapping[str, Load], names: Sequence[str], bounds: Any) -> list[tuple[str, Any]]:
+def _rows(found: Mapping[str, LoadCurve], names: Sequence[str], bounds: Any) -> list[tuple[str, Any]]:
     """Return for each link its name and its load in each time slot. Many links with equal loads become one row."""
     slot = bounds[1] - bounds[0]
     rows = [(name, found[name].taken(bounds) / slot) for name in names]

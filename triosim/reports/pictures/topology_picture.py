@@ -28,7 +28,7 @@ MOST_NODES = 5_000
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class DrawnLink:
     """A line between two nodes: both directions of a link, or with ``arrow`` one of them."""
 
     a: str
@@ -86,22 +86,22 @@ def hanging_memories(topology: Topology) -> set[str]:
     return {memory for memory, kinds in linked.items() if kinds == {"gpu"}}
 
 
-def merged(topology: Topology, left_out: set[str]) -> list[Line]:
+def merged(topology: Topology, left_out: set[str]) -> list[DrawnLink]:
     """Return the lines to draw: one for two equal directions, and one for parallel links with their total bandwidth."""
     both: dict[tuple[str, str], list[float]] = {}
     for link in topology.links.values():
         if link.source and not left_out & {link.source, link.destination}:
             entry = both.setdefault((link.source, link.destination), [0.0, link.latency])
             entry[0] += link.bandwidth
-    lines: dict[tuple[str, str], Line] = {}
+    lines: dict[tuple[str, str], DrawnLink] = {}
     for (a, b), (bandwidth, latency) in both.items():
         alike = both.get((b, a)) == [bandwidth, latency]
         if not alike or (b, a) not in lines:
-            lines[a, b] = Line(a, b, bandwidth, latency, arrow=not alike)
+            lines[a, b] = DrawnLink(a, b, bandwidth, latency, arrow=not alike)
     return list(lines.values())
 
 
-def layout(topology: Topology, nodes: list[str], lines: list[Line]) -> dict[str, Position]:
+def layout(topology: Topology, nodes: list[str], lines: list[DrawnLink]) -> dict[str, Position]:
     """Return where each node is drawn; neighbours are about one unit apart."""
     places = topology.coordinates
     if len(places) == len(nodes) and all(name in places for name in nodes):
@@ -133,7 +133,7 @@ def _circle(nodes: list[str]) -> dict[str, Position]:
     return {name: (radius * math.sin(turn), radius * math.cos(turn)) for name, turn in zip(nodes, turns, strict=True)}
 
 
-def _layers(topology: Topology, nodes: list[str], lines: list[Line]) -> dict[str, Position]:
+def _layers(topology: Topology, nodes: list[str], lines: list[DrawnLink]) -> dict[str, Position]:
     """Place GPUs in a row, the switches that serve most of them above it, and other ones below."""
     near: dict[str, list[str]] = {name: [] for name in nodes}
     for line in lines:
@@ -196,7 +196,7 @@ def _apart(middle: dict[str, float], gap: float) -> dict[str, float]:
     return {name: place + shift for name, place in zip(names, places, strict=True)}
 
 
-def _sprung(nodes: list[str], lines: list[Line]) -> dict[str, Position]:
+def _sprung(nodes: list[str], lines: list[DrawnLink]) -> dict[str, Position]:
     import networkx
 
     graph: Any = networkx.Graph()
@@ -207,7 +207,7 @@ def _sprung(nodes: list[str], lines: list[Line]) -> dict[str, Position]:
     return {name: (float(x), float(y)) for name, (x, y) in found.items()}
 
 
-def _draw_lines(axes: Any, lines: list[Line], at: dict[str, Position], inch: float) -> None:
+def _draw_lines(axes: Any, lines: list[DrawnLink], at: dict[str, Position], inch: float) -> None:
     """Draw lines straight, unless another node is in the way or the two directions differ."""
     from matplotlib.lines import Line2D
     from matplotlib.patches import FancyArrowPatch

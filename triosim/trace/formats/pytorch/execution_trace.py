@@ -69,7 +69,7 @@ ATTRIBUTES = frozenset(
 
 
 @dataclass(slots=True, eq=False)
-class Node:
+class ExecutionTraceNode:
     """A call, or an annotation. Arguments that hold no tensor are empty lists; a list of tensors is one argument."""
 
     number: int
@@ -83,7 +83,7 @@ class Node:
     arguments: list[list[RawTensor]]
     returned: list[list[RawTensor]]
     scalars: list[Any] = field(default_factory=list)  # by argument: its value, None where it is tensors
-    children: list[Node] = field(default_factory=list)
+    children: list[ExecutionTraceNode] = field(default_factory=list)
 
     @property
     def given(self) -> list[RawTensor]:
@@ -95,7 +95,7 @@ class Node:
         """All tensors that the call returned."""
         return [tensor for result in self.returned for tensor in result]
 
-    def walk(self) -> Iterator[Node]:
+    def walk(self) -> Iterator[ExecutionTraceNode]:
         """Yield this node and all below it, in the order in which they began."""
         yield self
         for child in self.children:
@@ -130,7 +130,7 @@ def recognises(path: Path) -> bool:
     return re.search(rb'"schema"\s*:\s*"\d+\.\d+\.\d+', head(path, 4096)) is not None
 
 
-def read(path: Path, *, on_gpu: bool) -> list[Node]:
+def read(path: Path, *, on_gpu: bool) -> list[ExecutionTraceNode]:
     """Return the nodes in the order in which they began, with their children.
 
     With ``on_gpu`` tensors on the host are left out.
@@ -153,7 +153,7 @@ def read(path: Path, *, on_gpu: bool) -> list[Node]:
     return nodes
 
 
-def _node(row: dict[str, Any], on_gpu: bool) -> Node:
+def _node(row: dict[str, Any], on_gpu: bool) -> ExecutionTraceNode:
     if "attrs" in row:
         of = {attribute["name"]: attribute["value"] for attribute in row["attrs"]}
         parent = row["ctrl_deps"]
@@ -168,7 +168,7 @@ def _node(row: dict[str, Any], on_gpu: bool) -> Node:
     name = str(row["name"])
     if not name:
         raise ValueError(f"node {row['id']} has no name")
-    return Node(
+    return ExecutionTraceNode(
         int(row["id"]),
         name,
         int(parent),

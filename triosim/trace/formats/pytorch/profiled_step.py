@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from triosim.errors import TraceError
 from triosim.trace.autograd import ENGINE_PREFIX, short_name
-from triosim.trace.formats.pytorch.execution_trace import BACKWARD_SCOPE, USER_SCOPE, Node
+from triosim.trace.formats.pytorch.execution_trace import BACKWARD_SCOPE, USER_SCOPE, ExecutionTraceNode
 from triosim.trace.formats.pytorch.kineto import Profile, Span, Spans, Work
 from triosim.trace.formats.unclassified import (
     CategoryHints,
@@ -38,7 +38,7 @@ _FRAME = "[pytorch|profiler|execution_trace|"
 class _Call(NamedTuple):
     """A call that may become an operator, with the annotations around it, the outermost first."""
 
-    node: Node
+    node: ExecutionTraceNode
     span: Span
     annotations: tuple[str, ...]
 
@@ -56,7 +56,7 @@ class _StatedCategory(NamedTuple):
 class ProfiledStep:
     """One step: the last complete one of the profile."""
 
-    def __init__(self, profile: Profile, nodes: list[Node], where: str) -> None:
+    def __init__(self, profile: Profile, nodes: list[ExecutionTraceNode], where: str) -> None:
         self.profile = profile
         self.hints = CategoryHints()
         self.where = where
@@ -263,7 +263,7 @@ class _Dataflow:
         owner = self._parameters.get(stated.name) if stated.category in ("gradient", "optimizer_state") else None
         self.hints.known[storage] = (stated.category, owner)
 
-    def add(self, top: Node, operator: UnclassifiedOperator) -> None:
+    def add(self, top: ExecutionTraceNode, operator: UnclassifiedOperator) -> None:
         """Take the next operator: a call with the calls inside it."""
         made: dict[int, UnclassifiedTensor] = {}
         reads: dict[int, UnclassifiedTensor] = {}
@@ -295,7 +295,7 @@ class _Dataflow:
 
     def _enter(
         self,
-        node: Node,
+        node: ExecutionTraceNode,
         operator: UnclassifiedOperator,
         made: dict[int, UnclassifiedTensor],
         reads: dict[int, UnclassifiedTensor],
@@ -326,7 +326,7 @@ class _Dataflow:
                 changed.setdefault(tensor.id, tensor)
         return inner
 
-    def _hint(self, node: Node) -> None:
+    def _hint(self, node: ExecutionTraceNode) -> None:
         if "loss" in node.name:
             return
         for name, row in zip(node.argument_names, node.arguments, strict=False):
@@ -337,7 +337,7 @@ class _Dataflow:
                 self.hints.buffers |= storages
 
 
-def _created(node: Node) -> set[tuple[int, int]]:
+def _created(node: ExecutionTraceNode) -> set[tuple[int, int]]:
     """Return id and storage of the tensors that a call or one inside it makes."""
     brought = {(raw.number, raw.storage) for raw in node.given}
     found = {(raw.number, raw.storage) for raw in node.results} - brought
@@ -365,7 +365,7 @@ def _times(calls: list[_Call], work: dict[int, list[Work]]) -> list[tuple[float,
     return found
 
 
-def join(profile: Profile, nodes: list[Node], where: str) -> dict[int, Span]:
+def join(profile: Profile, nodes: list[ExecutionTraceNode], where: str) -> dict[int, Span]:
     """Return the profiler's span of each node, by the node's number."""
     by_function = {span.function: span for span in (*profile.calls, *profile.steps) if span.function is not None}
     calls = [node for node in nodes if not node.name.startswith(_FRAME)]
@@ -382,9 +382,9 @@ def join(profile: Profile, nodes: list[Node], where: str) -> dict[int, Span]:
     return found
 
 
-def _join_by_order(profile: Profile, calls: list[Node]) -> dict[int, Span]:
+def _join_by_order(profile: Profile, calls: list[ExecutionTraceNode]) -> dict[int, Span]:
     """Join by names: each thread of the execution trace is a stretch of a thread of the profile."""
-    threads: dict[int, list[Node]] = {}
+    threads: dict[int, list[ExecutionTraceNode]] = {}
     for node in sorted(calls, key=lambda node: node.function):
         threads.setdefault(node.thread, []).append(node)
     spans = {thread: list(found.spans) for thread, found in _by_thread([*profile.calls, *profile.steps]).items()}
@@ -416,12 +416,12 @@ def last_step(profile: Profile) -> Span | None:
     return max(complete, key=lambda step: step.start) if complete else None
 
 
-def _outermost(nodes: list[Node], spans: dict[int, Span]) -> list[_Call]:
+def _outermost(nodes: list[ExecutionTraceNode], spans: dict[int, Span]) -> list[_Call]:
     """Return the outermost calls, that is, those inside of annotations only, in the order in which they began."""
     numbers = {node.number for node in nodes}
     found: list[_Call] = []
 
-    def descend(node: Node, annotations: tuple[str, ...]) -> None:
+    def descend(node: ExecutionTraceNode, annotations: tuple[str, ...]) -> None:
         if node.name.startswith(_FRAME):
             inside = annotations
         elif node.scope == USER_SCOPE and node.name.startswith(CATEGORY_PREFIX):
@@ -449,7 +449,7 @@ def _by_thread(spans: list[Span]) -> dict[str, Spans]:
     return {thread: Spans(found) for thread, found in threads.items()}
 
 
-def _stated_categories(nodes: list[Node]) -> list[_StatedCategory]:
+def _stated_categories(nodes: list[ExecutionTraceNode]) -> list[_StatedCategory]:
     found = []
     for node in nodes:
         if node.scope == USER_SCOPE and node.name.startswith(CATEGORY_PREFIX):

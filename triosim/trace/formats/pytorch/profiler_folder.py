@@ -14,7 +14,7 @@ from typing import TypeVar
 from triosim.errors import TraceError
 from triosim.trace.formats import tensor_categories
 from triosim.trace.formats.pytorch import execution_trace, kineto, memory_events, profiler_only
-from triosim.trace.formats.pytorch.execution_trace import Node
+from triosim.trace.formats.pytorch.execution_trace import ExecutionTraceNode
 from triosim.trace.formats.pytorch.kineto import Profile
 from triosim.trace.formats.pytorch.light_profiles import with_light_times
 from triosim.trace.formats.pytorch.profiled_step import ProfiledStep, join
@@ -83,7 +83,7 @@ def _parsed(read: Callable[[Path], Parsed], path: Path, how: str) -> Parsed:
 
 
 def _trace(
-    full: Profile, timed: Profile, nodes: list[Node], path: Path, graph_path: Path, batch_size: int | None
+    full: Profile, timed: Profile, nodes: list[ExecutionTraceNode], path: Path, graph_path: Path, batch_size: int | None
 ) -> Trace:
     step = ProfiledStep(timed, nodes, str(path))
     step.hints.batch_size = batch_size

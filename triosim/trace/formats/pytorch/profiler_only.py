@@ -14,7 +14,7 @@ from typing import Any
 
 from triosim.errors import TraceError
 from triosim.trace.autograd import ENGINE_PREFIX
-from triosim.trace.formats.pytorch.execution_trace import BACKWARD_SCOPE, DTYPES, USER_SCOPE, Node
+from triosim.trace.formats.pytorch.execution_trace import BACKWARD_SCOPE, DTYPES, USER_SCOPE, ExecutionTraceNode
 from triosim.trace.formats.pytorch.kineto import Profile, Span
 from triosim.trace.formats.pytorch.profiled_step import CATEGORY_PREFIX, last_step
 from triosim.trace.formats.unclassified import RawTensor
@@ -24,7 +24,7 @@ _ACCUMULATE = f"{ENGINE_PREFIX}torch::autograd::AccumulateGrad"
 _OPTIMIZER = "Optimizer.step#"
 
 
-def nodes(profile: Profile, where: str) -> list[Node]:
+def nodes(profile: Profile, where: str) -> list[ExecutionTraceNode]:
     """Return a node for each call and annotation, in the order in which they began, and number the profile's spans by them.
 
     Raises ``TraceError`` when the profile has no shapes.
@@ -48,12 +48,12 @@ def nodes(profile: Profile, where: str) -> list[Node]:
     )
 
 
-def _tree(profile: Profile) -> list[Node]:
+def _tree(profile: Profile) -> list[ExecutionTraceNode]:
     """Return the calls and annotations nested as they are on their threads."""
     ordered = sorted([*profile.calls, *profile.steps], key=lambda span: (span.start, -span.end, span.order))
     threads = {thread: number for number, thread in enumerate(dict.fromkeys(span.thread for span in ordered))}
-    running: dict[str, list[tuple[Span, Node]]] = {}
-    found: list[Node] = []
+    running: dict[str, list[tuple[Span, ExecutionTraceNode]]] = {}
+    found: list[ExecutionTraceNode] = []
     for number, span in enumerate(ordered):
         around = running.setdefault(span.thread, [])
         while around and around[-1][0].end < span.end:
@@ -64,7 +64,7 @@ def _tree(profile: Profile) -> list[Node]:
         backward = bool(span.arguments.get("Fwd thread id")) or span.name.startswith(ENGINE_PREFIX)
         scope = USER_SCOPE if span.annotation else BACKWARD_SCOPE if backward else 0
         above = -1 if parent is None else parent.number
-        node = Node(number, span.name, above, number, sequence, scope, threads[span.thread], "", [], [])
+        node = ExecutionTraceNode(number, span.name, above, number, sequence, scope, threads[span.thread], "", [], [])
         node.scalars = list(_shaped(span.arguments))
         found.append(node)
         around.append((span, node))
@@ -76,12 +76,12 @@ def _tree(profile: Profile) -> list[Node]:
 class _Tensors:
     """Gives calls the tensors that they must take and return, concluded from shapes."""
 
-    def __init__(self, found: list[Node]) -> None:
+    def __init__(self, found: list[ExecutionTraceNode]) -> None:
         self._nodes = found
         self._count = 0
-        self._stated: list[Node] = []
+        self._stated: list[ExecutionTraceNode] = []
 
-    def given_to(self, calls: list[Node]) -> list[Node]:
+    def given_to(self, calls: list[ExecutionTraceNode]) -> list[ExecutionTraceNode]:
         """Return all nodes, with the tensors of these calls, the outermost."""
         updates = {node.number for node in self._nodes if self._optimizes(node)}
         forward = [node for node in calls if node.scope != BACKWARD_SCOPE and node.number not in updates]
@@ -97,18 +97,20 @@ class _Tensors:
             node.scalars = []
         return [*self._stated, *self._nodes]
 
-    def _optimizes(self, node: Node) -> bool:
+    def _optimizes(self, node: ExecutionTraceNode) -> bool:
         while node.parent >= 0:
             node = self._nodes[node.parent]
             if node.name.startswith(_OPTIMIZER):
                 return True
         return False
 
-    def _parameters(self, forward: list[Node], backward: list[Node]) -> dict[tuple[int, int], RawTensor]:
+    def _parameters(
+        self, forward: list[ExecutionTraceNode], backward: list[ExecutionTraceNode]
+    ) -> dict[tuple[int, int], RawTensor]:
         """Return the parameters by forward call and argument, and give the backward calls the gradients that they return."""
         by_sequence = {part.sequence: node for node in forward for part in node.walk() if part.sequence >= 0}
         found: dict[tuple[int, int], RawTensor] = {}
-        maker: Node | None = None
+        maker: ExecutionTraceNode | None = None
         for node in backward:
             if node.name != _ACCUMULATE:
                 maker = node
@@ -127,8 +129,8 @@ class _Tensors:
                     break
         return found
 
-    def _chain(self, forward: list[Node], parameters: dict[tuple[int, int], RawTensor]) -> None:
-        before: Node | None = None
+    def _chain(self, forward: list[ExecutionTraceNode], parameters: dict[tuple[int, int], RawTensor]) -> None:
+        before: ExecutionTraceNode | None = None
         for node in forward:
             if not any(shape for row in node.scalars for shape, _ in row):
                 node.arguments = [[self._new(*shape) for shape in row] for row in node.scalars]
@@ -149,8 +151,8 @@ class _Tensors:
                         before.returned.append([made[0]])
             before = node
 
-    def _chain_back(self, backward: list[Node]) -> None:
-        before: Node | None = None
+    def _chain_back(self, backward: list[ExecutionTraceNode]) -> None:
+        before: ExecutionTraceNode | None = None
         for node in backward:
             if node.name == _ACCUMULATE:
                 continue
@@ -167,13 +169,13 @@ class _Tensors:
 
     def _state(self, category: Category, name: str, tensor: RawTensor) -> RawTensor:
         """State a tensor's category as the tracer does, ahead of all calls."""
-        said = Node(-2, f"{CATEGORY_PREFIX}{category} 0 0 {name}", -1, -1, -1, USER_SCOPE, 0, "", [], [])
-        said.children.append(Node(-1, "aten::detach", -2, -1, -1, 0, 0, "", [[tensor]], []))
+        said = ExecutionTraceNode(-2, f"{CATEGORY_PREFIX}{category} 0 0 {name}", -1, -1, -1, USER_SCOPE, 0, "", [], [])
+        said.children.append(ExecutionTraceNode(-1, "aten::detach", -2, -1, -1, 0, 0, "", [[tensor]], []))
         self._stated.append(said)
         return tensor
 
 
-def _first(node: Node) -> tuple[tuple[int, ...], str] | None:
+def _first(node: ExecutionTraceNode) -> tuple[tuple[int, ...], str] | None:
     return next((row[0] for part in node.walk() for row in part.scalars if row), None)
 
 
