@@ -1,4 +1,4 @@
-"""How fast the analytical network is on 65,536 GPUs: a thousand collectives, each of another size or group.
+"""The speed of the analytical network on 65,536 GPUs: a thousand collectives, each of another size or group.
 
 The system is named; loading it is given apart. ``first`` is the first all-reduce of all GPUs, ``all`` a thousand of them of
 different sizes, ``kinds`` a thousand of all kinds, ``groups`` one of each of a thousand groups of a line of GPUs each.

@@ -1,4 +1,4 @@
-"""How long it takes from a distributed training script to its predicted step, without a GPU, start-up included.
+"""The time from a distributed training script to its predicted step, without a GPU, start-up included.
 
 Each case is ``triosim capture --fake`` and then ``triosim simulate``, and is given with wall-clock and processor seconds of
 both, for processors are shared: the ranks that are compared are captured at the same time, as many as there are processors.

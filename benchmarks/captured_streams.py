@@ -1,4 +1,4 @@
-"""How long the simulation of captured streams takes: a Llama-like step, FSDP over 64 ranks; the goal is about 5 s.
+"""The time to simulate captured streams: a Llama-like step, FSDP over 64 ranks; the goal is about 5 s.
 
 python benchmarks/captured_streams.py [RANKS]
 """

@@ -1,4 +1,4 @@
-"""One all-reduce, as a whole process: what it is predicted to take, beside a closed form, and what the prediction takes.
+"""One all-reduce, as a whole process: its predicted time beside a closed form, and the time of the prediction itself.
 
 Systems of 8 to 16,384 GPUs, on ``packet`` (flows) and ``analytical``. The closed form is that of ASTRA-sim 2.0 (IV-B) with 64
 chunks and the latencies of all hops, worked out here from the figures of the system. ``never`` is ``packet`` without folding.

@@ -1,4 +1,4 @@
-"""How long a description takes: the operators of a step from sizes alone, with their predicted times.
+"""The time to describe a model: the operators of a step from sizes alone, with their predicted times.
 
 python benchmarks/describing.py
 

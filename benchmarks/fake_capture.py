@@ -1,4 +1,4 @@
-"""How long a capture without a GPU takes, beside PyTorch's own memory tracker on the same steps of the same model.
+"""The time of a capture without a GPU, beside PyTorch's own memory tracker on the same steps of the same model.
 
 Both build the model of ``examples/train`` and run two steps of it on tensors without contents: ours records the second one
 whole (operators, layers, storages) and makes a trace of it; ``torch.distributed._tools.MemTracker`` follows the memory of the

@@ -1,4 +1,4 @@
-"""How many flows a second the packet network carries under contention, in plain Python and compiled.
+"""The flows a second of the packet network under contention, in plain Python and compiled.
 
 The system is random: 400 hosts, 1,000 links of 25 GB/s, a fixed route of 4 links for each pair of hosts, flows of 1
 to 64 MB between random pairs. ``moderate`` is the case of the project's figures: N flows starting at random in N x 20

@@ -1,4 +1,4 @@
-"""How long a large model on thousands of GPUs takes to simulate: GPT-3 of 145.6 billion parameters, Llama 3 405B, and others.
+"""The time to simulate large models on thousands of GPUs: GPT-3 of 145.6 billion parameters, Llama 3 405B, and others.
 
     python benchmarks/large_models.py [--most GPUS] [--unfolded GPUS]
 

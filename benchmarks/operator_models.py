@@ -1,4 +1,4 @@
-"""How long predictions take for an operator, when a model is asked about many at once.
+"""The time of a prediction for one operator, when a model is asked about many at once.
 
 python benchmarks/operator_models.py
 

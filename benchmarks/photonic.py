@@ -1,4 +1,4 @@
-"""How long the study of a wafer of 84 GPUs takes: ``ddp`` on its mesh of links and on its circuits, in both forms.
+"""The time of a study of a wafer of 84 GPUs: ``ddp`` on its mesh of links and on its circuits, in both forms.
 
 Each row is a trace of ``examples/traces`` on one network: the step that is predicted, how much of it is exposed
 communication, and how long predicting it took (in a process that is already started), by the clock and of the processor.

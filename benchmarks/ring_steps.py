@@ -1,4 +1,4 @@
-"""How many ring-step transfers a second the packet network carries, from 8 to 1,024 GPUs on disjoint links.
+"""The ring-step transfers a second of the packet network, from 8 to 1,024 GPUs on disjoint links.
 
 Ring all-reduces in ``steps``, with the collective's bookkeeping, repeated until there are 60,000 transfers or more;
 the largest ring is cut to a reduce-scatter. Laying the transfers out, done once for a group, is given apart. The

@@ -1,4 +1,4 @@
-"""How long it takes to read a trace of 50,000 operators: the goal is under a second.
+"""The time to read a trace of 50,000 operators: the goal is under a second.
 
 python benchmarks/trace_reading.py [OPERATORS]
 """

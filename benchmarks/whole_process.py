@@ -1,4 +1,4 @@
-"""How long ``triosim simulate`` takes as a whole process, start-up included, and its memory: medians of interleaved runs.
+"""The time and memory of ``triosim simulate`` as a whole process, start-up included: medians of interleaved runs.
 
 Speed is the machine's as much as the program's, so an empty Python process is timed in the same rounds.
 """

@@ -1,4 +1,4 @@
-"""Topologies, sharing rules and collective algorithms: what moves bytes between GPUs, and how long that takes."""
+"""Networks: topologies, sharing rules and collective algorithms, which determine how long bytes take between GPUs."""
 
 from __future__ import annotations
 

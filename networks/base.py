@@ -1,4 +1,4 @@
-"""The base class of networks: a network delivers bytes from one node of a topology to another, and that takes time.
+"""The base class of networks, which deliver bytes between the nodes of a topology.
 
 A plug-in writes ``transfer`` and has collectives too, because the default ``collective`` lowers them to transfers. Whatever
 else a network can do is an extension (:mod:`triosim.networks.extensions`).

@@ -1,4 +1,4 @@
-"""What all tests share: where measured data are, and what to do without them."""
+"""Shared fixtures of all tests: the folder of measured data, and skipping where it is absent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``python -m triosim`` and ``triosim``: the command line, from the first moment on which Ctrl-C may come."""
+"""The entry point of ``triosim`` and ``python -m triosim``: handles Ctrl-C from the first moment, then runs a command."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pauses Python's garbage collector while very many objects are made that stay."""
+"""Pauses Python's garbage collector while many long-lived objects are created."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""triosim compared with what is known: measured figures, other simulators, closed forms, and working by hand.
+"""Comparison of triosim with measured figures, other simulators, closed forms, and calculations by hand.
 
 ``python -m validation`` runs every script here whose data are there and prints one table.
 """

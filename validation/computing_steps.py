@@ -1,4 +1,4 @@
-"""How long the computation of Llama 70B takes in a step, predicted without a GPU, against steps measured on an H100.
+"""The computation time of Llama 70B in a step, predicted without a GPU, against steps measured on an H100.
 
 The steps are those of TorchSim's table 20, run in one process whose collectives move nothing, so that what is left is
 computation: medians of ten steps in the public log ``outputs/llama3_70b/llama3_70B_fake_pg_1D_64_0.txt`` of

@@ -1,4 +1,4 @@
-"""How often the measured time is within the interval that triosim states, nine times in ten: of operators, and of whole steps.
+"""The coverage of stated 90% intervals: how often the measured time of operators and of whole steps lies within them.
 
 Nothing that is judged was fitted: rows are held out at random, by layers (all rows of some pairs of n and k) and by GPUs. A
 step is a handful of held-out layers, each repeated some times, measured in one size and predicted in another, as a trace of

@@ -1,4 +1,4 @@
-"""Two real ranks on one machine against what is predicted for them from a capture of one.
+"""Two real ranks on one machine, against their prediction from a capture of one.
 
 Two gloo ranks in network namespaces of their own, joined by a link that ``tc`` holds to a rate; each rank has one thread. The
 link's bandwidth and latency are measured by messages from one rank to the other, the model's operators by a capture of one

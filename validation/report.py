@@ -1,4 +1,4 @@
-"""What a validation script says: rows that compare one figure with another, and the difference that triosim claims."""
+"""The report of a validation script: rows that compare two figures, and the difference that triosim claims."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The plan of a distributed step that runs as it was captured: no parallelism is put on top of it.
+"""The plan of a distributed step that runs as it was captured: no parallelism is added.
 
 The trace of each captured rank becomes commands once (``triosim.extrapolators.captured.commands``); the ranks that it stands
 for run the same commands, each in groups of its own. Computations and collectives that several ranks share are one object.

@@ -1,4 +1,4 @@
-"""The commands of a captured rank: what its host issues, in order, in whatever groups the rank is.
+"""The commands of a captured rank: the operators, collectives and waits that its host issues, in order.
 
 Consecutive operators of one stream are one command. Events and works are resolved to the commands that they stand for, so
 that a wait names what it waits for; a wait for what is known to be over is left out. A collective that its stream does not

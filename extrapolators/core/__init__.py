@@ -1,1 +1,1 @@
-"""What all parallelisms are made with: program, mesh, plan, training loop and hooks."""
+"""The foundations of all parallelisms: program, mesh, plan, training loop and hooks."""

@@ -1,4 +1,4 @@
-"""What an extrapolator is: a parallelism, which turns one GPU's program into one for many.
+"""The interface of extrapolators: a parallelism turns one GPU's program into a program for many.
 
 One class for each parallelism, one file for each class. A parallelism acts at one of three levels: on operators (tensor,
 context and expert parallelism), in parameter and gradient hooks (data parallelism and its sharded relatives), or on the

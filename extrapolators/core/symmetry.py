@@ -1,4 +1,4 @@
-"""Symmetries of a mesh: ranks along some axes do the same as each other, each in its own place and with its own group.
+"""Symmetries of a mesh: ranks along some axes run the same tasks, each with its own communicators.
 
 So one representative stands for all ranks that differ from it along these axes alone, and one group or transfer for its orbit:
 the groups or transfers that shifts along the axes turn it into.

@@ -50,7 +50,7 @@ FIRST_BUCKET_SIZE = Option(
 
 
 class DistributedDataParallel(Extrapolator):
-    """``ddp``."""
+    """The parallelism ``ddp``: all-reduces gradients bucket by bucket, while the backward pass goes on."""
 
     axis = "ddp"
     level = "hooks"

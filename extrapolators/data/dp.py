@@ -37,7 +37,7 @@ from triosim.tasks import (
 
 
 class DataParallel(Extrapolator):
-    """``dp``."""
+    """The parallelism ``dp``: all-reduces all gradients after the backward pass."""
 
     axis = "dp"
     level = "hooks"

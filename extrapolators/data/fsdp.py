@@ -31,7 +31,7 @@ from triosim.trace.numbered_modules import ROOT, numbered_module_of
 
 
 class FullyShardedDataParallel(Extrapolator):
-    """``fsdp``; with ``dp`` or ``ddp`` around it, hybrid sharding."""
+    """The parallelism ``fsdp``; together with ``dp`` or ``ddp``, hybrid sharding."""
 
     axis = "fsdp"
     level = "hooks"

@@ -36,7 +36,7 @@ _UPDATE, _TOKEN = 0, 1  # tags
 
 
 class Hop(Extrapolator):
-    """``hop``."""
+    """The parallelism ``hop``: decentralised training on a graph of workers."""
 
     axis = "hop"
     options = (

@@ -19,7 +19,7 @@ from triosim.tasks import AllReduce, Layers, TaskStream
 
 
 class LocalSGD(Extrapolator):
-    """``local-sgd``. It combines with the parallelisms that divide a replica."""
+    """The parallelism ``local-sgd``. It combines with the parallelisms that divide a replica."""
 
     axis = "local-sgd"
     level = "hooks"

@@ -31,7 +31,7 @@ _LABEL = "parameter-server"
 
 
 class ParameterServer(Extrapolator):
-    """``parameter-server``.
+    """The parallelism ``parameter-server``: servers keep the parameters, workers compute gradients.
 
     ``updates=sync`` (the default): a server updates once it has all workers' gradients. ``updates=async``: at once with
     each worker's; a worker then gets parameters without waiting for others, unless it would be more than ``staleness``

@@ -1,4 +1,4 @@
-"""What fsdp and the zeros have in common: each rank keeps, and updates, a share of every parameter.
+"""The shared parts of fsdp, zero1 and zero2: each rank keeps, and updates, a share of every parameter.
 
 Rajbhandari et al. 2020 ("ZeRO"). Where the ranks along other axes have the same share (data parallelism around it, which is
 hybrid sharding), gradients are summed over these too, share by share.

@@ -31,7 +31,7 @@ from triosim.tasks import AllGather, AllReduce, Communicator, Handle, Layers, Ta
 
 
 class Zero1(Extrapolator):
-    """``zero1``."""
+    """The parallelism ``zero1``: each rank updates its share of the parameters, and the ranks all-gather them."""
 
     axis = "zero1"
     level = "hooks"
@@ -84,7 +84,7 @@ class Zero1(Extrapolator):
 
 
 class Zero2(Zero1):
-    """``zero2``."""
+    """The parallelism ``zero2``: as ``zero1``, and each rank keeps the gradients of its share alone."""
 
     axis = "zero2"
     options = (BUCKET_SIZE, FIRST_BUCKET_SIZE, GRADIENT_DTYPE)

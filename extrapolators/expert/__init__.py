@@ -1,1 +1,1 @@
-"""Expert parallelism: where experts are, how many tokens each receives, and the all-to-alls that bring them there."""
+"""Expert parallelism: the placement of experts, the tokens that each receives, and the all-to-alls that exchange them."""

@@ -23,7 +23,7 @@ from triosim.extrapolators.expert.moe_layers import MoELayers
 
 
 class ExpertParallel(Extrapolator):
-    """``ep``."""
+    """The parallelism ``ep``: shards the experts of each layer over ranks that see different tokens."""
 
     axis = "ep"
     level = "operators"

@@ -1,4 +1,4 @@
-"""The backward pass in two parts: the gradients of what a stage was given, and those of its parameters (Qi et al. 2024).
+"""Splits the backward pass in two parts: gradients of a stage's inputs, and gradients of its weights (Qi et al. 2024).
 
 Which operator belongs where is found from the dataflow: it is of the weight part if all that it computes leads to gradients of
 parameters and to nothing else, within what differentiates one operator of the forward pass. (The last layer's gradients all

@@ -57,7 +57,7 @@ _COPIES = "tp"
 
 
 class PipelineParallel(Extrapolator):
-    """``pp``."""
+    """The parallelism ``pp``: divides the layers into stages and runs them by a schedule."""
 
     axis = "pp"
     level = "schedule"

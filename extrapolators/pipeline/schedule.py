@@ -1,4 +1,4 @@
-"""What a pipeline schedule is: plug-ins of the group ``triosim.schedules``."""
+"""The interface of pipeline schedules, plug-ins of the group ``triosim.schedules``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where pipeline stages start: balanced by the time of the layers, with as many units each, or where the user says.
+"""Divides layers into pipeline stages: balanced by time, with equally many layers each, or where the user says.
 
 Stages are contiguous runs of the forward pass' blocks; a block's backward operators go with it. Units are what repeats (a
 transformer's layers, see ``triosim.trace.numbered_modules``): Megatron-LM gives each stage as many, the first what is ahead of

@@ -30,7 +30,10 @@ from triosim.trace import Operator, Tensor
 
 
 class ContextParallel(Extrapolator):
-    """``cp``. Its ranks have the same parameters: gradients are reduced over it and the data axes together."""
+    """The parallelism ``cp``: shards the sequence.
+
+    Its ranks have the same parameters: gradients are reduced over it and the data axes together.
+    """
 
     axis = "cp"
     level = "operators"

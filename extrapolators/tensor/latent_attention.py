@@ -1,4 +1,4 @@
-"""Latent attention under tensor parallelism: what all heads share comes from layers that every rank runs in full.
+"""Latent attention under tensor parallelism: every rank runs the layers in full whose outputs all heads share.
 
 DeepSeek-AI 2024 ("DeepSeek-V2", section 2.1): latent layers make short vectors, from which column-parallel layers make the
 queries, keys and values of each head; the rotary part of a key is one for all heads, and a view expands it to each. So the

@@ -1,4 +1,4 @@
-"""What a user should know of how tensor parallelism sharded a network: notes, and errors where it could not."""
+"""Notes on how tensor parallelism sharded a network, and errors where it could not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Finds Megatron-LM's pairs of layers: column-parallel ones, and the row-parallel one that adds up what they made.
+"""Finds Megatron-LM's pairs of layers: column-parallel ones, and the row-parallel one that sums their products.
 
 Shoeybi et al. 2019, section 3. Between the two, each rank works on its own features (attention heads, channels) and nothing
 is communicated. Pairs are read from the dataflow: on every path from the input of a layer back through local operators there

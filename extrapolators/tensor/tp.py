@@ -34,7 +34,7 @@ from triosim.operators.features import base_name
 
 
 class TensorParallel(Extrapolator):
-    """``tp``."""
+    """The parallelism ``tp``: shards the linear, convolution and embedding layers."""
 
     axis = "tp"
     level = "operators"

@@ -1,1 +1,1 @@
-"""What collectives take on real machines: fitted to measured times, kept with a topology, judged on other rows."""
+"""Calibration of collectives: times fitted to measurements on real machines, kept with a topology, and judged on other rows."""

@@ -1,4 +1,4 @@
-"""The max-min fair share: no flow can get more unless a flow that has no more than it gets less.
+"""The max-min fair share of bandwidth: a flow's rate could rise only if the rate of a flow that is no faster fell.
 
 Progressive filling (Bertsekas and Gallager, Data Networks, 2nd edition, section 6.5.2): the rates of all flows grow
 together; when a link is full, the flows on it are settled, and the others grow on. This is the rule alone, written to

@@ -114,7 +114,7 @@ def test_a_step_unlike_the_others_is_no_part_of_one(script: Path, capsys: pytest
     script.write_text("first = True\n" + text, encoding="utf-8")
     assert run(["capture", "-o", "a.json", "--skip", "0", "--warmup", "0", "--steps", "2", str(script)]) == 0
     said = capsys.readouterr().err
-    assert "the steps are not alike" in said
+    assert "the steps differ in length" in said
     assert "% of that" not in said
 
 

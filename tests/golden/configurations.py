@@ -1,4 +1,4 @@
-"""What is run and compared: command lines of ``triosim`` by name.
+"""The golden configurations: command lines of ``triosim`` by name.
 
 A configuration runs in a scratch folder of its own. Placeholders stand for folders in it: {traces}, {topologies} and {plugins}
 of ``examples``, {data} of ``tests/golden``, {tmp} for what is written there, whose files are compared.

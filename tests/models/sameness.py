@@ -1,4 +1,4 @@
-"""What a described step and a captured one have in common."""
+"""Comparison of a described step with a captured one, for tests."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ def test_what_cannot_be_described_is_said_in_one_line(
         ("{}", "the key 'model_type' is missing"),
         ('{"model_type": "lama"}', "model_type 'lama' is not known; did you mean 'llama'?"),
         ('{"model_type": "gpt2", "n_layer": 2}', "the key 'n_embd' is missing"),
-        ('{"model_type": "gpt2", "n_layer": "two"}', "n_layer: 'two' is no size"),
+        ('{"model_type": "gpt2", "n_layer": "two"}', "n_layer: 'two' is not a size"),
     ],
 )
 def test_a_config_that_says_too_little_is_named(content: str, said: str, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The command ``triosim capture``: a training script, run as Python would run it, becomes a trace."""
+"""The command ``triosim capture``: runs a training script as Python would, and writes a trace of a step."""
 
 from __future__ import annotations
 

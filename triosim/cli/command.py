@@ -1,4 +1,4 @@
-"""What commands have in common: how they are found and read, and what they print.
+"""The shared parts of commands: finding them, parsing their options, and printing.
 
 Commands read text and whole numbers by themselves, so that a start does not pay for pydantic: newer versions of typer convert
 every parameter by an adapter of it, whose import and building cost 0.12 s. Our parameters are text, whole numbers and flags.

@@ -1,4 +1,4 @@
-"""The command ``triosim compare``: all strategies on one number of GPUs."""
+"""The command ``triosim compare``: simulates all strategies on one number of GPUs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command ``triosim convert``: a trace in any known format becomes one in triosim's own."""
+"""The command ``triosim convert``: converts a trace of any known format to triosim's own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command ``triosim describe``: the trace of a training step from a model's name or config, without PyTorch."""
+"""The command ``triosim describe``: writes the trace of a training step from a model's name or config, without PyTorch."""
 
 from __future__ import annotations
 

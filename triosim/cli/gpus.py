@@ -1,4 +1,4 @@
-"""The command ``triosim gpus``: the GPU catalogue, or all that is known of one GPU."""
+"""The command ``triosim gpus``: shows the GPU catalogue, or all that is known of one GPU."""
 
 from __future__ import annotations
 

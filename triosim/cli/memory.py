@@ -1,4 +1,4 @@
-"""The command ``triosim memory``: what the memory of a step consists of, on one GPU or on each of many, and whether it fits."""
+"""The command ``triosim memory``: shows what the memory of a step consists of, on one GPU or on many, and whether it fits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command ``triosim plugins``: what options can name."""
+"""The command ``triosim plugins``: lists the networks, algorithms, models and other parts that options can name."""
 
 from __future__ import annotations
 

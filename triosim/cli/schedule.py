@@ -1,4 +1,4 @@
-"""The command ``triosim schedule``: what a pipeline schedule costs, its picture, and its table to change."""
+"""The command ``triosim schedule``: simulates a pipeline schedule, draws it, and writes it as a table to edit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command ``triosim show``: what a trace, or the task streams of a distributed step, holds."""
+"""The command ``triosim show``: summarises a trace, or the task streams of a distributed step."""
 
 from __future__ import annotations
 

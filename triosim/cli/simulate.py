@@ -1,4 +1,4 @@
-"""The command ``triosim simulate``: one training step, or an inference pass, on many GPUs."""
+"""The command ``triosim simulate``: simulates a training step, or an inference pass, on many GPUs."""
 
 from __future__ import annotations
 

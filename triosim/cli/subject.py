@@ -1,4 +1,4 @@
-"""What ``simulate``, ``compare`` and ``memory`` run: a trace, and a configuration from the command line and from a file."""
+"""The subject of ``simulate``, ``compare`` and ``memory``: a trace or a model, and options from the command line and a file."""
 
 from __future__ import annotations
 

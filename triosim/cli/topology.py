@@ -1,4 +1,4 @@
-"""The command ``triosim topology``: a topology as a table, and as a picture."""
+"""The command ``triosim topology``: shows a topology as a table, and draws it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Collectives that share no link with others: each size is simulated once, on an idle network."""
+"""Memoises collectives that share no link with others: each size is simulated once, on an idle network."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What an ATen operator computes: its kind, its products, its FLOPs and its bytes."""
+"""Properties of ATen operators: kind, matrix products, FLOPs and bytes."""

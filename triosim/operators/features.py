@@ -1,4 +1,4 @@
-"""What an operator's time depends on: its FLOPs and the bytes that it reads and writes, from the shapes of its tensors.
+"""The features that an operator's time depends on: FLOPs, and bytes read and written, from the shapes of its tensors.
 
 FLOPs count a multiply-add as two, as PyTorch's flop counter (``torch.utils.flop_counter``) does: 2mnk for a product;
 2 * N * Cout * Hout * Wout * (Cin / groups) * kh * kw for a convolution, and the same again for each gradient; attention is

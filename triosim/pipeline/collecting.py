@@ -1,4 +1,4 @@
-"""The last step of a simulation, ``collect``: what the run left behind becomes a result, with the inputs that made it."""
+"""The last step of a simulation, ``collect``: turns the recording of a run into a result, with the inputs that made it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The third step of a simulation, ``plan``: which rank does what on which system, before any clock runs."""
+"""The third step of a simulation, ``plan``: plans the tasks of each rank on a system, before the simulated clock starts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The second step of a simulation, ``price``: the time that each operator takes on the GPU that is asked for."""
+"""The second step of a simulation, ``price``: finds the time of each operator on the wanted GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``rank_memory``: the memory of every rank of a step that nobody simulates, from a trace and the options of ``simulate``."""
+"""``rank_memory``: the memory of every rank of a step, from a trace and the options of ``simulate``, without a simulation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The first step of a simulation, ``read``: the trace or task streams of a run, and whether the options fit them."""
+"""The first step of a simulation, ``read``: reads the trace or task streams of a run, and checks that the options fit them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The fourth step of a simulation, ``run``: the engine runs the ranks' tasks, of identical ranks one for all."""
+"""The fourth step of a simulation, ``run``: runs the ranks' tasks on the engine, those of identical ranks once."""
 
 from __future__ import annotations
 

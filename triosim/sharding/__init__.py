@@ -1,4 +1,4 @@
-"""How tensors are sharded: what the dimensions of an operator's tensors mean, and how a shard passes through the operator.
+"""The sharding of tensors: what the dimensions of an operator's tensors mean, and how a shard passes through the operator.
 
 The words are DTensor's. A *dim* is a tensor's dimension, by position; an *axis* is a logical axis (the batch, the sequence,
 heads, a parameter's features), of which a dim counts one or a product. *Mesh axes*, along which ranks stand, are the

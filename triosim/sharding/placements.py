@@ -1,4 +1,4 @@
-"""How a tensor is placed on the ranks of one mesh axis: sharded in one of its dimensions, or else replicated.
+"""The placement of a tensor on the ranks of one mesh axis: sharded in one of its dimensions, or replicated.
 
 ``Shard`` is DTensor's placement of this name, with what its ``_StridedShard`` adds: a dimension may fold several logical
 axes (``triosim.sharding.dimensions``), of which one is sharded. A tensor that ``Placements`` do not list is replicated; where

@@ -155,7 +155,7 @@ class Operator:
     without overlap, where that was measured; ``host_seconds`` is what the call cost the host. ``forward`` is, for an
     operator of the backward pass, the id of the forward operator that it differentiates. ``predicted_by`` names the model
     that ``seconds`` come from, None where they were measured; ``relative_error`` is how far off they are expected to be
-    (0.05 is 5%), None where that is not known. ``attributes`` are those of its arguments that are no tensors and do not
+    (0.05 is 5%), None where that is not known. ``attributes`` are those of its arguments that are not tensors and do not
     depend on the batch (``dim``, ``stride``, ``is_causal``), where they are known. ``stream`` is the CUDA stream that it was
     issued to, ``compute`` for the current one of the device; ``communication`` is what it asks of other ranks, if it does.
     ``recomputed`` is that of an operator of the backward pass that computes an activation again.

@@ -1,4 +1,4 @@
-"""What a prediction is off by, and the figures over a table: the mean absolute error (MAPE), median, worst, bias."""
+"""The error of a prediction, and summaries of a table: the mean absolute error (MAPE), median, worst, bias."""
 
 from __future__ import annotations
 

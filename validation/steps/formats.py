@@ -1,4 +1,4 @@
-"""The known formats, and the reading of a table: which format a file has is said by its header."""
+"""The known formats of tables, and reading a table: its header tells the format."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The lines that ``--format csv`` prints of predictions, and those that are taken from it instead of simulating again."""
+"""The lines that ``--format csv`` prints of predictions, and reading them back instead of simulating again."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""How collective times are fitted to measurements, and judged."""
+"""Fits collective times to measurements, and judges the fits."""

@@ -1,4 +1,4 @@
-"""What ``triosim calibrate network`` and ``calibrate evaluate --topology`` do: read, fit, write, judge."""
+"""The work of ``triosim calibrate network`` and ``calibrate evaluate --topology``: reads, fits, writes and judges."""
 
 from __future__ import annotations
 

@@ -282,13 +282,13 @@ def test_launches_that_are_over_hold_up_nothing() -> None:
 
 def test_a_mark_that_waits_for_no_work_is_named() -> None:
     script = Script().run(1).mark("wait_work", "compute", 3).run(1)
-    with pytest.raises(TraceError, match="before operator 1 waits for work 3, which nothing before it began"):
+    with pytest.raises(TraceError, match="before operator 1 waits for communication 3, which nothing before started"):
         CapturedPlan(same_on(1, script))
 
 
 def test_a_rank_without_a_group_is_named() -> None:
     script = Script().run(1).ask("all_reduce", "tp", 4)
-    with pytest.raises(TraceError, match="rank 2 communicates in 'tp', of which it is in no group"):
+    with pytest.raises(TraceError, match="rank 2 communicates in the group 'tp', of which it is no member"):
         run(same_on(3, script, tp=((0, 1),)))
 
 

@@ -382,7 +382,7 @@ ONE = ("0,0,0F0", "0,1,0B0", "1,0,1F0", "1,1,1B0")
         ((*ONE, "0,4,0F2", "0,5,0B2"), "needs 0F1 elsewhere in the schedule"),
         (("0,0,0F0", "0,1,0G0", *ONE[2:]), "line 3: '0G0' is not an action"),
         (("0,0", *ONE), "line 2: 2 columns"),
-        (("a,0,0F0",), "line 2: rank 'a' is no number"),
+        (("a,0,0F0",), "line 2: rank 'a' is not a number"),
         (("1,0,0F0",), "gives rank 0 nothing to do"),
         ((), "has no forward pass"),
     ],

@@ -157,7 +157,7 @@ def test_models_are_fitted_to_what_the_command_measured(tmp_path: Path, capsys: 
 def test_options_that_cannot_be_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = str(tmp_path / "t.csv")
     for options, said in (
-        (["--device", "tpu"], "'tpu' is no device"),
+        (["--device", "tpu"], "'tpu' is not a device"),
         (["--operators", "liner"], "did you mean 'linear'?"),
         (["--dtypes", "float33"], "did you mean 'float32'?"),
         (["--count", "0"], "0 is not above zero"),

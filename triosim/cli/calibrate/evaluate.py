@@ -1,4 +1,4 @@
-"""The command ``triosim calibrate evaluate``: how far fitted models are off on what was measured."""
+"""The command ``triosim calibrate evaluate``: shows the errors of fitted models on measurements."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From measured operators to files of fitted models: what ``triosim calibrate compute`` does.
+"""The work of ``triosim calibrate compute``: from measured operators to files of fitted models.
 
 Measured operators come in three forms: tables of one family (``triosim.compute.fit.family_tables``), tables of any operators
 (``triosim.compute.fit.operator_table``) and traces. All rows are fitted by regressions, one a kind of operator

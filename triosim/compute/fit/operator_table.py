@@ -8,7 +8,7 @@
 | operator, phase | as a trace names them: ``aten::conv2d`` forward, ``ConvolutionBackward0`` backward |
 | dtype | of the tensors that say no other |
 | inputs, outputs | shapes: ``8x1024 512x1024``; another dtype behind a colon, ``8x16:int64``; ``scalar`` has no dimension |
-| attributes | a JSON object of the arguments that are no tensors, or nothing |
+| attributes | a JSON object of the arguments that are not tensors, or nothing |
 | forward | of a backward operator: what it differentiates; the inputs are then the result's gradient and what that one read |
 | cache | ``warm`` or ``cold``, or nothing |
 | seconds | how long it took |

@@ -1,4 +1,4 @@
-"""What operators do to the dimensions of their tensors, and so to placements: rules by kind of operator, as in DTensor.
+"""Sharding rules, as in DTensor: what each kind of operator does to the dimensions, and so to the placements, of its tensors.
 
 A rule takes an operator and the dimensions of its inputs, and returns those of its first outputs; what it leaves out, or all
 where it returns None, is found by shape. Where a trace holds no attributes (``dim``, ``groups``), they are read off the

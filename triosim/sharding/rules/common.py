@@ -1,4 +1,4 @@
-"""What the rules share: their type, an operator's output shape, broadcasting, and dimensions counted from the end."""
+"""The shared parts of the rules: their type, output shapes, broadcasting, and dimensions counted from the end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operators and tensors as readers of foreign formats first build them: tensors have an identity, but no category yet.
+"""Operators and tensors whose categories are not known yet, as readers of foreign formats first build them.
 
 Ids of tensors and storages are reused after a free, in the PyTorch execution trace and in what is made from it, and nothing
 tells of the free. So identity follows from the order of calls: what a call returns is new, unless the call was given it.

@@ -65,7 +65,7 @@ WRONG: list[tuple[str, list[Any], Any, str, str]] = [
         ["groups", "dp"],
         [],
         "traces.3.operators[2].communication.group",
-        "rank 3 is in no group of 'dp'",
+        "rank 3 belongs to no group of 'dp'",
     ),
     (
         "peer of nobody",

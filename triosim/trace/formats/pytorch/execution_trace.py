@@ -108,7 +108,7 @@ class ExecutionTraceNode:
 
     @property
     def attributes(self) -> dict[str, Any]:
-        """The arguments that are no tensors, by name: those that say what the operator does, whatever the batch."""
+        """The arguments that are not tensors, by name: those that say what the operator does, whatever the batch."""
         named = zip(self.argument_names, self.scalars, strict=False)
         return {name: value for name, value in named if name in ATTRIBUTES and _plain(value)}
 
