@@ -31,7 +31,7 @@ GRADIENT_DTYPE = Option(
     "gradient_dtype",
     "dtype",
     None,
-    "What gradients are reduced in: fp32, bf16, ... (default: each parameter's own).",
+    "The dtype in which gradients are reduced: fp32, bf16, ... (default: each parameter's own).",
     metavar="DTYPE",
     of_training=True,
     of_step=True,

@@ -334,7 +334,7 @@ class Program:
         after = tuple(shapes.get(operator.id, operator) for operator in before)
         if after == before:
             return self
-        priced = {new.id: new for new in reprice(before, after, self.model, self.gpu, once=self.deduplicate)}
+        priced = {new.id: new for new in reprice(before, after, self.model, self.gpu, deduplicate=self.deduplicate)}
         old = {operator.id: operator for operator in before}
 
         def reshaped(item: BlockItem) -> BlockItem:

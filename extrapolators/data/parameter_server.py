@@ -127,7 +127,7 @@ class ParameterServer(Extrapolator):
             return MemoryFootprint(updates=False)
         arriving = len(service.workers) * service.gradient_bytes
         return MemoryFootprint(
-            trains=False, share=1 / self.servers, beside=(("workers' gradients", "gradient", arriving),)
+            trains=False, share=1 / self.servers, buffers=(("workers' gradients", "gradient", arriving),)
         )
 
     def _share(self, shape: tuple[int, ...], _: bool) -> tuple[int, ...]:

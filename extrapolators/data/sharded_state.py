@@ -144,12 +144,12 @@ class DeviceCopies:
         """Return the task of a copy: one object for all who ask for the same."""
         key = (name, phase, layer, nbytes)
         if key not in self._made:
-            alike = (name, phase, "" if self._deduplicate else layer, nbytes)
-            copied = self._priced.get(alike)
+            priced_key = (name, phase, "" if self._deduplicate else layer, nbytes)
+            copied = self._priced.get(priced_key)
             if copied is None:
                 source = Tensor(-1, (max(1, round(nbytes / 2)),), "bfloat16", "communication")
                 asked = Operator(-1, name, phase, layer, (source,), (replace(source, id=-2, storage=-2),), 0.0)
                 (copied,) = estimated([asked], self._model, self._gpu)
-                self._priced[alike] = copied
+                self._priced[priced_key] = copied
             self._made[key] = Compute((replace(copied, layer=layer),))
         return self._made[key]

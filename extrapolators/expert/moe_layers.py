@@ -138,7 +138,7 @@ class MoELayers:
         """Follow the rows of experts, as if they were sharded, from the grouped products that they enter to the last ones."""
         program = self.program
         propagator = ShardingPropagator(
-            program.operators, program.batch_size, self._flow.backward, self.ranks, once=program.deduplicate
+            program.operators, program.batch_size, self._flow.backward, self.ranks, deduplicate=program.deduplicate
         )
         found: list[_Forward] = []
         forward = ForwardPlacements(self._flow, propagator)

@@ -28,10 +28,10 @@ class AddedOperators:
         """Return a new tensor id, which no storage has either."""
         return next(self._tensor_ids)
 
-    def operator(self, name: str, beside: Operator, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Operator:
+    def operator(self, name: str, like: Operator, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Operator:
         """Return a new ATen operator in the phase and layer of another, without a time."""
         return Operator(
-            *(self.operator_id(), f"aten::{name}", beside.phase, beside.layer, tuple(inputs), tuple(outputs), 0.0)
+            *(self.operator_id(), f"aten::{name}", like.phase, like.layer, tuple(inputs), tuple(outputs), 0.0)
         )
 
     def copy(self, operator: Operator, forward: int | None = None) -> Operator:

@@ -47,7 +47,7 @@ class LayerSharding:
         found = [weight_layer(operator) for operator in self._flow.forward]
         self._layers = {layer.operator.id: layer for layer in found if layer is not None}
         self.propagator = ShardingPropagator(
-            operators, program.batch_size, self._flow.backward, ranks, once=program.deduplicate
+            operators, program.batch_size, self._flow.backward, ranks, deduplicate=program.deduplicate
         )
         self._pairs = PairFinder(self._flow, self._layers, self.propagator, ranks)
         self._shardings: dict[int, OperatorSharding | None] = {}  # by forward operator; None where it is replicated

@@ -35,8 +35,8 @@ def ring_order(topology: Topology, ranks: Sequence[int]) -> tuple[int, ...]:
         if len(set(given)) != len(given):
             raise TopologyError(f"a ring of {len(given)} ranks has one of them twice", where=topology.name)
         group = _Group(topology, sorted(given))
-        alike = len(given) < 3 or group.interchangeable()
-        topology.ring_orders[given] = given if alike else _rotated(group.best())
+        any_order = len(given) < 3 or group.interchangeable()
+        topology.ring_orders[given] = given if any_order else _rotated(group.best())
     return topology.ring_orders[given]
 
 

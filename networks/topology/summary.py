@@ -16,7 +16,7 @@ MOST_GPUS = 64  # up to which the diameter and the bisection are worked out
 
 @dataclass(frozen=True, slots=True)
 class LinkGroup:
-    """Links in one direction that are alike: the kinds of node that they join, bytes per second, seconds."""
+    """Equal links in one direction: the kinds of node that they join, bytes per second, seconds."""
 
     source: str
     destination: str

@@ -127,7 +127,7 @@ class Keeper(Extrapolator):
     def memory_footprint(self, rank: int) -> MemoryFootprint:
         if rank == 0:
             return MemoryFootprint()
-        return MemoryFootprint(trains=False, updates=False, share=0.5, beside=(("log", "communication", 3 * 2.0**20),))
+        return MemoryFootprint(trains=False, updates=False, share=0.5, buffers=(("log", "communication", 3 * 2.0**20),))
 
 
 def test_a_plug_in_says_what_its_ranks_hold() -> None:

@@ -14,7 +14,7 @@ import torch
 Check = Callable[[tuple[Any, ...]], None]
 
 #: By operator, the positions of the arguments that must have one dtype.
-_ALIKE: Mapping[str, tuple[int, ...]] = {
+_SAME_DTYPE: Mapping[str, tuple[int, ...]] = {
     **dict.fromkeys(("mm", "bmm", "mv", "dot", "vdot"), (0, 1)),
     **dict.fromkeys(("addmm", "addmv", "baddbmm", "addbmm", "convolution", "_convolution"), (0, 1, 2)),
     **dict.fromkeys(("binary_cross_entropy", "grid_sampler_2d", "grid_sampler_3d"), (0, 1)),
@@ -39,13 +39,13 @@ def check_of(name: str) -> Check | None:
 
     ``name`` is bare: ``addmm`` of ``aten::addmm_``. None where there is nothing to check.
     """
-    alike, allowed = _ALIKE.get(name), _ALLOWED.get(name)
-    if alike is None and allowed is None:
+    same_dtype, allowed = _SAME_DTYPE.get(name), _ALLOWED.get(name)
+    if same_dtype is None and allowed is None:
         return None
 
     def check(arguments: tuple[Any, ...]) -> None:
-        if alike is not None:
-            one_dtype(name, [arguments[place] for place in alike if place < len(arguments)])
+        if same_dtype is not None:
+            one_dtype(name, [arguments[place] for place in same_dtype if place < len(arguments)])
         if allowed is not None and allowed[0] < len(arguments):
             found = arguments[allowed[0]].dtype
             if found not in allowed[1]:

@@ -31,7 +31,7 @@ class Commands(LazyGroup):
         ),
         "schedule": (
             "triosim.cli.schedule",
-            "Show a pipeline schedule by itself: a simulated step of stages that are all alike, without communication.",
+            "Show a pipeline schedule by itself: a simulated step of identical stages, without communication.",
         ),
         "describe": (
             "triosim.cli.describe",

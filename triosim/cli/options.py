@@ -102,7 +102,7 @@ _COMPLETED: Mapping[str, Callable[[], Iterable[str]]] = {
 #: What several commands do with what comes back, which is no option of a run.
 CONFIG = Option(
     "config",
-    help="A YAML or JSON file of options by name, or a result.json; what stands on the command line comes before it.",
+    help="A YAML or JSON file of options by name, or a result.json. Options on the command line override it.",
     metavar="FILE",
     panel="",
 )
@@ -114,7 +114,7 @@ FORMAT = Option(
     "format",
     "choice",
     "table",
-    "What is printed: table, or json and nothing else.",
+    "The form of what is printed: table, or json alone.",
     choices=("table", "json"),
     metavar="FORM",
     panel=OUTPUT,

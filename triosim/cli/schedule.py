@@ -56,7 +56,7 @@ def command(
     ],
     **given: Any,
 ) -> None:
-    """Show a pipeline schedule by itself: a simulated step of stages that are all alike, without communication.
+    """Show a pipeline schedule by itself: a simulated step of identical stages, without communication.
 
     [bold]Examples[/]
 

@@ -32,8 +32,8 @@ _REPORTS = {"csv": "csv", "timeline": "timeline", "plot": "plot", "link_plot": "
 OPTIONS = (
     o.CONFIG,
     o.SAVE_CONFIG,
-    _file("output", "Everything as JSON, also by layer and rank.", "-o"),
-    _file("csv", "Every figure, a row each."),
+    _file("output", "Write the whole result as JSON, by layer and rank too.", "-o"),
+    _file("csv", "Write every figure as a row of a CSV file."),
     _file("timeline", "A timeline for ui.perfetto.dev or chrome://tracing (.json or .json.gz)."),
     o.PLOT,
     _file("link_plot", "A heat map of the links: on the topology, and over time (png, svg, pdf)."),
@@ -45,7 +45,7 @@ OPTIONS = (
         panel=OUTPUT,
         repeatable=True,
     ),
-    Option("by_layer", "flag", False, "Show whose communication is exposed: layer and axis.", panel=OUTPUT),
+    Option("by_layer", "flag", False, "Show exposed communication by layer and axis.", panel=OUTPUT),
     Option(
         "what_if",
         "flag",

@@ -24,11 +24,11 @@ Model = TypeVar("Model", bound=ComputeModel)
 
 
 class OperatorSequence(Sequence[Operator]):
-    """Operators with cached features; without ``once``, equal operators are not joined."""
+    """Operators with cached features; without ``deduplicate``, equal operators are kept apart."""
 
-    def __init__(self, operators: Iterable[Operator], *, once: bool = True) -> None:
+    def __init__(self, operators: Iterable[Operator], *, deduplicate: bool = True) -> None:
         self._all = tuple(operators)
-        self._once = once
+        self._deduplicate = deduplicate
 
     @classmethod
     def of(cls, operators: Sequence[Operator]) -> OperatorSequence:
@@ -83,7 +83,7 @@ class OperatorSequence(Sequence[Operator]):
     @cached_property
     def distinct(self) -> tuple[OperatorSequence, Rows]:
         """The distinct operators, and for each operator of the sequence the index of the distinct one that equals it."""
-        if not self._once:
+        if not self._deduplicate:
             return self, np.arange(len(self._all), dtype=np.int64)
         forwards = self._forward_rows
         seen: dict[Hashable, int] = {}

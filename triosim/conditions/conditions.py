@@ -94,7 +94,7 @@ class Conditions:
 
     slow_gpus: slow-down factors by rank.
     gpu_kinds: names of GPUs by rank, where these are other models than the trace's.
-    stragglers: random factors of GPUs; slow_links: of links, both directions of a link alike.
+    stragglers: random factors of GPUs; slow_links: of links, both directions of a link equally.
     """
 
     interference: Interference = Interference()

@@ -52,7 +52,7 @@ class RunConfig:
     gpus: int | None = _option(
         "whole",
         None,
-        "How many GPUs. By default what the sizes of --parallel come to, or as many as the topology has.",
+        "How many GPUs. By default the product of the sizes in --parallel, or all GPUs of the topology.",
         metavar="N",
         short="-n",
         commands=("simulate", "memory"),
@@ -79,7 +79,7 @@ class RunConfig:
     micro_batches: int | None = _option(
         "whole",
         None,
-        "Into how many the batch is divided: by default as many as pp has GPUs, or as its schedule needs. "
+        "The number of micro-batches in a batch: by default as many as pp has GPUs, or as its schedule needs. "
         "Without pp, gradients accumulate.",
         metavar="M",
         of_step=True,
@@ -88,8 +88,8 @@ class RunConfig:
     micro_batch_size: int | None = _option(
         "whole",
         None,
-        "Samples of one micro-batch, which says how many there are in a batch; without a batch size, a replica's batch is "
-        "one for each of --micro-batches.",
+        "Samples in a micro-batch: a replica's batch is divided into as many as it takes. Without a batch size, "
+        "--micro-batches of them make a replica's batch.",
         unit="samples",
         metavar="N",
         of_step=True,
@@ -97,8 +97,8 @@ class RunConfig:
     recompute: str = _option(
         "text",
         "none",
-        "Which activations the backward pass computes again: none, selective (attention), full, checkpoint (as "
-        "torch.utils.checkpoint), save=mm,attention for all but these, or modules=mlp for what these modules need.",
+        "Which activations the backward pass recomputes: none, selective (attention), full, checkpoint (as "
+        "torch.utils.checkpoint), save=mm,attention for all but these, or modules=mlp for those of these modules.",
         metavar="POLICY",
         of_training=True,
         of_step=True,
@@ -106,7 +106,7 @@ class RunConfig:
     topology: Any = _option(
         "file",
         None,
-        "dgx-h100, 'ring(8, bandwidth=50 GB/s)' or a YAML file. By default what the trace's GPU usually comes in.",
+        "dgx-h100, 'ring(8, bandwidth=50 GB/s)' or a YAML file. By default the usual machine of the trace's GPU.",
         SYSTEM,
         metavar="NAME",
         short="-t",
@@ -149,7 +149,7 @@ class RunConfig:
     host_overhead: float | Literal["trace", "none"] | None = _option(
         "time",
         None,
-        "What a launch costs the host: '5 us', trace for each operator's own, or none. By default none.",
+        "The host's time to launch an operator: '5 us', trace for each operator's own, or none. By default none.",
         SYSTEM,
         choices=("trace", "none"),
         metavar="TIME",
@@ -158,7 +158,7 @@ class RunConfig:
     run_ahead: int | None = _option(
         "whole",
         None,
-        "How many operators the host is ahead of its GPU at most. By default as many as CUDA's launch queue holds.",
+        "The most operators that the host may be ahead of its GPU. By default as many as CUDA's launch queue holds.",
         SYSTEM,
         metavar="N",
         commands=("simulate",),
@@ -179,7 +179,7 @@ class RunConfig:
     draws: int = _option(
         "whole",
         1,
-        "Draw what is left to chance (stragglers, slow links, tokens of ep) so many times; show how steps are spread.",
+        "The number of random draws (of stragglers, slow links, tokens of ep); more than one show how step times vary.",
         CONDITION,
         metavar="N",
         commands=("simulate", "compare"),
@@ -202,14 +202,14 @@ class RunConfig:
     fail_on_oom: bool = _option(
         "flag",
         False,
-        "Stop with status 3 where a rank does not fit its GPU.",
+        "Stop with exit status 3 if a rank does not fit its GPU.",
         SYSTEM,
         commands=("simulate",),
     )
     fold: bool | None = _option(
         "flag",
         None,
-        "Simulate ranks that do the same once: the same results, sooner. By default from 16 GPUs on.",
+        "Simulate identical ranks once: the same results, sooner. By default from 16 GPUs on.",
         SYSTEM,
         flag="--fold/--no-fold",
         commands=("simulate", "compare"),
@@ -241,7 +241,7 @@ class RunConfig:
     tokens_per_sample: float | None = _option(
         "number",
         None,
-        "For tokens per second. By default what the trace feeds into a table of embeddings.",
+        "Tokens in a sample, for tokens per second. By default the input length of the embedding.",
         OUTPUT,
         unit="tokens",
         metavar="N",
@@ -250,7 +250,7 @@ class RunConfig:
     price: float | None = _option(
         "number",
         None,
-        "Of a GPU for an hour, for what a step costs. By default the catalogue's, if it has one.",
+        "The price of a GPU for an hour, to compute the cost of a step. By default the catalogue's, if it has one.",
         OUTPUT,
         metavar="PRICE",
         commands=("simulate", "compare"),
@@ -280,7 +280,7 @@ class RunConfig:
     dropout: float | None = _model("probability", None, "Another probability than the model's own: 0, 0.1.", "P")
     timeline: bool = _option("flag", False, "Keep every task, for the timeline.", OUTPUT, commands=())
     links: bool = _option(
-        "flag", False, "Record what each link carries when; show the busiest.", OUTPUT, commands=("simulate",)
+        "flag", False, "Record the load of each link over time; show the busiest.", OUTPUT, commands=("simulate",)
     )
     parts: Mapping[str, Any] = field(default_factory=dict)
 

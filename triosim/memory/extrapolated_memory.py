@@ -224,7 +224,7 @@ def _residents_of(footprint: MemoryFootprint, residents: Iterable[Resident]) -> 
             found.append(replace(one, nbytes=round(one.nbytes * footprint.share)))
         elif footprint.updates if one.category == "optimizer_state" else footprint.trains:
             found.append(one)
-    return found + [Resident(round(nbytes), category, what) for what, category, nbytes in footprint.beside]
+    return found + [Resident(round(nbytes), category, what) for what, category, nbytes in footprint.buffers]
 
 
 def _parts(loop: TrainingLoop, footprint: MemoryFootprint, micro_batches: int) -> TaskStream:

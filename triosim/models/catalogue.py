@@ -211,5 +211,7 @@ MODELS: Mapping[str, Model] = _models()
 def with_layers(model: Model, layers: int) -> Model:
     """Return a model with another number of layers. Raises ``OptionError`` for one whose layers differ."""
     if "layers" not in {one.name for one in fields(model)}:  # type: ignore[arg-type]  # every model is a dataclass
-        raise OptionError(f"the layers of {model.name} are not alike", where="layers", fix="leave their number out")
+        raise OptionError(
+            f"the layers of {model.name} differ from each other", where="layers", fix="leave their number out"
+        )
     return replace(model, layers=layers)  # type: ignore[type-var]

@@ -67,8 +67,8 @@ class HeadsDoNotDivideError(Exception):
 class ShardingPropagator:
     """Propagates the placements of an operator's inputs to its output and to the operators of its backward pass.
 
-    ``backward`` are the backward operators of each forward operator, ``step`` the dimensions of the whole step. With ``once``,
-    operators that are equal but for the ids of their tensors are propagated once.
+    ``backward`` are the backward operators of each forward operator, ``step`` the dimensions of the whole step. With
+    ``deduplicate``, operators that are equal but for the ids of their tensors are propagated once.
     """
 
     def __init__(
@@ -78,12 +78,12 @@ class ShardingPropagator:
         backward: Mapping[int, Sequence[Operator]],
         ranks: int,
         *,
-        once: bool = True,
+        deduplicate: bool = True,
     ) -> None:
         self.step = StepDimensions(operators, batch_size)
         self._backward = backward
         self._ranks = ranks
-        self._once = once
+        self._deduplicate = deduplicate
         self._known: dict[Hashable, tuple[OperatorSharding | None, dict[int, Tensor]]] = {}
         self._structures: dict[int, tuple[Hashable, tuple[LogicalAxis, ...]]] = {}
         self._kinds: dict[LogicalAxis, AxisKind | None] = {}
@@ -101,7 +101,7 @@ class ShardingPropagator:
         go together. ``by_heads`` keeps heads of attention whole, and raises ``HeadsDoNotDivideError`` where that cannot be.
         """
         operators = (operator, *self._backward.get(operator.id, ()))
-        if not self._once:
+        if not self._deduplicate:
             return self._propagate(operators, placements, by_heads=by_heads)
         tensors, signature = self._signature(operators)
         key = (signature, tuple([placements.get(tensor.id) for tensor in operator.inputs]), by_heads)

@@ -64,8 +64,8 @@ def sharded_parameters(
         shapes.setdefault(tensor.shape, set()).add(shard)
         if shard is not None:
             found[storage] = (tensor, shard)
-    alike = {shape: one for shape, shards in shapes.items() if len(shards) == 1 for one in shards if one is not None}
-    return ShardedParameters(found, alike)
+    by_shape = {shape: one for shape, shards in shapes.items() if len(shards) == 1 for one in shards if one is not None}
+    return ShardedParameters(found, by_shape)
 
 
 def local_optimizer_operator(

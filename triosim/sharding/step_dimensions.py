@@ -386,11 +386,11 @@ class StepDimensions:
             saved = [(t, dims) for t, dims in pairs if t.category != "gradient" and not (linked and _is_weight(t))]
             sources = [(-index, dims) for index, (_, dims) in enumerate(saved, 1)]
         sources += [(t.id, self._of(t)) for t in forward.inputs if not linked or not _is_weight(t)]
-        alike = [(number, dims) for number, dims in sources if tuple(map(size, dims)) == shape]
-        if not alike:
+        same_shape = [(number, dims) for number, dims in sources if tuple(map(size, dims)) == shape]
+        if not same_shape:
             return None
-        counts = [self._taken.get((operator.id, number), 0) for number, _ in alike]
-        number, dims = alike[counts.index(min(counts))]
+        counts = [self._taken.get((operator.id, number), 0) for number, _ in same_shape]
+        number, dims = same_shape[counts.index(min(counts))]
         self._taken[operator.id, number] = min(counts) + 1
         return dims
 
@@ -406,9 +406,9 @@ class StepDimensions:
         for tensor in tensors:
             if tensor.id in self._dims or tensor.category == "parameter":
                 continue
-            alike = [dims for dims in known if tuple(map(size, dims)) == tensor.shape]
+            same_shape = [dims for dims in known if tuple(map(size, dims)) == tensor.shape]
             views = (guessed_view(dims, tensor.shape, partial(self._fits, tensor)) for dims in known)
-            candidates = chain(alike, (new for new in views if new is not None)) if known else iter(())
+            candidates = chain(same_shape, (new for new in views if new is not None)) if known else iter(())
             first = next(candidates, None)
             found = first
             while found is not None and not self._fits(tensor, found):

@@ -22,13 +22,13 @@ Spreading = Literal["all_gather", "broadcast", "scatter", "all_to_all"]
 class Grid:
     """The ranks of a group by their place in a grid, the first coordinate fastest, and an exchange for each dimension.
 
-    Where all lines of a dimension are equal, ``alike`` has one of them as a topology, and which of its ranks are members.
+    Where all lines of a dimension are equal, ``line_topologies`` has one of them, and which of its ranks are members.
     """
 
     places: Sequence[int]
     shape: tuple[int, ...]
     exchanges: tuple[Exchange, ...]
-    alike: tuple[tuple[Topology, tuple[int, ...]], ...] = ()
+    line_topologies: tuple[tuple[Topology, tuple[int, ...]], ...] = ()
 
     def before(self, dimension: int) -> int:
         """Return by how much the place changes with one step along a dimension."""

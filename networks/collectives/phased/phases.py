@@ -192,7 +192,7 @@ class PhasedAlgorithm(CollectiveAlgorithm):
     def symmetric(self, kind: CollectiveKind, group: Sequence[int], topology: Topology) -> SymmetricCollective | None:
         """Return the collective as one rank sees it, where all ranks do the same over equal links; else None."""
         grid = self.grid(group, topology)
-        if not grid.alike or kind in WITH_ROOT:
+        if not grid.line_topologies or kind in WITH_ROOT:
             return None
         order = phases(kind, grid, 1.0, 0)
         cyclic: list[bool] = []
@@ -202,7 +202,7 @@ class PhasedAlgorithm(CollectiveAlgorithm):
             found = None if along[0].pair_count > MOST_PAIRS else steps_of([phase.pairs() for phase in along], size)
             if found is None or isinstance(along[0].exchange, LineExchange):
                 return None
-            block, members = grid.alike[dimension]
+            block, members = grid.line_topologies[dimension]
             behind_a_switch = isinstance(along[0].exchange, DoublingExchange)
             link = block.route(0, 1) if behind_a_switch else block.route(members[0], members[1])
             together = [found[1]] if behind_a_switch else [{step: nbytes} for step, nbytes in found[1].items()]
@@ -224,8 +224,8 @@ class PhasedAlgorithm(CollectiveAlgorithm):
         by_dimension: dict[int, float] = {}
         edges_along: dict[int, list[Edge]] = {}  # by dimension: on a line, phases use opposite links
         for phase in order:
-            if grid.alike and isinstance(phase.exchange, SwitchExchange):
-                link = grid.alike[phase.dimension][0].route(0, 1)
+            if grid.line_topologies and isinstance(phase.exchange, SwitchExchange):
+                link = grid.line_topologies[phase.dimension][0].route(0, 1)
                 hops, most = phase.behind_a_switch()
                 latency += hops * math.fsum(one.latency for one in link)
                 took.append(most / link[0].bandwidth)
@@ -247,8 +247,8 @@ class PhasedAlgorithm(CollectiveAlgorithm):
     @staticmethod
     def _ends(phase: Phase, grid: Grid, topology: Topology, root: int) -> tuple[Topology, list[tuple[int, ...]]]:
         """Return the ranks of each line of a phase, and the topology that they are ranks of; one line where all are equal."""
-        if grid.alike:
-            block, members = grid.alike[phase.dimension]
+        if grid.line_topologies:
+            block, members = grid.line_topologies[phase.dimension]
             return block, [members]
         return topology, [tuple(grid.places[place] for place in line) for line in lines(grid, phase, root)]
 

@@ -80,8 +80,8 @@ def test_once_asks_as_often_for_many_layers_as_for_few_and_each_asks_for_all() -
         plan(trace, "tp=2", gpus=None, config=RunConfig.of(fold=once, tp_style="megatron"), model=model)
         return model.asked
 
-    assert asked(8, once=True) == asked(4, once=True)
-    assert asked(8, once=False) > 1.5 * asked(4, once=False) > 3 * asked(4, once=True)
+    assert asked(8, deduplicate=True) == asked(4, deduplicate=True)
+    assert asked(8, deduplicate=False) > 1.5 * asked(4, deduplicate=False) > 3 * asked(4, deduplicate=True)
 
 
 def repeats_of(trace: Trace) -> LayerDeduplication | None:

@@ -110,14 +110,14 @@ def fit(rows: FamilyRows, *, known: bool = True, others: bool = True) -> FamilyM
         told.append(np.tile(specifications(gpu, reached[gpu.name]), (len(wanted), 1)))
         target.append(wanted)
         group.append(np.full(len(wanted), number))
-    alike, wanted = np.concatenate(features), np.concatenate(target)
+    stacked, wanted = np.concatenate(features), np.concatenate(target)
     few = len(wanted) < _FEW_ROWS
     pooled = None
     if known and len(own) < len(present):
-        both = np.hstack([alike, np.concatenate(told)])
+        both = np.hstack([stacked, np.concatenate(told)])
         settings = _FEW if few else _ATTENTION if rows.shapes.family == "attention" else _POOLED
         pooled = grow(both, wanted, settings, np.concatenate(group))
-    other = grow(alike, wanted, _FEW_OTHER if few else _OTHER, np.concatenate(group)) if others else None
+    other = grow(stacked, wanted, _FEW_OTHER if few else _OTHER, np.concatenate(group)) if others else None
     sizes = {name: np.unique(rows.shapes[name]).tolist() for name in COLUMNS[rows.shapes.family]}
     return FamilyModel(rows.shapes.family, rows.shapes.dtype, reached, attainable, own, pooled, other, sizes)
 

@@ -26,12 +26,17 @@ FLOOR_SECONDS = 1e-6
 
 
 def reprice(
-    before: Sequence[Operator], after: Sequence[Operator], model: ComputeModel, gpu: str = "", *, once: bool = True
+    before: Sequence[Operator],
+    after: Sequence[Operator],
+    model: ComputeModel,
+    gpu: str = "",
+    *,
+    deduplicate: bool = True,
 ) -> list[Operator]:
     """Return ``after`` with times: ``before`` are the same operators, one for one, in the shapes that their times hold for.
 
     A backward operator is taken to have changed when the forward operator that it differentiates has; give both.
-    Models are asked ``once`` for equal operators, or for each.
+    With ``deduplicate``, models are asked once for equal operators.
     """
     old_forward = {operator.id: operator for operator in before if operator.phase == "forward"}
     changed = {new.id for old, new in zip(before, after, strict=True) if not _same_shapes(old, new)}
@@ -40,7 +45,9 @@ def reprice(
         return list(after)
     asked = changed | {new.forward for new in after if new.id in changed}
     pairs = [pair for pair in zip(before, after, strict=True) if pair[1].id in asked]
-    old_ones, new_ones = (OperatorSequence((pair[which] for pair in pairs), once=once) for which in (0, 1))
+    old_ones, new_ones = (
+        OperatorSequence((pair[which] for pair in pairs), deduplicate=deduplicate) for which in (0, 1)
+    )
     found, _ = _ratios(model, old_ones, new_ones, gpu, gpu)
     priced = {
         new.id: with_prediction(scaled(new, float(found.seconds[row]), old), found, row, old)

@@ -27,8 +27,8 @@ def world_as_json(memory: WorldMemory, report: MemoryReport, rank: int, notes: S
     ``places`` has a row for each place of the pipeline, as ``result.json`` has them; ``notes`` are of the run.
     """
     places = [asdict(row) for row in rows(memory)]
-    alike = len(memory.ranks_at(memory.place(rank)))
-    shown = as_dict(report) | {"rank": rank, "ranks_alike": alike, "notes": [*report.notes, *notes]}
+    count = len(memory.ranks_at(memory.place(rank)))
+    shown = as_dict(report) | {"rank": rank, "ranks_alike": count, "notes": [*report.notes, *notes]}
     found = {"schema": SCHEMA, "world": memory.world, "parallel": memory.parallel, "places": places, "ranks": [shown]}
     return json.dumps(found, indent=2) + "\n"
 

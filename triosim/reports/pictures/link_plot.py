@@ -133,12 +133,12 @@ def _rows(found: Mapping[str, LoadCurve], names: Sequence[str], bounds: Any) -> 
     rows = [(name, found[name].taken(bounds) / slot) for name in names]
     if len(rows) <= MOST_LABELLED:
         return rows
-    alike: dict[bytes, list[tuple[str, Any]]] = {}
+    by_load: dict[bytes, list[tuple[str, Any]]] = {}
     for name, cells in rows:
-        alike.setdefault(cells.round(6).tobytes(), []).append((name, cells))
+        by_load.setdefault(cells.round(6).tobytes(), []).append((name, cells))
     return [
         (name if len(same) == 1 else f"{name} and {len(same) - 1} alike", cells)
-        for same in alike.values()
+        for same in by_load.values()
         for name, cells in same[:1]
     ]
 

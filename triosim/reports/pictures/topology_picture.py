@@ -95,9 +95,9 @@ def merged(topology: Topology, left_out: set[str]) -> list[DrawnLink]:
             entry[0] += link.bandwidth
     lines: dict[tuple[str, str], DrawnLink] = {}
     for (a, b), (bandwidth, latency) in both.items():
-        alike = both.get((b, a)) == [bandwidth, latency]
-        if not alike or (b, a) not in lines:
-            lines[a, b] = DrawnLink(a, b, bandwidth, latency, arrow=not alike)
+        symmetric = both.get((b, a)) == [bandwidth, latency]
+        if not symmetric or (b, a) not in lines:
+            lines[a, b] = DrawnLink(a, b, bandwidth, latency, arrow=not symmetric)
     return list(lines.values())
 
 

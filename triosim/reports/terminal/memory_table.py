@@ -43,10 +43,10 @@ def render_ranks(reports: Mapping[int, MemoryReport], like: Sequence[int]) -> Re
     """Return a table of the captured ranks, the one that needs most first, with how many ranks each stands for."""
     made = table("Memory by rank", "ranks", "tensors", "allocated", "reserved", "fits")
     for rank, report in sorted(reports.items(), key=lambda pair: (-pair[1].peak_reserved, pair[0])):
-        alike = format_ranks(other for other, model in enumerate(like) if model == rank)
+        ranks = format_ranks(other for other, model in enumerate(like) if model == rank)
         fits = "?" if math.isinf(report.capacity) else "yes" if report.fits else "no"
         sizes = (report.peak_live, report.peak_allocated, report.peak_reserved)
-        made.add_row(shorten(alike, 24), *map(size, sizes), fits)
+        made.add_row(shorten(ranks, 24), *map(size, sizes), fits)
     return made
 
 

@@ -356,15 +356,15 @@ def _links(data: ResultData) -> RenderableType:
 def _recorded_links(data: ResultData) -> RenderableType:
     """Return the links that carried anything with when each was busiest, links with equal figures in one row."""
     loaded = sorted((link for link in data.links if link.bytes), key=lambda link: -link.utilisation)
-    alike: dict[tuple[str, ...], list[str]] = {}
+    by_load: dict[tuple[str, ...], list[str]] = {}
     for link in loaded:
-        alike.setdefault(_load(link, data.step_time_s), []).append(link.name)
+        by_load.setdefault(_load(link, data.step_time_s), []).append(link.name)
     title = f"Busiest links ({len(loaded)} of {len(data.links)} carried something)"
-    made = table(title, "link", "alike", "bytes", "mean", "peak", "busy", "busiest at")
-    for figures, names in list(alike.items())[:MAX_RECORDED_LINKS]:
+    made = table(title, "link", "links", "bytes", "mean", "peak", "busy", "busiest at")
+    for figures, names in list(by_load.items())[:MAX_RECORDED_LINKS]:
         made.add_row(Text(shorten(names[0], 26)), f"{len(names):,}", *figures)
-    if len(alike) > MAX_RECORDED_LINKS:
-        made.add_row(f"… {sum(map(len, list(alike.values())[MAX_RECORDED_LINKS:])):,} more", style="dim")
+    if len(by_load) > MAX_RECORDED_LINKS:
+        made.add_row(f"… {sum(map(len, list(by_load.values())[MAX_RECORDED_LINKS:])):,} more", style="dim")
     return made
 
 

@@ -51,10 +51,10 @@ def _facts(streams: TaskStreams) -> RenderableType:
 def _ranks(streams: TaskStreams) -> Table:
     made = table("Captured ranks", "rank", "stands for", "batch", "operators", "sum of times", "communications")
     for rank, trace in _first(streams.traces.items(), made):
-        alike = format_ranks(other for other, model in enumerate(streams.like) if model == rank)
+        ranks = format_ranks(other for other, model in enumerate(streams.like) if model == rank)
         made.add_row(
             str(rank),
-            shorten(alike, 24),
+            shorten(ranks, 24),
             f"{trace.batch_size:,}",
             f"{len(trace.operators):,}",
             format_time(trace.seconds),
