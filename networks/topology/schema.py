@@ -205,7 +205,7 @@ class ShapeModel(_Strict):
     overrides: list[OverrideModel] = []
 
     def changes(self) -> dict[str, Any]:
-        """Return what the file says, as fields of a Spec."""
+        """Return what the file says, as fields of a ShapeSpec."""
         said = {key: getattr(self, key) for key in self.model_fields_set if key in ShapeSpec.__dataclass_fields__}
         return {key: value.wire() if isinstance(value, HostModel) else value for key, value in said.items()}
 
