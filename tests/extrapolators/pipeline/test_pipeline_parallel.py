@@ -103,7 +103,7 @@ def test_balanced_stages_can_keep_transformer_layers_whole() -> None:
     [
         (traces.transformer(blocks=4), 3, {"options": {"stages": "equal"}}, "4 layers do not divide among 3 stages"),
         (MLP, 2, {"options": {"stages": "whole"}}, "no module has a number"),
-        (MLP, 2, {"options": {"stages": "equal"}, "stages": ("fc1",)}, "the first layers of stages are given"),
+        (MLP, 2, {"options": {"stages": "equal"}, "stages": ("fc1",)}, "--stages and --option stages="),
         (MLP, 2, {"options": {"stages": "thirds"}}, "'thirds' is not known"),
         (MLP, 2, {"options": {"stages": "equal"}, "balance_stages": True}, "--balance-stages"),
     ],
@@ -323,7 +323,7 @@ def test_parts_of_parts_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("written", "why"), [("dp=2,pp=2", "no axis 'tp'"), ("tp=2,pp=2", "stages begin inside of layers")]
+    ("written", "why"), [("dp=2,pp=2", "there is no tp"), ("tp=2,pp=2", "stages may begin inside a layer")]
 )
 def test_parts_are_of_what_all_gpus_of_a_layer_have(written: str, why: str) -> None:
     with pytest.raises(OptionError, match=why):
