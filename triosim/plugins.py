@@ -105,6 +105,11 @@ REQUIRED: dict[Group, tuple[tuple[str, ...], ...]] = {
 }
 
 
+def shown(group: Group) -> str:
+    """Return what users call the parts of a group."""
+    return "parallelisms" if group == "extrapolators" else group.replace("_", " ")
+
+
 def names(group: Group) -> list[str]:
     """Return the names that ``load`` knows: the built-in ones first, then the entry points of installed packages."""
     return [*BUILT_IN[group], *(name for name in _entry_points(group) if name not in BUILT_IN[group])]
@@ -124,8 +129,7 @@ def load(group: Group, name: str) -> Any:
     else:
         entry = _entry_points(group).get(name)
         if entry is None:
-            kind = "parallelism" if group == "extrapolators" else group.removesuffix("s").replace("_", " ")
-            raise PluginError(f"unknown {kind} '{name}'", fix=nearest(name, names(group)))
+            raise PluginError(f"unknown {shown(group).removesuffix('s')} '{name}'", fix=nearest(name, names(group)))
         found = _import(entry)
     return _checked(group, name, found)
 
@@ -265,7 +269,7 @@ def _checked(group: Group, name: str, found: Any) -> Any:
     for alternatives in REQUIRED[group]:
         if not any(callable(getattr(found, method, None)) for method in alternatives):
             wanted = " or ".join(f"'{method}'" for method in alternatives)
-            raise PluginError(f"has no method {wanted}, which {group.replace('_', ' ')} need", where=name)
+            raise PluginError(f"has no method {wanted}, which {shown(group)} need", where=name)
     abstract = sorted(getattr(found, "__abstractmethods__", ()))
     if abstract:
         raise PluginError(f"does not define {', '.join(abstract)}", where=name)

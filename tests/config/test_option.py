@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
+import triosim
 from triosim.config import Option
+from triosim.config.file import read_config
 from triosim.errors import OptionError
 
 
@@ -81,3 +83,51 @@ def test_what_a_value_cannot_be_is_said_with_the_option_and_a_remedy(option: Opt
     with pytest.raises(OptionError) as caught:
         option.parse(value)
     assert str(caught.value) == said
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"gpu": 4}, "--gpu: '4' is neither a name nor a path"),
+        ({"operator_times": 3}, "--operator-times: '3' is neither a name nor a path"),
+        ({"network": 7}, "--network: '7' is neither a name nor a class"),
+        ({"collective": 5}, "--collective: '5' is neither a name nor a class"),
+        ({"schedule": ["1f1b"]}, r"--schedule: '\['1f1b'\]' is "),
+        ({"recompute": {"full": 1}}, "--recompute: .* is not a word"),
+        ({"options": {"bucket_size": 1}}, "no part of this run takes 'bucket_size'; give --bucket-size"),
+    ],
+)
+def test_a_value_of_another_type_is_one_line(given: dict[str, Any], said: str) -> None:
+    trace = Path(__file__).parents[2] / "examples" / "traces" / "vgg13_a100_fake.json.gz"
+    with pytest.raises(OptionError, match=said):
+        triosim.simulate(str(trace), parallel="ddp", gpus=2, **given)
+
+
+def test_what_is_no_trace_is_one_line() -> None:
+    with pytest.raises(OptionError, match="'8' is no trace"):
+        triosim.simulate(8)  # type: ignore[arg-type]
+
+
+def test_describe_knows_its_keywords_and_those_of_simulate() -> None:
+    with pytest.raises(OptionError, match="no keyword 'seq'; did you mean 'sequence'"):
+        triosim.describe("gpt2", seq=2)
+    with pytest.raises(OptionError, match="no keyword 'batch_size'; did you mean 'batch'"):
+        triosim.describe("gpt2", batch_size=2)
+
+
+def test_the_help_of_python_speaks_of_keywords() -> None:
+    doc = triosim.simulate.__doc__ or ""
+    assert "training: Simulate the backward pass and the optimizer too; False is inference" in doc
+    assert "One of: plain, mixed. [plain]" in doc
+    assert "Repeatable" not in doc
+    assert "--" not in doc.partition("All options:")[2]
+    assert "options: Options of" in doc
+
+
+@pytest.mark.parametrize(
+    ("key", "fix"), [("inference", "training: no"), ("slow_gpus", "under 'conditions'"), ("model", "write 'trace'")]
+)
+def test_a_key_that_is_something_else_is_pointed_at_it(key: str, fix: str, tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text(f"{key}: 1\n")
+    with pytest.raises(OptionError, match=fix):
+        read_config(str(tmp_path / "run.yaml"))

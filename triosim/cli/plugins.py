@@ -15,6 +15,6 @@ def command() -> None:
     """
     made = table("What can be named", "kind", "names")
     for group in registry.GROUPS:
-        made.add_row(group.replace("_", " "), ", ".join(registry.names(group)))
+        made.add_row(registry.shown(group), ", ".join(registry.names(group)))
     made.columns[1].justify = "left"
     show_on_terminal(made)

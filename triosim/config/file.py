@@ -25,6 +25,14 @@ SUBJECT = "trace"
 _INSTEAD = {"batch_size": "global_batch_size", "global_batch_size": "batch_size"}
 
 
+#: Where to write what other keys are tried for: flags of the command line that are no key, and the subject.
+_ELSEWHERE = {
+    "inference": "write 'training: no'",
+    "model": f"write '{SUBJECT}', which may name a model",
+    **{one.name: "write it under 'conditions'" for one in CONDITIONS},
+}
+
+
 @dataclass(frozen=True, slots=True)
 class ConfigFile:
     """What a configuration file says: the trace, or the model, and options as they were written."""
@@ -169,8 +177,8 @@ def _config_of_result(content: Mapping[str, Any], path: str) -> Any:
 
 def _declared(name: str, where: str) -> Option:
     if name not in COMMON and name not in flags():
-        known = [SUBJECT, *COMMON, *flags()]
-        raise OptionError(f"there is no option '{name}'", where=where, fix=nearest(name, known))
+        fix = _ELSEWHERE.get(name) or nearest(name, [SUBJECT, *COMMON, *flags()])
+        raise OptionError(f"there is no option '{name}'", where=where, fix=fix)
     return option_named(name)
 
 

@@ -39,7 +39,7 @@ class Option:
     values. ``least`` is the smallest whole number. What is ``of_training`` is read by nobody in inference, and what is
     ``of_step`` changes the step that is simulated, so that captured task streams cannot follow it. What is ``repeatable`` may
     be given several times on the command line. ``commands`` have it. The value of a ``part`` names a part of the plug-in
-    ``group``, whose parts may declare options of their own.
+    ``group``, whose parts may declare options of their own. ``python_help`` is its text in Python, where that is another.
     """
 
     name: str
@@ -60,6 +60,7 @@ class Option:
     repeatable: bool = False
     commands: tuple[Command, ...] = EVERY_COMMAND
     group: Group | None = None
+    python_help: str = ""
 
     @property
     def where(self) -> str:
@@ -97,6 +98,8 @@ class Option:
 def _text(option: Option, value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"  # what YAML makes of these words, and what Python has for them
+    if isinstance(value, (list, tuple, Mapping)):
+        raise OptionError(f"'{value}' is not a word", fix="give one")
     return str(value)
 
 
@@ -212,7 +215,16 @@ def _mapping(option: Option, value: Any) -> dict[str, Any]:
     return found
 
 
+def _part(option: Option, value: Any) -> Any:
+    if not (isinstance(value, str) or callable(value)):
+        raise OptionError(f"'{value}' is neither a name nor a class", fix="give one, or file.py:Class")
+    return value
+
+
 def _file(option: Option, value: Any) -> Any:
+    described = isinstance(value, Mapping) and option.name == "topology"
+    if isinstance(value, (int, float, list, tuple, Mapping)) and not described:
+        raise OptionError(f"'{value}' is neither a name nor a path", fix="give one")
     return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 
@@ -233,7 +245,7 @@ _PARSERS: Mapping[Kind, Callable[[Option, Any], Any]] = {
     "dtype": _dtype,
     "names": _names,
     "mapping": _mapping,
-    "part": _as_it_is,
+    "part": _part,
     "file": _file,
     "object": _as_it_is,
 }

@@ -74,7 +74,14 @@ class RunConfig:
         metavar="N",
         of_step=True,
     )
-    training: bool = _option("flag", True, "Simulate the forward pass alone.", flag="--inference", of_step=True)
+    training: bool = _option(
+        "flag",
+        True,
+        "Simulate the forward pass alone.",
+        flag="--inference",
+        of_step=True,
+        python_help="Simulate the backward pass and the optimizer too; False is inference, the forward pass alone.",
+    )
     iterations: int = _option("whole", 1, "Steps to simulate.", metavar="N", commands=("simulate",))
     micro_batches: int | None = _option(
         "whole",
@@ -196,6 +203,7 @@ class RunConfig:
                 flag="--option",
                 metavar="KEY=VALUE",
                 repeatable=True,
+                python_help="Options of parallelisms, network, collective or plug-ins, by name: {'prefetch': 2} for fsdp.",
             )
         },
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
@@ -32,4 +33,13 @@ def with_options(function: Function) -> Function:
 
 def _lines(options: list[Option]) -> Iterator[str]:
     for option in options:
-        yield f"{option.name}: {option.help}" + ("" if option.default in (None, "") else f" [{option.default}]")
+        default = "" if option.default in (None, "") else f" [{option.default}]"
+        yield f"{option.name}: {_text(option)}{default}"
+
+
+def _text(option: Option) -> str:
+    """Return what an option means to who writes Python: with names of keywords for flags, and all words that it knows."""
+    text = option.python_help or option.help.removesuffix(" Repeatable.")
+    text = re.sub(r"--([a-z-]+)", lambda flag: flag[1].replace("-", "_"), text)
+    unsaid = any(word not in text for word in option.choices)
+    return f"{text} One of: {', '.join(option.choices)}." if unsaid else text

@@ -19,7 +19,7 @@ from triosim.models.huggingface_config import read
 from triosim.models.operators.elementwise import add, sum_to
 from triosim.models.operators.optimizers import OPTIMIZERS
 from triosim.models.operators.tape import Tape
-from triosim.models.step_choices import ChoiceReader, StepChoices
+from triosim.models.step_choices import OPTIONS, ChoiceReader, StepChoices
 from triosim.trace import Trace
 
 
@@ -37,6 +37,10 @@ def describe(
     ``attention``, ``kernels``, ``products``, ``dropout``. Raises ``OptionError`` for what is not known or cannot be,
     ``TriosimError`` for a config that lacks a size.
     """
+    for name in choices.keys() - OPTIONS.keys():
+        called = next((field for field, option in OPTIONS.items() if option.name == name), None)
+        fix = f"did you mean '{called}'?" if called else nearest(name, ("gpu", "compute_model", *OPTIONS))
+        raise OptionError(f"describe has no keyword '{name}'", fix=fix)
     return described(model, StepChoices(**choices), gpu=gpu, compute_model=compute_model)
 
 

@@ -9,7 +9,8 @@ from triosim import plugins
 from triosim.conditions import Conditions
 from triosim.conditions.checks import check_conditions
 from triosim.conditions.heterogeneity import Heterogeneity
-from triosim.config import RunConfig, unread
+from triosim.config import COMMON, RunConfig, flags, unread
+from triosim.config.run_config import option_named
 from triosim.errors import OptionError, TraceError, nearest
 from triosim.extrapolators.captured.captured_plan import CapturedPlan
 from triosim.extrapolators.core.plan import ParallelPlan
@@ -121,7 +122,9 @@ def refuse_unknown(config: RunConfig, read: Iterable[str]) -> None:
     known = {*read}
     for name in config.options:
         if name not in known:
-            raise OptionError(f"no part of this run takes '{name}'", where="--option", fix=nearest(name, known))
+            has_flag = name in COMMON or name in flags()
+            fix = f"give {option_named(name).where}" if has_flag else nearest(name, known)
+            raise OptionError(f"no part of this run takes '{name}'", where="--option", fix=fix)
 
 
 def _check_times(streams: TaskStreams) -> None:

@@ -61,6 +61,8 @@ def read(trace: TraceLike, config: RunConfig) -> Subject:
 
     Raises ``OptionError`` for options that it cannot follow, and ``TraceError`` for the trace of one rank of several.
     """
+    if not isinstance(trace, (Trace, TaskStreams, str, PathLike)):
+        raise OptionError(f"'{trace}' is no trace", where="trace", fix="give a Trace, a path, or the name of a model")
     path = None if isinstance(trace, (Trace, TaskStreams)) else str(trace)
     content = content_of(trace, config)
     if isinstance(content, TaskStreams):
