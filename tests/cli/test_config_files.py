@@ -214,3 +214,10 @@ def test_the_options_that_are_known_are_those_that_are_taken(capsys: pytest.Capt
     said = lines(capsys)[1]
     assert "no part of this run takes 'nope'" in said
     assert not {"env", "topology", "record", "algorithm", "form"} & {*said.replace(",", "").split()}
+
+
+def test_compare_writes_reports_of_a_comparison(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["compare", "--config", "run.yaml", "-q", "--write", "comparison-html=all.html"]) == 0
+    assert (small / "all.html").read_text().startswith("<!doctype html>")
+    assert run(["compare", "--config", "run.yaml", "--write", "csv=all.csv"]) == 2
+    assert "the report 'csv' is of a result, not of a comparison" in lines(capsys)[1]

@@ -14,12 +14,13 @@ from triosim.comparison.strategies import compare_config
 from triosim.config import COMMON
 from triosim.errors import OptionError
 from triosim.output_files import check_outputs
+from triosim.plugins import file_of
 from triosim.reports.terminal.comparison_table import render
 from triosim.reports.terminal.progress import Progress
 from triosim.results import report as reports
 
 GPUS = replace(COMMON["gpus"], help="How many GPUs.")
-OPTIONS = (o.CONFIG, o.SAVE_CONFIG, GPUS, o.PLOT, o.FORMAT, o.QUIET)
+OPTIONS = (o.CONFIG, o.SAVE_CONFIG, GPUS, o.PLOT, o.WRITE, o.FORMAT, o.QUIET)
 
 
 def declared(arguments: Sequence[str] | None) -> Callable[..., None]:
@@ -46,10 +47,13 @@ def command(trace: TracePath = None, **given: Any) -> None:
     run = configured("compare", trace, given, OPTIONS)
     if run.config.gpus is None:
         raise OptionError("Missing option '--gpus' / '-n'", fix="see 'triosim compare --help'")
-    plot = given["plot"]
-    check_outputs(plot, given["save_config"], reading=run.files)
-    if plot is not None:
-        reports.check(reports.find("comparison-plot", "comparison"), plot)
+    written = [*o.reports(given["write"])]
+    if given["plot"] is not None:
+        written.append(("comparison-plot", given["plot"]))
+    reading = (*run.files, *(file_of(report) for report, _ in written))
+    check_outputs(given["save_config"], *(path for _, path in written), reading=reading)
+    for report, path in written:
+        reports.check(reports.find(report, "comparison"), path)
     with Progress(shown=not given["quiet"]) as progress:
         comparison = compare_config(
             run.subject,
@@ -59,8 +63,8 @@ def command(trace: TracePath = None, **given: Any) -> None:
             progress=progress,
         )
     run.save(given["save_config"])
-    if plot is not None:
-        comparison.plot(plot)
+    for report, path in written:
+        comparison.write(report, path)
     if format == "json":
         sys.stdout.write(comparison.to_json())
     elif not given["quiet"]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import wraps
 from importlib import import_module
 from pathlib import Path
@@ -110,6 +110,14 @@ SAVE_CONFIG = Option(
     "save_config", help="Write the options of this run for --config (.yaml or .json).", metavar="FILE", panel=""
 )
 PLOT = Option("plot", help="A picture (png, svg, pdf).", metavar="FILE", panel=OUTPUT)
+WRITE = Option(
+    "write",
+    "mapping",
+    help="A report by name, or a plug-in's (file.py:Class), to a file. Repeatable.",
+    metavar="REPORT=FILE",
+    panel=OUTPUT,
+    repeatable=True,
+)
 FORMAT = Option(
     "format",
     "choice",
@@ -120,6 +128,15 @@ FORMAT = Option(
     panel=OUTPUT,
 )
 QUIET = Option("quiet", "flag", False, "Print no tables and show no progress.", short="-q", panel=OUTPUT)
+
+
+def reports(written: Iterable[str] | None) -> Iterator[tuple[str, str]]:
+    """Yield the reports that ``--write`` asks for, with the files that they are written to."""
+    for text in written or ():
+        report, separator, path = text.rpartition("=")
+        if not separator or not report or not path:
+            raise OptionError(f"'{text}' is not a report and a file", where="--write", fix="write csv=run.csv")
+        yield report, path
 
 
 def takes(*options: Option) -> Callable[[Function], Function]:

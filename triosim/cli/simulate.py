@@ -12,7 +12,6 @@ from triosim.cli.command import loaded, show_on_terminal
 from triosim.cli.subject import ConfiguredRun, TracePath, configured
 from triosim.config import Option
 from triosim.config.option import OUTPUT
-from triosim.errors import OptionError
 from triosim.output_files import check_outputs
 from triosim.plugins import file_of
 from triosim.reports.terminal.progress import Progress
@@ -37,14 +36,7 @@ OPTIONS = (
     _file("timeline", "A timeline for ui.perfetto.dev or chrome://tracing (.json or .json.gz)."),
     o.PLOT,
     _file("link_plot", "A heat map of the links: on the topology, and over time (png, svg, pdf)."),
-    Option(
-        "write",
-        "mapping",
-        help="A report by name, or a plug-in's (file.py:Class), to a file. Repeatable.",
-        metavar="REPORT=FILE",
-        panel=OUTPUT,
-        repeatable=True,
-    ),
+    o.WRITE,
     Option("by_layer", "flag", False, "Show exposed communication by layer and axis.", panel=OUTPUT),
     Option(
         "what_if",
@@ -121,11 +113,7 @@ def _reports(given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for option, report in _REPORTS.items():
         if given[option] is not None:
             yield report, given[option]
-    for text in given["write"] or ():
-        report, separator, path = text.rpartition("=")
-        if not separator or not report or not path:
-            raise OptionError(f"'{text}' is not a report and a file", where="--write", fix="write csv=run.csv")
-        yield report, path
+    yield from o.reports(given["write"])
 
 
 def _simulated(run: ConfiguredRun, *, what_if: bool, quiet: bool) -> Result:

@@ -229,7 +229,8 @@ def _links(network: Network, end: float, steps: int) -> Iterable[LinkLoad]:
 def _notes(recording: Recording, trace: Trace, launch_bound: float) -> Iterable[str]:
     if trace.times != "measured":
         yield (
-            "operator times in this trace are predictions, not measurements"
+            f"operator times {'of the described step' if 'described' in trace.software else 'in this trace'} are predictions, "
+            "not measurements"
             if trace.times == "predicted"
             else f"operator times in this trace are not measured: {trace.times}"
         )
