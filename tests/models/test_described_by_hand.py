@@ -64,7 +64,10 @@ def test_results_lie_as_pytorch_lays_them() -> None:
         (["gpt2", "--optimizer", "adam"], "unknown optimizer 'adam'; did you mean 'adamw'?"),
         (["gpt2", "--batch", "0"], "--batch: 0 is less than 1; give 1 or more"),
         (["gpt2", "--seq", "2048"], "a sequence of 2048 tokens is longer than the 1024 positions of gpt2"),
-        (["resnet50", "--layers", "2"], "layers: the layers of resnet50 are not alike; leave their number out"),
+        (
+            ["resnet50", "--layers", "2"],
+            "layers: the layers of resnet50 differ from each other; leave their number out",
+        ),
         (["resnet50", "--seq", "2"], "sequence: resnet50 reads images; leave it out"),
         (["resnet50", "--attention", "math"], "attention: resnet50 has no attention; leave it out"),
         (

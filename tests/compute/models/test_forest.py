@@ -52,7 +52,7 @@ def test_the_trees_are_those_of_scikit_learn() -> None:
     random = np.random.default_rng(1)
     features = random.normal(size=(700, 5)).round(1)
     target = features[:, 0] * features[:, 1] + random.normal(size=700)
-    settings = boosting.Settings(trees=30, leaves=20, rate=0.2, least=3, robust=False)
+    settings = boosting.TreeSettings(trees=30, leaves=20, rate=0.2, least=3, robust=False)
     grown = boosting.grow(features, target, settings)
     theirs = boosting._fit(features, target, settings, 0, None)
     np.testing.assert_allclose(grown.predict(features), theirs.predict(features), atol=1e-5)

@@ -74,10 +74,10 @@ class Counting(ComputeModel):
 
 
 def test_once_asks_as_often_for_many_layers_as_for_few_and_each_asks_for_all() -> None:
-    def asked(layers: int, *, once: bool) -> int:
+    def asked(layers: int, *, deduplicate: bool) -> int:
         model = Counting()
         trace = describe(GPT(**{**SIZES, "layers": layers}), batch=4, dtype="float16")
-        plan(trace, "tp=2", gpus=None, config=RunConfig.of(fold=once, tp_style="megatron"), model=model)
+        plan(trace, "tp=2", gpus=None, config=RunConfig.of(fold=deduplicate, tp_style="megatron"), model=model)
         return model.asked
 
     assert asked(8, deduplicate=True) == asked(4, deduplicate=True)

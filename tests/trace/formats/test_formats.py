@@ -70,7 +70,7 @@ def test_a_plug_in_that_gives_no_trace_is_named(text_file: Path) -> None:
 
 
 def test_what_is_no_format_is_refused(text_file: Path) -> None:
-    with pytest.raises(OptionError, match="no trace format"):
+    with pytest.raises(OptionError, match="not a trace format"):
         triosim.load_trace(text_file, format=3)  # type: ignore[arg-type]
 
 
