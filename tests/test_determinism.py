@@ -15,6 +15,7 @@ COMMON = ["--topology", "mesh(4x2, bandwidth=25 GB/s, latency=1 us)", "--collect
 
 
 @pytest.mark.parametrize("parallel", ["ddp", "dp=2,pp=2,tp=2"])
+@pytest.mark.slow
 def test_results_do_not_depend_on_the_hash_seed(parallel: str) -> None:
     outputs = []
     for seed in ("0", "1", "2026"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
+from importlib import import_module
 from typing import NoReturn
 
 #: Objects made before the garbage collector looks for cycles. A run makes many and hardly a cycle; looking every 700 objects,
@@ -15,9 +16,7 @@ def main() -> NoReturn:
     """Run the command line, and exit."""
     gc.set_threshold(_OBJECTS_BETWEEN_COLLECTIONS, 20, 20)
     try:
-        from triosim.cli import run
-
-        status = run()
+        status = import_module("triosim.cli").run()
     except KeyboardInterrupt:  # while the command line itself was being imported
         print("triosim: interrupted", file=sys.stderr)
         status = 130

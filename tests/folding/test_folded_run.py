@@ -99,6 +99,7 @@ def same(one: ResultData, other: ResultData) -> None:
     network=st.sampled_from(["packet", "analytical"]),
     bucket=st.sampled_from(["1 kB", "25 MiB"]),
 )
+@pytest.mark.slow
 def test_results_are_the_same_with_folding_and_without(
     system: str, parallel: str, form: str, network: str, bucket: str
 ) -> None:
@@ -115,6 +116,7 @@ def test_results_are_the_same_with_folding_and_without(
     network=st.sampled_from(["packet", "analytical"]),
     load=st.sampled_from(["balanced", "zipf"]),
 )
+@pytest.mark.slow
 def test_ranks_with_experts_do_the_same_where_these_get_as_many_tokens(
     system: str, parallel: str, form: str, network: str, load: str
 ) -> None:

@@ -57,6 +57,7 @@ def test_a_pipeline_of_one_micro_batch_is_no_faster_than_one_gpu(tmp_path: Path)
     assert alone < piped < 1.05 * alone
 
 
+@pytest.mark.slow
 def test_the_measured_steps_are_within_what_is_asked_for() -> None:
     try:
         form, rows = formats.read(data("end_to_end/gpt_fp32_4gpu.csv"))

@@ -91,6 +91,7 @@ def test_what_a_row_says_makes_a_step_slower_or_faster() -> None:
     assert step_seconds(SMALL, VALUES | {"joules": 1.3}) > plain
 
 
+@pytest.mark.slow
 def test_the_memory_of_a_step_is_at_least_its_share_of_sixteen_bytes_a_parameter() -> None:
     """Two ranks: parameters, gradients and two states in single precision; checkpoints and compiled blocks take less."""
     share = 16 * PARAMETERS / 2 / 2**30
@@ -105,6 +106,7 @@ def test_the_memory_of_a_step_is_at_least_its_share_of_sixteen_bytes_a_parameter
     "axes", ["fsdp=1", "dp=2", "dp=2,fsdp=2", "fsdp=2,tp=2", "fsdp=2,cp=2", "fsdp=2,pp=2", "tp=2,pp=2"]
 )
 @pytest.mark.parametrize("eight", [False, True])
+@pytest.mark.slow
 def test_whatever_is_timed_has_a_memory(axes: str, eight: bool) -> None:
     pairs = (part.split("=") for part in axes.split(","))
     step = replace(

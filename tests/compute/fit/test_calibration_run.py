@@ -30,6 +30,7 @@ def synthetic(path: Path, rows: int = 400, noise: float = 0.02) -> str:
     return str(path)
 
 
+@pytest.mark.slow
 def test_a_law_is_learned_from_its_points(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("sklearn")
     table, models = synthetic(tmp_path / "gemm.csv"), str(tmp_path / "own.npz")

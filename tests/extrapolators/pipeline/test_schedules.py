@@ -110,6 +110,7 @@ def test_stages_of_a_rank_may_weigh_differently() -> None:
 
 @given(st.integers(1, 6), st.integers(1, 9), st.integers(2, 4))
 @settings(max_examples=40, deadline=None)
+@pytest.mark.slow
 def test_every_schedule_can_run(p: int, m: int, v: int) -> None:
     for schedule in (
         table("gpipe", p, m),
@@ -161,6 +162,7 @@ def needed(action: Action, stages: int) -> list[set[Action]]:
 
 @given(tables())
 @settings(max_examples=60, deadline=None)
+@pytest.mark.slow
 def test_any_order_that_can_run_does(tmp_path_factory: pytest.TempPathFactory, schedule: ScheduleTable) -> None:
     """What is sent meets what is received in every placement and order, over links that take their time."""
     try:

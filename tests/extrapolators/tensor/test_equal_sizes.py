@@ -155,6 +155,7 @@ def test_the_same_is_divided_where_all_sizes_are_equal(family: str, kernels: str
 @settings(max_examples=15)
 @given(step=st.sampled_from(STEPS), sizes=equal_sizes(), style=st.sampled_from(("megatron", "sequence", "gather")))
 @example(("llama", "compiled", "fp8"), replace(ALL_EQUAL, batch=1, inner=256), "sequence")
+@pytest.mark.slow
 def test_the_same_is_divided_whatever_sizes_are_equal(step: tuple[str, str, str], sizes: Sizes, style: str) -> None:
     options = {"tp_style": "gather" if style == "gather" else "megatron", "sequence_parallel": style == "sequence"}
     assert is_divided_as_usual(step[0], sizes, *step[1:], "flash", **options)

@@ -311,6 +311,7 @@ def mutants(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @settings(max_examples=600, deadline=None)
 @given(data=st.data())
+@pytest.mark.slow
 def test_whatever_is_changed_in_a_trace_it_is_read_or_the_change_is_named(data: st.DataObject, mutants: Path) -> None:
     document = copy.deepcopy(json.loads((mutants / "good.json").read_text()))
     path = data.draw(st.sampled_from(places(document)))

@@ -308,6 +308,7 @@ ODD = [None, True, -1, 0, 3, 2**70, 1.5, math.nan, math.inf, "x", "", [], {}, [N
 
 @settings(max_examples=250, deadline=None)
 @given(data=st.data())
+@pytest.mark.slow
 def test_whatever_is_changed_in_the_files_they_are_read_or_named(
     data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
