@@ -144,7 +144,7 @@ def test_the_example_of_tensor_parallelism_is_captured_whose_optimizer_runs_list
     ("options", "said"),
     [
         (["--world", "2"], "--world: a capture on a real device imitates no world; give --fake too"),
-        (["--fake", "--ranks", "0"], "--ranks: there is one rank; say of how many: --world 64"),
+        (["--fake", "--ranks", "0"], "--ranks: only one rank is captured; say how many there are: --world 64"),
         (["--fake", "--world", "0"], "--world: 0 is less than 1; give 1 or more"),
         (
             ["--fake", "--world", "2", "--ranks", "2"],
