@@ -55,12 +55,7 @@ def peak_gib(case: Case) -> float:
         model = replace(model, style="transformers-2024")
     sequence = words or (case.size if model.sequence else None)
     trace = triosim.describe(
-        model,
-        batch=case.batch,
-        sequence=sequence,
-        dtype=dtype,
-        precision=precision,
-        gpu="H100-SXM",
+        model, batch=case.batch, sequence=sequence, dtype=dtype, precision=precision, gpu="H100-SXM"
     )
     recompute = again if case.checkpoint and again else "none"
     return triosim.rank_memory(trace, recompute=recompute).report().peak_allocated / GIB

@@ -27,9 +27,7 @@ def main() -> None:
     dist.init_process_group("nccl" if on_gpu else "gloo")
 
     model = DistributedDataParallel(
-        hugging_face.build(args, device),
-        device_ids=[device.index] if on_gpu else None,
-        bucket_cap_mb=args.bucket_size,
+        hugging_face.build(args, device), device_ids=[device.index] if on_gpu else None, bucket_cap_mb=args.bucket_size
     )
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     for step in range(args.steps):

@@ -90,14 +90,7 @@ class LoweredSlot:
 class Lowering:
     """A program on a mesh, ready to be run by any rank."""
 
-    def __init__(
-        self,
-        program: Program,
-        mesh: Mesh,
-        *,
-        iterations: int = 1,
-        copy_input: bool = False,
-    ) -> None:
+    def __init__(self, program: Program, mesh: Mesh, *, iterations: int = 1, copy_input: bool = False) -> None:
         self.program = program
         self.mesh = mesh
         self.iterations = iterations

@@ -23,17 +23,7 @@ from triosim.extrapolators.core.hooks import (
 from triosim.extrapolators.core.mesh import Mesh
 from triosim.extrapolators.core.program import Gradient, Program, Stage
 from triosim.sharding.dataflow import output_bytes
-from triosim.tasks import (
-    AllReduce,
-    Broadcast,
-    Collective,
-    Gather,
-    Layers,
-    Reduce,
-    Scatter,
-    TaskStream,
-    Wait,
-)
+from triosim.tasks import AllReduce, Broadcast, Collective, Gather, Layers, Reduce, Scatter, TaskStream, Wait
 
 
 class DataParallel(Extrapolator):

@@ -17,12 +17,7 @@ from triosim.operators.features import base_name, is_attention
 from triosim.sharding.dataflow import Dataflow, Value, is_loss, is_view
 from triosim.sharding.layers import WeightLayer
 from triosim.sharding.placements import Placements, Shard
-from triosim.sharding.propagation import (
-    ForwardPlacements,
-    HeadsDoNotDivideError,
-    OperatorSharding,
-    ShardingPropagator,
-)
+from triosim.sharding.propagation import ForwardPlacements, HeadsDoNotDivideError, OperatorSharding, ShardingPropagator
 from triosim.sharding.rules.local import (
     attention_heads,
     has_single_head,

@@ -96,9 +96,7 @@ def test_trees_are_less_sure_of_sizes_beyond_those_that_were_measured() -> None:
     largest = max(model.sizes["k"])
     sizes = [largest, 2 * largest, 4 * largest, 8 * largest, 64 * largest]
     calls = FamilyCalls(
-        "product",
-        "bfloat16",
-        {"b": np.ones(5), "m": np.full(5, 1001.0), "n": np.full(5, 4096.0), "k": np.array(sizes)},
+        "product", "bfloat16", {"b": np.ones(5), "m": np.full(5, 1001.0), "n": np.full(5, 4096.0), "k": np.array(sizes)}
     )
     errors = model.relative_error(calls, gpus.find("H100-SXM"), np.full(5, 1e-3))
     assert errors / errors[0] == pytest.approx([1.0, 2.0, 3.0, 4.0, 4.0])

@@ -25,8 +25,7 @@ def launched(batch: int = 1024, per_flop: float = 1e-12) -> Trace:
         return 1e-6 if operator.phase == "optimizer" else per_flop * max(flops(operator, forward), 1.0)
 
     return replace(
-        trace,
-        operators=tuple(replace(op, seconds=seconds(op), host_seconds=HOST) for op in trace.operators),
+        trace, operators=tuple(replace(op, seconds=seconds(op), host_seconds=HOST) for op in trace.operators)
     )
 
 

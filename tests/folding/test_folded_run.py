@@ -182,10 +182,7 @@ def test_where_ranks_differ_each_is_simulated_and_whoever_asked_hears_why() -> N
 )
 def test_unequal_ranks_are_all_simulated(conditions: dict[str, Any]) -> None:
     system = "switch(16, bandwidth=5 GB/s, latency=1 us)"
-    same(
-        run(False, "ddp=16", system, conditions=conditions),
-        run(True, "ddp=16", system, conditions=conditions),
-    )
+    same(run(False, "ddp=16", system, conditions=conditions), run(True, "ddp=16", system, conditions=conditions))
     assert any(
         note.startswith("every rank is simulated: GPUs or links")
         for note in run(True, "ddp=16", system, conditions=conditions).notes

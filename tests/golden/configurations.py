@@ -78,10 +78,7 @@ sim("fsdp", f"{LLAMA} -p fsdp -n 8 --timeline {{tmp}}/timeline.json.gz")
 sim("fsdp-prefetch", f"{LLAMA} -p fsdp=8 --option prefetch=3 --option reshard=no")
 sim("fsdp-layer", f"{GPT2} -p fsdp=4 --option unit=layer --micro-batches 2 --option reduce=last")
 sim("fsdp-model", f"{VGG11} -p fsdp=4 --option unit=model")
-sim(
-    "fsdp-dtypes",
-    f"{LLAMA} -p fsdp=8 --option parameter_dtype=bf16 --option shard_dtype=fp32 --gradient-dtype fp32",
-)
+sim("fsdp-dtypes", f"{LLAMA} -p fsdp=8 --option parameter_dtype=bf16 --option shard_dtype=fp32 --gradient-dtype fp32")
 sim("fsdp-hybrid", f"{LLAMA} -p dp=2,fsdp=8 -t dgx-h100 --gpu H100")
 sim("zero1", f"{BERT} -p zero1 -n 8 --micro-batches 2")
 sim("zero1-all-reduce", f"{BERT} -p zero1=4 --option reduce=all-reduce")
@@ -280,11 +277,7 @@ sim("event-gpu", f"{VGG13} -p ddp=4 --event at=10ms,gpu=3,slowdown=2 --event at=
 sim("event-link", f"{VGG13} -p ddp=4 -t dgx-a100 --event at=50ms,from=gpu0,to=switch0,bandwidth=1GB/s,both=true")
 sim("event-late", f"{VGG11} -p ddp=4 --event at=100s,gpu=1,fails=true")
 sim("event-gpu-fails", f"{VGG13} -p ddp=4 --event at=20ms,gpu=2,fails=true", status=2)
-sim(
-    "event-link-fails",
-    f"{VGG13} -p ddp=4 -t dgx-a100 --event at=20ms,from=gpu1,to=switch0,fails=true",
-    status=2,
-)
+sim("event-link-fails", f"{VGG13} -p ddp=4 -t dgx-a100 --event at=20ms,from=gpu1,to=switch0,fails=true", status=2)
 sim("slowdowns", f"{RESNET} -p ddp=8 --compute-slowdown all_reduce=1.2 --collective-slowdown 1.1")
 sim(
     "slowdowns-by-kind",

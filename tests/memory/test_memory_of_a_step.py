@@ -104,12 +104,7 @@ def test_the_allocation_that_fails_is_named() -> None:
     assert failed is not None
     assert not report.fits
     assert (failed.step, failed.operator, failed.layer, failed.category) == (1, 1, "act", "activation")
-    assert (failed.nbytes, failed.allocated, failed.reserved, failed.free) == (
-        12 * MIB,
-        16 * MIB,
-        20 * MIB,
-        4 * MIB,
-    )
+    assert (failed.nbytes, failed.allocated, failed.reserved, failed.free) == (12 * MIB, 16 * MIB, 20 * MIB, 4 * MIB)
     assert report.peak_reserved == 32 * MIB  # what it needs, on a GPU without an end
     assert analyse(step.trace(), capacity=33 * MIB, context=MIB).fits
 

@@ -32,10 +32,7 @@ for _ in range(2):
         words = torch.randint(0, 512, (4, 48), device=device)
         batch = {"input_ids": words, "pixel_values": images, "return_loss": True}
     elif config.model_type in ("vit", "convnext", "convnextv2"):
-        batch = {
-            "pixel_values": images,
-            "labels": torch.randint(0, 10, (4,), device=device),
-        }
+        batch = {"pixel_values": images, "labels": torch.randint(0, 10, (4,), device=device)}
     else:
         words = torch.randint(0, 512, (4, 48), device=device)
         batch = {"input_ids": words, "labels": words}

@@ -170,10 +170,7 @@ def main() -> None:
     for name, batch, length, other_batch, other_length in SAMPLES:
         trace, counts = captured(name, batch, length)
         json_format.write(trace, DATA / f"{name}.json.gz")
-        expected[name] = {
-            "flops": counts,
-            "batch": [other_batch, shapes(captured(name, other_batch, length)[0])],
-        }
+        expected[name] = {"flops": counts, "batch": [other_batch, shapes(captured(name, other_batch, length)[0])]}
         if length:
             expected[name]["sequence"] = [length, other_length, shapes(captured(name, batch, other_length)[0])]
     text = json.dumps(expected, separators=(",", ":"))

@@ -232,8 +232,7 @@ def test_mixed_precision_is_that_of_a_gpu() -> None:
 
 
 @pytest.mark.parametrize(
-    ("half", "masked", "kernel"),
-    [(True, False, "flash"), (True, True, "efficient"), (False, False, "efficient")],
+    ("half", "masked", "kernel"), [(True, False, "flash"), (True, True, "efficient"), (False, False, "efficient")]
 )
 def test_attention_is_the_kernel_that_a_gpu_would_choose(half: bool, masked: bool, kernel: str) -> None:
     with fake_capture("H100-SXM") as capture:

@@ -88,11 +88,7 @@ def _patches_of_the_reducer(recorder: Recorder, calls: CommunicationCalls, bucke
     """Yield patches of what the wrapper calls in C++."""
     package: Any = dist
     reducer = package.Reducer
-    register, rebuild, broadcast = (
-        package._register_comm_hook,
-        reducer._rebuild_buckets,
-        package._broadcast_coalesced,
-    )
+    register, rebuild, broadcast = (package._register_comm_hook, reducer._rebuild_buckets, package._broadcast_coalesced)
 
     def _register_comm_hook(reduces: Any, state: Any, hook: Any) -> None:
         register(reduces, state, buckets.hooked(hook, as_views=False))

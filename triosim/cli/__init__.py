@@ -1,11 +1,5 @@
 """The command line: one file a command."""
 
-from triosim.cli.main import (
-    app,
-    run,
-)
+from triosim.cli.main import app, run
 
-__all__ = [
-    "app",
-    "run",
-]
+__all__ = ["app", "run"]

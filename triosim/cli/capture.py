@@ -98,12 +98,7 @@ OPTIONS = (
         panel=WHAT,
     ),
     Option(
-        "batch_size",
-        "whole",
-        None,
-        "Samples in a step; by default what the model is given.",
-        metavar="N",
-        panel=WHAT,
+        "batch_size", "whole", None, "Samples in a step; by default what the model is given.", metavar="N", panel=WHAT
     ),
     replace(o.QUIET, panel=""),
 )
@@ -196,13 +191,7 @@ def _captured(request: CaptureRequest) -> tuple[Trace | TaskStreams, tuple[str, 
     if request.world is None:
         return one_rank.capture_fake(script, arguments, gpu=gpu, skip=skip, batch_size=batch_size).trace, ()
     found = capture_ranks(
-        script,
-        arguments,
-        world=request.world,
-        ranks=request.ranks or "auto",
-        gpu=gpu,
-        skip=skip,
-        batch_size=batch_size,
+        script, arguments, world=request.world, ranks=request.ranks or "auto", gpu=gpu, skip=skip, batch_size=batch_size
     )
     return found.streams, tuple(_assumed(found))
 

@@ -15,8 +15,7 @@ from triosim.reports.terminal import gpu_table
 
 def command(
     name: Annotated[
-        str | None,
-        typer.Argument(metavar="NAME|FILE", help="One of them, or a file of your own.", show_default=False),
+        str | None, typer.Argument(metavar="NAME|FILE", help="One of them, or a file of your own.", show_default=False)
     ] = None,
     format: o.Format = "table",
 ) -> None:

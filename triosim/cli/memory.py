@@ -60,12 +60,7 @@ OPTIONS = (
         panel=SYSTEM,
     ),
     Option(
-        "workspace",
-        "flag",
-        True,
-        "Count the workspaces of cuBLAS.",
-        flag="--workspace/--no-workspace",
-        panel=SYSTEM,
+        "workspace", "flag", True, "Count the workspaces of cuBLAS.", flag="--workspace/--no-workspace", panel=SYSTEM
     ),
     Option("fail_on_oom", "flag", False, f"Exit with status {DOES_NOT_FIT} where it does not fit.", panel=SYSTEM),
     Option(

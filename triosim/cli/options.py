@@ -220,11 +220,7 @@ def chosen(own: Sequence[Option], given: Mapping[str, Any]) -> dict[str, Any]:
 Format = Annotated[
     str,
     typer.Option(
-        "--format",
-        **one_of("--format", FORMAT.choices),
-        metavar="FORM",
-        rich_help_panel=OUTPUT,
-        help=FORMAT.help,
+        "--format", **one_of("--format", FORMAT.choices), metavar="FORM", rich_help_panel=OUTPUT, help=FORMAT.help
     ),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", rich_help_panel=OUTPUT, help=QUIET.help)]

@@ -73,12 +73,7 @@ class ScheduleRun:
 
 
 def run_schedule(
-    name: str,
-    ranks: int,
-    micro_batches: int | None = None,
-    *,
-    times: ActionTimes | None = None,
-    **options: Any,
+    name: str, ranks: int, micro_batches: int | None = None, *, times: ActionTimes | None = None, **options: Any
 ) -> ScheduleRun:
     """Simulate a schedule (a name or a file) on ranks with equal stages. Raises ``OptionError`` for what cannot be.
 

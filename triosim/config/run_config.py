@@ -208,11 +208,7 @@ class RunConfig:
         },
     )
     fail_on_oom: bool = _option(
-        "flag",
-        False,
-        "Stop with exit status 3 if a rank does not fit its GPU.",
-        SYSTEM,
-        commands=("simulate",),
+        "flag", False, "Stop with exit status 3 if a rank does not fit its GPU.", SYSTEM, commands=("simulate",)
     )
     fold: bool | None = _option(
         "flag",
@@ -412,9 +408,7 @@ CONDITIONS: tuple[Option, ...] = (
         "Random slow-downs of GPUs: uniform, exponential or lognormal,spread=0.1,seed=1,every=iteration.",
     ),
     _condition(
-        "slow_links",
-        "DISTRIBUTION",
-        "Random slow-downs of links: uniform, exponential or lognormal,spread=9,seed=1.",
+        "slow_links", "DISTRIBUTION", "Random slow-downs of links: uniform, exponential or lognormal,spread=9,seed=1."
     ),
     _condition(
         "events",

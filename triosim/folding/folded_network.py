@@ -29,10 +29,7 @@ class FoldedNetwork(Network, LinkCounter, FigureReporter):
     """
 
     def __init__(
-        self,
-        new_network: Callable[[], Network],
-        symmetry: Symmetry,
-        patterns: Mapping[TransferPattern, PatternUse],
+        self, new_network: Callable[[], Network], symmetry: Symmetry, patterns: Mapping[TransferPattern, PatternUse]
     ) -> None:
         network = new_network()
         super().__init__(network.env, network.topology)

@@ -81,10 +81,7 @@ class Replay:
 
 
 def replay(
-    lifetimes: Lifetimes,
-    capacity: float = math.inf,
-    settings: AllocatorSettings | None = None,
-    steps: int = MOST_STEPS,
+    lifetimes: Lifetimes, capacity: float = math.inf, settings: AllocatorSettings | None = None, steps: int = MOST_STEPS
 ) -> Replay:
     """Replay up to ``steps`` steps on a GPU with ``capacity`` bytes for the allocator; stop where memory runs out."""
     return _StepReplay(lifetimes, CachingAllocator(capacity, settings)).play(steps)

@@ -48,11 +48,7 @@ _LAUNCH_BOUND = 0.02
 
 
 def figures(
-    run: FinishedRun,
-    *,
-    inputs: Mapping[str, Any],
-    notes: Sequence[str] = (),
-    options: MetricOptions | None = None,
+    run: FinishedRun, *, inputs: Mapping[str, Any], notes: Sequence[str] = (), options: MetricOptions | None = None
 ) -> ResultData:
     """Return the figures of a run. Raises ``SimulationError`` where nothing was computed, or where they contradict."""
     recording, trace, network = run.recording, run.trace, run.network

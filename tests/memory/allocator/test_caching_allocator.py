@@ -28,14 +28,7 @@ def test_a_published_snapshot_of_a_product() -> None:
     allocator.free(product)
     small, large = allocator.segments.values()
     assert small.size == 2_097_152
-    assert sizes(small) == [
-        (40_448, True),
-        (512, True),
-        (4_096, True),
-        (512, False),
-        (512, True),
-        (2_051_072, False),
-    ]
+    assert sizes(small) == [(40_448, True), (512, True), (4_096, True), (512, False), (512, True), (2_051_072, False)]
     assert large.size == 20_971_520
     assert sizes(large) == [(8_519_680, True), (12_451_840, False)]
 

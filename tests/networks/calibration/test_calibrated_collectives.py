@@ -200,10 +200,7 @@ def test_another_machine_is_not_calibrated_by_the_preset(change: str) -> None:
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        (
-            "dgx-h100(gpus_per_node=4)",
-            "with another gpus_per_node it is not the dgx-h100 that was measured",
-        ),
+        ("dgx-h100(gpus_per_node=4)", "with another gpus_per_node it is not the dgx-h100 that was measured"),
         ("dgx-h100(gpus_per_node=4, calibration=dgx-h100)", "the calibration is of nodes of 8 GPUs, and these have 4"),
         ("dgx-h100(gpus_per_node=4, calibration=none)", None),
         ("dgx-h100(gpus=8)", None),

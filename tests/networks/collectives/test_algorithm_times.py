@@ -167,11 +167,7 @@ NOTATION = "Ring(4, bandwidth=40 GB/s, latency=1 us)_FC(2, bandwidth=10 GB/s, la
 
 def seconds_by_dimension(nbytes: float) -> list[float]:
     """Return 2 (ni-1)/ni S/(n1 ... n(i-1)) over the bandwidth."""
-    return [
-        2 * 3 / 4 * nbytes / 40e9,
-        2 * 1 / 2 * nbytes / 4 / 10e9,
-        2 * 3 / 4 * nbytes / 8 / 5e9,
-    ]
+    return [2 * 3 / 4 * nbytes / 40e9, 2 * 1 / 2 * nbytes / 4 / 10e9, 2 * 3 / 4 * nbytes / 8 / 5e9]
 
 
 def test_hierarchical_all_reduce_of_three_dimensions() -> None:

@@ -150,8 +150,7 @@ def test_a_detour_appears_when_a_link_is_slow_in_latency() -> None:
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["switch(1024, bandwidth=1 GB/s, latency=1 us)", "dgx-h100", "fat_tree(1024, bandwidth=1 GB/s)"],
+    "name", ["switch(1024, bandwidth=1 GB/s, latency=1 us)", "dgx-h100", "fat_tree(1024, bandwidth=1 GB/s)"]
 )
 def test_a_thousand_gpus_find_their_neighbours_over_links_that_join(name: str) -> None:
     topology = Topology.load(name, gpus=1024)

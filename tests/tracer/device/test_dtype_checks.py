@@ -43,10 +43,7 @@ def test_what_a_device_refuses_is_refused_without_one(name: str) -> None:
     call = REFUSED[name]
     with pytest.raises(RuntimeError):
         call(lambda *shape, dtype=torch.float32: torch.ones(*shape, dtype=dtype))
-    with (
-        FakeDevice("H100-SXM"),
-        pytest.raises(RuntimeError, match=r"dtype|expected"),
-    ):
+    with FakeDevice("H100-SXM"), pytest.raises(RuntimeError, match=r"dtype|expected"):
         call(lambda *shape, dtype=torch.float32: torch.ones(*shape, dtype=dtype, device="cuda"))
 
 

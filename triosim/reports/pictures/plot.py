@@ -87,8 +87,7 @@ class Plot(PictureReport):
         shown = f"   ({len(ranks)} of {result.world} GPUs shown)" if len(ranks) < result.world else ""
         rate = format_rate(result.throughput_samples_per_s)
         figure.suptitle(
-            f"{result.title}\n{format_time(result.step_time_s)} a step, {rate} samples/s{shown}",
-            fontsize=11,
+            f"{result.title}\n{format_time(result.step_time_s)} a step, {rate} samples/s{shown}", fontsize=11
         )
         save_figure(figure, path)
 

@@ -14,12 +14,7 @@ from triosim.extrapolators.core.schedule_table import ActionPhase
 from triosim.output_files import PathLike
 from triosim.reports.pictures.plot import bare, legend, new_figure, save_figure
 
-COLOURS: dict[ActionPhase, str] = {
-    "forward": "#4477AA",
-    "backward": "#66CCEE",
-    "input": "#CCBB44",
-    "weight": "#228833",
-}
+COLOURS: dict[ActionPhase, str] = {"forward": "#4477AA", "backward": "#66CCEE", "input": "#CCBB44", "weight": "#228833"}
 LABELS: dict[ActionPhase, str] = {
     "forward": "forward",
     "backward": "backward",
