@@ -22,12 +22,15 @@ from triosim.models.operators.tape import Tape, Value, module
 from triosim.models.operators.views import cat, view
 from triosim.models.step_choices import ChoiceReader
 
+#: The channels of a VGG's convolutions, by stage.
+_VGG_WIDTHS = (64, 128, 256, 512, 512)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VGG:
-    """``stages`` are the widths of the convolutions between two poolings."""
+    """``convolutions`` counts those of each stage, between two poolings."""
 
-    stages: Sequence[Sequence[int]]
+    convolutions: Sequence[int]
     normalised: bool = False
     image: int = 224
     classes: int = 1000
@@ -39,8 +42,8 @@ class VGG:
         """Record the forward pass; the loss is that of the images' classes."""
         found, labels = fed(tape, batch, self.image)
         number = 0
-        for widths in self.stages:
-            for width in widths:
+        for width, count in zip(_VGG_WIDTHS, self.convolutions, strict=True):
+            for _ in range(count):
                 found = module(f"features.{number}", convolution, found, width, 3, padding=1, bias=True)
                 if self.normalised:
                     number += 1
