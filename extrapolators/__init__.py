@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from triosim.extrapolators.core.program import Gradient as Gradient
     from triosim.extrapolators.core.program import HooksFactory as HooksFactory
     from triosim.extrapolators.core.program import Program as Program
-    from triosim.extrapolators.core.program import Receive as Receive
-    from triosim.extrapolators.core.program import Send as Send
+    from triosim.extrapolators.core.program import ReceiveFromStage as ReceiveFromStage
+    from triosim.extrapolators.core.program import SendToStage as SendToStage
     from triosim.extrapolators.core.program import Stage as Stage
     from triosim.extrapolators.core.schedule_table import Action as Action
     from triosim.extrapolators.core.schedule_table import ScheduleTable as ScheduleTable
@@ -51,9 +51,9 @@ _HOMES = {
     "PipelineSchedule": "pipeline.schedule",
     "Program": "core.program",
     "RankContext": "core.hooks",
-    "Receive": "core.program",
+    "ReceiveFromStage": "core.program",
     "ScheduleTable": "core.schedule_table",
-    "Send": "core.program",
+    "SendToStage": "core.program",
     "Stage": "core.program",
     "TrainingHooks": "core.hooks",
     "TrainingLoop": "core.training_loop",
@@ -77,9 +77,9 @@ __all__ = [
     "PipelineSchedule",
     "Program",
     "RankContext",
-    "Receive",
+    "ReceiveFromStage",
     "ScheduleTable",
-    "Send",
+    "SendToStage",
     "Stage",
     "TrainingHooks",
     "TrainingLoop",

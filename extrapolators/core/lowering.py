@@ -15,11 +15,11 @@ from triosim.extrapolators.core.program import (
     Await,
     Block,
     Communicate,
-    Exchange,
+    ExchangeWithRank,
     Gradient,
     Program,
-    Receive,
-    Send,
+    ReceiveFromStage,
+    SendToStage,
     TransferKey,
 )
 from triosim.extrapolators.core.schedule_table import HALVES, Action, Half
@@ -48,7 +48,7 @@ class GradientReady:
 
 
 #: A block is one that begins.
-Instruction = RunOperators | Communicate | Send | Exchange | Await | Block | GradientReady
+Instruction = RunOperators | Communicate | SendToStage | ExchangeWithRank | Await | Block | GradientReady
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,14 +203,14 @@ class Lowering:
         for pipeline_rank, turns in enumerate(self.turns):
             for index, turn in enumerate(turns):
                 for act in turn.acts:
-                    for receive in self._transfers(act.action, Receive):
+                    for receive in self._transfers(act.action, ReceiveFromStage):
                         needed[pipeline_rank, receive.key, act.action.micro_batch] = index
         coming: list[list[tuple[int, PostedReceive]]] = [
             [] for _ in self.turns
         ]  # by pipeline rank: when needed, in the order of sending
         for source, turns in enumerate(self.turns):
             for action in (act.action for turn in turns for act in turn.acts):
-                for send in self._transfers(action, Send):
+                for send in self._transfers(action, SendToStage):
                     pipeline_rank = schedule.rank_of(send.stage, action.micro_batch)
                     if pipeline_rank != source:
                         when = needed[pipeline_rank, send.key, action.micro_batch]
@@ -259,9 +259,9 @@ def _script(
                 if item.id in ready:
                     run()
                     steps.extend(ready[item.id])
-            elif not isinstance(item, Receive):
+            elif not isinstance(item, ReceiveFromStage):
                 run()
-                if isinstance(item, (Communicate, Send, Exchange)) and item.layers is None:
+                if isinstance(item, (Communicate, SendToStage, ExchangeWithRank)) and item.layers is None:
                     item = replace(item, layers=layers)
                 steps.append(item)
     run()

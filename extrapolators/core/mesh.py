@@ -135,7 +135,7 @@ class Mesh:
             place = self._position(view.axes, rank) % view.size
             whole = self.group(along.axes, rank)
             ranks = tuple(one for one in whole.ranks if self._position(view.axes, one) % view.size == place)
-            found = Communicator(ranks, f"{whole.name} beside {view.name}")
+            found = Communicator(ranks, f"expert {whole.name}")
             self._groups.update(((along, one), found) for one in ranks)
         return found
 

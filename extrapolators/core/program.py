@@ -81,7 +81,7 @@ class Communicate:
 
 
 @dataclass(frozen=True, slots=True)
-class Send:
+class SendToStage:
     """A tensor that goes to another stage, which knows it by ``key``; the GPU goes on meanwhile.
 
     Where that stage runs depends on the schedule and the micro-batch. If it is here, nothing is sent.
@@ -94,7 +94,7 @@ class Send:
 
 
 @dataclass(frozen=True, slots=True)
-class Receive:
+class ReceiveFromStage:
     """A tensor that comes from another stage; ``Await`` waits for it."""
 
     stage: int
@@ -102,7 +102,7 @@ class Receive:
 
 
 @dataclass(frozen=True, slots=True)
-class Exchange:
+class ExchangeWithRank:
     """Bytes that go to another pipeline rank, and as many that come from it; ``Await`` waits for those."""
 
     pipeline_rank: int
@@ -118,7 +118,7 @@ class Await:
     key: TransferKey
 
 
-BlockItem = Operator | Communicate | Send | Receive | Exchange | Await
+BlockItem = Operator | Communicate | SendToStage | ReceiveFromStage | ExchangeWithRank | Await
 
 
 @dataclass(frozen=True, slots=True)

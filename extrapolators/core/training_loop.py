@@ -16,7 +16,7 @@ from triosim.extrapolators.core.lowering import (
     ScheduledAction,
 )
 from triosim.extrapolators.core.memory_tracker import UNTRACKED, MemoryTracker
-from triosim.extrapolators.core.program import Await, Block, Communicate, Exchange, Send, TransferKey
+from triosim.extrapolators.core.program import Await, Block, Communicate, ExchangeWithRank, SendToStage, TransferKey
 from triosim.extrapolators.core.schedule_table import ActionPhase
 from triosim.tasks import (
     COLLECTIVES,
@@ -29,11 +29,11 @@ from triosim.tasks import (
     Iteration,
     Record,
     Recv,
+    Send,
     Task,
     TaskStream,
     Wait,
 )
-from triosim.tasks import Send as SendTask
 
 _NOTHING: frozenset[int] = frozenset()
 _OPTIMIZER = -1  # the micro-batch of what comes once
@@ -154,7 +154,7 @@ class TrainingLoop:
                 yield Wait((begun,), stream=stream)
         streams = tuple(running)
         answers: dict[str, Handle | None] = dict.fromkeys(streams)
-        made: dict[str, list[SendTask]] = {stream: [] for stream in streams}
+        made: dict[str, list[Send]] = {stream: [] for stream in streams}
         while running:
             for stream, tasks in tuple(running.items()):
                 try:
@@ -162,7 +162,7 @@ class TrainingLoop:
                 except StopIteration:
                     del running[stream]
                     continue
-                if isinstance(task, SendTask):
+                if isinstance(task, Send):
                     made[stream].append(task)
                     answers[stream] = None
                 else:
@@ -243,7 +243,7 @@ class TrainingLoop:
                 if tasks is not None:
                     yield tasks
 
-    def _communicate(self, step: RunOperators | Communicate | Send | Exchange | Await, micro_batch: int) -> TaskStream:
+    def _communicate(self, step: Communicate | SendToStage | ExchangeWithRank | Await, micro_batch: int) -> TaskStream:
         if isinstance(step, Communicate):
             task = self._together(step)
             if task is not None and step.key is not None:
@@ -251,11 +251,11 @@ class TrainingLoop:
         elif isinstance(step, Await):
             if (step.key, micro_batch) in self._arriving:
                 yield Wait((self._arriving.pop((step.key, micro_batch)),))
-        elif isinstance(step, Send):
+        elif isinstance(step, SendToStage):
             pipeline_rank = self._lowering.program.schedule.rank_of(step.stage, micro_batch)
             if pipeline_rank != self._pipeline_rank:
                 yield self._send(pipeline_rank, step)
-        elif isinstance(step, Exchange):
+        elif isinstance(step, ExchangeWithRank):
             sent = self._send(step.pipeline_rank, step)
             peer = sent.destination
             self._arriving[step.key, micro_batch] = yield Recv(peer, stream=f"receive from {peer}", label=sent.label)
@@ -281,14 +281,14 @@ class TrainingLoop:
         """Send to the next rank of a group, and receive from the one before."""
         position = group.ranks.index(self._rank)
         after, before = group.ranks[(position + 1) % len(group.ranks)], group.ranks[position - 1]
-        sent = SendTask(after, step.nbytes, stream=stream, label=step.axis, layers=step.layers)
+        sent = Send(after, step.nbytes, stream=stream, label=step.axis, layers=step.layers)
         return Batch((sent, Recv(before, stream=stream, label=step.axis)), stream=stream, label=step.axis)
 
-    def _send(self, pipeline_rank: int, step: Send | Exchange) -> SendTask:
+    def _send(self, pipeline_rank: int, step: SendToStage | ExchangeWithRank) -> Send:
         axis = self._lowering.program.stage_axis
         assert axis is not None, "only a pipeline sends between stages"
         peer = self._mesh.neighbour(axis, self._rank, pipeline_rank)
-        return SendTask(peer, step.nbytes, stream=f"send to {peer}", label=axis, layers=step.layers)
+        return Send(peer, step.nbytes, stream=f"send to {peer}", label=axis, layers=step.layers)
 
 
 def _heard(hooks: Sequence[TrainingHooks]) -> HookedParameters:

@@ -28,10 +28,10 @@ from triosim.extrapolators.core.program import (
     Block,
     BlockItem,
     Communicate,
-    Exchange,
+    ExchangeWithRank,
     Program,
-    Receive,
-    Send,
+    ReceiveFromStage,
+    SendToStage,
     Stage,
     TransferKey,
 )
@@ -298,15 +298,17 @@ class Pipeline:
                     fix="capture the trace with the tensors of every operator, or start the stage elsewhere",
                 )
 
-    def _forward_sends(self, crossings: Sequence[Crossing]) -> list[Transfer]:
+    def _forward_sends(self, crossings: Sequence[Crossing]) -> list[StageTransfer]:
         return [
-            Transfer(
+            StageTransfer(
                 c.source, c.destination, c.nbytes, after=c.maker, before=c.users, key=TransferKey("activation", index)
             )
             for index, c in enumerate(crossings)
         ]
 
-    def _backward_sends(self, crossings: Sequence[Crossing], backward: Sequence[Sequence[Block]]) -> list[Transfer]:
+    def _backward_sends(
+        self, crossings: Sequence[Crossing], backward: Sequence[Sequence[Block]]
+    ) -> list[StageTransfer]:
         """The gradients on their way back, each after the last operator that contributes to it."""
         orders = [{op.id: i for i, op in enumerate(op for b in blocks for op in b.operators)} for blocks in backward]
         inputs = {op.id: op.inputs for blocks in backward for block in blocks for op in block.operators}
@@ -321,7 +323,7 @@ class Pipeline:
             needed_by = {op.id for op in self._flow.backward.get(crossing.maker, ())}
             needed_by.update(op for op in home if any(t.storage in made for t in inputs[op]))
             found.append(
-                Transfer(
+                StageTransfer(
                     crossing.destination,
                     crossing.source,
                     crossing.nbytes,
@@ -333,10 +335,12 @@ class Pipeline:
             )
         return sorted(found, key=lambda transfer: transfer.place)
 
-    def _with_transfers(self, blocks: Sequence[Block], stage: int, transfers: Sequence[Transfer]) -> tuple[Block, ...]:
+    def _with_transfers(
+        self, blocks: Sequence[Block], stage: int, transfers: Sequence[StageTransfer]
+    ) -> tuple[Block, ...]:
         """The blocks of a stage with what it receives, awaited where it is first used, and what it sends."""
         coming = [transfer for transfer in transfers if transfer.destination == stage]
-        going: dict[int, list[Transfer]] = {}
+        going: dict[int, list[StageTransfer]] = {}
         for transfer in transfers:
             if transfer.source == stage:
                 going.setdefault(transfer.after, []).append(transfer)
@@ -345,7 +349,7 @@ class Pipeline:
         awaited: set[TransferKey] = set()
         written: list[Block] = []
         for block in blocks:
-            items: list[BlockItem] = [] if written else [Receive(t.source, t.key) for t in coming]
+            items: list[BlockItem] = [] if written else [ReceiveFromStage(t.source, t.key) for t in coming]
             for item in _with_sends_last(block.items, going, self._parts):
                 if isinstance(item, Operator):
                     for transfer in coming:
@@ -360,7 +364,7 @@ class Pipeline:
                     on_its_way = [key for key in on_its_way if key != item.key]
                 if isinstance(item, Communicate) and item.key is not None:
                     on_its_way.append(item.key)
-                if isinstance(item, Send):
+                if isinstance(item, SendToStage):
                     items += [Await(key) for key in on_its_way]
                     on_its_way = []
                 items.append(item)
@@ -370,7 +374,7 @@ class Pipeline:
             written[-1] = replace(written[-1], items=(*written[-1].items, *late))
         return tuple(written)
 
-    def _arrives(self, transfer: Transfer) -> Iterator[BlockItem]:
+    def _arrives(self, transfer: StageTransfer) -> Iterator[BlockItem]:
         yield Await(transfer.key)
         if self._parts > 1:
             yield Communicate("all_gather", transfer.nbytes, _COPIES)
@@ -431,14 +435,16 @@ class Pipeline:
                 for other, its in enumerate(nbytes)
                 if other != place and mine.keys() & its.keys()
             }
-            items = [Exchange(other, size, TransferKey("shared gradients", other)) for other, size in shared.items()]
+            items = [
+                ExchangeWithRank(other, size, TransferKey("shared gradients", other)) for other, size in shared.items()
+            ]
             awaits = [Await(item.key) for item in items]
             found.append((Block("shared parameters", "optimizer", (*items, *awaits)),) if items else ())
         return found
 
 
 @dataclass(frozen=True, slots=True)
-class Transfer:
+class StageTransfer:
     """Bytes from one stage to another: after one operator, before others (before the first, where none is named)."""
 
     source: int
@@ -458,17 +464,17 @@ def _dealt(blocks: Sequence[T], stages: Iterable[int], count: int) -> list[list[
 
 
 def _with_sends_last(
-    items: Sequence[BlockItem], going: Mapping[int, Sequence[Transfer]], parts: int
+    items: Sequence[BlockItem], going: Mapping[int, Sequence[StageTransfer]], parts: int
 ) -> Iterable[BlockItem]:
     """The items with each send after the operator that makes the tensor, and after the blocking collectives upon it."""
-    due: list[Send] = []
+    due: list[SendToStage] = []
     for item in items:
         if isinstance(item, Operator) or (isinstance(item, Await) and due):
             yield from due
             due = []
         yield item
         if isinstance(item, Operator):
-            due = [Send(t.destination, t.nbytes / parts, t.key) for t in going.get(item.id, ())]
+            due = [SendToStage(t.destination, t.nbytes / parts, t.key) for t in going.get(item.id, ())]
     yield from due
 
 

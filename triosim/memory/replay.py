@@ -13,7 +13,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 
 from triosim.memory.allocator.allocator import AllocationFailed, CachingAllocator
-from triosim.memory.allocator.blocks import Block
+from triosim.memory.allocator.blocks import MemoryBlock
 from triosim.memory.allocator.settings import AllocatorSettings
 from triosim.memory.liveness.lifetimes import LifetimeEvent, Lifetimes
 
@@ -94,7 +94,7 @@ class _StepReplay:
         self.lifetimes = lifetimes
         self.allocator = allocator
         self.events = lifetimes.events
-        self.blocks: dict[int, Block] = {}
+        self.blocks: dict[int, MemoryBlock] = {}
         self.calls: list[AllocatorCall] = []
         self.operator = -1
         self.kept_for, self.left, lost = _match_steps(lifetimes, self.events)

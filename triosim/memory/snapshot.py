@@ -17,7 +17,7 @@ from typing import Any
 
 from triosim.errors import OutputError
 from triosim.memory.allocator.allocator import SegmentEvent
-from triosim.memory.allocator.blocks import Block, Segment
+from triosim.memory.allocator.blocks import MemoryBlock, Segment
 from triosim.memory.allocator.settings import AllocatorSettings
 from triosim.memory.liveness.lifetimes import Lifetime, Lifetimes
 from triosim.memory.replay import Replay
@@ -119,8 +119,8 @@ def _segment(segment: Segment, lifetimes: Lifetimes, frames: Any, streams: dict[
         }
 
 
-def _runs(blocks: Iterable[Block]) -> list[list[Block]]:
-    found: list[list[Block]] = [[]]
+def _runs(blocks: Iterable[MemoryBlock]) -> list[list[MemoryBlock]]:
+    found: list[list[MemoryBlock]] = [[]]
     for block in blocks:
         if block.mapped:
             found[-1].append(block)
@@ -129,7 +129,7 @@ def _runs(blocks: Iterable[Block]) -> list[list[Block]]:
     return [run for run in found if run]
 
 
-def _block(block: Block, frames: Any) -> dict[str, Any]:
+def _block(block: MemoryBlock, frames: Any) -> dict[str, Any]:
     return {
         "address": block.address,
         "size": block.size,

@@ -68,9 +68,9 @@ def test_it_reuses_the_ranks_that_see_other_data_and_reduces_experts_among_those
     assert plan.parallel == "dp=8,ep=2"
     tasks = draw(plan.tasks(3), 3)
     groups = {name: group.ranks for name, group in groups_of(tasks).items()}
-    assert groups == {"dp": tuple(range(8)), "ep": (2, 3), "dp beside ep": (1, 3, 5, 7)}
+    assert groups == {"dp": tuple(range(8)), "ep": (2, 3), "expert dp": (1, 3, 5, 7)}
     assert collectives_of(tasks, "dp") == [("all_reduce", ALL_PARAMETERS - STACKED)]
-    assert collectives_of(tasks, "dp beside ep") == [("all_reduce", STACKED / 2)]
+    assert collectives_of(tasks, "expert dp") == [("all_reduce", STACKED / 2)]
 
 
 def test_where_every_rank_has_experts_of_its_own_their_gradients_stay() -> None:

@@ -48,10 +48,10 @@ def test_experts_are_sharded_over_the_ranks_that_have_the_same_and_the_rest_over
     """Of four ranks two have the same two experts of each layer: each keeps one of these, and a quarter of the rest."""
     plan = experts("fsdp=4,ep=2", options={"reshard": "no"})
     groups = {name: group.ranks for name, group in groups_of(draw(plan.tasks(1), 1)).items()}
-    assert groups == {"fsdp": (0, 1, 2, 3), "fsdp beside ep": (1, 3), "ep": (0, 1)}
+    assert groups == {"fsdp": (0, 1, 2, 3), "expert fsdp": (1, 3), "ep": (0, 1)}
     for kind in (GATHER, SCATTER):
         assert total(plan, kind, "fsdp") == ROOT + 2 * DENSE
-        assert total(plan, kind, "fsdp beside ep") == 2 * STACKED / 2
+        assert total(plan, kind, "expert fsdp") == 2 * STACKED / 2
     assert updated(plan) == {(1, 2 * INNER, HIDDEN), (1, HIDDEN, INNER)}
 
 
@@ -64,11 +64,11 @@ def test_experts_of_hybrid_sharding_are_reduced_among_the_copies_of_their_shards
     tasks = draw(plan.tasks(5), 5)
     groups = {name: group.ranks for name, group in groups_of(tasks).items()}
     assert groups["fsdp"] == (4, 5, 6, 7)
-    assert groups["fsdp beside ep"] == (5, 7)
-    assert (groups["dp"], groups["dp beside ep"]) == ((1, 5), (1, 5))
-    assert total(plan, SCATTER, "fsdp beside ep", 5) == 2 * STACKED / 2
+    assert groups["expert fsdp"] == (5, 7)
+    assert (groups["dp"], groups["expert dp"]) == ((1, 5), (1, 5))
+    assert total(plan, SCATTER, "expert fsdp", 5) == 2 * STACKED / 2
     assert (
-        total(plan, REDUCE, "dp beside ep", 5) == 2 * STACKED / 2 / 2
+        total(plan, REDUCE, "expert dp", 5) == 2 * STACKED / 2 / 2
     )  # of each layer's half, the half that is its share
     assert total(plan, REDUCE, "dp", 5) == (ROOT + 2 * DENSE) / 4
 
@@ -76,8 +76,8 @@ def test_experts_of_hybrid_sharding_are_reduced_among_the_copies_of_their_shards
 def test_where_experts_take_up_a_whole_group_of_shards_they_are_whole_and_their_copies_add_up() -> None:
     plan = experts("dp=2,fsdp=2,ep=2")
     tasks = draw(plan.tasks(0))
-    assert "fsdp beside ep" not in groups_of(tasks)
-    assert total(plan, REDUCE, "dp beside ep") == 2 * STACKED / 2
+    assert "expert fsdp" not in groups_of(tasks)
+    assert total(plan, REDUCE, "expert dp") == 2 * STACKED / 2
     assert not [t for t in tasks if isinstance(t, (AllGather, ReduceScatter)) and t.group.name != "fsdp"]
 
 
@@ -92,20 +92,20 @@ def test_the_zeros_scatter_and_gather_experts_among_those_that_have_the_same(nam
     plan = experts(f"{name}=4,ep=2")
     for kind in (GATHER, SCATTER):
         assert total(plan, kind, name) == ROOT + 2 * DENSE
-        assert total(plan, kind, f"{name} beside ep") == 2 * STACKED / 2
+        assert total(plan, kind, f"expert {name}") == 2 * STACKED / 2
     assert updated(plan) == {(1, 2 * INNER, HIDDEN), (1, HIDDEN, INNER)}
 
 
 def test_the_zero_that_reduces_whole_gradients_does_so_for_experts_too() -> None:
     plan = experts("dp=2,zero1=2,ep=2", options={"reduce": "all-reduce"})
-    assert total(plan, REDUCE, "dp beside ep") == 2 * STACKED / 2
+    assert total(plan, REDUCE, "expert dp") == 2 * STACKED / 2
     assert total(plan, REDUCE, "zero1") == total(plan, REDUCE, "dp") == ROOT + 2 * DENSE
 
 
 def test_context_ranks_share_the_shards_of_experts() -> None:
     plan = experts("cp=2,fsdp=2,ep=2")
-    assert groups_of(draw(plan.tasks(3), 3))["cp+fsdp beside ep"].ranks == (1, 3)
-    assert total(plan, SCATTER, "cp+fsdp beside ep") == 2 * STACKED / 2
+    assert groups_of(draw(plan.tasks(3), 3))["expert cp+fsdp"].ranks == (1, 3)
+    assert total(plan, SCATTER, "expert cp+fsdp") == 2 * STACKED / 2
     assert total(plan, "all_to_all", "ep") == 2 * 4 * SENT / 2  # two layers, four times each, of half the tokens
 
 
@@ -124,13 +124,13 @@ def test_a_layer_stays_whole_while_its_experts_run_and_the_last_ones_until_their
     """Backward the first layer is gathered again, dense and experts; the last layer was kept."""
     plan = experts("fsdp=4,ep=2")
     assert total(plan, GATHER, "fsdp") == ROOT + 3 * DENSE
-    assert total(plan, GATHER, "fsdp beside ep") == 3 * STACKED / 2
+    assert total(plan, GATHER, "expert fsdp") == 3 * STACKED / 2
 
 
 @pytest.mark.parametrize(("unit", "count"), [("layer", 2), ("model", 1)])
 def test_other_units_hold_the_experts_of_a_layer_or_of_the_model(unit: str, count: int) -> None:
     plan = experts("fsdp=4,ep=2", options={"unit": unit, "reshard": "no"})
-    gathers = collectives_of(draw(plan.tasks(0)), "fsdp beside ep")
+    gathers = collectives_of(draw(plan.tasks(0)), "expert fsdp")
     assert [nbytes for kind, nbytes in gathers if kind == GATHER] == [2 * STACKED / 2 / count] * count
 
 
@@ -177,7 +177,7 @@ def test_a_stage_of_a_pipeline_shards_its_own_experts() -> None:
         assert [t.nbytes for t in tasks if isinstance(t, AllToAll)] == [SENT / 2 / 2] * exchanges  # a sample at a time
     plan = experts("fsdp=4,pp=2,ep=2", stages=("model.layers.1",), micro_batches=2)
     for rank in (0, 4):
-        assert total(plan, SCATTER, "fsdp beside ep", rank) == STACKED / 2
+        assert total(plan, SCATTER, "expert fsdp", rank) == STACKED / 2
 
 
 def test_a_step_with_everything_computes_what_one_gpu_would() -> None:
@@ -194,7 +194,7 @@ def test_a_step_with_everything_computes_what_one_gpu_would() -> None:
     alone = simulate(TRACE).metrics.hardware_flops
     assert alone is not None
     assert result.metrics.hardware_flops == pytest.approx(4 * alone)  # there are four replicas
-    assert {"fsdp", "dp", "tp", "ep", "pp", "dp beside ep"} == {row.axis for row in result.data.axes}
+    assert {"fsdp", "dp", "tp", "ep", "pp", "expert dp"} == {row.axis for row in result.data.axes}
 
 
 def test_parts_neither_within_a_group_of_shards_nor_made_of_whole_ones_are_refused() -> None:
@@ -210,4 +210,4 @@ def test_ranks_beside_their_parts() -> None:
     assert mesh.group("ep", 7).ranks == (5, 7)
     assert mesh.group(ExpertReplicas(("cp", "dp"), "ep"), 7).ranks == (3, 7, 11)
     assert mesh.group(ExpertReplicas(("cp",), "ep"), 7).ranks == (7,)
-    assert mesh.group(ExpertReplicas(("dp",), "ep"), 7).name == "dp beside ep"
+    assert mesh.group(ExpertReplicas(("dp",), "ep"), 7).name == "expert dp"

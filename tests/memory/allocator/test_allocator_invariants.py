@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from triosim.memory import AllocationFailed, AllocatorSettings, CachingAllocator
-from triosim.memory.allocator.blocks import Block
+from triosim.memory.allocator.blocks import MemoryBlock
 
 KIB, MIB = 2**10, 2**20
 
@@ -27,7 +27,7 @@ SETTINGS = st.builds(
 )
 
 
-def check(allocator: CachingAllocator, live: list[Block]) -> None:
+def check(allocator: CachingAllocator, live: list[MemoryBlock]) -> None:
     """The blocks tile the segments, free neighbours are one, and the counts are those of the blocks."""
     spans = []
     used = []
@@ -61,7 +61,7 @@ def test_blocks_tile_segments_and_nothing_is_lost(
     steps: list[tuple[bool, int, str, int]], settings: AllocatorSettings, capacity: float
 ) -> None:
     allocator = CachingAllocator(capacity, settings)
-    live: list[Block] = []
+    live: list[MemoryBlock] = []
     for birth, nbytes, stream, which in steps:
         if birth or not live:
             with suppress(AllocationFailed):
@@ -93,7 +93,7 @@ def test_segments_taken_less_those_given_back_are_what_is_reserved(
     steps: list[tuple[bool, int, str, int]], settings: AllocatorSettings
 ) -> None:
     allocator = CachingAllocator(256 * MIB, settings)
-    live: list[Block] = []
+    live: list[MemoryBlock] = []
     for birth, nbytes, stream, which in steps:
         if birth:
             with suppress(AllocationFailed):

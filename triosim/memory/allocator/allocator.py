@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from triosim.memory.allocator.blocks import Block, Pool, Segment
+from triosim.memory.allocator.blocks import MemoryBlock, Pool, Segment
 from triosim.memory.allocator.expandable import ExpandableSegments
 from triosim.memory.allocator.settings import LARGEST_SMALL, SMALLEST_BLOCK, AllocatorSettings
 
@@ -68,7 +68,7 @@ class CachingAllocator:
         """Return the pool of small or of large blocks."""
         return self._pools[small]
 
-    def malloc(self, nbytes: int, stream: str = "compute", owner: int = -1) -> Block:
+    def malloc(self, nbytes: int, stream: str = "compute", owner: int = -1) -> MemoryBlock:
         """Return a block for ``nbytes``. Raises ``AllocationFailed``; what was cached is then given back."""
         size = self.settings.rounded(nbytes)
         pool = self.pool(size <= LARGEST_SMALL)
@@ -89,14 +89,14 @@ class CachingAllocator:
         self.peak_requested = max(self.peak_requested, self.requested)
         return block
 
-    def free(self, block: Block) -> None:
+    def free(self, block: MemoryBlock) -> None:
         """Take a block back: it joins its free neighbours and waits in its pool."""
         self.allocated -= block.size
         self.requested -= block.requested
         block.release()
         self.cache(block)
 
-    def cache(self, block: Block) -> None:
+    def cache(self, block: MemoryBlock) -> None:
         """Join a free block to its free neighbours, and put it into its pool."""
         pool = self.pool(block.segment.small)
         for other in (block.previous, block.next):
@@ -136,7 +136,7 @@ class CachingAllocator:
         """Note that memory was taken from the GPU or given back to it."""
         self.events.append(SegmentEvent(taken, address, nbytes, stream, self.count))
 
-    def _cached(self, pool: Pool, size: int, stream: str) -> Block | None:
+    def _cached(self, pool: Pool, size: int, stream: str) -> MemoryBlock | None:
         """Take the best free block out of its pool."""
         if self.settings.expandable_segments:
             block = self._expandable.best(pool, size, stream)
@@ -151,13 +151,13 @@ class CachingAllocator:
         pool.remove(block)
         return block
 
-    def _splits(self, block: Block, size: int) -> bool:
+    def _splits(self, block: MemoryBlock, size: int) -> bool:
         rest = block.size - size
         if block.segment.small or self.settings.expandable_segments:
             return rest >= SMALLEST_BLOCK
         return size < self.settings.max_split_size and rest > LARGEST_SMALL
 
-    def _new(self, pool: Pool, size: int, stream: str) -> Block | None:
+    def _new(self, pool: Pool, size: int, stream: str) -> MemoryBlock | None:
         """Ask cudaMalloc; when it has no memory, again after one oversize block, and then all cached ones, were given back."""
         block = self._segment(pool, size, stream)
         if block is None and self._release_oversize(pool, size, stream):
@@ -168,7 +168,7 @@ class CachingAllocator:
             block = self._segment(pool, size, stream)
         return block
 
-    def _segment(self, pool: Pool, size: int, stream: str) -> Block | None:
+    def _segment(self, pool: Pool, size: int, stream: str) -> MemoryBlock | None:
         if self.settings.expandable_segments:
             return self._expandable.expand(pool, size, stream)
         nbytes = self.settings.segment(size)
@@ -179,7 +179,7 @@ class CachingAllocator:
         self.record(True, segment.address, nbytes, stream)
         return segment.first
 
-    def _release(self, block: Block) -> None:
+    def _release(self, block: MemoryBlock) -> None:
         """Give the segment of a free block back to the GPU."""
         segment = block.segment
         self.pool(segment.small).remove(block)

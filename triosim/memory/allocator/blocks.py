@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 
-class Block:
+class MemoryBlock:
     """A piece of a segment: in use, free, or, in an expandable segment, address space without memory behind it."""
 
     __slots__ = ("address", "age", "mapped", "next", "owner", "previous", "requested", "segment", "size", "used")
@@ -24,8 +24,8 @@ class Block:
         self.requested = 0
         self.used = False
         self.mapped = True
-        self.previous: Block | None = None
-        self.next: Block | None = None
+        self.previous: MemoryBlock | None = None
+        self.next: MemoryBlock | None = None
         self.age = 0  # how often the pool was asked before the block came into it
         self.owner = -1  # what the memory is for: a number of the caller's
 
@@ -42,9 +42,9 @@ class Block:
         """Mark the block as free."""
         self.used, self.requested, self.owner = False, 0, -1
 
-    def split(self, size: int) -> Block:
+    def split(self, size: int) -> MemoryBlock:
         """Keep the first ``size`` bytes, and return the rest as a block behind this one."""
-        rest = Block(self.segment, self.address + size, self.size - size)
+        rest = MemoryBlock(self.segment, self.address + size, self.size - size)
         rest.previous, rest.next = self, self.next
         if self.next is not None:
             self.next.previous = rest
@@ -52,7 +52,7 @@ class Block:
         self.size = size
         return rest
 
-    def absorb(self, other: Block) -> None:
+    def absorb(self, other: MemoryBlock) -> None:
         """Take a neighbour's bytes; the neighbour is no more."""
         if other.next is self:
             self.address = other.address
@@ -77,17 +77,17 @@ class Segment:
     stream: str
     small: bool
     expandable: bool = False
-    first: Block = field(init=False)
+    first: MemoryBlock = field(init=False)
     mapped: int = field(init=False)
 
     def __post_init__(self) -> None:
-        self.first = Block(self, self.address, self.size)
+        self.first = MemoryBlock(self, self.address, self.size)
         self.first.mapped = not self.expandable
         self.mapped = 0 if self.expandable else self.size
 
-    def blocks(self) -> Iterator[Block]:
+    def blocks(self) -> Iterator[MemoryBlock]:
         """Yield the blocks by address."""
-        block: Block | None = self.first
+        block: MemoryBlock | None = self.first
         while block is not None:
             yield block
             block = block.next
@@ -99,30 +99,30 @@ class Pool:
     def __init__(self, small: bool) -> None:
         self.small = small
         self.asked = 0
-        self._sizes: dict[str, list[tuple[int, int, Block]]] = {}
+        self._sizes: dict[str, list[tuple[int, int, MemoryBlock]]] = {}
 
-    def add(self, block: Block) -> None:
+    def add(self, block: MemoryBlock) -> None:
         """Take a free block in."""
         block.age = self.asked
         insort(self._sizes.setdefault(block.segment.stream, []), (block.size, block.address, block))
 
-    def remove(self, block: Block) -> None:
+    def remove(self, block: MemoryBlock) -> None:
         """Take a free block out."""
         blocks = self._sizes[block.segment.stream]
         del blocks[bisect_left(blocks, (block.size, block.address))]
 
-    def at_least(self, size: int, stream: str) -> Iterator[Block]:
+    def at_least(self, size: int, stream: str) -> Iterator[MemoryBlock]:
         """Yield the free blocks of a stream that have ``size`` bytes or more, the smallest first."""
         blocks = self._sizes.get(stream, [])
         for index in range(bisect_left(blocks, (size, -1)), len(blocks)):
             yield blocks[index][2]
 
-    def below(self, size: int, stream: str) -> Iterator[Block]:
+    def below(self, size: int, stream: str) -> Iterator[MemoryBlock]:
         """Yield the free blocks of a stream that have fewer bytes, the largest first."""
         blocks = self._sizes.get(stream, [])
         for _, _, block in reversed(blocks[: bisect_left(blocks, (size, -1))]):
             yield block
 
-    def all(self) -> list[Block]:
+    def all(self) -> list[MemoryBlock]:
         """Return all free blocks, by stream and size."""
         return [block for stream in sorted(self._sizes) for _, _, block in self._sizes[stream]]

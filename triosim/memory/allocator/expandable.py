@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from triosim.memory.allocator.blocks import Block, Pool, Segment
+from triosim.memory.allocator.blocks import MemoryBlock, Pool, Segment
 from triosim.memory.allocator.settings import SMALL_SEGMENT
 
 if TYPE_CHECKING:
@@ -27,16 +27,16 @@ class ExpandableSegments:
         self._allocator = allocator
         self._segments: dict[tuple[str, bool], list[Segment]] = {}
 
-    def best(self, pool: Pool, size: int, stream: str) -> Block | None:
+    def best(self, pool: Pool, size: int, stream: str) -> MemoryBlock | None:
         """Return the free block that serves ``size`` best and loses least room to grow, still in its pool."""
-        found: Block | None = None
+        found: MemoryBlock | None = None
         for block in pool.at_least(size, stream):
             if found is not None and _reach(block) >= _reach(found):
                 break
             found = block
         return found
 
-    def expand(self, pool: Pool, size: int, stream: str) -> Block | None:
+    def expand(self, pool: Pool, size: int, stream: str) -> MemoryBlock | None:
         """Return a free block of ``size`` bytes or more, after mapping what it lacks; None where there is no memory."""
         block = self._room(pool, size, stream)
         if not block.mapped:
@@ -54,7 +54,7 @@ class ExpandableSegments:
         pool.remove(block)
         return block
 
-    def give_back(self, block: Block) -> None:
+    def give_back(self, block: MemoryBlock) -> None:
         """Unmap the whole pages in a free block."""
         segment = block.segment
         page = self._page(segment.small)
@@ -80,7 +80,7 @@ class ExpandableSegments:
             del self._allocator.segments[segment.address]
             self._segments[segment.stream, segment.small].remove(segment)
 
-    def _room(self, pool: Pool, size: int, stream: str) -> Block:
+    def _room(self, pool: Pool, size: int, stream: str) -> MemoryBlock:
         """Return the first block, free or unmapped, from which on ``size`` bytes are not in use."""
         for segment in self._segments.get((stream, pool.small), ()):
             for block in (one for one in segment.blocks() if not one.mapped):
@@ -98,7 +98,7 @@ class ExpandableSegments:
         self._segments.setdefault((stream, pool.small), []).append(segment)
         return segment
 
-    def _map(self, block: Block, size: int) -> Block | None:
+    def _map(self, block: MemoryBlock, size: int) -> MemoryBlock | None:
         """Put memory behind the first ``size`` bytes of an unmapped block, in whole pages; return what it joined."""
         segment = block.segment
         page = self._page(segment.small)
@@ -118,16 +118,16 @@ class ExpandableSegments:
         return SMALL_SEGMENT if small else self._allocator.settings.large_segment_size
 
 
-def _reach(block: Block) -> int:
+def _reach(block: MemoryBlock) -> int:
     """Return how large a free block can grow."""
     behind = block.next
     return block.size + (behind.size if behind is not None and not behind.mapped else 0)
 
 
-def _free_from(block: Block) -> int:
+def _free_from(block: MemoryBlock) -> int:
     """Return how many bytes from a block on are not in use."""
     total = 0
-    at: Block | None = block
+    at: MemoryBlock | None = block
     while at is not None and not at.used:
         total += at.size
         at = at.next

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from triosim.extrapolators.core.program import Await, Block, Communicate, Gradient, Program, Send, TransferKey
+from triosim.extrapolators.core.program import Await, Block, Communicate, Gradient, Program, SendToStage, TransferKey
 from triosim.memory.liveness.lifetimes import COLUMN, MEMORY_CATEGORIES, whole_blocks
 from triosim.operators.features import base_name
 from triosim.trace import Category, Operator, Storage, Tensor, Trace
@@ -96,7 +96,9 @@ class ProgramStorages:
         }
         self.captured = CapturedStorages(trace, self.first)
         blocks = (block for stage in program.stages for block in stage.blocks)
-        self.sent_bytes = {item.key: item.nbytes for block in blocks for item in block.items if isinstance(item, Send)}
+        self.sent_bytes = {
+            item.key: item.nbytes for block in blocks for item in block.items if isinstance(item, SendToStage)
+        }
 
     def is_persistent(self, tensor: Tensor) -> bool:
         """Whether a tensor existed before the step, and is not followed."""

@@ -15,7 +15,7 @@ import numpy as np
 
 from triosim.extrapolators.core.lowering import InstructionList, Lowering, PostedReceive, ScheduledAction
 from triosim.extrapolators.core.memory_tracker import MemoryTracker
-from triosim.extrapolators.core.program import Gradient, Receive, TransferKey
+from triosim.extrapolators.core.program import Gradient, ReceiveFromStage, TransferKey
 from triosim.extrapolators.core.schedule_table import Action
 from triosim.memory.liveness.lifetimes import COLUMN, MEMORY_CATEGORIES, Lifetime, Lifetimes, whole_blocks
 from triosim.memory.liveness.micro_batch_lifetimes import MicroBatchLifetimes, MicroBatchLiveness, ProgramStorages
@@ -83,7 +83,7 @@ class StageLifetimes:
         found = self._received.get((action.stage, action.phase))
         if found is None:
             blocks = self._lowering.program.part(action.stage, action.phase)
-            found = [item.key for block in blocks for item in block.items if isinstance(item, Receive)]
+            found = [item.key for block in blocks for item in block.items if isinstance(item, ReceiveFromStage)]
             self._received[action.stage, action.phase] = found
         return found
 

@@ -17,7 +17,7 @@ SCHEMA = "triosim-memory/1"
 
 def as_json(reports: Mapping[int, MemoryReport], like: Sequence[int]) -> str:
     """Return the memory of the captured ranks as JSON; ``like[rank]`` is the captured rank that stands for ``rank``."""
-    ranks = [as_dict(report) | {"rank": rank, "ranks_alike": like.count(rank)} for rank, report in reports.items()]
+    ranks = [as_dict(report) | {"rank": rank, "identical_ranks": like.count(rank)} for rank, report in reports.items()]
     return json.dumps({"schema": SCHEMA, "world": len(like), "like": list(like), "ranks": ranks}, indent=2) + "\n"
 
 
@@ -28,7 +28,7 @@ def world_as_json(memory: WorldMemory, report: MemoryReport, rank: int, notes: S
     """
     places = [asdict(row) for row in rows(memory)]
     count = len(memory.ranks_at(memory.place(rank)))
-    shown = as_dict(report) | {"rank": rank, "ranks_alike": count, "notes": [*report.notes, *notes]}
+    shown = as_dict(report) | {"rank": rank, "identical_ranks": count, "notes": [*report.notes, *notes]}
     found = {"schema": SCHEMA, "world": memory.world, "parallel": memory.parallel, "places": places, "ranks": [shown]}
     return json.dumps(found, indent=2) + "\n"
 
