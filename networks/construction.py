@@ -9,7 +9,7 @@ from typing import Any
 import simpy
 
 from triosim import plugins
-from triosim.config import Option
+from triosim.config import parsed
 from triosim.errors import PluginError
 from triosim.networks.base import Network
 from triosim.networks.calibration.calibrated_times import CalibratedNetwork
@@ -36,7 +36,7 @@ def make_network(
     kind = plugins.find("networks", network)
     chosen = {"algorithm": algorithm, "form": form, "record": record}
     settings = {name: chosen[name] for name in _settings(kind)}
-    made = plugins.make(kind, simpy.Environment(), topology, options=_parsed(kind, options), settings=settings)
+    made = plugins.make(kind, simpy.Environment(), topology, options=parsed(kind, options), settings=settings)
     name = type(made).__name__
     if not isinstance(made, Network):
         raise PluginError("is not a network", where=name, fix="derive from triosim.networks.Network")
@@ -52,14 +52,8 @@ def make_network(
 def make_algorithm(algorithm: str | type, options: Mapping[str, Any]) -> CollectiveAlgorithm:
     """Return a collective algorithm, given by name or class. Raises ``PluginError`` for a plug-in that cannot be made."""
     kind = plugins.find("collective_algorithms", algorithm)
-    made: CollectiveAlgorithm = plugins.make(kind, options=_parsed(kind, options))
+    made: CollectiveAlgorithm = plugins.make(kind, options=parsed(kind, options))
     return made
-
-
-def _parsed(kind: Any, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options, of which those that a part declares are checked and parsed."""
-    declared = {option.name: option for option in getattr(kind, "options", ()) if isinstance(option, Option)}
-    return {name: declared[name].parse(value) if name in declared else value for name, value in options.items()}
 
 
 def network_options(network: str | type) -> tuple[str, ...]:

@@ -42,7 +42,7 @@ _PLACES = {
     "load_trace": "triosim.trace.formats:read",
     "save_trace": "triosim.trace.formats:write",
     "rank_memory": "triosim.pipeline.rank_memory:rank_memory",
-    "simulate": "triosim.interface:simulate",
+    "simulate": "triosim.simulation:simulate",
 }
 
 

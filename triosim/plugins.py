@@ -31,7 +31,7 @@ BUILT_IN: dict[Group, dict[str, str]] = {
         "photonic": "triosim.networks.photonic.photonic:PhotonicNetwork",
     },
     "extrapolators": {
-        "single": "triosim.extrapolators.core.single:Single",
+        "single": "triosim.extrapolators.data.single:Single",
         "dp": "triosim.extrapolators.data.dp:DataParallel",
         "ddp": "triosim.extrapolators.data.ddp:DistributedDataParallel",
         "fsdp": "triosim.extrapolators.data.fsdp:FullyShardedDataParallel",
@@ -93,6 +93,9 @@ BUILT_IN: dict[Group, dict[str, str]] = {
     },
 }
 
+#: The options of parallelisms that have a flag of their own.
+_PARALLELISM_FLAGS = "triosim.extrapolators.core.flags:FLAGS"
+
 #: What a plug-in must have: one of each tuple.
 REQUIRED: dict[Group, tuple[tuple[str, ...], ...]] = {
     "networks": (("transfer",),),
@@ -132,6 +135,12 @@ def load(group: Group, name: str) -> Any:
             raise PluginError(f"unknown {shown(group).removesuffix('s')} '{name}'", fix=nearest(name, names(group)))
         found = _import(entry)
     return _checked(group, name, found)
+
+
+def parallelism_flags() -> tuple[Any, ...]:
+    """Return the declarations of the options of parallelisms that have a flag of their own."""
+    found: tuple[Any, ...] = _import(_PARALLELISM_FLAGS)
+    return found
 
 
 def find(group: Group, part: str | type) -> Any:

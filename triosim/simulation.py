@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from triosim.config import RunConfig
+from triosim.config.signature import with_options
 from triosim.engine import Progress
 from triosim.pipeline.collecting import collect
 from triosim.pipeline.draws import Draw, other_draws, with_draws
@@ -16,6 +17,7 @@ from triosim.pipeline.system import System
 from triosim.results.result import Result
 
 
+@with_options
 def simulate(trace: TraceLike, parallel: Any = "single", *, progress: Progress | None = None, **options: Any) -> Result:
     """Predict the time of a training step (or an inference pass) on many GPUs.
 

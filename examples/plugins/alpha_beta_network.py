@@ -19,8 +19,8 @@ from triosim.networks import Network
 
 class AlphaBetaNetwork(Network):
     options = (
-        Option("alpha", "time", "1 us", "seconds of every transfer", own_flag=False),
-        Option("bandwidth", "bandwidth", "100 GB/s", "what every transfer gets", own_flag=False),
+        Option("alpha", "time", "1 us", "seconds of every transfer"),
+        Option("bandwidth", "bandwidth", "100 GB/s", "what every transfer gets"),
     )
 
     def __init__(

@@ -26,17 +26,6 @@ if TYPE_CHECKING:
 
 Level = Literal["operators", "hooks", "schedule"]
 
-#: What gradients are reduced in; declared by each parallelism that reduces them.
-GRADIENT_DTYPE = Option(
-    "gradient_dtype",
-    "dtype",
-    None,
-    "The dtype in which gradients are reduced: fp32, bf16, ... (default: each parameter's own).",
-    metavar="DTYPE",
-    of_training=True,
-    of_step=True,
-)
-
 #: The order of axes in the mesh, fastest first. A plug-in may stand between.
 TENSOR_ORDER, EXPERT_ORDER, CONTEXT_ORDER, DATA_ORDER, PIPELINE_ORDER = 0, 5, 10, 20, 30
 

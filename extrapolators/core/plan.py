@@ -9,7 +9,8 @@ from itertools import product
 from triosim.compute.compute_model import ComputeModel
 from triosim.config import Option, RunConfig, takes_text
 from triosim.errors import OptionError, PluginError, TraceError
-from triosim.extrapolators.core.extrapolator import GRADIENT_DTYPE, Extrapolator
+from triosim.extrapolators.core.extrapolator import Extrapolator
+from triosim.extrapolators.core.flags import GRADIENT_DTYPE
 from triosim.extrapolators.core.lowering import Lowering
 from triosim.extrapolators.core.memory_footprint import MemoryFootprint
 from triosim.extrapolators.core.mesh import Mesh

@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 
-from triosim.config import Option
-from triosim.extrapolators.core.extrapolator import DATA_ORDER, GRADIENT_DTYPE, Extrapolator
+from triosim.extrapolators.core.extrapolator import DATA_ORDER, Extrapolator
+from triosim.extrapolators.core.flags import BUCKET_SIZE, FIRST_BUCKET_SIZE, GRADIENT_DTYPE
 from triosim.extrapolators.core.hooks import (
     RankContext,
     TrainingHooks,
@@ -26,27 +26,6 @@ from triosim.extrapolators.core.program import Gradient, Program, Stage
 from triosim.tasks import AllReduce, Layers, TaskStream
 
 Bucket = tuple[Gradient, ...]
-
-BUCKET_SIZE = Option(
-    "bucket_size",
-    "bytes",
-    "25 MiB",
-    "ddp, zero1, zero2: bytes of a gradient bucket.",
-    unit="bytes",
-    metavar="SIZE",
-    of_training=True,
-    of_step=True,
-)
-FIRST_BUCKET_SIZE = Option(
-    "first_bucket_size",
-    "bytes",
-    "1 MiB",
-    "ddp, zero1, zero2: bytes of the first one.",
-    unit="bytes",
-    metavar="SIZE",
-    of_training=True,
-    of_step=True,
-)
 
 
 class DistributedDataParallel(Extrapolator):

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from triosim.config import Option
 from triosim.errors import OptionError
-from triosim.extrapolators.core.extrapolator import DATA_ORDER, GRADIENT_DTYPE, Extrapolator
+from triosim.extrapolators.core.extrapolator import DATA_ORDER, Extrapolator
+from triosim.extrapolators.core.flags import DP_STYLE, GRADIENT_DTYPE
 from triosim.extrapolators.core.hooks import (
     RankContext,
     TrainingHooks,
@@ -33,19 +33,7 @@ class DataParallel(Extrapolator):
     level = "hooks"
     order = DATA_ORDER
     sums_gradients = True
-    options = (
-        Option(
-            "dp_style",
-            "choice",
-            "all-reduce",
-            "dp: all-reduce, or replicate (what torch.nn.DataParallel does).",
-            choices=("all-reduce", "replicate"),
-            metavar="STYLE",
-            of_step=True,
-            commands=("simulate", "memory"),
-        ),
-        GRADIENT_DTYPE,
-    )
+    options = (DP_STYLE, GRADIENT_DTYPE)
 
     @property
     def identical_ranks(self) -> bool:  # type: ignore[override]  # it depends on the style

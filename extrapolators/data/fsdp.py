@@ -14,7 +14,8 @@ from collections.abc import Callable, Container, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 
 from triosim.config import Option
-from triosim.extrapolators.core.extrapolator import DATA_ORDER, GRADIENT_DTYPE, Extrapolator
+from triosim.extrapolators.core.extrapolator import DATA_ORDER, Extrapolator
+from triosim.extrapolators.core.flags import GRADIENT_DTYPE
 from triosim.extrapolators.core.hooks import RankContext, TrainingHooks, layers_of, require_gradients, with_hooks
 from triosim.extrapolators.core.mesh import Mesh
 from triosim.extrapolators.core.program import Block, Gradient, Program, Stage
@@ -47,18 +48,14 @@ class FullyShardedDataParallel(Extrapolator):
             "block",
             "fsdp: what is gathered at once: a numbered module, a layer, or the whole model.",
             choices=("block", "layer", "model"),
-            own_flag=False,
         ),
-        Option(
-            "prefetch", "whole", 1, "fsdp: how many units are gathered ahead.", unit="units", least=0, own_flag=False
-        ),
+        Option("prefetch", "whole", 1, "fsdp: how many units are gathered ahead.", unit="units", least=0),
         Option(
             "reshard",
             "choice",
             "auto",
             "fsdp: whether parameters are freed after the forward pass; auto: not within a pipeline.",
             choices=("auto", "yes", "no"),
-            own_flag=False,
         ),
         Option(
             "reduce",
@@ -66,21 +63,10 @@ class FullyShardedDataParallel(Extrapolator):
             "auto",
             "fsdp: whether each micro-batch reduces gradients, or the last; auto: the last within a pipeline.",
             choices=("auto", "each", "last"),
-            own_flag=False,
         ),
+        Option("parameter_dtype", "dtype", None, "fsdp: what parameters are gathered in. By default their own."),
         Option(
-            "parameter_dtype",
-            "dtype",
-            None,
-            "fsdp: what parameters are gathered in. By default their own.",
-            own_flag=False,
-        ),
-        Option(
-            "shard_dtype",
-            "dtype",
-            None,
-            "fsdp: what shares are kept and updated in. By default the parameters' own.",
-            own_flag=False,
+            "shard_dtype", "dtype", None, "fsdp: what shares are kept and updated in. By default the parameters' own."
         ),
     )
 

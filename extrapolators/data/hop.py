@@ -40,18 +40,17 @@ class Hop(Extrapolator):
 
     axis = "hop"
     options = (
-        Option("graph", "text", "ring-based", "hop: who sends to whom: ring-based, ..., or a file.", own_flag=False),
-        Option("backup", "whole", 0, "hop: for how many neighbours a worker does not wait.", least=0, own_flag=False),
-        Option("staleness", "whole", 0, "hop: how many iterations old an update may be.", least=0, own_flag=False),
-        Option("max_gap", "whole", 4, "hop: how many iterations a worker may be ahead of a neighbour.", own_flag=False),
-        Option("skip", "whole", 0, "hop: how many iterations a slow worker may skip at once.", least=0, own_flag=False),
+        Option("graph", "text", "ring-based", "hop: who sends to whom: ring-based, ..., or a file."),
+        Option("backup", "whole", 0, "hop: for how many neighbours a worker does not wait.", least=0),
+        Option("staleness", "whole", 0, "hop: how many iterations old an update may be.", least=0),
+        Option("max_gap", "whole", 4, "hop: how many iterations a worker may be ahead of a neighbour."),
+        Option("skip", "whole", 0, "hop: how many iterations a slow worker may skip at once.", least=0),
         Option(
             "order",
             "choice",
             "parallel",
             "hop: whether a worker computes while it exchanges (parallel), or before (serial).",
             choices=("parallel", "serial"),
-            own_flag=False,
         ),
     )
 

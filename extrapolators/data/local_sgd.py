@@ -24,7 +24,7 @@ class LocalSGD(Extrapolator):
     axis = "local-sgd"
     level = "hooks"
     order = DATA_ORDER
-    options = (Option("every", "whole", 4, "local-sgd: after how many steps parameters are averaged.", own_flag=False),)
+    options = (Option("every", "whole", 4, "local-sgd: after how many steps parameters are averaged."),)
 
     def transform(self, program: Program, mesh: Mesh) -> Program:
         """Return the program that averages its parameters at the end of each ``every``-th step."""

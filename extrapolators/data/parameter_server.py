@@ -18,7 +18,8 @@ from functools import cached_property
 
 from triosim.config import Option
 from triosim.errors import OptionError
-from triosim.extrapolators.core.extrapolator import GRADIENT_DTYPE, Extrapolator
+from triosim.extrapolators.core.extrapolator import Extrapolator
+from triosim.extrapolators.core.flags import GRADIENT_DTYPE
 from triosim.extrapolators.core.hooks import require_gradients
 from triosim.extrapolators.core.memory_footprint import MemoryFootprint
 from triosim.extrapolators.core.mesh import Mesh
@@ -41,14 +42,13 @@ class ParameterServer(Extrapolator):
     axis = "parameter-server"
     options = (
         GRADIENT_DTYPE,
-        Option("servers", "whole", 1, "parameter-server: how many of the GPUs are servers.", own_flag=False),
+        Option("servers", "whole", 1, "parameter-server: how many of the GPUs are servers."),
         Option(
             "updates",
             "choice",
             "sync",
             "parameter-server: sync, once all gradients are there, or async, with each worker's.",
             choices=("sync", "async"),
-            own_flag=False,
         ),
         Option(
             "staleness",
@@ -56,7 +56,6 @@ class ParameterServer(Extrapolator):
             None,
             "parameter-server, async: by how many iterations a worker may be ahead of the slowest. By default any.",
             least=0,
-            own_flag=False,
         ),
     )
 

@@ -15,7 +15,8 @@ from itertools import chain
 from typing import Any, ClassVar
 
 from triosim.config import Option
-from triosim.extrapolators.core.extrapolator import DATA_ORDER, GRADIENT_DTYPE, Extrapolator
+from triosim.extrapolators.core.extrapolator import DATA_ORDER, Extrapolator
+from triosim.extrapolators.core.flags import BUCKET_SIZE, FIRST_BUCKET_SIZE, GRADIENT_DTYPE
 from triosim.extrapolators.core.hooks import (
     RankContext,
     TrainingHooks,
@@ -25,7 +26,7 @@ from triosim.extrapolators.core.hooks import (
 )
 from triosim.extrapolators.core.mesh import Mesh
 from triosim.extrapolators.core.program import Gradient, HooksFactory, Program, Stage
-from triosim.extrapolators.data.ddp import BUCKET_SIZE, FIRST_BUCKET_SIZE, Bucket, buckets, completed
+from triosim.extrapolators.data.ddp import Bucket, buckets, completed
 from triosim.extrapolators.data.sharded_state import ShardGroups, require_training, scatter, with_sharded_optimizer
 from triosim.tasks import AllGather, AllReduce, Communicator, Handle, Layers, Task, TaskStream
 
@@ -49,7 +50,6 @@ class Zero1(Extrapolator):
             "scatter",
             "zero1: whether gradients are scattered, or summed whole on every GPU.",
             choices=("scatter", "all-reduce"),
-            own_flag=False,
         ),
     )
     each_micro_batch: ClassVar[bool] = False

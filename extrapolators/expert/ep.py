@@ -36,16 +36,14 @@ class ExpertParallel(Extrapolator):
             LOADS[0],
             "ep: how tokens are spread over experts; all but balanced are drawn at random.",
             choices=LOADS,
-            own_flag=False,
         ),
-        Option("skew", "number", 1.0, "ep, load zipf: the exponent of the distribution.", own_flag=False),
-        Option("seed", "whole", 0, "ep: the seed of the drawn loads.", least=0, own_flag=False),
+        Option("skew", "number", 1.0, "ep, load zipf: the exponent of the distribution."),
+        Option("seed", "whole", 0, "ep: the seed of the drawn loads.", least=0),
         Option(
             "capacity",
             "number",
             None,
             "ep: tokens that an expert takes, as a multiple of the mean; the others are dropped. By default all.",
-            own_flag=False,
         ),
     )
 

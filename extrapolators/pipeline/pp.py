@@ -21,7 +21,8 @@ from triosim.compute.pricing.repricing import scaled
 from triosim.config import Option
 from triosim.errors import OptionError, TraceError
 from triosim.extrapolators.core.backward_blocks import forward_block_of_each_backward
-from triosim.extrapolators.core.extrapolator import GRADIENT_DTYPE, PIPELINE_ORDER, Extrapolator
+from triosim.extrapolators.core.extrapolator import PIPELINE_ORDER, Extrapolator
+from triosim.extrapolators.core.flags import BALANCE_STAGES, GRADIENT_DTYPE, SCHEDULE, STAGES
 from triosim.extrapolators.core.mesh import Mesh
 from triosim.extrapolators.core.program import (
     Await,
@@ -64,32 +65,9 @@ class PipelineParallel(Extrapolator):
     identical_ranks = False
     order = PIPELINE_ORDER
     options = (
-        Option(
-            "stages",
-            "names",
-            None,
-            "pp: the first layer of each stage after the first. By default balanced by time.",
-            metavar="LAYER,...",
-            of_step=True,
-            commands=("simulate", "memory"),
-        ),
-        Option(
-            "balance_stages",
-            "flag",
-            False,
-            "pp: balance by the times on each stage's own GPUs, so that slower ones get fewer layers.",
-            of_step=True,
-            commands=("simulate", "compare"),
-        ),
-        Option(
-            "schedule",
-            "part",
-            "gpipe",
-            "pp: gpipe, 1f1b, interleaved, zero-bubble, dualpipe, file.py:Class, or a CSV file (rank, slot, action).",
-            metavar="NAME",
-            of_step=True,
-            group="schedules",
-        ),
+        STAGES,
+        BALANCE_STAGES,
+        SCHEDULE,
         GRADIENT_DTYPE,
         Option(
             "stage_division",
@@ -98,7 +76,6 @@ class PipelineParallel(Extrapolator):
             "pp: whether stages begin anywhere, balanced by time, or at whole transformer layers: balanced as well, or "
             "as many in each stage.",
             choices=("balanced", "whole", "equal"),
-            own_flag=False,
             key="stages",
         ),
         Option(
@@ -107,7 +84,6 @@ class PipelineParallel(Extrapolator):
             "whole",
             "pp with tp: whether each GPU sends whole activations to the next stage, or its part of them.",
             choices=("whole", "parts"),
-            own_flag=False,
         ),
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from triosim import plugins
-from triosim.config import RunConfig
+from triosim.config import RunConfig, takes_text
 from triosim.errors import OptionError, PluginError, nearest
 from triosim.extrapolators.core.schedule_table import ScheduleTable
 from triosim.extrapolators.pipeline.schedule import PipelineSchedule
@@ -63,6 +63,6 @@ def _schedules_by_option() -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for name in plugins.BUILT_IN["schedules"]:
         for option in _schedule_class(name).options:
-            if option.own_flag:
+            if not takes_text(option):
                 found.setdefault(option.name, []).append(name)
     return found

@@ -47,7 +47,6 @@ class ContextParallel(Extrapolator):
             "ring",
             "cp: how keys and values are exchanged: in a ring, or all at once.",
             choices=("ring", "all-gather"),
-            own_flag=False,
         ),
     )
 

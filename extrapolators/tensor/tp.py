@@ -23,7 +23,8 @@ from dataclasses import replace
 
 from triosim.config import Option
 from triosim.errors import OptionError
-from triosim.extrapolators.core.extrapolator import GRADIENT_DTYPE, TENSOR_ORDER, Extrapolator
+from triosim.extrapolators.core.extrapolator import TENSOR_ORDER, Extrapolator
+from triosim.extrapolators.core.flags import GRADIENT_DTYPE, SEQUENCE_PARALLEL, TP_STYLE
 from triosim.extrapolators.core.mesh import Mesh
 from triosim.extrapolators.core.program import Program
 from triosim.extrapolators.deduplication.deduplicate import LayerDeduplication, UnequalLayersError
@@ -41,14 +42,10 @@ class TensorParallel(Extrapolator):
     identical_ranks = True
     order = TENSOR_ORDER
     options = (
-        Option("tp_style", "choice", "gather", choices=("gather", "megatron"), metavar="STYLE", of_step=True,
-               help="tp: gather (each layer's output) or megatron (layers in pairs, one all-reduce for two)."),
-        Option("sequence_parallel", "flag", False, of_step=True, commands=("simulate", "memory"), help=
-               "tp, style megatron: norms and residuals on a share of the sequence; reduce-scatters and all-gathers."),
-        GRADIENT_DTYPE,
-        Option("overlap", "choice", "no", choices=("no", "ring"), own_flag=False,
+        TP_STYLE, SEQUENCE_PARALLEL, GRADIENT_DTYPE,
+        Option("overlap", "choice", "no", choices=("no", "ring"),
                help="tp with --sequence-parallel: whether products run in pieces while a ring brings their input."),
-        Option("embedding_gradient", "choice", "share", choices=("share", "whole"), own_flag=False,
+        Option("embedding_gradient", "choice", "share", choices=("share", "whole"),
                help="tp: whether a GPU has the gradient of its share of an embedding table, or of the whole table."),
     )  # fmt: skip
 

@@ -88,13 +88,11 @@ class PacketNetwork(SendingNetwork, LinkRecorder, ChangeableLinks, FoldableNetwo
             ),
             choices=get_args(Kernel),
             panel=SYSTEM,
-            own_flag=False,
         ),
         Option(
             *("fold", "choice", "auto", "packet: simulate a collective for one rank where all ranks do the same."),
             choices=get_args(Fold),
             panel=SYSTEM,
-            own_flag=False,
         ),
     )
 

@@ -48,7 +48,7 @@ class Optics:
 
 
 def _option(name: str, kind: Kind, default: int | str, help: str, **more: Any) -> Option:
-    return Option(name, kind, default, help, panel=SYSTEM, own_flag=False, **more)
+    return Option(name, kind, default, help, panel=SYSTEM, **more)
 
 
 #: The options of the photonic network. What is not given is what the topology's file says, and only then the default.

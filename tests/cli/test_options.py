@@ -32,7 +32,7 @@ def test_the_defaults_of_the_configuration_are_those_that_are_declared() -> None
 @pytest.mark.parametrize("command", EVERY_COMMAND)
 def test_a_command_has_the_options_that_are_declared_for_it(command: str) -> None:
     module = import_module(f"triosim.cli.{command}")
-    names = inspect.signature(module.declared(None)).parameters.keys()
+    names = inspect.signature(module.command).parameters.keys()
     every = (*COMMON.values(), *flags().values(), *CONDITIONS)
     declared = {option.name for option in every if command in option.commands}
     assert declared | {option.name for option in module.OPTIONS} | {"trace"} == set(names)

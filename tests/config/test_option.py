@@ -54,16 +54,6 @@ def test_a_value_is_converted(option: Option, value: Any, expected: Any) -> None
             "x",
             "--fold: 'x' is neither yes nor no; give one of the two",
         ),
-        (
-            Option("unit", "choice", choices=("block", "model"), own_flag=False),
-            "modell",
-            "--option unit: 'modell' is not known; did you mean 'model'?",
-        ),
-        (
-            Option("division", "choice", choices=("whole",), own_flag=False, key="stages"),
-            "x",
-            "--option stages: 'x' is not known; known: whole",
-        ),
         (Option("bucket_size", "bytes"), "-1", "--bucket-size: -1 is not a number of bytes; give 0 or more"),
         (
             Option("bucket_size", "bytes"),

@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 
 import triosim
+from triosim import plugins
 from triosim.config import RunConfig, flags, readers, unread
 from triosim.config.option import Option
 from triosim.errors import OptionError, PluginError
 from triosim.extrapolators import Extrapolator
 from triosim.extrapolators.data.fsdp import FullyShardedDataParallel
+from triosim.extrapolators.pipeline.pp import PipelineParallel
 
 
 def test_what_parts_declare_is_an_attribute_with_its_default() -> None:
@@ -41,6 +43,8 @@ def test_a_part_sees_its_options_by_name_checked() -> None:
         _ = config.load  # which is of ep
     with pytest.raises(OptionError, match="--option prefetch: 'x' is not a whole number"):
         RunConfig.of(options={"prefetch": "x"}).of_part(FullyShardedDataParallel)
+    with pytest.raises(OptionError, match="--option stages: 'x' is not known; known: balanced, equal, whole"):
+        RunConfig.of(options={"stages": "x"}).of_part(PipelineParallel)
 
 
 def test_a_plug_in_shares_a_flag_by_declaring_it_and_has_what_it_declares_by_name() -> None:
@@ -61,6 +65,16 @@ def test_a_plug_in_cannot_redefine_an_option_of_every_run() -> None:
 
     with pytest.raises(PluginError, match="declares the option 'layers', which every run has; choose another name"):
         Mine(2, RunConfig())
+
+
+def test_an_option_has_a_flag_where_parallelisms_declare_it_as_one() -> None:
+    parts = [plugins.load("extrapolators", name) for name in plugins.BUILT_IN["extrapolators"]]
+    read = {option.name: option for part in parts for option in part.options} | {
+        option.name: option
+        for name in plugins.BUILT_IN["schedules"]
+        for option in plugins.load("schedules", name).options
+    }
+    assert {name: read[name] for name in flags()} == flags()
 
 
 def test_readers_follow_from_the_declarations() -> None:

@@ -23,7 +23,7 @@ from triosim.networks import Network
 class Mine(Network):
     """Every transfer takes an overhead and its bytes at one speed."""
 
-    options = (Option("overhead", "time", "2 us", "seconds of every transfer", own_flag=False),)
+    options = (Option("overhead", "time", "2 us", "seconds of every transfer"),)
 
     def __init__(self, env, topology, *, overhead=2e-6, **options):
         super().__init__(env, topology, **options)
@@ -50,7 +50,7 @@ from triosim.networks import CollectiveAlgorithm, Transfer
 class Star(CollectiveAlgorithm):
     """Everything to one rank and back, whatever the collective, for as many rounds as one asks for."""
 
-    options = (Option("rounds", "whole", 1, "times that it is done", own_flag=False),)
+    options = (Option("rounds", "whole", 1, "times that it is done"),)
 
     def __init__(self, rounds=1):
         self.rounds = rounds

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import io
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -73,7 +73,6 @@ class LazyGroup(QuickGroup):
     """A group whose commands are imported when they run; their names and first sentences are known without.
 
     A module has a function ``command`` (and may have a class for it, ``COMMAND``), or an ``app`` with commands of its own.
-    Where options depend on the arguments, ``declared(arguments)`` returns the function with those that they may name.
     """
 
     lazy: ClassVar[Mapping[str, tuple[str, str]]] = {}
@@ -85,18 +84,17 @@ class LazyGroup(QuickGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Return the command that is to run."""
         name, found, rest = super().resolve_command(ctx, args)
-        return name, found if name is None else self.loaded(name, None if ctx.resilient_parsing else rest), rest
+        return name, found if name is None else self.loaded(name), rest
 
-    def loaded(self, name: str, arguments: Sequence[str] | None = None) -> Any:
-        """Return a command, imported, with all its options or with those that ``arguments`` may name."""
+    def loaded(self, name: str) -> Any:
+        """Return a command, imported."""
         module = import_module(self.lazy[name][0])
         app = getattr(module, "app", None)
         if app is None:
             app = typer.Typer(
                 rich_markup_mode="rich", add_completion=False, context_settings={"help_option_names": ["-h", "--help"]}
             )
-            command = module.declared(arguments) if hasattr(module, "declared") else module.command
-            app.command(name, cls=getattr(module, "COMMAND", QuickCommand))(command)
+            app.command(name, cls=getattr(module, "COMMAND", QuickCommand))(module.command)
         found = typer.main.get_command(app)
         found.name = name
         return found

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -23,11 +22,7 @@ GPUS = replace(COMMON["gpus"], help="How many GPUs.")
 OPTIONS = (o.CONFIG, o.SAVE_CONFIG, GPUS, o.PLOT, o.WRITE, o.FORMAT, o.QUIET)
 
 
-def declared(arguments: Sequence[str] | None) -> Callable[..., None]:
-    """Return the command with the options that ``arguments`` may name, or with all."""
-    return o.takes(*o.of_run("compare", OPTIONS, arguments))(command)
-
-
+@o.takes(*o.of_run("compare", OPTIONS))
 def command(trace: TracePath = None, **given: Any) -> None:
     """Compare all strategies on one number of GPUs, the fastest first.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -126,11 +126,7 @@ class MemoryOptions:
         Console(highlight=False).print(Group(*spaced([render(report, rank, self.depth), *ranks])))
 
 
-def declared(arguments: Sequence[str] | None) -> Callable[..., None]:
-    """Return the command with the options that ``arguments`` may name, or with all."""
-    return o.takes(*o.of_run("memory", OPTIONS, arguments))(command)
-
-
+@o.takes(*o.of_run("memory", OPTIONS))
 def command(trace: TracePath = None, **given: Any) -> None:
     """Show the memory of a step: the peak, by category and module, what the allocator reserves, and whether it fits.
 

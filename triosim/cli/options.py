@@ -158,15 +158,9 @@ def takes(*options: Option) -> Callable[[Function], Function]:
     return with_options
 
 
-def of_run(command: Command, own: Sequence[Option], arguments: Sequence[str] | None = None) -> tuple[Option, ...]:
-    """Return the options of a run that a command has, those of one heading together, and then its own.
-
-    Those that parts declare are left out where ``arguments`` name none of them: to know them takes importing all parts.
-    """
-    known = {word for option in (*COMMON.values(), *CONDITIONS, *own) for word in option.flags}
-    named = {word.partition("=")[0] for word in arguments or () if word.startswith("-")}
-    of_parts = () if arguments is not None and named <= known else flags().values()
-    every = (*COMMON.values(), *of_parts, *CONDITIONS)
+def of_run(command: Command, own: Sequence[Option]) -> tuple[Option, ...]:
+    """Return the options of a run that a command has, and then its own."""
+    every = (*COMMON.values(), *flags().values(), *CONDITIONS)
     return (*(option for option in every if command in option.commands), *own)
 
 

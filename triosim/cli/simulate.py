@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -50,11 +50,7 @@ OPTIONS = (
 )
 
 
-def declared(arguments: Sequence[str] | None) -> Callable[..., None]:
-    """Return the command with the options that ``arguments`` may name, or with all."""
-    return o.takes(*o.of_run("simulate", OPTIONS, arguments))(command)
-
-
+@o.takes(*o.of_run("simulate", OPTIONS))
 def command(trace: TracePath = None, **given: Any) -> None:
     """Simulate one training step, or an inference pass, on many GPUs.
 

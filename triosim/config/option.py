@@ -34,7 +34,7 @@ class Option:
     """An option of a run.
 
     ``name`` is the keyword of ``triosim.simulate`` and the key of a configuration file. On the command line it is
-    ``--name-with-dashes``, or ``flag``; one without ``own_flag`` is reached as ``--option NAME=VALUE`` alone, by ``key`` where
+    ``--name-with-dashes``, or ``flag``; that of a part without a flag is given as ``--option NAME=VALUE``, by ``key`` where
     that is not its name. ``choices`` are all words that a ``choice`` knows, and those that another kind takes beside its
     values. ``least`` is the smallest whole number. What is ``of_training`` is read by nobody in inference, and what is
     ``of_step`` changes the step that is simulated, so that captured task streams cannot follow it. What is ``repeatable`` may
@@ -53,7 +53,6 @@ class Option:
     panel: str = PARALLELISM
     short: str = ""
     flag: str = ""
-    own_flag: bool = True
     key: str = ""
     of_training: bool = False
     of_step: bool = False
@@ -65,17 +64,12 @@ class Option:
     @property
     def where(self) -> str:
         """What errors and notes call it: as it stands on the command line."""
-        return self.declaration.partition("/")[0] if self.own_flag else f"--option {self.key or self.name}"
+        return self.declaration.partition("/")[0]
 
     @property
     def declaration(self) -> str:
         """Its flag, and the one that turns it off where there is one: ``--fold/--no-fold``."""
         return self.flag or f"--{self.name.replace('_', '-')}"
-
-    @property
-    def flags(self) -> tuple[str, ...]:
-        """Every word that stands for it on the command line."""
-        return (*self.declaration.split("/"), *filter(None, (self.short,)))
 
     def parse(self, value: Any, where: str | None = None) -> Any:
         """Return a value as it is used inside: bytes and seconds as numbers, dtypes by PyTorch's names.

@@ -1,4 +1,4 @@
-"""The options that the parts of a run declare, gathered from the plug-in registry by name."""
+"""The options that the parts of a run declare in their class attribute ``options``."""
 
 from __future__ import annotations
 
@@ -9,9 +9,6 @@ from typing import Any
 from triosim import plugins
 from triosim.config.option import Option
 
-#: The plug-in groups whose parts declare options with flags of their own.
-_GROUPS: tuple[plugins.Group, ...] = ("extrapolators",)
-
 
 def declared(part: Any) -> tuple[Option, ...]:
     """Return the options that a part's class declares."""
@@ -19,36 +16,41 @@ def declared(part: Any) -> tuple[Option, ...]:
     return found
 
 
+def parsed(part: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``options`` by name, with those that a part's class declares checked and converted.
+
+    A part that takes its options as keywords of its constructor (a network, a compute model) is made with them.
+    """
+    known = {option.key or option.name: option for option in declared(part)}
+    return {
+        key: known[key].parse(value, f"--option {key}") if key in known else value for key, value in options.items()
+    }
+
+
 @cache
 def flags() -> Mapping[str, Option]:
-    """Return by name the options with flags of their own that the parts which ship with triosim declare.
+    """Return by name the options of parallelisms that have a flag of their own, without importing parallelisms.
 
-    This imports all of them; a plug-in's options are reached as ``--option NAME=VALUE``.
+    Every other option of a part, and of a plug-in, is given as ``--option NAME=VALUE``.
     """
-    return {option.name: option for _, option in _declarations() if option.own_flag}
+    return {option.name: option for option in plugins.parallelism_flags()}
 
 
 @cache
 def readers(name: str) -> tuple[str, ...]:
-    """Return the names of the parts that declare an option with a flag of its own."""
-    return tuple(part for part, option in _declarations() if option.own_flag and option.name == name)
+    """Return the names of the parallelisms that ship with triosim and read an option; this imports all of them."""
+    return tuple(part for part in plugins.BUILT_IN["extrapolators"] if name in _options_read(part))
 
 
 def takes_text(option: Option) -> bool:
-    """Whether ``--option`` gives its value: it has no flag, or is a plug-in's that nobody could make a flag for."""
-    return not option.own_flag or option.name not in flags()
+    """Whether ``--option`` gives its value, since it has no flag."""
+    return option.name not in flags()
 
 
-def _declarations() -> Iterator[tuple[str, Option]]:
-    """Yield the options of each part, and those of the parts that it uses in turn, by the part's name."""
-    for group in _GROUPS:
-        for part in plugins.BUILT_IN[group]:
-            for option in declared(plugins.load(group, part)):
-                yield part, option
-                if option.group is not None:
-                    yield from ((part, own) for own in _of_group(option.group))
-
-
-def _of_group(group: plugins.Group) -> Iterator[Option]:
-    for name in plugins.BUILT_IN[group]:
-        yield from declared(plugins.load(group, name))
+def _options_read(parallelism: str) -> Iterator[str]:
+    """Yield the names of the options of a parallelism, and of those of the parts that it uses in turn."""
+    for option in declared(plugins.load("extrapolators", parallelism)):
+        yield option.name
+        if option.group is not None:
+            for name in plugins.BUILT_IN[option.group]:
+                yield from (own.name for own in declared(plugins.load(option.group, name)))

@@ -347,17 +347,6 @@ class RunConfig:
                 found[option.name] = option.parsed_default
         return replace(self, parts={**self.parts, **found})
 
-    def options_of(self, part: Any) -> Mapping[str, Any]:
-        """Return ``options`` with the values of those that a part's class declares checked and converted.
-
-        A part that takes its options as keywords of its constructor (a network, a compute model) is made with them.
-        """
-        declared = {option.key or option.name: option for option in of_parts.declared(part)}
-        return {
-            key: declared[key].parse(value, f"--option {key}") if key in declared else value
-            for key, value in self.options.items()
-        }
-
     def is_given(self, name: str) -> bool:
         """Whether an option has another value than its default."""
         if name in COMMON:

@@ -15,10 +15,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def with_options(function: Function) -> Function:
-    """Replace ``**options`` by a keyword for each option of a run, with its default, and list them in the docstring.
-
-    This loads all parts that ship with triosim, because they declare options too.
-    """
+    """Replace ``**options`` by a keyword for each option of a run, with its default, and list them in the docstring."""
     signature = inspect.signature(function)
     own = [one for one in signature.parameters.values() if one.kind is not one.VAR_KEYWORD]
     names = {one.name for one in own}

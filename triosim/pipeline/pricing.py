@@ -10,7 +10,7 @@ from triosim import plugins
 from triosim.compute.compute_model import ComputeModel
 from triosim.compute.pricing import operator_times
 from triosim.compute.pricing.repricing import on_gpu
-from triosim.config import RunConfig
+from triosim.config import RunConfig, parsed
 from triosim.gpus import Gpu
 from triosim.pipeline.reading import Subject
 from triosim.trace import Trace
@@ -35,7 +35,7 @@ def price(subject: Subject, config: RunConfig) -> PricedSubject:
         entries = operator_times.load(config.operator_times)
         subject = subject.changed(lambda trace: operator_times.apply(entries, trace))
     kind: Any = plugins.find("compute_models", config.compute_model)
-    model: ComputeModel = plugins.make(kind, options=config.options_of(kind))
+    model: ComputeModel = plugins.make(kind, options=parsed(kind, config.options))
     target = None if config.gpu is None else config.gpu if isinstance(config.gpu, Gpu) else catalogue.find(config.gpu)
     if target is not None:
         predict = on_gpu if subject.streams is None else _captured_on_gpu

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from triosim.config import Option
 from triosim.errors import OptionError
+from triosim.extrapolators.core.flags import VIRTUAL_STAGES
 from triosim.extrapolators.core.schedule_table import Action, ScheduleTable
 from triosim.extrapolators.pipeline.schedule import PipelineSchedule
 from triosim.extrapolators.pipeline.schedules.one_f_one_b import in_turn
@@ -15,17 +15,7 @@ class Interleaved(PipelineSchedule):
     Micro-batches go through in groups of p: a rank runs a group in one of its stages, then in the next.
     """
 
-    options = (
-        Option(
-            "virtual_stages",
-            "whole",
-            None,
-            "pp, interleaved: how many stages a rank has. By default 2.",
-            unit="stages",
-            metavar="V",
-            of_step=True,
-        ),
-    )
+    options = (VIRTUAL_STAGES,)
 
     def table(self, ranks: int, micro_batches: int) -> ScheduleTable:
         """Return 1F1B over groups of micro-batches."""

@@ -37,16 +37,7 @@ class Hierarchical(PhasedAlgorithm):
     nodes of GPUs is a dimension, and the fabric between them another.)
     """
 
-    options = (
-        Option(
-            "chunks",
-            "whole",
-            CHUNKS,
-            "hierarchical: into how many chunks the data are cut.",
-            panel=SYSTEM,
-            own_flag=False,
-        ),
-    )
+    options = (Option("chunks", "whole", CHUNKS, "hierarchical: into how many chunks the data are cut.", panel=SYSTEM),)
 
     def __init__(self, chunks: int | str = CHUNKS) -> None:
         try:
