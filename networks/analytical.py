@@ -14,7 +14,15 @@ import simpy
 
 from triosim.networks.base import Network, loaded
 from triosim.networks.calibration.calibrated_times import CalibratedNetwork, calibrated_collectives
-from triosim.networks.collectives.algorithm import CollectiveAlgorithm, CollectiveOperation, Cost, check, check_size
+from triosim.networks.collectives.algorithm import (
+    CollectiveAlgorithm,
+    CollectiveOperation,
+    Cost,
+    Group,
+    Shares,
+    check_size,
+    checked_operation,
+)
 from triosim.networks.collectives.algorithms.hierarchical import offset
 from triosim.networks.extensions import ContentionFree
 from triosim.networks.topology import NodeRef, Topology
@@ -39,9 +47,8 @@ class AnalyticalNetwork(Network, ContentionFree, CalibratedNetwork):
         self.calibrated = calibrated_collectives(topology) if algorithm is None else None
         self._nodes: dict[_Group, int] = {}  # over how many nodes the groups of calibrated collectives are spread
         self._known: dict[tuple[CollectiveKind, _Group, int | None], list[Cost] | None] = {}
-        self._groups: dict[
-            int, tuple[Sequence[int], Communicator]
-        ] = {}  # by id: hashing thousands of ranks takes a while
+        # By id: hashing thousands of ranks takes a while.
+        self._groups: dict[int, tuple[Sequence[int], Communicator]] = {}
 
     def transfer(self, source: NodeRef, destination: NodeRef, nbytes: float) -> simpy.Event:
         """Send bytes between two nodes, given by rank or name; the event fires when the last byte is delivered."""
@@ -50,72 +57,50 @@ class AnalyticalNetwork(Network, ContentionFree, CalibratedNetwork):
         return self.env.timeout(latency + nbytes / bandwidth)
 
     def collective(
-        self,
-        kind: CollectiveKind,
-        group: Sequence[int] | Communicator,
-        nbytes: float,
-        *,
-        root: int | None = None,
-        shares: Sequence[float] | None = None,
+        self, kind: CollectiveKind, group: Group, nbytes: float, *, root: int | None = None, shares: Shares = None
     ) -> simpy.Event:
         """Run a collective of the ranks of a group; see ``Network.collective``."""
         return self.env.timeout(self.seconds(kind, group, nbytes, root=root, shares=shares))
 
     def seconds(
-        self,
-        kind: CollectiveKind,
-        group: Sequence[int] | Communicator,
-        nbytes: float,
-        *,
-        root: int | None = None,
-        shares: Sequence[float] | None = None,
+        self, kind: CollectiveKind, group: Group, nbytes: float, *, root: int | None = None, shares: Shares = None
     ) -> float:
         """Return what a collective takes, without running it."""
-        ranks = group.ranks if isinstance(group, Communicator) else group
-        measured = None if self.calibrated is None else self._measured(kind, group, ranks, nbytes, root, shares)
-        if measured is not None:
-            return measured
+        if self.calibrated is not None:
+            measured = self._measured(kind, group, nbytes, root, shares)
+            if measured is not None:
+                return measured
         if shares is not None:
-            root = check(kind, ranks, nbytes, self.topology, root=root, shares=shares)
-            if len(ranks) == 1:
-                return 0.0
-            cost = self._algorithm.cost(CollectiveOperation(kind, ranks, nbytes, root, tuple(shares)), self.topology)
-            return cost.latency + cost.seconds
+            operation = checked_operation(kind, group, nbytes, self.topology, root=root, shares=shares)
+            return 0.0 if len(operation.ranks) == 1 else self._uncached(operation)
         check_size(nbytes, kind)
         key = (kind, self._named(group), root)
-        try:
-            costs = self._known[key]
-        except KeyError:
-            at = check(kind, ranks, nbytes, self.topology, root=root)
-            costs = self._known[key] = self._costs(kind, ranks, at)
+        if key not in self._known:
+            self._known[key] = self._costs(checked_operation(kind, group, nbytes, self.topology, root=root))
+        costs = self._known[key]
         if costs is None:
-            at = check(kind, ranks, nbytes, self.topology, root=root)
-            cost = self._algorithm.cost(CollectiveOperation(kind, ranks, nbytes, at), self.topology)
-            return cost.latency + cost.seconds
+            return self._uncached(checked_operation(kind, group, nbytes, self.topology, root=root))
         return min(cost.latency + cost.seconds * nbytes for cost in costs)
 
+    def _uncached(self, operation: CollectiveOperation) -> float:
+        cost = self._algorithm.cost(operation, self.topology)
+        return cost.latency + cost.seconds
+
     def _measured(
-        self,
-        kind: CollectiveKind,
-        group: Sequence[int] | Communicator,
-        ranks: Sequence[int],
-        nbytes: float,
-        root: int | None,
-        shares: Sequence[float] | None,
+        self, kind: CollectiveKind, group: Group, nbytes: float, root: int | None, shares: Shares
     ) -> float | None:
         """Return what a collective takes by the topology's calibration, or None where that says nothing of it."""
         assert self.calibrated is not None
         check_size(nbytes, kind)
+        ranks = group.ranks if isinstance(group, Communicator) else group
         named = self._named(group)
         nodes = self._nodes.get(named)
         if nodes is None or root is not None or shares is not None or self.calibrated.slowed:
-            root = check(kind, ranks, nbytes, self.topology, root=root, shares=shares)
+            root = checked_operation(kind, group, nbytes, self.topology, root=root, shares=shares).root
             nodes = self._nodes[named] = self.calibrated.nodes(ranks)
-        if len(ranks) == 1:
-            return 0.0
-        return self.calibrated.seconds(kind, ranks, nbytes, nodes, root)
+        return 0.0 if len(ranks) == 1 else self.calibrated.seconds(kind, ranks, nbytes, nodes, root)
 
-    def _named(self, group: Sequence[int] | Communicator) -> _Group:
+    def _named(self, group: Group) -> _Group:
         """Return a group as something that is quickly found again."""
         if isinstance(group, (Communicator, range)):
             return group
@@ -130,19 +115,20 @@ class AnalyticalNetwork(Network, ContentionFree, CalibratedNetwork):
             known = self._groups[id(group)] = (ranks if group is ranks else group[:], Communicator(ranks))
         return known[1]
 
-    def _costs(self, kind: CollectiveKind, ranks: Sequence[int], root: int | None) -> list[Cost] | None:
+    def _costs(self, operation: CollectiveOperation) -> list[Cost] | None:
         """Return the costs for one byte of the algorithms to choose from; None where they do not grow with the bytes."""
+        kind, ranks, _, root, _ = operation
         if len(ranks) == 1:
             return [Cost(0.0, 0.0)]
         if self.topology.uniform and self.topology.dimensions:
             less = offset(ranks, self.topology.dimensions)
             if less:  # the same as a group nearer to rank 0
-                moved = Communicator(tuple(rank - less for rank in ranks))
-                key = (kind, moved, None if root is None else root - less)
+                near = tuple([rank - less for rank in ranks])
+                key = (kind, Communicator(near), None if root is None else root - less)
                 if key not in self._known:
-                    self._known[key] = self._costs(kind, moved.ranks, key[2])
+                    self._known[key] = self._costs(operation._replace(ranks=near, root=key[2]))
                 return self._known[key]
-        found = self._algorithm.alternatives(kind, ranks, self.topology)
+        found = self._algorithm.alternatives(operation, self.topology)
         if not all(one.proportional or one.steady for one in found):
             return None
-        return [one.cost(CollectiveOperation(kind, ranks, 1.0, root), self.topology) for one in found]
+        return [one.cost(operation._replace(nbytes=1.0), self.topology) for one in found]

@@ -7,7 +7,6 @@ else a network can do is an extension (:mod:`triosim.networks.extensions`).
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from typing import ClassVar
 
 import simpy
@@ -17,15 +16,17 @@ from triosim.config import Option
 from triosim.networks.collectives.algorithm import (
     CollectiveAlgorithm,
     CollectiveOperation,
-    check,
+    Group,
+    Shares,
     check_size,
+    checked_operation,
     latency_of,
 )
 from triosim.networks.collectives.execution import Done
 from triosim.networks.collectives.lowering import CollectiveLowering, Form
 from triosim.networks.events import when
 from triosim.networks.topology import NodeRef, Topology
-from triosim.tasks import CollectiveKind, Communicator
+from triosim.tasks import CollectiveKind
 
 
 class Network(ABC):
@@ -59,13 +60,7 @@ class Network(ABC):
         """Send bytes between two nodes, given by rank or name; the event fires when the last byte is delivered."""
 
     def collective(
-        self,
-        kind: CollectiveKind,
-        group: Sequence[int] | Communicator,
-        nbytes: float,
-        *,
-        root: int | None = None,
-        shares: Sequence[float] | None = None,
+        self, kind: CollectiveKind, group: Group, nbytes: float, *, root: int | None = None, shares: Shares = None
     ) -> simpy.Event:
         """Run a collective of the ranks of a group; the event fires when all of them are through.
 
@@ -74,11 +69,9 @@ class Network(ABC):
         N x N sizes by sender, and ``nbytes`` is the mean of what a rank sends. ``root`` is a rank of the group, by default the
         first. Raises ``TriosimError`` for an unknown or repeated rank, a negative size, or a root outside the group.
         """
-        ranks = group.ranks if isinstance(group, Communicator) else tuple(group)
-        root = check(kind, ranks, nbytes, self.topology, root=root, shares=shares)
-        if len(ranks) == 1:
+        operation = checked_operation(kind, group, nbytes, self.topology, root=root, shares=shares)
+        if len(operation.ranks) == 1:
             return self.env.timeout(0)
-        operation = CollectiveOperation(kind, ranks, nbytes, root, None if shares is None else tuple(shares))
         return self.__lowering.layout(operation).run(self.env, _ByTransfers(self))
 
 
@@ -130,20 +123,11 @@ class SendingNetwork(Network):
         return event
 
     def collective(
-        self,
-        kind: CollectiveKind,
-        group: Sequence[int] | Communicator,
-        nbytes: float,
-        *,
-        root: int | None = None,
-        shares: Sequence[float] | None = None,
+        self, kind: CollectiveKind, group: Group, nbytes: float, *, root: int | None = None, shares: Shares = None
     ) -> simpy.Event:
         """Run a collective of the ranks of a group; see ``Network.collective``."""
-        ranks = group.ranks if isinstance(group, Communicator) else tuple(group)
-        root = check(kind, ranks, nbytes, self.topology, root=root, shares=shares)
-        if len(ranks) == 1:
-            return self.env.timeout(0)
-        return self._run(CollectiveOperation(kind, ranks, nbytes, root, None if shares is None else tuple(shares)))
+        operation = checked_operation(kind, group, nbytes, self.topology, root=root, shares=shares)
+        return self.env.timeout(0) if len(operation.ranks) == 1 else self._run(operation)
 
     def _run(self, operation: CollectiveOperation) -> simpy.Event:
         """Run a collective that has been checked."""

@@ -75,7 +75,7 @@ class CalibratedCollectives:
             return None
         if not self.slowed:
             return parts.total
-        steady, idle = self._unit(kind, tuple(ranks), root)
+        steady, idle = self._unit(CollectiveOperation(kind, tuple(ranks), 1.0, root))
         return parts.latency + parts.moving * (busiest(steady.edges, self.topology) / idle if idle else 1.0)
 
     def plan(self, operation: CollectiveOperation) -> CalibratedCollective | None:
@@ -83,23 +83,23 @@ class CalibratedCollectives:
 
         Unequal shares load the links as they are, stretched as equal shares would be.
         """
-        kind, ranks, nbytes, root, shares = operation
+        kind, ranks, nbytes, _, shares = operation
         parts = self.parts(kind, ranks, nbytes)
         if parts is None:
             return None
-        steady, idle = self._unit(kind, ranks, root)
+        steady, idle = self._unit(operation)
         stretch = parts.moving / (idle * nbytes) if idle * nbytes > 0.0 else 1.0
         if shares is not None:
             edges = self._algorithm(ranks).steady_state(operation, self.topology).edges
             return CalibratedCollective(SteadyState(edges, parts.latency), 1.0, stretch)
         return CalibratedCollective(SteadyState(steady.edges, parts.latency), nbytes, stretch)
 
-    def _unit(self, kind: CollectiveKind, ranks: Sequence[int], root: int | None) -> tuple[SteadyState, float]:
+    def _unit(self, operation: CollectiveOperation) -> tuple[SteadyState, float]:
         """Return the edges of one byte, and the seconds that they need on the idle links of the machine that was measured."""
-        key = CollectiveOperation(kind, ranks, 1.0, root)
+        key = operation._replace(nbytes=1.0, shares=None)
         found = self._known.get(key)
         if found is None:
-            steady = self._algorithm(ranks).steady_state(key, self.topology)
+            steady = self._algorithm(key.ranks).steady_state(key, self.topology)
             self._edges += len(steady.edges)
             if self._edges > _MOST_EDGES:
                 self._known.clear()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, TypeAlias, get_
 from triosim.config import Option
 from triosim.errors import OptionError, PluginError, SimulationError, nearest
 from triosim.networks.topology import NodeRef, Topology
-from triosim.tasks import CollectiveKind
+from triosim.tasks import CollectiveKind, Communicator
 
 if TYPE_CHECKING:
     from triosim.networks.collectives.phased.symmetric import SymmetricCollective
@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 WITH_ROOT = frozenset({"broadcast", "reduce", "gather", "scatter"})
 WITH_SHARES = frozenset({"all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"})
 
-
 Chunks: TypeAlias = int | range | tuple[int, ...]  # one piece of the data, or several that are sent together
+Group: TypeAlias = Sequence[int] | Communicator
+Shares: TypeAlias = Sequence[float] | None
 
 
 class Transfer(NamedTuple):
@@ -73,10 +74,21 @@ class CollectiveOperation(NamedTuple):
     """A collective of two ranks or more; ``root`` and ``shares`` are as in ``CollectiveAlgorithm.transfers``."""
 
     kind: CollectiveKind
-    ranks: Sequence[int]
+    ranks: tuple[int, ...] | range
     nbytes: float
     root: int | None = None
     shares: tuple[float, ...] | None = None
+
+    @property
+    def first(self) -> int:
+        """The root or, of a kind without one, the first rank."""
+        return self.ranks[0] if self.root is None else self.root
+
+    @property
+    def chunk_sizes(self) -> Sequence[float]:
+        """The bytes of each rank's chunk: its share, or an equal part."""
+        n = len(self.ranks)
+        return self.shares if self.shares is not None else [self.nbytes / n] * n
 
 
 class CollectiveAlgorithm(ABC):
@@ -122,21 +134,40 @@ class CollectiveAlgorithm(ABC):
         edges, latency, fill = self.steady_state(operation, topology)
         return Cost(latency, busiest(edges, topology) + fill)
 
-    def choose(
-        self, kind: CollectiveKind, group: Sequence[int], nbytes: float, topology: Topology, root: int | None = None
-    ) -> CollectiveAlgorithm:
+    def choose(self, operation: CollectiveOperation, topology: Topology) -> CollectiveAlgorithm:
         """Return the algorithm that runs a collective: this one, unless it chooses among others."""
         return self
 
-    def symmetric(self, kind: CollectiveKind, group: Sequence[int], topology: Topology) -> SymmetricCollective | None:
-        """Return the pipelined form of a collective of one byte, as one rank sees it; None unless all ranks do the same."""
-        return None
-
-    def alternatives(
-        self, kind: CollectiveKind, group: Sequence[int], topology: Topology
-    ) -> Sequence[CollectiveAlgorithm]:
+    def alternatives(self, operation: CollectiveOperation, topology: Topology) -> Sequence[CollectiveAlgorithm]:
         """Return the algorithms among which this one chooses by cost: itself, unless it chooses."""
         return (self,)
+
+    def symmetric(self, operation: CollectiveOperation, topology: Topology) -> SymmetricCollective | None:
+        """Return the pipelined form of the collective with one byte, as one rank sees it; None where ranks differ."""
+        return None
+
+
+class OperationAlgorithm(CollectiveAlgorithm):
+    """The base of our own algorithms, which take a collective as one value."""
+
+    @abstractmethod
+    def transfers_of(self, operation: CollectiveOperation, topology: Topology) -> Iterator[Transfer]:
+        """Yield the transfers of a collective; see ``CollectiveAlgorithm.transfers``."""
+
+    def transfers(
+        self,
+        kind: CollectiveKind,
+        group: Sequence[int],
+        nbytes: float,
+        topology: Topology,
+        *,
+        root: int | None = None,
+        shares: Sequence[float] | None = None,
+    ) -> Iterator[Transfer]:
+        """Yield the transfers of a collective."""
+        ranks = group if isinstance(group, range) else tuple(group)
+        operation = CollectiveOperation(kind, ranks, nbytes, root, None if shares is None else tuple(shares))
+        return self.transfers_of(operation, topology)
 
 
 def steady_state_of(transfers: Iterable[Transfer], topology: Topology) -> SteadyState:
@@ -231,59 +262,62 @@ def latency_of(topology: Topology, source: int | str, destination: int | str) ->
     return math.fsum(link.latency for link in topology.route(source, destination))
 
 
-def chunk_sizes(group: Sequence[int], nbytes: float, shares: Sequence[float] | None) -> Sequence[float]:
-    """Return the size of each rank's chunk: its share, or an equal part."""
-    return shares if shares is not None else [nbytes / len(group)] * len(group)
-
-
 def to_each(shares: Sequence[float], source: int, destination: int, ranks: int) -> float:
     """Return what one rank of an all-to-all has for another: of N shares the same from each, of N x N from each to each."""
     return shares[source * ranks + destination] if len(shares) > ranks else shares[destination]
 
 
-def check(
+def checked_operation(
     kind: CollectiveKind,
-    group: Sequence[int],
+    group: Group,
     nbytes: float,
     topology: Topology,
     *,
     root: int | None = None,
-    shares: Sequence[float] | None = None,
-) -> int | None:
-    """Raise ``TriosimError`` for a collective that cannot be; return its root, the first rank unless it is said."""
+    shares: Shares = None,
+) -> CollectiveOperation:
+    """Return a collective as one value; its root is the first rank unless it is given.
+
+    Raises ``TriosimError`` for a collective that cannot be.
+    """
     kinds = get_args(CollectiveKind)
     if kind not in kinds:
         raise OptionError(f"unknown collective '{kind}'", fix=nearest(str(kind), kinds))
-    if not group:
+    ranks = group.ranks if isinstance(group, Communicator) else group if isinstance(group, range) else tuple(group)
+    if not ranks:
         raise SimulationError("the group has no ranks", where=kind)
-    for rank in (min(group), max(group)) if isinstance(group, range) else group:
+    for rank in (min(ranks), max(ranks)) if isinstance(ranks, range) else ranks:
         if isinstance(rank, str):
             raise SimulationError(f"'{rank}' is not a rank", where=kind, fix="give numbers: rank 0 is gpu0")
         topology.node(rank)
-    if not isinstance(group, range) and len(set(group)) < len(group):
-        repeated = next(rank for place, rank in enumerate(group) if rank in group[:place])
+    if not isinstance(ranks, range) and len(set(ranks)) < len(ranks):
+        repeated = next(rank for place, rank in enumerate(ranks) if rank in ranks[:place])
         raise SimulationError(f"rank {repeated} is in the group twice", where=kind, fix="name each rank once")
     check_size(nbytes, kind)
     if shares is not None:
-        if kind not in WITH_SHARES:
-            raise SimulationError(
-                "has no shares", where=kind, fix=f"give shares to {', '.join(sorted(WITH_SHARES))} only"
-            )
-        pairs = kind == "all_to_all" and len(shares) == len(group) ** 2
-        if len(shares) != len(group) and not pairs:
-            raise SimulationError(f"{len(shares)} shares for {len(group)} ranks", where=kind, fix="give one a rank")
-        for share in shares:
-            check_size(share, kind)
-        total = math.fsum(shares) / (len(group) if pairs else 1)
-        if not math.isclose(total, nbytes, rel_tol=1e-6, abs_tol=1e-6):
-            raise SimulationError(f"the shares come to {total:g} bytes, not {nbytes:g}", where=kind)
+        _check_shares(kind, len(ranks), nbytes, shares)
     if kind not in WITH_ROOT:
-        return None
-    if root is None:
-        return group[0]
-    if root not in group:
+        root = None
+    elif root is None:
+        root = ranks[0]
+    elif root not in ranks:
         raise SimulationError(f"the root {root} is not in the group", where=kind, fix="name one of its ranks")
-    return root
+    return CollectiveOperation(kind, ranks, nbytes, root, None if shares is None else tuple(shares))
+
+
+def _check_shares(kind: CollectiveKind, n: int, nbytes: float, shares: Sequence[float]) -> None:
+    """Raise ``SimulationError`` for shares that a collective of n ranks cannot have."""
+    if kind not in WITH_SHARES:
+        fix = f"give shares to {', '.join(sorted(WITH_SHARES))} only"
+        raise SimulationError("has no shares", where=kind, fix=fix)
+    pairs = kind == "all_to_all" and len(shares) == n**2
+    if len(shares) != n and not pairs:
+        raise SimulationError(f"{len(shares)} shares for {n} ranks", where=kind, fix="give one a rank")
+    for share in shares:
+        check_size(share, kind)
+    total = math.fsum(shares) / (n if pairs else 1)
+    if not math.isclose(total, nbytes, rel_tol=1e-6, abs_tol=1e-6):
+        raise SimulationError(f"the shares come to {total:g} bytes, not {nbytes:g}", where=kind)
 
 
 def check_size(nbytes: float, where: str) -> None:

@@ -21,7 +21,13 @@ from triosim.config.option import SYSTEM
 from triosim.errors import AsymmetryError, OptionError, nearest
 from triosim.networks.base import SendingNetwork
 from triosim.networks.calibration.calibrated_times import CalibratedNetwork, calibrated_collectives
-from triosim.networks.collectives.algorithm import CollectiveAlgorithm, CollectiveOperation, Edge, SteadyState, check
+from triosim.networks.collectives.algorithm import (
+    CollectiveAlgorithm,
+    CollectiveOperation,
+    Edge,
+    SteadyState,
+    checked_operation,
+)
 from triosim.networks.collectives.execution import Done
 from triosim.networks.collectives.lowering import Form, Layout
 from triosim.networks.events import AFTER_ALL, call_at
@@ -139,13 +145,13 @@ class PacketNetwork(SendingNetwork, LinkRecorder, ChangeableLinks, FoldableNetwo
         self._recorded: dict[int, tuple[float, float]] = {}
 
     def _run(self, operation: CollectiveOperation) -> simpy.Event:
-        kind, ranks, nbytes, _, shares = operation
+        ranks = operation.ranks
         plan = None if self.calibrated is None else self.calibrated.plan(operation)
         if plan is not None:
             layout = self._reduced(Layout(plan.steady, plan.factor), ranks)
             return layout.run(self.env, partial(self.send, stretch=plan.stretch))
-        if len(ranks) >= self._symmetric.least and shares is None and self._alone:
-            folded = self._symmetric.begin(kind, ranks, nbytes)
+        if len(ranks) >= self._symmetric.least and operation.shares is None and self._alone:
+            folded = self._symmetric.begin(operation)
             if folded is not None:
                 return folded
         return self._reduced(self._lowering.layout(operation), ranks).run(self.env, self.send)
@@ -154,8 +160,7 @@ class PacketNetwork(SendingNetwork, LinkRecorder, ChangeableLinks, FoldableNetwo
         self, kind: CollectiveKind, ranks: tuple[int, ...], nbytes: float, *, root: int | None = None
     ) -> Iterable[tuple[NodeRef, NodeRef]]:
         """Return source and destination of each transfer of a collective; see ``FoldableNetwork``."""
-        root = check(kind, ranks, nbytes, self.topology, root=root, shares=None)
-        operation = CollectiveOperation(kind, ranks, nbytes, root)
+        operation = checked_operation(kind, ranks, nbytes, self.topology, root=root)
         plan = None if self.calibrated is None else self.calibrated.plan(operation)
         layout = self._lowering.layout(operation) if plan is None else Layout(plan.steady, plan.factor)
         return self._reduced(layout, ranks).edges()

@@ -7,16 +7,14 @@ every flow of every rank is simulated, with the bytes that it has left.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import simpy
 
-from triosim.networks.collectives.algorithm import CollectiveAlgorithm
+from triosim.networks.collectives.algorithm import CollectiveAlgorithm, CollectiveOperation
 from triosim.networks.collectives.phased.symmetric import SymmetricCollective
 from triosim.networks.events import call_at
-from triosim.tasks import CollectiveKind
 
 if TYPE_CHECKING:
     from triosim.networks.flow.packet import PacketNetwork
@@ -50,10 +48,10 @@ class SymmetricExecution:
         self._known: dict[tuple[Any, ...], SymmetricCollective | None] = {}
         self._carried: dict[SymmetricCollective, float] = {}  # bytes of the collectives that ended folded
 
-    def begin(self, kind: CollectiveKind, ranks: Sequence[int], nbytes: float) -> simpy.Event | None:
+    def begin(self, operation: CollectiveOperation) -> simpy.Event | None:
         """Run a collective and return its event; None where ranks differ in what they do."""
-        network = self.network
-        symmetric = self._symmetric(kind, ranks, nbytes)
+        network, nbytes = self.network, operation.nbytes
+        symmetric = self._symmetric(operation)
         if symmetric is None:
             return None
         flowing = network.env.now + (symmetric.latency + symmetric.fill * nbytes)
@@ -107,15 +105,15 @@ class SymmetricExecution:
         self._carried[run.symmetric] = self._carried.get(run.symmetric, 0.0) + run.nbytes
         run.event.succeed()
 
-    def _symmetric(self, kind: CollectiveKind, ranks: Sequence[int], nbytes: float) -> SymmetricCollective | None:
+    def _symmetric(self, operation: CollectiveOperation) -> SymmetricCollective | None:
         """Return the collective as one rank sees it."""
         topology = self.network.topology
         if not topology.uniform or not topology.dimensions:
             return None
-        chosen = self._algorithm.choose(kind, ranks, nbytes, topology)
-        key = (chosen, kind, ranks)
+        chosen = self._algorithm.choose(operation, topology)
+        key = (chosen, operation.kind, operation.ranks)
         if key not in self._known:
             if len(self._known) >= _MOST_KEPT:
                 self._known.clear()
-            self._known[key] = chosen.symmetric(kind, ranks, topology)
+            self._known[key] = chosen.symmetric(operation, topology)
         return self._known[key]

@@ -16,39 +16,34 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from triosim.errors import OptionError
-from triosim.networks.collectives.algorithm import CollectiveAlgorithm, CollectiveOperation, Cost, SteadyState, Transfer
+from triosim.networks.collectives.algorithm import CollectiveOperation, Cost, OperationAlgorithm, SteadyState, Transfer
 from triosim.networks.collectives.algorithms.double_binary_tree import DoubleBinaryTree
 from triosim.networks.collectives.algorithms.hierarchical import Hierarchical
 from triosim.networks.collectives.algorithms.in_switch import SlicedInSwitch, meeting
 from triosim.networks.collectives.algorithms.ring import Ring
 from triosim.networks.topology import Topology
-from triosim.tasks import CollectiveKind
 
 LARGE = 1024  # ranks; of a larger regular group only the hierarchical algorithm is looked at, which takes no time
-_STRAIGHT = ("all_to_all", "gather", "scatter")
 
 
-class Auto(CollectiveAlgorithm):
+class Auto(OperationAlgorithm):
     """The quickest of the algorithms that there are for a collective, its group, its size and the topology."""
 
     def __init__(self) -> None:
         self.ring, self.trees, self.in_switch = Ring(), DoubleBinaryTree(), SlicedInSwitch()
         self.hierarchical = Hierarchical()
         self._topology: Topology | None = None
-        self._costs: dict[tuple[CollectiveKind, Sequence[int], int | None], list[tuple[CollectiveAlgorithm, Cost]]] = {}
+        self._costs: dict[CollectiveOperation, list[tuple[OperationAlgorithm, Cost]]] = {}
 
-    def alternatives(
-        self, kind: CollectiveKind, group: Sequence[int], topology: Topology
-    ) -> Sequence[CollectiveAlgorithm]:
+    def alternatives(self, operation: CollectiveOperation, topology: Topology) -> Sequence[OperationAlgorithm]:
         """Return the algorithms among which to choose; of two as quick, the first."""
+        kind, group = operation.kind, operation.ranks
         box = self._is_box(group, topology)
-        if box and topology.regularity.by_dimension:
+        if box and (topology.regularity.by_dimension or (topology.uniform and len(group) > LARGE)):
             return (self.hierarchical,)
-        if box and topology.uniform and len(group) > LARGE:
-            return (self.hierarchical,)
-        if kind in _STRAIGHT or kind in ("broadcast", "reduce"):
+        if kind in ("all_to_all", "gather", "scatter", "broadcast", "reduce"):
             return (self.ring,)
-        found: list[CollectiveAlgorithm] = [self.ring]
+        found: list[OperationAlgorithm] = [self.ring]
         if kind == "all_reduce":
             found.append(self.trees)
         if topology.reducing and meeting(topology, group) in topology.reducing:
@@ -57,44 +52,26 @@ class Auto(CollectiveAlgorithm):
             found.append(self.hierarchical)
         return found
 
-    def choose(
-        self, kind: CollectiveKind, group: Sequence[int], nbytes: float, topology: Topology, root: int | None = None
-    ) -> CollectiveAlgorithm:
+    def choose(self, operation: CollectiveOperation, topology: Topology) -> OperationAlgorithm:
         """Return the algorithm that is expected to finish first."""
         if topology is not self._topology:
             self._topology, self._costs = topology, {}
-        key = (kind, group if isinstance(group, range) else tuple(group), root)
+        key = operation._replace(nbytes=1.0, shares=None)
         if key not in self._costs:
-            others = self.alternatives(kind, group, topology)
-            self._costs[key] = [
-                (one, one.cost(CollectiveOperation(kind, group, 1.0, root), topology)) for one in others
-            ]
-        return min(self._costs[key], key=lambda found: found[1].latency + found[1].seconds * nbytes)[0]
+            self._costs[key] = [(one, one.cost(key, topology)) for one in self.alternatives(key, topology)]
+        return min(self._costs[key], key=lambda found: found[1].latency + found[1].seconds * operation.nbytes)[0]
 
-    def transfers(
-        self,
-        kind: CollectiveKind,
-        group: Sequence[int],
-        nbytes: float,
-        topology: Topology,
-        *,
-        root: int | None = None,
-        shares: Sequence[float] | None = None,
-    ) -> Iterator[Transfer]:
+    def transfers_of(self, operation: CollectiveOperation, topology: Topology) -> Iterator[Transfer]:
         """Yield the transfers of the algorithm that is chosen."""
-        chosen = self.choose(kind, group, nbytes, topology, root)
-        return chosen.transfers(kind, group, nbytes, topology, root=root, shares=shares)
+        return self.choose(operation, topology).transfers_of(operation, topology)
 
     def steady_state(self, operation: CollectiveOperation, topology: Topology) -> SteadyState:
         """Return the steady state of the algorithm that is chosen."""
-        return self._chosen(operation, topology).steady_state(operation, topology)
+        return self.choose(operation, topology).steady_state(operation, topology)
 
     def cost(self, operation: CollectiveOperation, topology: Topology) -> Cost:
         """Return the cost of the algorithm that is chosen."""
-        return self._chosen(operation, topology).cost(operation, topology)
-
-    def _chosen(self, operation: CollectiveOperation, topology: Topology) -> CollectiveAlgorithm:
-        return self.choose(operation.kind, operation.ranks, operation.nbytes, topology, operation.root)
+        return self.choose(operation, topology).cost(operation, topology)
 
     def _is_box(self, group: Sequence[int], topology: Topology) -> bool:
         try:

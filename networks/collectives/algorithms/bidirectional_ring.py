@@ -1,4 +1,4 @@
-"""The ring in both directions at once: half of every share goes one way round, half the other.
+"""The ring in both directions at once: each direction carries half of every share.
 
 Where a link carries as much in each direction, this takes half the time of the ring for large messages. Gather and
 scatter go straight; an all-to-all is passed from neighbour to neighbour, the shorter way round.
@@ -8,53 +8,43 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from triosim.networks.collectives.algorithm import CollectiveAlgorithm, Transfer, merged
+from triosim.networks.collectives.algorithm import CollectiveOperation, OperationAlgorithm, Transfer, merged
 from triosim.networks.collectives.algorithms import direct
 from triosim.networks.collectives.phased.exchanges import RingExchange
-from triosim.networks.collectives.phased.grid import Grid
-from triosim.networks.collectives.phased.phases import PhasedAlgorithm
+from triosim.networks.collectives.phased.phases import SingleBlock
 from triosim.networks.collectives.ring_order import ring_order
 from triosim.networks.topology import Topology
-from triosim.tasks import CollectiveKind
 
 
-class OneWay(PhasedAlgorithm):
-    """One direction of the ring."""
+class _OneDirection(SingleBlock):
+    exchange = RingExchange()
 
-    def __init__(self, *, backward: bool = False, chunks: int = 1) -> None:
-        super().__init__(chunks)
-        self.backward = backward
+    def __init__(self, chunks: int = 1, *, backward: bool = False) -> None:
+        super().__init__()
+        self.chunks = chunks
+        self._step = -1 if backward else 1
 
-    def grid(self, group: Sequence[int], topology: Topology) -> Grid:
-        """Return the group as one block, in the order of the ring."""
-        ring = ring_order(topology, group)
-        return Grid(ring[::-1] if self.backward else ring, (len(ring),), (RingExchange(),))
+    def order(self, group: Sequence[int], topology: Topology) -> Sequence[int]:
+        return ring_order(topology, group)[:: self._step]
 
 
-class BidirectionalRing(CollectiveAlgorithm):
-    """Collectives on a ring, each half of the data one way round."""
+class BidirectionalRing(OperationAlgorithm):
+    """Collectives on a ring, each half of the data in one direction."""
 
     proportional = True
 
-    def transfers(
-        self,
-        kind: CollectiveKind,
-        group: Sequence[int],
-        nbytes: float,
-        topology: Topology,
-        *,
-        root: int | None = None,
-        shares: Sequence[float] | None = None,
-    ) -> Iterator[Transfer]:
+    def transfers_of(self, operation: CollectiveOperation, topology: Topology) -> Iterator[Transfer]:
         """Yield the transfers of a collective."""
+        kind, ranks, nbytes, _, shares = operation
         if kind in ("gather", "scatter"):
-            return direct.straight(kind, group, nbytes, root, shares)
+            return direct.gather_or_scatter(operation)
         if kind == "all_to_all":
-            return OneWay().transfers(kind, group, nbytes, topology, shares=shares)
-        chunks = len(group) if kind in ("broadcast", "reduce") else 1
-        halves = None if shares is None else [share / 2 for share in shares]
-        ways = (
-            OneWay(backward=way, chunks=chunks).transfers(kind, group, nbytes / 2, topology, root=root, shares=halves)
-            for way in (False, True)
+            return _OneDirection().transfers_of(operation, topology)
+        chunks = len(ranks) if kind in ("broadcast", "reduce") else 1
+        half = operation._replace(
+            nbytes=nbytes / 2, shares=None if shares is None else tuple(share / 2 for share in shares)
         )
-        return merged(ways, len(group))
+        directions = (
+            _OneDirection(chunks, backward=backward).transfers_of(half, topology) for backward in (False, True)
+        )
+        return merged(directions, len(ranks))

@@ -11,15 +11,16 @@ from collections.abc import Sequence
 from triosim.networks.collectives.algorithms.tree import Tree, rooted
 from triosim.networks.collectives.algorithms.trees import Parents, chain
 from triosim.networks.collectives.phased.exchanges import LineExchange
-from triosim.networks.collectives.phased.grid import Grid
-from triosim.networks.collectives.phased.phases import PhasedAlgorithm
+from triosim.networks.collectives.phased.phases import SingleBlock
 from triosim.networks.collectives.ring_order import ring_order
 from triosim.networks.topology import Topology
 
 
-class _Line(PhasedAlgorithm):
-    def grid(self, group: Sequence[int], topology: Topology) -> Grid:
-        return Grid(along_line(topology, group), (len(group),), (LineExchange(),))
+class _Line(SingleBlock):
+    exchange = LineExchange()
+
+    def order(self, group: Sequence[int], topology: Topology) -> Sequence[int]:
+        return along_line(topology, group)
 
 
 class Chain(Tree):

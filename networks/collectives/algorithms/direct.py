@@ -6,50 +6,39 @@ Gather and scatter are what NCCL does in one group of sends and receives; all-to
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
-from triosim.networks.collectives.algorithm import Transfer, chunk_sizes, to_each
+from triosim.networks.collectives.algorithm import CollectiveOperation, Transfer, to_each
 from triosim.networks.collectives.phased.exchanges import Exchange
-from triosim.networks.collectives.phased.grid import Grid
-from triosim.networks.collectives.phased.phases import PhasedAlgorithm
-from triosim.networks.topology import Topology
-from triosim.tasks import CollectiveKind
+from triosim.networks.collectives.phased.phases import SingleBlock
 
 
-class Direct(PhasedAlgorithm):
+class Direct(SingleBlock):
     """Every collective in one round of messages between all pairs (an all-reduce in two): where all are linked to all."""
 
-    def __init__(self) -> None:
-        super().__init__()
-
-    def grid(self, group: Sequence[int], topology: Topology) -> Grid:
-        """Return the group as one block."""
-        return Grid(tuple(group), (len(group),), (Exchange(),))
+    exchange = Exchange()
 
 
-def straight(
-    kind: CollectiveKind, group: Sequence[int], nbytes: float, root: int | None, shares: Sequence[float] | None
-) -> Iterator[Transfer]:
-    """A gather or a scatter, all at once to the root or from it. Chunk i is what ``group[i]`` has, or what is for it."""
-    sizes = chunk_sizes(group, nbytes, shares)
-    centre = group[0] if root is None else root
-    for chunk, rank in enumerate(group):
-        if rank != centre:
-            ends = (rank, centre) if kind == "gather" else (centre, rank)
+def gather_or_scatter(operation: CollectiveOperation) -> Iterator[Transfer]:
+    """Yield the transfers of a gather or a scatter, all at once; chunk i is what ``ranks[i]`` has, or what is for it."""
+    root, sizes = operation.first, operation.chunk_sizes
+    for chunk, rank in enumerate(operation.ranks):
+        if rank != root:
+            ends = (rank, root) if operation.kind == "gather" else (root, rank)
             yield Transfer(*ends, chunk, sizes[chunk])
 
 
-def all_to_all(group: Sequence[int], nbytes: float, shares: Sequence[float] | None) -> Iterator[Transfer]:
-    """In N - 1 steps; a rank goes on when it has sent and received.
+def all_to_all(operation: CollectiveOperation) -> Iterator[Transfer]:
+    """Yield the transfers of an all-to-all in N - 1 steps; a rank goes on when it has sent and received.
 
-    Chunk i N + j is what ``group[i]`` has for ``group[j]``; the j-th size is what every rank sends to ``group[j]``, or, of
-    N x N sizes, the (i N + j)-th is that of this chunk.
+    Chunk i N + j is what ``ranks[i]`` has for ``ranks[j]``; the j-th share is what every rank sends to ``ranks[j]``, or, of
+    N x N shares, the (i N + j)-th is that of this chunk.
     """
-    n = len(group)
-    sizes = chunk_sizes(group, nbytes, shares)
+    ranks, sizes = operation.ranks, operation.chunk_sizes
+    n = len(ranks)
     for step in range(1, n):
         for i in range(n):
             j = (i + step) % n
             sent, received = (step - 2) * n + i, (step - 2) * n + (i - step + 1) % n
             after = (sent, received) if step > 1 else ()
-            yield Transfer(group[i], group[j], i * n + j, to_each(sizes, i, j, n), "copy", after)
+            yield Transfer(ranks[i], ranks[j], i * n + j, to_each(sizes, i, j, n), "copy", after)

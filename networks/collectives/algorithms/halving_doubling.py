@@ -8,20 +8,11 @@ along binomial trees, all-to-all in the log2 N rounds of Bruck.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from triosim.networks.collectives.phased.exchanges import DoublingExchange
-from triosim.networks.collectives.phased.grid import Grid
-from triosim.networks.collectives.phased.phases import PhasedAlgorithm
-from triosim.networks.topology import Topology
+from triosim.networks.collectives.phased.phases import SingleBlock
 
 
-class HalvingDoubling(PhasedAlgorithm):
+class HalvingDoubling(SingleBlock):
     """Few rounds and the least bytes for all-reduce, all-gather and reduce-scatter: for switches and small messages."""
 
-    def __init__(self) -> None:
-        super().__init__()
-
-    def grid(self, group: Sequence[int], topology: Topology) -> Grid:
-        """Return the group as one block."""
-        return Grid(tuple(group), (len(group),), (DoublingExchange(),))
+    exchange = DoublingExchange()

@@ -15,59 +15,43 @@ from itertools import pairwise
 from typing import Literal
 
 from triosim.errors import OptionError
-from triosim.networks.collectives.algorithm import (
-    CollectiveAlgorithm,
-    CollectiveOperation,
-    SteadyState,
-    Transfer,
-    chunk_sizes,
-)
+from triosim.networks.collectives.algorithm import CollectiveOperation, OperationAlgorithm, SteadyState, Transfer
 from triosim.networks.collectives.algorithms import direct
 from triosim.networks.collectives.algorithms.trees import chunks_of
 from triosim.networks.topology import NodeRef, Topology
-from triosim.tasks import CollectiveKind
 
 Parents = dict[NodeRef, NodeRef]
 
 
-class InSwitch(CollectiveAlgorithm):
+class InSwitch(OperationAlgorithm):
     """Collectives through the switch above all ranks, which reduces and multicasts."""
 
     steady = True
     name = "in-switch"
 
-    def transfers(
-        self,
-        kind: CollectiveKind,
-        group: Sequence[int],
-        nbytes: float,
-        topology: Topology,
-        *,
-        root: int | None = None,
-        shares: Sequence[float] | None = None,
-    ) -> Iterator[Transfer]:
+    def transfers_of(self, operation: CollectiveOperation, topology: Topology) -> Iterator[Transfer]:
         """Yield the transfers of a collective."""
-        at = group[0] if root is None else root
+        kind, ranks, nbytes, _, _ = operation
         if kind == "all_to_all":
-            return direct.Direct().transfers(kind, group, nbytes, topology, shares=shares)
+            return direct.Direct().transfers_of(operation, topology)
         if kind in ("gather", "scatter"):
-            return direct.straight(kind, group, nbytes, root, shares)
-        parents = switch_tree(topology, group, self.name)
-        tree = _SwitchTree(parents)
-        sizes = chunk_sizes(group, nbytes, shares)
-        if kind == "all_gather":
-            tree.each(group, sizes, sums=False)
+            return direct.gather_or_scatter(operation)
+        tree, sizes = _SwitchTree(switch_tree(topology, ranks, self.name)), operation.chunk_sizes
+        chunks = chunks_of(nbytes)
+        if kind == "all_reduce":
+            self.all_reduce(tree, ranks, nbytes)
+        elif kind == "all_gather":
+            for chunk, rank in enumerate(ranks):
+                tree.multicast(rank, ranks, chunk, sizes[chunk])
         elif kind == "reduce_scatter":
-            tree.each(group, sizes, sums=True)
-        elif kind == "all_reduce":
-            self.all_reduce(tree, group, nbytes)
-        else:
-            chunks = chunks_of(nbytes)
+            for chunk, rank in enumerate(ranks):
+                tree.sum(ranks, rank, chunk, sizes[chunk])
+        elif kind == "broadcast":
             for chunk in range(chunks):
-                if kind == "broadcast":
-                    tree.multicast(at, group, chunk, nbytes / chunks)
-                else:
-                    tree.sum(group, at, chunk, nbytes / chunks)
+                tree.multicast(operation.first, ranks, chunk, nbytes / chunks)
+        else:
+            for chunk in range(chunks):
+                tree.sum(ranks, operation.first, chunk, nbytes / chunks)
         return iter(tree.found)
 
     def steady_state(self, operation: CollectiveOperation, topology: Topology) -> SteadyState:
@@ -123,14 +107,6 @@ class _SwitchTree:
             after = (*after, before)
         self.found.append(Transfer(source, destination, chunk, size, action or ("reduce" if sums else "copy"), after))
         return len(self.found) - 1
-
-    def each(self, group: Sequence[int], sizes: Sequence[float], *, sums: bool) -> None:
-        """Multicast each rank's share to all, or add up the share for the rank."""
-        for chunk, rank in enumerate(group):
-            if sums:
-                self.sum(group, rank, chunk, sizes[chunk])
-            else:
-                self.multicast(rank, group, chunk, sizes[chunk])
 
     def multicast(
         self,

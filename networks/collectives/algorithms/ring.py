@@ -14,12 +14,11 @@ from itertools import pairwise
 from typing import Literal
 
 from triosim.networks.collectives.algorithm import (
-    CollectiveAlgorithm,
     CollectiveOperation,
     Edge,
+    OperationAlgorithm,
     SteadyState,
     Transfer,
-    chunk_sizes,
     latency_of,
 )
 from triosim.networks.collectives.algorithms import direct
@@ -30,7 +29,7 @@ from triosim.tasks import CollectiveKind
 Action = Literal["copy", "reduce"]
 
 
-class Ring(CollectiveAlgorithm):
+class Ring(OperationAlgorithm):
     """Collectives on a ring that is laid along short, disjoint links of the topology.
 
     In steps, a rank sends one chunk at a time: the next goes when its own data came in and the last one is through.
@@ -38,33 +37,25 @@ class Ring(CollectiveAlgorithm):
 
     proportional = True
 
-    def transfers(
-        self,
-        kind: CollectiveKind,
-        group: Sequence[int],
-        nbytes: float,
-        topology: Topology,
-        *,
-        root: int | None = None,
-        shares: Sequence[float] | None = None,
-    ) -> Iterator[Transfer]:
+    def transfers_of(self, operation: CollectiveOperation, topology: Topology) -> Iterator[Transfer]:
         """Yield the transfers of a collective."""
+        kind, ranks, nbytes, root, _ = operation
         if kind in ("gather", "scatter"):
-            return direct.straight(kind, group, nbytes, root, shares)
+            return direct.gather_or_scatter(operation)
         if kind == "all_to_all":
-            return direct.all_to_all(group, nbytes, shares)
-        ring = ring_order(topology, group)
-        if kind == "broadcast" or kind == "reduce":
+            return direct.all_to_all(operation)
+        ring = ring_order(topology, ranks)
+        if kind in ("broadcast", "reduce"):
             return _along(_chain(kind, ring, root), nbytes, "copy" if kind == "broadcast" else "reduce")
-        place = {rank: chunk for chunk, rank in enumerate(group)}
-        return _around(kind, ring, [place[rank] for rank in ring], chunk_sizes(group, nbytes, shares))
+        place = {rank: chunk for chunk, rank in enumerate(ranks)}
+        return _around(kind, ring, [place[rank] for rank in ring], operation.chunk_sizes)
 
     def steady_state(self, operation: CollectiveOperation, topology: Topology) -> SteadyState:
         """Return the steady state, in closed form: the transfers of a large ring are too many to add up."""
-        kind, group, nbytes, root, shares = operation
+        kind, ranks, nbytes, root, _ = operation
         if kind in ("gather", "scatter", "all_to_all"):
             return super().steady_state(operation, topology)
-        ring = ring_order(topology, group)
+        ring = ring_order(topology, ranks)
         if kind in ("broadcast", "reduce"):
             chain = _chain(kind, ring, root)
             hops = list(pairwise(chain))
@@ -72,7 +63,7 @@ class Ring(CollectiveAlgorithm):
                 tuple(Edge(source, destination, nbytes) for source, destination in hops),
                 math.fsum(latency_of(topology, source, destination) for source, destination in hops),
             )
-        sizes = dict(zip(group, chunk_sizes(group, nbytes, shares), strict=True))
+        sizes = dict(zip(ranks, operation.chunk_sizes, strict=True))
         hops = list(zip(ring, (*ring[1:], ring[0]), strict=True))
         latencies = [latency_of(topology, source, destination) for source, destination in hops]
         # A rank passes on all chunks but its own in a reduce-scatter, all but its neighbour's in an all-gather; a

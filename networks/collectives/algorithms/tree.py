@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from triosim.networks.collectives.algorithm import (
-    CollectiveAlgorithm,
     CollectiveOperation,
+    OperationAlgorithm,
     SteadyState,
     Transfer,
     merged,
@@ -20,35 +20,26 @@ from triosim.networks.collectives.algorithms.ring import Ring
 from triosim.networks.collectives.algorithms.trees import Parents, along_tree, binary, chunks_of
 from triosim.networks.collectives.ring_order import ring_order
 from triosim.networks.topology import Topology
-from triosim.tasks import CollectiveKind
 
 _ALONG_TREES = frozenset({"all_reduce", "broadcast", "reduce"})
 
 
-class Tree(CollectiveAlgorithm):
+class Tree(OperationAlgorithm):
     """One in-order binary tree, laid along the ring; a subclass may have several, each for a part of the data."""
 
     steady = True
-    others: CollectiveAlgorithm = Ring()  # runs the kinds that do not use a tree
+    others: OperationAlgorithm = Ring()  # runs the kinds that do not use a tree
 
     def trees(self, group: Sequence[int], topology: Topology, root: int | None) -> Sequence[Parents]:
         """Return the parents in each of the trees."""
         return [binary(rooted(ring_order(topology, group), root))]
 
-    def transfers(
-        self,
-        kind: CollectiveKind,
-        group: Sequence[int],
-        nbytes: float,
-        topology: Topology,
-        *,
-        root: int | None = None,
-        shares: Sequence[float] | None = None,
-    ) -> Iterator[Transfer]:
+    def transfers_of(self, operation: CollectiveOperation, topology: Topology) -> Iterator[Transfer]:
         """Yield the transfers of a collective."""
+        kind, ranks, nbytes, root, _ = operation
         if kind not in _ALONG_TREES:
-            return self.others.transfers(kind, group, nbytes, topology, root=root, shares=shares)
-        trees = self.trees(group, topology, root)
+            return self.others.transfers_of(operation, topology)
+        trees = self.trees(ranks, topology, root)
         part = nbytes / len(trees)
         chunks = chunks_of(part)
         return merged((along_tree(kind, parents, part, chunks) for parents in trees), chunks)

@@ -10,10 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from triosim.networks.collectives.algorithm import Chunks, to_each
+from triosim.networks.collectives.algorithm import Chunks, CollectiveOperation, to_each
 from triosim.networks.collectives.phased.exchanges import Exchange
 from triosim.networks.topology import Topology
-from triosim.tasks import CollectiveKind
 
 Spreading = Literal["all_gather", "broadcast", "scatter", "all_to_all"]
 
@@ -38,17 +37,14 @@ class Grid:
 class Pieces:
     """The pieces of the data that belong to the positions of a line, and their bytes."""
 
-    def __init__(
-        self, kind: CollectiveKind, grid: Grid, group: Sequence[int], nbytes: float, shares: Sequence[float] | None
-    ) -> None:
+    def __init__(self, operation: CollectiveOperation, grid: Grid) -> None:
         self.grid = grid
         self.n = len(grid.places)
-        self.nbytes = nbytes
-        self.shares = shares
-        index = {rank: number for number, rank in enumerate(group)}
+        self.nbytes, self.shares = operation.nbytes, operation.shares
+        index = {rank: number for number, rank in enumerate(operation.ranks)}
         self.number_at = [index[rank] for rank in grid.places]
         self.in_order = self.number_at == list(range(self.n))
-        self.whole = kind in ("broadcast", "reduce")
+        self.whole = operation.kind in ("broadcast", "reduce")
         self.kept: dict[tuple[Any, ...], tuple[Chunks, float]] = {}
 
     def of(
@@ -66,28 +62,17 @@ class Pieces:
         key = (spreading, dimension, inner, outer, what, chunk)
         found = self.kept.get(key)
         if found is None:
-            make = (
-                self._pairs
-                if spreading == "all_to_all"
-                else self._scattered
-                if spreading == "scatter"
-                else self._gathered
-            )
-            found = self.kept[key] = make(dimension, inner, outer, what, chunk)
+            size = self.grid.shape[dimension]
+            if spreading == "all_to_all":
+                found = self._pairs(dimension, inner, outer, what, chunk)
+            elif spreading == "scatter":
+                starts = [before * (at % size + size * outer) for at in what]
+                found = self._pieces([range(start, start + before) for start in starts], chunk)
+            else:
+                starts = [inner + before * (at % size) for at in what]
+                found = self._pieces([range(start, self.n, before * size) for start in starts], chunk)
+            self.kept[key] = found
         return found
-
-    def _gathered(
-        self, dimension: int, inner: int, outer: int, what: Sequence[int], chunk: int
-    ) -> tuple[Chunks, float]:
-        before, size = self.grid.before(dimension), self.grid.shape[dimension]
-        return self._pieces([range(inner + before * (at % size), self.n, before * size) for at in what], chunk)
-
-    def _scattered(
-        self, dimension: int, inner: int, outer: int, what: Sequence[int], chunk: int
-    ) -> tuple[Chunks, float]:
-        before, size = self.grid.before(dimension), self.grid.shape[dimension]
-        starts = [before * (at % size + size * outer) for at in what]
-        return self._pieces([range(start, start + before) for start in starts], chunk)
 
     def _pieces(self, spans: Sequence[range], chunk: int) -> tuple[Chunks, float]:
         """Return the pieces of places, and their bytes."""

@@ -9,6 +9,7 @@ through the phases; the slowest dimension is then busy nearly all the time.
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,10 +17,10 @@ from typing import Literal
 
 from triosim.networks.collectives.algorithm import (
     WITH_ROOT,
-    CollectiveAlgorithm,
     CollectiveOperation,
     Cost,
     Edge,
+    OperationAlgorithm,
     SteadyState,
     Transfer,
     busiest,
@@ -129,7 +130,7 @@ def lines(grid: Grid, phase: Phase, root: int) -> Iterator[tuple[int, ...]]:
             yield tuple(range(start, start + before * size, before))
 
 
-class PhasedAlgorithm(CollectiveAlgorithm):
+class PhasedAlgorithm(OperationAlgorithm):
     """An algorithm that arranges the group in a grid, which the subclass chooses, and exchanges data along its dimensions.
 
     The data are cut into ``chunks``, which follow each other through the phases. With a single phase in which every rank is
@@ -141,57 +142,47 @@ class PhasedAlgorithm(CollectiveAlgorithm):
     def __init__(self, chunks: int = 1) -> None:
         self.chunks = chunks
 
+    @abstractmethod
     def grid(self, group: Sequence[int], topology: Topology) -> Grid:
         """Return the grid of a group. Raises ``OptionError`` for a group that cannot be arranged in one."""
-        raise NotImplementedError
 
-    def transfers(
-        self,
-        kind: CollectiveKind,
-        group: Sequence[int],
-        nbytes: float,
-        topology: Topology,
-        *,
-        root: int | None = None,
-        shares: Sequence[float] | None = None,
-    ) -> Iterator[Transfer]:
+    def transfers_of(self, operation: CollectiveOperation, topology: Topology) -> Iterator[Transfer]:
         """Yield the transfers of a collective."""
-        grid = self.grid(group, topology)
-        place = 0 if root is None else list(grid.places).index(root)
-        busy = len(grid.shape) == 1 and root is None and not isinstance(grid.exchanges[0], LineExchange)
-        chunks = 1 if busy else self.chunks
-        return _laid_out(kind, grid, group, nbytes, place, shares, chunks)
+        grid, root = self._arranged(operation, topology)
+        busy = len(grid.shape) == 1 and operation.root is None and not isinstance(grid.exchanges[0], LineExchange)
+        return _laid_out(operation, grid, root, 1 if busy else self.chunks)
+
+    def _arranged(self, operation: CollectiveOperation, topology: Topology) -> tuple[Grid, int]:
+        """Return the grid of a collective, and the place of its root in it."""
+        grid = self.grid(operation.ranks, topology)
+        return grid, 0 if operation.root is None else list(grid.places).index(operation.root)
 
     def steady_state(self, operation: CollectiveOperation, topology: Topology) -> SteadyState:
         """Return the steady state, in which all dimensions are busy, and the time to fill and drain them."""
-        kind, group, nbytes, root, shares = operation
-        if shares is not None:
+        if operation.shares is not None:
             return super().steady_state(operation, topology)
-        grid = self.grid(group, topology)
-        place = 0 if root is None else list(grid.places).index(root)
+        grid, root = self._arranged(operation, topology)
         edges: dict[tuple[int, int], float] = {}
-        for phase in phases(kind, grid, nbytes, place):
+        for phase in phases(operation.kind, grid, operation.nbytes, root):
             pairs = phase.pairs()
-            for line in lines(grid, phase, place):
+            for line in lines(grid, phase, root):
                 for (i, j), size in pairs.items():
                     ends = grid.places[line[i]], grid.places[line[j]]
                     edges[ends] = edges.get(ends, 0.0) + size
-        latency, _, fill = self._times(kind, grid, nbytes, topology, place)
+        latency, _, fill = self._times(operation.kind, grid, operation.nbytes, topology, root)
         return SteadyState(tuple(Edge(*ends, size) for ends, size in edges.items()), latency, fill)
 
     def cost(self, operation: CollectiveOperation, topology: Topology) -> Cost:
         """Return the time on idle links; where all lines of a dimension are equal, one of them is looked at."""
-        kind, group, nbytes, root, shares = operation
-        if shares is not None:
+        if operation.shares is not None:
             return super().cost(operation, topology)
-        grid = self.grid(group, topology)
-        place = 0 if root is None else list(grid.places).index(root)
-        latency, busy, fill = self._times(kind, grid, nbytes, topology, place)
+        grid, root = self._arranged(operation, topology)
+        latency, busy, fill = self._times(operation.kind, grid, operation.nbytes, topology, root)
         return Cost(latency, busy + fill)
 
-    def symmetric(self, kind: CollectiveKind, group: Sequence[int], topology: Topology) -> SymmetricCollective | None:
+    def symmetric(self, operation: CollectiveOperation, topology: Topology) -> SymmetricCollective | None:
         """Return the collective as one rank sees it, where all ranks do the same over equal links; else None."""
-        grid = self.grid(group, topology)
+        grid, kind = self.grid(operation.ranks, topology), operation.kind
         if not grid.line_topologies or kind in WITH_ROOT:
             return None
         order = phases(kind, grid, 1.0, 0)
@@ -253,17 +244,30 @@ class PhasedAlgorithm(CollectiveAlgorithm):
         return topology, [tuple(grid.places[place] for place in line) for line in lines(grid, phase, root)]
 
 
-def _laid_out(
-    kind: CollectiveKind,
-    grid: Grid,
-    group: Sequence[int],
-    nbytes: float,
-    root: int,
-    shares: Sequence[float] | None,
-    chunks: int,
-) -> Iterator[Transfer]:
+class SingleBlock(PhasedAlgorithm):
+    """An algorithm that exchanges data among all ranks of a group at once, in an order of them."""
+
+    exchange: Exchange
+
+    def __init__(self) -> None:
+        super().__init__()
+
+    def grid(self, group: Sequence[int], topology: Topology) -> Grid:
+        """Return the group as one block."""
+        return Grid(tuple(self.order(group, topology)), (len(group),), (self.exchange,))
+
+    def order(self, group: Sequence[int], topology: Topology) -> Sequence[int]:
+        """Return the ranks by their position in the exchange."""
+        return group
+
+
+def _laid_out(operation: CollectiveOperation, grid: Grid, root: int, chunks: int) -> Iterator[Transfer]:
     """Yield the transfers chunk by chunk; a rank starts a phase when it has done the same phase of the chunk before."""
-    pieces = Pieces(kind, grid, group, nbytes / chunks, None if shares is None else [s / chunks for s in shares])
+    kind, _, nbytes, _, shares = operation
+    part = operation._replace(
+        nbytes=nbytes / chunks, shares=None if shares is None else tuple([s / chunks for s in shares])
+    )
+    pieces = Pieces(part, grid)
     order = phases(kind, grid, nbytes, root)
     reduces = kind in ("all_reduce", "reduce_scatter", "reduce")
     number = 0

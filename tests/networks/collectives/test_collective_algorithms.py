@@ -132,7 +132,7 @@ def prove(
     """Check what everyone ends with, and that the transfers carry the bytes of their pieces."""
     root = rng.choice(group) if kind in ROOTED else None
     nbytes = sum(shares) if shares else 3e6
-    operation = CollectiveOperation(kind, group, nbytes, root, None if shares is None else tuple(shares))
+    operation = CollectiveOperation(kind, tuple(group), nbytes, root, None if shares is None else tuple(shares))
     transfers = list(checked_transfers(algorithm, operation, topology))
     numbers = {piece for transfer in transfers for piece in pieces_of(transfer.chunk)}
     case = Case(kind, group, root, max(numbers) // Case(kind, group, root, 1).base + 1)
