@@ -44,7 +44,7 @@ def test_a_run_has_the_peak_of_each_rank_that_differs() -> None:
     assert [(row.ranks, row.peak_bytes) for row in result.data.memory] == [("0-1", 20 * MIB), ("2-3", 50 * MIB)]
     assert result.memory is not None
     assert result.memory.fullest.rank == 2
-    assert result.memory.place(3) == 1
+    assert result.memory.of_rank(3) is result.memory.ranks[1]
     assert "Live tensors at each rank's peak, in MiB" in str(result)
     assert not any("fit" in note for note in result.notes)
 

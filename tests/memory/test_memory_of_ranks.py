@@ -60,6 +60,14 @@ def test_one_gpu_needs_what_the_replay_of_its_capture_says(name: str) -> None:
     assert found.report().peak_reserved == pytest.approx(alone.peak_reserved, rel=1e-3)
 
 
+@pytest.mark.parametrize("parallel", ["single", "pp=2"])
+def test_inference_needs_no_optimizer_states_and_no_gradients(parallel: str) -> None:
+    memory = triosim.rank_memory(TRACES / "bert_a100_fake.json.gz", parallel, training=False)
+    for one in memory.ranks:
+        assert one.by_category["parameter"] > 0
+        assert not {"optimizer_state", "gradient"} & one.by_category.keys()
+
+
 @pytest.mark.parametrize("optimizer", ["adamw", "fused-adamw", "master-adamw", "sgd"])
 def test_one_gpu_needs_what_the_estimate_of_a_description_says(optimizer: str) -> None:
     trace = gpt(2, optimizer)
@@ -250,10 +258,10 @@ def test_experts_are_divided_among_the_ranks() -> None:
     assert whole["optimizer_state"] - shared["optimizer_state"] == pytest.approx(2 * experts * 7 / 8, rel=0.01)
 
 
-def test_ranks_at_one_place_are_counted() -> None:
+def test_ranks_with_equal_memory_are_one_entry() -> None:
     found = triosim.rank_memory(gpt(4), "dp=2,pp=2,tp=2", micro_batches=2, batch_size=4)
-    assert [(one.rank, one.ranks) for one in found.ranks] == [(0, 4), (4, 4)]
-    assert found.ranks_at(1) == [4, 5, 6, 7]
+    assert [one.ranks for one in found.ranks] == [(0, 1, 2, 3), (4, 5, 6, 7)]
+    assert found.of_rank(5) is found.ranks[1]
 
 
 # ---- what a user sees ---------------------------------------------------------------------------------------------
@@ -307,7 +315,7 @@ def test_the_command_prints_a_row_for_each_stage(tmp_path: Path, capsys: pytest.
 
 def test_a_rank_that_there_is_not_is_refused() -> None:
     with pytest.raises(OptionError, match="there is no rank 9"):
-        triosim.rank_memory(gpt(), "dp=2").checked(9)
+        triosim.rank_memory(gpt(), "dp=2").report(9)
 
 
 def test_an_option_that_nobody_reads_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -158,7 +158,7 @@ def _of_many(run: ConfiguredRun, view: MemoryOptions) -> bool:
     """Show the memory of every rank of a step on many GPUs; return whether all fit."""
     world = memory_of_config(run.subject, run.config)
     notes = tuple(unread(run.config, world.declared, described=is_described(run.subject, run.config)))
-    worst = world.checked(view.rank)
+    worst = world.fullest.rank if view.rank is None else view.rank
     report = world.report(
         worst, capacity=view.capacity, context=view.context, settings=view.settings, workspace=view.workspace
     )
@@ -167,7 +167,7 @@ def _of_many(run: ConfiguredRun, view: MemoryOptions) -> bool:
         sys.stdout.write(world_as_json(world, report, worst, notes))
     elif not view.quiet:
         view.show([render_world(world, report, notes)], report, worst)
-    return report.fits and world.fits_in(report.capacity - report.context)
+    return report.fits and world.fullest.peak_bytes <= report.capacity - report.context
 
 
 def _of_one(run: ConfiguredRun, view: MemoryOptions) -> bool:

@@ -20,6 +20,9 @@ from triosim.memory.liveness.usage import Usage, usage
 from triosim.memory.replay import MOST_STEPS, OutOfMemory, Replay, replay
 from triosim.trace import Trace
 
+#: The note on figures that do not come from recorded allocations.
+ESTIMATE = "an estimate: no allocations were recorded, so a tensor is assumed to live from its first to its last use"
+
 
 @dataclass(frozen=True, slots=True)
 class MemoryReport:
@@ -51,7 +54,7 @@ class MemoryReport:
 
     @property
     def estimated(self) -> bool:
-        """Whether the lifetimes are an estimate: the trace has no storages."""
+        """Whether the lifetimes are an estimate, because no allocations were recorded."""
         return self.usage.lifetimes.estimated
 
     @property
@@ -74,9 +77,7 @@ class MemoryReport:
         """What a reader must know of these figures."""
         found = []
         if self.estimated:
-            found.append(
-                "an estimate: the trace has no storages, so a tensor is assumed to live from its first to its last use"
-            )
+            found.append(ESTIMATE)
         if self.replay.left:
             found.append(
                 f"memory grows: a later step begins with {self.replay.left:,} bytes more than this one did; capture a later one"

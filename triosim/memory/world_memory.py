@@ -1,45 +1,45 @@
-"""The memory of all ranks of a run, and whether it fits: what an extrapolated and a captured run have in common.
-
-``triosim.memory.extrapolated_memory`` is for the ranks of a plan, ``triosim.memory.captured_memory`` for those of a script.
-"""
+"""The memory of all ranks of a run, and whether it fits: what extrapolated and captured runs have in common."""
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from triosim.errors import OptionError
 from triosim.gpus import Gpu
-from triosim.memory.allocator.gpu_memory import context, visible
-from triosim.memory.allocator.settings import AllocatorSettings
+from triosim.memory.allocator.gpu_memory import GIB, context, visible
 from triosim.memory.liveness.lifetimes import Lifetimes
 from triosim.memory.memory_report import MemoryReport, analyse
 from triosim.trace import Trace
 
-GIB = 2**30
-
 
 @dataclass(frozen=True, slots=True)
 class RankMemory:
-    """The peak of live tensors of ranks with equal memory, in blocks of 512 bytes, with cuBLAS's workspaces.
+    """The peak of live tensors of ``ranks`` with equal memory, in blocks of 512 bytes, with cuBLAS's workspaces.
 
-    ``place`` numbers the sets of ranks with equal memory; ``ranks`` says how many are in this one, ``rank`` is the first.
     ``by_category`` are the bytes at the peak, which is in ``layer`` during ``action``: of the schedule ("0F3": stage 0,
-    forward, micro-batch 3), the "optimizer", or, of a captured rank, its phase ("backward").
+    forward, micro-batch 3), the "optimizer", or, of a captured rank, its phase ("backward"). ``reserved_bytes`` are those of
+    the caching allocator, where it was simulated.
     """
 
-    rank: int
-    place: int
-    ranks: int
+    ranks: tuple[int, ...] = field(repr=False)
     peak_bytes: int
     by_category: dict[str, int]
     action: str
     layer: str
+    fits: bool
+    reserved_bytes: int | None = None
+
+    @property
+    def rank(self) -> int:
+        """The first of the ranks."""
+        return self.ranks[0]
 
 
 class WorldMemory(ABC):
-    """The memory of all ranks: ``ranks`` has one entry for each set of ranks with equal memory, numbered by ``place``.
+    """The memory of all ranks: ``ranks`` has one entry for each set of ranks with equal memory.
 
     ``world`` is how many ranks there are, ``parallel`` how the step is parallelised, as a user writes it.
     ``capacity`` is what the CUDA context leaves of the GPU's memory; infinite where the GPU is not known.
@@ -60,52 +60,30 @@ class WorldMemory(ABC):
         return f"{kind}({self.parallel} on {self.world} GPUs: {has}{of} GiB on rank {self.fullest.rank})"
 
     @abstractmethod
-    def ranks_at(self, place: int) -> list[int]:
-        """Return the ranks at a place."""
-
-    def place(self, rank: int) -> int:
-        """Return the place at which a rank is."""
-        return next(one.place for one in self.ranks if rank in self.ranks_at(one.place))
-
-    @abstractmethod
     def lifetimes_of(self, rank: int) -> tuple[Trace, Lifetimes]:
         """Return the operators that a rank runs, as a trace, and the lifetimes of their tensors."""
 
-    def report(
-        self,
-        rank: int | None = None,
-        gpu: str | Gpu | None = None,
-        *,
-        capacity: float | None = None,
-        context: float | None = None,
-        settings: AllocatorSettings | None = None,
-        workspace: bool = True,
-    ) -> MemoryReport:
-        """Return all of a rank's memory, by default of the fullest one's: see ``triosim.memory.analyse`` for the options."""
-        trace, found = self.lifetimes_of(self.checked(rank))
-        return analyse(
-            trace,
-            gpu or self.gpu,
-            found=found,
-            capacity=capacity,
-            context=context,
-            settings=settings,
-            workspace=workspace,
-        )
+    def of_rank(self, rank: int) -> RankMemory:
+        """Return the entry of a rank. Raises ``OptionError`` for one that does not exist."""
+        for one in self.ranks:
+            if rank in one.ranks:
+                return one
+        raise OptionError(f"there is no rank {rank}", where="--rank", fix=f"give one from 0 to {self.world - 1}")
+
+    def report(self, rank: int | None = None, gpu: str | Gpu | None = None, **options: Any) -> MemoryReport:
+        """Return the memory of a rank, by default the fullest, in full; ``options`` are those of ``triosim.memory.analyse``."""
+        trace, found = self.lifetimes_of(self.fullest.rank if rank is None else rank)
+        return analyse(trace, gpu or self.gpu, found=found, **options)
 
     @property
     def fullest(self) -> RankMemory:
-        """The rank with the highest peak."""
+        """The entry with the highest peak."""
         return max(self.ranks, key=lambda one: (one.peak_bytes, -one.rank))
 
     @property
     def fits(self) -> bool:
         """Whether every rank fits its GPU."""
-        return all(map(self.fits_at, range(len(self.ranks))))
-
-    def fits_at(self, place: int) -> bool:
-        """Whether all live tensors of the ranks at a place fit, fragmentation not counted."""
-        return self.ranks[place].peak_bytes <= self.capacity
+        return all(one.fits for one in self.ranks)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -115,24 +93,16 @@ class WorldMemory(ABC):
     @property
     def warning(self) -> str | None:
         """One line that says which rank does not fit; None where all do."""
-        if self.fits or self.gpu is None:
+        failing = [one for one in self.ranks if not one.fits]
+        if not failing or self.gpu is None:
             return None
-        worst, needed = self._worst()
-        holds = sorted(worst.by_category.items(), key=lambda pair: -pair[1])[:2]
-        most = ", and ".join(f"{name.replace('_', ' ')}, {nbytes / GIB:.1f} GiB" for name, nbytes in holds)
+        worst = max(failing, key=lambda one: (one.reserved_bytes or one.peak_bytes, -one.rank))
+        needed = f"{worst.peak_bytes / GIB:.1f} GiB of tensors"
+        if worst.reserved_bytes is not None:
+            needed += f", for which {worst.reserved_bytes / GIB:.1f} are reserved"
+        largest = sorted(worst.by_category.items(), key=lambda pair: -pair[1])[:2]
+        most = ", and ".join(f"{name.replace('_', ' ')}, {nbytes / GIB:.1f} GiB" for name, nbytes in largest)
         return (
             f"rank {worst.rank} does not fit its GPU: {needed}, "
             f"and the CUDA context leaves {self.capacity / GIB:.1f} GiB on the GPU ({self.gpu.name}); most of it is {most}"
         )
-
-    def _worst(self) -> tuple[RankMemory, str]:
-        """Return the rank that exceeds its GPU most, and what it needs."""
-        return self.fullest, f"{self.fullest.peak_bytes / GIB:.1f} GiB of tensors"
-
-    def checked(self, rank: int | None) -> int:
-        """Return a rank, by default the fullest. Raises ``OptionError`` for one that does not exist."""
-        if rank is None:
-            return self.fullest.rank
-        if not 0 <= rank < self.world:
-            raise OptionError(f"there is no rank {rank}", where="--rank", fix=f"give one from 0 to {self.world - 1}")
-        return rank

@@ -8,7 +8,7 @@ from triosim import plugins
 from triosim.config import RunConfig
 from triosim.errors import OptionError
 from triosim.extrapolators.core.plan import ParallelPlan
-from triosim.memory.extrapolated_memory import ExtrapolatedMemory, memory_of
+from triosim.memory.extrapolated_memory import ExtrapolatedMemory
 from triosim.pipeline.planning import plan_step, refuse_unknown
 from triosim.pipeline.pricing import price
 from triosim.pipeline.reading import TraceLike, read
@@ -37,4 +37,4 @@ def memory_of_config(trace: TraceLike, config: RunConfig) -> ExtrapolatedMemory:
         planned = plan_step(priced, config)
     assert isinstance(planned, ParallelPlan)  # which the tasks of a trace are
     refuse_unknown(config, (*priced.options_read, *planned.known_options))
-    return memory_of(planned, priced.subject.trace, priced.gpu)
+    return ExtrapolatedMemory(planned, priced.subject.trace, priced.gpu)

@@ -23,16 +23,16 @@ GIB = 2**30
 
 
 def rows(memory: WorldMemory) -> tuple[MemoryRow, ...]:
-    """Return a row for each place of the pipeline."""
+    """Return a row for each set of ranks with equal memory."""
     return tuple(
         MemoryRow(
-            ranks=format_ranks(memory.ranks_at(one.place)),
+            ranks=format_ranks(one.ranks),
             peak_bytes=one.peak_bytes,
             other_bytes=sum(size for name, size in one.by_category.items() if name not in COLUMNS),
             action=one.action,
             layer=one.layer,
             capacity_bytes=None if math.isinf(memory.capacity) else int(memory.capacity),
-            fits=None if math.isinf(memory.capacity) else memory.fits_at(one.place),
+            fits=None if math.isinf(memory.capacity) else one.fits,
             **{column: one.by_category.get(name, 0) for name, column in COLUMNS.items()},
         )
         for one in memory.ranks

@@ -100,10 +100,6 @@ class ProgramStorages:
             item.key: item.nbytes for block in blocks for item in block.items if isinstance(item, SendToStage)
         }
 
-    def is_persistent(self, tensor: Tensor) -> bool:
-        """Whether a tensor existed before the step, and is not followed."""
-        return self.persistent[tensor.storage]
-
 
 class CapturedStorages:
     """What a capture recorded of storages: when each was freed, and those that are no operator's input or output."""

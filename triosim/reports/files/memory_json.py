@@ -24,10 +24,10 @@ def as_json(reports: Mapping[int, MemoryReport], like: Sequence[int]) -> str:
 def world_as_json(memory: WorldMemory, report: MemoryReport, rank: int, notes: Sequence[str] = ()) -> str:
     """Return the memory of every rank of an extrapolated run, of which ``rank`` is reported in full, as JSON.
 
-    ``places`` has a row for each place of the pipeline, as ``result.json`` has them; ``notes`` are of the run.
+    ``places`` has a row for each set of ranks with equal memory, as ``result.json`` has them; ``notes`` are of the run.
     """
     places = [asdict(row) for row in rows(memory)]
-    count = len(memory.ranks_at(memory.place(rank)))
+    count = len(memory.of_rank(rank).ranks)
     shown = as_dict(report) | {"rank": rank, "identical_ranks": count, "notes": [*report.notes, *notes]}
     found = {"schema": SCHEMA, "world": memory.world, "parallel": memory.parallel, "places": places, "ranks": [shown]}
     return json.dumps(found, indent=2) + "\n"

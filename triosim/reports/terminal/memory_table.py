@@ -51,9 +51,9 @@ def render_ranks(reports: Mapping[int, MemoryReport], like: Sequence[int]) -> Re
 
 
 def render_world(memory: WorldMemory, report: MemoryReport, notes: Sequence[str] = ()) -> RenderableType:
-    """Return a table of the ranks of an extrapolated run, those at one place of the pipeline in a row.
+    """Return a table of the ranks of an extrapolated run, those with equal memory in one row.
 
-    ``report`` is of one of them, and says what there is to have; ``notes`` are of the run, and stand below.
+    ``report`` is of one of them, and has the capacity; ``notes`` are of the run, and stand below.
     """
     room = report.capacity - report.context
     made = places(rows(memory), room, title=f" ({memory.parallel} on {memory.world} GPUs)")
