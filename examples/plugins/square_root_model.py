@@ -20,4 +20,4 @@ class SquareRoot(ComputeModel):
     def estimate(self, operators: Sequence[Operator], gpu: str = "") -> Estimates:
         nbytes = [sum(tensor.nbytes for tensor in (*op.inputs, *op.outputs)) for op in operators]
         seconds = 1e-9 * np.sqrt(np.array(nbytes, dtype=np.float64))
-        return Estimates(seconds, np.full(len(operators), np.nan), ["square root of bytes"] * len(operators))
+        return Estimates(seconds, np.full(len(operators), np.nan), ["square"] * len(operators))

@@ -12,14 +12,12 @@ from functools import cached_property, wraps
 from typing import TypeVar, overload
 
 import numpy as np
-import numpy.typing as npt
 
 from triosim.compute import families
-from triosim.compute.compute_model import Array, ComputeModel, Estimates
+from triosim.compute.compute_model import Array, ComputeModel, Estimates, Rows
 from triosim.operators import features
 from triosim.trace import Operator
 
-Rows = npt.NDArray[np.int64]
 Model = TypeVar("Model", bound=ComputeModel)
 
 
@@ -117,8 +115,7 @@ def deduplicated(
         found = estimate(self, distinct, gpu)
         if len(distinct) == len(operators):
             return found
-        names = [found.model[row] for row in rows.tolist()]
-        return Estimates(found.seconds[rows], found.relative_error[rows], names)
+        return found.select(rows)
 
     return asked
 

@@ -9,21 +9,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 
 from triosim.compute.attainable_rate import PLAIN, AttainableRate
-from triosim.compute.compute_model import CLASS_EDGES, Array, Estimates
+from triosim.compute.compute_model import CLASS_EDGES, Array
 from triosim.compute.operator_sequence import OperatorSequence
 from triosim.gpus import Gpu
 from triosim.trace import Operator
 
-#: What the name of a model ends in where its GPU is in none of the tables.
-NOT_MEASURED = "a GPU not measured"
-#: The error of a ratio of two sizes on such a GPU, over that of two independent estimates: 11% where one estimate is
-#: off by 19% (float32 products of eight GPUs, each left out of the fit).
-SAME_GPU = 0.42
 #: The 95th percentile of Student's distribution by degrees of freedom, from 1, and of a normal one.
 _STUDENT = (6.31, 2.92, 2.35, 2.13, 2.02, 1.94, 1.89, 1.86, 1.83, 1.81, 1.80, 1.78, 1.77, 1.76, 1.75)
 _NORMAL = 1.645
@@ -54,14 +48,6 @@ def size_change(before: Sequence[Operator], after: Sequence[Operator]) -> Array:
     old, new = (np.maximum(OperatorSequence.of(some).drivers, 1.0) for some in (before, after))
     changed: Array = np.abs(np.log(new / old)).max(axis=1)
     return changed
-
-
-def same_gpu_ratios(found: Estimates) -> Estimates:
-    """Return ratios of two sizes on one GPU with smaller errors: on a GPU that was not measured, most of the error is the same
-    for both sizes.
-    """
-    share = np.array([SAME_GPU if NOT_MEASURED in name else 1.0 for name in found.model])
-    return replace(found, relative_error=found.relative_error * share)
 
 
 def small_sample_factor(samples: int) -> float:

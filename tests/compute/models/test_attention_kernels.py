@@ -42,7 +42,7 @@ def call(
 
 
 def seconds(calls: list[Operator], gpu: str = "H100-SXM") -> float:
-    return float(AttentionKernels(gpu).estimate(calls, gpu).seconds[-1])
+    return float(AttentionKernels().estimate(calls, gpu).seconds[-1])
 
 
 @pytest.mark.parametrize(("kernel", "direction", "causal", "width", "length", "published"), FIGURES)
@@ -57,16 +57,15 @@ def test_the_published_rates_are_met_within_7_percent(
 def test_what_pytorch_calls_flash_attention_is_slower_on_hopper_than_the_tables_of_flash_attention_3() -> None:
     ours = Auto().estimate(call("flash", "forward", True, 128, 8192), "H100-SXM")
     table = Auto().estimate(call("flash", "forward", True, 128, 8192, kernel="measured"), "H100-SXM")
-    assert ours.model[0].startswith("attention kernels")
-    assert table.model[0].startswith("forest")
+    assert (ours.model, table.model) == (["attention"], ["forest"])
     assert 1.6 < ours.seconds[0] / table.seconds[0] < 2.0  # 602 / 333 TFLOP/s in the paper
 
 
 def test_the_h200_computes_attention_as_the_h100_does_and_other_chips_have_their_own_kernels() -> None:
     calls = call("flash", "forward", True, 128, 4096)
     assert seconds(calls, "H200") == pytest.approx(seconds(calls), rel=1e-12)
-    assert AttentionKernels.load("A100-SXM-80GB") is None
-    assert Auto().estimate(calls, "A100-SXM-80GB").model[0].startswith("forest")
+    assert math.isnan(seconds(calls, "A100-SXM-80GB"))
+    assert Auto().estimate(calls, "A100-SXM-80GB").model == ["forest"]
 
 
 def test_causal_attention_of_long_sequences_takes_half_as_long_or_a_little_more() -> None:

@@ -140,9 +140,9 @@ def calibrated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
 
 def test_auto_uses_the_laws_of_every_kind_that_the_trace_held(calibrated: Trace) -> None:
     found = Auto().estimate(calibrated.operators, "H100")
-    assert {name.partition(",")[0] for name in found.model} == {"calibrated"}
+    assert {*found.model} == {"calibrated"}
     np.testing.assert_allclose(found.seconds, [one.seconds for one in calibrated.operators], rtol=0.05)
-    same = Calibrated("H100").estimate(calibrated.operators, "H100")
+    same = Calibrated().estimate(calibrated.operators, "H100")
     assert found.relative_error.tolist() == same.relative_error.tolist()
 
 
@@ -152,22 +152,22 @@ def test_a_trace_of_another_gpu_takes_the_times_of_the_calibrated_one(calibrated
     model = Auto()
     model.fit(elsewhere)
     ratios = model.ratios(elsewhere.operators, elsewhere.operators, "A100", "H100")
-    assert {name.partition(",")[0] for name in ratios.model} == {"calibrated"}
+    assert {*ratios.model} == {"calibrated"}
     np.testing.assert_allclose(ratios.seconds, 1.0, rtol=0.05)
 
 
 def test_what_the_trace_did_not_hold_is_left_to_other_models(calibrated: Trace) -> None:
     half = tuple(Tensor(k, (4096, 4096), "bfloat16") for k in range(3))
     product = Operator(1, "aten::mm", "forward", "fc", half[:2], half[2:], 0.0)
-    assert Auto().estimate([product], "H100").model[0].startswith("forest")
-    assert np.isnan(Calibrated("H100").estimate([product], "H100").seconds).all()
-    assert np.isnan(Calibrated("A100").estimate(calibrated.operators, "A100").seconds).all()
+    assert Auto().estimate([product], "H100").model == ["forest"]
+    assert np.isnan(Calibrated().estimate([product], "H100").seconds).all()
+    assert np.isnan(Calibrated().estimate(calibrated.operators, "A100").seconds).all()
 
 
 def test_a_name_that_the_trace_did_not_hold_goes_by_its_class(calibrated: Trace) -> None:
     other = [replace(one, name="aten::cudnn_convolution") for one in calibrated.operators[:1]]
     found = Auto().estimate(other, "H100")
-    assert found.model[0].startswith("calibrated, any convolution")
+    assert found.model == ["calibrated"]
     assert found.seconds[0] == pytest.approx(1e-3, rel=0.05)
 
 

@@ -31,18 +31,25 @@ def fitted(*operators: Operator) -> Linear:
     return model
 
 
+def drivers(model: Linear) -> list[str]:
+    """What the times of linear layers depend on, by the model's coefficients."""
+    names = ("FLOPs", "input bytes", "output bytes")
+    slopes = model.lines["aten::linear", "forward"].coefficients[1:]
+    return [name for name, slope in zip(names, slopes, strict=True) if slope > 0.0]
+
+
 def test_a_line_in_flops_is_found_again() -> None:
     shapes = [(128, 64, 512), (128, 256, 32), (64, 512, 128), (32, 32, 32), (256, 512, 64)]
     model = fitted(*(product(i, m, n, k, 5e-6 + 2 * m * n * k * 1e-12) for i, (m, n, k) in enumerate(shapes)))
     found = model.estimate([product(9, 512, 512, 512, 0.0)], "").seconds[0]
     assert found == pytest.approx(5e-6 + 2 * 512**3 * 1e-12, rel=1e-6)
-    assert str(model.lines["aten::linear", "forward"]).startswith("linear in FLOPs, ")
+    assert drivers(model) == ["FLOPs"]
 
 
 def test_a_line_in_bytes_is_found_where_flops_do_not_explain_the_times() -> None:
     shapes = [(128, 64, 512), (128, 256, 32), (64, 512, 128), (32, 32, 32), (256, 512, 64), (8, 8, 1024)]
     model = fitted(*(product(i, m, n, k, 3e-6 + 4 * (m * k + n * k) * 1e-11) for i, (m, n, k) in enumerate(shapes)))
-    assert str(model.lines["aten::linear", "forward"]).startswith("linear in input bytes, ")
+    assert drivers(model) == ["input bytes"]
 
 
 def test_times_that_need_flops_and_bytes_get_both() -> None:
@@ -50,7 +57,7 @@ def test_times_that_need_flops_and_bytes_get_both() -> None:
     model = fitted(
         *(product(i, m, n, k, 2 * m * n * k * 1e-12 + 4 * m * n * 1e-10) for i, (m, n, k) in enumerate(shapes))
     )
-    assert str(model.lines["aten::linear", "forward"]).startswith("linear in FLOPs and output bytes")
+    assert drivers(model) == ["FLOPs", "output bytes"]
 
 
 def test_one_point_is_a_line_through_the_origin_of_unknown_error() -> None:
@@ -70,11 +77,10 @@ def test_a_time_that_falls_with_size_is_not_believed() -> None:
     assert 0 < seconds[0] <= seconds[1]
 
 
-def test_a_kind_that_is_not_in_the_trace_is_estimated_from_all_and_says_so() -> None:
+def test_a_kind_that_is_not_in_the_trace_is_estimated_from_all() -> None:
     model = fitted(relu(1, 1000, 2e-6), relu(2, 2000, 4e-6))
     estimates = model.estimate([relu(3, 3000, 0.0, name="aten::gelu")], "")
     assert estimates.seconds[0] == pytest.approx(6e-6)
-    assert estimates.model[0].endswith("of all kinds")
 
 
 def test_operators_without_tensors_have_their_mean_time() -> None:

@@ -191,9 +191,7 @@ def test_auto_names_what_it_used_and_knows_every_operator() -> None:
     for gpu in (trace.gpu, "H100"):
         found = model.estimate(trace.operators, gpu)
         assert np.isfinite(found.seconds).all()
-        assert {name.split(" ")[0].strip(",") for name in found.model} <= {
-            "forest", "elementwise", "reduction", "linear", "roofline",
-        }  # fmt: skip
+        assert {*found.model} <= {"forest", "elementwise", "reduction", "linear", "roofline"}
 
 
 def test_a_tables_model_goes_before_the_trace_unless_that_is_twice_as_sure() -> None:
@@ -218,4 +216,4 @@ def test_a_ratio_takes_both_its_estimates_from_one_model(monkeypatch: pytest.Mon
     found = model.ratios([small], [large], "H100", "H100")
     asked = Roofline()
     assert found.seconds[0] == pytest.approx(seconds_of(asked, large) / seconds_of(asked, small))
-    assert found.model[0].startswith("roofline")
+    assert found.model == ["roofline"]

@@ -16,7 +16,6 @@ from triosim.compute.learned import model_files
 from triosim.compute.learned.family_model import CLASS_EDGES, CLASSES
 from triosim.compute.models.auto import Auto
 from triosim.compute.models.calibrated import bare_name
-from triosim.compute.pricing.repricing import model_name
 from triosim.errors import TriosimError
 from triosim.gpus import Gpu
 
@@ -158,7 +157,7 @@ def evaluate(rows: OperatorRows) -> Evaluation:
     found = Auto().estimate(rows.operators, rows.gpu.name)
     predicted, measured = found.seconds[rows.measured], rows.seconds
     keys = [f"{bare_name(one.name)} {one.phase}" for one in rows.rows()]
-    said = [model_name(found.model[row]) for row in rows.measured]
+    said = [found.model[row] for row in rows.measured]
     kinds, models = {}, {}
     for key in sorted(set(keys), key=lambda key: -sum(t for t, k in zip(measured, keys, strict=True) if k == key)):
         chosen = np.array([one == key for one in keys])

@@ -28,8 +28,6 @@ from triosim.output_files import writing_bytes
 _FORMAT = "triosim fitted operator models 1"
 SHIPPED = Path(__file__).resolve().parent / "data"
 ENVIRONMENT = "TRIOSIM_MODELS"
-#: What an estimate by a model of the user's own is called, instead of the name of the model that ships.
-OWN_LABEL = "own"
 _WRITE_ONE = "write one: triosim calibrate compute"
 #: Files with the time of their last change and their size, so that one that was written anew is read anew.
 _Files = tuple[tuple[str, int, int], ...]

@@ -62,28 +62,18 @@ _BACKWARD = 2.5  # products, of the forward pass's two: Dao et al. 2022
 class AttentionKernels(ComputeModel):
     """``_scaled_dot_product_flash_attention``, ``..._cudnn_attention`` and their backward, in half precision on Hopper."""
 
-    label = "attention kernels"
-
-    def __init__(self, gpu: str) -> None:
-        self._gpu = gpu
-
-    @classmethod
-    def load(cls, gpu: str) -> AttentionKernels | None:
-        """Return the model for a GPU of the catalogue, or None where its kernels are those of the tables."""
-        found = gpus.get(gpu)
-        return cls(gpu) if found is not None and found.architecture == "hopper" else None
+    name = "attention"
 
     @deduplicated
     def estimate(self, operators: Sequence[Operator], gpu: str = "") -> Estimates:
         """Return the time of each call of a known kernel on a GPU; NaN for everything else."""
-        target = gpus.find(gpu or self._gpu)
+        target = gpus.find(gpu)
         seen = OperatorSequence.of(operators)
-        seconds = [seconds_of(operator, forward, target) for operator, forward in zip(seen, seen.forwards, strict=True)]
-        errors = np.full(len(seconds), ERROR)
-        return Estimates(np.array(seconds), errors, [f"{self.label}, as published for an H100"] * len(seconds))
+        seconds = [_seconds(operator, forward, target) for operator, forward in zip(seen, seen.forwards, strict=True)]
+        return Estimates(np.array(seconds), np.full(len(seen), ERROR), [self.name] * len(seen))
 
 
-def seconds_of(operator: Operator, forward: Operator | None, gpu: Gpu) -> float:
+def _seconds(operator: Operator, forward: Operator | None, gpu: Gpu) -> float:
     """Return how long a call of a known kernel takes; NaN for everything else."""
     call = _call(operator, forward)
     if call is None or gpu.architecture != "hopper":

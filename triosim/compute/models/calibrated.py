@@ -36,26 +36,16 @@ _DIMENSIONS = 4
 class Calibrated(ComputeModel):
     """Every kind of operator that the user's rows have (forward, backward and of the optimizer), on their GPU."""
 
-    label = "calibrated"
-
-    def __init__(self, gpu: str | None = None) -> None:
-        self._gpu = gpu
-
-    @classmethod
-    def load(cls, gpu: str) -> Calibrated | None:
-        """Return the model for a GPU of the catalogue, or None where the catalogue does not have it."""
-        return cls(gpu) if gpus.get(gpu) is not None else None
+    name = "calibrated"
 
     @deduplicated
     def estimate(self, operators: Sequence[Operator], gpu: str = "") -> Estimates:
         """Return each operator's time on a GPU, NaN where no regression covers it."""
-        target = gpus.find(gpu or self._gpu or "")
-        seconds = np.full(len(operators), np.nan)
-        errors = np.full(len(operators), np.nan)
-        names = [self.label] * len(operators)
+        target = gpus.find(gpu)
+        found = Estimates.unknown(len(operators), self.name)
         regressions = model_files.regressions(target.name)
         if not regressions:
-            return Estimates(seconds, errors, names)
+            return found
         known = kind_features(operators, target)
         covered: dict[OperatorKind, list[int]] = {}
         for row, kinds in enumerate(known.kinds):
@@ -66,10 +56,9 @@ class Calibrated(ComputeModel):
         known = with_shipped(known, operators, by_shipped, target)
         for kind, several in covered.items():
             regression, rows = regressions[kind], np.array(several)
-            seconds[rows], errors[rows] = regression.seconds(known, rows), regression.relative_error(known, rows)
-            for row in several:
-                names[row] = f"{self.label}, {regression}"
-        return Estimates(seconds, errors, names)
+            found.seconds[rows] = regression.seconds(known, rows)
+            found.relative_error[rows] = regression.relative_error(known, rows)
+        return found
 
 
 def kind_features(operators: Sequence[Operator], gpu: Gpu) -> KindFeatures:
@@ -103,7 +92,7 @@ def with_shipped(known: KindFeatures, operators: Sequence[Operator], rows: Seque
         return known
     asked, shipped = [operators[row] for row in rows], np.array(known.shipped)
     with model_files.using(""):
-        for model in (Forest(gpu.name), Elementwise(gpu.name), Reduction(gpu.name)):
+        for model in (Forest(), Elementwise(), Reduction()):
             seconds = model.estimate(asked, gpu.name).seconds
             shipped[rows] = np.where(np.isnan(shipped[rows]), seconds, shipped[rows])
     return replace(known, shipped=shipped)

@@ -131,42 +131,29 @@ def of_others(fitted: Mapping[str, Segments], gpu: Gpu) -> Segments:
 class Elementwise(ComputeModel):
     """``add``, ``mul``, ``relu``, ``gelu`` and others, in any dtype: only bytes count."""
 
-    label = "elementwise"
-
-    def __init__(self, gpu: str | None = None) -> None:
-        self._gpu = gpu
-
-    @classmethod
-    def load(cls, gpu: str) -> Elementwise | None:
-        """Return the model for a GPU of the catalogue, or None where the catalogue does not have it."""
-        return cls(gpu) if gpus.get(gpu) is not None and _table() else None
+    name = "elementwise"
 
     @deduplicated
     def estimate(self, operators: Sequence[Operator], gpu: str = "") -> Estimates:
         """Return each element-wise operator's time on a GPU, NaN for the others."""
-        target = gpus.find(gpu or self._gpu or "")
-        seconds = np.full(len(operators), np.nan)
-        errors = np.full(len(operators), np.nan)
-        for rows, group in OperatorSequence.of(operators).calls:
-            if group.family == "elementwise":
-                seconds[rows], errors[rows] = self.ask(group, target)
-        known = "" if target.name in _table() else f", {uncertainty.NOT_MEASURED}"
-        return Estimates(seconds, errors, [f"{self.label}, three segments{known}"] * len(operators))
+        target = gpus.find(gpu)
+        segments, measured = _segments(target)
+        found = Estimates.unknown(len(operators), self.name)
+        for rows, calls in OperatorSequence.of(operators).calls:
+            if calls.family == "elementwise":
+                found.seconds[rows] = segments.seconds(memory_seconds(calls, target), calls.kinds)
+                found.relative_error[rows] = segments.error
+        return replace(found, extrapolated=np.full(len(operators), not measured))
 
-    def ratios(self, before: Sequence[Operator], after: Sequence[Operator], gpu: str, target: str) -> Estimates:
-        """Return time(after) / time(before). On a GPU that was not measured, part of the error cancels."""
-        found = super().ratios(before, after, gpu, target)
-        return uncertainty.same_gpu_ratios(found) if gpu == target else found
 
-    def ask(self, calls: FamilyCalls, gpu: Gpu) -> tuple[Array, Array]:
-        """Return seconds and relative errors of calls."""
-        fitted = _table()
-        if not fitted:
-            return np.full(len(calls), np.nan), np.full(len(calls), np.nan)
-        measured = {name: one for name, one in fitted.items() if name}
-        unknown = fitted[""].error * uncertainty.small_sample_factor(len(measured))
-        one = fitted.get(gpu.name) or replace(of_others(measured, gpu), error=unknown)
-        return one.seconds(memory_seconds(calls, gpu), calls.kinds), np.full(len(calls), one.error)
+def _segments(gpu: Gpu) -> tuple[Segments, bool]:
+    """Return the segments of a GPU, and whether they were fitted to it."""
+    fitted = _shipped()
+    if gpu.name in fitted:
+        return fitted[gpu.name], True
+    measured = {name: one for name, one in fitted.items() if name}
+    error = fitted[""].error * uncertainty.small_sample_factor(len(measured))
+    return replace(of_others(measured, gpu), error=error), False
 
 
 def dump(fitted: Mapping[str, Segments], provenance: Mapping[str, Any]) -> str:
@@ -180,6 +167,5 @@ def parse(text: str) -> dict[str, Segments]:
 
 
 @cache
-def _table() -> dict[str, Segments]:
-    path = model_files.SHIPPED / "elementwise.json"
-    return parse(path.read_text(encoding="utf-8")) if path.is_file() else {}
+def _shipped() -> dict[str, Segments]:
+    return parse((model_files.SHIPPED / "elementwise.json").read_text(encoding="utf-8"))

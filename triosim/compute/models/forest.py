@@ -10,14 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from triosim import gpus
-from triosim.compute import uncertainty
-from triosim.compute.compute_model import Array, ComputeModel, Estimates
+from triosim.compute.compute_model import Array, ComputeModel, Estimates, Rows
 from triosim.compute.families import FamilyCalls
 from triosim.compute.learned import model_files
 from triosim.compute.learned.call_features import ATTENTION_SECONDS
+from triosim.compute.learned.family_model import FamilyModel
 from triosim.compute.models import attention_kernels
 from triosim.compute.operator_sequence import OperatorSequence, deduplicated
 from triosim.gpus import Gpu
@@ -31,69 +30,60 @@ _OTHER_FORMAT_ERROR = 0.05
 #: traces of an H100 are off by 32% on average, where forward calls of the same layers are off by 15%.
 _FULL_ERROR, _TURNED_ERROR = 0.25, 0.25
 _BLOCK = 128
+#: The name of a model of the user's own, instead of that of the model that ships.
+OWN = "own"
 
 
 class Forest(ComputeModel):
     """``linear``, ``mm``, ``addmm``, ``bmm``, ``matmul`` and their backward; attention; in the dtypes that were measured."""
 
+    name = "forest"
     families: tuple[str, ...] = ("product", "attention")
-    label = "forest"
     same_units = True
-
-    def __init__(self, gpu: str | None = None) -> None:
-        self._gpu = gpu
-
-    @classmethod
-    def load(cls, gpu: str) -> Forest | None:
-        """Return the model for a GPU of the catalogue, or None where the catalogue does not have it."""
-        return cls(gpu) if gpus.get(gpu) is not None else None
 
     @deduplicated
     def estimate(self, operators: Sequence[Operator], gpu: str = "") -> Estimates:
         """Return each operator's time on a GPU; NaN for what belongs to no family that was measured."""
-        target = gpus.find(gpu or self._gpu or "")
-        seconds = np.full(len(operators), np.nan)
-        errors = np.full(len(operators), np.nan)
-        names = [self.label] * len(operators)
+        target = gpus.find(gpu)
         seen = OperatorSequence.of(operators)
-        for rows, group in seen.calls:
-            found = self.ask(group, target) if group.family in self.families else None
-            if found is not None:
-                seconds[rows], errors[rows], name = found
-                for row in rows:
-                    names[row] = name
-                    if not name.startswith(model_files.OWN_LABEL) and attention_kernels.knows(seen[row], target):
-                        seconds[row] = np.nan  # another kernel than that of the tables
-        for rows, group in seen.gradients if "product" in self.families else ():
-            found = self.ask(group, target)
-            if found is not None:
-                _add(seconds, errors, names, rows, found)
-        return Estimates(seconds, errors, names)
+        found = Estimates.unknown(len(seen), self.name)
+        for rows, calls in seen.calls:
+            model = self._model(calls, target) if calls.family in self.families else None
+            if model is not None:
+                found.seconds[rows], found.relative_error[rows] = _predict(model, calls, target)
+                self._name(found, rows, model, target)
+                if calls.family == "attention" and not model_files.is_own(model):
+                    other_kernel = [row for row in rows.tolist() if attention_kernels.knows(seen[row], target)]
+                    found.seconds[other_kernel] = np.nan
+        for rows, calls in seen.gradients if "product" in self.families else ():
+            model = self._model(calls, target)
+            if model is not None:
+                seconds, error = _predict(model, calls, target)
+                _add(found, rows, seconds, error + _TURNED_ERROR)
+                self._name(found, rows, model, target)
+        return found
 
-    def ratios(self, before: Sequence[Operator], after: Sequence[Operator], gpu: str, target: str) -> Estimates:
-        """Return time(after) / time(before). On a GPU that was not measured, part of the error cancels."""
-        found = super().ratios(before, after, gpu, target)
-        return uncertainty.same_gpu_ratios(found) if gpu == target else found
+    def _model(self, calls: FamilyCalls, gpu: Gpu) -> FamilyModel | None:
+        """Return the model to ask about calls: that of their dtype, or of one that runs on the same units."""
+        model = model_files.find(calls.family, calls.dtype, gpu.name)
+        if model is None and (calls.dtype in _SAME_UNITS or not self.same_units):
+            model = model_files.find(calls.family, _SAME_UNITS.get(calls.dtype, "float32"), gpu.name)
+        return model
 
-    def ask(self, group: FamilyCalls, gpu: Gpu) -> tuple[Array, Array, str] | None:
-        """Return seconds, relative errors and the name of the model, for calls of one family and dtype."""
-        dtype, extra = group.dtype, 0.0
-        model = model_files.find(group.family, dtype, gpu.name)
-        if model is None and (dtype in _SAME_UNITS or not self.same_units):
-            dtype, extra = _SAME_UNITS.get(dtype, "float32"), _OTHER_FORMAT_ERROR
-            model = model_files.find(group.family, dtype, gpu.name)
-        if model is None:
-            return None
-        seconds = model.seconds(group, gpu)
-        error = model.relative_error(group, gpu, seconds) + extra
-        if group.family == "attention" and group.kinds is not None:
-            seconds, error = seconds * _full_over_causal(group, seconds), error + _FULL_ERROR
-        known = "" if model.knows(gpu) else f", {uncertainty.NOT_MEASURED}"
-        return (
-            seconds,
-            error,
-            f"{model_files.OWN_LABEL if model_files.is_own(model) else self.label}, {group.family} in {dtype}{known}",
-        )
+    def _name(self, found: Estimates, rows: Rows, model: FamilyModel, gpu: Gpu) -> None:
+        assert found.extrapolated is not None
+        found.extrapolated[rows] = not model.knows(gpu)
+        for row in rows.tolist():
+            found.model[row] = OWN if model_files.is_own(model) else self.name
+
+
+def _predict(model: FamilyModel, calls: FamilyCalls, gpu: Gpu) -> tuple[Array, Array]:
+    """Return seconds and relative errors of calls."""
+    seconds = model.seconds(calls, gpu)
+    error = model.relative_error(calls, gpu, seconds) + (_OTHER_FORMAT_ERROR if model.dtype != calls.dtype else 0.0)
+    if calls.family == "attention" and calls.kinds is not None:
+        return seconds * _full_over_causal(calls, seconds), error + _FULL_ERROR
+    return seconds, error
 
 
 def _full_over_causal(group: FamilyCalls, seconds: Array) -> Array:
@@ -108,18 +98,15 @@ def _full_over_causal(group: FamilyCalls, seconds: Array) -> Array:
     return found
 
 
-def _add(
-    seconds: Array, errors: Array, names: list[str], rows: npt.NDArray[np.int64], found: tuple[Array, Array, str]
-) -> None:
+def _add(found: Estimates, rows: Rows, seconds: Array, errors: Array) -> None:
     """Add the times of products to those of their operators; the errors of one operator's products count as dependent."""
-    for row, time, error in zip(rows.tolist(), found[0], found[1] + _TURNED_ERROR, strict=True):
-        before = seconds[row]
+    for row, time, error in zip(rows.tolist(), seconds, errors, strict=True):
+        before = found.seconds[row]
         if np.isnan(before):
-            seconds[row], errors[row] = time, error
+            found.seconds[row], found.relative_error[row] = time, error
         else:
-            seconds[row] = before + time
-            errors[row] = (before * errors[row] + time * error) / (before + time)
-        names[row] = f"{found[2]}, a product for each gradient"
+            found.seconds[row] = before + time
+            found.relative_error[row] = (before * found.relative_error[row] + time * error) / (before + time)
 
 
 class Reduction(Forest):
@@ -131,5 +118,5 @@ class Reduction(Forest):
     """
 
     families = ("softmax", "layer_norm")
-    label = "reduction"
+    name = "reduction"
     same_units = False

@@ -25,7 +25,6 @@ from triosim.compute.compute_model import Array, ComputeModel, Estimates, ratio
 from triosim.compute.operator_sequence import OperatorSequence, deduplicated
 from triosim.trace import Operator, Trace
 
-_DRIVERS = ("FLOPs", "input bytes", "output bytes")
 #: Which terms a regression may have (0 is the fixed time), the simplest first.
 _TERMS = sorted(
     ((*fixed, *drivers) for count in (1, 2, 3) for drivers in combinations((1, 2, 3), count) for fixed in ((), (0,))),
@@ -45,24 +44,20 @@ _POOLED: Kind = ("", "")
 
 @dataclass(frozen=True, slots=True)
 class LinearFit:
-    """``coefficients`` of the fixed time and of each driver; ``error`` is the relative standard error, NaN for one point.
+    """The coefficients of the fixed time and of FLOPs, input bytes and output bytes.
 
     ``left_out`` is the mean absolute relative error of each point on the line through the others (leave-one-out
     cross-validation), times ``uncertainty.small_sample_factor``; NaN where all points have one size.
     """
 
     coefficients: tuple[float, float, float, float]
-    error: float
-    points: int
     left_out: float = math.nan
-
-    def __str__(self) -> str:
-        drivers = [name for name, b in zip(_DRIVERS, self.coefficients[1:], strict=True) if b > 0]
-        return f"linear in {' and '.join(drivers) or 'nothing'}, from {self.points} operator{'s' if self.points > 1 else ''}"
 
 
 class Linear(ComputeModel):
     """Linear regression within the trace, by operator kind. ``lines`` shows what was found."""
+
+    name = "linear"
 
     def __init__(self) -> None:
         self.lines: dict[Kind, LinearFit] = {}
@@ -87,15 +82,14 @@ class Linear(ComputeModel):
     def estimate(self, operators: Sequence[Operator], gpu: str = "") -> Estimates:
         """Return each operator's time on its kind's line. They hold for the trace's GPU alone."""
         if gpu and gpu != self.gpu:
-            unknown = np.full(len(operators), np.nan)
-            return Estimates(unknown, unknown, ["linear"] * len(operators))
+            return Estimates.unknown(len(operators), self.name)
         lines = [self.lines.get((operator.name, operator.phase)) for operator in operators]
         pooled = self.lines[_POOLED]
         coefficients = np.array([(line or pooled).coefficients for line in lines]).reshape(len(lines), 4)
         return Estimates(
             (coefficients * _drivers(operators)).sum(axis=1),
             np.array([(line or pooled).left_out for line in lines]),
-            [str(line) if line else f"{pooled} of all kinds" for line in lines],
+            [self.name] * len(lines),
         )
 
     def ratios(self, before: Sequence[Operator], after: Sequence[Operator], gpu: str, target: str) -> Estimates:
@@ -117,7 +111,7 @@ def fit_line(drivers: Array, seconds: Array) -> LinearFit:
     timed = seconds > 0.0
     points = int(timed.sum())
     if not points:
-        return LinearFit((0.0, 0.0, 0.0, 0.0), math.nan, len(seconds))
+        return LinearFit((0.0, 0.0, 0.0, 0.0))
     relative = drivers[timed] / seconds[timed, None]
     found = []
     for terms in _TERMS:
@@ -126,33 +120,25 @@ def fit_line(drivers: Array, seconds: Array) -> LinearFit:
             if solved is not None:
                 found.append((terms, *solved))
     if not found:  # operators without tensors: nothing to scale by
-        return LinearFit((float(seconds[timed].mean()), 0.0, 0.0, 0.0), math.nan, points)
+        return LinearFit((float(seconds[timed].mean()), 0.0, 0.0, 0.0))
     # The standard error of few points is itself uncertain, by one in sqrt(2 * degrees of freedom): within twice that, the
     # simpler regression is as good, and of two equally simple ones the first, in FLOPs.
     best_terms, _, best = min(found, key=lambda one: one[2])
     margin = 2.0 / math.sqrt(2.0 * max(points - len(best_terms), 1))
     good = best * (1.0 + margin) + _NEGLIGIBLE
-    terms, solution, error = next(one for one in found if one[2] <= good)
-    coefficients = [0.0, 0.0, 0.0, 0.0]
-    for term, value in zip(terms, solution, strict=True):
-        coefficients[term] = float(value)
-    several = len(np.unique(drivers[timed], axis=0)) > 1
-    return LinearFit(
-        (coefficients[0], coefficients[1], coefficients[2], coefficients[3]),
-        error if points > 1 else math.nan,
-        points,
-        max(_left_out(relative[:, terms]) * uncertainty.small_sample_factor(points), _LEAST_ERROR)
-        if several
-        else math.nan,
-    )
+    terms, solution, _ = next(one for one in found if one[2] <= good)
+    fixed, *slopes = (float(solution[terms.index(term)]) if term in terms else 0.0 for term in range(4))
+    left_out = math.nan
+    if len(np.unique(drivers[timed], axis=0)) > 1:
+        left_out = max(_left_out(relative[:, terms]) * uncertainty.small_sample_factor(points), _LEAST_ERROR)
+    return LinearFit((fixed, slopes[0], slopes[1], slopes[2]), left_out)
 
 
 def _left_out(relative: Array) -> float:
     """The mean absolute residual of each point on the line through the others: r / (1 - h), h of the hat matrix."""
     scaled = relative / relative.max(axis=0)
-    inverse = np.linalg.pinv(
-        scaled
-    )  # of the hat matrix, one row and column a point, its diagonal and row sums are enough
+    # Of the hat matrix, one row and column a point, its diagonal and row sums are enough.
+    inverse = np.linalg.pinv(scaled)
     residual = 1.0 - scaled @ inverse.sum(axis=1)
     leverage = np.einsum("ij,ji->i", scaled, inverse)
     return float(np.mean(np.abs(residual) / np.maximum(1.0 - leverage, 1e-3)))

@@ -50,7 +50,6 @@ class Efficiency:
     memory: float
     errors: Errors
     launch: float = FLOOR_SECONDS
-    points: int = 0  # of the fit, 0 for a default
 
     @property
     def error(self) -> float:
@@ -83,6 +82,8 @@ _GRID = np.geomspace(0.02, 1.6, 56)
 
 class Roofline(ComputeModel):
     """The roofline of a GPU of the catalogue. ``efficiencies`` shows those of the fit, by class, phase and dtype."""
+
+    name = "roofline"
 
     def __init__(self) -> None:
         self.gpu = ""
@@ -118,12 +119,9 @@ class Roofline(ComputeModel):
         if gpu not in ("", self.gpu):
             errors = np.fmax(errors, np.array([default(key).errors for key in found.classes]).reshape(len(used), 3))
         which = np.searchsorted(CLASS_EDGES, seconds, side="right")
-        said = [
-            f"roofline of {key[0]}, {f'from {one.points} operators' if one.points else 'default efficiencies'}"
-            for one, key in zip(used, found.classes, strict=True)
-        ]
         unknown = OF_UNKNOWN_GPU if gpu and gpus.get(gpu) is None else 1.0
-        return Estimates(seconds, errors[np.arange(len(used)), which] * found.factor * unknown, said)
+        errors = errors[np.arange(len(used)), which] * found.factor * unknown
+        return Estimates(seconds, errors, [self.name] * len(used))
 
     def ratios(self, before: Sequence[Operator], after: Sequence[Operator], gpu: str, target: str) -> Estimates:
         """Return time(after, on ``target``) / time(before, on ``gpu``); the error grows with the change of size."""
@@ -235,7 +233,7 @@ def _fit(arithmetic: Array, traffic: Array, seconds: Array, default: Efficiency)
     which, row, column = np.unravel_index(int(np.where(good, far, np.inf).argmin()), errors.shape)
     free = max(points - (2 if len(compute) > 1 else 1), 1)
     error = float(errors[which, row, column]) * points / free * uncertainty.small_sample_factor(points)
-    return Efficiency(float(compute[row]), float(_GRID[column]), (error, error, error), launches[which], points)
+    return Efficiency(float(compute[row]), float(_GRID[column]), (error, error, error), launches[which])
 
 
 def _gpu(name: str) -> gpus.Gpu:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import lru_cache
 
 import numpy as np
 
@@ -121,7 +120,7 @@ def with_prediction(operator: Operator, found: Estimates, row: int, old: Operato
     """
     if operator.seconds == 0.0:
         return operator  # what takes no time does so on any GPU and in any shape
-    name = model_name(found.model[row])
+    name = found.model[row] or "unnamed"
     error = float(found.relative_error[row])
     if old is not None and old.predicted_by is not None:
         before = math.nan if old.relative_error is None else old.relative_error
@@ -136,12 +135,6 @@ def _same_shapes(first: Operator, second: Operator) -> bool:
         [tensor.shape for tensor in first.inputs] == [tensor.shape for tensor in second.inputs]
         and [tensor.shape for tensor in first.outputs] == [tensor.shape for tensor in second.outputs]
     )
-
-
-@lru_cache(maxsize=4096)
-def model_name(said: str) -> str:
-    """Return the name of the model in the ``model`` of an estimate: its first word."""
-    return said.split(maxsplit=1)[0].strip(",:;") if said.strip() else "unnamed"
 
 
 def _with_seconds(operator: Operator, seconds: float) -> Operator:
