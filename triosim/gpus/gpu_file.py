@@ -1,8 +1,8 @@
 """Finds a GPU by its name, or reads a user's own from a YAML file.
 
-It has the keys of the catalogue, with units where a person would write them. With ``like``, a file gives only what differs
-from another GPU. Errors name file, line and key. What ``triosim gpus NAME --format json`` prints is such a file, except for its
-names.
+A file has the keys of the catalogue, with units where a person would write them. With ``like``, it gives only what differs
+from another GPU. Errors name file, line and key. What ``triosim gpus NAME --format json`` prints is such a file; only its names
+must change.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping
+from functools import partial
 from os import PathLike, fspath
 from pathlib import Path
 from typing import Any
@@ -20,17 +21,17 @@ from triosim.gpus.gpu import Gpu
 from triosim.gpus.known_gpus import catalogue, get, is_shipped, register
 from triosim.trace import DTYPE_BYTES, dtype_name
 from triosim.units import parse_bandwidth, parse_bytes
-from triosim.yaml_lines import Path as Place
+from triosim.yaml_lines import Path as KeyPath
 
 LARGEST_FILE = 1_000_000  # bytes
 DTYPES = (*(dtype for dtype in DTYPE_BYTES if "float" in dtype), "tf32")
 #: The required keys, each with an example.
 _REQUIRED = {"name": "my GPU", "flops": "{float32: 67 TFLOP/s}", "bandwidth": "3.35 TB/s", "capacity": "80 GB"}
-_PREFIXES = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
-_NUMBER = r"\s*((?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*([kKMGTP]?)"
+_PREFIXES = {"": 1.0, "p": 1e-12, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
+_NUMBER = r"\s*((?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*([pkKMGTP]?)"
 
 
-def _scaled(value: Any, unit: str, example: str) -> float:
+def _scaled(unit: str, example: str, value: Any) -> float:
     """Return a number with an SI prefix before a unit, or a plain number."""
     if isinstance(value, str):
         match = re.fullmatch(rf"{_NUMBER}(?:{unit})?\s*", value)
@@ -42,61 +43,17 @@ def _scaled(value: Any, unit: str, example: str) -> float:
     return float(value)
 
 
-def _rate(value: Any) -> float:
-    return _positive(_scaled(value, r"FLOPS?|FLOP/s|flops|flop/s", "67 TFLOP/s"), value)
-
-
-def _clock(value: Any) -> float:
-    return _not_negative(_scaled(value, "Hz", "1.98 GHz"), value)
-
-
-def _power(value: Any) -> float:
-    return _not_negative(_scaled(value, "W", "700 W"), value)
-
-
-def _energy(value: Any) -> float:
-    if isinstance(value, str) and value.strip().endswith("pJ"):
-        return 1e-12 * _energy(value.strip().removesuffix("pJ"))
-    return _not_negative(_scaled(value, "J", "0.9 pJ"), value)
-
-
-def _price(value: Any) -> float:
-    return _not_negative(_scaled(value, "", "2.5"), value)
-
-
-def _positive_bandwidth(value: Any) -> float:
-    return _positive(_quantity(parse_bandwidth, value), value)
-
-
-def _bandwidth(value: Any) -> float:
-    return _not_negative(_quantity(parse_bandwidth, value), value)
-
-
-def _positive_bytes(value: Any) -> float:
-    return _positive(_quantity(parse_bytes, value), value)
-
-
-def _bytes(value: Any) -> float:
-    return _not_negative(_quantity(parse_bytes, value), value)
-
-
-def _quantity(parse: Any, value: Any) -> float:
+def _number(parse: Callable[[Any], float], value: Any, *, positive: bool = False) -> float:
     try:
-        return float(parse(value))
+        number = float(parse(value))
     except TriosimError as error:
         raise ValueError(str(error)) from None
-
-
-def _positive(number: float, value: Any) -> float:
-    if not 0 < number < math.inf:
-        raise ValueError(f"{value} is not a positive number")
+    if not 0 <= number < math.inf or (positive and not number):
+        raise ValueError(f"{value} is not {'a positive number' if positive else 'a number of 0 or more'}")
     return number
 
 
-def _not_negative(number: float, value: Any) -> float:
-    if not 0 <= number < math.inf:
-        raise ValueError(f"{value} is not a number of 0 or more")
-    return number
+_flop_rate = partial(_number, partial(_scaled, r"FLOPS?|FLOP/s|flops|flop/s", "67 TFLOP/s"), positive=True)
 
 
 def _rates(value: Any) -> dict[str, float]:
@@ -109,7 +66,7 @@ def _rates(value: Any) -> dict[str, float]:
             raise ValueError(f"unknown dtype '{said}'; {nearest(str(said), DTYPES)}")
         if dtype in found:
             raise ValueError(f"'{dtype}' is given twice")
-        found[dtype] = _rate(rate)
+        found[dtype] = _flop_rate(rate)
     return found
 
 
@@ -138,22 +95,22 @@ _KEYS: Mapping[str, Callable[[Any], Any]] = {
     "aliases": _names,
     "architecture": _text,
     "flops": _rates,
-    "bandwidth": _positive_bandwidth,
-    "capacity": _positive_bytes,
-    "l2_bytes": _bytes,
+    "bandwidth": partial(_number, parse_bandwidth, positive=True),
+    "capacity": partial(_number, parse_bytes, positive=True),
+    "l2_bytes": partial(_number, parse_bytes),
     "sms": _count,
-    "clock_hz": _clock,
-    "nvlink_bandwidth": _bandwidth,
-    "pcie_bandwidth": _bandwidth,
-    "tdp_watts": _power,
-    "joules_per_flop": _energy,
-    "price_per_hour": _price,
+    "clock_hz": partial(_number, partial(_scaled, "Hz", "1.98 GHz")),
+    "nvlink_bandwidth": partial(_number, parse_bandwidth),
+    "pcie_bandwidth": partial(_number, parse_bandwidth),
+    "tdp_watts": partial(_number, partial(_scaled, "W", "700 W")),
+    "joules_per_flop": partial(_number, partial(_scaled, "J", "0.9 pJ")),
+    "price_per_hour": partial(_number, partial(_scaled, "", "2.5")),
     "source": _text,
 }
 
 
-def read(file: str) -> Gpu:
-    """Return the GPU that a file describes. Raises ``OptionError``."""
+def _read(file: str) -> Gpu:
+    """Return the GPU that a file describes."""
     try:
         mapping, lines = yaml_lines.parse(_content(file), file)
     except TriosimError as error:
@@ -166,28 +123,32 @@ def read(file: str) -> Gpu:
         based = get(like)
         if based is None:
             fix = nearest(like, {gpu.name for gpu in catalogue()})
-            raise OptionError(f"there is no GPU '{like}' to be like", where=_where(file, lines, ("like",)), fix=fix)
+            raise OptionError(f"there is no GPU '{like}' to be like", where=_where(file, lines, "like"), fix=fix)
         values = _like(based, values, Path(file).stem)
     for key, example in _REQUIRED.items():
         if key not in values:
             raise OptionError(f"'{key}' is missing", where=file, fix=f"write for example '{key}: {example}'")
     if "float32" not in values["flops"]:
-        raise OptionError("'float32' is missing", where=_where(file, lines, ("flops",)), fix="give its peak rate")
-    values.setdefault("source", file)
-    return Gpu(**values)
+        raise OptionError("'float32' is missing", where=_where(file, lines, "flops"), fix="give its peak rate")
+    gpu = Gpu(**{"source": file, **values})
+    for name in (gpu.name, *gpu.aliases):
+        if is_shipped(name):
+            fix = "give it a name of its own, or write 'like: H100-SXM' for what it has in common"
+            raise OptionError(f"'{name}' is a GPU of the catalogue", where=file, fix=fix)
+    return gpu
 
 
-def _values(mapping: Mapping[str, Any], file: str, lines: Mapping[Place, int]) -> dict[str, Any]:
+def _values(mapping: Mapping[str, Any], file: str, lines: Mapping[KeyPath, int]) -> dict[str, Any]:
     """Return the values of a file by key, in the order of their lines. Raises ``OptionError`` for the first that is wrong."""
     values = {}
     for key in sorted(mapping, key=lambda key: lines.get((key,), 0)):
         if key not in _KEYS:
-            raise OptionError("unknown key", where=_where(file, lines, (key,)), fix=nearest(str(key), _KEYS))
+            raise OptionError("unknown key", where=_where(file, lines, key), fix=nearest(str(key), _KEYS))
         if mapping[key] is not None:
             try:
                 values[key] = _KEYS[key](mapping[key])
             except ValueError as error:
-                raise OptionError(str(error), where=_where(file, lines, (key,))) from None
+                raise OptionError(str(error), where=_where(file, lines, key)) from None
     return values
 
 
@@ -211,35 +172,25 @@ def _content(file: str) -> str:
         raise OptionError(what, where=file, fix="give a YAML file, or a name that 'triosim gpus' lists") from None
 
 
-def _where(file: str, lines: Mapping[Place, int], path: Place) -> str:
-    line = f":{lines[path]}" if path in lines else ""
-    return f"{file}{line}: {'.'.join(str(part) for part in path)}"
+def _where(file: str, lines: Mapping[KeyPath, int], key: str) -> str:
+    return f"{file}:{lines[key,]}: {key}" if (key,) in lines else f"{file}: {key}"
 
 
 def find(name: str | PathLike[str]) -> Gpu:
     """Return the GPU of a name, as PyTorch reports it or shorter, in any case, or of a user's file (``my_gpu.yaml``).
 
-    Raises ``OptionError`` that suggests the nearest name.
+    A GPU of a file is known by its name from then on. Raises ``OptionError`` that suggests the nearest name, or names what is
+    wrong in the file.
     """
     text = fspath(name)
     found = get(text)
     if found is None and _is_file(text):
-        return load_user(text)
+        return register(_read(text))
     if found is None:
         names = {alias for gpu in catalogue() for alias in (gpu.name, *gpu.aliases)}
         fix = nearest(text, names) if nearest(text, names)[:3] == "did" else nearest("", {g.name for g in catalogue()})
         raise OptionError(f"there is no GPU '{text}' in the catalogue", fix=f"{fix}; or give a file of your own")
     return found
-
-
-def load_user(path: str | PathLike[str]) -> Gpu:
-    """Read a GPU from a YAML file; from then on it is known by its name. Raises ``OptionError`` with file, line and key."""
-    gpu = read(fspath(path))
-    for name in (gpu.name, *gpu.aliases):
-        if is_shipped(name):
-            fix = "give it a name of its own, or write 'like: H100-SXM' for what it has in common"
-            raise OptionError(f"'{name}' is a GPU of the catalogue", where=fspath(path), fix=fix)
-    return register(gpu)
 
 
 def _is_file(text: str) -> bool:

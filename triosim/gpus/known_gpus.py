@@ -9,10 +9,9 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from triosim.gpus.gpu import Gpu
 
@@ -60,11 +59,7 @@ def _chip(gpu: Gpu) -> tuple[str, int, dict[str, float]]:
 @cache
 def _shipped() -> tuple[Gpu, ...]:
     text = (Path(__file__).parent / "gpus.json").read_text(encoding="utf-8")
-    return tuple(_gpu(row) for row in json.loads(text))
-
-
-def _gpu(row: Mapping[str, Any]) -> Gpu:
-    return Gpu(**{**row, "aliases": tuple(row["aliases"])})
+    return tuple(Gpu(**{**row, "aliases": tuple(row["aliases"])}) for row in json.loads(text))
 
 
 @cache
