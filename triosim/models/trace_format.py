@@ -11,7 +11,7 @@ from pathlib import Path
 
 from triosim import plugins
 from triosim.compute.pricing.prediction import DEFAULT_GPU
-from triosim.config import RunConfig
+from triosim.config import RunConfig, parsed
 from triosim.errors import TraceError, nearest
 from triosim.models.catalogue import MODELS
 from triosim.models.description import described
@@ -53,7 +53,7 @@ def read_configured(name: str, config: RunConfig, samples: int) -> Trace:
     model = None
     if config.compute_model != "auto":
         kind = plugins.find("compute_models", config.compute_model)
-        model = plugins.make(kind, options=config.options_of(kind))
+        model = plugins.make(kind, options=parsed(kind, config.options))
     gpu = DEFAULT_GPU if config.gpu is None else str(getattr(config.gpu, "name", config.gpu))
     choices = StepChoices(batch=samples, **chosen)
     return (
