@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from contextlib import suppress
 from dataclasses import dataclass
 
 from triosim.memory.allocator.allocator import AllocationFailed, CachingAllocator
 from triosim.memory.allocator.blocks import MemoryBlock
 from triosim.memory.allocator.settings import AllocatorSettings
-from triosim.memory.liveness.lifetimes import LifetimeEvent, Lifetimes
+from triosim.memory.liveness.lifetimes import Lifetime, LifetimeEvent, Lifetimes
 
 #: In every run that was tried the reserved memory settled within this many steps; no more are replayed.
 MOST_STEPS = 4
@@ -96,28 +97,24 @@ class _StepReplay:
         self.events = lifetimes.events
         self.blocks: dict[int, MemoryBlock] = {}
         self.calls: list[AllocatorCall] = []
+        self.step = 0
         self.operator = -1
+        self.failed: OutOfMemory | None = None
         self.kept_for, self.left, lost = _match_steps(lifetimes, self.events)
         self.repeats = not self.left and not lost
 
     def play(self, steps: int) -> Replay:
         allocated: list[int] = []
         reserved: list[int] = []
-        failed: OutOfMemory | None = None
-        step = 0
-        try:
+        with suppress(AllocationFailed):
             self._begin()
-            for step in range(1, steps + 1):
+            for self.step in range(1, steps + 1):
                 before = self.allocator.peak_reserved
-                allocated, reserved = self._step(first=step == 1)
-                if not self.repeats or (step > 1 and self.allocator.peak_reserved == before):
+                allocated, reserved = self._run_step()
+                if not self.repeats or (self.step > 1 and self.allocator.peak_reserved == before):
                     break
                 self._inherit()
-        except _Failed as failure:
-            failed = self._failed(max(step, 1), failure)
-        return Replay(
-            self.allocator, step, self.repeats, self.left, allocated, reserved, self.calls, out_of_memory=failed
-        )
+        return Replay(self.allocator, self.step, self.repeats, self.left, allocated, reserved, self.calls, self.failed)
 
     def _begin(self) -> None:
         """Allocate what existed before the step, without what an earlier step left or the first step allocates itself."""
@@ -126,28 +123,24 @@ class _StepReplay:
             if item.first_born is None and number not in self.kept_for:
                 self._allocate(number)
 
-    def _step(self, first: bool) -> tuple[list[int], list[int]]:
+    def _run_step(self) -> tuple[list[int], list[int]]:
         late: dict[int, list[int]] = defaultdict(list)
-        if first:
-            for number in self.lifetimes.found:
-                clock = self.lifetimes.items[number].first_born
-                if clock is not None and number not in self.kept_for:
-                    late[clock].append(number)
+        for number in self.lifetimes.found if self.step == 1 else ():
+            clock = self.lifetimes.items[number].first_born
+            if clock is not None and number not in self.kept_for:
+                late[clock].append(number)
         allocated, reserved = [self.allocator.allocated], [self.allocator.reserved]
         for event in self.events:
             self.operator = event.operator
             for number in late.get(event.clock, ()):
                 self._allocate(number)
-            self._apply(event)
+            if event.birth:
+                self._allocate(event.number)
+            elif event.number in self.blocks:  # in the first step, what an earlier one left is not there
+                self._free(event.number)
             allocated.append(self.allocator.allocated)
             reserved.append(self.allocator.reserved)
         return allocated, reserved
-
-    def _apply(self, event: LifetimeEvent) -> None:
-        if event.birth:
-            self._allocate(event.number)
-        elif event.number in self.blocks:  # in the first step, what an earlier one left is not there
-            self._free(event.number)
 
     def _inherit(self) -> None:
         """Let what outlives the step be what the next one finds, but for what goes unseen."""
@@ -162,7 +155,8 @@ class _StepReplay:
         try:
             block = self.allocator.malloc(item.nbytes, item.stream, number)
         except AllocationFailed as failure:
-            raise _Failed(number, failure) from None
+            self.failed = self._out_of_memory(item, failure.free)
+            raise
         self.blocks[number] = block
         self.calls.append(AllocatorCall(True, number, block.address, item.nbytes, item.stream))
 
@@ -171,28 +165,18 @@ class _StepReplay:
         self.calls.append(AllocatorCall(False, number, block.address, block.requested, block.segment.stream))
         self.allocator.free(block)
 
-    def _failed(self, step: int, failure: _Failed) -> OutOfMemory:
-        item = self.lifetimes.items[failure.number]
-        where = self.lifetimes.operators[self.operator] if self.operator >= 0 else None
+    def _out_of_memory(self, item: Lifetime, free: float) -> OutOfMemory:
+        running = self.lifetimes.operators[self.operator].layer if self.operator >= 0 else ""
         return OutOfMemory(
-            step,
-            self.operator,
-            item.layer or (where.layer if where is not None else ""),
-            item.category,
-            item.nbytes,
-            failure.cause.free,
-            self.allocator.allocated,
-            self.allocator.reserved,
+            step=max(self.step, 1),
+            operator=self.operator,
+            layer=item.layer or running,
+            category=item.category,
+            nbytes=item.nbytes,
+            free=free,
+            allocated=self.allocator.allocated,
+            reserved=self.allocator.reserved,
         )
-
-
-class _Failed(Exception):
-    """Raised when a lifetime cannot be allocated."""
-
-    def __init__(self, number: int, cause: AllocationFailed) -> None:
-        super().__init__(number)
-        self.number = number
-        self.cause = cause
 
 
 def _match_steps(lifetimes: Lifetimes, events: list[LifetimeEvent]) -> tuple[dict[int, int], int, int]:

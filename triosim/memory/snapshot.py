@@ -10,8 +10,9 @@ from __future__ import annotations
 import math
 import pickle
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from functools import cache
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +20,13 @@ from triosim.errors import OutputError
 from triosim.memory.allocator.allocator import SegmentEvent
 from triosim.memory.allocator.blocks import MemoryBlock, Segment
 from triosim.memory.allocator.settings import AllocatorSettings
-from triosim.memory.liveness.lifetimes import Lifetime, Lifetimes
+from triosim.memory.liveness.lifetimes import Lifetimes
 from triosim.memory.replay import Replay
 from triosim.output_files import PathLike, writing_bytes
 
 #: How the name of a snapshot ends.
 SUFFIXES = (".pickle", ".pkl")
 _PROTOCOL = 4
-_SEGMENT_WORDS = ("segment_free", "segment_alloc")
 
 
 def check_snapshot(path: PathLike) -> None:
@@ -48,12 +48,11 @@ def write_snapshot(lifetimes: Lifetimes, played: Replay, path: PathLike) -> None
 
 def snapshot(lifetimes: Lifetimes, played: Replay) -> dict[str, Any]:
     """Return the snapshot of a run as plain data."""
-    frames = _frames(lifetimes)
-    streams = _streams(lifetimes)
+    written = _Snapshot(lifetimes, played)
     segments = sorted(played.allocator.segments.values(), key=lambda segment: segment.address)
     return {
-        "segments": [row for segment in segments for row in _segment(segment, lifetimes, frames, streams)],
-        "device_traces": [list(_trace(played, lifetimes, frames, streams))],
+        "segments": [row for segment in segments for row in written.segment(segment)],
+        "device_traces": [[{**entry, "time_us": clock} for clock, entry in enumerate(written.entries())]],
         "allocator_settings": _settings(played.allocator.settings),
     }
 
@@ -68,107 +67,89 @@ def _settings(settings: AllocatorSettings) -> dict[str, Any]:
     }
 
 
-def _streams(lifetimes: Lifetimes) -> dict[str, int]:
-    """Return a number for each stream; the current one of the device is 0, as in CUDA."""
-    names = {item.stream for item in lifetimes.items} - {"compute"}
-    return {"compute": 0, **{name: number for number, name in enumerate(sorted(names), 1)}}
+class _Snapshot:
+    """The parts of a run's snapshot."""
 
+    def __init__(self, lifetimes: Lifetimes, played: Replay) -> None:
+        self._lifetimes = lifetimes
+        self._played = played
+        names = {item.stream for item in lifetimes.items} - {"compute"}
+        self._streams = {
+            "compute": 0,
+            **{name: number for number, name in enumerate(sorted(names), 1)},
+        }  # 0: as in CUDA
+        self._frames = cache(self._stack)
 
-def _frames(lifetimes: Lifetimes) -> Any:
-    """Return what stands for a stack of calls: the tensor, the operator that made it, and the modules around it."""
+    def segment(self, segment: Segment) -> Iterator[dict[str, Any]]:
+        """Yield a segment; of an expandable one, each run of blocks that has memory behind it."""
+        for is_mapped, run in groupby(segment.blocks(), key=lambda block: block.mapped):
+            if not is_mapped:
+                continue
+            blocks = list(run)
+            used = sum(block.size for block in blocks if block.used)
+            yield {
+                "device": 0,
+                "address": blocks[0].address,
+                "total_size": sum(block.size for block in blocks),
+                "allocated_size": used,
+                "active_size": used,
+                "requested_size": sum(block.requested for block in blocks),
+                "stream": self._streams[segment.stream],
+                "segment_type": "small" if segment.small else "large",
+                "segment_pool_id": (0, 0),
+                "is_expandable": segment.expandable,
+                "frames": [],
+                "blocks": [self._block(block) for block in blocks],
+            }
 
-    @cache
-    def around(layer: str) -> tuple[dict[str, Any], ...]:
-        parts = layer.split(".") if layer else []
-        return tuple(_frame(".".join(parts[:end]), parts[end - 1]) for end in range(len(parts), 0, -1))
+    def entries(self) -> Iterator[dict[str, Any]]:
+        """Yield what the allocator did; cudaMalloc and cudaFree come before the allocation that needed them."""
+        segments = deque(self._played.allocator.events)
+        births = 0
+        for call in self._played.calls:
+            births += call.birth
+            while call.birth and segments and segments[0].when <= births:
+                yield self._segment_entry(segments.popleft())
+            for kind in ("alloc",) if call.birth else ("free_requested", "free_completed"):
+                frames = self._frames(call.number)
+                entry = _entry(kind, call.address, call.nbytes, self._streams[call.stream], frames)
+                yield {**entry, "category": self._lifetimes.items[call.number].category} if call.birth else entry
+        yield from map(self._segment_entry, segments)
+        failed = self._played.out_of_memory
+        if failed is not None:
+            entry = _entry("oom", 0, failed.nbytes, 0, [_frame(failed.category, failed.layer)])
+            yield {**entry, "device_free": int(failed.free)}
+        # The visualiser wants a category 'unknown' where there are any: this entry, which draws nothing, has it.
+        yield {**_entry("snapshot", 0, 0, 0, []), "category": "unknown"}
 
-    @cache
-    def frames(number: int) -> list[dict[str, Any]]:
-        item: Lifetime = lifetimes.items[number]
-        place = item.operator
-        ran = lifetimes.operators[place] if place >= 0 else None
+    def _stack(self, number: int) -> list[dict[str, Any]]:
+        """Return the frames in place of a stack of calls: the tensor, the operator that made it, and the modules around it."""
+        item = self._lifetimes.items[number]
+        ran = self._lifetimes.operators[item.operator] if item.operator >= 0 else None
         what = " x ".join(map(str, item.shape)) + (f" {item.dtype}" if item.dtype else "")
         name = ran.name if ran is not None else "before the step"
         phase = ran.phase if ran is not None else item.category
-        return [_frame(item.category, what or f"{item.nbytes} bytes"), _frame(phase, name), *around(item.layer)]
+        parts = item.layer.split(".") if item.layer else []
+        modules = [_frame(".".join(parts[:end]), parts[end - 1]) for end in range(len(parts), 0, -1)]
+        return [_frame(item.category, what or f"{item.nbytes} bytes"), _frame(phase, name), *modules]
 
-    return frames
+    def _block(self, block: MemoryBlock) -> dict[str, Any]:
+        return {
+            "address": block.address,
+            "size": block.size,
+            "requested_size": block.requested,
+            "state": "active_allocated" if block.used else "inactive",
+            "frames": self._frames(block.owner) if block.used else [],
+        }
+
+    def _segment_entry(self, event: SegmentEvent) -> dict[str, Any]:
+        expandable = self._played.allocator.settings.expandable_segments
+        words = ("segment_unmap", "segment_map") if expandable else ("segment_free", "segment_alloc")
+        return _entry(words[event.taken], event.address, event.nbytes, self._streams[event.stream], [])
 
 
 def _frame(filename: str, name: str) -> dict[str, Any]:
     return {"filename": filename, "line": 0, "name": name}
-
-
-def _segment(segment: Segment, lifetimes: Lifetimes, frames: Any, streams: dict[str, int]) -> Iterator[dict[str, Any]]:
-    """Yield a segment; of an expandable one, each run of blocks that has memory behind it."""
-    for run in _runs(segment.blocks()):
-        used = sum(block.size for block in run if block.used)
-        yield {
-            "device": 0,
-            "address": run[0].address,
-            "total_size": sum(block.size for block in run),
-            "allocated_size": used,
-            "active_size": used,
-            "requested_size": sum(block.requested for block in run),
-            "stream": streams[segment.stream],
-            "segment_type": "small" if segment.small else "large",
-            "segment_pool_id": (0, 0),
-            "is_expandable": segment.expandable,
-            "frames": [],
-            "blocks": [_block(block, frames) for block in run],
-        }
-
-
-def _runs(blocks: Iterable[MemoryBlock]) -> list[list[MemoryBlock]]:
-    found: list[list[MemoryBlock]] = [[]]
-    for block in blocks:
-        if block.mapped:
-            found[-1].append(block)
-        elif found[-1]:
-            found.append([])
-    return [run for run in found if run]
-
-
-def _block(block: MemoryBlock, frames: Any) -> dict[str, Any]:
-    return {
-        "address": block.address,
-        "size": block.size,
-        "requested_size": block.requested,
-        "state": "active_allocated" if block.used else "inactive",
-        "frames": frames(block.owner) if block.used else [],
-    }
-
-
-def _trace(played: Replay, lifetimes: Lifetimes, frames: Any, streams: dict[str, int]) -> Iterator[dict[str, Any]]:
-    """Yield what the allocator did, numbered in order."""
-    for clock, entry in enumerate(_entries(played, lifetimes, frames, streams)):
-        yield {**entry, "time_us": clock}
-
-
-def _entries(played: Replay, lifetimes: Lifetimes, frames: Any, streams: dict[str, int]) -> Iterator[dict[str, Any]]:
-    """Yield what the allocator did; cudaMalloc and cudaFree come before the allocation that needed them."""
-    segments = deque(played.allocator.events)
-    births = 0
-    for action in played.calls:
-        births += action.birth
-        while action.birth and segments and segments[0].when <= births:
-            yield _segment_entry(segments.popleft(), played, streams)
-        for kind in ("alloc",) if action.birth else ("free_requested", "free_completed"):
-            entry = _entry(kind, action.address, action.nbytes, streams[action.stream], frames(action.number))
-            yield {**entry, "category": lifetimes.items[action.number].category} if action.birth else entry
-    for event in segments:
-        yield _segment_entry(event, played, streams)
-    failed = played.out_of_memory
-    if failed is not None:
-        entry = _entry("oom", 0, failed.nbytes, 0, [_frame(failed.category, failed.layer)])
-        yield {**entry, "device_free": int(failed.free)}
-    # The visualiser wants a category 'unknown' where there are any: this entry, which draws nothing, has it.
-    yield {**_entry("snapshot", 0, 0, 0, []), "category": "unknown"}
-
-
-def _segment_entry(event: SegmentEvent, played: Replay, streams: dict[str, int]) -> dict[str, Any]:
-    words = ("segment_unmap", "segment_map") if played.allocator.settings.expandable_segments else _SEGMENT_WORDS
-    return _entry(words[event.taken], event.address, event.nbytes, streams[event.stream], [])
 
 
 def _entry(kind: str, address: int, nbytes: int, stream: int, frames: list[Any]) -> dict[str, Any]:

@@ -43,7 +43,7 @@ class CachingAllocator:
     """The allocator of one GPU, with ``capacity`` bytes that cudaMalloc can give.
 
     ``allocated`` are the bytes of the blocks in use (``torch.cuda.memory_allocated``), ``reserved`` those of all segments
-    (``torch.cuda.memory_reserved``), ``requested`` what was asked for, before rounding; each has its peak.
+    (``torch.cuda.memory_reserved``), each with its peak; ``requested`` is what was asked for, before rounding.
     """
 
     def __init__(self, capacity: float = math.inf, settings: AllocatorSettings | None = None) -> None:
@@ -52,7 +52,7 @@ class CachingAllocator:
         self.segments: dict[int, Segment] = {}
         self.events: list[SegmentEvent] = []
         self.allocated = self.reserved = self.requested = 0
-        self.peak_allocated = self.peak_reserved = self.peak_requested = 0
+        self.peak_allocated = self.peak_reserved = 0
         self.retries = 0
         self.count = 0
         self._next_address = _FIRST_ADDRESS
@@ -86,7 +86,6 @@ class CachingAllocator:
         self.allocated += block.size
         self.requested += nbytes
         self.peak_allocated = max(self.peak_allocated, self.allocated)
-        self.peak_requested = max(self.peak_requested, self.requested)
         return block
 
     def free(self, block: MemoryBlock) -> None:

@@ -9,11 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from triosim.errors import OptionError, nearest
 
-KIB, MIB = 2**10, 2**20
+MIB = 2**20
 
 #: Every allocation is a multiple of this.
 SMALLEST_BLOCK = 512
@@ -65,56 +65,55 @@ def parse(text: str) -> AllocatorSettings:
         key, _, value = (part.strip() for part in pair.partition(":"))
         if key not in _KEYS:
             raise OptionError(f"'{key}' is not known", where="--allocator", fix=nearest(key, _KEYS))
-        name, convert, expected = _KEYS[key]
+        setting = _KEYS[key]
         try:
-            found[name] = convert(value)
-        except ValueError:
-            raise OptionError(
-                f"'{value}' is not a value of {key}", where="--allocator", fix=f"give {expected}"
-            ) from None
+            parsed = setting.convert(value)
+            valid = setting.is_valid(parsed)
+        except (ValueError, KeyError):
+            valid = False
+        if not valid:
+            raise OptionError(f"'{value}' is not a value of {key}", where="--allocator", fix=f"give {setting.expected}")
+        found[setting.name] = parsed
     return replace(AllocatorSettings(), **found)
 
 
+class _Key(NamedTuple):
+    """A key of ``PYTORCH_CUDA_ALLOC_CONF``: the setting's name here, and which values it may have."""
+
+    name: str
+    convert: Callable[[str], Any]
+    is_valid: Callable[[Any], bool]
+    expected: str
+
+
 def _mebibytes(text: str) -> int:
-    number = int(text)
-    if number <= 0:
-        raise ValueError(text)
-    return number * MIB
+    return int(text) * MIB
 
 
-def _split_size(text: str) -> int:
-    number = _mebibytes(text)
-    if number <= 20 * MIB:  # PyTorch refuses it too
-        raise ValueError(text)
-    return number
+def _is_positive(number: int) -> bool:
+    return number > 0
 
 
-def _divisions(text: str) -> int:
-    number = int(text)
-    if number < 1 or number & (number - 1):
-        raise ValueError(text)
-    return number
+def _is_share(number: float) -> bool:
+    return 0 < number <= 1
 
 
-def _share(text: str) -> float:
-    number = float(text)
-    if not 0 < number <= 1:
-        raise ValueError(text)
-    return number
+def _is_power_of_two(number: int) -> bool:
+    return number > 0 and not number & (number - 1)
 
 
 def _truth(text: str) -> bool:
-    if text.casefold() not in ("true", "false"):
-        raise ValueError(text)
-    return text.casefold() == "true"
+    return {"true": True, "false": False}[text.casefold()]
 
 
-_KEYS: Mapping[str, tuple[str, Callable[[str], Any], str]] = {
-    "max_split_size_mb": ("max_split_size", _split_size, "a whole number of MiB above 20"),
-    "max_non_split_rounding_mb": ("max_non_split_rounding", _mebibytes, "a whole number of MiB"),
-    "roundup_power2_divisions": ("roundup_power2_divisions", _divisions, "a power of two"),
-    "garbage_collection_threshold": ("garbage_collection_threshold", _share, "a share between 0 and 1"),
-    "expandable_segments": ("expandable_segments", _truth, "True or False"),
-    "large_segment_size_mb": ("large_segment_size", _mebibytes, "a whole number of MiB"),
-    "per_process_memory_fraction": ("memory_fraction", _share, "a share between 0 and 1"),
+_KEYS: Mapping[str, _Key] = {
+    "max_split_size_mb": _Key(  # PyTorch refuses less, too
+        "max_split_size", _mebibytes, lambda nbytes: nbytes > 20 * MIB, "a whole number of MiB above 20"
+    ),
+    "max_non_split_rounding_mb": _Key("max_non_split_rounding", _mebibytes, _is_positive, "a whole number of MiB"),
+    "roundup_power2_divisions": _Key("roundup_power2_divisions", int, _is_power_of_two, "a power of two"),
+    "garbage_collection_threshold": _Key("garbage_collection_threshold", float, _is_share, "a share between 0 and 1"),
+    "expandable_segments": _Key("expandable_segments", _truth, lambda _: True, "True or False"),
+    "large_segment_size_mb": _Key("large_segment_size", _mebibytes, _is_positive, "a whole number of MiB"),
+    "per_process_memory_fraction": _Key("memory_fraction", float, _is_share, "a share between 0 and 1"),
 }
