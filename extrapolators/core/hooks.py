@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, replace
 
-from triosim.errors import TraceError
+from triosim.errors import OptionError, TraceError
 from triosim.extrapolators.core.memory_tracker import UNTRACKED, MemoryTracker
 from triosim.extrapolators.core.mesh import GroupAxes
-from triosim.extrapolators.core.program import Block, Gradient, HooksFactory, Program, Stage
-from triosim.tasks import Communicator, Handle, Layers, TaskStream, Wait
+from triosim.extrapolators.core.program import Block, Gradient, HooksFactory, Program, RankHooksFactory, Stage
+from triosim.tasks import COMMUNICATION_STREAM, AllReduce, Communicator, Handle, Layers, TaskStream, Wait
 from triosim.trace import Tensor
 
 
@@ -92,6 +92,21 @@ class TrainingHooks:
         yield Wait(handles)
 
 
+class ReduceOnce(TrainingHooks):
+    """All-reduces ``nbytes`` once, after the last backward pass, and lets the optimizer wait."""
+
+    def __init__(
+        self, context: RankContext, nbytes: float, layers: Layers | None = None, stream: str = COMMUNICATION_STREAM
+    ) -> None:
+        super().__init__(context)
+        self._nbytes, self._layers, self._stream = nbytes, layers, stream
+
+    def before_optimizer(self) -> TaskStream:
+        """Reduce the gradients."""
+        if self._nbytes and not self.alone:
+            yield Wait(((yield AllReduce(self._nbytes, self.group, stream=self._stream, layers=self._layers)),))
+
+
 def layers_of(gradients: Iterable[Gradient]) -> Layers:
     """Return the layers of some gradients with their bytes, for the collective that reduces them together."""
     nbytes: dict[str, float] = {}
@@ -113,16 +128,23 @@ def with_gradient_hooks(program: Program, axes: tuple[str, ...], make: Callable[
     """
 
     def factory(experts: bool) -> HooksFactory:
-        whole = make(experts)
+        of_all = make(experts)
 
-        def of_kind(stage: Stage, gradients: tuple[Gradient, ...]) -> Callable[[RankContext], TrainingHooks]:
-            return whole(stage, tuple(g for g in gradients if (g.parameter.storage in program.experts) == experts))
+        def of_kind(stage: Stage, gradients: tuple[Gradient, ...]) -> RankHooksFactory:
+            return of_all(stage, tuple(g for g in gradients if (g.parameter.storage in program.experts) == experts))
 
         return of_kind
 
     for experts in (False, True) if program.experts else (False,):
         program = with_hooks(program, program.replica_axes(axes, experts=experts), factory(experts))
     return program
+
+
+def require_training(program: Program, where: str, why: str, fix: str = "leave out --inference") -> None:
+    """Raise ``OptionError`` for inference, which ``why`` rules out, and what ``require_gradients`` raises."""
+    if not program.training:
+        raise OptionError(why, where=where, fix=fix)
+    require_gradients(program)
 
 
 def require_gradients(program: Program) -> None:

@@ -224,8 +224,10 @@ class Stage:
         return tuple(gradient for _, gradient in found)
 
 
+#: Makes the hooks of one rank.
+RankHooksFactory = Callable[["RankContext"], "TrainingHooks"]
 #: Makes hooks in two steps: what the ranks of a stage share, from the stage and its gradients; then each rank's own.
-HooksFactory = Callable[["Stage", "tuple[Gradient, ...]"], Callable[["RankContext"], "TrainingHooks"]]
+HooksFactory = Callable[["Stage", "tuple[Gradient, ...]"], RankHooksFactory]
 
 
 @dataclass(frozen=True, slots=True)

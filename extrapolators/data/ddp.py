@@ -9,20 +9,15 @@ in which they close, the ones that never do at the end.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
 
-from triosim.extrapolators.core.extrapolator import DATA_ORDER, Extrapolator
+from triosim.extrapolators.core import hooks
+from triosim.extrapolators.core.extrapolator import Extrapolator
 from triosim.extrapolators.core.flags import BUCKET_SIZE, FIRST_BUCKET_SIZE, GRADIENT_DTYPE
-from triosim.extrapolators.core.hooks import (
-    RankContext,
-    TrainingHooks,
-    layers_of,
-    require_gradients,
-    with_gradient_hooks,
-)
+from triosim.extrapolators.core.hooks import RankContext, TrainingHooks, layers_of
 from triosim.extrapolators.core.mesh import Mesh
-from triosim.extrapolators.core.program import Gradient, Program, Stage
+from triosim.extrapolators.core.program import Gradient, Program, RankHooksFactory, Stage
 from triosim.tasks import AllReduce, Layers, TaskStream
 
 Bucket = tuple[Gradient, ...]
@@ -32,22 +27,19 @@ class DistributedDataParallel(Extrapolator):
     """The parallelism ``ddp``: all-reduces gradients bucket by bucket, while the backward pass goes on."""
 
     axis = "ddp"
-    level = "hooks"
     identical_ranks = True
-    order = DATA_ORDER
     sums_gradients = True
     options = (BUCKET_SIZE, FIRST_BUCKET_SIZE, GRADIENT_DTYPE)
 
     def transform(self, program: Program, mesh: Mesh) -> Program:
         """Return the program that reduces gradients bucket by bucket, as they become ready."""
-        require_gradients(program)
+        hooks.require_gradients(program)
         if program.sharded_axes:
             return program  # what shards the optimizer reduces its shares along this axis
-        return with_gradient_hooks(program, program.data_axes, lambda _: self._hooks)
+        return hooks.with_gradient_hooks(program, program.data_axes, lambda _: self._hooks)
 
-    def _hooks(self, stage: Stage, gradients: tuple[Gradient, ...]) -> Callable[[RankContext], TrainingHooks]:
-        filled = buckets(gradients, self.config.first_bucket_size, self.config.bucket_size)
-        due = completed(gradients, filled)
+    def _hooks(self, stage: Stage, gradients: tuple[Gradient, ...]) -> RankHooksFactory:
+        due = completed(gradients, buckets(gradients, self.config.first_bucket_size, self.config.bucket_size))
         hooked_parameters = frozenset(due)
         return lambda context: ReduceBuckets(context, due, hooked_parameters)
 
@@ -72,40 +64,39 @@ def completed(gradients: Sequence[Gradient], filled: Sequence[Bucket]) -> dict[i
 
     A bucket is reduced when its last gradient is ready, but not before the buckets ahead of it.
     """
-    place = {gradient.parameter.id: index for index, gradient in enumerate(gradients)}
+    position = {gradient.parameter.id: index for index, gradient in enumerate(gradients)}
     found: dict[int, tuple[Layers, ...]] = {}
     last = 0
     for bucket in filled:
-        last = max(last, *(place[gradient.parameter.id] for gradient in bucket))
+        last = max(last, *(position[gradient.parameter.id] for gradient in bucket))
         parameter = gradients[last].parameter.id
         found[parameter] = (*found.get(parameter, ()), layers_of(bucket))
     return found
 
 
 class ReduceBuckets(TrainingHooks):
-    """Reduces each bucket when its last gradient is ready; the optimizer waits for all."""
+    """Reduces each bucket when its last gradient is ready; the optimizer waits for all.
 
-    def __init__(
-        self, context: RankContext, due: Mapping[int, Sequence[Layers]], hooked_parameters: frozenset[int]
-    ) -> None:
+    ``due`` are the buckets that a gradient completes, by parameter; ``hooked`` are these parameters.
+    """
+
+    def __init__(self, context: RankContext, due: Mapping[int, Sequence[Layers]], hooked: frozenset[int]) -> None:
         super().__init__(context)
-        self._due = due  # by parameter: the buckets that its gradient completes
-        self.hooked_parameters = hooked_parameters if not self.alone else frozenset()
+        self._due = due
+        self.hooked_parameters = hooked if not self.alone else frozenset()
 
     def accumulated_bytes(self, gradient: Gradient) -> float:
         """Return the bytes of a gradient as it is computed: what is reduced is a copy."""
         return float(gradient.parameter.nbytes)
 
     def step_begins(self) -> None:
-        """The buckets are there all the time, beside the gradients (``gradient_as_bucket_view=False``, as it is by default)."""
+        """Allocate the buckets, which gradients are copied to (``gradient_as_bucket_view=False``, PyTorch's default)."""
         if not self.alone:
             for number, layers in enumerate(chain.from_iterable(self._due.values())):
-                self.memory.allocate(
-                    ("bucket", self, number), layers.total, "communication", min(layers.nbytes, default="")
-                )
+                first = min(layers.nbytes, default="")
+                self.memory.allocate(("bucket", self, number), layers.total, "communication", first)
 
     def gradient_ready(self, gradient: Gradient) -> TaskStream:
-        """Reduce what is complete."""
+        """Reduce the buckets that the gradient completes."""
         for layers in self._due[gradient.parameter.id]:
-            nbytes = layers.total
-            self.pending.append((yield AllReduce(nbytes, self.group, layers=layers)))
+            self.pending.append((yield AllReduce(layers.total, self.group, layers=layers)))

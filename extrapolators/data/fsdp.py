@@ -3,14 +3,14 @@
 Zhao et al. 2023 ("PyTorch FSDP"), and what ``torch.distributed.fsdp.fully_shard`` does: an all-gather of a unit's parameters
 before its forward pass and, unless they were kept, before its backward pass, issued while the unit before it runs; a
 reduce-scatter of a unit's gradients when the last of them is there; the optimizer on the shares. The root's parameters
-(what is in no unit) are kept from the forward pass to the end of the backward pass, and so are those of the last unit,
+(those in no unit) are kept from the forward pass to the end of the backward pass, and so are those of the last unit,
 of which the backward pass begins at once.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container, Hashable, Iterable, Mapping
+from collections.abc import Container, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 
 from triosim.config import Option
@@ -18,11 +18,11 @@ from triosim.extrapolators.core.extrapolator import DATA_ORDER, Extrapolator
 from triosim.extrapolators.core.flags import GRADIENT_DTYPE
 from triosim.extrapolators.core.hooks import RankContext, TrainingHooks, layers_of, require_gradients, with_hooks
 from triosim.extrapolators.core.mesh import Mesh
-from triosim.extrapolators.core.program import Block, Gradient, Program, Stage
+from triosim.extrapolators.core.program import Block, Gradient, Program, RankHooksFactory, Stage
 from triosim.extrapolators.data.sharded_state import (
     DeviceCopies,
     ShardGroups,
-    scatter,
+    reduced,
     shard_groups,
     with_sharded_optimizer,
 )
@@ -35,40 +35,23 @@ class FullyShardedDataParallel(Extrapolator):
     """The parallelism ``fsdp``; together with ``dp`` or ``ddp``, hybrid sharding."""
 
     axis = "fsdp"
-    level = "hooks"
     identical_ranks = True
     order = DATA_ORDER - 1  # next to the tensor axis, inside of the replicas
     sums_gradients = True
     shards_optimizer = True
     options = (
         GRADIENT_DTYPE,
-        Option(
-            "unit",
-            "choice",
-            "block",
-            "fsdp: what is gathered at once: a numbered module, a layer, or the whole model.",
-            choices=("block", "layer", "model"),
-        ),
+        Option("unit", "choice", "block", choices=("block", "layer", "model"),
+               help="fsdp: what is gathered at once: a numbered module, a layer, or the whole model."),
         Option("prefetch", "whole", 1, "fsdp: how many units are gathered ahead.", unit="units", least=0),
-        Option(
-            "reshard",
-            "choice",
-            "auto",
-            "fsdp: whether parameters are freed after the forward pass; auto: not within a pipeline.",
-            choices=("auto", "yes", "no"),
-        ),
-        Option(
-            "reduce",
-            "choice",
-            "auto",
-            "fsdp: whether each micro-batch reduces gradients, or the last; auto: the last within a pipeline.",
-            choices=("auto", "each", "last"),
-        ),
+        Option("reshard", "choice", "auto", choices=("auto", "yes", "no"),
+               help="fsdp: whether parameters are freed after the forward pass; auto: not within a pipeline."),
+        Option("reduce", "choice", "auto", choices=("auto", "each", "last"),
+               help="fsdp: whether each micro-batch reduces gradients, or the last; auto: the last within a pipeline."),
         Option("parameter_dtype", "dtype", None, "fsdp: what parameters are gathered in. By default their own."),
-        Option(
-            "shard_dtype", "dtype", None, "fsdp: what shares are kept and updated in. By default the parameters' own."
-        ),
-    )
+        Option("shard_dtype", "dtype",
+               help="fsdp: what shares are kept and updated in. By default the parameters' own."),
+    )  # fmt: skip
 
     def transform(self, program: Program, mesh: Mesh) -> Program:
         """Return the program that gathers parameters and scatters gradients, unit by unit."""
@@ -82,13 +65,11 @@ class FullyShardedDataParallel(Extrapolator):
             dtype=self.config.parameter_dtype,
             shard_dtype=self.config.shard_dtype,
         )
-        copies, kinds, experts = DeviceCopies(program), shard_groups(program, mesh), program.experts
+        copies, groups, experts = DeviceCopies(program), shard_groups(program, mesh), program.experts
 
-        def make(stage: Stage, gradients: tuple[Gradient, ...]) -> Callable[[RankContext], TrainingHooks]:
-            shared = FsdpStage(
-                choices, StageUnits.of(stage, gradients, choices, experts, kinds), copies, experts, kinds
-            )
-            return lambda context: ShardUnits(context, shared)
+        def make(stage: Stage, gradients: tuple[Gradient, ...]) -> RankHooksFactory:
+            units = StageUnits(stage, gradients, choices, groups, experts)
+            return lambda context: ShardUnits(context, units, copies)
 
         if program.training:
             program = with_sharded_optimizer(program, mesh, self.axis, choices.shard_dtype)
@@ -102,18 +83,16 @@ class FullyShardedDataParallel(Extrapolator):
 
 
 def _usually(chosen: str, usual: str, mesh: Mesh) -> bool:
-    """Whether an option is what it usually is: what the user says, or else as ``torch.distributed.pipelining`` has it,
-    where parameters stay whole, and gradients too, until the last micro-batch.
+    """Whether an option is ``usual``, which "auto" is outside of a pipeline.
+
+    In one, ``torch.distributed.pipelining`` keeps parameters whole, and gradients too, until the last micro-batch.
     """
     return chosen == usual or (chosen == "auto" and not any(axis.name == "pp" and axis.size > 1 for axis in mesh.axes))
 
 
 @dataclass(frozen=True, slots=True)
 class FsdpChoices:
-    """What a user says of it.
-
-    ``dtype`` is what parameters are gathered in, ``shard_dtype`` what shares are kept and updated in; None is their own.
-    """
+    """A user's choices: parameters are gathered in ``dtype``, shares kept and updated in ``shard_dtype``; None is their own."""
 
     unit: str
     prefetch: int
@@ -127,65 +106,56 @@ class FsdpChoices:
         return {"block": numbered_module_of(layer), "layer": layer, "model": ROOT}[self.unit]
 
 
-@dataclass(frozen=True, slots=True)
 class StageUnits:
-    """A stage's units: parameters and gradients by layer, the order of their use, and whose gradient is a unit's last.
+    """The units of a stage, which its ranks share. A parameter belongs to the unit of the layer that uses it first.
 
     Experts that have a group of their own are a unit inside of the one that their layer is in, and gathered when it is used.
+    What has a group of one rank is not gathered, and without replicas it is not reduced either.
+
+    - ``parameters`` and ``gradients`` are the bytes of each unit by layer, ``parts`` its gradients one by one.
+    - ``paths`` are the units that a layer is in, the root first; ``order`` are the units in the order of their use in a pass.
+    - ``last`` are the units that the gradient of a parameter completes.
+    - ``kept`` are the root and the last units of the forward pass, of which the backward pass begins at once.
+    - ``groups`` are the ranks that share dense parameters (False) and experts (True); ``experts`` are storages.
     """
 
-    parameters: Mapping[str, Layers]
-    gradients: Mapping[str, Layers]
-    parts: Mapping[str, tuple[Gradient, ...]]  # the gradients one by one
-    paths: Mapping[str, tuple[str, ...]]  # by layer: the units that it is in, the root first
-    orders: Mapping[Phase, tuple[str, ...]]
-    last: Mapping[int, tuple[str, ...]]  # by parameter: the units that its gradient completes
-    experts: frozenset[str]
-
-    @classmethod
-    def of(
-        cls,
+    def __init__(
+        self,
         stage: Stage,
         gradients: tuple[Gradient, ...],
         choices: FsdpChoices,
+        groups: Mapping[bool, ShardGroups],
         experts: frozenset[int],
-        kinds: Mapping[bool, ShardGroups],
-    ) -> StageUnits:
-        """Return the units of a stage. A parameter belongs to the unit that uses it first.
-
-        ``experts`` are storages, ``kinds`` who shares dense parameters (False) and experts (True). What nobody shares is not
-        gathered, and without replicas it is not reduced either.
-        """
+    ) -> None:
+        self.choices, self.groups, self.experts = choices, groups, experts
         home = _UnitsOfTensors(stage, choices, experts)
+        self.expert_units = frozenset(home.expert_units.values())
         parameters: dict[str, dict[str, float]] = {}
         for tensor in stage.parameters:
-            if kinds[tensor.storage in experts].ranks > 1:
+            if groups[tensor.storage in experts].ranks > 1:
                 layers, layer = parameters.setdefault(home.unit(tensor), {}), home.layers[tensor.storage]
                 nbytes = float(tensor.numel * DTYPE_BYTES[choices.dtype or tensor.dtype])
                 layers[layer] = layers.get(layer, 0.0) + nbytes
-        reduced: dict[str, list[Gradient]] = {}
+        self.parameters = {name: Layers(layers) for name, layers in parameters.items()}
+        self.parts: dict[str, list[Gradient]] = {}
         for gradient in gradients:
-            groups = kinds[gradient.parameter.storage in experts]
-            if groups.ranks > 1 or groups.replicas(0) is not None:
-                reduced.setdefault(home.unit(gradient.parameter), []).append(gradient)
-        last: dict[int, tuple[str, ...]] = {}
-        for name, some in reduced.items():
-            parameter = some[-1].parameter.id
-            last[parameter] = (*last.get(parameter, ()), name)
-        paths = {block.layer: home.path(block.layer, parameters) for block in stage.blocks}
+            sharing = groups[gradient.parameter.storage in experts]
+            if sharing.ranks > 1 or sharing.replicas(0) is not None:
+                self.parts.setdefault(home.unit(gradient.parameter), []).append(gradient)
+        self.gradients = {name: layers_of(parts) for name, parts in self.parts.items()}
+        self.last: dict[int, tuple[str, ...]] = {}
+        for name, parts in self.parts.items():
+            parameter = parts[-1].parameter.id
+            self.last[parameter] = (*self.last.get(parameter, ()), name)
+        self.hooked_parameters = frozenset(self.last)
+        self.paths = {block.layer: home.path(block.layer, parameters) for block in stage.blocks}
+        self.order = {"forward": self._order(stage.forward), "backward": self._order(stage.backward)}
+        self.positions = {phase: {unit: i for i, unit in enumerate(order)} for phase, order in self.order.items()}
+        used_last = set(self.order["forward"][-1:])
+        self.kept = {unit for path in self.paths.values() if used_last & set(path) for unit in (ROOT, *path)}
 
-        def order(blocks: tuple[Block, ...]) -> tuple[str, ...]:
-            return _distinct(name for block in blocks for name in paths[block.layer] if name != ROOT)
-
-        return cls(
-            {name: Layers(layers) for name, layers in parameters.items()},
-            {name: layers_of(some) for name, some in reduced.items()},
-            {name: tuple(some) for name, some in reduced.items()},
-            paths,
-            {"forward": order(stage.forward), "backward": order(stage.backward)},
-            last,
-            frozenset(home.expert_units.values()),
-        )
+    def _order(self, blocks: tuple[Block, ...]) -> tuple[str, ...]:
+        return _distinct(name for block in blocks for name in self.paths[block.layer] if name != ROOT)
 
 
 class _UnitsOfTensors:
@@ -212,59 +182,34 @@ class _UnitsOfTensors:
         return _distinct(unit for unit in units if unit in gathered)
 
 
-class FsdpStage:
-    """What the ranks of a stage share."""
-
-    def __init__(
-        self,
-        choices: FsdpChoices,
-        units: StageUnits,
-        copies: DeviceCopies,
-        experts: frozenset[int],
-        kinds: Mapping[bool, ShardGroups],
-    ) -> None:
-        self.choices = choices
-        self.units = units
-        self.places = {phase: {unit: i for i, unit in enumerate(order)} for phase, order in units.orders.items()}
-        used_last = units.orders["forward"][-1:]
-        self.kept = frozenset(  # of which the backward pass begins at once
-            unit for path in units.paths.values() if set(used_last) & set(path) for unit in (ROOT, *path)
-        )
-        self.hooked_parameters = frozenset(units.last)
-        self.copies = copies
-        self.experts = experts  # their storages
-        self.kinds = kinds
-
-
 class ShardUnits(TrainingHooks):
-    """Gathers and scatters one rank's units."""
+    """Gathers one rank's units, and reduce-scatters their gradients."""
 
-    def __init__(self, context: RankContext, shared: FsdpStage) -> None:
+    def __init__(self, context: RankContext, units: StageUnits, copies: DeviceCopies) -> None:
         super().__init__(context)
-        self._shared = shared
-        self._units = shared.units
-        self._groups = {kind: sharing.group(self.rank) for kind, sharing in shared.kinds.items()}
-        self._replicas = {kind: sharing.replicas(self.rank) for kind, sharing in shared.kinds.items()}
+        self._units, self._copies, self._choices = units, copies, units.choices
+        self._groups = {kind: sharing.group(self.rank) for kind, sharing in units.groups.items()}
+        self._replicas = {kind: sharing.replicas(self.rank) for kind, sharing in units.groups.items()}
         self._gathered: dict[str, Handle | None] = {}  # units that are whole here; None where they have been waited for
         self._phase: Phase | None = None
         self._inside: tuple[str, ...] = ()  # units, the outer ones first
         self._drained: str | None = None  # the unit whose buffer is read by a copy that nobody waits for
-        self.each_micro_batch = shared.choices.each_micro_batch
-        self.hooked_parameters = shared.hooked_parameters
+        self.each_micro_batch = units.choices.each_micro_batch
+        self.hooked_parameters = units.hooked_parameters
 
     def resident_bytes(self, parameter: Tensor) -> float:
         """Return the bytes of a rank's share."""
-        sharing = self._shared.kinds[parameter.storage in self._shared.experts]
-        dtype = self._shared.choices.shard_dtype or parameter.dtype
+        sharing = self._units.groups[parameter.storage in self._units.experts]
+        dtype = self._choices.shard_dtype or parameter.dtype
         return float(math.prod(sharing.share(parameter.shape)) * DTYPE_BYTES[dtype])
 
     def accumulated_bytes(self, gradient: Gradient) -> float:
         """Return the bytes of a gradient in the dtype that the backward pass computes it in."""
         parameter = gradient.parameter
-        return float(parameter.numel * DTYPE_BYTES[self._shared.choices.dtype or parameter.dtype])
+        return float(parameter.numel * DTYPE_BYTES[self._choices.dtype or parameter.dtype])
 
     def parameter_key(self, block: Block) -> Hashable:
-        """Return the units that a block is in: where they stay the same, none of them begins."""
+        """Return the units that a block is in: where they stay the same, none begins."""
         return block.phase, self._units.paths[block.layer]
 
     def parameters_needed(self, block: Block) -> TaskStream | None:
@@ -277,7 +222,7 @@ class ShardUnits(TrainingHooks):
         return self._enter(block.phase, path, begins) if begins else None
 
     def _enter(self, phase: Phase, path: tuple[str, ...], begins: tuple[str, ...]) -> TaskStream:
-        self._give_back(phase, path)
+        self._leave(phase, path)
         self._phase, self._inside = phase, path
         for unit in begins:
             yield from self._gather(unit)
@@ -286,33 +231,33 @@ class ShardUnits(TrainingHooks):
                 self._gathered[unit] = None
                 yield Wait((handle,))
                 yield from self._copy_out(phase, unit)
-            following = self._shared.places[phase].get(unit, -1) + 1
-            for other in self._units.orders[phase][following : following + self._shared.choices.prefetch]:
+            following = self._units.positions[phase].get(unit, -1) + 1
+            for other in self._units.order[phase][following : following + self._choices.prefetch]:
                 yield from self._gather(other)
 
     def _copy_out(self, phase: Phase, unit: str) -> TaskStream:
-        """Copy what was gathered of a unit to where its parameters are whole."""
+        """Copy a unit's parameters out of the all-gather's buffer."""
         nbytes = self._units.parameters[unit].total
         self.memory.free(("gathered", self._drained))
         self.memory.allocate(("whole", unit), nbytes, "communication", unit)
-        yield self._shared.copies.task("aten::split_with_sizes_copy", phase, unit, nbytes)
+        yield self._copies.task("aten::split_with_sizes_copy", phase, unit, nbytes)
         if phase == "forward":
             self._drained = unit
         else:
             self.memory.free(("gathered", unit))
 
-    def _give_back(self, phase: Phase, path: tuple[str, ...]) -> None:
-        """Drop what is not kept of the units that are left; or of all, where another micro-batch begins."""
+    def _leave(self, phase: Phase, path: tuple[str, ...]) -> None:
+        """Free the units that are left and not kept; or all, where another micro-batch begins."""
         if phase == "backward" or self._phase is None:
             return  # in the backward pass a unit goes with its gradients
         if self._phase == "backward":
-            if self._shared.choices.each_micro_batch or self._shared.choices.reshards:
+            if self._choices.each_micro_batch or self._choices.reshards:
                 self._drop(*self._gathered)
-        elif self._shared.choices.reshards:
-            self._drop(*(unit for unit in self._inside if unit not in path and unit not in self._shared.kept))
+        elif self._choices.reshards:
+            self._drop(*(unit for unit in self._inside if unit not in path and unit not in self._units.kept))
 
     def _drop(self, *units: str) -> None:
-        """Give whole units back."""
+        """Free whole units."""
         for unit in units:
             if unit in self._gathered:
                 del self._gathered[unit]
@@ -320,44 +265,44 @@ class ShardUnits(TrainingHooks):
 
     def _gather(self, unit: str) -> TaskStream:
         if unit not in self._gathered:
-            layers, group = self._units.parameters[unit], self._groups[unit in self._units.experts]
+            layers, group = self._units.parameters[unit], self._groups[unit in self._units.expert_units]
             gather = AllGather(layers.total, group, stream="fsdp all-gather", layers=layers)
             self.memory.allocate(("gathered", unit), layers.total, "communication", unit, stream=gather.stream or "")
             self._gathered[unit] = yield gather
 
     def forward_ends(self) -> None:
-        """The root waits for its last copy."""
+        """Free the last buffer, which is copied out by now."""
         self.memory.free(("gathered", self._drained))
 
     def gradient_ready(self, gradient: Gradient) -> TaskStream:
-        """Scatter the gradients of the units that are complete, and give back their parameters."""
+        """Scatter the gradients of the units that are complete, and free their parameters."""
         for unit in self._units.last[gradient.parameter.id]:
-            layers, kind = self._units.gradients[unit], unit in self._units.experts
+            layers, kind = self._units.gradients[unit], unit in self._units.expert_units
             self.memory.free("scattered")  # the buffer of the unit before this one
             self._drop(unit)
             self.memory.allocate("scattered", layers.total, "communication", unit)
-            yield self._shared.copies.task("aten::chunk_cat", "backward", unit, layers.total)
+            yield self._copies.task("aten::chunk_cat", "backward", unit, layers.total)
             for part in self._units.parts[unit]:
                 self.memory.free(("gradient", part.parameter.storage))
             self.memory.allocate(("share", unit), self._share(unit), "gradient", unit, stream="fsdp reduce-scatter")
-            scattered = scatter(layers, self._groups[kind], self._replicas[kind], "fsdp reduce-scatter")
+            scattered = reduced(layers, self._groups[kind], self._replicas[kind], "fsdp reduce-scatter")
             self.pending.append((yield from scattered))
 
     def _share(self, unit: str) -> float:
-        """The bytes of a rank's share of a unit's gradients."""
-        dtype = self._shared.choices.shard_dtype
+        """Return the bytes of a rank's share of a unit's gradients."""
+        dtype = self._choices.shard_dtype
         parts = self._units.parts[unit]
         whole = sum(p.nbytes if dtype is None else p.parameter.numel * DTYPE_BYTES[dtype] for p in parts)
-        return whole / len(self._groups[unit in self._units.experts].ranks)
+        return whole / len(self._groups[unit in self._units.expert_units].ranks)
 
     def before_optimizer(self) -> TaskStream | None:
-        """What was scattered is no longer needed, and neither is any unit whole."""
+        """Free the last scattered buffer and all whole units."""
         self.memory.free("scattered")
         self._drop(*self._gathered)
         return super().before_optimizer()
 
     def after_optimizer(self) -> TaskStream | None:
-        """The parameters have changed: what was gathered is no longer true."""
+        """Forget what was gathered: the parameters have changed."""
         self._gathered.clear()
         self._phase, self._inside = None, ()
         return None

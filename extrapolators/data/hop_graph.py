@@ -1,31 +1,27 @@
-"""The communication graph of decentralised training: to which neighbours each worker sends its parameters.
+"""The communication graph of Hop: the neighbours that each worker sends its parameters to.
 
-The two graphs of Hop's study (Luo et al., "Hop: Heterogeneity-Aware Decentralized Training", ASPLOS 2019; TrioSim, figure 16),
-the plain ring, all with all, and any other from a file of edges.
+The two graphs of Hop's study (Luo et al. 2019; TrioSim, figure 16), a plain ring, a complete graph, and any other from a file.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
 
 from triosim.errors import OptionError, nearest
 
 Edge = tuple[int, int]
 
-#: The graphs that have a name.
-NAMES = ("ring-based", "double-ring", "ring", "complete")
-
 _EDGE = re.compile(r"(\d+)\s*(->|-)\s*(\d+)")
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerGraph:
-    """By worker: whom it sends to, and whom it receives from, in ascending order."""
+    """By worker, the neighbours that it sends to and those that it receives from, in ascending order."""
 
-    name: str
     destinations: Mapping[int, tuple[int, ...]]
     sources: Mapping[int, tuple[int, ...]]
 
@@ -40,7 +36,7 @@ class WorkerGraph:
         for a, b in sorted({edge for edge in edges if edge[0] != edge[1]}):
             destinations[a].append(b)
             sources[b].append(a)
-        graph = cls(name, *({one: tuple(found[one]) for one in found} for found in (destinations, sources)))
+        graph = cls(*({one: tuple(found[one]) for one in found} for found in (destinations, sources)))
         for neighbours, direction in ((graph.destinations, "from worker 0 to"), (graph.sources, "to worker 0 from")):
             lost = sorted(set(range(size)) - _reached(neighbours))
             if lost:
@@ -54,47 +50,45 @@ def load(name: str, size: int) -> WorkerGraph:
 
     A file has an edge a line, ``0 -> 1`` or, in both directions, ``0 - 1``; ``#`` begins a comment. Raises ``OptionError``.
     """
-    if name == "ring":
-        return WorkerGraph.of(name, size, _both(_ring(range(size))))
-    if name == "ring-based":
-        return WorkerGraph.of(name, size, _both(_ring_based(range(size))))
-    if name == "double-ring":
-        return WorkerGraph.of(name, size, _both(_double_ring(size)))
-    if name == "complete":
-        return WorkerGraph.of(name, size, ((a, b) for a in range(size) for b in range(size)))
+    if name in _GRAPHS:
+        edges = list(_GRAPHS[name](range(size)))
+        return WorkerGraph.of(name, size, [*edges, *((b, a) for a, b in edges)])
     path = Path(name)
     if not path.is_file():
-        fix = nearest(name, NAMES) or f"one of {', '.join(NAMES)}, or a file of edges"
+        fix = nearest(name, _GRAPHS) or f"one of {', '.join(_GRAPHS)}, or a file of edges"
         raise OptionError(f"there is no graph '{name}', nor such a file", where="--option graph", fix=fix)
     return WorkerGraph.of(name, size, _read(path, size))
 
 
 def _ring(workers: range) -> Iterable[Edge]:
-    return ((worker, workers[(place + 1) % len(workers)]) for place, worker in enumerate(workers))
+    return zip(workers, (*workers[1:], workers[0]), strict=True)
 
 
 def _ring_based(workers: range) -> Iterable[Edge]:
     """A ring, and an edge from each to the most distant one (of an odd number, to both of them)."""
+    half = len(workers) // 2
     yield from _ring(workers)
-    for place, worker in enumerate(workers):
-        yield worker, workers[(place + len(workers) // 2) % len(workers)]
+    yield from zip(workers, (*workers[half:], *workers[:half]), strict=True)
 
 
-def _double_ring(size: int) -> Iterable[Edge]:
+def _double_ring(workers: range) -> Iterable[Edge]:
     """Two ring-based graphs, joined node to node."""
+    size, half = len(workers), len(workers) // 2
     if size % 2 or size < 4:
         fix = "take an even number of 4 or more"
         raise OptionError(f"{size} workers do not form two equal rings", where="graph double-ring", fix=fix)
-    half = size // 2
-    yield from _ring_based(range(half))
-    yield from _ring_based(range(half, size))
-    yield from ((worker, worker + half) for worker in range(half))
+    yield from _ring_based(workers[:half])
+    yield from _ring_based(workers[half:])
+    yield from zip(workers[:half], workers[half:], strict=True)
 
 
-def _both(edges: Iterable[Edge]) -> Iterable[Edge]:
-    for a, b in edges:
-        yield a, b
-        yield b, a
+#: The graphs that have a name; their edges are used in both directions.
+_GRAPHS: dict[str, Callable[[range], Iterable[Edge]]] = {
+    "ring-based": _ring_based,
+    "double-ring": _double_ring,
+    "ring": _ring,
+    "complete": lambda workers: combinations(workers, 2),
+}
 
 
 def _read(path: Path, size: int) -> list[Edge]:
@@ -110,19 +104,17 @@ def _read(path: Path, size: int) -> list[Edge]:
         found = _EDGE.fullmatch(text)
         where = f"{path}:{number}"
         if found is None:
-            raise OptionError(
-                f"'{text:.40}' is not an edge", where=where, fix="write '0 -> 1', or '0 - 1' for both ways"
-            )
+            fix = "write '0 -> 1', or '0 - 1' for both ways"
+            raise OptionError(f"'{text:.40}' is not an edge", where=where, fix=fix)
         a, b = int(found[1]), int(found[3])
         if max(a, b) >= size:
-            fix = f"workers are 0 to {size - 1}"
-            raise OptionError(f"there is no worker {max(a, b)}", where=where, fix=fix)
+            raise OptionError(f"there is no worker {max(a, b)}", where=where, fix=f"workers are 0 to {size - 1}")
         edges += [(a, b)] if found[2] == "->" else [(a, b), (b, a)]
     return edges
 
 
 def _reached(neighbours: Mapping[int, tuple[int, ...]]) -> set[int]:
-    """Return the workers that some way leads to from worker 0, which is one of them."""
+    """Return the workers that a path leads to from worker 0, with this one."""
     found, todo = {0}, [0]
     while todo:
         new = [worker for worker in neighbours[todo.pop()] if worker not in found]

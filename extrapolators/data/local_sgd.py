@@ -1,36 +1,29 @@
-"""Local SGD: each GPU trains by itself, and parameters are averaged once in so many steps.
+"""Local SGD: each GPU trains by itself, and every few steps all average their parameters.
 
-Stich, "Local SGD Converges Fast and Communicates Little" (ICLR 2019). In memory, parameters are averaged as PyTorch's
-``torch.distributed.algorithms.model_averaging`` does it: all are copied into one buffer, which is reduced. So there are twice
-their bytes after the update of a step that averages. There is no outer optimizer.
+Stich, "Local SGD Converges Fast and Communicates Little" (ICLR 2019). As in PyTorch's
+``torch.distributed.algorithms.model_averaging``, all parameters are copied into one buffer, which is all-reduced: memory holds
+them twice after the update of a step that averages. There is no outer optimizer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from triosim.config import Option
-from triosim.errors import OptionError
-from triosim.extrapolators.core.extrapolator import DATA_ORDER, Extrapolator
-from triosim.extrapolators.core.hooks import RankContext, TrainingHooks, layers_of, require_gradients, with_hooks
+from triosim.extrapolators.core.extrapolator import Extrapolator
+from triosim.extrapolators.core.hooks import RankContext, TrainingHooks, layers_of, require_training, with_hooks
 from triosim.extrapolators.core.mesh import Mesh
-from triosim.extrapolators.core.program import Gradient, Program, Stage
+from triosim.extrapolators.core.program import Gradient, Program, RankHooksFactory, Stage
 from triosim.tasks import AllReduce, Layers, TaskStream
 
 
 class LocalSGD(Extrapolator):
-    """The parallelism ``local-sgd``. It combines with the parallelisms that divide a replica."""
+    """The parallelism ``local-sgd``; it combines with those that divide a replica (tp, cp, pp)."""
 
     axis = "local-sgd"
-    level = "hooks"
-    order = DATA_ORDER
     options = (Option("every", "whole", 4, "local-sgd: after how many steps parameters are averaged."),)
 
     def transform(self, program: Program, mesh: Mesh) -> Program:
         """Return the program that averages its parameters at the end of each ``every``-th step."""
-        if not program.training:
-            raise OptionError("inference changes no parameters", where="local-sgd", fix="leave out --inference")
-        require_gradients(program)
+        require_training(program, "local-sgd", "inference changes no parameters")
         every = self.config.every
         if self.config.iterations % every:
             program = program.noted(
@@ -38,34 +31,28 @@ class LocalSGD(Extrapolator):
                 f"{self.config.iterations} simulated ones; give --iterations a multiple of {every} for the mean step"
             )
 
-        def make(stage: Stage, gradients: tuple[Gradient, ...]) -> Callable[[RankContext], TrainingHooks]:
-            nbytes = float(sum(tensor.nbytes for tensor in stage.parameters))
-            layers = layers_of(gradients)
+        def make(stage: Stage, gradients: tuple[Gradient, ...]) -> RankHooksFactory:
+            nbytes, layers = float(sum(tensor.nbytes for tensor in stage.parameters)), layers_of(gradients)
             return lambda context: Average(context, nbytes, every, layers)
 
         return with_hooks(program, self.axis, make)
 
 
 class Average(TrainingHooks):
-    """One all-reduce of all parameters after every so many updates; the next step waits for it."""
+    """All-reduces all parameters after each ``every``-th update; the next step waits for it."""
 
     def __init__(self, context: RankContext, nbytes: float, every: int, layers: Layers) -> None:
         super().__init__(context)
-        self._layers = layers
-        self._nbytes, self._every, self._steps = nbytes, every, 0
+        self._nbytes, self._every, self._layers, self._steps = nbytes, every, layers, 0
 
     def after_optimizer(self) -> TaskStream | None:
-        """Average, where it is time to."""
+        """Average the parameters, in each ``every``-th step. Memory is tracked for one step, as if that one averaged."""
         self._steps += 1
         if self.alone or not self._nbytes:
             return None
-        self.memory.allocate(
-            ("average", self), self._nbytes, "communication"
-        )  # of one step, taken to be one that averages
+        self.memory.allocate(("average", self), self._nbytes, "communication")
         self.memory.free(("average", self))
-        if self._steps % self._every:
-            return None
-        return self._average()
+        return None if self._steps % self._every else self._average()
 
     def _average(self) -> TaskStream:
         self.pending.append((yield AllReduce(self._nbytes, self.group, layers=self._layers)))

@@ -1,13 +1,12 @@
-"""Parameter servers: workers push gradients to servers that keep the parameters, and pull these back.
+"""Parameter servers: workers push gradients to servers, which keep and update the parameters, and pull these back.
 
 Li et al., "Scaling Distributed Machine Learning with the Parameter Server" (OSDI 2014); bounded staleness from Ho et al., "More
 Effective Distributed ML via a Stale Synchronous Parallel Parameter Server" (NeurIPS 2013). The first ``servers`` ranks are
 servers, each with an equal part of all parameters, the others workers.
 
-In memory a worker has its parameters, its gradients and what the passes make: it sends from the gradients, and what comes back
-goes where the parameters are. A server has its part of the parameters, of the optimizer's states, of what the optimizer makes
-while it runs, and of the gradients of each worker, for a receive from each stands ready:
-``(parameters + states + workers * gradients) / servers`` bytes and the optimizer's own.
+The memory of a worker holds its parameters and gradients, which are sent and received in place, and what the passes make. That
+of a server holds its part of the parameters, of the optimizer states and of each worker's gradients, since a receive from each
+is posted at any time: ``(parameters + states + workers * gradients) / servers`` bytes, and what the optimizer makes.
 """
 
 from __future__ import annotations
@@ -20,13 +19,14 @@ from triosim.config import Option
 from triosim.errors import OptionError
 from triosim.extrapolators.core.extrapolator import Extrapolator
 from triosim.extrapolators.core.flags import GRADIENT_DTYPE
-from triosim.extrapolators.core.hooks import require_gradients
+from triosim.extrapolators.core.hooks import require_training
 from triosim.extrapolators.core.memory_footprint import MemoryFootprint
 from triosim.extrapolators.core.mesh import Mesh
 from triosim.extrapolators.core.program import Program
 from triosim.extrapolators.core.training_loop import TrainingLoop
-from triosim.extrapolators.data.sharded_state import optimizer_shares, with_optimizer_of
+from triosim.extrapolators.data.sharded_state import optimizer_shares
 from triosim.tasks import Compute, Handle, Iteration, Recv, Send, TaskStream, Wait, WaitAny
+from triosim.trace import Operator
 
 _LABEL = "parameter-server"
 
@@ -43,21 +43,11 @@ class ParameterServer(Extrapolator):
     options = (
         GRADIENT_DTYPE,
         Option("servers", "whole", 1, "parameter-server: how many of the GPUs are servers."),
-        Option(
-            "updates",
-            "choice",
-            "sync",
-            "parameter-server: sync, once all gradients are there, or async, with each worker's.",
-            choices=("sync", "async"),
-        ),
-        Option(
-            "staleness",
-            "whole",
-            None,
-            "parameter-server, async: by how many iterations a worker may be ahead of the slowest. By default any.",
-            least=0,
-        ),
-    )
+        Option("updates", "choice", "sync", choices=("sync", "async"),
+               help="parameter-server: sync, once all gradients are there, or async, with each worker's."),
+        Option("staleness", "whole", None, least=0, help=
+               "parameter-server, async: by how many iterations a worker may be ahead of the slowest. By default any."),
+    )  # fmt: skip
 
     @property
     def servers(self) -> int:
@@ -71,18 +61,18 @@ class ParameterServer(Extrapolator):
 
     def transform(self, program: Program, mesh: Mesh) -> Program:
         """Check the options; the program's optimizer is a server's."""
-        if not program.training:
-            raise OptionError("inference pushes no gradients", where=_LABEL, fix="leave out --inference")
-        require_gradients(program)
+        require_training(program, _LABEL, "inference pushes no gradients")
         if self.servers >= self.size:
             what = f"{self.servers} of {self.size} GPUs are servers, which leaves no worker"
             raise OptionError(what, where=_LABEL, fix="give more GPUs, or fewer servers")
         if not self._asynchronous and self.config.staleness is not None:
-            raise OptionError(
-                "synchronous updates are never stale", where="--option staleness", fix="give updates=async too"
-            )
+            what, fix = "synchronous updates are never stale", "give updates=async too"
+            raise OptionError(what, where="--option staleness", fix=fix)
         if self.servers > 1:  # only servers run the optimizer, each for its part of the time
-            program = with_optimizer_of(program, optimizer_shares(program, self._share))
+            shares = optimizer_shares(program, lambda shape, _: (-(-shape[0] // self.servers), *shape[1:]))
+            program = program.rewritten(
+                lambda block: (shares.get(one.id, one) if isinstance(one, Operator) else one for one in block.items)
+            )
         return program.noted(
             f"{self.servers} of the {self.size} GPUs are parameter servers: they run the optimizer alone, each "
             f"{'all of it' if self.servers == 1 else f'1/{self.servers} of its time'}"
@@ -94,8 +84,9 @@ class ParameterServer(Extrapolator):
 
     @cached_property
     def service(self) -> ServerSettings:
-        """What servers and workers agree on."""
+        """The settings of all servers and workers."""
         stage, part = self.program.stages[0], 1 / self.servers
+        updating = [operator for block in stage.optimizer for operator in block.operators]
         return ServerSettings(
             workers=tuple(range(self.servers, self.size)),
             servers=tuple(range(self.servers)),
@@ -103,39 +94,28 @@ class ParameterServer(Extrapolator):
             micro_batches=self.program.micro_batches,
             gradient_bytes=part * sum(one.nbytes for one in stage.gradients(self.program.gradient_dtype)),
             parameter_bytes=part * sum(tensor.nbytes for tensor in stage.parameters),
-            update=Compute(
-                tuple(
-                    replace(operator, seconds=operator.seconds * part, busy_seconds=None)
-                    for block in stage.optimizer
-                    for operator in block.operators
-                )
-            ),
+            update=Compute(tuple(replace(one, seconds=one.seconds * part, busy_seconds=None) for one in updating)),
             asynchronous=self._asynchronous,
             staleness=self.config.iterations if self.config.staleness is None else self.config.staleness,
         )
 
     def tasks(self, rank: int) -> TaskStream:
-        """Return what one server or worker does."""
+        """Return the tasks of one server or worker."""
         service = self.service
         return serve(rank, service) if rank in service.servers else work(service, self.loop(rank))
 
     def memory_footprint(self, rank: int) -> MemoryFootprint:
-        """Return a worker's passes without the optimizer, or a server's part of everything and the gradients that come."""
+        """Return a worker's passes without the optimizer, or a server's part of the parameters and the workers' gradients."""
         service = self.service
         if rank not in service.servers:
             return MemoryFootprint(updates=False)
-        arriving = len(service.workers) * service.gradient_bytes
-        return MemoryFootprint(
-            trains=False, share=1 / self.servers, buffers=(("workers' gradients", "gradient", arriving),)
-        )
-
-    def _share(self, shape: tuple[int, ...], _: bool) -> tuple[int, ...]:
-        return (-(-shape[0] // self.servers), *shape[1:])
+        received = ("workers' gradients", "gradient", len(service.workers) * service.gradient_bytes)
+        return MemoryFootprint(trains=False, share=1 / self.servers, buffers=(received,))
 
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
-    """What servers and workers agree on. Bytes are those between one worker and one server in one direction."""
+    """The settings of all servers and workers. Bytes are those between one worker and one server in one direction."""
 
     workers: tuple[int, ...]
     servers: tuple[int, ...]
@@ -149,7 +129,7 @@ class ServerSettings:
 
 
 def work(service: ServerSettings, loop: TrainingLoop) -> TaskStream:
-    """A worker: compute gradients, push them, and go on with the parameters that come back."""
+    """Yield a worker's tasks: compute gradients, push them, and go on with the parameters that are pulled."""
     for _ in range(service.iterations):
         for micro_batch in range(service.micro_batches):
             yield from loop.forward()
@@ -163,7 +143,7 @@ def work(service: ServerSettings, loop: TrainingLoop) -> TaskStream:
 
 
 def serve(rank: int, service: ServerSettings) -> TaskStream:
-    """A server: take gradients as they come, update, and answer those workers that may go on."""
+    """Yield a server's tasks: take gradients as they come, update, and answer those workers that may go on."""
     workers, last = service.workers, service.iterations
     arriving: dict[int, Handle] = {}
     pushed = dict.fromkeys(workers, 0)  # how many gradients have come
@@ -199,5 +179,5 @@ def serve(rank: int, service: ServerSettings) -> TaskStream:
 
 
 def _push_of(worker: int) -> Recv:
-    """A gradient of a worker, whenever it comes."""
+    """Return the receive of a worker's next gradients."""
     return Recv(worker, stream=None, issuer=None, label=_LABEL, preposted=True)

@@ -6,21 +6,20 @@ hybrid sharding), gradients are summed over these too, share by share.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator
 from dataclasses import replace
 from typing import Any
 
 from triosim.compute.pricing.repricing import estimated
-from triosim.errors import OptionError
 from triosim.extrapolators.core.mesh import Mesh
 from triosim.extrapolators.core.program import Program
 from triosim.sharding.parameters import owners, parameter_storages
-from triosim.tasks import AllReduce, Communicator, Compute, Handle, Layers, ReduceScatter, Task
+from triosim.tasks import COMMUNICATION_STREAM, AllReduce, Communicator, Compute, Handle, Layers, ReduceScatter, Task
 from triosim.trace import Operator, Phase, Tensor
 
 
 class ShardGroups:
-    """Who shares the dense parameters, or the experts: ``axes`` are those of the ranks among which they are sharded."""
+    """The ranks among which dense parameters, or experts, are sharded (those along ``axes``), and their replicas."""
 
     def __init__(self, program: Program, mesh: Mesh, *, experts: bool = False) -> None:
         self._mesh = mesh
@@ -47,12 +46,12 @@ class ShardGroups:
         """
         if not shape:
             return shape
-        place = 1 if self._experts and len(shape) == 3 and self.ranks > shape[0] else 0
-        return (*shape[:place], -(-shape[place] // self.ranks), *shape[place + 1 :])
+        dim = 1 if self._experts and len(shape) == 3 and self.ranks > shape[0] else 0
+        return (*shape[:dim], -(-shape[dim] // self.ranks), *shape[dim + 1 :])
 
 
 def shard_groups(program: Program, mesh: Mesh) -> dict[bool, ShardGroups]:
-    """Return who shares dense parameters (False) and, where a program has some, experts (True)."""
+    """Return the groups that shard dense parameters (False) and, where a program has some, experts (True)."""
     kinds = (False, True) if program.experts else (False,)
     return {experts: ShardGroups(program, mesh, experts=experts) for experts in kinds}
 
@@ -72,8 +71,8 @@ def optimizer_shares(
 ) -> dict[int, Operator]:
     """Return the optimizer's operators on shares of the parameters, their gradients and states, by id.
 
-    ``share_of`` is asked for the shape of a share, and told whether it is an expert's; shares are of ``dtype`` where that is
-    given.
+    ``share_of`` returns the shape of a share, from that of the tensor and whether it is an expert's. Shares are of ``dtype``,
+    by default the tensor's.
     """
     parameters = [tensor for stage in program.stages for tensor in stage.parameters]
     known = {tensor.shape for tensor in parameters}
@@ -99,38 +98,31 @@ def optimizer_shares(
     }
 
 
-def with_optimizer_of(program: Program, operators: Mapping[int, Operator]) -> Program:
-    """Return the program with these operators in the place of those with the same ids, with the times that they have."""
-    return program.rewritten(
-        lambda block: (operators.get(one.id, one) if isinstance(one, Operator) else one for one in block.items)
-    )
-
-
-def require_training(program: Program, name: str) -> None:
-    """Raise ``OptionError`` for inference, which has no optimizer to shard."""
-    if not program.training:
-        raise OptionError("inference has no optimizer to shard", where=name, fix="leave out --inference, or use dp")
-
-
-def scatter(
-    layers: Layers, group: Communicator, replicas: Communicator | None, stream: str
+def reduced(
+    layers: Layers,
+    group: Communicator,
+    replicas: Communicator | None,
+    stream: str = COMMUNICATION_STREAM,
+    *,
+    whole: bool = False,
 ) -> Generator[Task, Any, Handle]:
-    """Reduce some layers' gradients so that each rank of ``group`` has its share, then the shares among the replicas.
+    """Reduce-scatter some layers' gradients in ``group``, then all-reduce the shares among the replicas.
 
-    One of the two has several ranks.
+    With ``whole`` both are all-reduces of the whole gradients. The group has several ranks, or there are replicas.
     """
-    scattered: tuple[Handle, ...] = ()
+    handles: tuple[Handle, ...] = ()
     if len(group.ranks) > 1:
-        scattered = ((yield ReduceScatter(layers.total, group, stream=stream, layers=layers)),)
+        kind = AllReduce if whole else ReduceScatter
+        handles = ((yield kind(layers.total, group, stream=stream, layers=layers)),)
     if replicas is None:
-        return scattered[0]
-    share = layers.total / len(group.ranks)
-    handle: Handle = yield AllReduce(share, replicas, after=scattered, stream=f"{stream} of replicas", layers=layers)
+        return handles[0]
+    nbytes = layers.total if whole else layers.total / len(group.ranks)
+    handle: Handle = yield AllReduce(nbytes, replicas, after=handles, stream=f"{stream} of replicas", layers=layers)
     return handle
 
 
 class DeviceCopies:
-    """Copies in device memory: what is gathered comes in one buffer, and what is scattered must lie in one.
+    """Copies in device memory, out of the buffer of an all-gather or into that of a reduce-scatter.
 
     Each is one operator that reads and writes its bytes, at the time that the compute model gives it.
     """
