@@ -243,7 +243,9 @@ class TrainingLoop:
                 if tasks is not None:
                     yield tasks
 
-    def _communicate(self, step: Communicate | SendToStage | ExchangeWithRank | Await, micro_batch: int) -> TaskStream:
+    def _communicate(
+        self, step: RunOperators | Communicate | SendToStage | ExchangeWithRank | Await, micro_batch: int
+    ) -> TaskStream:
         if isinstance(step, Communicate):
             task = self._together(step)
             if task is not None and step.key is not None:

@@ -109,8 +109,10 @@ class ParameterServer(Extrapolator):
         service = self.service
         if rank not in service.servers:
             return MemoryFootprint(updates=False)
-        received = ("workers' gradients", "gradient", len(service.workers) * service.gradient_bytes)
-        return MemoryFootprint(trains=False, share=1 / self.servers, buffers=(received,))
+        received = len(service.workers) * service.gradient_bytes
+        return MemoryFootprint(
+            trains=False, share=1 / self.servers, buffers=(("workers' gradients", "gradient", received),)
+        )
 
 
 @dataclass(frozen=True, slots=True)
