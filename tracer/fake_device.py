@@ -9,8 +9,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
+from contextlib import ExitStack
 from types import TracebackType
 
 import torch
@@ -34,7 +34,7 @@ from triosim.tracer.device.dispatch_mode import DeviceMode, fake_tensor_mode
 from triosim.tracer.distributed import fake_world
 from triosim.tracer.distributed.process_groups import ProcessGroups
 from triosim.tracer.distributed.rank_messages import RankMessages
-from triosim.tracer.patches import Patches
+from triosim.tracer.patches import Patches, only_capture
 from triosim.tracer.pytorch_version import check_version
 from triosim.tracer.recorder.recorded_trace import trace_of
 from triosim.tracer.recorder.recorder import Recorder
@@ -63,8 +63,6 @@ class FakeDevice:
     ``traces``. Only one can be entered at a time.
     """
 
-    _entered = False
-
     def __init__(
         self,
         gpu: str | Gpu,
@@ -84,15 +82,14 @@ class FakeDevice:
         self._messages = messages
         self.traces: list[Trace] = []
         self.recorder = Recorder()
-        self._stack = contextlib.ExitStack()
+        self._stack = ExitStack()
 
     def __enter__(self) -> FakeDevice:
-        if FakeDevice._entered:
-            raise OptionError("one capture without a GPU runs already", fix="leave it before the next one begins")
         check_version()
-        with contextlib.ExitStack() as stack:
-            self._install(stack)
-            self._stack = stack.pop_all()
+        with Patches() as patches:
+            patches.enter_context(only_capture())
+            self._install(patches)
+            self._stack = patches.pop_all()
         return self
 
     def __exit__(
@@ -100,15 +97,12 @@ class FakeDevice:
     ) -> None:
         self._stack.close()
 
-    def _install(self, stack: contextlib.ExitStack) -> None:
-        patches = stack.enter_context(Patches())
-        FakeDevice._entered = True
-        patches.on_leaving(_left)
+    def _install(self, patches: Patches) -> None:
         self.recorder = recorder = Recorder()
         cpp_registration.install(patches)
         devices = self.devices if self.world is None else max(self.devices, min(self.world, fake_world.LOCAL_RANKS))
         cuda_api.install(patches, _fake_gpu(self.gpu), devices, recorder)
-        patches.on_leaving(lambda: torch._C._accelerator_setDeviceIndex(0))  # the script may have chosen another
+        patches.callback(lambda: torch._C._accelerator_setDeviceIndex(0))  # the script may have chosen another
         fake_mode = fake_tensor_mode()
         mode = DeviceMode(recorder, fake_mode)
         attention.install(patches, mode)
@@ -121,9 +115,11 @@ class FakeDevice:
             self.groups = fake_world.install(
                 patches, recorder, mode, world=self.world, rank=self.rank, messages=self._messages
             )
-        stack.enter_context(torch.autograd.set_multithreading_enabled(False))  # one thread issues everything, in order
-        stack.enter_context(fake_mode)
-        stack.enter_context(mode)
+        patches.enter_context(
+            torch.autograd.set_multithreading_enabled(False)
+        )  # one thread issues everything, in order
+        patches.enter_context(fake_mode)
+        patches.enter_context(mode)
 
     def step_begins(self, number: int, observed: StepObservations) -> None:
         """Record from here on."""
@@ -184,10 +180,10 @@ class fake_capture(FakeDevice):  # noqa: N801  (used as a function)
             )
         return self.traces[0]
 
-    def _install(self, stack: contextlib.ExitStack) -> None:
-        stack.enter_context(optimizer_steps(self._over, self._observed))
-        stack.enter_context(module_calls(self._observed))
-        super()._install(stack)
+    def _install(self, patches: Patches) -> None:
+        patches.enter_context(optimizer_steps(self._over, self._observed))
+        patches.enter_context(module_calls(self._observed))
+        super()._install(patches)
         self._begin()
 
     def _begin(self) -> None:
@@ -201,10 +197,6 @@ class fake_capture(FakeDevice):  # noqa: N801  (used as a function)
             self.step_ends(0, self._observed)
         self._count += 1
         self._begin()
-
-
-def _left() -> None:
-    FakeDevice._entered = False
 
 
 def _fake_gpu(gpu: Gpu) -> cuda_api.FakeGpu:

@@ -6,13 +6,13 @@ looked up first: where a version of PyTorch lacks it, the capture ends with an e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import partial
-from types import TracebackType
 from typing import Any, Literal
 
-from triosim.tracer.pytorch_version import missing_api
+from triosim.errors import CaptureError
+from triosim.tracer.pytorch_version import missing_api, required
 
 _MISSING = object()
 
@@ -26,38 +26,21 @@ class Patch:
     replacement: Any
     missing: Literal["error", "leave", "add"] = "error"
 
-    @property
-    def place(self) -> str:
-        """The name of what is replaced, with its owner."""
-        return f"{getattr(self.owner, '__name__', type(self.owner).__name__)}.{self.name}"
 
-
-class Patches:
-    """Makes patches, and undoes them on leaving, in reverse order, also after an error."""
-
-    def __init__(self) -> None:
-        self._undo: list[Callable[[], None]] = []
-
-    def __enter__(self) -> Patches:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
-    ) -> None:
-        while self._undo:
-            self._undo.pop()()
+class Patches(ExitStack):
+    """A stack of patches, callbacks and contexts, which are undone on leaving in reverse order, also after an error."""
 
     def make(self, patches: Iterable[Patch]) -> None:
         """Make patches, all or none. Raises ``CaptureError`` when what one of them replaces does not exist."""
         wanted = [patch for patch in patches if patch.missing != "leave" or hasattr(patch.owner, patch.name)]
         for patch in wanted:
-            if patch.missing == "error" and not hasattr(patch.owner, patch.name):
-                raise missing_api(patch.place)
+            if patch.missing == "error":
+                required(patch.owner, patch.name)
         for patch in wanted:
             # A name that is inherited or computed is not in the owner's dictionary: the replacement is removed afterwards.
             own = vars(patch.owner).get(patch.name, _MISSING)
             setattr(patch.owner, patch.name, patch.replacement)
-            self._undo.append(partial(_restore, patch.owner, patch.name, own))
+            self.callback(_restore, patch.owner, patch.name, own)
 
     def add(self, owner: Any, name: str, value: Any) -> None:
         """Add a value to a list of PyTorch's, in place. Raises ``CaptureError`` when the list does not exist."""
@@ -66,11 +49,38 @@ class Patches:
             raise missing_api(f"{owner.__name__}.{name}")
         if value not in known:
             known.append(value)
-            self._undo.append(partial(known.remove, value))
+            self.callback(known.remove, value)
 
-    def on_leaving(self, undo: Callable[[], None]) -> None:
-        """Call a function on leaving, to undo what is no attribute."""
-        self._undo.append(undo)
+    def register_kernels(
+        self, kernels: Mapping[str, Callable[..., Any]], keys: Sequence[str] = ("AutogradCUDA", "CUDA")
+    ) -> None:
+        """Register functions as the kernels of ATen operators, by ``name.overload``, under each of the dispatch keys."""
+        import torch
+
+        library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+        self.callback(library._destroy)
+        for name, kernel in kernels.items():
+            for key in keys:
+                library.impl(name, kernel, key)
+
+
+_capturing = False
+
+
+@contextmanager
+def only_capture() -> Iterator[None]:
+    """Let no other capture begin until the block is left, because patches and PyTorch's profiler serve the whole process.
+
+    Raises ``CaptureError`` when another one runs.
+    """
+    global _capturing
+    if _capturing:
+        raise CaptureError("a capture is running already", fix="leave its block before the next one begins")
+    _capturing = True
+    try:
+        yield
+    finally:
+        _capturing = False
 
 
 def _restore(owner: Any, name: str, own: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from typing import Any
 
 from triosim.errors import CaptureError, CaptureWarning, OptionError
 
@@ -33,11 +34,19 @@ def check_version(*, device: bool = False) -> None:
         )
 
 
-def missing_api(place: str) -> CaptureError:
+def required(owner: Any, name: str) -> Any:
+    """Return an attribute of a module or class of PyTorch. Raises ``CaptureError`` when this version lacks it."""
+    try:
+        return getattr(owner, name)
+    except AttributeError:
+        raise missing_api(f"{getattr(owner, '__name__', type(owner).__name__)}.{name}") from None
+
+
+def missing_api(name: str) -> CaptureError:
     """Return the error for a name that this version of PyTorch does not have."""
     import torch
 
     return CaptureError(
-        f"PyTorch {torch.__version__} has no {place}, which a capture needs",
+        f"PyTorch {torch.__version__} has no {name}, which a capture needs",
         fix=f"use a version that captures were tested with: {', '.join(TESTED)}",
     )

@@ -7,10 +7,10 @@ A step ends when the optimizer that was called first returns from ``step()``. Wh
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
-from triosim.errors import CaptureError
+from triosim.tracer.pytorch_version import required
 
 if TYPE_CHECKING:
     import torch
@@ -93,7 +93,6 @@ def optimizer_steps(over: Callable[[torch.optim.Optimizer], None], observed: Ste
     does not count.
     """
     import torch
-    from torch.optim import optimizer as module
 
     running: list[torch.optim.Optimizer] = []
 
@@ -111,20 +110,13 @@ def optimizer_steps(over: Callable[[torch.optim.Optimizer], None], observed: Ste
             observed.step_over()
             over(optimizer)
 
-    names = ("register_optimizer_step_pre_hook", "register_optimizer_step_post_hook")
-    handles: list[Any] = []
-    try:
-        for name, hook in zip(names, (begins, ends), strict=True):
-            handles.append(_api(module, name)(hook))
+    with optimizer_hooks(begins, ends):
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 @contextmanager
 def module_calls(observed: StepObservations) -> Iterator[None]:
-    """Tell ``seen`` of each call of an outermost module. It costs each call of any module a little."""
+    """Tell ``observed`` of each call of an outermost module. It costs each call of any module a little."""
     from torch._C import _current_graph_task_id as current_graph_task_id
 
     depth = 0
@@ -143,18 +135,35 @@ def module_calls(observed: StepObservations) -> Iterator[None]:
         yield
 
 
-@contextmanager
-def module_hooks(enters: Callable[..., None], leaves: Callable[..., None]) -> Iterator[None]:
-    """Call ``enters(module, arguments)`` and ``leaves(module, arguments, keywords, output)`` around each forward pass."""
+def module_hooks(enters: Callable[..., None], leaves: Callable[..., None]) -> ExitStack:
+    """Call ``enters(module, arguments)`` and ``leaves(module, arguments, keywords, output)`` around each forward pass.
+
+    Until the returned context is left. Raises ``CaptureError`` when this version of PyTorch lacks such hooks.
+    """
     from torch.nn.modules import module
 
-    before, after = _api(module, "register_module_forward_pre_hook"), _api(module, "register_module_forward_hook")
-    handles = [before(enters), after(leaves, with_kwargs=True, always_call=True)]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
+    before = required(module, "register_module_forward_pre_hook")
+    after = required(module, "register_module_forward_hook")
+    return _removed_on_leaving(before(enters), after(leaves, with_kwargs=True, always_call=True))
+
+
+def optimizer_hooks(begins: Callable[..., None], ends: Callable[..., None]) -> ExitStack:
+    """Call ``begins(optimizer, ...)`` and ``ends(optimizer, ...)`` around each ``step()`` of any optimizer.
+
+    Until the returned context is left. Raises as ``module_hooks`` does.
+    """
+    from torch.optim import optimizer
+
+    before = required(optimizer, "register_optimizer_step_pre_hook")
+    after = required(optimizer, "register_optimizer_step_post_hook")
+    return _removed_on_leaving(before(begins), after(ends))
+
+
+def _removed_on_leaving(*handles: Any) -> ExitStack:
+    stack = ExitStack()
+    for handle in handles:
+        stack.callback(handle.remove)
+    return stack
 
 
 def _samples(arguments: Any) -> int:
@@ -166,15 +175,3 @@ def _samples(arguments: Any) -> int:
         if isinstance(leaf, Tensor) and leaf.dim() > 0:
             return int(leaf.shape[0])
     return 0
-
-
-def _api(module: Any, name: str) -> Any:
-    found = getattr(module, name, None)
-    if found is None:
-        import torch
-
-        raise CaptureError(
-            f"PyTorch {torch.__version__} has no {module.__name__}.{name}, which a capture needs",
-            fix="use PyTorch 2.6 or newer",
-        )
-    return found

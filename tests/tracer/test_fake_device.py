@@ -14,7 +14,7 @@ from fake_models import BATCH, CLASSES, NETWORKS, convolutional, language, train
 from torch import nn  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
-from triosim.errors import CaptureError, OptionError  # noqa: E402
+from triosim.errors import CaptureError  # noqa: E402
 from triosim.trace import Storage, Trace  # noqa: E402
 from triosim.tracer.fake_device import fake_capture  # noqa: E402
 
@@ -338,7 +338,7 @@ def test_streams_events_and_waits_are_marked() -> None:
 
 
 def test_one_capture_at_a_time() -> None:
-    with fake_capture("H100-SXM"), pytest.raises(OptionError, match="runs already"), fake_capture("H100-SXM"):
+    with fake_capture("H100-SXM"), pytest.raises(CaptureError, match="running already"), fake_capture("H100-SXM"):
         pass
 
 

@@ -17,6 +17,7 @@ from torch.nn.attention import flex_attention
 
 from triosim.tracer.device.dtype_checks import one_dtype
 from triosim.tracer.patches import Patch, Patches
+from triosim.tracer.pytorch_version import required
 
 if TYPE_CHECKING:
     from triosim.tracer.device.dispatch_mode import DeviceMode
@@ -29,11 +30,8 @@ _FLASH_MULTIPLE = 8
 
 def install(patches: Patches, mode: DeviceMode) -> None:
     """Choose attention kernels for tensors on the fake device, until the patches are undone."""
-    library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
-    patches.on_leaving(library._destroy)
-    for key in ("AutogradCUDA", "CUDA"):
-        library.impl("scaled_dot_product_attention", attention, key)
-    original = getattr(flex_attention, "flex_attention_hop", None)
+    patches.register_kernels({"scaled_dot_product_attention": attention})
+    original = required(flex_attention, "flex_attention_hop")
     patches.make([Patch(flex_attention, "flex_attention_hop", _flex(mode, original))])
 
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from triosim.tracer.patches import Patches
-from triosim.tracer.pytorch_version import missing_api
+from triosim.tracer.pytorch_version import missing_api, required
 
 _CUDA = 1  # c10::DeviceType::CUDA
 _DEVICE_TYPES = 22  # entries of the guard registry
@@ -41,13 +41,6 @@ def _library(name: str) -> ctypes.CDLL:
     return ctypes.CDLL(os.path.join(os.path.dirname(torch.__file__), "lib", name))
 
 
-def _symbol(library: ctypes.CDLL, name: str) -> Any:
-    try:
-        return getattr(library, name)
-    except AttributeError:
-        raise missing_api(f"C++ symbol {name}") from None
-
-
 def _install_guard(patches: Patches) -> None:
     import torch
 
@@ -63,11 +56,8 @@ def _install_guard(patches: Patches) -> None:
     stub = (ctypes.c_void_p * 1)(ctypes.addressof(table))
     _kept.extend([function, table, stub])
     registry[_CUDA] = ctypes.addressof(stub)
-    patches.on_leaving(lambda: registry.__setitem__(_CUDA, before))
-    ensure = getattr(torch._C, "_ensureCUDADeviceGuardSet", None)
-    if ensure is None:
-        raise missing_api("torch._C._ensureCUDADeviceGuardSet")
-    ensure()
+    patches.callback(lambda: registry.__setitem__(_CUDA, before))
+    required(torch._C, "_ensureCUDADeviceGuardSet")()
     if registry[_CUDA] == ctypes.addressof(stub):
         raise missing_api("guard for fake devices")
 
@@ -75,7 +65,7 @@ def _install_guard(patches: Patches) -> None:
 def _install_hooks(patches: Patches) -> None:
     import torch
 
-    get = _symbol(_library("libtorch_cpu.so"), _HOOKS)
+    get = required(_library("libtorch_cpu.so"), _HOOKS)
     get.restype = ctypes.c_void_p
     table_of = ctypes.cast(get(), ctypes.POINTER(ctypes.c_void_p))
     original = table_of[0]
@@ -94,7 +84,7 @@ def _install_hooks(patches: Patches) -> None:
     for name, function in (("isBuilt", yes), ("hasPrimaryContext", yes_for)):
         table[2 + slots[name]] = ctypes.cast(function, ctypes.c_void_p).value
     _kept.extend([table, yes, yes_for])
-    patches.on_leaving(lambda: table_of.__setitem__(0, original))
+    patches.callback(lambda: table_of.__setitem__(0, original))
     table_of[0] = ctypes.addressof(table) + 2 * word
     accelerator = torch._C._accelerator_getAccelerator()
     if accelerator is None or accelerator.type != "cuda":

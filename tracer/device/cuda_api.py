@@ -265,7 +265,7 @@ def install(patches: Patches, gpu: FakeGpu, devices: int, recorder: Synchronisat
     """Let ``torch.cuda`` and ``torch.accelerator`` answer as with ``devices`` GPUs until the patches are undone."""
     patches.make(_patches(gpu, devices, recorder))
     _recorders.append(recorder)
-    patches.on_leaving(_recorders.clear)
+    patches.callback(_recorders.clear)
 
 
 def _patches(gpu: FakeGpu, devices: int, recorder: SynchronisationRecorder) -> Iterator[Patch]:

@@ -70,14 +70,13 @@ class _RnnCall:
 
 def install(patches: Patches, mode: DeviceMode) -> None:
     """Run recurrent layers on the fake device by cuDNN's operator, until the patches are undone."""
-    library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
-    patches.on_leaving(library._destroy)
     run = _cudnn_rnn(mode)
+    kernels: dict[str, Callable[..., Any]] = {}
     for kind in _RESERVED:
         operators = getattr(torch.ops.aten, kind)
-        for key in ("AutogradCUDA", "CUDA"):
-            library.impl(f"{kind}.input", _of_one_length(kind, operators.input, run), key)
-            library.impl(f"{kind}.data", _of_packed(kind, operators.data, run), key)
+        kernels[f"{kind}.input"] = _of_one_length(kind, operators.input, run)
+        kernels[f"{kind}.data"] = _of_packed(kind, operators.data, run)
+    patches.register_kernels(kernels)
     mode.add_shape_rules({torch.ops.aten._pack_padded_sequence.default: _packed})
     # A module asks this to flatten its weights into one buffer, for which it would need their addresses.
     patches.make([Patch(torch.backends.cudnn, "is_acceptable", lambda tensor: False)])

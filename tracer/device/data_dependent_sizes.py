@@ -110,10 +110,7 @@ def _install_ctc_loss(patches: Patches, mode: DeviceMode) -> None:
             torch._C.DispatchKey.CompositeImplicitAutograd, *(probabilities, targets, length, lengths), *options
         )
 
-    library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
-    patches.on_leaving(library._destroy)
-    for key in ("AutogradCUDA", "CUDA"):
-        library.impl("ctc_loss.Tensor", ctc_loss, key)
+    patches.register_kernels({"ctc_loss.Tensor": ctc_loss})
     for name in ("_use_cudnn_ctc_loss", "_use_miopen_ctc_loss"):
         packet = getattr(aten, name, None)
         for overload in () if packet is None else packet.overloads():

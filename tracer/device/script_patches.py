@@ -20,11 +20,12 @@ from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils.data import DataLoader
 
+from triosim.tracer.eager import LEFT_OUT, compilation_patches
 from triosim.tracer.patches import Patch, Patches
 from triosim.tracer.recorder.recorder import Recorder
 
-_EAGER = "compilation is left out: the model is captured as it is written, without fused kernels"
-
+#: What flex attention compiles: it is one operator anyway.
+_FLEX_ATTENTION = ("flex_attention", "_flex_attention_hop_wrapper")
 _torchvision: list[Any] = []
 
 
@@ -33,12 +34,12 @@ def install(patches: Patches, recorder: Recorder, fake_mode: FakeTensorMode) -> 
     patches.make(_patches(recorder, fake_mode))
     finder: Any = _BeforeImports(patches)
     sys.meta_path.insert(0, finder)
-    patches.on_leaving(partial(sys.meta_path.remove, finder))
+    patches.callback(partial(sys.meta_path.remove, finder))
     for module in (importlib.import_module("torch.optim.optimizer"), torch.utils._foreach_utils):
         patches.add(module, "_foreach_supported_types", FakeTensor)  # or optimizers take each parameter by itself
     swap = torch.__future__.get_swap_module_params_on_conversion()
     torch.__future__.set_swap_module_params_on_conversion(True)
-    patches.on_leaving(lambda: torch.__future__.set_swap_module_params_on_conversion(swap))
+    patches.callback(lambda: torch.__future__.set_swap_module_params_on_conversion(swap))
 
 
 class _BeforeImports:
@@ -108,9 +109,10 @@ def _patches(recorder: Recorder, fake_mode: FakeTensorMode) -> Iterator[Patch]:
     yield Patch(tensor, "__format__", _format)
     yield Patch(torch.UntypedStorage, "resize_", _resize(recorder))
     yield Patch(DataLoader, "__init__", _loader(recorder))
-    yield Patch(torch, "compile", _compile(recorder))
-    yield Patch(torch.nn.Module, "compile", _compile_module(recorder))
-    yield Patch(torch, "save", _save(recorder))
+    yield Patch(torch, "save", lambda *_, **__: recorder.note("nothing is saved: fake tensors have no data"))
+    yield from compilation_patches(
+        lambda model: None if getattr(model, "__name__", "") in _FLEX_ATTENTION else recorder.note(LEFT_OUT)
+    )
 
 
 def _swap(fake_mode: FakeTensorMode) -> Any:
@@ -180,29 +182,3 @@ def _loader(recorder: Recorder) -> Any:
         original(self, *args, **kwargs)
 
     return __init__
-
-
-def _compile(recorder: Recorder) -> Any:
-    def compile(model: Any = None, *args: Any, **kwargs: Any) -> Any:
-        if getattr(model, "__name__", "") not in (
-            "flex_attention",
-            "_flex_attention_hop_wrapper",
-        ):  # one operator anyway
-            recorder.note(_EAGER)
-        return model if model is not None else lambda function: function
-
-    return compile
-
-
-def _compile_module(recorder: Recorder) -> Any:
-    def compile(self: Any, *args: Any, **kwargs: Any) -> None:
-        recorder.note(_EAGER)
-
-    return compile
-
-
-def _save(recorder: Recorder) -> Any:
-    def save(*args: Any, **kwargs: Any) -> None:
-        recorder.note("nothing is saved: fake tensors have no data")
-
-    return save

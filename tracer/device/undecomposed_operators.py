@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
 from triosim.tracer.patches import Patches
 
 KERNELS = ("silu_backward", "mish_backward", "_fused_rms_norm")
@@ -18,11 +16,7 @@ KERNELS = ("silu_backward", "mish_backward", "_fused_rms_norm")
 
 def install(patches: Patches) -> None:
     """Keep these operators whole on the fake device, until the patches are undone."""
-    library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
-    patches.on_leaving(library._destroy)
-    for name in KERNELS:
-        if hasattr(torch.ops.aten, name):
-            library.impl(name, _absent, "CUDA")
+    patches.register_kernels(dict.fromkeys(KERNELS, _absent), ("CUDA",))
 
 
 def _absent(*_: Any, **__: Any) -> Any:

@@ -19,7 +19,7 @@ from torch.distributed import ProcessGroup
 from triosim.trace import Communication, CommunicationKind
 from triosim.tracer.device.dispatch_mode import DeviceMode, flat
 from triosim.tracer.distributed.process_groups import ProcessGroups
-from triosim.tracer.pytorch_version import missing_api
+from triosim.tracer.pytorch_version import required
 from triosim.tracer.recorder.recorder import Recorder, on_device
 
 #: The work that PyTorch's fake process group returns.
@@ -82,11 +82,11 @@ class CommunicationCalls:
     def operators(self) -> Iterator[tuple[Any, Callable[..., Any]]]:
         """Yield the operators of communication, and what runs them. Raises ``CaptureError`` where PyTorch lacks one."""
         for name in _PROCESS_GROUP_CALLS:
-            yield _operator("c10d", name), self._call
+            yield required(torch.ops.c10d, name).default, self._call
         for name in _FUNCTIONAL:
-            yield _operator("_c10d_functional", name), self._functional
-        yield _operator("_c10d_functional", "wait_tensor"), self._wait_tensor
-        yield _operator("_dtensor", "shard_dim_alltoall"), self._shard_dim
+            yield required(torch.ops._c10d_functional, name).default, self._functional
+        yield required(torch.ops._c10d_functional, "wait_tensor").default, self._wait_tensor
+        yield required(torch.ops._dtensor, "shard_dim_alltoall").default, self._shard_dim
 
     # ---- process groups ----------------------------------------------------------------------------------------
 
@@ -204,13 +204,6 @@ class CommunicationCalls:
     def _axis(self, group: Any) -> str:
         found = group if isinstance(group, str) else None
         return self.groups.axis(_resolve_process_group(group).group_name if found is None else found)
-
-
-def _operator(namespace: str, name: str) -> Any:
-    packet = getattr(getattr(torch.ops, namespace), name, None)
-    if packet is None or not hasattr(packet, "default"):
-        raise missing_api(f"operator {namespace}::{name}")
-    return packet.default
 
 
 def _sent(named: dict[str, Any], given: Any) -> tuple[float, ...] | None:

@@ -18,7 +18,7 @@ from torch.nn.parallel import distributed as module
 
 from triosim.tracer.distributed.communication_calls import CommunicationCalls
 from triosim.tracer.patches import Patch, Patches
-from triosim.tracer.pytorch_version import missing_api
+from triosim.tracer.pytorch_version import required
 from triosim.tracer.recorder.recorder import Recorder, on_device
 
 #: With ``static_graph`` the buckets are built in the order of the gradients after this many forward passes.
@@ -34,25 +34,17 @@ class _NoLogger:
 
 def install(patches: Patches, recorder: Recorder, calls: CommunicationCalls) -> None:
     """Let ``DistributedDataParallel`` work, and be recorded, until the patches are undone."""
-    patches.make(_patches(recorder, calls))
+    buckets = _Buckets(recorder, calls)
+    patches.make(_patches_of_the_wrapper(recorder, calls, buckets))
+    patches.make(_patches_of_the_reducer(recorder, calls, buckets))
     # The reducer insists that its list of used parameters is in pinned memory, of which there is none without CUDA.
     calls.mode.replace({torch.ops.aten.is_pinned.default: lambda function, args, kwargs: not on_device(args[0])})
 
 
-def _patches(recorder: Recorder, calls: CommunicationCalls) -> Iterator[Patch]:
-    package: Any = dist
-    if getattr(package, "Reducer", None) is None or not hasattr(package, "_register_comm_hook"):
-        raise missing_api("torch.distributed.Reducer")
-    buckets = _Buckets(recorder, calls)
-    yield from _patches_of_the_wrapper(recorder, calls, buckets)
-    yield from _patches_of_the_reducer(recorder, calls, buckets)
-
-
 def _patches_of_the_wrapper(recorder: Recorder, calls: CommunicationCalls, buckets: _Buckets) -> Iterator[Patch]:
     """Yield patches by which ``DistributedDataParallel`` registers a hook where the script has none."""
-    package: Any = dist
     wrapper: Any = module.DistributedDataParallel
-    make, forward, register = wrapper.__init__, wrapper._pre_forward, package._register_comm_hook
+    make, forward, register = wrapper.__init__, required(wrapper, "_pre_forward"), required(dist, "_register_comm_hook")
     hooked: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # and how often each was called
 
     def first_buckets() -> None:
@@ -86,9 +78,9 @@ def _patches_of_the_wrapper(recorder: Recorder, calls: CommunicationCalls, bucke
 
 def _patches_of_the_reducer(recorder: Recorder, calls: CommunicationCalls, buckets: _Buckets) -> Iterator[Patch]:
     """Yield patches of what the wrapper calls in C++."""
-    package: Any = dist
-    reducer = package.Reducer
-    register, rebuild, broadcast = (package._register_comm_hook, reducer._rebuild_buckets, package._broadcast_coalesced)
+    reducer = required(dist, "Reducer")
+    register, broadcast = required(dist, "_register_comm_hook"), required(dist, "_broadcast_coalesced")
+    rebuild = required(reducer, "_rebuild_buckets")
 
     def _register_comm_hook(reduces: Any, state: Any, hook: Any) -> None:
         register(reduces, state, buckets.hooked(hook, as_views=False))

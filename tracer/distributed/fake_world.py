@@ -68,7 +68,7 @@ def install(
     calls = CommunicationCalls(recorder, mode, groups, rank)
     mode.replace(dict(calls.operators()))
     recorder.call_on_begin(calls.forget)
-    patches.on_leaving(_leave_groups)
+    patches.callback(_leave_groups)
     patches.make(_process_groups(groups, rank, world))
     patches.make(_works(calls))
     patches.make(_objects())
@@ -89,7 +89,7 @@ def _set_environment(patches: Patches, values: Mapping[str, str]) -> None:
             else:
                 os.environ[name] = value
 
-    patches.on_leaving(undo)
+    patches.callback(undo)
     os.environ.update(values)
 
 

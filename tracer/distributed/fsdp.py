@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 from torch.distributed.fsdp import _init_utils, _runtime_utils
-from torch.distributed.fsdp._fully_shard import _fsdp_collectives, _fsdp_param_group
+from torch.distributed.fsdp._fully_shard import _fsdp_param_group
 
 from triosim.tracer.device.dispatch_mode import DeviceMode
 from triosim.tracer.distributed.communication_calls import CommunicationCalls
 from triosim.tracer.patches import Patch, Patches
-from triosim.tracer.pytorch_version import missing_api
+from triosim.tracer.pytorch_version import required
 from triosim.tracer.recorder.recorder import Recorder
 
 #: FSDP2's streams, as ``FSDPCommContext`` names them.
@@ -37,22 +37,16 @@ _STREAMS_OF_FSDP1 = {
 
 def install(patches: Patches, recorder: Recorder, mode: DeviceMode, calls: CommunicationCalls) -> None:
     """Name FSDP's streams, and run its operators as on a GPU, until the patches are undone."""
-    patches.make(_patches(recorder, calls))
+    patches.make(_patches_of_fsdp2(recorder, calls))
+    patches.make(_patches_of_fsdp1(recorder, calls))
     mode.replace(dict(_operators(mode)))
-
-
-def _patches(recorder: Recorder, calls: CommunicationCalls) -> Iterator[Patch]:
-    yield from _patches_of_fsdp2(recorder, calls)
-    yield from _patches_of_fsdp1(recorder, calls)
 
 
 def _patches_of_fsdp2(recorder: Recorder, calls: CommunicationCalls) -> Iterator[Patch]:
     groups: Any = _fsdp_param_group
-    context = groups.FSDPCommContext
-    begin, reduce = context.lazy_init, groups.foreach_reduce
-    gathered = getattr(groups, "foreach_all_gather_copy_out", None)
-    if gathered is None:
-        raise missing_api("torch.distributed.fsdp's foreach_all_gather_copy_out")
+    context = required(groups, "FSDPCommContext")
+    begin, reduce = required(context, "lazy_init"), required(groups, "foreach_reduce")
+    unpack = required(groups, "foreach_all_gather_copy_out")
 
     def lazy_init(self: Any, *args: Any, **kwargs: Any) -> None:
         begin(self, *args, **kwargs)
@@ -61,7 +55,7 @@ def _patches_of_fsdp2(recorder: Recorder, calls: CommunicationCalls) -> Iterator
 
     def foreach_all_gather_copy_out(result: Any, params: Any, group: Any) -> None:
         """Unpack gathered parameters, whose memory is of the category communication and no activation."""
-        gathered(result, params, group)
+        unpack(result, params, group)
         for param in params:
             for whole in param.all_gather_outputs:
                 recorder.categorise(whole, "communication")
@@ -78,15 +72,11 @@ def _patches_of_fsdp2(recorder: Recorder, calls: CommunicationCalls) -> Iterator
 
 
 def _patches_of_fsdp1(recorder: Recorder, calls: CommunicationCalls) -> Iterator[Patch]:
-    first = getattr(_runtime_utils, "_init_streams", None)
-    if first is None:
-        raise missing_api("torch.distributed.fsdp._runtime_utils._init_streams")
-    move = getattr(_init_utils, "_move_states_to_device", None)
-    if move is None:
-        raise missing_api("torch.distributed.fsdp._init_utils._move_states_to_device")
+    make_streams = required(_runtime_utils, "_init_streams")
+    move = required(_init_utils, "_move_states_to_device")
 
     def _init_streams(state: Any, *args: Any, **kwargs: Any) -> None:
-        first(state, *args, **kwargs)
+        make_streams(state, *args, **kwargs)
         for attribute, name in _STREAMS_OF_FSDP1.items():
             stream = getattr(state, attribute, None)
             if stream is not None and stream.stream_id:
@@ -119,7 +109,4 @@ def _operators(mode: DeviceMode) -> Iterator[tuple[Any, Any]]:
             return function._op_dk(torch._C.DispatchKey.CUDA, *args, **kwargs)
 
     for name in ("all_gather_copy_in", "split_with_sizes_copy", "chunk_cat"):
-        packet = getattr(torch.ops.fsdp, name, None)
-        if packet is None or not hasattr(_fsdp_collectives, "foreach_all_gather"):
-            raise missing_api(f"operator fsdp::{name}")
-        yield packet.default, as_on_a_gpu
+        yield required(torch.ops.fsdp, name).default, as_on_a_gpu

@@ -15,7 +15,7 @@ from torch.distributed.pipelining import _utils, stage
 from triosim.errors import CaptureError
 from triosim.tracer.distributed.rank_messages import RankMessages
 from triosim.tracer.patches import Patch, Patches
-from triosim.tracer.pytorch_version import missing_api
+from triosim.tracer.pytorch_version import required
 
 
 def install(patches: Patches, messages: RankMessages | None) -> None:
@@ -25,9 +25,8 @@ def install(patches: Patches, messages: RankMessages | None) -> None:
 
 def _patches(messages: RankMessages | None) -> Iterator[Patch]:
     stages = stage.PipelineStage
-    mode = getattr(stage, "InferenceMode", None)
-    if mode is None or not hasattr(_utils, "_StageForwardMeta"):
-        raise missing_api("torch.distributed.pipelining's inference of shapes")
+    mode = required(stage, "InferenceMode")
+    required(_utils, "_StageForwardMeta")
 
     def _warmup_forward_vote(self: Any, has_backward: bool, received_acc: Any = None) -> torch.Tensor:
         vote = 0 if mode.needs_dynamic(self._user_meta, has_backward) else 1

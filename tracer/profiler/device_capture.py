@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 from triosim.errors import CaptureError, OptionError, OutputError
 from triosim.trace import Trace
-from triosim.tracer.profiler.eager import run_eagerly
-from triosim.tracer.profiler.step_profiler import ProfilingCost, StepKind, StepProfiler, only_capture, plan
+from triosim.tracer.eager import run_eagerly
+from triosim.tracer.patches import only_capture
+from triosim.tracer.profiler.step_profiler import ProfilingCost, StepKind, StepProfiler, plan
 from triosim.tracer.pytorch_version import check_version, require_torch
 from triosim.tracer.script_runner import run_script
 from triosim.tracer.steps import StepObservations, module_calls, optimizer_steps

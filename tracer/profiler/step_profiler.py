@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any, Literal
@@ -55,22 +54,6 @@ class ProfilingCost:
     def overhead(self) -> float | None:
         """What the light profiler adds to a step, relative to the step."""
         return None if self.plain is None or self.light is None else self.light / self.plain - 1.0
-
-
-_capturing = False
-
-
-@contextmanager
-def only_capture() -> Iterator[None]:
-    """Let no other capture begin until the block is left: PyTorch has one profiler. Raises ``CaptureError``."""
-    global _capturing
-    if _capturing:
-        raise CaptureError("a capture is running already", fix="leave its block before the next one begins")
-    _capturing = True
-    try:
-        yield
-    finally:
-        _capturing = False
 
 
 class StepProfiler:

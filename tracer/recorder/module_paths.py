@@ -12,11 +12,9 @@ from collections.abc import Callable
 from typing import Any
 
 from torch import nn
-from torch.nn.modules import module as nn_module
 
 from triosim.tracer.patches import Patches
-from triosim.tracer.pytorch_version import missing_api
-from triosim.tracer.steps import class_name
+from triosim.tracer.steps import class_name, module_hooks
 
 _WRAPPERS = re.compile(r"(^|\.)(_checkpoint_wrapped_module|_fsdp_wrapped_module|_orig_mod)(?=\.|$)")
 _DATA_PARALLEL = frozenset(("DistributedDataParallel", "DataParallel"))
@@ -37,14 +35,7 @@ class ModulePaths:
 
     def install(self, patches: Patches) -> None:
         """Follow the calls of all modules until the patches are undone."""
-        for name, hook, options in (
-            ("register_module_forward_pre_hook", self._before, {}),
-            ("register_module_forward_hook", self._after, {"always_call": True}),
-        ):
-            register = getattr(nn_module, name, None)
-            if register is None:
-                raise missing_api(f"torch.nn.modules.module.{name}")
-            patches.on_leaving(register(hook, **options).remove)
+        patches.enter_context(module_hooks(self._before, self._after))
 
     def path(self, module: nn.Module) -> str:
         """Return a module's path in the model; of one that was added after the model's first call, its class."""
@@ -57,7 +48,7 @@ class ModulePaths:
             self._entered(module, arguments)
         self.active.append(self.path(module))
 
-    def _after(self, module: nn.Module, arguments: Any, result: Any) -> None:
+    def _after(self, module: nn.Module, arguments: Any, keywords: Any, result: Any) -> None:
         self.active.pop()
         if not self.active:
             self._left(module, result)

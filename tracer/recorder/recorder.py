@@ -25,6 +25,7 @@ from triosim.tracer.patches import Patches
 from triosim.tracer.recorder.endless_loops import ValueReads
 from triosim.tracer.recorder.module_paths import ModulePaths
 from triosim.tracer.recorder.storages import AllocationContext, RecordedStorage, StorageTracker
+from triosim.tracer.steps import optimizer_hooks
 
 #: What is reduced is at most a norm of the gradients, or a few norms, up to this many bytes.
 LARGEST_NORMS = 64
@@ -94,13 +95,8 @@ class Recorder:
 
     def install(self, patches: Patches) -> None:
         """Follow modules and optimizers until the patches are undone."""
-        from torch.optim import optimizer
-
         self.modules.install(patches)
-        before = optimizer.register_optimizer_step_pre_hook(self._optimizer_begins)
-        after = optimizer.register_optimizer_step_post_hook(self._optimizer_ends)
-        patches.on_leaving(before.remove)
-        patches.on_leaving(after.remove)
+        patches.enter_context(optimizer_hooks(self._optimizer_begins, self._optimizer_ends))
 
     def call_on_begin(self, action: Callable[[], None]) -> None:
         """Call an action whenever a step begins."""
