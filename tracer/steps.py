@@ -138,7 +138,8 @@ def module_calls(observed: StepObservations) -> Iterator[None]:
 def module_hooks(enters: Callable[..., None], leaves: Callable[..., None]) -> ExitStack:
     """Call ``enters(module, arguments)`` and ``leaves(module, arguments, keywords, output)`` around each forward pass.
 
-    Until the returned context is left. Raises ``CaptureError`` when this version of PyTorch lacks such hooks.
+    Until the returned context is left. After an exception PyTorch leaves ``keywords`` out. Raises ``CaptureError`` when this
+    version of PyTorch lacks such hooks.
     """
     from torch.nn.modules import module
 

@@ -48,10 +48,10 @@ class ModulePaths:
             self._entered(module, arguments)
         self.active.append(self.path(module))
 
-    def _after(self, module: nn.Module, arguments: Any, keywords: Any, result: Any) -> None:
+    def _after(self, module: nn.Module, arguments: Any, *others: Any) -> None:
         self.active.pop()
         if not self.active:
-            self._left(module, result)
+            self._left(module, others[-1])
 
     def _learn(self, root: nn.Module) -> None:
         """Name the modules of an outermost module; one that is a part of another model keeps the name that it has there."""
