@@ -24,9 +24,8 @@ from triosim.operators import features
 from triosim.operators.kinds import kind_of
 from triosim.output_files import check_writable
 from triosim.trace import Operator, Tensor, dtype_name
-from triosim.tracer.benchmarks import cases as benchmark_cases
-from triosim.tracer.benchmarks import operator_calls as benchmark_calls
-from triosim.tracer.benchmarks.cases import BenchmarkCase, SizeLimits
+from triosim.tracer.benchmarks import cases
+from triosim.tracer.benchmarks.cases import BENCHMARKS, BenchmarkCase, SizeLimits
 from triosim.tracer.benchmarks.timers import CallTimer, CpuTimer, CudaTimer
 from triosim.tracer.pytorch_version import require_torch
 
@@ -70,7 +69,7 @@ def measure(
     require_torch("measuring")
     import torch
 
-    names = benchmark_cases.chosen(plan.operators)
+    names = cases.chosen(plan.operators)
     plan = replace(plan, dtypes=tuple(dict.fromkeys(map(dtype_name, plan.dtypes))))
     if not plan.dtypes:
         raise OptionError("names no dtype", where="--dtypes", fix=f"give some of {', '.join(DTYPES)}")
@@ -85,12 +84,12 @@ def measure(
     until = time.monotonic() + (math.inf if plan.seconds is None else plan.seconds)
     too_large = []
     try:
-        for place, (number, benchmark, dtype) in enumerate(order):
+        for done, (number, benchmark, dtype) in enumerate(order):
             if time.monotonic() > until:
                 break
             if progress is not None:
-                progress(place, len(order), f"{benchmark} in {dtype}")
-            case = benchmark_cases.case(benchmark, dtype, plan.seed, number, limits)
+                progress(done, len(order), f"{benchmark} in {dtype}")
+            case = cases.case(benchmark, dtype, plan.seed, number, limits)
             if case is None:
                 too_large.append(f"{benchmark} in {dtype}, number {number}: nothing small enough was drawn")
             elif not table.has(case):
@@ -153,13 +152,13 @@ def _measure_case(torch: Any, case: BenchmarkCase, timer: CallTimer, table: _Tab
 def _rows(torch: Any, case: BenchmarkCase, timer: CallTimer) -> Iterator[MeasuredOperator]:
     """Measure a case: its operator and its backward operator, each with a warm and with a cold cache."""
     one = case.operator
-    inputs = [_made(torch, tensor, timer.device, case.integers.get(place)) for place, tensor in enumerate(one.inputs)]
-    leaves = [tensor for tensor in inputs if tensor.is_floating_point()] if case.backward else []
+    inputs = [_made(torch, tensor, timer.device, case.integers.get(i)) for i, tensor in enumerate(one.inputs)]
+    leaves = [tensor for tensor in inputs if BENCHMARKS[case.benchmark].backward and tensor.is_floating_point()]
     if case.benchmark == "batch_norm":  # the running statistics have no gradient
         leaves = leaves[:3]
     for leaf in leaves:
         leaf.requires_grad_()
-    call = benchmark_calls.call(torch, case.benchmark, inputs, one.attributes)
+    call = cases.call(torch, case.benchmark, inputs, one.attributes)
     for cache in operator_table.CACHES:
         seconds, runs = timer.time(call, cold=cache == "cold")
         yield MeasuredOperator(replace(one, seconds=seconds), "", cache, runs=runs)
@@ -185,7 +184,7 @@ def _backward(forward: Operator, result: Any, leaves: Sequence[Any]) -> Operator
         name = f"{forward.name}_backward"
     first = 1 + max(tensor.id for tensor in (*forward.inputs, *forward.outputs))
     dtype = forward.outputs[0].dtype
-    gradients = tuple(Tensor(first + place, tuple(leaf.shape), dtype) for place, leaf in enumerate(leaves))
+    gradients = tuple(Tensor(first + number, tuple(leaf.shape), dtype) for number, leaf in enumerate(leaves))
     return replace(forward, name=name, phase="backward", inputs=(*forward.outputs, *forward.inputs), outputs=gradients)
 
 

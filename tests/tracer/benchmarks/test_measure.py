@@ -13,8 +13,7 @@ from triosim.cli import run
 from triosim.compute.fit import operator_table
 from triosim.compute.learned import model_files
 from triosim.errors import OptionError, TriosimError
-from triosim.tracer.benchmarks import operator_calls as benchmark_calls
-from triosim.tracer.benchmarks import timers
+from triosim.tracer.benchmarks import cases, timers
 from triosim.tracer.benchmarks.cases import BENCHMARKS, SizeLimits
 from triosim.tracer.benchmarks.measure import MeasurementPlan, measure
 
@@ -38,7 +37,7 @@ def test_every_benchmark_runs_with_the_shapes_that_its_row_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: dict[str, tuple[int, ...]] = {}
-    call = benchmark_calls.call
+    call = cases.call
 
     def noted(torch: Any, benchmark: str, tensors: Any, attributes: Any) -> Any:
         found = call(torch, benchmark, tensors, attributes)
@@ -46,7 +45,7 @@ def test_every_benchmark_runs_with_the_shapes_that_its_row_says(
         made[benchmark] = tuple(result.shape) if hasattr(result, "shape") else ()
         return found
 
-    monkeypatch.setattr(benchmark_calls, "call", noted)
+    monkeypatch.setattr(cases, "call", noted)
     outcome = measure(plan(), str(tmp_path / "t.csv"), "cpu")
     assert outcome.skipped == ()
     assert set(made) == set(BENCHMARKS)
@@ -96,14 +95,14 @@ def test_ctrl_c_leaves_a_whole_table(tmp_path: Path) -> None:
 
 @needs_torch
 def test_what_does_not_fit_is_skipped_and_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    call = benchmark_calls.call
+    call = cases.call
 
     def full(torch: Any, benchmark: str, *rest: Any) -> Any:
         if benchmark == "mm":
             raise RuntimeError("CUDA out of memory. Tried to allocate 2 TiB")
         return call(torch, benchmark, *rest)
 
-    monkeypatch.setattr(benchmark_calls, "call", full)
+    monkeypatch.setattr(cases, "call", full)
     outcome = measure(plan("mm", "add"), str(tmp_path / "t.csv"), "cpu")
     (said,) = outcome.skipped
     assert said.startswith("mm:float32:0:0 on CPU: ")
@@ -115,14 +114,14 @@ def test_what_does_not_fit_is_skipped_and_said(tmp_path: Path, monkeypatch: pyte
 
 @needs_torch
 def test_another_failure_is_said_and_what_was_measured_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    call = benchmark_calls.call
+    call = cases.call
 
     def broken(torch: Any, benchmark: str, *rest: Any) -> Any:
         if benchmark == "mm":
             raise RuntimeError("an illegal memory access")
         return call(torch, benchmark, *rest)
 
-    monkeypatch.setattr(benchmark_calls, "call", broken)
+    monkeypatch.setattr(cases, "call", broken)
     with pytest.raises(TriosimError, match="mm:float32:0:0: failed: an illegal memory access"):
         measure(plan("add", "mm"), str(tmp_path / "t.csv"), "cpu")
     assert {row.operator.name for row in operator_table.read(tmp_path / "t.csv")} == {"aten::add"}
