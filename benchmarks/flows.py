@@ -19,7 +19,7 @@ import simpy
 
 from triosim.networks import PacketNetwork, Topology
 from triosim.networks.flow.packet import Kernel
-from triosim.networks.flow.sharing_kernel import available
+from triosim.networks.flow.sharing import can_compile
 
 HOSTS, LINKS, HOPS, BANDWIDTH = 400, 1000, 4, 25e9
 SPACING = 20e-6
@@ -64,7 +64,7 @@ def measure(flows: int, spacing: float, kernel: Kernel) -> tuple[float, float]:
 def main() -> None:
     quick = "--quick" in sys.argv
     kernels: list[Kernel] = ["python"]
-    if available():
+    if can_compile():
         began = time.perf_counter()
         measure(10, SPACING, "numba")
         print(f"numba and the compiled kernel loaded in {time.perf_counter() - began:.1f} s")

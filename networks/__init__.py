@@ -21,48 +21,30 @@ if TYPE_CHECKING:
     from triosim.networks.photonic.photonic import PhotonicNetwork
     from triosim.networks.topology import Dimension, Link, Node, Topology
 
-_WHERE = {
+__all__ = [
+    "AnalyticalNetwork", "CollectiveAlgorithm", "CollectiveOperation", "Dimension", "Edge", "FlowRecord", "Link", "LinkRate",
+    "Network", "Node", "PacketNetwork", "PhotonicNetwork", "SteadyState", "Topology", "Transfer", "max_min",
+]  # fmt: skip
+
+#: The module of each public name.
+_MODULES = {
     "AnalyticalNetwork": "analytical",
-    "CollectiveAlgorithm": "collectives.algorithm",
-    "CollectiveOperation": "collectives.algorithm",
-    "Dimension": "topology.graph",
-    "Edge": "collectives.algorithm",
     "FlowRecord": "extensions",
-    "Link": "topology.graph",
     "LinkRate": "extensions",
     "Network": "base",
-    "Node": "topology.graph",
     "PacketNetwork": "flow.packet",
     "PhotonicNetwork": "photonic.photonic",
-    "SteadyState": "collectives.algorithm",
-    "Topology": "topology.topology",
-    "Transfer": "collectives.algorithm",
+    **dict.fromkeys(("Dimension", "Link", "Node", "Topology"), "topology"),
+    **dict.fromkeys(
+        ("CollectiveAlgorithm", "CollectiveOperation", "Edge", "SteadyState", "Transfer"), "collectives.algorithm"
+    ),
 }
-
-__all__ = [
-    "AnalyticalNetwork",
-    "CollectiveAlgorithm",
-    "CollectiveOperation",
-    "Dimension",
-    "Edge",
-    "FlowRecord",
-    "Link",
-    "LinkRate",
-    "Network",
-    "Node",
-    "PacketNetwork",
-    "PhotonicNetwork",
-    "SteadyState",
-    "Topology",
-    "Transfer",
-    "max_min",
-]
 
 
 def __getattr__(name: str) -> Any:
     """Import what is asked for, when it is asked for: SimPy and the rest cost time at start."""
     if name == "max_min":
         return import_module("triosim.networks.flow.max_min")
-    if name not in _WHERE:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"triosim.networks.{_WHERE[name]}"), name)
+    return getattr(import_module(f"triosim.networks.{_MODULES[name]}"), name)

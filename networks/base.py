@@ -75,6 +75,11 @@ class Network(ABC):
         return self.__lowering.layout(operation).run(self.env, _ByTransfers(self))
 
 
+def initialised(network: Network) -> bool:
+    """Return whether a network's constructor has called that of ``Network``."""
+    return hasattr(network, "_Network__lowering")
+
+
 class _ByTransfers:
     """Sends the transfers of a collective with a network's ``transfer``."""
 
@@ -93,7 +98,7 @@ class _ByTransfers:
         event = network.transfer(source, destination, nbytes)
         if isinstance(event, simpy.Event) and event.callbacks is None:  # a plug-in that delivers at once
             event = network.env.timeout(0)
-        when(event, lambda _: done())
+        when(event, lambda _: done(), network)
 
 
 class SendingNetwork(Network):

@@ -11,7 +11,7 @@ import simpy
 from triosim import plugins
 from triosim.config import parsed
 from triosim.errors import PluginError
-from triosim.networks.base import Network
+from triosim.networks.base import Network, initialised
 from triosim.networks.calibration.calibrated_times import CalibratedNetwork
 from triosim.networks.calibration.lookup import reason_uncalibrated
 from triosim.networks.collectives.algorithm import CollectiveAlgorithm
@@ -37,15 +37,12 @@ def make_network(
     chosen = {"algorithm": algorithm, "form": form, "record": record}
     settings = {name: chosen[name] for name in _settings(kind)}
     made = plugins.make(kind, simpy.Environment(), topology, options=parsed(kind, options), settings=settings)
-    name = type(made).__name__
+    where = plugins.label(kind)
     if not isinstance(made, Network):
-        raise PluginError("is not a network", where=name, fix="derive from triosim.networks.Network")
-    if not hasattr(made, "topology"):
-        raise PluginError(
-            "its __init__ leaves out the base class's",
-            where=name,
-            fix="call super().__init__(env, topology, **options)",
-        )
+        raise PluginError("is not a network", where=where, fix="derive from triosim.networks.Network")
+    if not initialised(made):
+        fix = "call super().__init__(env, topology, **options)"
+        raise PluginError("its __init__ leaves out the base class's", where=where, fix=fix)
     return made
 
 

@@ -138,9 +138,14 @@ class Mine(Network):
     [
         ("def __init__(self, env, topology): pass\n    def transfer(self, s, d, n): ...", "call super().__init__"),
         ("def __init__(self, env): pass\n    def transfer(self, s, d, n): ...", "Mine: cannot be made: TypeError"),
-        ("def transfer(self, s, d, n): return 1.5", "the network returned 1.5; return a SimPy event"),
-        ("def transfer(self, s, d, n): return n / 0", r"mine.py:4: ZeroDivisionError"),
-        ("def transfer(self, s, d, n): raise SystemExit(5)", "mine.py:4: SystemExit: 5"),
+        (
+            "def transfer(self, s, d, n): return 1.5",
+            "mine.py:Mine: the network returned 1.5, which is not an event; return a SimPy event",
+        ),
+        ("def transfer(self, s, d, n): return n / 0", "mine.py:4 (Mine.transfer): ZeroDivisionError"),
+        ("def transfer(self, s, d, n): raise SystemExit(5)", "mine.py:4 (Mine.transfer): SystemExit: 5"),
+        ("def transfer(self, s, d, n): yield", "mine.py:Mine: the network returned a generator from transfer"),
+        ("def __init__(self, env, topology): self.topology = topology\n    transfer = print", "call super().__init__"),
         ("def transfer(self, s, d, n): return self.env.event()", "which the network never finished"),
     ],
 )
@@ -162,7 +167,7 @@ def test_a_network_that_fails_in_a_run_ends_in_one_line(
         ("Estimates(np.full(n, -1.0), np.zeros(n), [''] * n)", "Mine: estimated -1.0 for aten::randn"),
         ("Estimates(np.ones(3), np.zeros(3), [''] * 3)", "Mine: returned 3 seconds for 118 operators"),
         ("[1.0] * n", "Mine: returned a list; return Estimates"),
-        ("undefined", "mine.py:7: NameError"),
+        ("undefined", "mine.py:7 (Mine.estimate): NameError"),
     ],
 )
 def test_a_compute_model_that_cannot_be_right_is_refused(

@@ -145,7 +145,7 @@ def parallelism_flags() -> tuple[Any, ...]:
 
 def find(group: Group, part: str | type) -> Any:
     """Return what a user names as a part: by a name, or in Python the class itself."""
-    return load(group, part) if isinstance(part, str) else _checked(group, _label(part), part)
+    return load(group, part) if isinstance(part, str) else _checked(group, label(part), part)
 
 
 def file_of(name: str) -> str:
@@ -181,7 +181,8 @@ def make(plugin: Any, *arguments: Any, options: Mapping[str, Any], settings: Map
     except TriosimError:
         raise
     except (Exception, SystemExit) as error:
-        raise PluginError(f"cannot be made: {_said(error)}", where=_label(plugin)) from error
+        where = line_in_plugin(error) or label(plugin)
+        raise PluginError(f"cannot be made: {_said(error)}", where=where, fix=FOR_TRACEBACK) from error
 
 
 @contextmanager
@@ -195,31 +196,39 @@ def blamed() -> Iterator[None]:
     except TriosimError:
         raise
     except (Exception, SystemExit) as error:
-        place = _plugin_line(error)
+        place = line_in_plugin(error)
         if place is None:
             raise
-        raise PluginError(_said(error), where=place, fix="set TRIOSIM_DEBUG=1 for the traceback") from error
+        raise PluginError(_said(error), where=place, fix=FOR_TRACEBACK) from error
 
 
+FOR_TRACEBACK = "set TRIOSIM_DEBUG=1 for the traceback"
 _LIBRARIES = frozenset({"triosim", "simpy", "numpy", "networkx", "pydantic", "yaml", *sys.stdlib_module_names})
 
 
-def _plugin_line(error: BaseException | None) -> str | None:
-    """Return file and line of the innermost frame of a plug-in, also of what SimPy re-raised."""
+def line_in_plugin(error: BaseException | None) -> str | None:
+    """Return file, line and method of the innermost frame of a plug-in, also of what SimPy re-raised."""
     found = None
     while error is not None:
         traceback = error.__traceback__
         while traceback is not None:
             module = traceback.tb_frame.f_globals.get("__name__", "")
             if module.partition(".")[0] not in _LIBRARIES:
-                found = f"{traceback.tb_frame.f_code.co_filename}:{traceback.tb_lineno}"
+                code, owner = traceback.tb_frame.f_code, traceback.tb_frame.f_locals.get("self")
+                name = code.co_name if owner is None else f"{type(owner).__qualname__}.{code.co_name}"
+                found = f"{code.co_filename}:{traceback.tb_lineno} ({name})"
             traceback = traceback.tb_next
         error = error.__cause__
     return found
 
 
-def _label(plugin: Any) -> str:
-    return str(getattr(plugin, "__qualname__", type(plugin).__qualname__))
+def label(plugin: Any) -> str:
+    """Return what errors call a plug-in: ``file.py:Class``, or for a part of triosim its class."""
+    kind = plugin if hasattr(plugin, "__qualname__") else type(plugin)
+    file = getattr(sys.modules.get(kind.__module__), "__file__", None)
+    return str(
+        kind.__qualname__ if file is None or kind.__module__.startswith("triosim.") else f"{file}:{kind.__qualname__}"
+    )
 
 
 def _entry_points(group: Group) -> dict[str, str]:
@@ -274,7 +283,8 @@ def _attribute(module: ModuleType, attribute: str, where: str) -> Any:
 def _checked(group: Group, name: str, found: Any) -> Any:
     """Refuse a plug-in that lacks what its interface requires, or an abstract one."""
     if isinstance(found, ModuleType) and group != "trace_formats":
-        raise PluginError("names a file, not a class in it", where=name, fix=f"write {name}:Class")
+        file = name.rstrip(":")
+        raise PluginError("names a file, not a class in it", where=file, fix=f"write {file}:Class")
     for alternatives in REQUIRED[group]:
         if not any(callable(getattr(found, method, None)) for method in alternatives):
             wanted = " or ".join(f"'{method}'" for method in alternatives)
@@ -288,4 +298,4 @@ def _checked(group: Group, name: str, found: Any) -> Any:
 def _said(error: BaseException) -> str:
     if isinstance(error, SyntaxError):
         return f"{error.msg} (line {error.lineno})"
-    return f"{type(error).__name__}: {error}"
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, TypeAlias, get_
 from triosim.config import Option
 from triosim.errors import OptionError, PluginError, SimulationError, nearest
 from triosim.networks.topology import NodeRef, Topology
+from triosim.plugins import label
 from triosim.tasks import CollectiveKind, Communicator
 
 if TYPE_CHECKING:
@@ -228,7 +229,7 @@ def checked_transfers(
     """Yield an algorithm's transfers, and raise ``PluginError`` for one that cannot be."""
     kind, group, nbytes, root, shares = operation
     transfers: object = algorithm.transfers(kind, group, nbytes, topology, root=root, shares=shares)
-    where = type(algorithm).__name__
+    where = label(algorithm)
     if not isinstance(transfers, Iterable):
         raise PluginError(f"transfers() returned a {type(transfers).__name__}", where=where, fix="yield Transfer")
     members: set[NodeRef] = set(group)  # and the switches that take part, as they come

@@ -32,7 +32,7 @@ from triosim.networks.collectives.execution import Done
 from triosim.networks.collectives.lowering import Form, Layout
 from triosim.networks.events import AFTER_ALL, call_at
 from triosim.networks.extensions import ChangeableLinks, FlowRecord, FoldableNetwork, LinkRate, LinkRecorder
-from triosim.networks.flow import sharing_kernel as compiled_kernel
+from triosim.networks.flow import sharing
 from triosim.networks.flow.sharing import FlowRates
 from triosim.networks.flow.symmetric_collectives import Fold, SymmetricExecution
 from triosim.networks.topology import Link, NodeRef, Topology
@@ -74,6 +74,10 @@ class _Flow:
         self.finish = -1.0  # as last computed; -1 when there is none
 
 
+def _choice(name: str, choices: tuple[str, ...], help: str) -> Option:
+    return Option(name, "choice", "auto", help, choices=choices, panel=SYSTEM)
+
+
 class PacketNetwork(SendingNetwork, LinkRecorder, ChangeableLinks, FoldableNetwork, CalibratedNetwork):
     """Flows with max-min fair rates. See ``Network`` for what it does and for the other options.
 
@@ -85,21 +89,12 @@ class PacketNetwork(SendingNetwork, LinkRecorder, ChangeableLinks, FoldableNetwo
     """
 
     options = (
-        Option(
-            *(
-                "kernel",
-                "choice",
-                "auto",
-                "packet: how rates are computed: in plain Python, compiled by numba, or as repays.",
-            ),
-            choices=get_args(Kernel),
-            panel=SYSTEM,
+        _choice(
+            "kernel",
+            get_args(Kernel),
+            "packet: how rates are computed: in plain Python, compiled by numba, or as repays.",
         ),
-        Option(
-            *("fold", "choice", "auto", "packet: simulate a collective for one rank where all ranks do the same."),
-            choices=get_args(Fold),
-            panel=SYSTEM,
-        ),
+        _choice("fold", get_args(Fold), "packet: simulate a collective for one rank where all ranks do the same."),
     )
 
     def __init__(
@@ -129,9 +124,9 @@ class PacketNetwork(SendingNetwork, LinkRecorder, ChangeableLinks, FoldableNetwo
             link.name: number for number, link in enumerate(topology.links.values()) if link.bandwidth < math.inf
         }
         self._sharing = FlowRates(link.bandwidth for link in topology.links.values())
-        self._compile_at = compiled_kernel.WORTH_IT if kernel == "auto" and compiled_kernel.available() else math.inf
+        self._compile_at = sharing.COMPILING_REPAYS if kernel == "auto" and sharing.can_compile() else math.inf
         if kernel == "numba":
-            self._sharing.compile(compiled_kernel.compiled_refill())
+            self._sharing.compile()
         self._paths: dict[tuple[NodeRef, NodeRef], _Path] = {}
         self._sent = 0
         self._starting: dict[float, list[_Flow]] = {}  # by the time at which their latency is over
@@ -285,9 +280,8 @@ class PacketNetwork(SendingNetwork, LinkRecorder, ChangeableLinks, FoldableNetwo
 
     def _share(self, _: simpy.Event) -> None:
         self._sharing_again = False
-        sharing = self._sharing
-        finish = sharing.finish
-        for slot in sharing.settle(self.env.now):
+        finish = self._sharing.finish
+        for slot in self._sharing.settle(self.env.now):
             flow = self._flowing[slot]
             flow.finish = finish[slot]
             heappush(self._ends, (flow.finish, flow.number, flow))
@@ -295,10 +289,10 @@ class PacketNetwork(SendingNetwork, LinkRecorder, ChangeableLinks, FoldableNetwo
                 self._touched.update(dict.fromkeys(flow.path.limits))
         if self.record:
             self._record_rates()
-        if sharing.work >= self._compile_at:
+        if self._sharing.work >= self._compile_at:
             self._compile_at = math.inf
             with suppress(ImportError):  # a numba that does not fit its surroundings is as good as none
-                sharing.compile(compiled_kernel.compiled_refill())
+                self._sharing.compile()
         self._set_timer()
 
     def _set_timer(self) -> None:

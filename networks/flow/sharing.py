@@ -11,12 +11,20 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableSequence, Sequence
+from functools import lru_cache
 from heapq import heapify, heappop, heappush
+from importlib.util import find_spec
 from typing import Any
+
+from triosim.errors import OptionError
 
 SLACK = 1e-12  # rates and loads that differ by less than this part are the same; rounding is far below it
 FAILED = 1e-300  # bytes per second on a link that has failed: a rate is never 0
 PATIENCE = 8  # guesses, after which all flows connected to the change are taken
+#: Crossings looked at, about two seconds of plain Python, after which a network changes over to compiled code: loading numba
+#: and the code takes about a second, several where it is compiled for the first time. So it is never much slower than the
+#: better of the two.
+COMPILING_REPAYS = 4_000_000
 
 # The state, in columns, as refill takes them and as a compiled refill can: of links, of flows, and of crossings. A
 # crossing is one flow on one link; the crossings of a flow are a list (first, hop), those of a link are another
@@ -212,6 +220,31 @@ def refill(
     return changed, stamp + 1, work
 
 
+def can_compile() -> bool:
+    """Return whether numba is installed, without importing it."""
+    return find_spec("numba") is not None
+
+
+@lru_cache(maxsize=1)
+def compiled_refill() -> Refill:
+    """Return ``refill``, compiled without fast-math: the same operations in the same order.
+
+    Raises ``OptionError`` without numba.
+    """
+    if not can_compile():
+        raise OptionError(
+            "numba is not installed", where="kernel", fix="pip install triosim[fast], or leave it to 'auto'"
+        )
+    import numba
+
+    compiled: Refill
+    try:
+        compiled = numba.njit(cache=True)(refill)
+    except RuntimeError:  # nowhere to write a cache
+        compiled = numba.njit(refill)
+    return compiled
+
+
 class FlowRates:
     """The flows on a set of links, their rates (bytes per second) and finish times (seconds).
 
@@ -341,8 +374,9 @@ class FlowRates:
             yield slot, self.rate[slot]
             crossing = self.following[crossing]
 
-    def compile(self, compiled: Refill) -> None:
-        """Go on with a compiled ``refill``: the same figures, in arrays."""
+    def compile(self) -> None:
+        """Go on with the compiled ``refill``: the same figures, in arrays."""
+        compiled = compiled_refill()
         for name, empty in _COLUMNS.items():
             setattr(self, name, array("d" if isinstance(empty, float) else "q", getattr(self, name)))
         self._compiled = compiled

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 from typing import Any
 
 from triosim.config import Option
 from triosim.config.option import SYSTEM, Kind
 from triosim.errors import TopologyError, TriosimError, nearest
 from triosim.networks.topology import Section, Topology
-from triosim.units import Quantity, parse_bandwidth, parse_bytes, parse_time
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,58 +83,23 @@ def changed(optics: Optics, said: Mapping[str, Any], error: Callable[[str, str, 
 
     What cannot be is raised as ``error(key, what, fix)``.
     """
-    values = {field.name: getattr(optics, field.name) for field in fields(Optics)}
+    known = {option.name: option for option in OPTIONS}
+    values: dict[str, Any] = {}
     for key, value in said.items():
-        if key not in values:
-            raise error(key, "unknown key", nearest(str(key), values))
+        if key not in known:
+            raise error(key, "unknown key", nearest(str(key), known))
         try:
-            values[key] = _READ[key](value)
+            parsed = known[key].parse(value)
         except TriosimError as found:
             raise error(key, found.what, found.fix) from None
-    if values["ports_per_circuit"] > values["ports"]:
+        values[key] = math.inf if parsed == "unlimited" else parsed
+    if values.get("buffer") == 0:
+        raise error("buffer", "0 is not a positive size", "give one such as '64 MB', or 'unlimited'")
+    found = replace(optics, **values)
+    if found.ports_per_circuit > found.ports:
         raise error(
             "ports_per_circuit",
-            f"a circuit takes {values['ports_per_circuit']} ports, a GPU has {values['ports']}",
+            f"a circuit takes {found.ports_per_circuit} ports, a GPU has {found.ports}",
             "give the GPUs more ports, or a circuit fewer",
         )
-    return Optics(**values)
-
-
-def _count(value: Any) -> int:
-    text = str(value).strip()
-    if isinstance(value, bool) or not text.isdecimal() or not 1 <= int(text) <= 1_000_000:
-        raise TriosimError(f"{value!r:.40} is not a whole number from 1 to 1000000")
-    return int(text)
-
-
-def _bandwidth(value: Quantity) -> float:
-    return _positive(parse_bandwidth(value), value, "a positive bandwidth, such as '60.5 GB/s'")
-
-
-def _time(value: Quantity) -> float:
-    seconds = parse_time(value)
-    if seconds < 0 or not seconds <= 1e6:
-        raise TriosimError(f"{value} is not from 0 to 1e6 s", fix="write a time such as '20 ms'")
-    return seconds
-
-
-def _buffer(value: Quantity) -> float:
-    if value in ("unlimited", math.inf):
-        return math.inf
-    return _positive(parse_bytes(value), value, "a positive size such as '64 MB', or 'unlimited'")
-
-
-def _positive(number: float, value: Quantity, expected: str) -> float:
-    if not 0.0 < number < math.inf:
-        raise TriosimError(f"{value} is not {expected}")
-    return number
-
-
-_READ: Mapping[str, Callable[[Any], Any]] = {
-    "ports": _count,
-    "bandwidth": _bandwidth,
-    "latency": _time,
-    "setup": _time,
-    "buffer": _buffer,
-    "ports_per_circuit": _count,
-}
+    return found

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from triosim import plugins
 from triosim.cli import run
+from triosim.errors import PluginError
 
 ROOT = Path(__file__).resolve().parents[2]
 VGG = ROOT / "examples" / "traces" / "vgg13_a100_fake.json.gz"
@@ -125,6 +127,13 @@ def test_faults_of_links_and_wrong_options_are_refused_in_one_line(
     assert "--option overhead: " in capsys.readouterr().err
     assert run([*common, "--option", "overhed=1 us"]) == 2
     assert "did you mean 'overhead'" in capsys.readouterr().err
+
+
+def test_an_algorithm_in_phases_that_lacks_its_grid_is_refused_by_the_name_of_the_method(tmp_path: Path) -> None:
+    base = "from triosim.networks.collectives.phased.phases import PhasedAlgorithm"
+    (tmp_path / "mine.py").write_text(f"{base}\nclass Mine(PhasedAlgorithm): pass")
+    with pytest.raises(PluginError, match=r"mine\.py:Mine: does not define grid"):
+        plugins.load("collective_algorithms", f"{tmp_path / 'mine.py'}:Mine")
 
 
 @pytest.mark.parametrize("form", ["pipelined", "steps"])

@@ -11,8 +11,6 @@ import math
 from collections.abc import Callable, Container, Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from triosim.networks.events import when
-
 if TYPE_CHECKING:
     import simpy
 
@@ -257,10 +255,10 @@ class GpuSpeeds:
             self._speeds[rank] = GpuSpeed(self._env, self._interference.computation)
         return self._speeds[rank]
 
-    def start_transfer(
-        self, kind: str, ranks: Iterable[int], event: simpy.Event, done: Callable[[simpy.Event], None]
-    ) -> None:
-        """Start a transfer on some ranks; ``event`` is when the network has carried it, ``done`` is called when it ends."""
+    def started_transfer(
+        self, kind: str, ranks: Iterable[int], done: Callable[[simpy.Event], None]
+    ) -> Callable[[simpy.Event], None]:
+        """Start a transfer on some ranks; return what to call when the network has carried it, ``done`` being for its end."""
         members = [self.of(rank) for rank in dict.fromkeys(ranks) if rank in self]
         for member in members:
             member.transfer_started(kind)
@@ -271,7 +269,4 @@ class GpuSpeeds:
             done(event)
 
         factor = self._interference.communication.get(kind, 1.0)
-        if factor == 1.0 or not members:
-            when(event, ended)
-        else:
-            when(event, SlowedTransfer(factor, members, ended).network_done)
+        return ended if factor == 1.0 or not members else SlowedTransfer(factor, members, ended).network_done

@@ -160,7 +160,8 @@ def _time(option: Option, value: Any) -> float | str:
         return str(value)
     seconds = _quantity(parse_time, value)
     if not 0 <= seconds < math.inf:
-        words = "".join(f"'{word}', " for word in option.choices[:-1]) + "".join(f"'{option.choices[-1]}' or ")
+        words = "".join(f"'{word}', " for word in option.choices[:-1])
+        words += "".join(f"'{word}' or " for word in option.choices[-1:])
         raise OptionError(f"{value} is not a time of 0 or more", fix=f"give {words}a time like '5 us'")
     return seconds
 

@@ -321,10 +321,9 @@ class Engine:
         self, kind: str, ranks: Iterable[int], event: simpy.Event, done: Callable[[simpy.Event], None]
     ) -> None:
         """Start a transfer between some ranks, which the network delivers at ``event``; call ``done`` when it ends."""
-        if self._speeds is None:
-            when(event, done)
-        else:
-            self._speeds.start_transfer(kind, ranks, event, done)
+        if self._speeds is not None:
+            done = self._speeds.started_transfer(kind, ranks, done)
+        when(event, done, self.network)
 
     def _communicated(self, rank: RankState, handle: Handle) -> None:
         """Record the end of a transfer or collective on one rank."""

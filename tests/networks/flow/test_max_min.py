@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from triosim.errors import SimulationError
 from triosim.networks.flow import max_min
-from triosim.networks.flow import sharing_kernel as kernel
-from triosim.networks.flow.sharing import FlowRates
+from triosim.networks.flow.sharing import FlowRates, can_compile
 
 LINKS = st.dictionaries(st.integers(0, 9), st.floats(1e6, 1e12), min_size=1, max_size=10)
 
@@ -141,7 +140,7 @@ def test_a_flow_on_a_shared_link_whose_rate_does_not_change_is_left_as_it_is() -
     assert sharing.rate[newcomer] == 9.0
 
 
-@pytest.mark.skipif(not kernel.available(), reason="numba is not installed")
+@pytest.mark.skipif(not can_compile(), reason="numba is not installed")
 @pytest.mark.parametrize("seed", range(12))
 def test_the_compiled_kernel_agrees_to_the_last_bit(seed: int) -> None:
     links = 5 + seed * 3
@@ -150,7 +149,7 @@ def test_the_compiled_kernel_agrees_to_the_last_bit(seed: int) -> None:
     changing = Traffic(seed, FlowRates(capacities), links, 5)
     for step in range(200):
         if step == 20 * (seed % 3):  # at once, or while flows are on their way
-            changing.sharing.compile(kernel.compiled_refill())
+            changing.sharing.compile()
         assert plain.step() == changing.step()
         for slot in plain.routes:
             for column in ("rate", "remaining", "finish"):

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from triosim.errors import OptionError, SimulationError, TopologyError
 from triosim.networks import PacketNetwork, Topology
-from triosim.networks.flow import sharing_kernel as kernel
+from triosim.networks.flow import sharing
 
 Flow = tuple[float, str, str, float]  # start, source, destination, bytes
 
@@ -99,7 +99,7 @@ def test_unknown_nodes_and_options_are_refused() -> None:
         network_of(topology, kernel="nuumba")
 
 
-KERNELS = ["python", pytest.param("numba", marks=pytest.mark.skipif(not kernel.available(), reason="no numba"))]
+KERNELS = ["python", pytest.param("numba", marks=pytest.mark.skipif(not sharing.can_compile(), reason="no numba"))]
 
 
 @pytest.mark.parametrize("kernel_name", KERNELS)
@@ -114,13 +114,13 @@ def test_simgrid_says_the_same_in_all_thirty_cases(data_dir: Path, kernel_name: 
         assert deliver(network, flows) == pytest.approx([flow["finish"] for flow in case["flows"]], rel=1e-9, abs=0)
 
 
-@pytest.mark.skipif(not kernel.available(), reason="numba is not installed")
+@pytest.mark.skipif(not sharing.can_compile(), reason="numba is not installed")
 def test_changing_over_to_the_compiled_kernel_on_the_way_changes_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
     links = {f"l{i}": (1e9 + i * 1e8, 1e-6 * i) for i in range(12)}
     topology = over(links, [[f"l{i % 12}", f"l{(i * 5 + 1) % 12}"] for i in range(60)])
     flows = [(i * 1e-3, f"s{i}", f"d{i}", 3e6 + i * 1e5) for i in range(60)]
     plain = deliver(network_of(topology, kernel="python"), flows)
-    monkeypatch.setattr(kernel, "WORTH_IT", 300)
+    monkeypatch.setattr(sharing, "COMPILING_REPAYS", 300)
     changing = network_of(topology)
     assert deliver(changing, flows) == plain
     assert changing._sharing._compiled is not None

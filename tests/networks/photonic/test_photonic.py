@@ -214,9 +214,9 @@ def test_the_file_says_what_circuits_there_are_and_options_change_it(tmp_path: P
     ("text", "said"),
     [
         ("photonic: {prots: 4}", "w.yaml:2: photonic.prots: unknown key; did you mean 'ports'?"),
-        ("photonic: {ports: 0}", "w.yaml:2: photonic.ports: 0 is not a whole number"),
+        ("photonic: {ports: 0}", "w.yaml:2: photonic.ports: 0 is less than 1; give 1 or more"),
         ("photonic: {ports: 2, ports_per_circuit: 3}", "a circuit takes 3 ports, a GPU has 2"),
-        ("photonic:\n  setup: -1 ms", "w.yaml:3: photonic.setup: -1 ms is not from 0"),
+        ("photonic:\n  setup: -1 ms", "w.yaml:3: photonic.setup: -1 ms is not a time of 0 or more; give a time"),
         ("photonic: {buffer: 0}", "0 is not a positive size"),
         ("photonic: 8", "w.yaml:2: photonic: 8 is not a mapping"),
         ("photonics: {}", "did you mean 'photonic'?"),
