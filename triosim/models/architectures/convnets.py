@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from triosim.models.operators.elementwise import add_in_place, dropout, relu_in_place
+from triosim.models.operators.elementwise import add, dropout, relu_in_place
 from triosim.models.operators.layers import (
     adaptive_average_pool,
     average_pool_2x2,
@@ -111,7 +111,7 @@ class ResNet:
         if found.shape != x.shape:
             x = module("downsample.0", convolution, x, found.shape[1], 1, stride=stride)
             x = _normalised(x, "downsample.1")
-        found = add_in_place(found, x)
+        found = add(found, x, in_place=True)
         return module("relu", relu_in_place, found)
 
 

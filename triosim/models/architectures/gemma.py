@@ -20,11 +20,9 @@ from triosim.models.operators.elementwise import (
     div_number,
     gelu,
     masked_fill,
-    mean,
     mul,
     mul_number,
-    power,
-    rsqrt,
+    over_root_mean_square,
     tanh,
     to,
 )
@@ -128,7 +126,7 @@ def _rms_norm(x: Value) -> Value:
     tape, dtype = x.tape, x.dtype
     weight = tape.parameter("weight", (x.shape[-1],))
     x = to(x, "float32")
-    found = mul(x, rsqrt(add_number(mean(power(x, 2), [-1], keepdim=True))))
+    found = over_root_mean_square(x)
     return to(mul(found, add_number(to(weight, "float32"))), dtype)
 
 

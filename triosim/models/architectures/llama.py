@@ -13,7 +13,7 @@ from typing import Literal
 from triosim.models.architectures.model import check_heads, check_shared, token_inputs
 from triosim.models.operators import fused
 from triosim.models.operators.attention import multi_head_attention, repeated
-from triosim.models.operators.elementwise import add, cos, mul, mul_number, neg, silu, sin, to
+from triosim.models.operators.elementwise import add, elementwise, mul, mul_number, neg, silu, to
 from triosim.models.operators.fused import gated_unit
 from triosim.models.operators.layers import embedding, next_token_loss, rms_norm
 from triosim.models.operators.moe import mixture, softmax_router
@@ -124,7 +124,8 @@ def rotary_angles(tape: Tape, sequence: int, width: int, dtype: str) -> tuple[Va
         columns = to(unsqueeze(positions, 2), "float32")
         angles = mul(columns, frequencies)
         angles = cat((angles, angles), -1)
-        return to(mul_number(cos(angles)), dtype), to(mul_number(sin(angles)), dtype)
+        cosines, sines = (to(mul_number(elementwise(name, angles)), dtype) for name in ("cos", "sin"))
+        return cosines, sines
 
 
 def rotary_embedding(x: Value, angles: tuple[Value, Value]) -> Value:

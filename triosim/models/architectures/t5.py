@@ -13,7 +13,6 @@ from triosim.models.architectures.model import token_inputs
 from triosim.models.operators.attention import masked_bias, multi_head_attention, split_heads
 from triosim.models.operators.elementwise import (
     add,
-    add_in_place,
     add_number,
     dropout,
     elementwise,
@@ -144,7 +143,7 @@ class _ForwardPass:
                 shown = masked_bias(bias) if causal else bias
                 bias = expand(contiguous_of(shown), (batch, *bias.shape[1:]))
             return multi_head_attention(query, key, value, kernel=self.fused, probability=self.dropped, bias=bias)
-        scores = add_in_place(matmul(query, transpose(key, 2, 3)), bias)
+        scores = add(matmul(query, transpose(key, 2, 3)), bias, in_place=True)
         weights = dropout(to(softmax(scores, dtype="float32"), scores.dtype), self.dropped)
         return reshape(transpose(matmul(weights, value), 1, 2), (batch, length, -1))
 

@@ -2,14 +2,7 @@
 
 from __future__ import annotations
 
-from triosim.models.operators.elementwise import (
-    add,
-    dropout,
-    elementwise,
-    masked_fill,
-    masked_fill_in_place,
-    mul_number,
-)
+from triosim.models.operators.elementwise import add, dropout, elementwise, masked_fill, mul_number
 from triosim.models.operators.layers import softmax
 from triosim.models.operators.products import bmm, lower_precision, matmul, scaled_bmm
 from triosim.models.operators.tape import Tape, Value
@@ -165,6 +158,6 @@ def unfused_attention(
     if bias is not None:
         scores = add(scores, bias)
     if mask is not None:
-        scores = masked_fill_in_place(scores, mask)
+        scores = masked_fill(scores, mask, in_place=True)
     found = dropout(softmax(scores), probability)
     return bmm(reshape(lower_precision(found), rows), value)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from triosim.models.operators.layout import broadcast, dense_like
@@ -21,16 +21,22 @@ def promoted(first: str, second: str) -> str:
 
 
 def elementwise(name: str, *given: Value, dtype: str | None = None, **attributes: Any) -> Value:
-    """Record an element-wise operator; its result has the strides of the first input of full size."""
-    tape = given[0].tape
-    shape = given[0].shape if len(given) == 1 else broadcast(*[value.shape for value in given])
-    like = next((value for value in given if value.shape == shape), None)
-    if dtype is None:
-        dtype = given[0].dtype
-        for other in given[1:]:
-            if other.dtype != dtype and other.shape:
-                dtype = promoted(dtype, other.dtype)
-    out = tape.new(shape, dtype, None if like is None else dense_like(shape, like.strides))
+    """Record an element-wise operator; its result has the strides of the first input of full size.
+
+    One whose name ends with an underscore writes its result into the first input.
+    """
+    tape, first = given[0].tape, given[0]
+    if name.endswith("_"):
+        out = first.alias()
+    else:
+        shape = first.shape if len(given) == 1 else broadcast(*[value.shape for value in given])
+        like = next((value for value in given if value.shape == shape), None)
+        if dtype is None:
+            dtype = first.dtype
+            for other in given[1:]:
+                if other.dtype != dtype and other.shape:
+                    dtype = promoted(dtype, other.dtype)
+        out = tape.new(shape, dtype, None if like is None else dense_like(shape, like.strides))
     tape.record(name, given, (out,), **attributes)
     return out
 
@@ -53,55 +59,80 @@ def sum_to(gradient: Value, value: Value) -> Value:
             gradient = total(gradient, dims, keepdim=True)
         if gradient.shape != value.shape:
             gradient = view(gradient, value.shape)
-    return gradient if gradient.dtype == value.dtype else to(gradient, value.dtype)
+    return to(gradient, value.dtype)
 
 
 def total(x: Value, dims: Sequence[int], *, keepdim: bool = False) -> Value:
     """``sum`` over some dimensions."""
-    out = _reduced("sum", x, dims, keepdim)
-    return x.tape.differentiate((out,), (x,), lambda g: (expand(_restored(g, x, dims, keepdim), x.shape),))
+    return _reduced("sum", x, dims, keepdim)
 
 
 def mean(x: Value, dims: Sequence[int], *, keepdim: bool = False) -> Value:
     """``mean`` over some dimensions."""
-    out = _reduced("mean", x, dims, keepdim)
-
-    return x.tape.differentiate(
-        (out,), (x,), lambda g: (elementwise("div", expand(_restored(g, x, dims, keepdim), x.shape)),)
-    )
+    return _reduced("mean", x, dims, keepdim)
 
 
 def _reduced(name: str, x: Value, dims: Sequence[int], keepdim: bool) -> Value:
     gone = {dim % len(x.shape) for dim in dims}
-    shape = [1 if axis in gone else length for axis, length in enumerate(x.shape) if keepdim or axis not in gone]
-    out = x.tape.result(name, (x,), tuple(shape), x.dtype, dim=list(dims), **({"keepdim": True} if keepdim else {}))
-    return out
+    kept = tuple([1 if axis in gone else length for axis, length in enumerate(x.shape)])
+    shape = kept if keepdim else tuple([length for axis, length in enumerate(x.shape) if axis not in gone])
+    out = x.tape.result(name, (x,), shape, x.dtype, dim=list(dims), **({"keepdim": True} if keepdim else {}))
+
+    def backward(g: Value) -> tuple[Value]:
+        spread = expand(g if keepdim else view(g, kept), x.shape)
+        return (elementwise("div", spread) if name == "mean" else spread,)
+
+    return x.tape.differentiate((out,), (x,), backward)
 
 
-def _restored(gradient: Value, x: Value, dims: Sequence[int], keepdim: bool) -> Value:
-    if keepdim:
-        return gradient
-    gone = {dim % len(x.shape) for dim in dims}
-    return view(gradient, tuple([1 if axis in gone else length for axis, length in enumerate(x.shape)]))
+# ---- operators whose gradient is one operator -------------------------------------------------------------------
 
 
-def add(a: Value, b: Value) -> Value:
-    """``a + b``."""
-    out = elementwise("add", a, b)
-    return a.tape.differentiate((out,), (a, b), lambda g: (g, g))
+def one_kernel(name: str, backward: str, *, saves_output: bool) -> Callable[[Value], Value]:
+    """Return a differentiable operator; ``backward`` reads the gradient and the input, or the output, of the forward one."""
+
+    def operator(x: Value) -> Value:
+        out = elementwise(name, x)
+        return x.tape.differentiate((out,), (x,), lambda g: (elementwise(backward, g, out if saves_output else x),))
+
+    operator.__name__ = name
+    return operator
 
 
-def add_in_place(a: Value, b: Value) -> Value:
-    """``a += b``, in place."""
-    out = Value(a.tape, a.shape, a.dtype, a.storage, a.strides, a.offset)
-    a.tape.record("add_", (a, b), (out,))
-    return a.tape.differentiate((out,), (a, b), lambda g: (g, g))
+tanh = one_kernel("tanh", "tanh_backward", saves_output=True)
+sigmoid = one_kernel("sigmoid", "sigmoid_backward", saves_output=True)
+relu = one_kernel("relu", "threshold_backward", saves_output=True)
+relu_in_place = one_kernel("relu_", "threshold_backward", saves_output=True)
+silu = one_kernel("silu", "silu_backward", saves_output=False)
+#: Exact or by ``tanh``: one kernel either way.
+gelu = one_kernel("gelu", "gelu_backward", saves_output=False)
+
+
+def _linear_map(name: str) -> Callable[[Value], Value]:
+    """Return an operator with a number, whose gradient is the same operator on the gradient."""
+
+    def operator(x: Value) -> Value:
+        return x.tape.differentiate((elementwise(name, x),), (x,), lambda g: (elementwise(name, g),))
+
+    return operator
+
+
+#: ``x * number``, ``x / number`` and ``-x``.
+mul_number, div_number, neg = map(_linear_map, ("mul", "div", "neg"))
 
 
 def add_number(x: Value) -> Value:
     """``x + number``."""
-    out = elementwise("add", x)
-    return x.tape.differentiate((out,), (x,), lambda g: (g,))
+    return x.tape.differentiate((elementwise("add", x),), (x,), lambda g: (g,))
+
+
+# ---- arithmetic -------------------------------------------------------------------------------------------------
+
+
+def add(a: Value, b: Value, *, in_place: bool = False) -> Value:
+    """``a + b``, or ``a += b``."""
+    out = elementwise("add_" if in_place else "add", a, b)
+    return a.tape.differentiate((out,), (a, b), lambda g: (g, g))
 
 
 def sub(a: Value, b: Value) -> Value:
@@ -121,12 +152,6 @@ def mul(a: Value, b: Value) -> Value:
     return a.tape.differentiate((out,), (a, b), backward)
 
 
-def mul_number(x: Value) -> Value:
-    """``x * number``."""
-    out = elementwise("mul", x)
-    return x.tape.differentiate((out,), (x,), lambda g: (elementwise("mul", g),))
-
-
 def div(a: Value, b: Value) -> Value:
     """``a / b``."""
     out = elementwise("div", a, b)
@@ -141,12 +166,6 @@ def div(a: Value, b: Value) -> Value:
     return a.tape.differentiate((out,), (a, b), backward)
 
 
-def div_number(x: Value) -> Value:
-    """``x / number``."""
-    out = elementwise("div", x)
-    return x.tape.differentiate((out,), (x,), lambda g: (elementwise("div", g),))
-
-
 def power(x: Value, exponent: float) -> Value:
     """``x ** exponent``; autocast computes it in fp32."""
     x = full_precision(x)
@@ -157,22 +176,6 @@ def power(x: Value, exponent: float) -> Value:
         return (elementwise("mul", g, inner),)
 
     return x.tape.differentiate((out,), (x,), backward)
-
-
-def neg(x: Value) -> Value:
-    """``-x``."""
-    out = elementwise("neg", x)
-    return x.tape.differentiate((out,), (x,), lambda g: (elementwise("neg", g),))
-
-
-def cos(x: Value) -> Value:
-    """``cos``, without a gradient."""
-    return elementwise("cos", x)
-
-
-def sin(x: Value) -> Value:
-    """``sin``, without a gradient."""
-    return elementwise("sin", x)
 
 
 def rsqrt(x: Value) -> Value:
@@ -186,22 +189,9 @@ def rsqrt(x: Value) -> Value:
     return x.tape.differentiate((out,), (x,), backward)
 
 
-def tanh(x: Value) -> Value:
-    """``tanh``."""
-    out = elementwise("tanh", x)
-    return x.tape.differentiate((out,), (x,), lambda g: (elementwise("tanh_backward", g, out),))
-
-
-def sigmoid(x: Value) -> Value:
-    """``sigmoid``."""
-    out = elementwise("sigmoid", x)
-    return x.tape.differentiate((out,), (x,), lambda g: (elementwise("sigmoid_backward", g, out),))
-
-
-def gelu(x: Value) -> Value:
-    """``gelu``, exact or by ``tanh``: one kernel either way."""
-    out = elementwise("gelu", x)
-    return x.tape.differentiate((out,), (x,), lambda g: (elementwise("gelu_backward", g, x),))
+def over_root_mean_square(x: Value) -> Value:
+    """``x * rsqrt(mean(x ** 2) + epsilon)`` over the last dimension, an operator at a time."""
+    return mul(x, rsqrt(add_number(mean(power(x, 2), [-1], keepdim=True))))
 
 
 def unfused_gelu(x: Value) -> Value:
@@ -216,23 +206,7 @@ def quick_gelu(x: Value) -> Value:
     return mul(x, sigmoid(mul_number(x)))
 
 
-def relu(x: Value) -> Value:
-    """``relu``."""
-    out = elementwise("relu", x)
-    return x.tape.differentiate((out,), (x,), lambda g: (elementwise("threshold_backward", g, out),))
-
-
-def relu_in_place(x: Value) -> Value:
-    """``relu_``, in place."""
-    out = Value(x.tape, x.shape, x.dtype, x.storage, x.strides, x.offset)
-    x.tape.record("relu_", (x,), (out,))
-    return x.tape.differentiate((out,), (x,), lambda g: (elementwise("threshold_backward", g, out),))
-
-
-def silu(x: Value) -> Value:
-    """``silu``; its gradient is one kernel on a GPU."""
-    out = elementwise("silu", x)
-    return x.tape.differentiate((out,), (x,), lambda g: (elementwise("silu_backward", g, x),))
+# ---- masks and copies -------------------------------------------------------------------------------------------
 
 
 def dropout(x: Value, probability: float) -> Value:
@@ -244,22 +218,14 @@ def dropout(x: Value, probability: float) -> Value:
     out, mask = tape.new(x.shape, x.dtype, strides), tape.new(x.shape, "bool", strides)
     tape.record("native_dropout", (x,), (out, mask))
     scale = 1.0 / (1.0 - probability)
-    tape.differentiate(
+    return tape.differentiate(
         (out, mask), (x,), lambda g, _: (elementwise("native_dropout_backward", g, mask, dtype=g.dtype, scale=scale),)
     )
-    return out
 
 
-def masked_fill(x: Value, mask: Value) -> Value:
+def masked_fill(x: Value, mask: Value, *, in_place: bool = False) -> Value:
     """``masked_fill``: a number where ``mask`` is true."""
-    out = elementwise("masked_fill", x, mask, dtype=x.dtype)
-    return x.tape.differentiate((out,), (x,), lambda g: (elementwise("masked_fill", g, mask, dtype=g.dtype),))
-
-
-def masked_fill_in_place(x: Value, mask: Value) -> Value:
-    """``masked_fill_``, in place."""
-    out = Value(x.tape, x.shape, x.dtype, x.storage, x.strides, x.offset)
-    x.tape.record("masked_fill_", (x, mask), (out,))
+    out = elementwise("masked_fill_" if in_place else "masked_fill", x, mask, dtype=x.dtype)
     return x.tape.differentiate((out,), (x,), lambda g: (elementwise("masked_fill", g, mask, dtype=g.dtype),))
 
 

@@ -48,17 +48,15 @@ def _cast(x: Value, dtype: str) -> tuple[Value, Value]:
     """Return a tensor in fp8 and its scale; one cast for all products that read the tensor."""
     tape = x.tape
     key = x.storage, x.shape
-    found = tape.narrow.get(key)
-    if found is None and tape.categories[x.storage] == "parameter":
-        found = elementwise("_to_copy", x, dtype=dtype), tape.new((), "float32", category="buffer")
-        tape.narrow[key] = found
-    elif found is None:
-        largest = tape.result("amax", (x,), (), "float32", dim=list(range(len(x.shape))))
-        scaled = elementwise("clamp", elementwise("mul", x, largest, dtype="float32"))
-        found = tape.narrow[key] = elementwise("_to_copy", scaled, dtype=dtype), largest
-    return found
+    if key not in tape.narrow:
+        if tape.categories[x.storage] == "parameter":
+            tape.narrow[key] = elementwise("_to_copy", x, dtype=dtype), tape.new((), "float32", category="buffer")
+        else:
+            largest = tape.result("amax", (x,), (), "float32", dim=list(range(len(x.shape))))
+            scaled = elementwise("clamp", elementwise("mul", x, largest, dtype="float32"))
+            tape.narrow[key] = elementwise("_to_copy", scaled, dtype=dtype), largest
+    return tape.narrow[key]
 
 
 def _scaled(a: Value, b: Value, of_a: Value, of_b: Value, dtype: str) -> Value:
-    out = a.tape.result("_scaled_mm", (a, b, of_a, of_b), (a.shape[0], b.shape[1]), dtype)
-    return out
+    return a.tape.result("_scaled_mm", (a, b, of_a, of_b), (a.shape[0], b.shape[1]), dtype)

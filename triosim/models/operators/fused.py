@@ -1,12 +1,12 @@
 """Fused operators: what compilers and training libraries run as one kernel, which reads and writes memory once.
 
 Megatron-LM fuses a bias with what follows it (Narayanan et al. 2021, section 4.2); ``torch.compile``, Liger and Transformer
-Engine do the same to norms, rotary_angles, gates and the loss.
+Engine do the same to norms, rotary embeddings, gates and the loss.
 """
 
 from __future__ import annotations
 
-from triosim.models.operators.elementwise import elementwise, total
+from triosim.models.operators.elementwise import elementwise, one_kernel, total
 from triosim.models.operators.layout import dense_like
 from triosim.models.operators.tape import Value
 from triosim.models.operators.views import view
@@ -20,33 +20,18 @@ def rms_norm(x: Value) -> Value:
     tape, width = x.tape, x.shape[-1]
     weight = tape.parameter("weight", (width,))
     out, root = tape.new(x.shape, x.dtype), tape.new((*x.shape[:-1], 1), "float32")
-    tape.record("_fused_rms_norm", (x, weight), (out, root), normalized_shape=[width])
-
-    def backward(g: Value, _: Value | None) -> list[Value]:
-        made = [tape.new(x.shape, x.dtype), tape.new(weight.shape, weight.dtype)]
-        tape.record("_fused_rms_norm_backward", (g, x, root, weight), made, normalized_shape=[width])
-        return made
-
-    return tape.differentiate((out, root), (x, weight), backward)
+    given, saved = (x, weight), (x, root, weight)
+    return tape.kernel("_fused_rms_norm", given, (out, root), of=given, saved=saved, normalized_shape=[width])
 
 
 def gated_unit(gate: Value, up: Value, activation: str) -> Value:
     """``activation(gate) * up``: of ``silu`` a SwiGLU, of ``gelu`` a GeGLU (Shazeer 2020)."""
-    tape, name = gate.tape, _UNITS[activation]
-    out = elementwise(f"fused::{name}", gate, up)
-
-    def backward(g: Value) -> list[Value]:
-        made = [tape.new(one.shape, one.dtype) for one in (gate, up)]
-        tape.record(f"fused::{name}_backward", (g, gate, up), made)
-        return made
-
-    return tape.differentiate((out,), (gate, up), backward)
+    out = gate.tape.new(gate.shape, gate.dtype, dense_like(gate.shape, gate.strides))
+    return gate.tape.kernel(f"fused::{_UNITS[activation]}", (gate, up), (out,), of=(gate, up), saved=(gate, up))
 
 
-def soft_capped(x: Value) -> Value:
-    """``cap * tanh(x / cap)``."""
-    out = elementwise("fused::softcap", x)
-    return x.tape.differentiate((out,), (x,), lambda g: (elementwise("fused::softcap_backward", g, out),))
+#: ``cap * tanh(x / cap)``.
+soft_capped = one_kernel("fused::softcap", "fused::softcap_backward", saves_output=True)
 
 
 def rotary_embedding(x: Value, angles: tuple[Value, Value]) -> Value:
@@ -91,16 +76,8 @@ def cross_entropy(logits: Value, labels: Value) -> Value:
     """The mean cross entropy of (samples, classes), computed in fp32 and kept in the dtype of the logits."""
     tape = logits.tape
     loss, sums = tape.new((), "float32"), tape.new(logits.shape[:1], "float32")
-    tape.record("fused::cross_entropy_loss", (logits, labels), (loss, sums), reduction=1)
-
-    def backward(g: Value, _: Value | None) -> tuple[Value]:
-        return (
-            tape.result(
-                "fused::cross_entropy_loss_backward", (g, logits, labels, sums), logits.shape, logits.dtype, reduction=1
-            ),
-        )
-
-    return tape.differentiate((loss, sums), (logits,), backward)
+    given, name = (logits, labels), "fused::cross_entropy_loss"
+    return tape.kernel(name, given, (loss, sums), of=(logits,), saved=(*given, sums), reduction=1)
 
 
 def _summed(gradient: Value) -> Value:

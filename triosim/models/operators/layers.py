@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from triosim.models.operators.elementwise import add_number, elementwise, full_precision, mean, mul, power, rsqrt, to
+from triosim.models.operators.elementwise import elementwise, full_precision, mean, mul, over_root_mean_square, to
 from triosim.models.operators.fused import cross_entropy as fused_cross_entropy
 from triosim.models.operators.tape import Value
 from triosim.models.operators.views import contiguous_of, reshape, slice_of, view
@@ -12,10 +12,9 @@ def embedding(indices: Value, entries: int, width: int, *, weight: Value | None 
     """``nn.Embedding`` of the open module; ``weight`` where it is shared with another module."""
     tape = indices.tape
     table = tape.parameter("weight", (entries, width)) if weight is None else weight
-    out = tape.result("embedding", (table, indices), (*indices.shape, width), table.dtype)
-
-    return tape.differentiate(
-        (out,), (table,), lambda g: (tape.result("embedding_dense_backward", (g, indices), table.shape, g.dtype),)
+    out = tape.new((*indices.shape, width), table.dtype)
+    return tape.kernel(
+        "embedding", (table, indices), (out,), of=(table,), saved=(indices,), backward="embedding_dense_backward"
     )
 
 
@@ -26,14 +25,8 @@ def layer_norm(x: Value, *, bias: bool = True) -> Value:
     weights = [full_precision(tape.parameter(name, (width,))) for name in (("weight", "bias") if bias else ("weight",))]
     out = tape.new(x.shape, x.dtype)
     statistics = [tape.new((*x.shape[:-1], 1), "float32") for _ in range(2)]
-    tape.record("native_layer_norm", (x, *weights), (out, *statistics), normalized_shape=[width])
-
-    def backward(g: Value, *_: Value | None) -> list[Value]:
-        made = [tape.new(value.shape, value.dtype) for value in (x, *weights)]
-        tape.record("native_layer_norm_backward", (g, x, *statistics, *weights), made, normalized_shape=[width])
-        return made
-
-    return tape.differentiate((out, *statistics), (x, *weights), backward)
+    given, saved = (x, *weights), (x, *statistics, *weights)
+    return tape.kernel("native_layer_norm", given, (out, *statistics), of=given, saved=saved, normalized_shape=[width])
 
 
 def batch_norm(x: Value) -> Value:
@@ -58,11 +51,8 @@ def batch_norm(x: Value) -> Value:
 
 def rms_norm(x: Value) -> Value:
     """The root mean square norm as transformers writes it: in fp32, an operator at a time."""
-    tape, dtype = x.tape, x.dtype
-    weight = tape.parameter("weight", (x.shape[-1],))
-    x = to(x, "float32")
-    found = mul(x, rsqrt(add_number(mean(power(x, 2), [-1], keepdim=True))))
-    return mul(weight, to(found, dtype))
+    weight = x.tape.parameter("weight", (x.shape[-1],))
+    return mul(weight, to(over_root_mean_square(to(x, "float32")), x.dtype))
 
 
 def softmax(x: Value, *, dtype: str | None = None) -> Value:
@@ -88,32 +78,20 @@ def max_pool(x: Value, kernel: int, *, stride: int, padding: int = 0) -> Value:
     out, indices = tape.new(shape, x.dtype), tape.new(shape, "int64")
     sizes = {"kernel_size": [kernel, kernel], "stride": [stride, stride], "padding": [padding, padding]}
     attributes = {**sizes, "dilation": [1, 1], "ceil_mode": False}
-    tape.record("max_pool2d_with_indices", (x,), (out, indices), **attributes)
-
-    def backward(g: Value, _: Value | None) -> tuple[Value]:
-        return (tape.result("max_pool2d_with_indices_backward", (g, x, indices), x.shape, x.dtype, **attributes),)
-
-    return tape.differentiate((out, indices), (x,), backward)
+    return tape.kernel("max_pool2d_with_indices", (x,), (out, indices), of=(x,), saved=(x, indices), **attributes)
 
 
 def adaptive_average_pool(x: Value, size: int) -> Value:
     """``adaptive_avg_pool2d``: averages that make the image ``size`` high and wide."""
-    out = x.tape.result("_adaptive_avg_pool2d", (x,), (*x.shape[:2], size, size), x.dtype)
-
-    return x.tape.differentiate(
-        (out,), (x,), lambda g: (g.tape.result("_adaptive_avg_pool2d_backward", (g, x), x.shape, x.dtype),)
-    )
+    out = x.tape.new((*x.shape[:2], size, size), x.dtype)
+    return x.tape.kernel("_adaptive_avg_pool2d", (x,), (out,), of=(x,), saved=(x,))
 
 
 def average_pool_2x2(x: Value) -> Value:
     """``avg_pool2d`` over windows of two by two."""
     out = x.tape.new((*x.shape[:2], *[length // 2 for length in x.shape[2:]]), x.dtype)
     attributes = {"kernel_size": [2, 2], "stride": [2, 2], "padding": [0, 0], "ceil_mode": False}
-    x.tape.record("avg_pool2d", (x,), (out,), **attributes)
-
-    return x.tape.differentiate(
-        (out,), (x,), lambda g: (g.tape.result("avg_pool2d_backward", (g, x), x.shape, x.dtype, **attributes),)
-    )
+    return x.tape.kernel("avg_pool2d", (x,), (out,), of=(x,), saved=(x,), **attributes)
 
 
 def global_average_pool(x: Value) -> Value:
@@ -126,16 +104,10 @@ def cross_entropy(logits: Value, labels: Value) -> Value:
     tape = logits.tape
     logarithms = log_softmax(logits)
     loss, weight = tape.new((), logarithms.dtype), tape.new((), logarithms.dtype)
-    tape.record("nll_loss_forward", (logarithms, labels), (loss, weight), reduction=1)
-
-    def backward(g: Value, _: Value | None) -> tuple[Value]:
-        return (
-            tape.result(
-                "nll_loss_backward", (g, logarithms, labels, weight), logarithms.shape, logarithms.dtype, reduction=1
-            ),
-        )
-
-    return tape.differentiate((loss, weight), (logarithms,), backward)
+    saved, backward = (logarithms, labels, weight), "nll_loss_backward"
+    return tape.kernel(
+        "nll_loss_forward", saved[:2], (loss, weight), of=saved[:1], saved=saved, backward=backward, reduction=1
+    )
 
 
 def next_token_loss(logits: Value, labels: Value, *, fused: bool, shifted: bool = False) -> Value:

@@ -29,8 +29,8 @@ def sigmoid_router(x: Value, experts: int, chosen: int, groups: int, kept: int) 
         weight = tape.parameter("weight", (experts, x.shape[-1]))
         scores = sigmoid(mm(to(x, "float32"), t(to(weight, "float32"))))
         balance = tape.new((experts,), "float32", category="buffer")
-        # What follows chooses, and has no gradient.
-        ranked = elementwise("add", _apart(scores), balance)
+        # What follows chooses, and has no gradient: ``scores`` are detached.
+        ranked = elementwise("add", scores.alias(), balance)
         if groups > 1:
             by_group = view(ranked, (-1, groups, experts // groups))
             best, _ = _largest(by_group, 2)
@@ -95,34 +95,27 @@ def grouped(x: Value, weight: Value, ends: Value) -> Value:
 
 
 def _grouped(first: Value, second: Value, ends: Value, shape: tuple[int, ...]) -> Value:
-    out = first.tape.result("_grouped_mm", (first, second, ends), shape, first.dtype)
-    return out
+    return first.tape.result("_grouped_mm", (first, second, ends), shape, first.dtype)
 
 
 def index(x: Value, rows: Value) -> Value:
     """``index``: rows of a tensor by their indices."""
     out = x.tape.result("index", (x, rows), (*rows.shape, *x.shape[1:]), x.dtype)
 
-    def backward(g: Value) -> tuple[Value]:
-        zeros, whole = g.tape.new(x.shape, g.dtype), g.tape.new(x.shape, g.dtype)
-        g.tape.record("new_zeros", (g,), (zeros,))
-        g.tape.record("index_put", (zeros, rows, g), (whole,))
-        return (whole,)
-
-    return x.tape.differentiate((out,), (x,), backward)
+    return x.tape.differentiate((out,), (x,), lambda g: (_into_zeros("index_put", g, x, rows),))
 
 
 def topk(x: Value, count: int) -> tuple[Value, Value]:
     """``topk`` over the last dimension: values and indices."""
     values, indices = _largest(x, count)
-    x.tape.differentiate((values, indices), (x,), lambda g, _: (_scattered(g, x, indices),))
+    x.tape.differentiate((values, indices), (x,), lambda g, _: (_into_zeros("scatter", g, x, indices, dim=-1),))
     return values, indices
 
 
 def gather(x: Value, indices: Value) -> Value:
     """``gather`` along the last dimension."""
     out = x.tape.result("gather", (x, indices), indices.shape, x.dtype, dim=1)
-    return x.tape.differentiate((out,), (x,), lambda g: (_scattered(g, x, indices),))
+    return x.tape.differentiate((out,), (x,), lambda g: (_into_zeros("scatter", g, x, indices, dim=-1),))
 
 
 def _largest(x: Value, count: int) -> tuple[Value, Value]:
@@ -132,13 +125,10 @@ def _largest(x: Value, count: int) -> tuple[Value, Value]:
     return values, indices
 
 
-def _scattered(g: Value, x: Value, indices: Value) -> Value:
-    zeros, whole = g.tape.new(x.shape, g.dtype), g.tape.new(x.shape, g.dtype)
-    g.tape.record("new_zeros", (g,), (zeros,))
-    g.tape.record("scatter", (zeros, indices, g), (whole,), dim=-1)
+def _into_zeros(name: str, g: Value, x: Value, indices: Value, **attributes: int) -> Value:
+    """The gradient of ``x``, of which ``indices`` were read: zeros, but for the gradient of what was read."""
+    tape = g.tape
+    zeros, whole = tape.new(x.shape, g.dtype), tape.new(x.shape, g.dtype)
+    tape.record("new_zeros", (g,), (zeros,))
+    tape.record(name, (zeros, indices, g), (whole,), **attributes)
     return whole
-
-
-def _apart(x: Value) -> Value:
-    """``detach``: a value without its gradient."""
-    return Value(x.tape, x.shape, x.dtype, x.storage, x.strides, x.offset)

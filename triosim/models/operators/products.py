@@ -6,7 +6,7 @@ import math
 
 from triosim.models.operators import float8
 from triosim.models.operators.elementwise import add, elementwise, to, total
-from triosim.models.operators.layout import channels_last, contiguous, dense_like, is_contiguous
+from triosim.models.operators.layout import channels_last, dense_like, is_contiguous
 from triosim.models.operators.tape import Value
 from triosim.models.operators.views import contiguous_of, reshape, t, transpose, unsafe_view, view
 
@@ -26,34 +26,26 @@ def lower_precision(x: Value) -> Value:
     return found
 
 
-def _product(name: str, given: tuple[Value, ...], a: Value, b: Value) -> Value:
-    out = a.tape.result(name, given, (*a.shape[:-1], b.shape[-1]), a.dtype)
-    return out
-
-
-def _by_first(g: Value, b: Value) -> Value:
-    """The gradient of the first factor of a product."""
-    turned = t(b)
-    return _product("mm", (g, turned), g, turned)
+def _product(name: str, a: Value, b: Value, *added: Value) -> Value:
+    """Record a product; what is ``added`` stands before the factors."""
+    return a.tape.result(name, (*added, a, b), (*a.shape[:-1], b.shape[-1]), a.dtype)
 
 
 def _by_second(g: Value, a: Value, b: Value) -> Value:
     """The gradient of the second factor, in its layout: a transposed weight gets a transposed gradient."""
     if b.strides[0] == 1 and b.strides[1] == b.shape[0]:
-        turned = t(g)
-        return t(_product("mm", (turned, a), turned, a))
-    turned = t(a)
-    return _product("mm", (turned, g), turned, g)
+        return t(_product("mm", t(g), a))
+    return _product("mm", t(a), g)
 
 
 def mm(a: Value, b: Value) -> Value:
     """(m, k) by (k, n)."""
     a, b = lower_precision(a), lower_precision(b)
-    out = _product("mm", (a, b), a, b)
+    out = _product("mm", a, b)
 
     def backward(g: Value) -> tuple[Value | None, Value | None]:
         second = _by_second(g, a, b) if b.node else None
-        return _by_first(g, b) if a.node else None, second
+        return _product("mm", g, t(b)) if a.node else None, second
 
     return a.tape.differentiate((out,), (a, b), backward)
 
@@ -61,10 +53,10 @@ def mm(a: Value, b: Value) -> Value:
 def addmm(bias: Value, a: Value, b: Value) -> Value:
     """(m, k) by (k, n), and a bias of (n)."""
     bias, a, b = lower_precision(bias), lower_precision(a), lower_precision(b)
-    out = _product("addmm", (bias, a, b), a, b)
+    out = _product("addmm", a, b, bias)
 
     def backward(g: Value) -> tuple[Value | None, Value | None, Value | None]:
-        first = _by_first(g, b) if a.node else None
+        first = _product("mm", g, t(b)) if a.node else None
         second = _by_second(g, a, b) if b.node else None
         own = view(total(g, [0], keepdim=True), bias.shape) if bias.node else None
         return own, first, second
@@ -85,23 +77,20 @@ def linear(
 
     The product adds the bias where its input is contiguous (``addmm``). ``whole``: never in fp8.
     """
-    tape, inputs = x.tape, x.shape[-1]
+    tape, inputs, shape = x.tape, x.shape[-1], (*x.shape[:-1], outputs)
     if weight is None:
         weight = tape.parameter(names[0], (outputs, inputs))
     added = lower_precision(tape.parameter(names[1], (outputs,))) if bias else None
     x, weight = lower_precision(x), lower_precision(weight)
+    is_matrix = len(x.shape) == 2
     if tape.float8 and not whole and float8.fits(x, weight):
-        found = view(float8.product(contiguous_of(x), weight), (*x.shape[:-1], outputs))
-        return found if added is None else add(found, added)
-    if added is not None and (len(x.shape) == 2 or is_contiguous(x.shape, x.strides)):
-        rows = reshape(x, (-1, inputs))
-        found = addmm(added, rows, t(weight))
-        return found if len(x.shape) == 2 else view(found, (*x.shape[:-1], outputs))
-    turned = t(weight)
-    if len(x.shape) == 2:
-        found = mm(x, turned)
+        found = view(float8.product(contiguous_of(x), weight), shape)
+    elif added is not None and (is_matrix or is_contiguous(x.shape, x.strides)):
+        found = addmm(added, reshape(x, (-1, inputs)), t(weight))
+        return found if is_matrix else view(found, shape)
     else:
-        found = unsafe_view(mm(reshape(x, (-1, inputs)), turned), (*x.shape[:-1], outputs))
+        turned = t(weight)
+        found = mm(x, turned) if is_matrix else unsafe_view(mm(reshape(x, (-1, inputs)), turned), shape)
     return found if added is None else add(found, added)
 
 
@@ -115,17 +104,11 @@ def transposed_linear(x: Value, outputs: int) -> Value:
 def bmm(a: Value, b: Value) -> Value:
     """A batch of products."""
     a, b = lower_precision(a), lower_precision(b)
-    out = _product("bmm", (a, b), a, b)
+    out = _product("bmm", a, b)
 
     def backward(g: Value) -> tuple[Value | None, Value | None]:
-        second = None
-        if b.node:
-            turned = transpose(a, 1, 2)
-            second = _product("bmm", (turned, g), turned, g)
-        if not a.node:
-            return None, second
-        turned = transpose(b, 1, 2)
-        return _product("bmm", (g, turned), g, turned), second
+        second = _product("bmm", transpose(a, 1, 2), g) if b.node else None
+        return _product("bmm", g, transpose(b, 1, 2)) if a.node else None, second
 
     return a.tape.differentiate((out,), (a, b), backward)
 
@@ -133,18 +116,12 @@ def bmm(a: Value, b: Value) -> Value:
 def scaled_bmm(a: Value, b: Value) -> Value:
     """``baddbmm`` without its input (``beta=0``): a batch of products, scaled."""
     a, b = lower_precision(a), lower_precision(b)
-    shape = (*a.shape[:-1], b.shape[-1])
-    into = a.tape.result("empty", (), shape, a.dtype)
-    out = _product("baddbmm", (into, a, b), a, b)
+    into = a.tape.result("empty", (), (*a.shape[:-1], b.shape[-1]), a.dtype)
+    out = _product("baddbmm", a, b, into)
 
     def backward(g: Value) -> tuple[Value | None, Value | None]:
-        first = second = None
-        if a.node:
-            turned = transpose(b, 1, 2)
-            first = elementwise("mul", _product("bmm", (g, turned), g, turned))
-        if b.node:
-            turned = transpose(a, 1, 2)
-            second = elementwise("mul", _product("bmm", (turned, g), turned, g))
+        first = elementwise("mul", _product("bmm", g, transpose(b, 1, 2))) if a.node else None
+        second = elementwise("mul", _product("bmm", transpose(a, 1, 2), g)) if b.node else None
         return first, second
 
     return a.tape.differentiate((out,), (a, b), backward)
@@ -168,9 +145,8 @@ def convolution(
     x = lower_precision(x)
     spatial = tuple([(length + 2 * padding - kernel) // stride + 1 for length in x.shape[2:]])
     shape = (x.shape[0], outputs, *spatial)
-    out = tape.new(
-        shape, x.dtype, dense_like(shape, x.strides) if channels_last(x.shape, x.strides) else contiguous(shape)
-    )
+    strides = dense_like(shape, x.strides) if channels_last(x.shape, x.strides) else None
+    out = tape.new(shape, x.dtype, strides)
     given = (x, weight) if added is None else (x, weight, added)
     attributes = {
         "stride": [stride, stride],

@@ -46,6 +46,12 @@ class Value:
         """Whether its elements are real numbers."""
         return self.dtype.startswith(("float", "bfloat"))
 
+    def alias(self, shape: Shape | None = None, strides: Strides | None = None, offset: int = 0) -> Value:
+        """Return a value in the same memory, without a gradient. ``offset`` is in elements, from where this one starts."""
+        if shape is None:
+            shape, strides = self.shape, self.strides
+        return Value(self.tape, shape, self.dtype, self.storage, strides, self.offset + offset)
+
 
 def module(
     name: str, function: Callable[Concatenate[Value, _P], _Result], x: Value, *args: _P.args, **kwargs: _P.kwargs
@@ -163,6 +169,31 @@ class Tape:
         out = self.new(shape, dtype)
         self.record(name, inputs, (out,), **attributes)
         return out
+
+    def kernel(
+        self,
+        name: str,
+        inputs: Sequence[Value],
+        outputs: Sequence[Value],
+        *,
+        of: Sequence[Value],
+        saved: Sequence[Value],
+        backward: str = "",
+        **attributes: Any,
+    ) -> Value:
+        """Record an operator that one kernel, ``backward``, differentiates, and return its first output.
+
+        The kernel reads the gradient of that and what is ``saved``, and computes the gradients of the inputs ``of``. By default
+        it is called as the operator, with ``_backward``; it has the same attributes.
+        """
+        self.record(name, inputs, outputs, **attributes)
+
+        def gradients(g: Value, *_: Value | None) -> list[Value]:
+            made = [self.new(value.shape, value.dtype) for value in of]
+            self.record(backward or f"{name}_backward", (g, *saved), made, **attributes)
+            return made
+
+        return self.differentiate(outputs, of, gradients)
 
     def differentiate(self, outputs: Sequence[Value], inputs: Sequence[Value | None], backward: Backward) -> Value:
         """Give the gradient of the operator that was recorded last, and return its first output.

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
-from triosim.models.operators.layout import Shape, Strides, contiguous, is_contiguous, viewed
+from triosim.models.operators.layout import Shape, Strides, is_contiguous, viewed
 from triosim.models.operators.tape import Value
 
 
-def _shown(name: str, x: Value, shape: Shape, strides: Strides, offset: int | None = None, **attributes: Any) -> Value:
-    """Record a view."""
-    out = Value(x.tape, shape, x.dtype, x.storage, strides, x.offset if offset is None else offset)
+def _view_of(x: Value, name: str, shape: Shape, strides: Strides | None, offset: int = 0, **attributes: Any) -> Value:
+    """Record a view; ``offset`` is where it starts in ``x``."""
+    out = x.alias(shape, strides, offset)
     x.tape.record(name, (x,), (out,), **attributes)
     return out
+
+
+def _reshaped(x: Value, name: str, new: Shape, strides: Strides | None = None) -> Value:
+    out = _view_of(x, name, new, strides)
+    return x.tape.differentiate((out,), (x,), lambda g: (reshape(g, x.shape),))
 
 
 def view(x: Value, shape: Sequence[int]) -> Value:
@@ -23,12 +29,7 @@ def view(x: Value, shape: Sequence[int]) -> Value:
     strides = viewed(x.shape, x.strides, new)
     if strides is None:
         raise ValueError(f"{x.shape} with strides {x.strides} cannot be viewed as {new}")
-    return _viewed("view", x, new, strides)
-
-
-def _viewed(name: str, x: Value, new: Shape, strides: Strides) -> Value:
-    out = _shown(name, x, new, strides)
-    return x.tape.differentiate((out,), (x,), lambda g: (reshape(g, x.shape),))
+    return _reshaped(x, "view", new, strides)
 
 
 def reshape(x: Value, shape: Sequence[int]) -> Value:
@@ -37,18 +38,16 @@ def reshape(x: Value, shape: Sequence[int]) -> Value:
     if x.shape == new:
         return x
     strides = viewed(x.shape, x.strides, new)
-    if strides is not None:
-        return _viewed("view", x, new, strides)
-    return _viewed("_unsafe_view", copied(x), new, contiguous(new))
+    return unsafe_view(copied(x), new) if strides is None else _reshaped(x, "view", new, strides)
 
 
 def unsafe_view(x: Value, shape: Sequence[int]) -> Value:
     """``_unsafe_view`` of a fresh result, such as a product's."""
-    new = _whole(x, shape)
-    return _viewed("_unsafe_view", x, new, contiguous(new))
+    return _reshaped(x, "_unsafe_view", _whole(x, shape))
 
 
 def _whole(x: Value, shape: Sequence[int]) -> Shape:
+    """Return a shape with the length that -1 stands for."""
     if -1 not in shape:
         return tuple(shape)
     rest = math.prod([length for length in shape if length != -1])
@@ -71,20 +70,20 @@ def transpose(x: Value, first: int, second: int) -> Value:
     shape, strides = list(x.shape), list(x.strides)
     shape[first], shape[second] = shape[second], shape[first]
     strides[first], strides[second] = strides[second], strides[first]
-    out = _shown("transpose", x, tuple(shape), tuple(strides), dim0=first, dim1=second)
+    out = _view_of(x, "transpose", tuple(shape), tuple(strides), dim0=first, dim1=second)
     return x.tape.differentiate((out,), (x,), lambda g: (transpose(g, first, second),))
 
 
 def t(x: Value) -> Value:
     """``t``: a transposed matrix."""
-    out = _shown("t", x, x.shape[::-1], x.strides[::-1])
+    out = _view_of(x, "t", x.shape[::-1], x.strides[::-1])
     return x.tape.differentiate((out,), (x,), lambda g: (t(g),))
 
 
 def permute(x: Value, dims: Sequence[int]) -> Value:
     """``permute``: the dimensions in another order."""
     shape, strides = tuple([x.shape[dim] for dim in dims]), tuple([x.strides[dim] for dim in dims])
-    out = _shown("permute", x, shape, strides, dims=list(dims))
+    out = _view_of(x, "permute", shape, strides, dims=list(dims))
     back = [list(dims).index(axis) for axis in range(len(dims))]
     return x.tape.differentiate((out,), (x,), lambda g: (permute(g, back),))
 
@@ -93,74 +92,67 @@ def unsqueeze(x: Value, dim: int) -> Value:
     """``unsqueeze``: one more dimension, of length 1."""
     axis = dim % (len(x.shape) + 1)
     step = x.strides[axis] * x.shape[axis] if axis < len(x.shape) else 1
-    shape, strides = (*x.shape[:axis], 1, *x.shape[axis:]), (*x.strides[:axis], step, *x.strides[axis:])
-    out = _shown("unsqueeze", x, shape, strides, dim=dim)
+    out = _view_of(x, "unsqueeze", _with(x.shape, axis, 1, drop=0), _with(x.strides, axis, step, drop=0), dim=dim)
     return x.tape.differentiate((out,), (x,), lambda g: (squeeze(g, axis),))
 
 
 def squeeze(x: Value, dim: int) -> Value:
     """``squeeze``: without a dimension of length 1."""
     axis = dim % len(x.shape)
-    shape, strides = (*x.shape[:axis], *x.shape[axis + 1 :]), (*x.strides[:axis], *x.strides[axis + 1 :])
-    out = _shown("squeeze", x, shape, strides, dim=dim)
+    out = _view_of(x, "squeeze", _with(x.shape, axis), _with(x.strides, axis), dim=dim)
     return x.tape.differentiate((out,), (x,), lambda g: (unsqueeze(g, axis),))
 
 
 def expand(x: Value, shape: Sequence[int]) -> Value:
     """``expand``; its gradient is summed back (``triosim.models.operators.elementwise.sum_to``)."""
     new, lead = tuple(shape), len(shape) - len(x.shape)
-    strides = tuple(
-        [
-            0 if axis < lead or (x.shape[axis - lead] == 1 and length != 1) else x.strides[axis - lead]
-            for axis, length in enumerate(new)
-        ]
-    )
     if new == x.shape:
         return x
-    out = _shown("expand", x, new, strides)
+    known = zip((1,) * lead + x.shape, (0,) * lead + x.strides, new, strict=True)
+    strides = tuple([0 if before == 1 and length != 1 else step for before, step, length in known])
+    out = _view_of(x, "expand", new, strides)
     return x.tape.differentiate((out,), (x,), lambda g: (g,))
 
 
 def slice_of(x: Value, dim: int, start: int, stop: int) -> Value:
     """``slice``: part of a dimension."""
     axis = dim % len(x.shape)
-    shape = (*x.shape[:axis], stop - start, *x.shape[axis + 1 :])
-    out = _shown("slice", x, shape, x.strides, x.offset + start * x.strides[axis], dim=dim)
-
-    return x.tape.differentiate(
-        (out,), (x,), lambda g: (g.tape.result("slice_backward", (g,), x.shape, x.dtype, dim=dim),)
-    )
+    shape, offset = _with(x.shape, axis, stop - start), start * x.strides[axis]
+    return _part(x, _view_of(x, "slice", shape, x.strides, offset, dim=dim), "slice_backward", dim)
 
 
 def select(x: Value, dim: int, index: int) -> Value:
     """``select``: one index of a dimension, which is dropped."""
     axis = dim % len(x.shape)
-    shape, strides = (*x.shape[:axis], *x.shape[axis + 1 :]), (*x.strides[:axis], *x.strides[axis + 1 :])
-    out = _shown("select", x, shape, strides, x.offset + index * x.strides[axis], dim=dim)
+    shape, strides, offset = _with(x.shape, axis), _with(x.strides, axis), index * x.strides[axis]
+    return _part(x, _view_of(x, "select", shape, strides, offset, dim=dim), "select_backward", dim)
 
-    return x.tape.differentiate(
-        (out,), (x,), lambda g: (g.tape.result("select_backward", (g,), x.shape, x.dtype, dim=dim),)
-    )
+
+def _part(x: Value, out: Value, backward: str, dim: int) -> Value:
+    """Return part of a tensor; the operator ``backward`` puts its gradient among zeros."""
+    return x.tape.differentiate((out,), (x,), lambda g: (g.tape.result(backward, (g,), x.shape, x.dtype, dim=dim),))
+
+
+def _with(lengths: Shape, axis: int, *new: int, drop: int = 1) -> Shape:
+    """Return a shape or strides with other numbers in place of that of one dimension, or before it."""
+    return (*lengths[:axis], *new, *lengths[axis + drop :])
 
 
 def split(x: Value, sizes: Sequence[int], dim: int) -> tuple[Value, ...]:
     """``split`` of a dimension; the gradients are concatenated, with zeros for a part without one."""
     axis = dim % len(x.shape)
-    found: list[Value] = []
-    start = 0
-    for size in sizes:
-        shape = (*x.shape[:axis], size, *x.shape[axis + 1 :])
-        found.append(Value(x.tape, shape, x.dtype, x.storage, x.strides, x.offset + start * x.strides[axis]))
-        start += size
-    name = "split" if len(set(sizes)) == 1 else "split_with_sizes"
-    x.tape.record(name, (x,), found, dim=dim)
+    starts = accumulate(sizes, initial=0)
+    found = [
+        x.alias(_with(x.shape, axis, size), x.strides, start * x.strides[axis])
+        for size, start in zip(sizes, starts, strict=False)
+    ]
+    x.tape.record("split" if len(set(sizes)) == 1 else "split_with_sizes", (x,), found, dim=dim)
 
     def backward(*gradients: Value | None) -> tuple[Value]:
-        whole = []
-        for part, gradient in zip(found, gradients, strict=True):
-            if gradient is None:
-                gradient = x.tape.result("zeros", (), part.shape, part.dtype)
-            whole.append(gradient)
+        whole = [
+            x.tape.result("zeros", (), part.shape, part.dtype) if gradient is None else gradient
+            for part, gradient in zip(found, gradients, strict=True)
+        ]
         return (cat(whole, dim),)
 
     x.tape.differentiate(found, (x,), backward)
@@ -172,8 +164,7 @@ def cat(values: Sequence[Value], dim: int) -> Value:
     values = tuple(values)
     first = values[0]
     axis = dim % len(first.shape)
-    length = sum(value.shape[axis] for value in values)
-    shape = (*first.shape[:axis], length, *first.shape[axis + 1 :])
+    shape = _with(first.shape, axis, sum(value.shape[axis] for value in values))
     out = first.tape.result("cat", values, shape, first.dtype, dim=dim)
 
     def backward(g: Value) -> list[Value | None]:
