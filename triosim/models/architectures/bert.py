@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from triosim.models.architectures.model import check_heads, check_length, token_inputs
-from triosim.models.operators.attention import multi_head_attention, split_heads
+from triosim.models.architectures.model import check_length, token_inputs
+from triosim.models.operators.attention import self_attention
 from triosim.models.operators.elementwise import add, dropout, gelu
 from triosim.models.operators.layers import cross_entropy, embedding, layer_norm
 from triosim.models.operators.products import linear
@@ -31,9 +31,8 @@ class Bert:
 
     def loss(self, tape: Tape, batch: int, sequence: int, choices: ChoiceReader) -> Value:
         """Record the forward pass; the loss is over all tokens."""
-        check_heads(self.hidden, self.heads)
         check_length(sequence, self.positions, self.name)
-        token_ids, labels = token_inputs(tape, batch, sequence), token_inputs(tape, batch, sequence)
+        token_ids, labels = token_inputs(tape, batch, sequence)
         dropped = choices.dropout(self.dropout)
         with tape.at("bert"):
             with tape.at("embeddings"):
@@ -67,11 +66,8 @@ class Bert:
     def _layer(self, x: Value, choices: ChoiceReader, dropped: float) -> Value:
         tape = x.tape
         with tape.at("attention.self"):
-            parts = []
-            for name in ("query", "key", "value"):
-                part = module(name, linear, x, self.hidden)
-                parts.append(split_heads(part, self.heads))
-            found = multi_head_attention(*parts, kernel=choices.attention_kernel(), probability=dropped)
+            names, kernel = ("query", "key", "value"), choices.attention_kernel()
+            found = self_attention(x, self.heads, names, kernel=kernel, probability=dropped)
         x = module("attention.output", self._added, found, x, dropped)
         with tape.at("intermediate"):
             found = module("dense", linear, x, self.feed_forward)

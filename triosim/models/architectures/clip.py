@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from triosim.models.architectures.model import check_heads, check_length, token_inputs
-from triosim.models.operators.attention import multi_head_attention, split_heads
+from triosim.models.architectures.images import patch_embeddings
+from triosim.models.architectures.model import check_length, token_inputs
+from triosim.models.operators.attention import self_attention
 from triosim.models.operators.elementwise import add, div, div_number, elementwise, mul, power, quick_gelu, total
 from triosim.models.operators.layers import cross_entropy, embedding, layer_norm
-from triosim.models.operators.products import convolution, linear, mm
+from triosim.models.operators.products import linear, mm
 from triosim.models.operators.tape import Tape, Value, module
-from triosim.models.operators.views import cat, expand, select, t, transpose, view
+from triosim.models.operators.views import select, t
 from triosim.models.step_choices import ChoiceReader
 
 
@@ -44,11 +45,9 @@ class Clip:
 
     def loss(self, tape: Tape, batch: int, sequence: int, choices: ChoiceReader) -> Value:
         """Record the forward pass; the loss is contrastive, over the pairs of the batch."""
-        for tower in (self.vision, self.text):
-            check_heads(tower.hidden, tower.heads)
         check_length(sequence, self.positions, self.name)
         images = tape.new((batch, 3, self.image, self.image), tape.dtype, category="input")
-        token_ids = token_inputs(tape, batch, sequence)
+        (token_ids,) = token_inputs(tape, batch, sequence, 1)
         image = module("vision_model", self._image_features, images, choices)
         image = module("visual_projection", linear, image, self.projection_dim, bias=False)
         text = module("text_model", self._text_features, token_ids, choices)
@@ -59,13 +58,18 @@ class Clip:
 
     def _image_features(self, images: Value, choices: ChoiceReader) -> Value:
         """Return the features of the class token."""
-        tape, (batch, *_), hidden = images.tape, images.shape, self.vision.hidden
-        count = (self.image // self.patch) ** 2
+        tape, hidden = images.tape, self.vision.hidden
         with tape.at("embeddings"):
-            found = module("patch_embedding", convolution, images, hidden, self.patch, stride=self.patch)
-            found = transpose(view(found, (batch, hidden, count)), 1, 2)
-            first = expand(tape.parameter("class_embedding", (hidden,)), (batch, 1, hidden))
-            found = _placed(cat((first, found), 1), count + 1)
+            found = patch_embeddings(
+                images,
+                hidden,
+                self.patch,
+                name="patch_embedding",
+                token="class_embedding",
+                token_shape=(hidden,),
+                bias=False,
+            )
+            found = _placed(found, found.shape[1])
         found = module("pre_layrnorm", layer_norm, found)
         found = _encoded(found, self.vision, choices, causal=False)
         with tape.at("post_layernorm"):
@@ -109,11 +113,8 @@ def _layer(x: Value, sizes: Tower, choices: ChoiceReader, causal: bool) -> Value
 
 
 def _attention(x: Value, sizes: Tower, choices: ChoiceReader, causal: bool) -> Value:
-    parts = []
-    for name in ("q_proj", "k_proj", "v_proj"):
-        part = module(name, linear, x, sizes.hidden)
-        parts.append(split_heads(part, sizes.heads))
-    found = multi_head_attention(*parts, kernel=choices.attention_kernel(), probability=0.0, causal=causal)
+    names, kernel = ("q_proj", "k_proj", "v_proj"), choices.attention_kernel()
+    found = self_attention(x, sizes.heads, names, kernel=kernel, causal=causal)
     return module("out_proj", linear, found, sizes.hidden)
 
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from triosim.models.architectures.images import class_loss, image_inputs
 from triosim.models.operators.elementwise import add, dropout, relu_in_place
 from triosim.models.operators.layers import (
     adaptive_average_pool,
     average_pool_2x2,
     batch_norm,
-    cross_entropy,
     global_average_pool,
     max_pool,
 )
@@ -40,7 +40,7 @@ class VGG:
 
     def loss(self, tape: Tape, batch: int, sequence: int, choices: ChoiceReader) -> Value:
         """Record the forward pass; the loss is that of the images' classes."""
-        found, labels = fed(tape, batch, self.image)
+        found, labels = image_inputs(tape, batch, self.image)
         number = 0
         for width, count in zip(_VGG_WIDTHS, self.convolutions, strict=True):
             for _ in range(count):
@@ -54,13 +54,13 @@ class VGG:
             number += 1
         found = module("avgpool", adaptive_average_pool, found, 7)
         found = view(found, (batch, -1))
-        for number, width in ((0, 4096), (3, 4096)):
-            found = module(f"classifier.{number}", linear, found, width)
+        for number in (0, 3):
+            found = module(f"classifier.{number}", linear, found, 4096)
             found = module(f"classifier.{number + 1}", relu_in_place, found)
             with tape.at(f"classifier.{number + 2}"):
                 found = dropout(found, choices.dropout(self.dropout))
         found = module("classifier.6", linear, found, self.classes)
-        return classified(found, labels)
+        return class_loss(found, labels)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,9 +78,9 @@ class ResNet:
 
     def loss(self, tape: Tape, batch: int, sequence: int, choices: ChoiceReader) -> Value:
         """Record the forward pass; the loss is that of the images' classes."""
-        found, labels = fed(tape, batch, self.image)
+        found, labels = image_inputs(tape, batch, self.image)
         found = module("conv1", convolution, found, 64, 7, stride=2, padding=3)
-        found = _normalised(found, "bn1")
+        found = module("bn1", batch_norm, found)
         found = module("relu", relu_in_place, found)
         found = module("maxpool", max_pool, found, 3, stride=2, padding=1)
         for stage, count in enumerate(self.blocks):
@@ -91,7 +91,7 @@ class ResNet:
         found = module("avgpool", global_average_pool, found)
         found = view(found, (batch, -1))
         found = module("fc", linear, found, self.classes)
-        return classified(found, labels)
+        return class_loss(found, labels)
 
     def _block(self, x: Value, planes: int, stride: int) -> Value:
         inner = planes * self.width // 64 * self.groups
@@ -107,10 +107,10 @@ class ResNet:
             found = module(
                 f"conv{number}", convolution, found, width, kernel, stride=step, padding=kernel // 2, groups=groups
             )
-            found = _normalised(found, f"bn{number}")
+            found = module(f"bn{number}", batch_norm, found)
         if found.shape != x.shape:
             x = module("downsample.0", convolution, x, found.shape[1], 1, stride=stride)
-            x = _normalised(x, "downsample.1")
+            x = module("downsample.1", batch_norm, x)
         found = add(found, x, in_place=True)
         return module("relu", relu_in_place, found)
 
@@ -129,7 +129,7 @@ class DenseNet:
 
     def loss(self, tape: Tape, batch: int, sequence: int, choices: ChoiceReader) -> Value:
         """Record the forward pass; the loss is that of the images' classes."""
-        found, labels = fed(tape, batch, self.image)
+        found, labels = image_inputs(tape, batch, self.image)
         with tape.at("features"):
             found = module("conv0", convolution, found, self.first, 7, stride=2, padding=3)
             found = _active(found, "norm0", "relu0")
@@ -141,11 +141,11 @@ class DenseNet:
                         found = _active(found, "norm", "relu")
                         found = module("conv", convolution, found, found.shape[1] // 2, 1)
                         found = module("pool", average_pool_2x2, found)
-            found = _normalised(found, "norm5")
+            found = module("norm5", batch_norm, found)
         found = relu_in_place(found)
         found = view(global_average_pool(found), (batch, -1))
         found = module("classifier", linear, found, self.classes)
-        return classified(found, labels)
+        return class_loss(found, labels)
 
     def _block(self, x: Value, count: int) -> Value:
         tape = x.tape
@@ -161,22 +161,5 @@ class DenseNet:
         return cat(parts, 1)
 
 
-def fed(tape: Tape, batch: int, image: int) -> tuple[Value, Value]:
-    """Return images and their classes."""
-    images = tape.new((batch, 3, image, image), tape.dtype, category="input")
-    return images, tape.new((batch,), "int64", category="input")
-
-
-def classified(logits: Value, labels: Value) -> Value:
-    """Return the loss of a classifier."""
-    with logits.tape.within("CrossEntropyLoss"):
-        return cross_entropy(logits, labels)
-
-
-def _normalised(x: Value, name: str) -> Value:
-    return module(name, batch_norm, x)
-
-
 def _active(x: Value, norm: str, relu: str) -> Value:
-    found = _normalised(x, norm)
-    return module(relu, relu_in_place, found)
+    return module(relu, relu_in_place, module(norm, batch_norm, x))

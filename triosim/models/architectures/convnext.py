@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from triosim.models.architectures.convnets import classified, fed
+from triosim.models.architectures.images import class_loss, image_inputs
 from triosim.models.operators.elementwise import add, add_number, div, elementwise, gelu, mean, mul
 from triosim.models.operators.layers import layer_norm
 from triosim.models.operators.products import convolution, linear
@@ -33,7 +33,7 @@ class ConvNext:
 
     def loss(self, tape: Tape, batch: int, sequence: int, choices: ChoiceReader) -> Value:
         """Record the forward pass; the loss is that of the images' classes."""
-        found, labels = fed(tape, batch, self.image)
+        found, labels = image_inputs(tape, batch, self.image)
         with tape.at("convnext" if self.version == 1 else "convnextv2"):
             with tape.at("embeddings"):
                 found = module(
@@ -45,7 +45,7 @@ class ConvNext:
             found = mean(found, [-2, -1])
             found = module("layernorm", layer_norm, found)
         found = module("classifier", linear, found, self.classes)
-        return classified(found, labels)
+        return class_loss(found, labels)
 
     def _stage(self, x: Value, stage: int, count: int) -> Value:
         if stage:

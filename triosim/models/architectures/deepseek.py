@@ -6,35 +6,28 @@ Its multi-token prediction module is left out, as transformers leaves it out.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
-from triosim.models.architectures.llama import gated_mlp, rotary_angles
-from triosim.models.architectures.model import token_inputs
-from triosim.models.operators import fused
+from triosim.models.architectures.llama import Angles, Llama, gated_mlp, rotary_angles
 from triosim.models.operators.attention import multi_head_attention, split_heads
 from triosim.models.operators.elementwise import add, mul, sub
-from triosim.models.operators.layers import embedding, next_token_loss, rms_norm
 from triosim.models.operators.moe import mixture, sigmoid_router
 from triosim.models.operators.products import linear
-from triosim.models.operators.tape import Tape, Value, module
+from triosim.models.operators.tape import Value, module
 from triosim.models.operators.views import cat, expand, reshape, slice_of, split, transpose, unsqueeze, view
 from triosim.models.step_choices import ChoiceReader
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeepSeek:
+class DeepSeek(Llama):
     """Sizes of a DeepSeek-V3. ``query_rank`` and ``kv_rank`` are the sizes of the latent vectors; None stands for no such
     vector.
 
     A head of a query or key has ``nope_dim`` features without and ``rope_dim`` with rotary position embedding, a head of a
-    value
-    ``value_dim``. The first ``dense_layers`` have a feed-forward network of ``feed_forward``, the others experts of
+    value ``value_dim``. The first ``dense_layers`` have a feed-forward network of ``feed_forward``, the others experts of
     ``expert_width``: ``experts_per_token`` from ``groups_per_token`` of the ``groups``, and ``shared_experts`` for every token.
     """
 
-    layers: int
-    hidden: int
-    heads: int
-    feed_forward: int
     expert_width: int
     experts: int
     experts_per_token: int
@@ -51,35 +44,14 @@ class DeepSeek:
     sequence: int = 4096
     name: str = "deepseek"
 
-    def loss(self, tape: Tape, batch: int, sequence: int, choices: ChoiceReader) -> Value:
-        """Record the forward pass; the loss is that of the next token."""
-        norm = fused.rms_norm if choices.fused() else rms_norm
-        token_ids, labels = token_inputs(tape, batch, sequence), token_inputs(tape, batch, sequence)
-        with tape.at("model"):
-            found = module("embed_tokens", embedding, token_ids, self.vocab, self.hidden)
-            angles = rotary_angles(tape, sequence, self.rope_dim, found.dtype)
-            for number in range(self.layers):
-                found = module(
-                    f"layers.{number}", self._layer, found, angles, choices, dense=number < self.dense_layers
-                )
-            found = module("norm", norm, found)
-        logits = module("lm_head", linear, found, self.vocab, bias=False)
-        return next_token_loss(logits, labels, fused=choices.fused())
+    float8_logits: ClassVar[bool] = True
 
-    def _layer(self, x: Value, angles: tuple[Value, Value], choices: ChoiceReader, *, dense: bool) -> Value:
-        tape = x.tape
-        norm = fused.rms_norm if choices.fused() else rms_norm
-        found = module("input_layernorm", norm, x)
-        found = module("self_attn", self._attention, found, angles, choices)
-        x = add(x, found)
-        found = module("post_attention_layernorm", norm, x)
-        with tape.at("mlp"):
-            found = (
-                gated_mlp(found, self.feed_forward, fused=choices.fused()) if dense else self._mixture(found, choices)
-            )
-        return add(x, found)
+    def _angles(self, x: Value) -> Angles:
+        return rotary_angles(x.tape, x.shape[1], self.rope_dim, x.dtype)
 
-    def _mixture(self, x: Value, choices: ChoiceReader) -> Value:
+    def _mlp(self, x: Value, number: int, choices: ChoiceReader) -> Value:
+        if number < self.dense_layers:
+            return gated_mlp(x, self.feed_forward, fused=choices.fused())
         flat = reshape(x, (-1, self.hidden))
         routed = sigmoid_router(flat, self.experts, self.experts_per_token, self.groups, self.groups_per_token)
         found = mixture(x, routed, self.experts, self.expert_width)
@@ -88,10 +60,10 @@ class DeepSeek:
         with x.tape.at("shared_experts"):
             return add(found, gated_mlp(x, self.expert_width * self.shared_experts, fused=choices.fused()))
 
-    def _attention(self, x: Value, angles: tuple[Value, Value], choices: ChoiceReader) -> Value:
+    def _attention(self, x: Value, angles: Angles, choices: ChoiceReader) -> Value:
         """Multi-head latent attention: projections of latent vectors; all heads share one rotary key."""
         batch, length, _ = x.shape
-        norm = fused.rms_norm if choices.fused() else rms_norm
+        norm = self._norm(choices)
         width = self.nope_dim + self.rope_dim
         if self.query_rank is None:
             query = module("q_proj", linear, x, self.heads * width, bias=False)
@@ -115,7 +87,7 @@ class DeepSeek:
         return module("o_proj", linear, found, self.hidden, bias=False)
 
 
-def _rotary_embedding(x: Value, angles: tuple[Value, Value]) -> Value:
+def _rotary_embedding(x: Value, angles: Angles) -> Value:
     """Return (batch, heads, length, features) with rotary position embedding, half by half."""
     half = x.shape[-1] // 2
     cosines, sines = (unsqueeze(slice_of(one, 2, 0, half), 1) for one in angles)

@@ -11,11 +11,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from triosim.models.architectures.model import check_heads, check_length, token_inputs
+from triosim.models.architectures.model import check_length, token_inputs
 from triosim.models.operators import fused
 from triosim.models.operators.attention import (
     attention,
     causal_mask,
+    features_of_head,
     multi_head_attention,
     split_heads,
     unfused_attention,
@@ -44,7 +45,6 @@ class GPT:
 
     def loss(self, tape: Tape, batch: int, sequence: int, choices: ChoiceReader) -> Value:
         """Record the forward pass; the loss is that of the next token."""
-        check_heads(self.hidden, self.heads)
         check_length(sequence, self.sequence, self.name)
         step = _ForwardPass(self, tape, batch, sequence, choices)
         return step.megatron() if self.style == "megatron" else step.huggingface()
@@ -60,6 +60,7 @@ class _ForwardPass:
         self.sequence = sequence
         self.kernel = choices.attention_kernel()
         self.dropped = choices.dropout(model.dropout)
+        self.width = features_of_head(model.hidden, model.heads)
         self.fused = choices.fused(model.style == "megatron")
         self.mask: Value | None = None
 
@@ -78,7 +79,7 @@ class _ForwardPass:
     def megatron(self) -> Value:
         """Activations are (sequence, batch, hidden)."""
         model, tape = self.model, self.tape
-        token_ids, labels = token_inputs(tape, self.batch, self.sequence), token_inputs(tape, self.batch, self.sequence)
+        token_ids, labels = token_inputs(tape, self.batch, self.sequence)
         with tape.at("embedding"):
             found = self._embedded(token_ids, ("word_embeddings", "position_embeddings"))
             found = dropout(contiguous_of(transpose(found, 0, 1)), self.dropped)
@@ -115,8 +116,7 @@ class _ForwardPass:
         return add(x, dropout(found, self.dropped))
 
     def _megatron_attention(self, x: Value) -> Value:
-        model = self.model
-        width = model.hidden // model.heads
+        model, width = self.model, self.width
         mixed = module("linear_qkv", linear, x, 3 * model.hidden)
         mixed = view(mixed, (self.sequence, self.batch, model.heads, 3 * width))
         parts = split(mixed, [width] * 3, -1)
@@ -137,7 +137,7 @@ class _ForwardPass:
     def huggingface(self) -> Value:
         """Activations are (batch, sequence, hidden)."""
         model, tape = self.model, self.tape
-        token_ids, labels = token_inputs(tape, self.batch, self.sequence), token_inputs(tape, self.batch, self.sequence)
+        token_ids, labels = token_inputs(tape, self.batch, self.sequence)
         with tape.at("transformer"):
             found = self._embedded(token_ids, ("wte", "wpe"))
             found = module("drop", dropout, found, self.dropped)

@@ -1,18 +1,19 @@
 """Llama 2 and 3 (Touvron et al. 2023; Dubey et al. 2024) and models built like them, as transformers writes them.
 
 Mistral has its sizes, Qwen 2 biases of queries, keys and values, Qwen 3 norms of queries and keys, Mixtral (Jiang et al.
-2024) experts instead of the feed-forward network.
+2024) experts instead of the feed-forward network. Gemma and DeepSeek override the parts in which they differ, as in
+transformers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
-from triosim.models.architectures.model import check_heads, check_shared, token_inputs
+from triosim.models.architectures.model import check_shared, token_inputs
 from triosim.models.operators import fused
-from triosim.models.operators.attention import multi_head_attention, repeated
+from triosim.models.operators.attention import features_of_head, multi_head_attention, repeated
 from triosim.models.operators.elementwise import add, elementwise, mul, mul_number, neg, silu, to
 from triosim.models.operators.fused import gated_unit
 from triosim.models.operators.layers import embedding, next_token_loss, rms_norm
@@ -22,21 +23,24 @@ from triosim.models.operators.tape import Tape, Value, module
 from triosim.models.operators.views import cat, reshape, slice_of, transpose, unsqueeze, view
 from triosim.models.step_choices import ChoiceReader
 
+#: Cosines and sines of rotary position embedding, (1, sequence, width).
+Angles = tuple[Value, Value]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Llama:
-    """Sizes of a Llama. ``sequence`` is the usual length of a sample; ``kv_heads`` are shared by groups of heads.
+    """Sizes of a Llama. ``sequence`` is the usual length of a sample; groups of heads share one of the ``kv_heads`` (Ainslie
+    et al. 2023), by default each has its own keys and values.
 
     With ``experts``, each token goes to ``experts_per_token`` of so many feed-forward networks. In the style of torchtitan
-    (Liang et al.
-    2024), rotary embedding multiplies complex numbers in fp32, and keys and values are repeated for the heads that share them;
-    transformers of 2024 repeats them too, and its loss copies the logits that have a next token.
+    (Liang et al. 2024), rotary embedding multiplies complex numbers in fp32, and keys and values are repeated for the heads
+    that share them; transformers of 2024 repeats them too, and its loss copies the logits that have a next token.
     """
 
     layers: int
     hidden: int
     heads: int
-    kv_heads: int
+    kv_heads: int | None = None
     feed_forward: int
     vocab: int = 128256
     sequence: int = 8192
@@ -49,73 +53,83 @@ class Llama:
     style: Literal["transformers", "transformers-2024", "torchtitan"] = "transformers"
     name: str = "llama"
 
-    def loss(self, tape: Tape, batch: int, sequence: int, choices: ChoiceReader) -> Value:
-        """Record the forward pass; the loss is that of the next token."""
-        check_shared(self.heads, self.kv_heads)
-        if self.head_dim is None:
-            check_heads(self.hidden, self.heads)
-        norm = fused.rms_norm if choices.fused() else rms_norm
-        token_ids, labels = token_inputs(tape, batch, sequence), token_inputs(tape, batch, sequence)
-        with tape.at("model"):
-            found = module("embed_tokens", embedding, token_ids, self.vocab, self.hidden)
-            angles = rotary_angles(tape, sequence, self.width, "float32" if self._is_titan else found.dtype)
-            for number in range(self.layers):
-                found = module(f"layers.{number}", self._layer, found, angles, choices)
-            found = module("norm", norm, found)
-        with tape.at("lm_head"):
-            table = tape.parameters["model.embed_tokens.weight"] if self.tied_embeddings else None
-            logits = linear(found, self.vocab, bias=False, weight=table, whole=True)
-        return next_token_loss(logits, labels, fused=choices.fused(), shifted=self.style == "transformers-2024")
+    #: Whether fp8 training computes the logits in fp8 too.
+    float8_logits: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        check_shared(self.heads, self.kv_heads or self.heads)
 
     @property
     def width(self) -> int:
-        """Features of a head."""
-        return self.head_dim or self.hidden // self.heads
+        """Features of a head. Raises ``OptionError`` where heads do not share the hidden features evenly."""
+        return self.head_dim or features_of_head(self.hidden, self.heads)
 
-    @property
-    def _is_titan(self) -> bool:
-        return self.style == "torchtitan"
+    def loss(self, tape: Tape, batch: int, sequence: int, choices: ChoiceReader) -> Value:
+        """Record the forward pass; the loss is that of the next token."""
+        token_ids, labels = token_inputs(tape, batch, sequence)
+        with tape.at("model"):
+            found = module("embed_tokens", self._embedded, token_ids)
+            angles = self._angles(found)
+            for number in range(self.layers):
+                found = module(f"layers.{number}", self._layer, found, number, angles, choices)
+            found = module("norm", self._norm(choices), found)
+        logits = self._logits(found, choices)
+        return next_token_loss(logits, labels, fused=choices.fused(), shifted=self.style == "transformers-2024")
 
-    def _layer(self, x: Value, angles: tuple[Value, Value], choices: ChoiceReader) -> Value:
-        tape = x.tape
-        norm = fused.rms_norm if choices.fused() else rms_norm
+    def _norm(self, choices: ChoiceReader) -> Callable[[Value], Value]:
+        return fused.rms_norm if choices.fused() else rms_norm
+
+    def _embedded(self, token_ids: Value) -> Value:
+        return embedding(token_ids, self.vocab, self.hidden)
+
+    def _angles(self, x: Value) -> Angles:
+        return rotary_angles(x.tape, x.shape[1], self.width, "float32" if self.style == "torchtitan" else x.dtype)
+
+    def _layer(self, x: Value, number: int, angles: Angles, choices: ChoiceReader) -> Value:
+        norm = self._norm(choices)
         found = module("input_layernorm", norm, x)
-        found = module("self_attn", self._attention, found, angles, choices)
-        x = add(x, found)
+        x = add(x, module("self_attn", self._attention, found, angles, choices))
         found = module("post_attention_layernorm", norm, x)
-        with tape.at("mlp"):
-            if self.experts:
-                routed = softmax_router(reshape(found, (-1, self.hidden)), self.experts, self.experts_per_token)
-                found = mixture(found, routed, self.experts, self.feed_forward)
-            else:
-                found = gated_mlp(found, self.feed_forward, fused=choices.fused())
-        return add(x, found)
+        return add(x, module("mlp", self._mlp, found, number, choices))
 
-    def _attention(self, x: Value, angles: tuple[Value, Value], choices: ChoiceReader) -> Value:
-        """Causal attention in which groups of heads share keys and values (Ainslie et al. 2023)."""
-        norm, turn = (fused.rms_norm, fused.rotary_embedding) if choices.fused() else (rms_norm, rotary_embedding)
-        if self._is_titan and not choices.fused():
-            turn = complex_rotary_embedding
-        query = self._projected(x, "q", self.heads, norm)
-        key = self._projected(x, "k", self.kv_heads, norm)
-        value = self._projected(x, "v", self.kv_heads, None)
+    def _attention(self, x: Value, angles: Angles, choices: ChoiceReader) -> Value:
+        rotate = fused.rotary_embedding if choices.fused() else rotary_embedding
+        if self.style == "torchtitan" and not choices.fused():
+            rotate = complex_rotary_embedding
+        kv_heads = self.kv_heads or self.heads
+        query = self._projected(x, "q", self.heads, choices)
+        key, value = (self._projected(x, name, kv_heads, choices) for name in ("k", "v"))
         turned = unsqueeze(angles[0], 1), unsqueeze(angles[1], 1)
-        query, key = turn(query, turned), turn(key, turned)
+        query, key = rotate(query, turned), rotate(key, turned)
         if self.style != "transformers":
-            key, value = (repeated(one, self.heads // self.kv_heads) for one in (key, value))
-        found = multi_head_attention(query, key, value, kernel=choices.attention_kernel(), probability=0.0, causal=True)
+            key, value = (repeated(one, self.heads // kv_heads) for one in (key, value))
+        found = self._attended(query, key, value, choices)
         return module("o_proj", linear, found, self.hidden, bias=False)
 
-    def _projected(self, x: Value, name: str, heads: int, norm: Callable[[Value], Value] | None) -> Value:
-        batch, length, _ = x.shape
+    def _projected(self, x: Value, name: str, heads: int, choices: ChoiceReader) -> Value:
+        """Return queries, keys or values, (batch, heads, sequence, width)."""
         found = module(f"{name}_proj", linear, x, heads * self.width, bias=self.qkv_bias)
-        found = view(found, (batch, length, heads, self.width))
-        if self.qk_norm and norm is not None:
-            found = module(f"{name}_norm", norm, found)
+        found = view(found, (*x.shape[:2], heads, self.width))
+        if self.qk_norm and name != "v":
+            found = module(f"{name}_norm", self._norm(choices), found)
         return transpose(found, 1, 2)
 
+    def _attended(self, query: Value, key: Value, value: Value, choices: ChoiceReader) -> Value:
+        return multi_head_attention(query, key, value, kernel=choices.attention_kernel(), probability=0.0, causal=True)
 
-def rotary_angles(tape: Tape, sequence: int, width: int, dtype: str) -> tuple[Value, Value]:
+    def _mlp(self, x: Value, number: int, choices: ChoiceReader) -> Value:
+        if not self.experts:
+            return gated_mlp(x, self.feed_forward, fused=choices.fused())
+        routed = softmax_router(reshape(x, (-1, self.hidden)), self.experts, self.experts_per_token)
+        return mixture(x, routed, self.experts, self.feed_forward)
+
+    def _logits(self, x: Value, choices: ChoiceReader) -> Value:
+        with x.tape.at("lm_head"):
+            table = x.tape.parameters["model.embed_tokens.weight"] if self.tied_embeddings else None
+            return linear(x, self.vocab, bias=False, weight=table, whole=not self.float8_logits)
+
+
+def rotary_angles(tape: Tape, sequence: int, width: int, dtype: str) -> Angles:
     """Return the cosines and sines of rotary position embedding (Su et al. 2021), (1, sequence, width)."""
     positions = tape.result("arange", (), (sequence,), "int64")
     positions = unsqueeze(positions, 0)
@@ -128,7 +142,7 @@ def rotary_angles(tape: Tape, sequence: int, width: int, dtype: str) -> tuple[Va
         return cosines, sines
 
 
-def rotary_embedding(x: Value, angles: tuple[Value, Value]) -> Value:
+def rotary_embedding(x: Value, angles: Angles) -> Value:
     """Return queries or keys (batch, heads, sequence, width) with rotary position embedding."""
     half = x.shape[-1] // 2
     scaled = mul(x, angles[0])
@@ -136,7 +150,7 @@ def rotary_embedding(x: Value, angles: tuple[Value, Value]) -> Value:
     return add(scaled, mul(cat((neg(second), first), -1), angles[1]))
 
 
-def complex_rotary_embedding(x: Value, angles: tuple[Value, Value]) -> Value:
+def complex_rotary_embedding(x: Value, angles: Angles) -> Value:
     """Rotary embedding by products of complex numbers in fp32; here, each complex number is two elements."""
     return to(mul(to(x, "float32"), angles[0]), x.dtype)
 

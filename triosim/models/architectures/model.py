@@ -24,12 +24,6 @@ class Model(Protocol):
         """Record the forward pass of one batch, and return its loss."""
 
 
-def check_heads(features: int, heads: int) -> None:
-    """Raise ``OptionError`` where heads do not share features evenly."""
-    if features % heads:
-        raise OptionError(f"{features} features do not divide by {heads} heads", fix="change one of them")
-
-
 def check_shared(heads: int, shared: int) -> None:
     """Raise ``OptionError`` where heads of queries do not share those of keys and values evenly."""
     if heads % shared:
@@ -44,6 +38,6 @@ def check_length(sequence: int, positions: int, name: str) -> None:
         )
 
 
-def token_inputs(tape: Tape, batch: int, sequence: int) -> Value:
-    """Return an input of token ids."""
-    return tape.new((batch, sequence), "int64", category="input")
+def token_inputs(tape: Tape, batch: int, sequence: int, count: int = 2) -> list[Value]:
+    """Return inputs of the shape (batch, sequence): token ids, and labels."""
+    return [tape.new((batch, sequence), "int64", category="input") for _ in range(count)]

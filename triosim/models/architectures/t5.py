@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from triosim.models.architectures.model import token_inputs
-from triosim.models.operators.attention import masked_bias, multi_head_attention, split_heads
+from triosim.models.operators.attention import masked_bias, multi_head_attention, projected_heads
 from triosim.models.operators.elementwise import (
     add,
     add_number,
@@ -55,7 +55,7 @@ class T5:
 
     def loss(self, tape: Tape, batch: int, sequence: int, choices: ChoiceReader) -> Value:
         """Record the forward pass, with as many output tokens as input tokens."""
-        token_ids, answers, labels = (token_inputs(tape, batch, sequence) for _ in range(3))
+        token_ids, answers, labels = token_inputs(tape, batch, sequence, 3)
         step = _ForwardPass(self, tape, choices)
         with tape.at("encoder"):
             encoded = step.stack(token_ids, None)
@@ -157,12 +157,9 @@ class _ForwardPass:
         return elementwise("mul", elementwise("rsub", to(ones, tape.dtype)))
 
     def _projected(self, x: Value, other: Value) -> list[Value]:
-        width = self.model.heads * self.model.head_dim
-        found = []
-        for name, given in (("q", x), ("k", other), ("v", other)):
-            part = module(name, linear, given, width, bias=False)
-            found.append(split_heads(part, self.model.heads))
-        return found
+        heads, width = self.model.heads, self.model.head_dim
+        given = (("q", x), ("k", other), ("v", other))
+        return [projected_heads(one, name, heads, width, bias=False) for name, one in given]
 
     def _positions(self, length: int) -> Value:
         """Relative position bias of each head and pair of tokens: (1, heads, length, length)."""

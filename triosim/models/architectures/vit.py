@@ -9,23 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from triosim.models.architectures.model import check_heads
-from triosim.models.operators.attention import multi_head_attention, split_heads
+from triosim.models.architectures.images import image_inputs, patch_embeddings
+from triosim.models.operators.attention import features_of_head, multi_head_attention, self_attention
 from triosim.models.operators.elementwise import add, dropout, gelu
 from triosim.models.operators.layers import cross_entropy, layer_norm
-from triosim.models.operators.products import convolution, linear
+from triosim.models.operators.products import linear
 from triosim.models.operators.tape import Tape, Value, module
-from triosim.models.operators.views import (
-    cat,
-    contiguous_of,
-    expand,
-    reshape,
-    select,
-    squeeze,
-    transpose,
-    unsqueeze,
-    view,
-)
+from triosim.models.operators.views import contiguous_of, reshape, select, squeeze, transpose, unsqueeze, view
 from triosim.models.step_choices import ChoiceReader
 
 
@@ -47,9 +37,7 @@ class ViT:
 
     def loss(self, tape: Tape, batch: int, sequence: int, choices: ChoiceReader) -> Value:
         """Record the forward pass; the loss is that of the images' classes."""
-        check_heads(self.hidden, self.heads)
-        images = tape.new((batch, 3, self.image, self.image), tape.dtype, category="input")
-        labels = tape.new((batch,), "int64", category="input")
+        images, labels = image_inputs(tape, batch, self.image)
         dropped = choices.dropout(self.dropout)
         with tape.at("vit"):
             found = module("embeddings", self._embedded, images, dropped)
@@ -61,15 +49,12 @@ class ViT:
         return module("loss", cross_entropy, logits, labels)
 
     def _embedded(self, images: Value, dropped: float) -> Value:
-        tape, batch = images.tape, images.shape[0]
-        found = module(
-            "patch_embeddings.projection", convolution, images, self.hidden, self.patch, stride=self.patch, bias=True
+        name, shape = "patch_embeddings.projection", (1, 1, self.hidden)
+        found = patch_embeddings(
+            images, self.hidden, self.patch, name=name, token="cls_token", token_shape=shape, bias=True
         )
-        count = (self.image // self.patch) ** 2
-        found = transpose(view(found, (batch, self.hidden, count)), 1, 2)
-        first = expand(tape.parameter("cls_token", (1, 1, self.hidden)), (batch, 1, self.hidden))
-        found = add(cat((first, found), 1), tape.parameter("position_embeddings", (1, count + 1, self.hidden)))
-        return dropout(found, dropped)
+        positions = images.tape.parameter("position_embeddings", (1, *found.shape[1:]))
+        return dropout(add(found, positions), dropped)
 
     def _layer(self, x: Value, choices: ChoiceReader, dropped: float) -> Value:
         tape = x.tape
@@ -87,17 +72,14 @@ class ViT:
         return add(found, x)
 
     def _attention(self, x: Value, choices: ChoiceReader) -> Value:
-        parts = []
-        for name in ("q_proj", "k_proj", "v_proj"):
-            part = module(name, linear, x, self.hidden)
-            parts.append(split_heads(part, self.heads))
-        found = multi_head_attention(*parts, kernel=choices.attention_kernel(), probability=0.0)
+        names, kernel = ("q_proj", "k_proj", "v_proj"), choices.attention_kernel()
+        found = self_attention(x, self.heads, names, kernel=kernel)
         return module("o_proj", linear, found, self.hidden)
 
     def _packed_attention(self, x: Value, choices: ChoiceReader) -> Value:
         """``nn.MultiheadAttention``: over (length, batch, features), with one product for queries, keys and values."""
         batch, length, hidden = x.shape
-        width = hidden // self.heads
+        width = features_of_head(hidden, self.heads)
         mixed = linear(transpose(x, 1, 0), 3 * hidden, names=("in_proj_weight", "in_proj_bias"))
         mixed = unsqueeze(view(mixed, (length, batch, 3, hidden)), 0)
         mixed = contiguous_of(squeeze(transpose(mixed, 0, 3), 3))

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from triosim.errors import OptionError
 from triosim.models.operators.elementwise import add, dropout, elementwise, masked_fill, mul_number
 from triosim.models.operators.layers import softmax
-from triosim.models.operators.products import bmm, lower_precision, matmul, scaled_bmm
-from triosim.models.operators.tape import Tape, Value
+from triosim.models.operators.products import bmm, linear, lower_precision, matmul, scaled_bmm
+from triosim.models.operators.tape import Tape, Value, module
 from triosim.models.operators.views import expand, reshape, transpose, unsqueeze, view
 from triosim.models.step_choices import AttentionKind
 
@@ -15,10 +18,31 @@ _WIDEST = 256
 _ROWS = 32
 
 
+def features_of_head(features: int, heads: int) -> int:
+    """Return the features of a head. Raises ``OptionError`` where heads do not share features evenly."""
+    if features % heads:
+        raise OptionError(f"{features} features do not divide by {heads} heads", fix="change one of them")
+    return features // heads
+
+
 def split_heads(x: Value, heads: int) -> Value:
     """Return (batch, length, features) as (batch, heads, length, features of a head)."""
     batch, length, features = x.shape
     return transpose(view(x, (batch, length, heads, features // heads)), 1, 2)
+
+
+def projected_heads(x: Value, name: str, heads: int, width: int, *, bias: bool = True) -> Value:
+    """Return the output of the linear layer ``name``, (batch, heads, length, width), for (batch, length, features)."""
+    return split_heads(module(name, linear, x, heads * width, bias=bias), heads)
+
+
+def self_attention(
+    x: Value, heads: int, names: Sequence[str], *, kernel: AttentionKind, probability: float = 0.0, causal: bool = False
+) -> Value:
+    """Attention of (batch, length, features) to itself; ``names`` are the layers that make queries, keys and values."""
+    width = features_of_head(x.shape[-1], heads)
+    parts = [projected_heads(x, name, heads, width) for name in names]
+    return multi_head_attention(*parts, kernel=kernel, probability=probability, causal=causal)
 
 
 def multi_head_attention(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from triosim.models.operators.elementwise import elementwise, full_precision, mean, mul, over_root_mean_square, to
 from triosim.models.operators.fused import cross_entropy as fused_cross_entropy
 from triosim.models.operators.tape import Value
@@ -77,7 +79,7 @@ def max_pool(x: Value, kernel: int, *, stride: int, padding: int = 0) -> Value:
     shape = (*x.shape[:2], *[(length + 2 * padding - kernel) // stride + 1 for length in x.shape[2:]])
     out, indices = tape.new(shape, x.dtype), tape.new(shape, "int64")
     sizes = {"kernel_size": [kernel, kernel], "stride": [stride, stride], "padding": [padding, padding]}
-    attributes = {**sizes, "dilation": [1, 1], "ceil_mode": False}
+    attributes: dict[str, Any] = {**sizes, "dilation": [1, 1], "ceil_mode": False}
     return tape.kernel("max_pool2d_with_indices", (x,), (out, indices), of=(x,), saved=(x, indices), **attributes)
 
 
@@ -90,7 +92,7 @@ def adaptive_average_pool(x: Value, size: int) -> Value:
 def average_pool_2x2(x: Value) -> Value:
     """``avg_pool2d`` over windows of two by two."""
     out = x.tape.new((*x.shape[:2], *[length // 2 for length in x.shape[2:]]), x.dtype)
-    attributes = {"kernel_size": [2, 2], "stride": [2, 2], "padding": [0, 0], "ceil_mode": False}
+    attributes: dict[str, Any] = {"kernel_size": [2, 2], "stride": [2, 2], "padding": [0, 0], "ceil_mode": False}
     return x.tape.kernel("avg_pool2d", (x,), (out,), of=(x,), saved=(x,), **attributes)
 
 
