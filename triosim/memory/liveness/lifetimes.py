@@ -6,7 +6,7 @@ states and inputs live for the whole step, and a parameter's gradient from its f
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from triosim.gpus import Gpu
@@ -27,7 +27,7 @@ MEMORY_CATEGORIES: tuple[str, ...] = (
     "communication",
     WORKSPACE,
 )
-COLUMN = {name: place for place, name in enumerate(MEMORY_CATEGORIES)}
+COLUMN = {name: position for position, name in enumerate(MEMORY_CATEGORIES)}
 _TRANSIENT = ("input", "activation", "output", "temporary", "communication")
 assert set(CATEGORIES) < set(MEMORY_CATEGORIES)
 
@@ -116,7 +116,7 @@ def with_workspaces(step: Lifetimes, gpu: Gpu) -> Lifetimes:
 
 def _captured(trace: Trace) -> Iterator[Lifetime]:
     """Yield the storages of a capture by birth; the optimizer's states were allocated when it first ran."""
-    optimizer = next((place for place, one in enumerate(trace.operators) if one.phase == "optimizer"), None)
+    optimizer = next((position for position, one in enumerate(trace.operators) if one.phase == "optimizer"), None)
     storages = sorted(
         (one for one in trace.storages if one.nbytes and (one.died or 0) >= 0), key=lambda storage: storage.born
     )
@@ -161,86 +161,66 @@ def _owners(trace: Trace) -> dict[int, str]:
 
 
 @dataclass(slots=True)
-class _Use:
-    """Where the tensors of a storage are written and read."""
+class _StorageUse:
+    """Where the tensors of a storage are used: at operators ``first`` to ``last``, of which the first writes it or reads it."""
 
     tensor: Tensor
     first: int
-    made: bool
+    is_written: bool
     last: int
-    stream: str
-    layer: str
-    nbytes: int
+    nbytes: int = 0
+    is_kept_gradient: bool = False  # of a parameter: it names its parameter, or the optimizer reads it
+
+    @property
+    def persists(self) -> bool:
+        """Whether the storage exists before and after the step."""
+        return not self.is_written or self.tensor.category in ("parameter", "buffer", "optimizer_state", "input")
 
 
 def _estimated(trace: Trace) -> Iterator[Lifetime]:
     """Yield the storages of a trace's tensors, alive between the operators that use them."""
     uses = _uses(trace)
     owners = _owners(trace)
-    kept = _kept_gradients(trace)
     end = len(trace.operators)
     transient = {
-        storage: (use.first, end if storage in kept else use.last)
+        storage: (use.first, end if use.is_kept_gradient else use.last)
         for storage, use in uses.items()
-        if not _persists(use)
+        if not use.persists
     }
-    born, died = _clocks(transient)
-    updates = (born[storage] for storage in transient if trace.operators[uses[storage].first].phase == "optimizer")
+    births = [(first, False, storage) for storage, (first, _) in transient.items()]
+    deaths = [(last, True, storage) for storage, (_, last) in transient.items()]
+    # An operator's results are there before its inputs are gone.
+    clocks = {(storage, dies): clock for clock, (_, dies, storage) in enumerate(sorted(births + deaths))}
+    updates = (clocks[one, False] for one in transient if trace.operators[uses[one].first].phase == "optimizer")
     first_update = min(updates, default=None)
     for storage, use in uses.items():
-        persists = storage not in transient
+        operator = trace.operators[use.first]
         yield Lifetime(
             use.nbytes,
             use.tensor.category,
-            owners.get(storage, use.layer),
-            born.get(storage),
-            died.get(storage),
-            -1 if persists else use.first,
-            None if persists else min(transient[storage][1], end - 1),
-            use.stream,
+            owners.get(storage, operator.layer),
+            clocks.get((storage, False)),
+            clocks.get((storage, True)),
+            -1 if use.persists else use.first,
+            None if use.persists else min(transient[storage][1], end - 1),
+            operator.stream,
             use.tensor.shape,
             use.tensor.dtype,
             first_update if use.tensor.category == "optimizer_state" else None,
         )
 
 
-def _persists(use: _Use) -> bool:
-    """Whether a storage exists before and after the step."""
-    return use.tensor.category in ("parameter", "buffer", "optimizer_state", "input") or not use.made
-
-
-def _clocks(transient: Mapping[int, tuple[int, int]]) -> tuple[dict[int, int], dict[int, int]]:
-    """Number the births and deaths of storages in order; an operator's results are there before its inputs are gone."""
-    births = sorted((first, 0, storage) for storage, (first, _) in transient.items())
-    deaths = sorted((last, 1, storage) for storage, (_, last) in transient.items())
-    born: dict[int, int] = {}
-    died: dict[int, int] = {}
-    for clock, (_, dies, storage) in enumerate(sorted([*births, *deaths], key=lambda entry: entry[:2])):
-        (died if dies else born)[storage] = clock
-    return born, died
-
-
-def _uses(trace: Trace) -> dict[int, _Use]:
+def _uses(trace: Trace) -> dict[int, _StorageUse]:
     """Return how each storage is used, in order of first use; its size is that of its largest tensor."""
-    found: dict[int, _Use] = {}
-    for place, operator in enumerate(trace.operators):
-        for made, tensors in ((False, operator.inputs), (True, operator.outputs)):
+    found: dict[int, _StorageUse] = {}
+    for position, operator in enumerate(trace.operators):
+        for is_written, tensors in ((False, operator.inputs), (True, operator.outputs)):
             for tensor in tensors:
                 use = found.get(tensor.storage)
                 if use is None:
-                    found[tensor.storage] = use = _Use(
-                        tensor, place, made, place, operator.stream, operator.layer, tensor.nbytes
-                    )
-                use.last = place
+                    use = found[tensor.storage] = _StorageUse(tensor, position, is_written, position)
+                use.last = position
                 use.nbytes = max(use.nbytes, tensor.nbytes)
+                if tensor.category == "gradient" and (tensor.parameter is not None or operator.phase == "optimizer"):
+                    use.is_kept_gradient = True
     return {storage: use for storage, use in found.items() if use.nbytes}
-
-
-def _kept_gradients(trace: Trace) -> set[int]:
-    """Return the storages of parameters' gradients: those that name their parameter, or that the optimizer reads."""
-    found = set()
-    for operator in trace.operators:
-        for tensor in (*operator.inputs, *operator.outputs):
-            if tensor.category == "gradient" and (tensor.parameter is not None or operator.phase == "optimizer"):
-                found.add(tensor.storage)
-    return found

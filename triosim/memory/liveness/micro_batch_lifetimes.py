@@ -39,27 +39,30 @@ class MicroBatchLifetime:
     dtype: str
     stream: str
     born: int
-    last: int
+    last: int = field(init=False)
     gathered: bool = False
     recomputed: bool = False
     clocks: list[int | None] = field(default_factory=lambda: [None, None])
     kept_as: Hashable | None = None
     kept_bytes: float = 0.0
 
+    def __post_init__(self) -> None:
+        self.last = self.born
+
 
 class LifetimeChange(NamedTuple):
-    """The birth or death of a lifetime at the operator with position ``place``."""
+    """The birth or death of a lifetime at the operator with position ``position``."""
 
     number: int
     birth: bool
-    place: int
+    position: int
 
 
 @dataclass(slots=True, eq=False)
 class MicroBatchLifetimes:
     """The lifetimes of a micro-batch in a stage, in order of birth.
 
-    ``offsets`` say at which operator each pass begins, ``starts[place]`` is the first change of an operator. ``totals[i]`` are
+    ``offsets`` say at which operator each pass begins, ``starts[i]`` is the first change of operator ``i``. ``totals[i]`` are
     the live bytes after ``i`` changes, and ``bytes[i]`` those by category. ``kept`` are the deaths of what the rank keeps.
     """
 
@@ -80,7 +83,7 @@ class ProgramStorages:
         self.first: dict[int, Tensor] = {}
         self.made: set[int] = set()
         self.parameters: dict[int, int] = {}  # storage of a parameter, by the ids that it goes by
-        self.kept = program.kept_until
+        self.kept_until = program.kept_until
         for operator in program.operators:
             given = {tensor.storage for tensor in operator.inputs}
             for tensor in operator.inputs:
@@ -116,8 +119,7 @@ class CapturedStorages:
         if not trace.storages:
             return
         numbers = [operator.id for operator in trace.operators]
-        ends = len(numbers)
-        end_of_backward = next((i for i, one in enumerate(trace.operators) if one.phase == "optimizer"), ends)
+        optimizer = next((i for i, one in enumerate(trace.operators) if one.phase == "optimizer"), len(numbers))
         for operator in trace.operators:
             self.written[operator.id] = sum(tensor.nbytes for tensor in operator.outputs)
             for tensor in (*operator.inputs, *operator.outputs):
@@ -136,7 +138,7 @@ class CapturedStorages:
             self.died[one.id] = one.died
             if one.died is not None and one.last_operator is not None and one.last_operator >= 0:
                 self.freed.setdefault(numbers[one.last_operator], []).append(one.id)
-            if one.died is None or (one.last_operator or 0) >= end_of_backward > one.operator:
+            if one.died is None or (one.last_operator or 0) >= optimizer > one.operator:
                 self.outlive.add(one.id)
 
     def scale(self, storage: int, nbytes: float) -> float:
@@ -157,7 +159,7 @@ class _TensorMemory:
 
 
 class MicroBatchLiveness:
-    """Works out lifetimes over the passes of a micro-batch; or, with ``receives`` off, over the optimizer."""
+    """Finds the lifetimes over the passes of a micro-batch; or, with ``receives`` off, over the optimizer."""
 
     def __init__(
         self, storages: ProgramStorages, gradients: Iterable[tuple[Gradient, float]] = (), *, receives: bool = True
@@ -177,7 +179,7 @@ class MicroBatchLiveness:
         self._rotating: dict[TransferKey | None, MicroBatchLifetime] = {}  # buffers that are being received, by key
         self._pass = ""
         captured = storages.captured
-        self._follows_capture = bool(captured.hidden or captured.freed or storages.kept)
+        self._follows_capture = bool(captured.hidden or captured.freed or storages.kept_until)
         self._gathered: set[float] = set()  # bytes of each tensor that this pass has gathered
 
     def add_pass(self, name: str, blocks: Iterable[Block]) -> None:
@@ -204,21 +206,22 @@ class MicroBatchLiveness:
 
     def _buffer(self, nbytes: float, layer: str) -> MicroBatchLifetime:
         """Add a buffer that is received while the next operator runs."""
-        place = len(self._layers)
-        lifetime = MicroBatchLifetime(nbytes, "communication", layer, (), "", "compute", place, place)
+        return self._add(MicroBatchLifetime(nbytes, "communication", layer, (), "", "compute", len(self._layers)))
+
+    def _add(self, lifetime: MicroBatchLifetime) -> MicroBatchLifetime:
         self._items.append(lifetime)
         return lifetime
 
     # ---- operators ----------------------------------------------------------------------------------------------
 
     def _operator(self, operator: Operator) -> None:
-        place = len(self._layers)
+        position = len(self._layers)
         self._layers.append(operator.layer)
         persistent = self._storages.persistent
         here: dict[int, MicroBatchLifetime | None] = {}
         for tensor in operator.inputs:
             if not persistent[tensor.storage]:
-                here[tensor.storage] = self._read(tensor, operator, place)
+                here[tensor.storage] = self._read(tensor, operator, position)
         fresh: dict[int, MicroBatchLifetime] = {}
         for tensor in operator.outputs:
             storage = tensor.storage
@@ -229,19 +232,19 @@ class MicroBatchLiveness:
             if lifetime is None:
                 if storage in here:
                     continue  # the optimizer writes a gradient
-                lifetime = fresh[storage] = self._make(tensor, nbytes, operator, place)
+                lifetime = fresh[storage] = self._make(tensor, nbytes, operator, position)
             elif storage in fresh:
                 lifetime.nbytes = max(lifetime.nbytes, self._storages.captured.scale(storage, nbytes))
-            lifetime.last = place
+            lifetime.last = position
             self._seen[tensor.id] = _TensorMemory(self._generations[storage], nbytes, {nbytes: lifetime})
         if self._follows_capture:
-            self._capture(operator, place)
+            self._capture(operator, position)
         for gradient, kept in self._ready.get(operator.id, ()):
-            self._complete(gradient, kept, operator, place)
+            self._complete(gradient, kept, operator, position)
 
-    def _make(self, tensor: Tensor, nbytes: int, operator: Operator, place: int) -> MicroBatchLifetime:
+    def _make(self, tensor: Tensor, nbytes: int, operator: Operator, position: int) -> MicroBatchLifetime:
         storage, captured = tensor.storage, self._storages.captured
-        lifetime = self._new(tensor, captured.scale(storage, nbytes), operator, place)
+        lifetime = self._new(tensor, captured.scale(storage, nbytes), operator, position)
         self._current[storage] = lifetime
         self._generations[storage] = self._generations.get(storage, 0) + 1
         found = captured.storages.get(storage)
@@ -249,37 +252,27 @@ class MicroBatchLiveness:
             lifetime.clocks[0] = found.born
         return lifetime
 
-    def _new(self, tensor: Tensor, nbytes: float, operator: Operator, place: int) -> MicroBatchLifetime:
-        lifetime = MicroBatchLifetime(
-            nbytes,
-            tensor.category,
-            operator.layer,
-            tensor.shape,
-            tensor.dtype,
-            operator.stream,
-            place,
-            place,
-            recomputed=operator.recomputed,
-        )
-        self._items.append(lifetime)
-        return lifetime
+    def _new(self, tensor: Tensor, nbytes: float, operator: Operator, position: int) -> MicroBatchLifetime:
+        layer, stream = operator.layer, operator.stream
+        lifetime = MicroBatchLifetime(nbytes, tensor.category, layer, tensor.shape, tensor.dtype, stream, position)
+        lifetime.recomputed = operator.recomputed
+        return self._add(lifetime)
 
-    def _read(self, tensor: Tensor, operator: Operator, place: int) -> MicroBatchLifetime | None:
+    def _read(self, tensor: Tensor, operator: Operator, position: int) -> MicroBatchLifetime | None:
         seen = self._seen.get(tensor.id)
         lifetime = self._current.get(tensor.storage)
         if lifetime is None:
             if not self._receives or self._adds_up(operator):
                 return None
-            lifetime = self._make(
-                tensor, tensor.nbytes, operator, self._offsets[self._pass]
-            )  # it came from another stage
+            # It came from another stage.
+            lifetime = self._make(tensor, tensor.nbytes, operator, self._offsets[self._pass])
         nbytes, generation = tensor.nbytes, self._generations[tensor.storage]
         if seen is None or seen.generation != generation:
             seen = self._seen[tensor.id] = _TensorMemory(generation, nbytes, {nbytes: lifetime})
         found = seen.lifetimes.get(nbytes)
         if found is None:
-            found = self._in_other_size(seen, tensor, operator, place)
-        found.last = max(found.last, place)
+            found = self._in_other_size(seen, tensor, operator, position)
+        found.last = max(found.last, position)
         return found
 
     def _adds_up(self, operator: Operator) -> bool:
@@ -287,86 +280,82 @@ class MicroBatchLiveness:
         of_parameter = operator.id in self._ready or any(tensor.parameter is not None for tensor in operator.outputs)
         return of_parameter and base_name(operator.name) in ("add", "add_")
 
-    def _in_other_size(self, seen: _TensorMemory, tensor: Tensor, operator: Operator, place: int) -> MicroBatchLifetime:
+    def _in_other_size(
+        self, seen: _TensorMemory, tensor: Tensor, operator: Operator, position: int
+    ) -> MicroBatchLifetime:
         """Return what an operator reads of a tensor whose maker wrote more (it was scattered) or less (it was gathered)."""
         base = seen.lifetimes[seen.nbytes]
         if tensor.nbytes < seen.nbytes:
             share = tensor.nbytes / seen.nbytes
             lifetime = self._scattered.get((base, share))
             if lifetime is None:
-                lifetime = self._scattered[base, share] = self._new(tensor, base.nbytes * share, operator, place)
+                lifetime = self._scattered[base, share] = self._new(tensor, base.nbytes * share, operator, position)
                 lifetime.category, lifetime.layer = base.category, base.layer
                 self._current[tensor.storage] = lifetime
             seen.lifetimes[tensor.nbytes] = lifetime
             return lifetime
-        base.last = max(base.last, place)
+        base.last = max(base.last, position)
         found = seen.gathered.get(tensor.nbytes)
         if found is None or (found[1] != self._pass and tensor.nbytes in self._gathered):
-            lifetime = self._new(tensor, float(tensor.nbytes), operator, place)
+            lifetime = self._new(tensor, float(tensor.nbytes), operator, position)
             lifetime.gathered = True
             found = seen.gathered[tensor.nbytes] = lifetime, self._pass
         return found[0]
 
-    def _capture(self, operator: Operator, place: int) -> None:
+    def _capture(self, operator: Operator, position: int) -> None:
         """Let captured storages live until the capture freed them, and add those that are no operator's output."""
         captured = self._storages.captured
         for one in captured.hidden.get(operator.id, ()):
             before = captured.written.get(operator.id)
             scale = sum(tensor.nbytes for tensor in operator.outputs) / before if before else 1.0
-            lifetime = MicroBatchLifetime(
-                one.nbytes * scale, one.category, one.layer, one.shape, one.dtype, one.stream, place, place
-            )
+            size = one.nbytes * scale
+            lifetime = MicroBatchLifetime(size, one.category, one.layer, one.shape, one.dtype, one.stream, position)
             lifetime.clocks[0] = one.born
-            self._items.append(lifetime)
-            self._current[one.id] = lifetime
-        for storage in self._storages.kept.get(operator.id, ()):
+            self._current[one.id] = self._add(lifetime)
+        for storage in self._storages.kept_until.get(operator.id, ()):
             if storage in self._current:
-                self._current[storage].last = max(self._current[storage].last, place)
+                self._current[storage].last = max(self._current[storage].last, position)
         for storage in captured.freed.get(operator.id, ()):
             freed = self._current.get(storage)
-            if freed is not None and place >= freed.last:
-                freed.last = place
+            if freed is not None and position >= freed.last:
+                freed.last = position
                 freed.clocks[1] = captured.died[storage]
 
-    def _complete(self, gradient: Gradient, nbytes: float, operator: Operator, place: int) -> None:
+    def _complete(self, gradient: Gradient, nbytes: float, operator: Operator, position: int) -> None:
         """Note that a gradient is complete for this micro-batch, and goes to what the rank keeps."""
         storage = gradient.parameter.storage
         outputs = [t for t in operator.outputs if t.parameter is not None]
         mine = next((t for t in outputs if self._storages.parameters.get(t.parameter or 0) == storage), None)
         lifetime = None if mine is None else self._current.get(mine.storage)
         if lifetime is None:
-            tensor = gradient.parameter
-            lifetime = MicroBatchLifetime(
-                0.0, "gradient", gradient.layer, tensor.shape, tensor.dtype, operator.stream, place, place
-            )
-            self._items.append(lifetime)
+            lifetime = self._new(gradient.parameter, 0.0, operator, position)
         lifetime.category, lifetime.layer = "gradient", gradient.layer
         lifetime.kept_as, lifetime.kept_bytes = ("gradient", storage), nbytes
-        lifetime.last = place
+        lifetime.last = position
 
     # ---- the result ---------------------------------------------------------------------------------------------
 
     def lifetimes(self) -> MicroBatchLifetimes:
         """Return all lifetimes in order of birth."""
-        places = len(self._layers)
+        positions = len(self._layers)
         for storage in self._storages.captured.outlive if self._pass != "optimizer" else ():
             left = self._current.get(storage)
             if left is not None and left.kept_as is None:
-                left.last, left.kept_as, left.kept_bytes = places - 1, ("left", storage), left.nbytes
-        ends = sorted([*self._offsets.values(), places])
+                left.last, left.kept_as, left.kept_bytes = positions - 1, ("left", storage), left.nbytes
+        ends = sorted([*self._offsets.values(), positions])
         entries = []
         for number, lifetime in enumerate(self._items):
-            lifetime.born, lifetime.last = min(lifetime.born, places - 1), min(lifetime.last, places - 1)
+            lifetime.born, lifetime.last = min(lifetime.born, positions - 1), min(lifetime.last, positions - 1)
             lifetime.category = self._category(lifetime, ends)
             entries.append((lifetime.born, *_order(lifetime.clocks[0], 0), number, True))
             entries.append((lifetime.last, *_order(lifetime.clocks[1], 2), number, False))
         entries.sort(key=lambda entry: entry[:3])
-        changes = [LifetimeChange(number, birth, place) for place, _, _, number, birth in entries]
+        changes = [LifetimeChange(number, birth, position) for position, _, _, number, birth in entries]
         change = np.zeros((len(changes) + 1, len(MEMORY_CATEGORIES)), np.int64)
         for row, one in enumerate(changes, 1):
             lifetime = self._items[one.number]
             change[row, COLUMN[lifetime.category]] = whole_blocks(lifetime.nbytes) * (1 if one.birth else -1)
-        starts = np.searchsorted([one.place for one in changes], np.arange(places + 1))
+        starts = np.searchsorted([one.position for one in changes], np.arange(positions + 1))
         found = np.cumsum(change, axis=0)
         kept = [i for i, one in enumerate(changes) if not one.birth and self._items[one.number].kept_as is not None]
         return MicroBatchLifetimes(

@@ -10,13 +10,14 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from triosim.extrapolators.core.lowering import InstructionList, Lowering, PostedReceive, ScheduledAction
 from triosim.extrapolators.core.memory_tracker import MemoryTracker
 from triosim.extrapolators.core.program import Gradient, ReceiveFromStage, TransferKey
-from triosim.extrapolators.core.schedule_table import Action
+from triosim.extrapolators.core.schedule_table import Action, ActionPhase
 from triosim.memory.liveness.lifetimes import COLUMN, MEMORY_CATEGORIES, Lifetime, Lifetimes, whole_blocks
 from triosim.memory.liveness.micro_batch_lifetimes import MicroBatchLifetimes, MicroBatchLiveness, ProgramStorages
 from triosim.trace import Category, Operator, Storage, Tensor
@@ -39,68 +40,67 @@ class Resident:
 
 
 class StageLifetimes:
-    """The lifetimes of micro-batches in the stages at a place of the pipeline, worked out when they are first asked for."""
+    """The lifetimes of micro-batches in the stages of a pipeline rank, found when they are first asked for."""
 
     def __init__(
-        self, lowering: Lowering, place: int, storages: ProgramStorages, accumulated_bytes: Callable[[Gradient], float]
+        self,
+        lowering: Lowering,
+        pipeline_rank: int,
+        storages: ProgramStorages,
+        accumulated_bytes: Callable[[Gradient], float],
     ) -> None:
-        self._lowering = lowering
-        self._place = place
+        self._program = lowering.program
+        self._optimizer = lowering.held[pipeline_rank].optimizer
         self._storages = storages
-        self._gradients = [(gradient, accumulated_bytes(gradient)) for gradient in lowering.gradients[place]]
-        self._made: dict[tuple[object, ...], MicroBatchLifetimes] = {}
-        self._split = {
-            (a.stage, a.micro_batch) for a in lowering.program.schedule.actions(place) if a.phase == "weight"
-        }
+        self._gradients = [(gradient, accumulated_bytes(gradient)) for gradient in lowering.gradients[pipeline_rank]]
+        self._found: dict[tuple[object, bool], MicroBatchLifetimes] = {}
+        actions = self._program.schedule.actions(pipeline_rank)
+        self._split = {(action.stage, action.micro_batch) for action in actions if action.phase == "weight"}
         self._received: dict[tuple[int, str], list[TransferKey]] = {}
         self.sent_bytes = storages.sent_bytes
 
     def of(self, script: InstructionList, micro_batch: int) -> tuple[MicroBatchLifetimes, int]:
         """Return the lifetimes that an instruction list is part of, and at which of their operators it begins."""
         stage, phase = script.name
-        program = self._lowering.program
-        if stage == "optimizer":
-            if script.name not in self._made:
-                liveness = MicroBatchLiveness(self._storages, receives=False)
-                liveness.add_pass("optimizer", self._lowering.held[self._place].optimizer)
-                self._made[script.name] = liveness.lifetimes()
-            return self._made[script.name], 0
-        assert isinstance(stage, int)
-        assert isinstance(phase, str)
-        split = (stage, micro_batch) in self._split
-        lifetimes = self._made.get((stage, split))
-        if lifetimes is None:
-            liveness = MicroBatchLiveness(self._storages, self._gradients)
-            liveness.add_pass("forward", program.part(stage, "forward"))
-            if program.training:
-                for half in ("input", "weight") if split else ("backward",):
-                    liveness.add_pass(half, program.part(stage, half))
-            lifetimes = self._made[stage, split] = liveness.lifetimes()
-        return lifetimes, lifetimes.offsets[phase]
+        key = stage, (stage, micro_batch) in self._split
+        if key not in self._found:
+            self._found[key] = self._find(*key)
+        found = self._found[key]
+        return found, found.offsets["optimizer" if stage == "optimizer" else str(phase)]
+
+    def _find(self, stage: object, split: bool) -> MicroBatchLifetimes:
+        """Return the lifetimes of a stage's micro-batch, with the backward pass in one part or split, or the optimizer's."""
+        if not isinstance(stage, int):
+            liveness = MicroBatchLiveness(self._storages, receives=False)
+            liveness.add_pass("optimizer", self._optimizer)
+            return liveness.lifetimes()
+        liveness = MicroBatchLiveness(self._storages, self._gradients)
+        backward: tuple[ActionPhase, ...] = ("input", "weight") if split else ("backward",)
+        for half in ("forward", *backward) if self._program.training else ("forward",):
+            liveness.add_pass(half, self._program.part(stage, half))
+        return liveness.lifetimes()
 
     def received(self, action: Action) -> list[TransferKey]:
         """Return the keys of what an action receives."""
-        found = self._received.get((action.stage, action.phase))
-        if found is None:
-            blocks = self._lowering.program.part(action.stage, action.phase)
-            found = [item.key for block in blocks for item in block.items if isinstance(item, ReceiveFromStage)]
-            self._received[action.stage, action.phase] = found
-        return found
+        key = action.stage, action.phase
+        if key not in self._received:
+            items = (item for block in self._program.part(*key) for item in block.items)
+            self._received[key] = [item.key for item in items if isinstance(item, ReceiveFromStage)]
+        return self._received[key]
 
 
 class _RankTracker(MemoryTracker):
-    """What both trackers share. ``now`` is the action that runs; None before the first one and in the optimizer."""
+    """Follows a training loop. ``now`` is the action that runs; None before the first one and in the optimizer."""
 
     def __init__(self, stages: StageLifetimes) -> None:
         self._stages = stages
+        self._held: dict[Hashable, Any] = {}  # allocations, by key
         self.now: Action | None = None
 
     def receive_posted(self, posted: PostedReceive) -> None:
         """Allocate the buffer of a receive."""
-        nbytes = self._stages.sent_bytes.get(posted.key, 0.0)
-        self.allocate(
-            (posted.key, posted.micro_batch), nbytes, "communication", stream=f"receive from {posted.pipeline_rank}"
-        )
+        nbytes, stream = self._stages.sent_bytes.get(posted.key, 0.0), f"receive from {posted.pipeline_rank}"
+        self.allocate((posted.key, posted.micro_batch), nbytes, "communication", stream=stream)
 
     def action_begins(self, act: ScheduledAction) -> None:
         """Note which action runs."""
@@ -117,7 +117,7 @@ class _RankTracker(MemoryTracker):
         self._begin(script, first, end)
         for change in lifetimes.kept[bisect_left(lifetimes.kept, before) : bisect_left(lifetimes.kept, after)]:
             lifetime = lifetimes.items[lifetimes.changes[change].number]
-            if not self._holds(lifetime.kept_as):
+            if lifetime.kept_as not in self._held:
                 # What is kept unchanged is the same memory; anything else is allocated before the original is freed.
                 change += lifetime.kept_bytes == lifetime.nbytes
                 self._advance(lifetimes, micro_batch, before, change, offset + first)
@@ -127,9 +127,6 @@ class _RankTracker(MemoryTracker):
 
     def _begin(self, script: InstructionList, first: int, end: int) -> None:
         """Some operators run."""
-
-    def _holds(self, key: Hashable) -> bool:
-        raise NotImplementedError
 
     def _advance(self, lifetimes: MicroBatchLifetimes, micro_batch: int, before: int, after: int, origin: int) -> None:
         """Apply the changes from ``before`` to ``after``; ``origin`` is the position of the first operator that runs now."""
@@ -155,7 +152,6 @@ class PeakTracker(_RankTracker):
         for one in residents:
             self._live[COLUMN[one.category]] += whole_blocks(one.nbytes)
         self._total = int(self._live.sum())
-        self._held: dict[Hashable, tuple[int, int]] = {}
         self._known_peaks: dict[tuple[MicroBatchLifetimes, int, int], tuple[int, int]] = {}
         self.peak = PeakMoment(self._total, tuple(self._live.tolist()), None, "")
 
@@ -178,9 +174,6 @@ class PeakTracker(_RankTracker):
         self._live[column] -= size
         self._total -= size
 
-    def _holds(self, key: Hashable) -> bool:
-        return key in self._held
-
     def _advance(self, lifetimes: MicroBatchLifetimes, micro_batch: int, before: int, after: int, origin: int) -> None:
         if before == after:
             return
@@ -193,7 +186,7 @@ class PeakTracker(_RankTracker):
         top, above = found
         if self._total + above > self.peak.total:
             live = self._live + (lifetimes.bytes[top] - lifetimes.bytes[before])
-            layer = lifetimes.layers[lifetimes.changes[top - 1].place]
+            layer = lifetimes.layers[lifetimes.changes[top - 1].position]
             self.peak = PeakMoment(self._total + above, tuple(live.tolist()), self.now, layer)
         self._live += lifetimes.bytes[after] - lifetimes.bytes[before]
         self._total += int(lifetimes.totals[after] - lifetimes.totals[before])
@@ -209,7 +202,6 @@ class LifetimeTracker(_RankTracker):
             for one in residents
         ]
         self._died: dict[int, tuple[int, int]] = {}  # clock and operator, by item
-        self._held: dict[Hashable, int] = {}
         self._alive: dict[tuple[MicroBatchLifetimes, int, int], int] = {}  # items, by micro-batch and number
         self._clock = 0
         self._optimizer: int | None = None
@@ -249,33 +241,19 @@ class LifetimeTracker(_RankTracker):
         self._first = len(self.operators)
         self.operators += script.operators[first:end]
 
-    def _holds(self, key: Hashable) -> bool:
-        return key in self._held
-
     def _advance(self, lifetimes: MicroBatchLifetimes, micro_batch: int, before: int, after: int, origin: int) -> None:
         for change in lifetimes.changes[before:after]:
-            operator = self._first + change.place - origin
+            operator = self._first + change.position - origin
             key = lifetimes, micro_batch, change.number
             if not change.birth:
                 if key in self._alive:
                     self._dies(self._alive.pop(key), operator)
                 continue
-            lifetime = lifetimes.items[change.number]
-            if lifetime.nbytes:
-                self._alive[key] = self._born(
-                    Lifetime(
-                        round(lifetime.nbytes),
-                        lifetime.category,
-                        lifetime.layer,
-                        0,
-                        None,
-                        operator,
-                        None,
-                        lifetime.stream,
-                        lifetime.shape,
-                        lifetime.dtype,
-                    )
-                )
+            one = lifetimes.items[change.number]
+            if one.nbytes:
+                nbytes, shape, dtype = round(one.nbytes), one.shape, one.dtype
+                born = Lifetime(nbytes, one.category, one.layer, 0, None, operator, None, one.stream, shape, dtype)
+                self._alive[key] = self._born(born)
 
     def _born(self, item: Lifetime) -> int:
         self._items.append(replace(item, born=self._clock, operator=item.operator or max(len(self.operators) - 1, 0)))

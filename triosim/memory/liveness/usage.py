@@ -51,9 +51,8 @@ class Usage:
 
     def alive(self, index: int | None = None) -> list[int]:
         """Return the numbers of the lifetimes that are alive after ``index`` events; by default at the peak."""
-        last = self.peak.index if index is None else index
         found = dict.fromkeys(self.lifetimes.found)
-        for event in self.events[:last]:
+        for event in self.events[: self.peak.index if index is None else index]:
             if event.birth:
                 found[event.number] = None
             else:
