@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from triosim.config import Option, RunConfig
 from triosim.errors import OptionError
-from triosim.extrapolators.core.memory_footprint import WHOLE_STEP, MemoryFootprint
+from triosim.extrapolators.core.memory_footprint import MemoryFootprint
 from triosim.extrapolators.core.mesh import Mesh
 from triosim.extrapolators.core.program import Program
 from triosim.extrapolators.core.training_loop import TrainingLoop
@@ -79,7 +79,7 @@ class Extrapolator:
 
     def memory_footprint(self, rank: int) -> MemoryFootprint:
         """Return what a rank has in memory, for a parallelism that writes its tasks itself: by default a training step."""
-        return WHOLE_STEP
+        return MemoryFootprint()
 
     @property
     def replicas(self) -> int:

@@ -1,7 +1,7 @@
 """Lowers a program to lists of instructions, which each rank runs one after the other.
 
-What all ranks at one position of the pipeline have in common (which operators run between which communications, the ``Compute``
-tasks of these, what is received when) is made once, here; a ``TrainingLoop`` is one rank's way through it.
+The parts that all ranks at one position of the pipeline share (the operators between two communications, their ``Compute``
+tasks, the receives that are posted) are made once, here; a ``TrainingLoop`` runs them for one rank.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from triosim.tasks import Compute, Layers
 from triosim.trace import Operator
 
 HookedParameters = frozenset[int] | None  # those for whose gradients some hook is called; None for all
-ParameterKey = Callable[[Block], Hashable]  # says which parameters a block uses
+ParameterKey = Callable[[Block], Hashable]  # what TrainingHooks.parameter_key returns, of all hooks
 
 T = TypeVar("T")
 
@@ -53,7 +53,7 @@ Instruction = RunOperators | Communicate | SendToStage | ExchangeWithRank | Awai
 
 @dataclass(frozen=True, slots=True)
 class InstructionList:
-    """What an action runs: its operators in order, and the instructions that say when; ``name`` identifies the operators."""
+    """The operators of an action in order, and the instructions that say when they run; ``name`` identifies the operators."""
 
     name: tuple[object, ...]
     operators: tuple[Operator, ...]
@@ -62,7 +62,7 @@ class InstructionList:
 
 @dataclass(frozen=True, slots=True)
 class ScheduledAction:
-    """An action of a pipeline rank. It adds to some gradients; some, by their parameters, are ``complete`` with it."""
+    """An action of a pipeline rank, the gradients that it adds to, and the parameters whose gradients are ``complete`` then."""
 
     pipeline_rank: int
     action: Action
@@ -72,7 +72,7 @@ class ScheduledAction:
 
 @dataclass(frozen=True, slots=True)
 class PostedReceive:
-    """A receive: from which pipeline rank, and what of which micro-batch."""
+    """A receive from a pipeline rank: the transfer of a micro-batch."""
 
     pipeline_rank: int
     key: TransferKey
@@ -84,7 +84,7 @@ class LoweredSlot:
     """A slot of the schedule: the receives that are posted before it, and the actions that run side by side in it."""
 
     receives: list[PostedReceive]
-    acts: tuple[ScheduledAction, ...]
+    actions: tuple[ScheduledAction, ...]
 
 
 class Lowering:
@@ -106,14 +106,14 @@ class Lowering:
         self._stage_of = {  # of each backward operator
             op.id: n for n, stage in enumerate(program.stages) for block in stage.backward for op in block.operators
         }
-        self._sent: dict[tuple[object, ...], list[Any]] = {}
-        self._added: dict[tuple[object, ...], tuple[Gradient, ...]] = {}  # in which half of a stage, by pipeline rank
-        self.turns = [self._turns(pipeline_rank) for pipeline_rank in range(len(program.schedule.rows))]
+        self._transfers_of: dict[tuple[object, ...], list[Any]] = {}
+        self._added: dict[tuple[object, ...], tuple[Gradient, ...]] = {}  # by pipeline rank, stage and half of the pass
+        self.slots = [self._slots(pipeline_rank) for pipeline_rank in range(len(program.schedule.rows))]
         self._post_receives()
         self._scripts: dict[tuple[object, ...], InstructionList] = {}
         self._computes: dict[tuple[object, ...], Compute] = {}
         # By id() of a task, which is kept with it: hashing its operators would cost more than making it.
-        self._aside: dict[tuple[int, str], tuple[Compute, Compute]] = {}
+        self._on_streams: dict[tuple[int, str], tuple[Compute, Compute]] = {}
 
     def pipeline_rank(self, rank: int) -> int:
         """Return a rank's coordinate along the pipeline; 0 without one."""
@@ -121,56 +121,56 @@ class Lowering:
         return self.mesh.coordinate(axis, rank) if axis is not None else 0
 
     def compute(self, script: InstructionList, start: int, end: int) -> Compute:
-        """Return the task that runs some operators of a script in a row: one object, whatever rank asks."""
+        """Return the task that runs operators ``start`` to ``end`` - 1 of a list: one object for all ranks."""
         key = (script.name, start, end)
         task = self._computes.get(key)
         if task is None:
             task = self._computes[key] = Compute(script.operators[start:end])
         return task
 
-    def aside(self, task: Compute, stream: str) -> Compute:
-        """Return a computation on another stream: one object, whatever rank asks."""
+    def on_stream(self, task: Compute, stream: str) -> Compute:
+        """Return a computation on another stream: one object for all ranks."""
         key = (id(task), stream)
-        if key not in self._aside:
-            self._aside[key] = (task, replace(task, stream=stream))
-        return self._aside[key][1]
+        if key not in self._on_streams:
+            self._on_streams[key] = (task, replace(task, stream=stream))
+        return self._on_streams[key][1]
 
     def script(
-        self, act: ScheduledAction, *, needs: ParameterKey | None, heard: HookedParameters, each_time: HookedParameters
+        self,
+        act: ScheduledAction,
+        parameter_key: ParameterKey | None,
+        hooked: HookedParameters,
+        hooked_each_time: HookedParameters,
     ) -> InstructionList:
-        """Return what an action runs as steps; with ``needs`` it stops where a block begins that needs something else.
+        """Return the instructions of an action.
 
-        It also stops where a gradient is complete that somebody has ``heard`` of, or is added to, ``each_time``.
+        They have a block where one begins whose ``parameter_key`` is another than that of the block before it, and a
+        ``GradientReady`` where the gradient of a ``hooked`` parameter is complete, or one of ``hooked_each_time`` is added to.
         """
         stage, phase = act.action.stage, act.action.phase
-        key = (
-            act.pipeline_rank,
-            stage,
-            phase,
-            needs is not None,
-            each_time,
-            *((act.action, heard) if act.complete else ()),
-        )
+        which = (act.action, hooked) if act.complete else ()
+        key = (act.pipeline_rank, stage, phase, parameter_key is not None, hooked_each_time, *which)
         script = self._scripts.get(key)
         if script is None:
             ready: dict[int, list[GradientReady]] = {}
             for gradient in act.gradients:
                 complete = gradient.parameter.id in act.complete
-                listened = heard if complete else each_time
-                if listened is None or gradient.parameter.id in listened:
+                called = hooked if complete else hooked_each_time
+                if called is None or gradient.parameter.id in called:
                     ready.setdefault(gradient.ready, []).append(GradientReady(gradient, complete))
-            script = self._scripts[key] = _script((stage, phase), self.program.part(stage, phase), needs, ready)
+            script = _script((stage, phase), self.program.part(stage, phase), parameter_key, ready)
+            self._scripts[key] = script
         return script
 
     def optimizer(self, pipeline_rank: int) -> InstructionList:
-        """Return the optimizer of a pipeline rank."""
+        """Return the instructions of a pipeline rank's optimizer."""
         key = ("optimizer", pipeline_rank)
         script = self._scripts.get(key)
         if script is None:
             script = self._scripts[key] = _script(key, self.held[pipeline_rank].optimizer, None, {})
         return script
 
-    def _turns(self, pipeline_rank: int) -> list[LoweredSlot]:
+    def _slots(self, pipeline_rank: int) -> list[LoweredSlot]:
         last = self.program.schedule.last(pipeline_rank)
         rows = self.program.schedule.rows[pipeline_rank]
         return [LoweredSlot([], tuple(self._act(pipeline_rank, action, last) for action in slot)) for slot in rows]
@@ -192,24 +192,23 @@ class Lowering:
         return ScheduledAction(pipeline_rank, action, every, frozenset(gradient.parameter.id for gradient in complete))
 
     def _post_receives(self) -> None:
-        """Decide when each pipeline rank posts which receives.
+        """Decide in which slot each pipeline rank posts which receives.
 
-        They are posted in the order in which the other side sends, as NCCL matches them, and at the latest one turn before
-        they are needed: while one micro-batch is computed, what the next one needs arrives. So where the order of sending is
-        not that of using, some are posted earlier, and nobody waits for a send that comes behind another.
+        They are posted in the order in which the other side sends, as NCCL matches them, and at the latest one slot before
+        they are needed: while one micro-batch is computed, the data of the next one arrive. Where the order of sending is
+        not that of using, some are posted earlier, so that nobody waits for a send that is behind another.
         """
         schedule = self.program.schedule
         needed: dict[tuple[int, TransferKey, int], int] = {}
-        for pipeline_rank, turns in enumerate(self.turns):
-            for index, turn in enumerate(turns):
-                for act in turn.acts:
+        for pipeline_rank, slots in enumerate(self.slots):
+            for index, slot in enumerate(slots):
+                for act in slot.actions:
                     for receive in self._transfers(act.action, ReceiveFromStage):
                         needed[pipeline_rank, receive.key, act.action.micro_batch] = index
-        coming: list[list[tuple[int, PostedReceive]]] = [
-            [] for _ in self.turns
-        ]  # by pipeline rank: when needed, in the order of sending
-        for source, turns in enumerate(self.turns):
-            for action in (act.action for turn in turns for act in turn.acts):
+        # By pipeline rank, in the order of sending: the slot that needs a receive, and this one.
+        coming: list[list[tuple[int, PostedReceive]]] = [[] for _ in self.slots]
+        for source, slots in enumerate(self.slots):
+            for action in (act.action for slot in slots for act in slot.actions):
                 for send in self._transfers(action, SendToStage):
                     pipeline_rank = schedule.rank_of(send.stage, action.micro_batch)
                     if pipeline_rank != source:
@@ -222,21 +221,21 @@ class Lowering:
                 soonest[posted.pipeline_rank] = min(soonest.get(posted.pipeline_rank, when), when)
                 times.append(soonest[posted.pipeline_rank])
             for when, (_, posted) in sorted(zip(reversed(times), entries, strict=True), key=lambda entry: entry[0]):
-                self.turns[pipeline_rank][max(when - 1, 0)].receives.append(posted)
+                self.slots[pipeline_rank][max(when - 1, 0)].receives.append(posted)
 
     def _transfers(self, action: Action, kind: type[T]) -> list[T]:
-        """What an action sends or receives, in order."""
+        """Return the sends or receives of an action, in order."""
         key = (action.stage, action.phase, kind)
-        if key not in self._sent:
+        if key not in self._transfers_of:
             blocks = self.program.part(action.stage, action.phase)
-            self._sent[key] = [item for block in blocks for item in block.items if isinstance(item, kind)]
-        return self._sent[key]
+            self._transfers_of[key] = [item for block in blocks for item in block.items if isinstance(item, kind)]
+        return self._transfers_of[key]
 
 
 def _script(
     name: tuple[object, ...],
     blocks: tuple[Block, ...],
-    needs: ParameterKey | None,
+    parameter_key: ParameterKey | None,
     ready: Mapping[int, list[GradientReady]],
 ) -> InstructionList:
     operators: list[Operator] = []
@@ -249,8 +248,8 @@ def _script(
     before: Hashable = None
     for block in blocks:
         layers = Layers.of(block.layer)
-        if needs is not None and (needed := needs(block)) != before:
-            before = needed
+        if parameter_key is not None and (used := parameter_key(block)) != before:
+            before = used
             run()
             steps.append(block)
         for item in block.items:

@@ -1,8 +1,4 @@
-"""The memory footprint that a parallelism declares for a rank when it writes its tasks itself.
-
-It is a share of a training step's: which passes the rank runs, the share of parameters and optimizer state it keeps,
-and extra buffers.
-"""
+"""The memory footprint that a parallelism declares for a rank when it writes its tasks itself."""
 
 from __future__ import annotations
 
@@ -13,18 +9,14 @@ from triosim.trace import Category
 
 @dataclass(frozen=True, slots=True)
 class MemoryFootprint:
-    """By default a training step of the program and no more.
+    """A rank's memory in terms of a training step: by default, the whole step and no more.
 
     ``trains`` says whether the rank runs the forward and backward passes, ``updates`` whether it runs the optimizer and keeps
-    its states. ``share`` is the part that it keeps of each parameter and, of the states, what the program has of them.
-    ``buffers`` are what it holds all the time besides: a name, the category and the bytes of each.
+    its states. ``share`` is the part that it keeps of each parameter and of the program's optimizer states. ``buffers`` are
+    what it holds all the time besides: a name, the category and the bytes of each.
     """
 
     trains: bool = True
     updates: bool = True
     share: float = 1.0
     buffers: tuple[tuple[str, Category, float], ...] = ()
-
-
-#: A training step.
-WHOLE_STEP = MemoryFootprint()

@@ -1,7 +1,7 @@
-"""The memory tracker: is told what a rank allocates and frees while it goes through its training loop.
+"""The interface of memory trackers, which follow what a rank allocates and frees in its training loop.
 
-The loop says which operators run; what these make and how long it lives is known from the program. Hooks say what they allocate
-beside them: gathered parameters, buffers that are sent from, shares of gradients.
+The loop reports the operators that run; the program says what these make and how long it lives. Hooks report what they allocate
+themselves: gathered parameters, buffers that are sent from, shares of gradients.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 
 class MemoryTracker:
-    """Ignores what it is told, as in a simulation; derive from it to count.
+    """Ignores all reports, as in a simulation; derive from it to count.
 
-    A gradient of a parameter has the key ``("gradient", storage)``, from when it is first added to until somebody releases it.
+    The gradient of a parameter has the key ``("gradient", storage)``, from when it is first added to until it is freed.
     """
 
     def allocate(
@@ -29,14 +29,13 @@ class MemoryTracker:
         """Free what is allocated under a key, if anything is."""
 
     def receive_posted(self, posted: PostedReceive) -> None:
-        """A tensor of another stage may come from now on."""
+        """A receive from another stage is posted."""
 
     def action_begins(self, act: ScheduledAction) -> None:
         """An action of the schedule begins; what it receives is there."""
 
     def operators_ran(self, script: InstructionList, first: int, end: int, micro_batch: int) -> None:
-        """Some operators of a script ran for a micro-batch (-1: the optimizer's)."""
+        """Operators ``first`` to ``end`` - 1 of a list ran for a micro-batch (-1: the optimizer's)."""
 
 
-#: The tracker of a simulation.
 UNTRACKED = MemoryTracker()

@@ -1,7 +1,7 @@
 """The program: one GPU's step as data, which parallelisms transform before it becomes any rank's tasks.
 
 A program has stages (one, until a pipeline divides it), a stage has blocks of its forward pass, its backward pass and its
-optimizer, and a block has items: operators, symbolic collectives on an axis of the mesh, and what is sent between stages.
+optimizer, and a block has items: operators, symbolic collectives on an axis of the mesh, and transfers between stages.
 "Symbolic" because a block is written once for all ranks: which ranks an axis joins is known when it is lowered.
 """
 
@@ -16,6 +16,7 @@ from triosim import gpus
 from triosim.compute.compute_model import ComputeModel
 from triosim.compute.models.roofline import STAND_IN
 from triosim.compute.pricing.repricing import reprice
+from triosim.errors import TraceError
 from triosim.extrapolators.core.mesh import ExpertReplicas, GroupAxes
 from triosim.extrapolators.core.schedule_table import ActionPhase, ScheduleTable
 from triosim.tasks import CollectiveKind, Layers
@@ -26,9 +27,9 @@ if TYPE_CHECKING:
 
 
 class TransferKey(NamedTuple):
-    """Identifies what is on its way, so that something can wait for it: what it is, and of which operator (or stage tensor).
+    """Identifies a transfer that is waited for: what is sent, and the operator (or tensor between stages) that it is for.
 
-    ``part`` numbers the rounds of a ring; ``again`` is true of what is communicated again for recomputation.
+    ``part`` numbers the rounds of a ring; ``again`` marks a transfer that recomputation repeats.
     """
 
     what: str
@@ -41,13 +42,13 @@ class TransferKey(NamedTuple):
 class Communicate:
     """A collective of the ranks along ``axis``. Without a ``key`` it blocks; with one, ``Await`` waits for it.
 
-    With several ``parts``, the axis is divided into as many groups of neighbours, each with a collective of its own.
-    ``of_weights`` says that what it is about is a parameter's gradient, which no other operator of the backward pass waits
-    for. ``layers`` are those of its block, unless it says others. ``operator`` names the one that it is communicated for,
-    where that is not the one ahead of it: where this one runs again, so does the collective. Of ``tensors`` of that operator
-    it has a part of the bytes: where they are divided, so is it. To "rotate" is to send to the next rank along the axis and
-    to receive from the one before. ``shares`` are unequal shares in bytes, in the order of the ranks; of an all-to-all, what
-    each sends to each, by sender.
+    - ``kind``: "rotate" sends to the next rank along the axis, and receives from the one before.
+    - ``parts``: into how many groups of neighbours the axis is divided, each with a collective of its own.
+    - ``of_weights``: whether it reduces a parameter's gradient, which no other operator of the backward pass waits for.
+    - ``layers``: by default those of its block.
+    - ``operator``: the one that needs it, by default the one ahead of it; it is recomputed with that operator.
+    - ``tensors`` of that operator: its bytes are divided as these are.
+    - ``shares``: unequal shares in bytes, in the order of the ranks; of an all-to-all, those from each to each, by sender.
     """
 
     kind: CollectiveKind | Literal["rotate"]
@@ -62,7 +63,7 @@ class Communicate:
     shares: tuple[float, ...] | None = None
 
     def divided(self, before: Mapping[int, Operator], after: Mapping[int, Operator]) -> Communicate:
-        """Return it with the bytes that it has when operators, by id, are in other shapes."""
+        """Return the collective with the bytes that it has when operators, by id, are in other shapes."""
         if not self.tensors or self.operator is None:
             return self
         old, new = (
@@ -75,16 +76,16 @@ class Communicate:
         return replace(self, nbytes=self.nbytes * new / old, shares=shares)
 
     def awaited(self) -> Await:
-        """Return what waits for it, where it has a key."""
+        """Return the item that waits for it, where it has a key."""
         assert self.key is not None
         return Await(self.key)
 
 
 @dataclass(frozen=True, slots=True)
 class SendToStage:
-    """A tensor that goes to another stage, which knows it by ``key``; the GPU goes on meanwhile.
+    """A tensor that is sent to another stage, which receives it by ``key``; the GPU goes on meanwhile.
 
-    Where that stage runs depends on the schedule and the micro-batch. If it is here, nothing is sent.
+    Where that stage runs depends on the schedule and the micro-batch. If it is on the same rank, nothing is sent.
     """
 
     stage: int
@@ -95,7 +96,7 @@ class SendToStage:
 
 @dataclass(frozen=True, slots=True)
 class ReceiveFromStage:
-    """A tensor that comes from another stage; ``Await`` waits for it."""
+    """A tensor that is received from another stage; ``Await`` waits for it."""
 
     stage: int
     key: TransferKey
@@ -103,7 +104,7 @@ class ReceiveFromStage:
 
 @dataclass(frozen=True, slots=True)
 class ExchangeWithRank:
-    """Bytes that go to another pipeline rank, and as many that come from it; ``Await`` waits for those."""
+    """Bytes that are sent to another pipeline rank, and as many that are received; ``Await`` waits for these."""
 
     pipeline_rank: int
     nbytes: float
@@ -113,7 +114,7 @@ class ExchangeWithRank:
 
 @dataclass(frozen=True, slots=True)
 class Await:
-    """The computation goes on when what has this key is there."""
+    """The computation waits for the transfer of this key."""
 
     key: TransferKey
 
@@ -135,7 +136,7 @@ class Block:
         return tuple([item for item in self.items if isinstance(item, Operator)])
 
     def of(self, items: tuple[BlockItem, ...]) -> Block:
-        """Return the block of other items: itself where they are its own."""
+        """Return the block with other items: itself where they are equal."""
         return self if items == self.items else Block(self.layer, self.phase, items)
 
     @property
@@ -172,7 +173,7 @@ class Stage:
 
     @property
     def inputs(self) -> tuple[Tensor, ...]:
-        """What the network is fed and this stage uses."""
+        """The network's inputs that this stage uses."""
         return _distinct(
             t for block in self.forward for op in block.operators for t in op.inputs if t.category == "input"
         )
@@ -223,6 +224,37 @@ class Stage:
         found.sort(key=lambda entry: entry[0])
         return tuple(gradient for _, gradient in found)
 
+    def forward_blocks_of_backward(self) -> list[int]:
+        """Return the index of the forward block to which each backward block belongs.
+
+        A backward operator belongs to the block of the operator that it differentiates. One that does not say (the sum of the
+        gradients of a tensor that is used twice) goes where its result is read, or else with its layer or the operators around
+        it. Raises ``TraceError`` where neither forward operators nor layers are known.
+        """
+        block_of = {op.id: i for i, block in enumerate(self.forward) for op in block.operators}
+        layers = {block.layer: i for i, block in enumerate(self.forward)}
+        readers: dict[int, int] = {}  # storage: the block of the next operator that reads it
+        found: list[int | None] = []
+        for block in reversed(self.backward):
+            index = _first(block_of.get(op.forward) for op in block.operators if op.forward is not None)
+            if index is None:
+                index = _first(readers.get(tensor.storage) for op in block.operators for tensor in op.outputs)
+            if index is None:
+                index = layers.get(block.layer)
+            if index is not None:
+                readers.update((tensor.storage, index) for op in block.operators for tensor in op.inputs)
+            found.append(index)
+        found.reverse()
+        current = _first(found)
+        if current is None:
+            if not found:
+                return []
+            raise TraceError(
+                "the backward operators name neither forward operators nor layers, so they cannot be divided into stages",
+                fix="capture the trace with its execution graph, or simulate inference",
+            )
+        return [current := current if index is None else index for index in found]
+
 
 #: Makes the hooks of one rank.
 RankHooksFactory = Callable[["RankContext"], "TrainingHooks"]
@@ -240,12 +272,12 @@ class Program:
     - ``hooks``: pairs of an axis (or several, taken as one) and what makes each rank's hooks along it.
     - ``data_axes``: the axes whose ranks have the same parameters and see other data, so that gradients are summed over all of
       them together; ``sharded_axes`` are those over which the optimizer is sharded.
-    - ``experts``: the storages of parameters that only some of these ranks have: those at equal coordinates of ``expert_axis``.
-    - ``kept_until``: storages that are kept, read or not, by the backward operator until which they are.
-    - ``batch_size`` is that of a micro-batch, ``gpu`` what operators are priced for, by ``model``; repeated layers are priced
-      once if ``deduplicate`` is set. ``slowdown`` says by how many times longer an operator takes on a rank, where stages are
-      balanced over unequal GPUs.
-    - ``iteration`` is the one that the program is for, where something is drawn by chance; ``coordinates`` are those of
+    - ``experts``: the storages of experts' parameters, which only the ranks at equal coordinates of ``expert_axis`` share.
+    - ``kept_until``: the storages that recomputation keeps until a backward operator runs, by its id.
+    - ``batch_size`` is that of a micro-batch. Operators are priced for ``gpu`` by ``model``, repeated layers once if
+      ``deduplicate`` is set. ``slowdown`` is by how many times longer an operator takes on a rank, where stages are balanced
+      over unequal GPUs.
+    - ``iteration`` is the one that the program is for, where something is drawn at random; ``coordinates`` are those of
       the ranks that run it, along axes whose ranks run different programs.
     """
 
@@ -284,19 +316,16 @@ class Program:
         return ExpertReplicas(axes, self.expert_axis) if experts else axes
 
     def coordinate(self, axis: str) -> int | None:
-        """Return the coordinate along an axis of the ranks that run the program; None where it is all ranks'."""
+        """Return the coordinate along an axis of the ranks that run the program; None where all do."""
         return dict(self.coordinates).get(axis)
 
     @property
     def micro_batches(self) -> int:
-        """Into how many micro-batches a replica's batch is divided."""
+        """The number of micro-batches of a replica's batch."""
         return self.schedule.micro_batches
 
     def part(self, stage: int, phase: ActionPhase) -> tuple[Block, ...]:
-        """Return what an action of the schedule runs: the blocks of a stage's pass, or one of the two parts of its backward.
-
-        What is sent and received belongs to the input part.
-        """
+        """Return the blocks that an action of the schedule runs. Transfers between stages belong to the input part."""
         if phase == "forward":
             return self.stages[stage].forward
         whole = self.stages[stage].backward
@@ -312,9 +341,9 @@ class Program:
         return tuple(block for block in found if block.items)
 
     def held(self, pipeline_rank: int) -> Stage:
-        """Return all that a pipeline rank runs and holds, as one stage.
+        """Return all stages of a pipeline rank as one.
 
-        Its backward blocks are in the order in which they run for the last time, so that gradients are complete in this order.
+        Its backward blocks are in the order in which they run for the last time, in which gradients become complete.
         """
         numbers = self.schedule.stages_of(pipeline_rank)
         last = self.schedule.last(pipeline_rank)
@@ -328,10 +357,7 @@ class Program:
         return Stage(tuple(block for n in numbers for block in self.stages[n].forward), tuple(backward), optimizer)
 
     def reshaped(self, shapes: Mapping[int, Operator], *, note: str) -> Program:
-        """Return the program with operators in other shapes, by id, and with the times of these shapes.
-
-        These are predicted, which ``note`` tells the reader of the result.
-        """
+        """Return the program with operators in other shapes, by id, and their predicted times, which ``note`` tells."""
         before = self.operators
         after = tuple(shapes.get(operator.id, operator) for operator in before)
         if after == before:
@@ -362,7 +388,7 @@ class Program:
 
 
 def _stand_in(gpu: str, priced: Iterable[Operator]) -> Iterable[str]:
-    """Say where the roofline did not know the GPU."""
+    """Yield the note on a GPU that the roofline does not know."""
     if gpus.get(gpu) is None and any("roofline" in (operator.predicted_by or "") for operator in priced):
         yield (
             f"the trace's GPU '{gpu}' is not in the catalogue: the roofline assumes the proportions of an {STAND_IN}, "
@@ -380,12 +406,12 @@ def blocks_of(operators: Iterable[Operator]) -> tuple[Block, ...]:
 
 def single_stage(operators: Sequence[Operator], *, training: bool) -> Stage:
     """Return a trace's operators as one stage; without training, the forward pass alone."""
-    by_phase = {
-        phase: blocks_of(op for op in operators if op.phase == phase) for phase in ("forward", "backward", "optimizer")
-    }
-    if not training:
-        return Stage(by_phase["forward"])
-    return Stage(by_phase["forward"], by_phase["backward"], by_phase["optimizer"])
+    phases = ("forward", "backward", "optimizer") if training else ("forward",)
+    return Stage(*(blocks_of(op for op in operators if op.phase == phase) for phase in phases))
+
+
+def _first(indices: Iterable[int | None]) -> int | None:
+    return next((index for index in indices if index is not None), None)
 
 
 def _repeats(operator: Operator, made: Tensor) -> bool:
@@ -394,7 +420,7 @@ def _repeats(operator: Operator, made: Tensor) -> bool:
 
 
 def _distinct(tensors: Iterable[Tensor]) -> tuple[Tensor, ...]:
-    """One tensor of each storage: the largest, since what one operator needs whole is there whole."""
+    """Return one tensor of each storage: the largest, since a tensor that one operator needs in full is there in full."""
     found: dict[int, Tensor] = {}
     for tensor in tensors:
         known = found.get(tensor.storage)

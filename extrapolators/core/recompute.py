@@ -20,7 +20,6 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from triosim.errors import OptionError, TraceError, nearest
-from triosim.extrapolators.core.backward_blocks import forward_block_of_each_backward
 from triosim.extrapolators.core.program import Await, Block, BlockItem, Communicate, Program, Stage
 from triosim.operators.features import base_name
 from triosim.operators.kinds import kind_of
@@ -77,7 +76,7 @@ class _Recomputation:
     def backward(self) -> tuple[Block, ...]:
         """The backward blocks, with those that run again ahead of the first one of each unit."""
         units = [numbered_module_of(block.layer) for block in self._stage.forward]
-        of_backward = [units[place] for place in forward_block_of_each_backward(self._stage)]
+        of_backward = [units[index] for index in self._stage.forward_blocks_of_backward()]
         backward: dict[str, list[Operator]] = {}
         for unit, block in zip(of_backward, self._stage.backward, strict=True):
             backward.setdefault(unit, []).extend(block.operators)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 from triosim.extrapolators.core.hooks import RankContext, TrainingHooks
@@ -35,8 +36,7 @@ from triosim.tasks import (
     Wait,
 )
 
-_NOTHING: frozenset[int] = frozenset()
-_OPTIMIZER = -1  # the micro-batch of what comes once
+_OPTIMIZER = -1  # stands for the micro-batch of the optimizer
 
 
 class TrainingLoop:
@@ -59,13 +59,13 @@ class TrainingLoop:
             one for one in self._hooks if type(one).parameters_needed is not TrainingHooks.parameters_needed
         ]
         self._each_time = [hooks for hooks in self._hooks if hooks.each_micro_batch]
-        self._heard, self._heard_each_time = _heard(self._hooks), _heard(self._each_time)
+        self._hooked, self._hooked_each_time = _hooked(self._hooks), _hooked(self._each_time)
         self._arriving: dict[tuple[TransferKey, int], Handle] = {}  # by key and micro-batch
         # By id() of an instruction, which the lowering keeps: hashing its layers and shares would cost more than it saves.
-        self._made: dict[int, Task | None] = {}
+        self._collectives: dict[int, Task | None] = {}
 
     def tasks(self) -> TaskStream:
-        """Every iteration of the rank."""
+        """Yield the tasks of every iteration."""
         for _ in range(self._lowering.iterations):
             yield from self.step()
             yield Iteration()
@@ -75,18 +75,18 @@ class TrainingLoop:
         for hooks in self._hooks:
             yield from _all(hooks.step_begins())
         axis = self._lowering.program.stage_axis
-        for turn in self._lowering.turns[self._pipeline_rank]:
-            for posted in turn.receives:
+        for slot in self._lowering.slots[self._pipeline_rank]:
+            for posted in slot.receives:
                 assert axis is not None, "only a pipeline sends between stages"
                 peer = self._mesh.neighbour(axis, self._rank, posted.pipeline_rank)
                 handle = yield Recv(peer, stream=f"receive from {peer}", label=axis)
                 if self._tracker is not None:
                     self._tracker.receive_posted(posted)
                 self._arriving[posted.key, posted.micro_batch] = handle
-            if len(turn.acts) == 1:
-                yield from self._act(turn.acts[0])
+            if len(slot.actions) == 1:
+                yield from self._act(slot.actions[0])
             else:
-                yield from self._side_by_side(turn.acts)
+                yield from self._side_by_side(slot.actions)
         if self._lowering.program.training:
             yield from self.optimizer()
 
@@ -113,11 +113,10 @@ class TrainingLoop:
         return self._hooks
 
     def _only(self, phase: ActionPhase, *, last: bool) -> ScheduledAction:
-        """The last action of a phase, or what another one would be."""
-        acts = [
-            act for turn in self._lowering.turns[self._pipeline_rank] for act in turn.acts if act.action.phase == phase
-        ]
-        return acts[-1] if last else replace(acts[-1], complete=_NOTHING)
+        """Return the last action of a phase, or one with which no gradient is complete."""
+        slots = self._lowering.slots[self._pipeline_rank]
+        found = [act for slot in slots for act in slot.actions if act.action.phase == phase][-1]
+        return found if last else replace(found, complete=frozenset())
 
     def _act(self, act: ScheduledAction) -> TaskStream:
         """Run one action of the schedule."""
@@ -129,21 +128,22 @@ class TrainingLoop:
             if self._lowering.copy_input and nbytes:
                 copied = yield Copy("host", "device", nbytes, label="input")
                 yield Wait((copied,))
-        needs = self._needs if self._parameter_hooks and action.phase != "weight" else None  # which needs no parameters
-        script = self._lowering.script(act, needs=needs, heard=self._heard, each_time=self._heard_each_time)
+        # The weight part of a backward pass needs no parameters.
+        key = self._parameter_key if self._parameter_hooks and action.phase != "weight" else None
+        script = self._lowering.script(act, key, self._hooked, self._hooked_each_time)
         yield from self._run(script, action.micro_batch)
         if action.phase == "forward":
             for hooks in self._hooks:
                 yield from _all(hooks.forward_ends())
 
-    def _needs(self, block: Block) -> Hashable:
+    def _parameter_key(self, block: Block) -> Hashable:
         return tuple(hooks.parameter_key(block) for hooks in self._parameter_hooks)
 
     def _side_by_side(self, acts: Sequence[ScheduledAction]) -> TaskStream:
-        """Several actions at once, each on a stream of its own.
+        """Run several actions at once, each on a stream of its own.
 
-        They begin together and end together: what they make is sent when all are through. The compute units take turns, so
-        that computation gains nothing; while one of them communicates, the other computes.
+        They begin together and end together: their results are sent when all have run. The compute units take turns, so
+        that computation gains nothing; while one action communicates, the other computes.
         """
         begun = yield Record()
         running: dict[str, TaskStream] = {}
@@ -154,7 +154,7 @@ class TrainingLoop:
                 yield Wait((begun,), stream=stream)
         streams = tuple(running)
         answers: dict[str, Handle | None] = dict.fromkeys(streams)
-        made: dict[str, list[Send]] = {stream: [] for stream in streams}
+        sends: dict[str, list[Send]] = {stream: [] for stream in streams}
         while running:
             for stream, tasks in tuple(running.items()):
                 try:
@@ -163,7 +163,7 @@ class TrainingLoop:
                     del running[stream]
                     continue
                 if isinstance(task, Send):
-                    made[stream].append(task)
+                    sends[stream].append(task)
                     answers[stream] = None
                 else:
                     answers[stream] = yield self._on(stream, task)
@@ -171,14 +171,14 @@ class TrainingLoop:
         for stream in streams[1:]:
             ends.append((yield Record(stream=stream)))
         yield Wait(tuple(ends))
-        yield from (sent for sends in made.values() for sent in sends)  # a generator, which can be answered
+        yield from (send for some in sends.values() for send in some)  # a generator, which can be answered
 
     def _on(self, stream: str, task: Task) -> Task:
-        """A task of the compute stream on another one, or issued by that."""
+        """Return a task of the compute stream on another stream, or a task that is issued from it."""
         if stream == COMPUTE_STREAM:
             return task
         if isinstance(task, Compute):
-            return self._lowering.aside(task, stream)
+            return self._lowering.on_stream(task, stream)
         if isinstance(task, (Record, Wait)):
             return replace(task, stream=stream) if task.stream == COMPUTE_STREAM else task
         if getattr(task, "issuer", None) == COMPUTE_STREAM:
@@ -186,68 +186,67 @@ class TrainingLoop:
         return task
 
     def _run(self, script: InstructionList, micro_batch: int) -> TaskStream:
-        """Run instructions. Consecutive operators are one task, as long as nothing happens between them."""
+        """Return the tasks of a list of instructions; with a tracker, those of its hooks."""
+        if self._tracker is not None:
+            return self._track(script, micro_batch, self._tracker)
+        return self._compute(script, micro_batch)
+
+    def _compute(self, script: InstructionList, micro_batch: int) -> TaskStream:
+        """Yield the tasks of instructions. Consecutive operators are one task, unless a task comes between them."""
         start = end = 0
-
-        def computed() -> TaskStream:
-            nonlocal start
-            if start < end:
-                first, start = start, end
-                if self._tracker is not None:
-                    self._tracker.operators_ran(script, first, end, micro_batch)
-                else:
-                    yield self._lowering.compute(script, first, end)
-
         for step in script.steps:
             if isinstance(step, RunOperators):
                 end = step.end
                 continue
-            if self._tracker is None and isinstance(step, Communicate) and step.key is None:
-                together = self._together(step)
-                if together is not None:
+            if isinstance(step, Communicate) and step.key is None:
+                task = self._collective(step)
+                if task is not None:
                     if start < end:
-                        first, start = start, end
-                        yield self._lowering.compute(script, first, end)
-                    yield Wait(((yield together),))
+                        yield self._lowering.compute(script, start, end)
+                        start = end
+                    yield Wait(((yield task),))
                 continue
-            if self._tracker is not None and not isinstance(step, (GradientReady, Block)):
-                continue  # what is sent takes no memory but its own
-            for tasks in self._does(step, micro_batch):
-                if self._tracker is not None:
-                    yield from computed()  # the hooks allocate after them
-                # Drawn by hand, so that the operators so far run before its first task, and only if it has one.
-                answer = None
-                while True:
-                    try:
-                        task = tasks.send(answer)
-                    except StopIteration:
-                        break
-                    yield from computed()
-                    answer = yield task
-        yield from computed()
+            is_hook = isinstance(step, (Block, GradientReady))
+            for tasks in self._hooks_of(step) if is_hook else (self._communicate(step, micro_batch),):
+                task = next(tasks, None)
+                if task is not None:
+                    if start < end:
+                        yield self._lowering.compute(script, start, end)
+                        start = end
+                    yield from _resumed(tasks, task)
+        if start < end:
+            yield self._lowering.compute(script, start, end)
 
-    def _does(self, step: Instruction, micro_batch: int) -> Iterable[TaskStream]:
-        """Yield the tasks of an instruction other than to run operators."""
+    def _track(self, script: InstructionList, micro_batch: int, tracker: MemoryTracker) -> TaskStream:
+        """Report operators to the tracker, and yield the tasks of the hooks between them."""
+        start = end = 0
+        for step in script.steps:
+            if isinstance(step, RunOperators):
+                end = step.end
+                continue
+            for tasks in self._hooks_of(step):
+                if start < end:
+                    tracker.operators_ran(script, start, end, micro_batch)  # ahead of what the hooks allocate
+                    start = end
+                yield from tasks
+        if start < end:
+            tracker.operators_ran(script, start, end, micro_batch)
+
+    def _hooks_of(self, step: Instruction) -> Iterator[TaskStream]:
+        """Yield the tasks of each hook that an instruction calls."""
         if isinstance(step, Block):
-            needed = [hooks.parameters_needed(step) for hooks in self._parameter_hooks]
-            return [tasks for tasks in needed if tasks is not None]
-        if isinstance(step, GradientReady):
-            return self._gradient_ready(step)
-        return (self._communicate(step, micro_batch),)
+            yield from [found for one in self._parameter_hooks if (found := one.parameters_needed(step)) is not None]
+        elif isinstance(step, GradientReady):
+            for hooks in self._hooks if step.complete else self._each_time:
+                if hooks.hooked_parameters is None or step.gradient.parameter.id in hooks.hooked_parameters:
+                    tasks = hooks.gradient_ready(step.gradient)
+                    if tasks is not None:
+                        yield tasks
 
-    def _gradient_ready(self, step: GradientReady) -> Iterator[TaskStream]:
-        """What the hooks do with a gradient, one after the other."""
-        for hooks in self._hooks if step.complete else self._each_time:
-            if hooks.hooked_parameters is None or step.gradient.parameter.id in hooks.hooked_parameters:
-                tasks = hooks.gradient_ready(step.gradient)
-                if tasks is not None:
-                    yield tasks
-
-    def _communicate(
-        self, step: RunOperators | Communicate | SendToStage | ExchangeWithRank | Await, micro_batch: int
-    ) -> TaskStream:
+    def _communicate(self, step: Instruction, micro_batch: int) -> TaskStream:
+        """Yield the tasks of a transfer, or of a collective that does not block."""
         if isinstance(step, Communicate):
-            task = self._together(step)
+            task = self._collective(step)
             if task is not None and step.key is not None:
                 self._arriving[step.key, micro_batch] = yield task
         elif isinstance(step, Await):
@@ -263,24 +262,23 @@ class TrainingLoop:
             self._arriving[step.key, micro_batch] = yield Recv(peer, stream=f"receive from {peer}", label=sent.label)
             yield sent
 
-    def _together(self, step: Communicate) -> Task | None:
-        """Return what a group does together, one object for all micro-batches; None for a group of one rank."""
-        if id(step) not in self._made:
+    def _collective(self, step: Communicate) -> Task | None:
+        """Return the task of a collective, one object for all micro-batches; None for a group of one rank."""
+        if id(step) not in self._collectives:
             group = self._mesh.group(step.axis, self._rank, step.parts)
-            # A stream for each axis, as PyTorch has for each process group: gradients on their way do not hold it up.
+            # A stream for each axis, as PyTorch has for each process group: all-reduces of gradients do not delay it.
             stream = f"{step.axis} communication"
-            if len(group.ranks) == 1:
-                self._made[id(step)] = None
-            elif step.kind == "rotate":
-                self._made[id(step)] = self._rotate(step, group, stream)
-            else:
-                self._made[id(step)] = COLLECTIVES[step.kind](
-                    step.nbytes, group, stream=stream, layers=step.layers, shares=step.shares
-                )
-        return self._made[id(step)]
+            task: Task | None = None
+            if len(group.ranks) > 1 and step.kind == "rotate":
+                task = self._rotate(step, group, stream)
+            elif len(group.ranks) > 1 and step.kind != "rotate":
+                make = COLLECTIVES[step.kind]
+                task = make(step.nbytes, group, stream=stream, layers=step.layers, shares=step.shares)
+            self._collectives[id(step)] = task
+        return self._collectives[id(step)]
 
     def _rotate(self, step: Communicate, group: Communicator, stream: str) -> Batch:
-        """Send to the next rank of a group, and receive from the one before."""
+        """Return the task that sends to the next rank of a group, and receives from the one before."""
         position = group.ranks.index(self._rank)
         after, before = group.ranks[(position + 1) % len(group.ranks)], group.ranks[position - 1]
         sent = Send(after, step.nbytes, stream=stream, label=step.axis, layers=step.layers)
@@ -293,12 +291,19 @@ class TrainingLoop:
         return Send(peer, step.nbytes, stream=f"send to {peer}", label=axis, layers=step.layers)
 
 
-def _heard(hooks: Sequence[TrainingHooks]) -> HookedParameters:
-    """The parameters for whose gradients some hooks are called."""
-    sets = [r.hooked_parameters for r in hooks if type(r).gradient_ready is not TrainingHooks.gradient_ready]
+def _hooked(hooks: Sequence[TrainingHooks]) -> HookedParameters:
+    """Return the parameters for whose gradients some hooks are called."""
+    sets = [one.hooked_parameters for one in hooks if type(one).gradient_ready is not TrainingHooks.gradient_ready]
     if len(sets) == 1:
-        return sets[0]  # itself, of which the hash is known
-    return None if None in sets else _NOTHING.union(*(one for one in sets if one is not None))
+        return sets[0]  # the same object, whose hash is known
+    return None if None in sets else frozenset[int]().union(*(one for one in sets if one is not None))
+
+
+def _resumed(tasks: TaskStream, task: Task) -> TaskStream:
+    """Yield a task that was drawn from a stream, and then the rest of the stream."""
+    with suppress(StopIteration):
+        while True:
+            task = tasks.send((yield task))
 
 
 def _all(tasks: TaskStream | None) -> TaskStream:

@@ -20,7 +20,6 @@ from typing import TypeVar
 from triosim.compute.pricing.repricing import scaled
 from triosim.config import Option
 from triosim.errors import OptionError, TraceError
-from triosim.extrapolators.core.backward_blocks import forward_block_of_each_backward
 from triosim.extrapolators.core.extrapolator import PIPELINE_ORDER, Extrapolator
 from triosim.extrapolators.core.flags import BALANCE_STAGES, GRADIENT_DTYPE, SCHEDULE, STAGES
 from triosim.extrapolators.core.mesh import Mesh
@@ -223,8 +222,8 @@ class Pipeline:
 
     def stages(self) -> tuple[Stage, ...]:
         """Return the stages with their sends and receives."""
-        places = forward_block_of_each_backward(self._whole)
-        backward = _dealt(self._whole.backward, (self._stage(place) for place in places), self._count)
+        stages = map(self._stage, self._whole.forward_blocks_of_backward())
+        backward = _dealt(self._whole.backward, stages, self._count)
         crossings = self._crossings()
         self._check(crossings)
         activations, gradients = self._forward_sends(crossings), self._backward_sends(crossings, backward)

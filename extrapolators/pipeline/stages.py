@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from triosim.errors import OptionError, nearest
-from triosim.extrapolators.core.backward_blocks import forward_block_of_each_backward
 from triosim.extrapolators.core.program import Block, Stage
 from triosim.trace import Operator
 from triosim.trace.numbered_modules import ROOT, numbered_module_of
@@ -31,9 +30,8 @@ def block_seconds(stage: Stage, slowdown: Callable[[Operator], float] | None = N
         return math.fsum(operator.seconds * slowdown(operator) for operator in block.operators)
 
     seconds = [time(block) for block in stage.forward]
-    places = forward_block_of_each_backward(stage)
-    for block, place in zip(stage.backward, places, strict=True):
-        seconds[place] += time(block)
+    for block, index in zip(stage.backward, stage.forward_blocks_of_backward(), strict=True):
+        seconds[index] += time(block)
     return seconds
 
 
