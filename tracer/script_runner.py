@@ -40,16 +40,17 @@ def run_script(
     skip: int = 0,
     steps: int = 1,
     least: int | None = None,
+    batch_size: int | None = None,
 ) -> StepObservations:
     """Run a script as ``__main__`` until ``steps`` steps after the first ``skip`` are over, and tell the observer of each.
 
     With ``least`` a script may also end by itself after that many. Where steps are skipped, so is one more while a further
-    optimizer runs for the first time. Returns what was observed of its model and optimizers up to the end of step 0. Raises
-    ``OptionError`` where there is no such file, and ``CaptureError`` when the script raises (its traceback is printed), does
-    what cannot be captured, exits, or ends too early.
+    optimizer runs for the first time. ``batch_size`` is, where it is given, that of each step. Returns what was observed of the
+    script's model and optimizers up to the end of step 0. Raises ``OptionError`` where there is no such file, and
+    ``CaptureError`` when the script raises (its traceback is printed), does what cannot be captured, exits, or ends too early.
     """
     check_script(path)
-    observed = StepObservations()
+    observed = StepObservations(batch_size=batch_size)
     counter = _StepCounter(observer, observed, skip, steps)
     needed = steps if least is None else least
     with optimizer_steps(counter.over, observed), counter.calls:

@@ -48,7 +48,7 @@ def made(name: str) -> Trace:
     """Return the trace of a name: what its script does in one step on an A100."""
     script, *arguments = COMMANDS[name].split()
     with contextlib.redirect_stdout(io.StringIO()):
-        trace = capture_fake(TRAIN / script, arguments, gpu="A100").trace
+        trace = capture_fake(TRAIN / script, arguments, gpu="A100")
     library = "torchvision" if script == "vision.py" else "transformers"
     software = {**trace.software, library: version(library), "script": f"examples/train/{COMMANDS[name]}"}
     operators = tuple(rounded(operator) for operator in trace.operators)

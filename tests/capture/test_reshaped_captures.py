@@ -20,7 +20,7 @@ VISION = "vision.py --image-size 64 --model"
 def captured(command: str) -> Trace:
     script, *arguments = command.split()
     pytest.importorskip("torchvision" if script == "vision.py" else "transformers")
-    return capture_fake(TRAIN / script, arguments, gpu="A100").trace
+    return capture_fake(TRAIN / script, arguments, gpu="A100")
 
 
 def shapes(operators: tuple[Operator, ...] | list[Operator]) -> list[object]:

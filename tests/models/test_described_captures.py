@@ -76,7 +76,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
 def test_a_config_is_described_as_transformers_trains_it(kind: str, amp: str | None, tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text(json.dumps({"model_type": kind, **CONFIGS[kind]}))
-    real = capture_fake(SCRIPT, [str(path), *([amp] if amp else [])], gpu="A100").trace
+    real = capture_fake(SCRIPT, [str(path), *([amp] if amp else [])], gpu="A100")
     dtype = amp or ("bf16" if kind in ("mixtral", "deepseek_v3") else "fp32")
     trace = triosim.describe(
         path,
@@ -97,7 +97,7 @@ def test_a_t5_in_half_precision_keeps_what_transformers_keeps(dtype: str, tmp_pa
     """Infinities are cut off in fp16 alone; norms keep their input twice. The script has images that nobody looks at."""
     path = tmp_path / "config.json"
     path.write_text(json.dumps({"model_type": "t5", **T5}))
-    real = capture_fake(SCRIPT, [str(path), "plain", dtype], gpu="A100").trace
+    real = capture_fake(SCRIPT, [str(path), "plain", dtype], gpu="A100")
     trace = triosim.describe(path, batch=4, sequence=48, dtype=dtype, kernels="eager", gpu="A100")
     assert products(trace) == products(real)
     clamps = [sum(one.name == "aten::clamp" for one in either.operators) for either in (trace, real)]
@@ -108,7 +108,7 @@ def test_a_t5_in_half_precision_keeps_what_transformers_keeps(dtype: str, tmp_pa
 
 
 def test_a_gpt_is_described_as_megatron_trains_it() -> None:
-    real = capture_fake(SCRIPT.with_name("train_megatron.py"), gpu="A100").trace
+    real = capture_fake(SCRIPT.with_name("train_megatron.py"), gpu="A100")
     model = GPT(layers=2, hidden=128, heads=4, vocab=512, sequence=48)
     options: dict[str, Any] = {"dtype": "fp16", "attention": "math", "optimizer": "fused-adamw", "gpu": "A100"}
     trace = triosim.describe(model, batch=4, kernels="eager", **options)

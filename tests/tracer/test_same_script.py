@@ -50,7 +50,7 @@ def on_the_cpu(script: Path, arguments: list[str], folder: Path) -> Calls:
 
 
 def without_a_gpu(script: Path, arguments: list[str]) -> Calls:
-    return products(capture_fake(script, arguments, skip=0).trace)
+    return products(capture_fake(script, arguments, skip=0))
 
 
 def without_a_gpu_alone(script: Path, arguments: list[str]) -> Calls:

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -52,12 +52,10 @@ class capture:  # noqa: N801  # it is used as a function is
         directory: str | os.PathLike[str] | None = None,
     ) -> None:
         _check(batch_size)
-        _check_pytorch()
-        self._batch_size = batch_size
         again = plan(steps)
         self._kinds: list[StepKind] = again if not skip else ["full", *(["idle"] * (skip - 1)), *again]  # type: ignore[list-item]
         self._directory = directory
-        self._observed = StepObservations(model=model, optimizer=optimizer)
+        self._observed = StepObservations(model=model, optimizer=optimizer, batch_size=batch_size)
         self._number = 0
         self._running = ExitStack()
         self._trace: Trace | None = None
@@ -80,11 +78,7 @@ class capture:  # noqa: N801  # it is used as a function is
     def __enter__(self) -> capture:
         """Begin the first step."""
         observed = self._observed
-        self._running.enter_context(only_capture())
-        folder = self._running.enter_context(_folder(self._directory))
-        self._profiler = StepProfiler(self._kinds, Path(folder))
-        self._running.callback(self._profiler.close)
-        self._running.enter_context(run_eagerly())
+        self._profiler = self._running.enter_context(_profiling(self._kinds, self._directory))
         self._calls = self._running.enter_context(ExitStack())
         self._calls.enter_context(module_calls(observed))
         self._running.enter_context(optimizer_steps(self._over, observed))
@@ -109,7 +103,7 @@ class capture:  # noqa: N801  # it is used as a function is
                 self._observed.step_over()
                 self._profiler.step_ends(0, self._observed)
             self._profiler.close()
-            self._trace = self._profiler.trace(self._observed, self._batch_size)
+            self._trace = self._profiler.trace(self._observed)
             self._cost = self._profiler.cost
 
 
@@ -128,17 +122,11 @@ def capture_step(
     First ``warmup`` times, then once to be profiled, then as ``capture`` does for its ``steps``. Raises as ``capture`` does.
     """
     _check(batch_size)
-    _check_pytorch()
     for _ in range(warmup):
         step()
-    observed = StepObservations(model=model, optimizer=optimizer)
-    with _folder(directory) as folder, ExitStack() as running:
-        running.enter_context(only_capture())
-        kinds = plan(steps)
-        profiler = StepProfiler(kinds, Path(folder))
-        running.callback(profiler.close)
-        running.enter_context(run_eagerly())
-        calls = running.enter_context(ExitStack())
+    observed = StepObservations(model=model, optimizer=optimizer, batch_size=batch_size)
+    kinds = plan(steps)
+    with _profiling(kinds, directory) as profiler, ExitStack() as calls:
         calls.enter_context(module_calls(observed))
         for number in range(len(kinds)):
             profiler.step_begins(number, observed)
@@ -146,7 +134,7 @@ def capture_step(
             observed.step_over()
             profiler.step_ends(number, observed)
             calls.close()
-        return profiler.trace(observed, batch_size)
+        return profiler.trace(observed)
 
 
 def capture_script(
@@ -166,16 +154,20 @@ def capture_script(
     Raises as ``run_script`` does.
     """
     _check(batch_size)
-    _check_pytorch()
     kinds = plan(steps, warmup=warmup)
-    with _folder(directory) as folder, ExitStack() as running:
-        running.enter_context(only_capture())
-        profiler = StepProfiler(kinds, Path(folder))
-        running.callback(profiler.close)
-        running.enter_context(run_eagerly())
-        observed = run_script(path, arguments, profiler, skip=skip, steps=len(kinds), least=1)
+    with _profiling(kinds, directory) as profiler:
+        observed = run_script(path, arguments, profiler, skip=skip, steps=len(kinds), least=1, batch_size=batch_size)
         profiler.close()
-        return profiler.trace(observed, batch_size), profiler.cost
+        return profiler.trace(observed), profiler.cost
+
+
+@contextmanager
+def _profiling(kinds: list[StepKind], directory: str | os.PathLike[str] | None) -> Iterator[StepProfiler]:
+    """Let this be the only capture, which runs eagerly, until the block is left; give its profiler."""
+    with only_capture(), _folder(directory) as folder:
+        profiler = StepProfiler(kinds, Path(folder))
+        with closing(profiler), run_eagerly():
+            yield profiler
 
 
 def _folder(directory: str | os.PathLike[str] | None) -> AbstractContextManager[str]:
@@ -190,12 +182,8 @@ def _folder(directory: str | os.PathLike[str] | None) -> AbstractContextManager[
 
 
 def _check(batch_size: int | None) -> None:
-    if batch_size is None:
-        return
-    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
+    """Raise ``OptionError`` where PyTorch is not installed, or a batch size is none; warn of an untested version of PyTorch."""
+    if batch_size is not None and (isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1):
         raise OptionError(f"{batch_size!r} is not a batch size", where="batch_size", fix="give a positive integer")
-
-
-def _check_pytorch() -> None:
     require_torch()
     check_version(device=True)

@@ -121,7 +121,7 @@ class StepProfiler:
             _spread(plain),
         )
 
-    def trace(self, observed: StepObservations, batch_size: int | None = None, model: str | None = None) -> Trace:
+    def trace(self, observed: StepObservations) -> Trace:
         """Return the trace of the profiled step.
 
         Raises ``CaptureError`` without a step, ``TraceError`` for files that make no trace, ``OutputError`` for a full disk.
@@ -136,11 +136,11 @@ class StepProfiler:
             self._folder / PROFILER_FILE,
             self._folder / EXECUTION_TRACE_FILE,
             lightly=self._light,
-            batch_size=batch_size or observed.batch_size,
+            batch_size=observed.batch_size,
         )
-        name = model or (class_name(unwrapped(observed.model)) if observed.model is not None else trace.model)
+        model = trace.model if observed.model is None else class_name(unwrapped(observed.model))
         software = {**trace.software, "torch": torch.__version__, "profiler": self._description(separate)}
-        return dataclasses.replace(trace, model=name, step_seconds=self.cost.plain, software=software, source="")
+        return dataclasses.replace(trace, model=model, step_seconds=self.cost.plain, software=software, source="")
 
     def _check_files(self) -> None:
         """Raise ``OutputError`` where PyTorch could not write a file, which it does not report."""

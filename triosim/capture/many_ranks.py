@@ -13,34 +13,29 @@ import math
 import os
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from triosim import gpus
 from triosim.capture.process_pool import CaptureJob, RankPool, RankSummary
-from triosim.compute.compute_model import ComputeModel
 from triosim.compute.pricing.prediction import DEFAULT_GPU, with_predicted_times
 from triosim.errors import CaptureError, OptionError
 from triosim.trace.task_streams import TaskStreams
 from triosim.tracer.script_runner import check_script
 
-#: Which ranks are captured, where not a list of them.
-CHOICES = ("auto", "all")
-
-#: Process groups by the name of their axis; the groups of an axis have one size and share no rank.
-Axes = Mapping[str, tuple[tuple[int, ...], ...]]
+#: Process groups along one axis, which have one size and share no rank. A rank's coordinate along an axis of groups that divide
+#: the world is its position in its group.
+Groups = tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class CapturedStreams:
-    """The captured streams; ``notes`` say what was done differently from a run on GPUs, one for each line of the script.
+    """The task streams of all ranks, and the ranks that were ``compared`` to find which differ.
 
-    ``compared`` are the ranks that were captured to find which differ (none where the caller listed the ranks); every other
-    rank is assumed to run what one of them runs.
+    Every other rank is assumed to run what one of them runs. None were compared where the caller listed the ranks.
     """
 
     streams: TaskStreams
-    notes: tuple[str, ...]
     compared: tuple[int, ...] = ()
 
 
@@ -53,7 +48,6 @@ def capture_ranks(
     gpu: str = DEFAULT_GPU,
     skip: int = 1,
     batch_size: int | None = None,
-    model: ComputeModel | None = None,
 ) -> CapturedStreams:
     """Run a distributed script as ``world`` ranks of GPUs that are not there, and return the streams of all of them.
 
@@ -62,19 +56,16 @@ def capture_ranks(
     """
     check_script(path)
     chosen = checked_ranks(ranks, world)
-    job = CaptureJob(os.fspath(path), tuple(arguments), gpus.find(gpu), world, skip)
+    job = CaptureJob(os.fspath(path), tuple(arguments), gpus.find(gpu), world, skip, batch_size)
     with tempfile.TemporaryDirectory(prefix="triosim-") as folder, RankPool(job, Path(folder)) as pool:
         like = _compared(pool, world) if chosen is None else _nearest(pool, chosen, world)
         captured = sorted(set(like))
         summaries = dict(zip(captured, pool.summaries(captured), strict=True))
         compared = pool.captured if chosen is None else ()
-        traces = {rank: with_predicted_times(pool.trace(rank), model) for rank in captured}
-    if batch_size is not None:
-        traces = {rank: replace(trace, batch_size=batch_size) for rank, trace in traces.items()}
+        traces = {rank: with_predicted_times(pool.trace(rank)) for rank in captured}
     axes = _all_axes(summaries.values())
     data_parallel = frozenset().union(*(summary.data_parallel for summary in summaries.values()))
     samples = max(trace.batch_size for trace in traces.values()) * _replicas(axes, data_parallel)
-    notes = tuple(dict.fromkeys(note for summary in summaries.values() for note in summary.notes))
     used = {
         operator.communication.group
         for trace in traces.values()
@@ -82,7 +73,7 @@ def capture_ranks(
         if operator.communication is not None
     }
     groups = {name: found for name, found in axes.items() if name in used}
-    return CapturedStreams(TaskStreams(traces, like, groups, global_batch_size=samples), notes, compared)
+    return CapturedStreams(TaskStreams(traces, like, groups, global_batch_size=samples), compared)
 
 
 def checked_ranks(ranks: str | Sequence[int], world: int) -> list[int] | None:
@@ -135,48 +126,32 @@ def _nearest(pool: RankPool, chosen: Sequence[int], world: int) -> tuple[int, ..
     return tuple(max(chosen, key=lambda rank: likeness(rank, other)) for other in range(world))
 
 
-@dataclass(frozen=True, slots=True)
-class GroupAxis:
-    """Process groups that divide the world; a rank's coordinate along the axis is its position in its group."""
-
-    groups: tuple[tuple[int, ...], ...]
-
-    @property
-    def of_rank_0(self) -> tuple[int, ...]:
-        """The group that rank 0 is in."""
-        return next(group for group in self.groups if 0 in group)
-
-    def __len__(self) -> int:
-        return len(self.groups[0])
-
-
-def independent_axes(axes: Axes, world: int) -> list[GroupAxis]:
+def independent_axes(axes: Mapping[str, Groups], world: int) -> list[Groups]:
     """Return as many axes as there can be whose coordinates tell all ranks apart; at worst the world is the only one."""
-    whole = [
-        GroupAxis(groups)
-        for groups in dict.fromkeys(axes.values())
-        if len(groups[0]) > 1 and sum(map(len, groups)) == world
-    ]
+    whole = [groups for groups in dict.fromkeys(axes.values()) if len(groups[0]) > 1 and sum(map(len, groups)) == world]
     for count in range(min(len(whole), world.bit_length()), 0, -1):
         for chosen in itertools.combinations(whole, count):
-            if math.prod(map(len, chosen)) == world and len(set(_coordinates(chosen, world))) == world:
+            if (
+                math.prod(len(groups[0]) for groups in chosen) == world
+                and len(set(_coordinates(chosen, world))) == world
+            ):
                 return list(chosen)
-    return [GroupAxis((tuple(range(world)),))]
+    return [(tuple(range(world)),)]
 
 
-def _coordinates(axes: Sequence[GroupAxis], world: int) -> list[tuple[int, ...]]:
+def _coordinates(axes: Sequence[Groups], world: int) -> list[tuple[int, ...]]:
     """Return the coordinates of each rank along some axes."""
     found = [[0] * len(axes) for _ in range(world)]
     for number, axis in enumerate(axes):
-        for group in axis.groups:
+        for group in axis:
             for position, rank in enumerate(group):
                 found[rank][number] = position
     return [tuple(coordinate) for coordinate in found]
 
 
-def _equivalent_positions(pool: RankPool, axis: GroupAxis) -> list[int]:
+def _equivalent_positions(pool: RankPool, axis: Groups) -> list[int]:
     """Return for each position along an axis the first one that runs the same, by bisection between positions that differ."""
-    group = axis.of_rank_0
+    group = next(group for group in axis if 0 in group)
     last = len(group) - 1
     found = list(range(len(group)))
     ranges = [(0, 0), (min(1, last), last)]  # rank 0 apart
@@ -200,9 +175,9 @@ def _same(pool: RankPool, group: Sequence[int], start: int, end: int) -> bool:
     return one.digest == other.digest
 
 
-def _all_axes(summaries: Iterable[RankSummary]) -> dict[str, tuple[tuple[int, ...], ...]]:
+def _all_axes(summaries: Iterable[RankSummary]) -> dict[str, Groups]:
     """Return the groups that any captured rank made. Raises ``CaptureError`` where one name stands for different groups."""
-    found: dict[str, tuple[tuple[int, ...], ...]] = {}
+    found: dict[str, Groups] = {}
     for summary in summaries:
         for name, groups in summary.groups.items():
             together = tuple(dict.fromkeys((*found.get(name, ()), *groups)))
@@ -215,7 +190,7 @@ def _all_axes(summaries: Iterable[RankSummary]) -> dict[str, tuple[tuple[int, ..
     return found
 
 
-def _replicas(axes: Axes, data_parallel: frozenset[str]) -> int:
+def _replicas(axes: Mapping[str, Groups], data_parallel: frozenset[str]) -> int:
     """Return how many ranks train on samples of their own."""
     different = dict.fromkeys(axes[name] for name in sorted(data_parallel) if name in axes)
     return math.prod(len(groups[0]) for groups in different)

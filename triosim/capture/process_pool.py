@@ -2,15 +2,15 @@
 
 The processes are forked from one that has imported PyTorch, because that takes longer than a small capture: from this one,
 or, if it imported PyTorch before and so may have started autograd's threads, from a fork server. Each process
-(``triosim.capture.worker``) answers in JSON with a summary of its rank, and writes the trace to a file when it is asked to.
-The script's output is shown for the first rank alone; that of another rank when it fails.
+(``triosim.capture.worker``) sends the number of each rank that it waits for, then a summary of its own rank, and the trace when
+it is asked for it; or the error that ended the capture. The script's output is shown for the first rank alone; that of another
+rank when it fails.
 """
 
 from __future__ import annotations
 
 import gc
 import importlib
-import json
 import multiprocessing
 import os
 import sys
@@ -18,14 +18,14 @@ import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
-from triosim.errors import CaptureError
+from triosim.errors import CaptureError, TriosimError
 from triosim.gpus import Gpu
 from triosim.trace import Trace
-from triosim.trace.formats import read_trace
 from triosim.tracer.pytorch_version import require_torch
 
 #: What runs in each process. It is loaded by name, because it imports PyTorch.
@@ -34,48 +34,33 @@ _WORKER = "triosim.capture.worker"
 
 @dataclass(frozen=True, slots=True)
 class CaptureJob:
-    """What is captured of each rank: a script with its arguments, on a GPU, in a world."""
+    """A script with its arguments, to be captured as any rank of a world: the first step after ``skip``, on a GPU."""
 
     path: str
     arguments: tuple[str, ...]
     gpu: Gpu
     world: int
     skip: int
+    batch_size: int | None
 
 
 @dataclass(frozen=True, slots=True)
 class RankSummary:
-    """What a rank's capture found.
+    """The step that a rank runs, as a ``digest`` that is equal for ranks that run the same, and its process groups by axis.
 
-    Ranks with equal ``digest`` run the same step. ``groups`` are the process groups by axis name, and
-    ``data_parallel`` the names of those over which gradients are reduced.
+    ``data_parallel`` are the names of the axes over which gradients are reduced.
     """
 
     digest: str
-    batch_size: int
     groups: dict[str, tuple[tuple[int, ...], ...]]
     data_parallel: frozenset[str]
-    notes: tuple[str, ...]
-
-
-class Process(Protocol):
-    """The methods that are used of a process of ``multiprocessing``."""
-
-    def start(self) -> None:
-        """Start it."""
-
-    def terminate(self) -> None:
-        """End it."""
-
-    def join(self, timeout: float | None = None) -> None:
-        """Wait for its end."""
 
 
 @dataclass(slots=True)
 class _Worker:
     """A process; it ``waits`` while it needs a message from a rank that has not sent it yet."""
 
-    process: Process
+    process: BaseProcess
     connection: Connection
     waits: bool = False
     summary: RankSummary | None = None
@@ -127,9 +112,9 @@ class RankPool:
     def trace(self, rank: int) -> Trace:
         """Return the trace of a rank. Raises ``CaptureError`` where its capture fails."""
         self.summaries([rank])
-        self._workers[rank].connection.send_bytes(b"write")
-        self._answer(rank)
-        return read_trace(self.folder / f"{rank}.json")
+        self._workers[rank].connection.send("trace")
+        trace: Trace = self._answer(rank)
+        return trace
 
     def _fill(self) -> None:
         """Start processes while there are ranks to capture and idle processors."""
@@ -152,32 +137,24 @@ class RankPool:
         for ready in wait(list(by_connection)):
             rank = by_connection[ready]  # type: ignore[index]
             answer = self._answer(rank)
-            if "waits_for" in answer:
-                self._workers[rank].waits = True
-                other = answer["waits_for"]
-                if other not in self._workers:
-                    self._todo = [other, *(one for one in self._todo if one != other)]
-            else:
-                self._workers[rank].summary = RankSummary(
-                    answer["digest"],
-                    answer["batch_size"],
-                    {name: tuple(map(tuple, groups)) for name, groups in answer["groups"].items()},
-                    frozenset(answer["data_parallel"]),
-                    tuple(answer["notes"]),
-                )
+            if isinstance(answer, RankSummary):
+                self._workers[rank].summary = answer
+                continue
+            self._workers[rank].waits = True
+            if answer not in self._workers:
+                self._todo = [answer, *(one for one in self._todo if one != answer)]
 
-    def _answer(self, rank: int) -> dict[str, Any]:
+    def _answer(self, rank: int) -> Any:
         """Return a rank's next answer. Raises ``CaptureError`` when its capture failed, or its process died."""
         try:
-            answer: dict[str, Any] = json.loads(self._workers[rank].connection.recv_bytes())
+            answer = self._workers[rank].connection.recv()
         except (EOFError, ConnectionResetError):
             raise CaptureError(f"the process that captured rank {rank} died", where=self.job.path) from None
-        if "error" in answer:
+        if isinstance(answer, TriosimError):
             output = self.folder / f"{rank}.out"
             if output.exists():
                 sys.stderr.write(output.read_text(encoding="utf-8", errors="replace"))
-            what, where, fix = answer["error"]
-            raise CaptureError(f"rank {rank}: {what}", where=where, fix=fix)
+            raise CaptureError(f"rank {rank}: {answer.what}", where=answer.where, fix=answer.fix)
         return answer
 
 

@@ -1,69 +1,54 @@
-"""One process of a ``triosim.capture.process_pool``: captures a rank, and answers with a summary and, if asked, the trace."""
+"""One process of a ``triosim.capture.process_pool``: captures a rank, and sends a summary and, when asked, the trace."""
 
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import signal
 import sys
 import traceback
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
 
-from triosim.capture.process_pool import CaptureJob
-from triosim.errors import TriosimError
+from triosim.capture.process_pool import CaptureJob, RankSummary
+from triosim.errors import CaptureError, TriosimError
 from triosim.trace import Trace
-from triosim.trace.formats import write
 from triosim.tracer.distributed.rank_messages import RankMessages
 from triosim.tracer.fake_device import FakeDevice
 from triosim.tracer.script_runner import run_script
 
 
 def capture_rank(job: CaptureJob, rank: int, connection: Connection, folder: Path, *, shown: bool) -> None:
-    """Capture a rank, send a summary of it, and write its trace into ``folder`` when the pool asks for it.
+    """Capture a rank, send a summary of it, and its trace when the pool asks for it.
 
-    With ``shown`` the script's output goes where this process's goes, otherwise into a file.
+    With ``shown`` the script's output goes where this process's goes, otherwise into a file in ``folder``.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the pool ends this process
     try:
         if not shown:
             _hide_output(folder / f"{rank}.out")
         trace, summary = _captured(job, rank, connection, folder)
-        _answer(connection, summary)
-        if connection.recv_bytes() == b"write":
-            write(trace, folder / f"{rank}.json")
-            _answer(connection, {})
-            connection.recv_bytes()  # until the pool is gone
+        connection.send(summary)
+        while connection.recv() == "trace":  # until the pool is gone
+            connection.send(trace)
     except TriosimError as error:
         sys.stderr.flush()
-        _answer(connection, {"error": [error.what, error.where, error.fix]})
+        connection.send(error)
     except (EOFError, BrokenPipeError, ConnectionResetError):
         pass  # the pool is gone
     except BaseException as error:
         traceback.print_exc()
         sys.stderr.flush()
-        _answer(connection, {"error": [f"{type(error).__name__}: {error}", None, None]})
+        connection.send(CaptureError(f"{type(error).__name__}: {error}"))
 
 
-def _captured(job: CaptureJob, rank: int, connection: Connection, folder: Path) -> tuple[Trace, dict[str, Any]]:
-    messages = RankMessages(folder, rank, lambda other: _answer(connection, {"waits_for": other}))
+def _captured(job: CaptureJob, rank: int, connection: Connection, folder: Path) -> tuple[Trace, RankSummary]:
+    messages = RankMessages(folder, rank, connection.send)
     with FakeDevice(job.gpu, world=job.world, rank=rank, messages=messages) as device:
-        run_script(job.path, job.arguments, device, skip=job.skip, steps=1)
-        trace, groups, notes = device.traces[0], device.groups, device.notes
+        run_script(job.path, job.arguments, device, skip=job.skip, steps=1, batch_size=job.batch_size)
+        trace, groups = device.traces[0], device.groups
     assert groups is not None
-    return trace, {
-        "digest": digest(trace),
-        "batch_size": trace.batch_size,
-        "groups": groups.groups,
-        "data_parallel": sorted(groups.data_parallel),
-        "notes": notes,
-    }
-
-
-def _answer(connection: Connection, value: dict[str, Any]) -> None:
-    connection.send_bytes(json.dumps(value).encode())
+    return trace, RankSummary(digest(trace), groups.groups, frozenset(groups.data_parallel))
 
 
 def _hide_output(file: Path) -> None:
@@ -79,14 +64,9 @@ def digest(trace: Trace) -> str:
     found = hashlib.sha256()
     for operator in trace.operators:
         tensors = [(one.shape, one.dtype, one.category) for one in (*operator.inputs, *operator.outputs)]
-        what = (
-            operator.name,
-            operator.phase,
-            operator.stream,
-            operator.communication,
-            sorted(operator.attributes.items()),
-        )
-        found.update(repr((what, tensors)).encode())
+        attributes = sorted(operator.attributes.items())
+        what = (operator.name, operator.phase, operator.stream, operator.communication, attributes, tensors)
+        found.update(repr(what).encode())
     numbers: dict[int | None, int] = {}  # of events, in order of their first use
     for mark in trace.marks:
         number = numbers.setdefault(mark.number, len(numbers))

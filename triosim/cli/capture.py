@@ -189,7 +189,7 @@ def _captured(request: CaptureRequest) -> tuple[Trace | TaskStreams, tuple[str, 
     gpu, skip = request.gpu or DEFAULT_GPU, 1 if request.skip is None else request.skip
     script, arguments, batch_size = request.script, request.arguments, request.batch_size
     if request.world is None:
-        return one_rank.capture_fake(script, arguments, gpu=gpu, skip=skip, batch_size=batch_size).trace, ()
+        return one_rank.capture_fake(script, arguments, gpu=gpu, skip=skip, batch_size=batch_size), ()
     found = capture_ranks(
         script, arguments, world=request.world, ranks=request.ranks or "auto", gpu=gpu, skip=skip, batch_size=batch_size
     )

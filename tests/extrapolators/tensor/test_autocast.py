@@ -19,7 +19,7 @@ SCRIPT = Path(__file__).resolve().parents[3] / "examples" / "train" / "language.
 
 def captured(*arguments: str) -> Trace:
     command = ["--model", "bert", "--layers", "1", "--batch-size", "8", "--sequence", "64", *arguments]
-    return capture_fake(SCRIPT, command, gpu="A100").trace
+    return capture_fake(SCRIPT, command, gpu="A100")
 
 
 @pytest.fixture(scope="module")
