@@ -8,7 +8,7 @@ ProcessGroupNCCL.cpp).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -108,7 +108,7 @@ class CommunicationCalls:
             asked = Communication(
                 kind,
                 axis,
-                0 if kind == "barrier" else sum(tensor.nbytes for tensor in flat(args[sized])),
+                0.0 if kind == "barrier" else _bytes(flat(args[sized])),
                 root=None if exchange else target,
                 peer=target if exchange else None,
                 tag=args[3] if exchange else 0,
@@ -174,7 +174,7 @@ class CommunicationCalls:
         if any(on_device(tensor) for tensor in given):
             number = self._number([])
             larger = [named["out"]] if "out" in named else made if side == "out" else given
-            nbytes = sum(tensor.nbytes for tensor in larger)
+            nbytes = _bytes(larger)
             shares = _sent(named, args[0]) if kind == "all_to_all" else None
             root = named.get("src")
             axis = self._axis(named["group_name"])
@@ -196,7 +196,7 @@ class CommunicationCalls:
         """Record a change of the sharded dimension; it waits by itself (PyTorch, ``shard_dim_alltoall`` in Functional.cpp)."""
         named = _named(function, args, kwargs)
         result = function(*args, **kwargs)
-        asked = Communication("all_to_all", self._axis(named["group_name"]), args[0].nbytes)
+        asked = Communication("all_to_all", self._axis(named["group_name"]), _bytes([args[0]]))
         if on_device(args[0]):
             self._record(function, asked, [args[0]], [result])
         return result
@@ -204,6 +204,10 @@ class CommunicationCalls:
     def _axis(self, group: Any) -> str:
         found = group if isinstance(group, str) else None
         return self.groups.axis(_resolve_process_group(group).group_name if found is None else found)
+
+
+def _bytes(tensors: Iterable[torch.Tensor]) -> float:
+    return float(sum(tensor.nbytes for tensor in tensors))
 
 
 def _sent(named: dict[str, Any], given: Any) -> tuple[float, ...] | None:
