@@ -10,7 +10,7 @@ import pytest
 from small_runs import SWITCH, two_layers
 
 import triosim
-from triosim.conditions import parse_factors, parse_ranks
+from triosim.conditions.parsing import parse_factors, ranks_of
 from triosim.errors import OptionError, TriosimError
 from triosim.networks import Topology
 from triosim.pipeline.system import check_sections
@@ -37,8 +37,8 @@ def test_a_file_and_an_option_say_the_same(tmp_path: Path) -> None:
 
 
 def test_ranks_and_factors_as_text() -> None:
-    assert parse_ranks("0-2, 7") == [0, 1, 2, 7]
-    assert parse_ranks(3) == [3]
+    assert ranks_of("0-2, 7") == [0, 1, 2, 7]
+    assert ranks_of(3) == [3]
     assert parse_factors("1.2")["all_to_all"] == parse_factors("1.2")["send"] == 1.2
     assert "copy" not in parse_factors(1.2)
     assert parse_factors("copy=1.5,send=2") == {"copy": 1.5, "send": 2.0}

@@ -40,11 +40,6 @@ def permanent_failures(conditions: Conditions) -> list[str]:
     """Return, in words, the GPUs and links that fail and do not recover."""
     gpus = {event.rank: event for event in conditions.gpu_events}
     links = {(event.source, event.destination): event for event in conditions.link_events}
-    return [
-        *(f"GPU {e.rank} failed at {format_time(e.at)}" for e in gpus.values() if e.slowdown == math.inf),
-        *(
-            f"the link {e.source}->{e.destination} failed at {format_time(e.at)}"
-            for e in links.values()
-            if not e.bandwidth
-        ),
-    ]
+    failed = [(f"GPU {event.rank}", event.at) for event in gpus.values() if event.slowdown == math.inf]
+    failed += [(f"the link {e.source}->{e.destination}", e.at) for e in links.values() if not e.bandwidth]
+    return [f"{what} failed at {format_time(at)}" for what, at in failed]

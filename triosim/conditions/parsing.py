@@ -1,4 +1,4 @@
-"""Reads conditions from what a topology file, ``simulate`` or the command line says, key by key.
+"""Parses conditions from a topology file, the ``conditions`` of ``simulate`` or the command line, key by key.
 
 Whatever is wrong raises ``TriosimError``; the caller says where the key stands.
 """
@@ -27,16 +27,15 @@ from triosim.units import parse_bandwidth, parse_time
 if TYPE_CHECKING:
     from triosim.networks.topology import Topology
 
-#: What one factor without a kind is for: collectives and sends (with their receives).
-COLLECTIVES = (
-    *("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "gather", "scatter"),
-    "send",
-)
+#: The kinds of transfers that one factor without a kind is for: collectives, and sends with their receives.
+_BETWEEN_GPUS = (
+    "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "gather", "scatter", "send",
+)  # fmt: skip
 #: All kinds of transfers; "copy" is to or from the host.
-TRANSFER_KINDS = (*COLLECTIVES, "copy")
+_TRANSFERS = (*_BETWEEN_GPUS, "copy")
 
-LARGEST_FACTOR = 1e6
-MOST_GPUS = 1_000_000
+_LARGEST_FACTOR = 1e6
+_MOST_GPUS = 1_000_000
 
 _EVENT = "at=0.5s,gpu=3,slowdown=2"
 
@@ -73,26 +72,26 @@ def parse_factors(value: Any) -> SlowdownFactors:
     if isinstance(value, str) and "=" in value:
         value = _pairs(value.split(","), "all_reduce=1.2,send=1.1")
     if not isinstance(value, Mapping):
-        return dict.fromkeys(COLLECTIVES, _factor(value))
+        return dict.fromkeys(_BETWEEN_GPUS, _factor(value))
     for kind in value:
-        if kind not in TRANSFER_KINDS:
-            raise TriosimError(f"there is no kind '{kind}' of communication", fix=nearest(str(kind), TRANSFER_KINDS))
+        if kind not in _TRANSFERS:
+            raise TriosimError(f"there is no kind '{kind}' of communication", fix=nearest(str(kind), _TRANSFERS))
     return {kind: _factor(factor) for kind, factor in value.items()}
 
 
-def parse_ranks(text: Any) -> list[int]:
+def ranks_of(text: Any) -> list[int]:
     """Return the ranks that a text such as ``3`` or ``0-3,8`` names."""
-    parts = [re.fullmatch(r"\s*(\d{1,7})\s*(?:-\s*(\d{1,7})\s*)?", part) for part in str(text).split(",")]
     found: list[int] = []
-    for part in parts:
-        first, last = (int(part[1]), int(part[2] or part[1])) if part else (1, 0)
-        if last < first or last >= MOST_GPUS:
+    for part in str(text).split(","):
+        match = re.fullmatch(r"\s*(\d{1,7})\s*(?:-\s*(\d{1,7})\s*)?", part)
+        ranks = range(int(match[1]), int(match[2] or match[1]) + 1) if match else range(0)
+        if not ranks or ranks[-1] >= _MOST_GPUS:
             raise TriosimError(f"'{text}' is not a list of ranks", fix="write for example 3, or 0-3,8")
-        found.extend(range(first, last + 1))
+        found.extend(ranks)
     return found
 
 
-def _interference(known: Conditions, side: str, value: Any) -> Conditions:
+def _interference(side: str, known: Conditions, value: Any) -> Conditions:
     return replace(known, interference=replace(known.interference, **{side: parse_factors(value)}))
 
 
@@ -113,7 +112,7 @@ def _by_ranks(value: Any, example: str) -> dict[int, Any]:
     if isinstance(value, str):
         value = [value]
     said = value if isinstance(value, Mapping) else _pairs(value, example)
-    return {rank: what for ranks, what in said.items() for rank in parse_ranks(ranks)}
+    return {rank: what for ranks, what in said.items() for rank in ranks_of(ranks)}
 
 
 def _pairs(parts: Any, example: str) -> dict[str, Any]:
@@ -150,7 +149,7 @@ def _stragglers(key: str, known: Conditions, value: Any) -> Conditions:
             made = replace(made, spread=_number(one, "a spread", 0.0))
         else:
             raise TriosimError(f"unknown key '{word}'", fix=nearest(str(word), allowed))
-    return replace(known, stragglers=made) if key == "stragglers" else replace(known, slow_links=made)
+    return replace(known, **{key: made})
 
 
 def _events(known: Conditions, value: Any) -> Conditions:
@@ -180,17 +179,11 @@ def _event(value: Any) -> GpuEvent | LinkEvent:
     at = parse_time(said["at"])
     if not 0 <= at < math.inf:
         raise TriosimError(f"{said['at']} is not a time for an event", fix="write 0 or more")
-    return _gpu_event(said, at, fails=fails) if "gpu" in said else _link_event(said, at, fails=fails)
-
-
-def _gpu_event(said: Mapping[str, Any], at: float, *, fails: bool) -> GpuEvent:
-    ranks = parse_ranks(str(said["gpu"]).strip().removeprefix("gpu"))
-    if len(ranks) != 1:
-        raise TriosimError(f"'{said['gpu']}' is not one GPU", fix="write an event for each")
-    return GpuEvent(at, ranks[0], math.inf if fails else _factor(said["slowdown"]))
-
-
-def _link_event(said: Mapping[str, Any], at: float, *, fails: bool) -> LinkEvent:
+    if "gpu" in said:
+        ranks = ranks_of(str(said["gpu"]).strip().removeprefix("gpu"))
+        if len(ranks) != 1:
+            raise TriosimError(f"'{said['gpu']}' is not one GPU", fix="write an event for each")
+        return GpuEvent(at, ranks[0], math.inf if fails else _factor(said["slowdown"]))
     bandwidth = 0.0 if fails else parse_bandwidth(said["bandwidth"])
     if not (fails or 0 < bandwidth < math.inf):
         raise TriosimError(f"{said['bandwidth']} is not a positive bandwidth", fix="write 'fails' where it has none")
@@ -199,9 +192,9 @@ def _link_event(said: Mapping[str, Any], at: float, *, fails: bool) -> LinkEvent
 
 def _truth(value: Any) -> bool:
     words = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
-    if isinstance(value, bool) or str(value).lower() in words:
-        return value if isinstance(value, bool) else words[str(value).lower()]
-    raise TriosimError(f"'{value}' is neither true nor false")
+    if str(value).lower() not in words:
+        raise TriosimError(f"'{value}' is neither true nor false")
+    return words[str(value).lower()]
 
 
 def _factor(value: Any) -> float:
@@ -213,8 +206,8 @@ def _number(value: Any, what: str, least: float) -> float:
         number = math.nan if isinstance(value, bool) else float(value)
     except (TypeError, ValueError):
         number = math.nan
-    if not least <= number <= LARGEST_FACTOR:
-        raise TriosimError(f"'{value}' is not {what}", fix=f"write a number from {least:g} to {LARGEST_FACTOR:g}")
+    if not least <= number <= _LARGEST_FACTOR:
+        raise TriosimError(f"'{value}' is not {what}", fix=f"write a number from {least:g} to {_LARGEST_FACTOR:g}")
     return number
 
 
@@ -225,8 +218,8 @@ def _seed(value: Any) -> int:
 
 
 _PARSERS: Mapping[str, Callable[[Conditions, Any], Conditions]] = {
-    "compute_slowdown": lambda known, value: _interference(known, "computation", value),
-    "collective_slowdown": lambda known, value: _interference(known, "communication", value),
+    "compute_slowdown": partial(_interference, "computation"),
+    "collective_slowdown": partial(_interference, "communication"),
     "slow_gpus": _slow_gpus,
     "gpu_kinds": _gpu_kinds,
     "stragglers": partial(_stragglers, "stragglers"),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from triosim.conditions import KEYS, conditions_of
+from triosim.conditions import conditions_of
+from triosim.conditions.parsing import KEYS
 from triosim.errors import TopologyError
 from triosim.networks.photonic.optics import optics_of
 from triosim.networks.topology import SECTIONS, Topology
