@@ -80,12 +80,12 @@ def figures() -> list[Figure]:
             found += _judged("gemm", one, calibration.by_slices(one, column), f"values of {column}")
     (one,) = read("attention_causal_bf16_h100", "attention_causal_bf16_h200")
     found += _judged("attention", one, calibration.at_random(one, most=2), "random")
-    found += _judged("attention", one, calibration.by_shapes(one, most=2), "shape")
+    found += _judged("attention", one, calibration.at_random(one, 2, by_shape=True), "shape")
     for column in calibration.columns_with_slices(one):
         found += _judged("attention", one, calibration.by_slices(one, column), f"values of {column}")
     (both,) = read("linear_fp32_multi_gpu", "bmm_fp32_multi_gpu")
     tests = [(calibration.at_random(both, most=2), "random"), (calibration.by_gpus(both), "GPU")]
-    tests.append((calibration.by_shapes(both, most=2), "shape"))
+    tests.append((calibration.at_random(both, 2, by_shape=True), "shape"))
     tests += [(calibration.by_slices(both, column), f"values of {column}") for column in "mnk"]
     for predicted, how in tests:
         for table, mask in (("linear", both.shapes["b"] == 1), ("bmm", both.shapes["b"] > 1)):

@@ -123,7 +123,7 @@ def covered(what: str, table: str, gpu: Gpu, predicted: Array, measured: Array, 
 def at_random(table: str, rows: FamilyRows) -> Iterator[Coverage]:
     """Rows of one fold of five, with the errors that ship."""
     shipped = _shipped(rows)
-    predicted = calibration.at_random(rows, most=1 if len(rows) > 2000 else None)
+    predicted = calibration.at_random(rows, most=1 if len(rows) > 2000 else calibration.FOLDS)
     for gpu, mask in rows.each():
         seen = mask & np.isfinite(predicted)
         stated = shipped.relative_error(rows.shapes.select(seen), gpu, predicted[seen])

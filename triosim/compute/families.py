@@ -7,21 +7,19 @@ shapes. An operator that belongs to no family, or whose shapes do not say enough
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
 
-from triosim.compute.compute_model import Array
+from triosim.compute.compute_model import Array, Mask, Rows
 from triosim.operators import products
-from triosim.operators.features import base_name, is_attention
+from triosim.operators.features import base_name, gradients_made, is_attention
 from triosim.trace import Operator
 
 Family = Literal["product", "attention", "elementwise", "softmax", "layer_norm"]
-Rows = npt.NDArray[np.int64]
-Gradients = Callable[[Operator, Operator], tuple[bool, bool]]
 _Call = tuple[Family, str, tuple[int, ...], str]
 FAMILIES: tuple[Family, ...] = get_args(Family)
 
@@ -47,9 +45,9 @@ _LAYER_NORM = frozenset(("layer_norm", "native_layer_norm"))
 
 @dataclass(frozen=True)
 class FamilyCalls:
-    """The sizes of calls of one family in one dtype: a column for each of ``COLUMNS``; ``kinds`` names element-wise operators.
+    """The sizes of calls of one family in one dtype: a column for each of ``COLUMNS``.
 
-    Attention that is not causal is apart, and all of the kind ``FULL``.
+    ``kinds`` names element-wise operators; calls of attention that is not causal all have the kind ``FULL``.
     """
 
     family: Family
@@ -63,12 +61,10 @@ class FamilyCalls:
     def __getitem__(self, name: str) -> Array:
         return self.columns[name]
 
-    def select(self, rows: npt.NDArray[np.bool_] | npt.NDArray[np.int64]) -> FamilyCalls:
+    def select(self, rows: Mask | Rows) -> FamilyCalls:
         """Return some of the calls."""
-        kinds = None if self.kinds is None else self.kinds[rows]
-        return FamilyCalls(
-            self.family, self.dtype, {name: column[rows] for name, column in self.columns.items()}, kinds
-        )
+        columns = {name: column[rows] for name, column in self.columns.items()}
+        return replace(self, columns=columns, kinds=None if self.kinds is None else self.kinds[rows])
 
 
 def calls_of(operators: Sequence[Operator]) -> list[tuple[Rows, FamilyCalls]]:
@@ -77,12 +73,11 @@ def calls_of(operators: Sequence[Operator]) -> list[tuple[Rows, FamilyCalls]]:
 
 
 def gradient_calls_of(
-    operators: Sequence[Operator], forwards: Sequence[Operator | None], made: Gradients
+    operators: Sequence[Operator], forwards: Sequence[Operator | None]
 ) -> list[tuple[Rows, FamilyCalls]]:
     """Return the products that compute the gradients of products, one for each gradient, with the indices of their operators.
 
-    ``made`` says which of a forward operator's factors a backward operator computes the gradients of. Of (m, k) by (k, n), the
-    data's is (m, n) by (n, k), and the weight's (k, m) by (m, n).
+    Of (m, k) by (k, n), the data's gradient is (m, n) by (n, k), and the weight's (k, m) by (m, n).
     """
     found: list[tuple[int, _Call | None]] = []
     for row, (operator, forward) in enumerate(zip(operators, forwards, strict=True)):
@@ -90,7 +85,7 @@ def gradient_calls_of(
         if forward is None or one is None or one[0] != "product":
             continue
         b, m, n, k = one[2]
-        data, weight = made(operator, forward)
+        data, weight = gradients_made(operator, forward)
         found += [(row, ("product", one[1], (b, m, k, n), ""))] if data else []
         found += [(row, ("product", one[1], (b, k, n, m), ""))] if weight else []
     return _grouped(found)

@@ -76,7 +76,7 @@ class OperatorSequence(Sequence[Operator]):
     @cached_property
     def gradients(self) -> list[tuple[Rows, families.FamilyCalls]]:
         """The products that compute the gradients of products, two for most, each with the index of its operator."""
-        return families.gradient_calls_of(self._all, self.forwards, features.gradients_made)
+        return families.gradient_calls_of(self._all, self.forwards)
 
     @cached_property
     def distinct(self) -> tuple[OperatorSequence, Rows]:

@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 
 from triosim import gpus
-from triosim.compute.compute_model import Array
+from triosim.compute.compute_model import CLASS_EDGES, Array
 from triosim.compute.fit.family_tables import FamilyTable
 from triosim.compute.fit.operator_rows import OperatorRows
 from triosim.compute.learned import model_files
-from triosim.compute.learned.family_model import CLASS_EDGES, CLASSES
+from triosim.compute.learned.family_model import CLASSES
 from triosim.compute.models.auto import Auto
 from triosim.compute.models.calibrated import bare_name
 from triosim.errors import TriosimError

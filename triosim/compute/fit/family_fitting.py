@@ -11,21 +11,18 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from triosim import gpus
 from triosim.compute import attainable_rate
-from triosim.compute.compute_model import Array
+from triosim.compute.compute_model import CLASS_EDGES, Array, Mask, Rows
 from triosim.compute.families import COLUMNS, Family, FamilyCalls
 from triosim.compute.fit.boosting import TreeSettings, grow
 from triosim.compute.fit.family_tables import FamilyTable
 from triosim.compute.learned.boosted_trees import BoostedTrees
 from triosim.compute.learned.call_features import call_features, specifications
-from triosim.compute.learned.family_model import CLASS_EDGES, CLASSES, FamilyModel
+from triosim.compute.learned.family_model import CLASSES, FamilyModel
 from triosim.errors import TriosimError
 from triosim.gpus import Gpu
-
-Mask = npt.NDArray[np.bool_]
 
 FOLDS = 5
 #: So many rows of one GPU get trees of their own; the trees of several GPUs together also read the GPU's specifications.
@@ -45,7 +42,7 @@ class FamilyRows:
 
     shapes: FamilyCalls
     seconds: Array
-    gpu: npt.NDArray[np.int64]
+    gpu: Rows
     gpus: tuple[Gpu, ...]
     sources: tuple[str, ...] = ()
 
@@ -75,22 +72,14 @@ def collect(tables: Sequence[FamilyTable], names: Sequence[str | None]) -> list[
         found.setdefault((table.shapes.family, table.shapes.dtype), []).append((table, [by_name[one] for one in rows]))
     collected = []
     for (family, dtype), parts in found.items():
-        known = sorted({gpu.name: gpu for _, each in parts for gpu in each}.items())
-        number_of = {name: number for number, (name, _) in enumerate(known)}
+        known = dict(sorted({gpu.name: gpu for _, each in parts for gpu in each}.items()))
         columns = {name: np.concatenate([part.shapes[name] for part, _ in parts]) for name in COLUMNS[family]}
-        kinds = [part.shapes.kinds for part, _ in parts]
-        shapes = FamilyCalls(
-            family, dtype, columns, None if kinds[0] is None else np.concatenate([k for k in kinds if k is not None])
-        )
-        collected.append(
-            FamilyRows(
-                shapes,
-                np.concatenate([part.seconds for part, _ in parts]),
-                np.array([number_of[gpu.name] for _, each in parts for gpu in each]),
-                tuple(gpu for _, gpu in known),
-                tuple(part.source.rpartition("/")[2] for part, _ in parts),
-            )
-        )
+        kinds = [part.shapes.kinds for part, _ in parts if part.shapes.kinds is not None]
+        shapes = FamilyCalls(family, dtype, columns, np.concatenate(kinds) if kinds else None)
+        seconds = np.concatenate([part.seconds for part, _ in parts])
+        gpu = np.array([list(known).index(gpu.name) for _, each in parts for gpu in each])
+        sources = tuple(part.source.rpartition("/")[2] for part, _ in parts)
+        collected.append(FamilyRows(shapes, seconds, gpu, tuple(known.values()), sources))
     return collected
 
 
@@ -143,29 +132,27 @@ def predict(model: FamilyModel, rows: FamilyRows) -> Array:
     return found
 
 
-def at_random(rows: FamilyRows, folds: int = FOLDS, most: int | None = None) -> Array:
-    """Return predictions of each row by a model that was fitted without it and its fold; NaN beyond ``most`` folds."""
-    fold = np.random.default_rng(0).permutation(len(rows)) % folds
-    return _held_out(rows, [fold == number for number in range(most or folds)])
+def at_random(rows: FamilyRows, most: int = FOLDS, *, by_shape: bool = False) -> Array:
+    """Return predictions of each row by a model that was fitted without it and its fold; NaN beyond ``most`` folds.
+
+    With ``by_shape``, the rows of one shape on all GPUs are in one fold.
+    """
+    which = np.arange(len(rows))
+    if by_shape:
+        columns = np.stack([rows.shapes[name] for name in COLUMNS[rows.shapes.family]], axis=1)
+        which = np.unique(columns, axis=0, return_inverse=True)[1].reshape(-1)
+    fold = (np.random.default_rng(0).permutation(which.max() + 1) % FOLDS)[which]
+    return _held_out(rows, [fold == number for number in range(most)])
 
 
-def by_shapes(rows: FamilyRows, folds: int = FOLDS, most: int | None = None) -> Array:
-    """Return predictions as ``at_random`` does, with all GPUs' rows of one shape in one fold: no twin tells the answer."""
-    columns = np.stack([rows.shapes[name] for name in COLUMNS[rows.shapes.family]], axis=1)
-    different, which = np.unique(columns, axis=0, return_inverse=True)
-    fold = (np.random.default_rng(0).permutation(len(different)) % folds)[which.reshape(-1)]
-    return _held_out(rows, [fold == number for number in range(most or folds)])
+def by_slices(rows: FamilyRows, column: str) -> Array:
+    """Return predictions of the rows of a fifth of a column's values by a model that saw none of these values; NaN elsewhere.
 
-
-def by_slices(rows: FamilyRows, column: str, share: float = 0.2) -> Array:
-    """Return predictions of the rows of some values of a column by a model that saw none of these values; NaN elsewhere.
-
-    The smallest and the largest value stay: what is beyond all measurements is another question.
+    The smallest and the largest value stay: errors beyond all measurements are another question.
     """
     values = np.unique(rows.shapes[column])
     inner = np.random.default_rng(0).permutation(values[1:-1])
-    chosen = inner[: max(1, round(share * len(values)))] if len(inner) else inner
-    return _held_out(rows, [np.isin(rows.shapes[column], chosen)])
+    return _held_out(rows, [np.isin(rows.shapes[column], inner[: max(1, round(0.2 * len(values)))])])
 
 
 def by_gpus(rows: FamilyRows) -> Array:
@@ -186,7 +173,7 @@ def _held_out(rows: FamilyRows, masks: Sequence[Mask]) -> Array:
 
 
 def columns_with_slices(rows: FamilyRows) -> list[str]:
-    """Return the columns that have enough values to hold some of them out."""
+    """Return the columns with enough values to hold some out."""
     return [name for name in COLUMNS[rows.shapes.family] if len(np.unique(rows.shapes[name])) >= 8]
 
 

@@ -24,8 +24,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from triosim.compute.compute_model import Array
-from triosim.compute.families import BINARY, FAMILIES, Family, FamilyCalls
+from triosim.compute.compute_model import Array, Mask
+from triosim.compute.families import BINARY, COLUMNS, FAMILIES, Family, FamilyCalls
 from triosim.compute.fit import csv_table
 from triosim.errors import TriosimError, nearest
 from triosim.trace import DTYPE_BYTES, Operator, Tensor, dtype_name
@@ -40,14 +40,19 @@ _FORMATS: tuple[tuple[tuple[str, ...], Family, str], ...] = (
     (("OPName", "B", "H"), "elementwise", "float32"),
     (("B", "H"), "layer_norm", "float32"),
 )
+#: The names in files of the columns that have other names here.
+_RENAMED: Mapping[Family, tuple[str, ...]] = {
+    "attention": ("batch_size", "sequence_length", "num_heads", "num_key_value_heads", "head_dim"),
+    **dict.fromkeys(("elementwise", "softmax", "layer_norm"), ("b", "h")),
+}
 #: What a file's name says, where the columns leave it open.
 _NAMED: dict[str, Family] = {"softmax": "softmax", "ln": "layer_norm", "layer": "layer_norm", "norm": "layer_norm"}
 
 
 @dataclass(frozen=True)
 class FamilyTable:
-    """Rows of one format: ``shapes``, ``seconds`` and, where the table names its GPUs, the name of each row's; ``first_lines``
-    says where each name first stands.
+    """The rows of a table. ``devices`` are the rows' GPUs, where the table names them; ``first_lines`` is where each name first
+    stands.
     """
 
     shapes: FamilyCalls
@@ -59,7 +64,7 @@ class FamilyTable:
     def __len__(self) -> int:
         return len(self.seconds)
 
-    def select(self, rows: npt.NDArray[np.bool_] | npt.NDArray[np.int64]) -> FamilyTable:
+    def select(self, rows: Mask) -> FamilyTable:
         """Return some of the rows."""
         devices = None if self.devices is None else self.devices[rows]
         return replace(self, shapes=self.shapes.select(rows), seconds=self.seconds[rows], devices=devices)
@@ -117,67 +122,31 @@ def _check_heads(heads: Array, shared: Array, where: list[str]) -> None:
 def operators(table: FamilyTable) -> list[Operator]:
     """Return the rows as the operators that a trace would hold, so that any compute model can be asked about them."""
     shapes = table.shapes
+    attributes = {"is_causal": True, "kernel": "measured"} if shapes.family == "attention" else {}
     made = []
-    for row in range(len(table)):
-        size = {name: int(column[row]) for name, column in shapes.columns.items()}
-        name, inputs, output = _CALLS[shapes.family](size, None if shapes.kinds is None else str(shapes.kinds[row]))
+    for row, seconds in enumerate(table.seconds.tolist()):
+        sizes = [int(column[row]) for column in shapes.columns.values()]
+        name, inputs, output = _call(shapes.family, sizes, "" if shapes.kinds is None else str(shapes.kinds[row]))
         tensors = tuple(Tensor(4 * row + number, shape, shapes.dtype) for number, shape in enumerate(inputs))
-        made.append(
-            Operator(
-                id=row,
-                name=name,
-                phase="forward",
-                layer="",
-                inputs=tensors,
-                outputs=(Tensor(4 * row + 3, output, shapes.dtype),),
-                seconds=float(table.seconds[row]),
-                attributes={"is_causal": True, "kernel": "measured"} if shapes.family == "attention" else {},
-            )
-        )
+        outputs = (Tensor(4 * row + 3, output, shapes.dtype),)
+        made.append(Operator(row, f"aten::{name}", "forward", "", tensors, outputs, seconds, attributes=attributes))
     return made
 
 
-Call = tuple[str, list[tuple[int, ...]], tuple[int, ...]]
-
-
-def _product(size: dict[str, int], kind: str | None) -> Call:
-    b, m, n, k = (size[name] for name in "bmnk")
-    if b == 1:
-        return "aten::linear", [(m, k), (n, k)], (m, n)
-    return "aten::bmm", [(b, m, k), (b, k, n)], (b, m, n)
-
-
-def _attention(size: dict[str, int], kind: str | None) -> Call:
-    b, s, h, kv, d = (size[name] for name in ("batch", "sequence", "heads", "kv_heads", "head_dim"))
-    return "aten::_scaled_dot_product_flash_attention", [(b, h, s, d), (b, kv, s, d), (b, kv, s, d)], (b, h, s, d)
-
-
-def _elementwise(size: dict[str, int], kind: str | None) -> Call:
-    shape = (size["rows"], size["columns"])
-    name = (kind or "relu").lower()
+def _call(family: Family, sizes: Sequence[int], kind: str) -> tuple[str, list[tuple[int, ...]], tuple[int, ...]]:
+    """Return name, input shapes and output shape of a call; ``sizes`` are in the order of ``families.COLUMNS``."""
+    if family == "product":
+        b, m, n, k = sizes
+        return ("linear", [(m, k), (n, k)], (m, n)) if b == 1 else ("bmm", [(b, m, k), (b, k, n)], (b, m, n))
+    if family == "attention":
+        b, s, h, kv, d = sizes
+        return "_scaled_dot_product_flash_attention", [(b, h, s, d), (b, kv, s, d), (b, kv, s, d)], (b, h, s, d)
+    shape = tuple(sizes)
+    if family != "elementwise":
+        return family, [shape], shape
+    name = kind.lower()
     scalar = name.endswith("u") and name[:-1] in BINARY
-    base = name[:-1] if scalar else name
-    two = base in BINARY and not scalar
-    return f"aten::{base}", [shape, shape] if two else [shape], shape
-
-
-def _softmax(size: dict[str, int], kind: str | None) -> Call:
-    shape = (size["rows"], size["columns"])
-    return "aten::softmax", [shape], shape
-
-
-def _layer_norm(size: dict[str, int], kind: str | None) -> Call:
-    shape = (size["rows"], size["columns"])
-    return "aten::layer_norm", [shape], shape
-
-
-_CALLS = {
-    "product": _product,
-    "attention": _attention,
-    "elementwise": _elementwise,
-    "softmax": _softmax,
-    "layer_norm": _layer_norm,
-}
+    return name[:-1] if scalar else name, [shape, shape] if name in BINARY else [shape], shape
 
 
 def _recognise(
@@ -241,9 +210,6 @@ def _dtype(cells: list[str], where: list[str]) -> str:
 def _canonical(shape: dict[str, Array], family: Family) -> dict[str, Array]:
     """Return the columns under the names of ``families.COLUMNS``."""
     if family == "product":
-        ones = np.ones(len(shape["m"]))
-        return {"b": shape.get("b", ones), "m": shape["m"], "n": shape["n"], "k": shape["k"]}
-    if family == "attention":
-        names = ("batch_size", "sequence_length", "num_heads", "num_key_value_heads", "head_dim")
-        return dict(zip(("batch", "sequence", "heads", "kv_heads", "head_dim"), (shape[n] for n in names), strict=True))
-    return {"rows": shape["b"], "columns": shape["h"]}
+        shape = {"b": np.ones(len(shape["m"])), **shape}
+    names = _RENAMED.get(family, COLUMNS[family])
+    return {name: shape[said] for name, said in zip(COLUMNS[family], names, strict=True)}

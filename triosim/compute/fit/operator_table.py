@@ -109,39 +109,26 @@ def operators(rows: Sequence[MeasuredOperator], gpu: Gpu, source: str, cache: st
     Of operators that were measured warm and cold, one is taken: ``cache``, or by itself the one that is nearer to a training
     step, in which the forward pass reads what was just written and the others what was written long ago.
     """
-    both = {(row.case, row.operator.name) for row in rows if row.cache == "warm"} & {
-        (row.case, row.operator.name) for row in rows if row.cache == "cold"
-    }
+    warm, cold = ({(row.case, row.operator.name) for row in rows if row.cache == one} for one in CACHES)
     made: list[Operator] = []
     measured = []
     for row in rows:
-        wanted = cache or ("warm" if row.operator.phase == "forward" else "cold")
-        if row.cache and row.cache != wanted and (cache or (row.case, row.operator.name) in both):
+        one = row.operator
+        wanted = cache or ("warm" if one.phase == "forward" else "cold")
+        if row.cache and row.cache != wanted and (cache or (row.case, one.name) in warm & cold):
             continue
         number = 2 * len(made)
-        one = row.operator
         if row.forward:
-            made.append(_forward(row, number))
-            one = _with(one, number + 1, number)
+            gradient, *inputs = one.inputs
+            made.append(
+                Operator(number, row.forward, "forward", "", tuple(inputs), (gradient,), 0.0, attributes=one.attributes)
+            )
+            one = replace(one, id=number + 1, forward=number)
         else:
-            one = _with(one, number, None)
+            one = replace(one, id=number)
         measured.append(len(made))
         made.append(one)
     return OperatorRows(gpu, tuple(made), np.array(measured), source) if made else None
-
-
-def _forward(row: MeasuredOperator, number: int) -> Operator:
-    gradient, *inputs = row.operator.inputs
-    return Operator(
-        number, row.forward, "forward", "", tuple(inputs), (gradient,), 0.0, attributes=row.operator.attributes
-    )
-
-
-def _with(operator: Operator, number: int, forward: int | None) -> Operator:
-    return Operator(
-        number, operator.name, operator.phase, "", operator.inputs, operator.outputs, operator.seconds,
-        forward=forward, attributes=operator.attributes,
-    )  # fmt: skip
 
 
 def _cells(row: MeasuredOperator) -> list[Any]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +20,10 @@ from triosim.compute.compute_model import Array
 
 MOST_LEAVES = 64
 _ROWS_AT_ONCE = 128
+#: The arrays of a file that are attributes too.
+_STORED = {
+    "tree": np.uint16, "feature": np.uint8, "edge": np.uint8, "first": np.uint8, "last": np.uint8, "leaves": np.float32,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -67,7 +72,7 @@ class BoostedTrees:
 
     @cached_property
     def _masks(self) -> dict[int, npt.NDArray[np.uint64]]:
-        """For each feature that is tested: the leaves that are left in each tree, by how many edges lie below a value."""
+        """For each tested feature, the leaves that each tree has left, by how many edges lie below a value."""
         one = np.uint64(1)
         left = ((one << self.last.astype(np.uint64)) - one) & ~((one << self.first.astype(np.uint64)) - one)
         found = {}
@@ -79,30 +84,18 @@ class BoostedTrees:
         return found
 
     def arrays(self, prefix: str) -> dict[str, npt.NDArray[np.generic]]:
-        """Return what a file stores."""
+        """Return the arrays that a file stores, by name behind a prefix."""
         return {
             f"{prefix}.edges": np.concatenate(self.edges),
             f"{prefix}.edge_counts": np.array([len(edges) for edges in self.edges], dtype=np.uint16),
-            **{f"{prefix}.{name}": getattr(self, name) for name in ("tree", "feature", "edge", "first", "last")},
-            f"{prefix}.leaves": self.leaves,
+            **{f"{prefix}.{name}": getattr(self, name) for name in _STORED},
             f"{prefix}.offset": np.array(self.offset),
         }
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, npt.NDArray[np.generic]], prefix: str) -> BoostedTrees:
-        """Return what ``arrays`` stored."""
+        """Return the trees of such arrays."""
         counts = arrays[f"{prefix}.edge_counts"].astype(np.int64)
         edges = np.split(arrays[f"{prefix}.edges"].astype(np.float64), np.cumsum(counts)[:-1])
-        feature, edge, first, last = (
-            arrays[f"{prefix}.{name}"].astype(np.uint8) for name in ("feature", "edge", "first", "last")
-        )
-        return cls(
-            tuple(edges),
-            arrays[f"{prefix}.tree"].astype(np.uint16),
-            feature,
-            edge,
-            first,
-            last,
-            arrays[f"{prefix}.leaves"].astype(np.float32),
-            float(arrays[f"{prefix}.offset"].astype(np.float64)),
-        )
+        stored: dict[str, Any] = {name: arrays[f"{prefix}.{name}"].astype(dtype) for name, dtype in _STORED.items()}
+        return cls(tuple(edges), **stored, offset=float(arrays[f"{prefix}.offset"].astype(np.float64)))

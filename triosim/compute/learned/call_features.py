@@ -32,13 +32,13 @@ class CallFeatures:
     roofline: Array
 
 
-def call_features(shapes: FamilyCalls, gpu: Gpu, rate: float) -> CallFeatures:
+def call_features(calls: FamilyCalls, gpu: Gpu, rate: float) -> CallFeatures:
     """Return features and roofline of calls on a GPU that attains ``rate`` FLOP/s."""
-    if shapes.family == "product":
-        return _product(shapes, gpu, rate)
-    if shapes.family == "attention":
-        return _attention(shapes, gpu, rate)
-    return _rows(shapes, gpu)
+    if calls.family == "product":
+        return _product(calls, gpu, rate)
+    if calls.family == "attention":
+        return _attention(calls, gpu, rate)
+    return _rows(calls, gpu)
 
 
 def specifications(gpu: Gpu, rate: float) -> list[float]:
@@ -46,9 +46,9 @@ def specifications(gpu: Gpu, rate: float) -> list[float]:
     return [np.log(rate), np.log(gpu.bandwidth), np.log(rate / gpu.bandwidth), float(gpu.l2_bytes), float(gpu.sms)]
 
 
-def _product(shapes: FamilyCalls, gpu: Gpu, rate: float) -> CallFeatures:
-    b, m, n, k = (shapes[name] for name in "bmnk")
-    size, sms, l2 = DTYPE_BYTES[shapes.dtype], max(gpu.sms, 1), gpu.l2_bytes or 4e6
+def _product(calls: FamilyCalls, gpu: Gpu, rate: float) -> CallFeatures:
+    b, m, n, k = (calls[name] for name in "bmnk")
+    size, sms, l2 = DTYPE_BYTES[calls.dtype], max(gpu.sms, 1), gpu.l2_bytes or 4e6
     nbytes = size * b * (m * k + k * n + m * n)
     compute, memory = 2.0 * b * m * n * k / rate, nbytes / gpu.bandwidth
     columns = [
@@ -68,20 +68,16 @@ def _product(shapes: FamilyCalls, gpu: Gpu, rate: float) -> CallFeatures:
     return CallFeatures(np.stack(columns, axis=1), _overlap(compute, memory) + KERNEL_SECONDS)
 
 
-def _attention(shapes: FamilyCalls, gpu: Gpu, rate: float) -> CallFeatures:
-    b, s, h, kv, d = (shapes[name] for name in ("batch", "sequence", "heads", "kv_heads", "head_dim"))
-    size, sms, l2 = DTYPE_BYTES[shapes.dtype], max(gpu.sms, 1), gpu.l2_bytes or 4e6
+def _attention(calls: FamilyCalls, gpu: Gpu, rate: float) -> CallFeatures:
+    b, s, h, kv, d = (calls[name] for name in ("batch", "sequence", "heads", "kv_heads", "head_dim"))
+    size, sms, l2 = DTYPE_BYTES[calls.dtype], max(gpu.sms, 1), gpu.l2_bytes or 4e6
     compute = 2.0 * b * h * s * s * d / (0.6 * rate)  # half of the scores are masked, two products
     memory = size * b * s * d * 2.0 * (h + kv) / gpu.bandwidth
     columns = [
         *(np.log2(b), np.log2(s), np.log2(h), np.log2(kv), d),
         *(np.log(compute), np.log(memory), np.log2(b * h), np.log2(b * kv), np.log2(h / kv), np.log2(b * s)),
-        *(
-            np.log(2 * size * b * s * d * kv / l2),
-            np.log2(b * s * d * h),
-            np.log2(b * s * d * kv),
-            np.log2(s * s * b * h),
-        ),
+        *(np.log(2 * size * b * s * d * kv / l2), np.log2(b * s * d * h)),
+        *(np.log2(b * s * d * kv), np.log2(s * s * b * h)),
     ]
     for side in (64, 128, 192, 256):
         for waves in (b * h * np.ceil(s / side) / sms, b * kv * np.ceil(s * h / kv / side) / sms):
@@ -89,16 +85,15 @@ def _attention(shapes: FamilyCalls, gpu: Gpu, rate: float) -> CallFeatures:
     return CallFeatures(np.stack(columns, axis=1), _overlap(compute, memory) + ATTENTION_SECONDS)
 
 
-def _rows(shapes: FamilyCalls, gpu: Gpu) -> CallFeatures:
-    rows, width = shapes["rows"], shapes["columns"]
-    size, l2 = DTYPE_BYTES[shapes.dtype], gpu.l2_bytes or 4e6
+def _rows(calls: FamilyCalls, gpu: Gpu) -> CallFeatures:
+    rows, width = calls["rows"], calls["columns"]
+    size, l2 = DTYPE_BYTES[calls.dtype], gpu.l2_bytes or 4e6
     nbytes = 2.0 * size * rows * width
     columns = [
         *(np.log2(width * size), np.log2(rows / max(gpu.sms, 1)), np.log2(nbytes / gpu.bandwidth)),
         *(np.log2(nbytes / l2), (width * size) % 4096, np.log2(width)),
-        np.log2(
-            max(gpu.sms, 1) * width * size / l2
-        ),  # the rows in flight: does a second pass over them read the cache?
+        # The rows in flight: does a second pass over them read the cache?
+        np.log2(max(gpu.sms, 1) * width * size / l2),
     ]
     return CallFeatures(np.stack(columns, axis=1), nbytes / gpu.bandwidth + KERNEL_SECONDS)
 

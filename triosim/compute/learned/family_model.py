@@ -20,8 +20,7 @@ import numpy.typing as npt
 from triosim import gpus
 from triosim.compute import uncertainty
 from triosim.compute.attainable_rate import AttainableRate
-from triosim.compute.compute_model import CLASS_EDGES as CLASS_EDGES
-from triosim.compute.compute_model import Array
+from triosim.compute.compute_model import CLASS_EDGES, Array
 from triosim.compute.families import Family, FamilyCalls
 from triosim.compute.learned.boosted_trees import BoostedTrees
 from triosim.compute.learned.call_features import call_features, specifications
@@ -37,11 +36,13 @@ _OTHER_BOARD = 2.0
 
 @dataclass(frozen=True)
 class FamilyModel:
-    """``rates``: FLOP/s that each measured GPU reaches; ``own``: trees of one GPU; ``pooled``: of all
-    measured ones; ``other``: of any other.
+    """Fitted trees for one family of operators in one dtype, with the errors of their cross-validation.
 
-    ``errors``: mean relative error by kind of test ("random", "slices", "left out"), GPU and size class. ``sizes`` are the
-    values of each column that were measured. ``provenance`` says where the rows come from and how they were fitted.
+    rates: the FLOP/s that each measured GPU reaches.
+    own, pooled, other: the trees of single measured GPUs, of all measured ones, and of any other.
+    sizes: the values of each column that were measured.
+    errors: mean relative errors by kind of test ("random", "slices", "left out"), GPU and size class.
+    provenance: where the rows come from, and how they were fitted.
     """
 
     family: Family
@@ -55,23 +56,19 @@ class FamilyModel:
     errors: Mapping[str, Mapping[str, Mapping[str, float]]] = field(default_factory=dict)
     provenance: Mapping[str, Any] = field(default_factory=dict)
 
-    def knows(self, gpu: Gpu) -> bool:
-        """Whether rows of this GPU were fitted, or of one with the same chip."""
-        return self._measured(gpu) is not None
-
-    def _measured(self, gpu: Gpu) -> str | None:
-        """Return the name of the GPU whose rows say how this one computes."""
+    def measured_gpu(self, gpu: Gpu) -> str | None:
+        """Return the name of the measured GPU whose rows hold for a GPU: itself, or one with the same chip; or None."""
         if gpu.name in self.rates:
             return gpu.name
         found = gpus.same_chip(gpu, self.rates)
         return None if found is None else found.name
 
-    def seconds(self, shapes: FamilyCalls, gpu: Gpu) -> Array:
+    def seconds(self, calls: FamilyCalls, gpu: Gpu) -> Array:
         """Return the time of each call on a GPU; NaN where the model cannot say."""
-        name = self._measured(gpu)
+        name = self.measured_gpu(gpu)
         rate = self._rate(gpu, name)
-        calls = call_features(shapes, gpu, rate)
-        features = calls.features
+        inputs = call_features(calls, gpu, rate)
+        features = inputs.features
         if name is not None and name in self.own:
             trees: BoostedTrees | None = self.own[name]
         elif name is not None and self.pooled is not None:
@@ -81,9 +78,9 @@ class FamilyModel:
         else:
             trees = self.other
         if trees is None:
-            return np.full(len(shapes), np.nan)
-        found: Array = calls.roofline * np.exp(trees.predict(features))
-        return found if gpu.name in self.rates else np.fmax(found, self._at_power(shapes, gpu))
+            return np.full(len(calls), np.nan)
+        found: Array = inputs.roofline * np.exp(trees.predict(features))
+        return found if gpu.name in self.rates else np.fmax(found, self._at_power(calls, gpu))
 
     def _rate(self, gpu: Gpu, name: str | None) -> float:
         """Return the FLOP/s that large calls reach on a GPU; ``name`` is the measured GPU that it is predicted as, if any."""
@@ -92,41 +89,41 @@ class FamilyModel:
             return attainable
         return self.rates[name] if name == gpu.name else max(self.rates[name], attainable)
 
-    def _at_power(self, shapes: FamilyCalls, gpu: Gpu) -> Array:
+    def _at_power(self, calls: FamilyCalls, gpu: Gpu) -> Array:
         """Return the shortest time of calls that the board's power allows, where no rows of the GPU were fitted."""
         if self.family != "product":
-            return np.zeros(len(shapes))
-        flops = 2.0 * shapes["b"] * shapes["m"] * shapes["n"] * shapes["k"]
+            return np.zeros(len(calls))
+        flops = 2.0 * calls["b"] * calls["m"] * calls["n"] * calls["k"]
         least: Array = flops / self.attainable.power_limit(gpu, self.dtype)
         return least
 
-    def relative_error(self, shapes: FamilyCalls, gpu: Gpu, seconds: Array) -> Array:
+    def relative_error(self, calls: FamilyCalls, gpu: Gpu, seconds: Array) -> Array:
         """Return the error that cross-validation found for such calls."""
         where = np.searchsorted(CLASS_EDGES, seconds, side="right")
-        name = self._measured(gpu)
+        name = self.measured_gpu(gpu)
         if name is None:
             factor = uncertainty.small_sample_factor(len(self.rates))
             if self.family == "product":
                 factor *= uncertainty.power_limit_factor(gpu, self.dtype, self.attainable)
-            return self._errors("left out", "all")[where] * factor * self._outside(shapes)
+            return self._errors("left out", "all")[where] * factor * self._outside(calls)
         random, slices = self._errors("random", name)[where], self._errors("slices", name)[where]
-        measured = np.ones(len(shapes), dtype=bool)
+        measured = np.ones(len(calls), dtype=bool)
         for name, values in self.sizes.items():
-            measured &= np.isin(shapes[name], values)
+            measured &= np.isin(calls[name], values)
         other_board = 1.0 if gpu.name in self.rates else _OTHER_BOARD
-        return np.where(measured, random, np.fmax(slices, random)) * self._outside(shapes) * other_board
+        return np.where(measured, random, np.fmax(slices, random)) * self._outside(calls) * other_board
 
-    def _outside(self, shapes: FamilyCalls) -> Array:
+    def _outside(self, calls: FamilyCalls) -> Array:
         """Return the factor of the error of calls that are larger, or smaller, than all that was measured: 1 for others.
 
         Trees that saw no product of k over 16,384 were off by 8.6% there, where 4.2% was stated; those that saw no attention of
         a batch over 128 by 6.7%, where 3.7% was. So twice at up to twice the size; each further doubling is taken to add as
         much, up to three: the roofline that the trees stand on knows what a size does.
         """
-        doublings = np.zeros(len(shapes))
+        doublings = np.zeros(len(calls))
         for name, values in self.sizes.items():
             if values:
-                beyond = np.fmax(shapes[name] / max(values), min(values) / np.fmax(shapes[name], 1.0))
+                beyond = np.fmax(calls[name] / max(values), min(values) / np.fmax(calls[name], 1.0))
                 doublings = np.fmax(doublings, np.log2(np.fmax(beyond, 1.0)))
         found: Array = np.where(doublings > 0.0, 1.0 + np.clip(doublings, 1.0, _MOST_DOUBLINGS), 1.0)
         return found
@@ -138,18 +135,11 @@ class FamilyModel:
 
     def about(self) -> dict[str, Any]:
         """Return everything but the trees, as a file of models keeps it in JSON."""
+        trees = {"own": list(self.own), "pooled": self.pooled is not None, "other": self.other is not None}
         return {
-            "family": self.family,
-            "dtype": self.dtype,
-            "rates": dict(self.rates),
-            "law": asdict(self.attainable),
-            "own": list(self.own),
-            "pooled": self.pooled is not None,
-            "other": self.other is not None,
-            "sizes": dict(self.sizes),
-            "errors": self.errors,
-            "provenance": self.provenance,
-        }
+            "family": self.family, "dtype": self.dtype, "rates": self.rates, "law": asdict(self.attainable), **trees,
+            "sizes": self.sizes, "errors": self.errors, "provenance": self.provenance,
+        }  # fmt: skip
 
     def arrays(self, prefix: str) -> dict[str, npt.NDArray[Any]]:
         """Return the trees as arrays."""
@@ -159,16 +149,11 @@ class FamilyModel:
 
     @classmethod
     def from_stored(cls, about: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]], prefix: str) -> FamilyModel:
-        """Return what ``about`` and ``arrays`` were made from."""
+        """Return the model of a file."""
         return cls(
-            about["family"],
-            about["dtype"],
-            about["rates"],
-            AttainableRate(**about["law"]),
-            {name: BoostedTrees.from_arrays(arrays, f"{prefix}.own {name}") for name in about["own"]},
-            BoostedTrees.from_arrays(arrays, f"{prefix}.pooled") if about["pooled"] else None,
-            BoostedTrees.from_arrays(arrays, f"{prefix}.other") if about["other"] else None,
-            about["sizes"],
-            about["errors"],
-            about["provenance"],
+            attainable=AttainableRate(**about["law"]),
+            own={name: BoostedTrees.from_arrays(arrays, f"{prefix}.own {name}") for name in about["own"]},
+            pooled=BoostedTrees.from_arrays(arrays, f"{prefix}.pooled") if about["pooled"] else None,
+            other=BoostedTrees.from_arrays(arrays, f"{prefix}.other") if about["other"] else None,
+            **{name: about[name] for name in ("family", "dtype", "rates", "sizes", "errors", "provenance")},
         )

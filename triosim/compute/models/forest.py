@@ -72,7 +72,7 @@ class Forest(ComputeModel):
 
     def _name(self, found: Estimates, rows: Rows, model: FamilyModel, gpu: Gpu) -> None:
         assert found.extrapolated is not None
-        found.extrapolated[rows] = not model.knows(gpu)
+        found.extrapolated[rows] = model.measured_gpu(gpu) is None
         for row in rows.tolist():
             found.model[row] = OWN if model_files.is_own(model) else self.name
 
