@@ -32,8 +32,9 @@ class PricedSubject:
 def price(subject: Subject, config: RunConfig) -> PricedSubject:
     """Return the subject with the times of ``--operator-times``, and those of another GPU where one is asked for."""
     if config.operator_times is not None:
-        entries = operator_times.load(config.operator_times)
-        subject = subject.changed(lambda trace: operator_times.apply(entries, trace))
+        file = config.operator_times
+        entries = operator_times.load(file)
+        subject = subject.changed(lambda trace: operator_times.apply(entries, trace, file))
     kind: Any = plugins.find("compute_models", config.compute_model)
     model: ComputeModel = plugins.make(kind, options=parsed(kind, config.options))
     target = None if config.gpu is None else config.gpu if isinstance(config.gpu, Gpu) else catalogue.find(config.gpu)

@@ -15,7 +15,7 @@ from triosim.trace import Operator
 def applied(tmp_path: Path, name: str, text: str) -> list[Operator]:
     path = tmp_path / name
     path.write_text(text)
-    return list(operator_times.apply(operator_times.load(path), traces.mlp()).operators)
+    return list(operator_times.apply(operator_times.load(path), traces.mlp(), path).operators)
 
 
 def test_an_operators_time_is_that_of_each_call(tmp_path: Path) -> None:

@@ -24,9 +24,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from triosim.compute import csv_table
 from triosim.compute.compute_model import Array, Mask
 from triosim.compute.families import BINARY, COLUMNS, FAMILIES, Family, FamilyCalls
-from triosim.compute.fit import csv_table
 from triosim.errors import TriosimError, nearest
 from triosim.trace import DTYPE_BYTES, Operator, Tensor, dtype_name
 
@@ -81,6 +81,7 @@ def read(path: str | os.PathLike[str], family: str | None = None) -> FamilyTable
     """
     file = os.fspath(path)
     sheet = csv_table.read(file)
+    sheet.check_columns({name for names, _, _ in _FORMATS for name in names} | {*_EXTRA, *_TIMES})
     names, found, dtype, time = _recognise(sheet.header, sheet.where, file, family)
     sheet.require_rows()
     lines = [line for line, _ in sheet.rows]
@@ -153,13 +154,6 @@ def _recognise(
     header: list[str], where: str, file: str, family: str | None
 ) -> tuple[tuple[str, ...], Family, str, str]:
     """Return the names of the shape's columns, the family, the dtype and the name of the column of times."""
-    known = {name for names, _, _ in _FORMATS for name in names} | {*_EXTRA, *_TIMES}
-    for name in header:
-        if name not in known:
-            raise TriosimError(f"unknown column '{name}'", where=where, fix=nearest(name, known))
-    repeated = [name for number, name in enumerate(header) if name in header[:number]]
-    if repeated:
-        raise TriosimError(f"two columns '{repeated[0]}'", where=where)
     times = [name for name in header if name in _TIMES]
     if len(times) != 1:
         raise TriosimError(f"{len(times)} columns of times", where=where, fix=f"give one of {', '.join(_TIMES)}")

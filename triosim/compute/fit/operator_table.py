@@ -29,7 +29,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from triosim.compute.fit import csv_table
+from triosim.compute import csv_table
 from triosim.compute.fit.operator_rows import OperatorRows
 from triosim.errors import TriosimError, nearest
 from triosim.gpus import Gpu
@@ -73,12 +73,7 @@ def read(path: str | os.PathLike[str]) -> list[MeasuredOperator]:
     """Read the rows of a table, compressed or not. Raises ``TriosimError`` that names file, line and what would be right."""
     file = os.fspath(path)
     sheet = csv_table.read(file)
-    for name in sheet.header:
-        if name not in COLUMNS:
-            raise TriosimError(f"unknown column '{name}'", where=sheet.where, fix=nearest(name, COLUMNS))
-    repeated = [name for number, name in enumerate(sheet.header) if name in sheet.header[:number]]
-    if repeated:
-        raise TriosimError(f"two columns '{repeated[0]}'", where=sheet.where)
+    sheet.check_columns(COLUMNS)
     for name in REQUIRED:
         if name not in sheet.header:
             raise TriosimError(f"there is no column '{name}'", where=sheet.where, fix="see docs/calibration.md")

@@ -9,7 +9,6 @@ that match one operator, the later holds.
 
 from __future__ import annotations
 
-import csv
 import json
 import math
 import os
@@ -18,6 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from triosim.compute import csv_table
 from triosim.errors import TriosimError, nearest
 from triosim.operators.features import base_name
 from triosim.trace import PHASES, Operator, Trace
@@ -28,7 +28,7 @@ _KEYS = ("id", "operator", "layer", "phase", "seconds", "time")
 
 @dataclass(frozen=True, slots=True)
 class OperatorTimeEntry:
-    """One line of the file: whom it is about, and seconds. ``where`` names file and line."""
+    """The seconds of the operators that an entry of the file matches; ``where`` names file and line."""
 
     seconds: float
     where: str
@@ -47,32 +47,19 @@ class OperatorTimeEntry:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class OperatorTimesFile:
-    """What a file says, in its order."""
-
-    entries: tuple[OperatorTimeEntry, ...]
-    source: str
-
-
-def load(path: str | os.PathLike[str]) -> OperatorTimesFile:
+def load(path: str | os.PathLike[str]) -> list[OperatorTimeEntry]:
     """Read a file of operator times. Raises ``TriosimError`` that names the line or entry and what would be right."""
-    file = Path(path)
-    try:
-        text = file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise TriosimError(f"cannot be read: {getattr(error, 'strerror', None) or error}", where=str(path)) from error
-    rows = _csv_rows(text, str(path)) if file.suffix.lower() == ".csv" else _list_rows(text, str(path))
-    entries = tuple(_entry(row, where) for where, row in rows)
+    rows = _csv_rows(path) if Path(path).suffix.lower() == ".csv" else _list_rows(path)
+    entries = [_entry(row, where) for where, row in rows]
     if not entries:
         raise TriosimError("holds no times", where=str(path), fix="give at least one entry")
-    return OperatorTimesFile(entries, str(path))
+    return entries
 
 
-def apply(times: OperatorTimesFile, trace: Trace) -> Trace:
-    """Return the trace with the times of the file. Raises ``TriosimError`` where an entry matches nothing."""
+def apply(entries: Sequence[OperatorTimeEntry], trace: Trace, source: str | os.PathLike[str]) -> Trace:
+    """Return the trace with the times of a file. Raises ``TriosimError`` where an entry matches nothing."""
     operators = list(trace.operators)
-    for entry in times.entries:
+    for entry in entries:
         rows = [row for row, operator in enumerate(operators) if entry.matches(operator)]
         if not rows:
             raise TriosimError(_unmatched(entry), where=entry.where, fix=_suggestion(entry, trace.operators))
@@ -85,29 +72,25 @@ def apply(times: OperatorTimesFile, trace: Trace) -> Trace:
             else:
                 seconds = entry.seconds / len(rows)
             operators[row] = replace(operators[row], seconds=seconds, busy_seconds=None)
-    return replace(
-        trace, operators=tuple(operators), times=f"{trace.times}, with times from {times.source}", step_seconds=None
-    )
+    times = f"{trace.times}, with times from {source}"
+    return replace(trace, operators=tuple(operators), times=times, step_seconds=None)
 
 
-def _csv_rows(text: str, path: str) -> list[tuple[str, Mapping[str, Any]]]:
-    lines = text.splitlines()
-    header = [name.strip() for name in next(csv.reader(lines[:1]), [])]
-    for name in header:
-        if name not in _KEYS:
-            raise TriosimError(f"unknown column '{name}'", where=f"{path}:1", fix=nearest(name, _KEYS))
-    rows: list[tuple[str, Mapping[str, Any]]] = []
-    for number, cells in enumerate(csv.reader(lines[1:]), start=2):
-        if not cells or cells[0].startswith("#"):
-            continue
-        if len(cells) != len(header):
-            raise TriosimError(f"{len(cells)} cells under {len(header)} columns", where=f"{path}:{number}")
-        filled = {name: cell.strip() for name, cell in zip(header, cells, strict=True) if cell.strip()}
-        rows.append((f"{path}:{number}", filled))
-    return rows
+def _csv_rows(path: str | os.PathLike[str]) -> list[tuple[str, Mapping[str, Any]]]:
+    table = csv_table.read(path)
+    table.check_columns(_KEYS)
+    return [
+        (f"{path}:{line}", {name: cell for name, cell in zip(table.header, cells, strict=True) if cell})
+        for line, cells in table.rows
+    ]
 
 
-def _list_rows(text: str, path: str) -> list[tuple[str, Mapping[str, Any]]]:
+def _list_rows(file: str | os.PathLike[str]) -> list[tuple[str, Mapping[str, Any]]]:
+    path = str(file)
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise TriosimError(f"cannot be read: {getattr(error, 'strerror', None) or error}", where=path) from error
     try:
         if path.lower().endswith(".json"):
             content = json.loads(text)
@@ -153,15 +136,8 @@ def _entry(row: Mapping[str, Any], where: str) -> OperatorTimeEntry:
         number = int(row["id"]) if "id" in row else None
     except (TypeError, ValueError):
         raise TriosimError(f"id: {row['id']!r} is not a whole number", where=where) from None
-    operator, layer = row.get("operator"), row.get("layer")
-    return OperatorTimeEntry(
-        seconds,
-        where,
-        number,
-        None if operator is None else str(operator),
-        None if layer is None else str(layer),
-        phase,
-    )
+    operator, layer = (None if row.get(key) is None else str(row[key]) for key in ("operator", "layer"))
+    return OperatorTimeEntry(seconds, where, number, operator, layer, phase)
 
 
 def _unmatched(entry: OperatorTimeEntry) -> str:
@@ -171,18 +147,11 @@ def _unmatched(entry: OperatorTimeEntry) -> str:
 
 def _suggestion(entry: OperatorTimeEntry, operators: Sequence[Operator]) -> str:
     """Suggest a fix: the value nearest to the entry's first key that matches nothing in the trace."""
-    if entry.operator is not None and not any(_only(entry, "operator").matches(o) for o in operators):
-        return nearest(entry.operator, {base_name(o.name) for o in operators})
-    if entry.layer is not None and not any(_only(entry, "layer").matches(o) for o in operators):
-        return nearest(entry.layer, {o.layer for o in operators})
+    names = {"operator": {base_name(o.name) for o in operators}, "layer": {o.layer for o in operators}}
+    for key, known in names.items():
+        said = getattr(entry, key)
+        if said is not None and not any(OperatorTimeEntry(0.0, "", **{key: said}).matches(o) for o in operators):
+            return nearest(said, known)
     if entry.id is not None and not any(o.id == entry.id for o in operators):
         return f"ids run from {min(o.id for o in operators)} to {max(o.id for o in operators)}"
     return "its keys each match operators, but none matches them all"
-
-
-def _only(entry: OperatorTimeEntry, key: str) -> OperatorTimeEntry:
-    """Return an entry that asks for one of its keys alone."""
-    operator = entry.operator if key == "operator" else None
-    return OperatorTimeEntry(
-        entry.seconds, entry.where, operator=operator, layer=entry.layer if key == "layer" else None
-    )

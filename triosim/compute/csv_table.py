@@ -1,6 +1,6 @@
-"""Reads files of comma-separated values, compressed or not, with comments; errors name file, line and column.
+"""Reads tables of comma-separated values, compressed or not, with comments; errors name file, line and column.
 
-Lines that begin with # are notes, before the header too; empty lines are nothing.
+Lines that begin with # are comments, before the header too; empty lines are skipped.
 """
 
 from __future__ import annotations
@@ -8,10 +8,11 @@ from __future__ import annotations
 import csv
 import math
 import os
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-from triosim.errors import TraceError, TriosimError
+from triosim.errors import TraceError, TriosimError, nearest
 from triosim.trace.formats.files import head, read_text
 
 #: No kernel, and no call on a CPU, is shorter; no operator takes a day.
@@ -29,6 +30,14 @@ class CsvTable:
     where: str
     rows: list[tuple[int, list[str]]]
 
+    def check_columns(self, known: Collection[str]) -> None:
+        """Raise ``TriosimError`` for a column that is unknown, or there twice."""
+        for number, name in enumerate(self.header):
+            if name not in known:
+                raise TriosimError(f"unknown column '{name}'", where=self.where, fix=nearest(name, known))
+            if name in self.header[:number]:
+                raise TriosimError(f"two columns '{name}'", where=self.where)
+
     def require_rows(self) -> None:
         """Raise ``TriosimError`` where there is a header alone."""
         if not self.rows:
@@ -37,9 +46,9 @@ class CsvTable:
 
 
 def header_of(path: str | os.PathLike[str]) -> list[str]:
-    """Return a file's first line that is no note, as cells; none where there is none."""
+    """Return the cells of a file's first line that is no comment; none where there is none."""
     lines = head(Path(path), 4096).decode("utf-8-sig", "replace").splitlines()
-    return next((_cells(line) for line in lines if _counts(line)), [])
+    return next((_cells(line) for line in lines if _is_row(line)), [])
 
 
 def read(path: str | os.PathLike[str]) -> CsvTable:
@@ -48,7 +57,7 @@ def read(path: str | os.PathLike[str]) -> CsvTable:
     lines = _text(file).splitlines()
     if not any(map(str.strip, lines)):
         raise TriosimError("is empty", where=file, fix="give a table with a header and at least one row")
-    first = next((number for number, line in enumerate(lines) if _counts(line)), None)
+    first = next((number for number, line in enumerate(lines) if _is_row(line)), None)
     if first is None:
         raise TriosimError("holds nothing but comments", where=file, fix="give a header and at least one row")
     where, header = f"{file}:{first + 1}", _cells(lines[first])
@@ -100,7 +109,7 @@ def size(text: str, column: str, where: str) -> int:
     return int(number)
 
 
-def _counts(line: str) -> bool:
+def _is_row(line: str) -> bool:
     return bool(line.strip()) and not line.startswith("#")
 
 
