@@ -149,7 +149,7 @@ def _stragglers(key: str, known: Conditions, value: Any) -> Conditions:
             made = replace(made, spread=_number(one, "a spread", 0.0))
         else:
             raise TriosimError(f"unknown key '{word}'", fix=nearest(str(word), allowed))
-    return replace(known, **{key: made})
+    return replace(known, stragglers=made) if key == "stragglers" else replace(known, slow_links=made)
 
 
 def _events(known: Conditions, value: Any) -> Conditions:

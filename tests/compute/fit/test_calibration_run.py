@@ -83,7 +83,7 @@ def test_evaluate_takes_the_rows_of_the_gpu_that_is_named(tmp_path: Path, capsys
 def test_a_name_that_leaves_the_board_open_takes_the_one_in_the_table(tmp_path: Path) -> None:
     table = tmp_path / "ln.csv"
     table.write_text("device,B,H,latency_ms\nTesla V100-PCIE-32GB,1024,512,0.2\nTesla T4,8,512,0.2\n", encoding="utf-8")
-    assert evaluation.gpu_in(family_tables.read(table), "V100").name == "V100-PCIe-32GB"
+    assert evaluation.gpu_among(family_tables.read(table).gpus(), "V100", str(table)).name == "V100-PCIe-32GB"
 
 
 def test_a_board_that_may_not_draw_more_power_computes_no_faster() -> None:
@@ -109,7 +109,7 @@ def test_the_shipped_models_fit_the_rows_that_they_saw(name: str, gpu: str, most
         table = family_tables.read(data(f"operators/{name}.csv.gz"))
     except DataAbsent as absent:
         pytest.skip(str(absent))
-    target = evaluation.gpu_in(table, gpu)
+    target = evaluation.gpu_among(table.gpus(), gpu, table.source)
     rows = evaluation.rows_of(table, target)
     assert evaluation.evaluate(operator_rows.of_table(rows, target)).total.mape_percent < most
 

@@ -61,7 +61,7 @@ def test_the_trees_are_those_of_scikit_learn() -> None:
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
 def test_what_ships_says_where_it_comes_from(path: Path) -> None:
     (model,) = model_files.load(path).models
-    assert model_files.file_name(model) == path.name
+    assert model_files.file_name(model.family, model.dtype) == path.name
     assert model.provenance["source"]
     assert model.provenance["rows"].keys() == model.rates.keys()
     for gpu in model.rates:

@@ -1,32 +1,28 @@
 """The work of ``triosim calibrate compute``: from measured operators to files of fitted models.
 
-Measured operators come in three forms: tables of one family (``triosim.compute.fit.family_tables``), tables of any operators
-(``triosim.compute.fit.operator_table``) and traces. All rows are fitted by regressions, one a kind of operator
-(``triosim.compute.fit.kind_fitting``). Families with enough rows also get a model each
-(``triosim.compute.fit.family_fitting``),
-and ``auto`` takes whichever of the two states the smaller error. What ships is fitted to families alone, of all GPUs together.
+Measured operators come as tables of one family (``family_tables``), as tables of any operators (``operator_table``) and as
+traces. All rows are fitted by regressions, one for each kind of operator (``kind_fitting``). Families with enough rows also
+get a model each (``family_fitting``), and ``auto`` takes whichever of the two states the smaller error. The models that ship
+are fitted to families alone, of all GPUs together.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from triosim import gpus
 from triosim.compute import families
-from triosim.compute.fit import evaluation, family_tables, kind_fitting, operator_rows, operator_table
-from triosim.compute.fit import family_fitting as calibration
+from triosim.compute.fit import evaluation, family_fitting, family_tables, kind_fitting, operator_rows, operator_table
 from triosim.compute.fit.boosting import regressor
 from triosim.compute.fit.family_fitting import FamilyRows
 from triosim.compute.fit.family_tables import FamilyTable
 from triosim.compute.fit.operator_rows import OperatorRows
 from triosim.compute.learned import model_files
 from triosim.compute.learned.family_model import FamilyModel
-from triosim.compute.learned.kind_regression import KindRegression
 from triosim.compute.models import elementwise
 from triosim.compute.models.elementwise import Segments, memory_seconds
 from triosim.errors import OptionError, OutputError, TriosimError
@@ -39,9 +35,9 @@ from triosim.trace.formats.files import head
 EVERY = "all"
 #: So many different shapes of a family, measured on one GPU among other operators, are worth a model of the family.
 ENOUGH_FOR_FAMILY = 200
-#: How the tables that ship fitted are named, and whose they are.
+#: The GPUs that the names of tables stand for, and the sources by dtype, of the tables that the shipped models are fitted to.
 _OF_FILE = ("a100", "h100", "h200")
-SOURCES = {
+_SOURCES = {
     "bfloat16": "NVIDIA ai-dynamo/aiconfigurator performance database, Apache-2.0",
     "float32": "sitar-lab/NeuSight, MIT",
 }
@@ -50,8 +46,8 @@ _OPERATORS_FILE = "operators.npz"
 
 @dataclass(frozen=True)
 class MeasuredFiles:
-    """What files hold: ``tables`` of one family of operators, each with the GPU's name unless it names its own, and rows of
-    any ``operators``, one entry a GPU and file.
+    """The measured operators of files: tables of one family, each with the GPU's name unless it names its own, and rows of any
+    operators, one entry for each GPU and file.
     """
 
     tables: list[tuple[FamilyTable, str | None]]
@@ -96,53 +92,43 @@ def run(
     for line in unknown(rows):
         progress(line)
     tables_of_families = measured.tables if together else _families(rows)
-    fitted = _fit_families(tables_of_families, progress, together)
+    models, elementwise_json = _fit_families(tables_of_families, progress, together)
     regressions = [found for one in rows for found in kind_fitting.fit(one, progress)]
-    if folder:
-        os.makedirs(path, exist_ok=True)
-        _write_folder(Path(path), fitted, regressions)
-    else:
-        model_files.save(fitted.models, path, regressions)
+    if not folder:
+        model_files.save(models, path, regressions)
+        return path
+    target = Path(path)
+    target.mkdir(parents=True, exist_ok=True)
+    for model in models:
+        model_files.save([model], target / model_files.file_name(model.family, model.dtype))
+    if elementwise_json:
+        with writing_text(target / "elementwise.json") as file:
+            file.write(elementwise_json + "\n")
+    if regressions:
+        model_files.save([], target / _OPERATORS_FILE, regressions)
     return path
-
-
-@dataclass(frozen=True)
-class _Fitted:
-    """Models of families, and the text of the element-wise segments where these were fitted."""
-
-    models: list[FamilyModel]
-    segments: str = ""
 
 
 def _fit_families(
     several: Sequence[tuple[FamilyTable, str | None]], progress: Callable[[str], None], together: bool
-) -> _Fitted:
+) -> tuple[list[FamilyModel], str]:
+    """Return models of families, and the JSON text of the element-wise segments where these were fitted."""
     models, text = [], ""
     if several:
         regressor()  # says what is missing before anything takes long
-    for rows in calibration.collect([table for table, _ in several], [name for _, name in several]):
-        source = SOURCES.get(rows.shapes.dtype, "") if together else ""
+    for rows in family_fitting.collect([table for table, _ in several], [name for _, name in several]):
+        source = _SOURCES.get(rows.shapes.dtype, "") if together else ""
         if rows.shapes.family == "elementwise":
             text = segments(rows, source)
             continue
         if sum(_different(rows.shapes.select(mask)) for _, mask in rows.each()) < ENOUGH_FOR_FAMILY:
             what = f"{len(rows)} rows of {rows.shapes.family} in {rows.shapes.dtype} are too few for all GPUs together"
             raise TriosimError(what, where=", ".join(rows.sources), fix=f"leave out --gpu {EVERY}")
-        model = calibration.calibrate(rows, progress, source=source)
+        model = family_fitting.calibrate(rows, progress, source=source)
         models.append(model)
         for name, errors in model.errors["random"].items():
             progress(f"{rows.shapes.family} in {rows.shapes.dtype} on {name}: {100 * errors['all']:.1f}% off, held out")
-    return _Fitted(models, text)
-
-
-def _write_folder(folder: Path, fitted: _Fitted, regressions: Sequence[KindRegression]) -> None:
-    for model in fitted.models:
-        model_files.save([model], folder / model_files.file_name(model))
-    if fitted.segments:
-        with writing_text(folder / "elementwise.json") as file:
-            file.write(fitted.segments + "\n")
-    if regressions:
-        model_files.save([], folder / _OPERATORS_FILE, regressions)
+    return models, text
 
 
 def measurements(
@@ -182,13 +168,13 @@ def is_trace(path: str) -> bool:
 def read(data: Sequence[str], gpu: str, operator: str | None = None) -> list[FamilyRows]:
     """Read tables as the rows of one GPU, or of all."""
     found = [_table(path, gpu, operator) for path in data]
-    return calibration.collect([table for table, _ in found], [name for _, name in found])
+    return family_fitting.collect([table for table, _ in found], [name for _, name in found])
 
 
 def _table(path: str, gpu: str | None, operator: str | None) -> tuple[FamilyTable, str | None]:
     table = family_tables.read(path, operator)
     if gpu not in (None, EVERY):
-        target = evaluation.gpu_in(table, str(gpu))
+        target = evaluation.gpu_among(table.gpus(), str(gpu), path)
         return evaluation.rows_of(table, target), target.name
     stem = Path(path).name.lower()
     name = next((one for one in _OF_FILE if one in stem), None) if gpu == EVERY else None
@@ -230,7 +216,7 @@ def as_operators(measured: MeasuredFiles) -> list[OperatorRows]:
 
 
 def unknown(several: Sequence[OperatorRows]) -> list[str]:
-    """Return a line for the names of operators that nothing is known of, if there are any."""
+    """Return a note on the names of unknown operators, if there are any."""
     names = sorted({name for rows in several for name in features.unknown(rows.rows())})
     if not names:
         return []
@@ -252,36 +238,34 @@ def _different(shapes: families.FamilyCalls) -> int:
 
 
 def segments(rows: FamilyRows, source: str = "") -> str:
-    """Fit the segments of each GPU, and of any other, with errors from five folds and from GPUs left out."""
+    """Return the JSON text of each GPU's segments, and any other's, with errors from five folds and from GPUs left out."""
     fitted: dict[str, Segments] = {}
-    apart: dict[str, float] = {}
+    left_out: dict[str, float] = {}
+    every_kind = rows.shapes.kinds
     memory = {gpu.name: memory_seconds(rows.shapes.select(mask), gpu) for gpu, mask in rows.each()}
     for gpu, mask in rows.each():
-        kinds = None if rows.shapes.kinds is None else rows.shapes.kinds[mask]
+        kinds = None if every_kind is None else every_kind[mask]
         seconds, bytes_time = rows.seconds[mask], memory[gpu.name]
-        fold = np.random.default_rng(0).permutation(len(seconds)) % calibration.FOLDS
+        fold = np.random.default_rng(0).permutation(len(seconds)) % family_fitting.FOLDS
         off = []
-        for number in range(calibration.FOLDS):
+        for number in range(family_fitting.FOLDS):
             seen, held = fold != number, fold == number
             one = elementwise.fit(bytes_time[seen], seconds[seen], None if kinds is None else kinds[seen])
-            off.append(
-                np.abs(one.seconds(bytes_time[held], None if kinds is None else kinds[held]) / seconds[held] - 1)
-            )
-        whole = elementwise.fit(bytes_time, seconds, kinds)
-        fitted[gpu.name] = _with_error(whole, float(np.concatenate(off).mean()))
+            predicted = one.seconds(bytes_time[held], None if kinds is None else kinds[held])
+            off.append(np.abs(predicted / seconds[held] - 1))
+        error = float(np.concatenate(off).mean())
+        fitted[gpu.name] = replace(elementwise.fit(bytes_time, seconds, kinds), error=round(error, 4))
     for gpu, mask in rows.each() if len(fitted) > 1 else []:
-        others = elementwise.of_others(fitted, gpu)
-        kinds = None if rows.shapes.kinds is None else rows.shapes.kinds[mask]
-        apart[gpu.name] = float(np.abs(others.seconds(memory[gpu.name], kinds) / rows.seconds[mask] - 1).mean())
-    fitted[""] = _with_error(next(iter(fitted.values())), float(np.mean(list(apart.values()))) if apart else 0.25)
+        predicted = elementwise.of_others(fitted, gpu).seconds(
+            memory[gpu.name], None if every_kind is None else every_kind[mask]
+        )
+        left_out[gpu.name] = float(np.abs(predicted / rows.seconds[mask] - 1).mean())
+    unknown = float(np.mean(list(left_out.values()))) if left_out else 0.25
+    fitted[""] = replace(next(iter(fitted.values())), error=round(unknown, 4))
     about = {
         "files": list(rows.sources),
         "rows": {gpu.name: int(mask.sum()) for gpu, mask in rows.each()},
-        "left out": {name: round(value, 4) for name, value in apart.items()},
+        "left out": {name: round(value, 4) for name, value in left_out.items()},
         "source": source,
     }
     return elementwise.dump(fitted, about)
-
-
-def _with_error(one: Segments, error: float) -> Segments:
-    return Segments(one.share, one.first, one.second, one.floor, one.kinds, round(error, 4))

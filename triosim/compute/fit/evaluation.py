@@ -22,7 +22,7 @@ from triosim.gpus import Gpu
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """Of |predicted / measured - 1|, in percent: mean, median, 95th percentile, and the share of rows within 10%."""
+    """Mean, median and 95th percentile of |predicted / measured - 1| in percent, and the share of rows within 10%."""
 
     mape_percent: float
     median_percent: float
@@ -113,11 +113,6 @@ def check_devices(lines: Mapping[str, int], source: str) -> None:
             )
 
 
-def gpu_in(table: FamilyTable, name: str) -> Gpu:
-    """Return the GPU of a table that a user means."""
-    return gpu_among(table.gpus(), name, table.source)
-
-
 def gpu_among(devices: Sequence[str], name: str, source: str) -> Gpu:
     """Return the GPU that a user means: of those that were measured, one whose architecture and memory the name leaves open.
 
@@ -128,12 +123,11 @@ def gpu_among(devices: Sequence[str], name: str, source: str) -> Gpu:
     if not known or any(one.name == gpu.name for one in known):
         return gpu
     family = gpu.name.partition("-")[0]
-    alike = [one for one in known if one.name.partition("-")[0] == family]
-    if len(alike) > 1:
-        raise TriosimError(
-            f"has no rows of {gpu.name}", where=source, fix=f"write --gpu {' or '.join(one.name for one in alike)}"
-        )
-    return alike[0] if alike else gpu
+    same_family = [one for one in known if one.name.partition("-")[0] == family]
+    if len(same_family) > 1:
+        fix = f"write --gpu {' or '.join(one.name for one in same_family)}"
+        raise TriosimError(f"has no rows of {gpu.name}", where=source, fix=fix)
+    return same_family[0] if same_family else gpu
 
 
 def already_fitted(rows: OperatorRows, families: Collection[tuple[str, str]]) -> list[str]:
@@ -157,13 +151,11 @@ def evaluate(rows: OperatorRows) -> Evaluation:
     found = Auto().estimate(rows.operators, rows.gpu.name)
     predicted, measured = found.seconds[rows.measured], rows.seconds
     keys = [f"{bare_name(one.name)} {one.phase}" for one in rows.rows()]
-    said = [found.model[row] for row in rows.measured]
+    names = np.array(found.model)[rows.measured]
+    rows_of_kind = {key: np.array([one == key for one in keys]) for key in dict.fromkeys(keys)}
     kinds, models = {}, {}
-    for key in sorted(set(keys), key=lambda key: -sum(t for t, k in zip(measured, keys, strict=True) if k == key)):
-        chosen = np.array([one == key for one in keys])
+    for key, chosen in sorted(rows_of_kind.items(), key=lambda item: -sum(measured[item[1]])):
         kinds[key] = statistics(predicted[chosen], measured[chosen])
-        models[key] = ", ".join(sorted({name for name, one in zip(said, keys, strict=True) if one == key}))
-    return Evaluation(
-        statistics(predicted, measured), by_class(predicted, measured), kinds, models, float(measured.sum()),
-        float(predicted.sum()),
-    )  # fmt: skip
+        models[key] = ", ".join(sorted(set(names[chosen].tolist())))
+    sums = float(measured.sum()), float(predicted.sum())
+    return Evaluation(statistics(predicted, measured), by_class(predicted, measured), kinds, models, *sums)

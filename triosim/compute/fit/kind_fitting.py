@@ -11,9 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
-from triosim.compute.compute_model import Array
+from triosim.compute.compute_model import Array, Mask, Rows
 from triosim.compute.fit.boosting import TreeSettings, grow, regressor
 from triosim.compute.fit.operator_rows import OperatorRows
 from triosim.compute.learned.boosted_trees import BoostedTrees
@@ -22,7 +21,6 @@ from triosim.compute.models import calibrated
 from triosim.compute.models.linear import fit_line
 from triosim.compute.models.roofline import FLOOR_SECONDS
 
-Mask = npt.NDArray[np.bool_]
 Fit = Callable[["_Points"], KindRegression]
 
 #: So many different sizes are worth trees.
@@ -67,14 +65,14 @@ def fit(rows: OperatorRows, progress: Callable[[str], None] = lambda text: None)
 
 @dataclass(frozen=True)
 class _Points:
-    """The rows of one kind; ``size`` numbers their sizes."""
+    """The measured rows of one kind of operator; ``size`` numbers their distinct sizes."""
 
     known: KindFeatures
     seconds: Array
-    size: npt.NDArray[np.int64]
+    size: Rows
 
     @classmethod
-    def of(cls, known: KindFeatures, seconds: Array, rows: npt.NDArray[np.int64]) -> _Points:
+    def of(cls, known: KindFeatures, seconds: Array, rows: Rows) -> _Points:
         part = known.select(rows)
         _, size = np.unique(np.hstack([part.drivers, part.features]), axis=0, return_inverse=True)
         return cls(part, seconds[rows], np.ravel(size))
@@ -97,14 +95,9 @@ class _Points:
 
 
 def _fit_one(points: _Points, stated: float) -> KindRegression:
-    """The form that errs less where it was not fitted, fitted to all, with the errors that it had."""
-    forms: list[Fit] = [_roofline]
-    if np.isfinite(points.known.shipped).all():
-        forms = [_shipped, _roofline]
-    if points.sizes > 1:
-        forms.append(_line)
-    if points.sizes >= ENOUGH_FOR_TREES:
-        forms.append(_trees)
+    """The form with the least error on rows that it was not fitted to, fitted to all rows, with the errors found."""
+    forms: list[Fit] = [_shipped] if np.isfinite(points.known.shipped).all() else []
+    forms += [_roofline, *[_line] * (points.sizes > 1), *[_trees] * (points.sizes >= ENOUGH_FOR_TREES)]
     held_out = [_held_out(points, form) for form in forms]
     best = int(np.argmin([float(errors.mean()) if len(errors) else np.inf for errors in held_out]))
     error = _with_prior(held_out[best], points.sizes, stated)

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
 from triosim import gpus
-from triosim.compute.compute_model import Array
+from triosim.compute.compute_model import Array, Rows
 from triosim.compute.fit import family_tables
 from triosim.compute.fit.family_tables import FamilyTable
 from triosim.errors import TraceError
@@ -19,13 +18,15 @@ from triosim.trace import Operator, Trace
 
 @dataclass(frozen=True)
 class OperatorRows:
-    """Measured operators of one GPU. ``operators`` also holds the forward operators that backward ones refer to by id;
-    ``measured`` are the indices of those that were timed, and ``source`` names the files that they come from.
+    """Measured operators of one GPU.
+
+    ``operators`` also holds the forward operators that backward ones refer to by id; ``measured`` are the indices of those that
+    were timed, and ``source`` names the files that they come from.
     """
 
     gpu: Gpu
     operators: tuple[Operator, ...]
-    measured: npt.NDArray[np.int64]
+    measured: Rows
     source: str
 
     def __len__(self) -> int:
@@ -68,7 +69,7 @@ def of_table(table: FamilyTable, gpu: Gpu) -> OperatorRows:
     return OperatorRows(gpu, made, np.arange(len(made)), table.source)
 
 
-def joined(parts: Sequence[OperatorRows]) -> OperatorRows:
+def _joined(parts: Sequence[OperatorRows]) -> OperatorRows:
     """Return the rows of one GPU from several sources together, with ids of their own."""
     operators: list[Operator] = []
     measured = []
@@ -87,4 +88,4 @@ def by_gpu(parts: Sequence[OperatorRows]) -> list[OperatorRows]:
     found: dict[str, list[OperatorRows]] = {}
     for part in parts:
         found.setdefault(part.gpu.name, []).append(part)
-    return [joined(several) for several in found.values()]
+    return [_joined(several) for several in found.values()]

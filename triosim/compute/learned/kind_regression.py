@@ -1,4 +1,4 @@
-"""The regression for one kind of operator on one GPU, fitted to measured rows of a user: predicts its time, with an error.
+"""The regression of one kind of operator on one GPU, fitted to a user's measured rows: predicts times and their errors.
 
 It has one of four forms: a multiple of what a model that ships with triosim says, a multiple of the roofline,
 
@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from triosim.compute.compute_model import Array
+from triosim.compute.compute_model import Array, Rows
 from triosim.compute.learned.boosted_trees import BoostedTrees
 
 Form = Literal["shipped", "roofline", "line", "trees"]
@@ -29,8 +29,10 @@ _FORM_NAMES = {"shipped": "the model that ships", "roofline": "the roofline", "l
 
 
 class OperatorKind(NamedTuple):
-    """What one regression is fitted to. ``name`` is a bare operator name, or ``any CLASS`` for a class of operators
-    (``any convolution``); ``dtype`` is empty for operators that only move bytes.
+    """The name, phase and dtype of the operators that a regression is fitted to.
+
+    ``name`` is a bare operator name, or ``any CLASS`` for a class of operators (``any convolution``); ``dtype`` is empty for
+    operators that only move bytes.
     """
 
     name: str
@@ -43,7 +45,7 @@ class OperatorKind(NamedTuple):
 
 @dataclass(frozen=True)
 class KindFeatures:
-    """What regressions know of operators, one entry each.
+    """The inputs of regressions, one entry for each operator.
 
     drivers: 1, FLOPs, bytes read and bytes written, by column.
     roofline: seconds at the GPU's peaks.
@@ -58,7 +60,7 @@ class KindFeatures:
     features: Array
     kinds: list[tuple[OperatorKind, OperatorKind]]
 
-    def select(self, rows: npt.NDArray[np.int64]) -> KindFeatures:
+    def select(self, rows: Rows) -> KindFeatures:
         """Return the features of some of the operators."""
         parts = (self.drivers[rows], self.roofline[rows], self.shipped[rows], self.features[rows])
         return KindFeatures(*parts, [self.kinds[row] for row in rows])
@@ -66,11 +68,12 @@ class KindFeatures:
 
 @dataclass(frozen=True)
 class KindRegression:
-    """The fitted parameters of a form: ``level`` is the multiple of ``shipped`` or ``roofline``, ``coefficients`` those of a
-    ``line``; or ``trees``.
+    """A fitted regression of one kind of operator on one GPU.
 
-    ``least`` is the shortest time that it predicts. ``error`` is the mean relative error of operators between ``smallest``
-    and ``largest`` (roofline seconds), ``beyond`` that of others; both come from ``rows`` measured calls of ``sizes`` sizes.
+    level: the multiple of ``shipped`` or ``roofline``; coefficients: those of a ``line``; trees: those of ``trees``.
+    least: the shortest time that it predicts.
+    error: the mean relative error of operators between ``smallest`` and ``largest`` (roofline seconds); beyond: that of others.
+        Both come from ``rows`` measured calls of ``sizes`` sizes.
     """
 
     gpu: str
@@ -88,7 +91,7 @@ class KindRegression:
     files: str = ""
     trees: BoostedTrees | None = None
 
-    def seconds(self, known: KindFeatures, rows: npt.NDArray[Any]) -> Array:
+    def seconds(self, known: KindFeatures, rows: Rows) -> Array:
         """Return the predicted time of the operators in some rows; NaN where a shipped model is asked and does not know."""
         if self.trees is not None:
             found: Array = known.roofline[rows] * np.exp(self.trees.predict(known.features[rows]))
@@ -99,7 +102,7 @@ class KindRegression:
         bounded: Array = np.maximum(found, self.least)
         return bounded
 
-    def relative_error(self, known: KindFeatures, rows: npt.NDArray[Any]) -> Array:
+    def relative_error(self, known: KindFeatures, rows: Rows) -> Array:
         """Return the expected relative errors of the operators in some rows."""
         size = known.roofline[rows]
         inside = (size >= self.smallest / (1.0 + _SAME)) & (size <= self.largest * (1.0 + _SAME))
@@ -121,7 +124,7 @@ class KindRegression:
     def from_stored(
         cls, about: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]], prefix: str
     ) -> KindRegression:
-        """Return what ``about`` and ``arrays`` were made from."""
+        """Return the regression of a file."""
         trees = BoostedTrees.from_arrays(arrays, prefix) if about["trees"] else None
         kind, coefficients = OperatorKind(*about["key"]), tuple(about["coefficients"])
         return cls(**{**about, "key": kind, "coefficients": coefficients, "trees": trees})

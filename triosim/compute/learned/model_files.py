@@ -53,7 +53,7 @@ def save(
 
 
 class FittedModels(NamedTuple):
-    """What a file holds."""
+    """The models and regressions of a file."""
 
     models: list[FamilyModel]
     regressions: list[KindRegression]
@@ -138,14 +138,14 @@ def using(path: str | os.PathLike[str] | None) -> Iterator[None]:
             os.environ[ENVIRONMENT] = before
 
 
-def file_name(model: FamilyModel) -> str:
-    """Return the name under which a model ships."""
-    return f"{model.family}_{model.dtype}.npz"
+def file_name(family: str, dtype: str) -> str:
+    """Return the name of the file of a model that ships."""
+    return f"{family}_{dtype}.npz"
 
 
 @cache
 def _shipped(family: str, dtype: str) -> FamilyModel | None:
-    path = SHIPPED / f"{family}_{dtype}.npz"
+    path = SHIPPED / file_name(family, dtype)
     return load(path).models[0] if path.is_file() else None
 
 
