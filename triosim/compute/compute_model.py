@@ -98,15 +98,15 @@ class ComputeModel(ABC):
         """
         old = checked(self.estimate(before, gpu), before, self)
         new = checked(self.estimate(after, target), after, self)
-        nothing = np.array([operator.seconds == 0.0 for operator in before])
         error = np.hypot(old.relative_error, new.relative_error)
         if gpu == target and new.extrapolated is not None:
             error = error * np.where(new.extrapolated, _SHARE_OF_RATIO, 1.0)
-        return Estimates(ratio(old, new, nothing), error, new.model)
+        return Estimates(ratio(old, new, before), error, new.model)
 
 
-def ratio(old: Estimates, new: Estimates, nothing: Mask | bool = False) -> Array:
-    """Return new / old seconds; where ``old`` has none, 1 for an operator that takes ``nothing``, otherwise NaN."""
+def ratio(old: Estimates, new: Estimates, before: Sequence[Operator]) -> Array:
+    """Return new / old seconds; where ``old`` has none, 1 for an operator that took no time ``before``, otherwise NaN."""
+    nothing = np.array([operator.seconds == 0.0 for operator in before], dtype=bool)
     with np.errstate(divide="ignore", invalid="ignore"):
         found: Array = np.where(old.seconds > 0.0, new.seconds / old.seconds, np.where(nothing, 1.0, np.nan))
     return found

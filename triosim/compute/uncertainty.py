@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from triosim.compute.attainable_rate import PLAIN, AttainableRate
-from triosim.compute.compute_model import CLASS_EDGES, Array
+from triosim.compute.compute_model import CLASS_EDGES, Array, Estimates, ratio
 from triosim.compute.operator_sequence import OperatorSequence
 from triosim.gpus import Gpu
 from triosim.trace import Operator
@@ -23,21 +23,37 @@ _STUDENT = (6.31, 2.92, 2.35, 2.13, 2.02, 1.94, 1.89, 1.86, 1.83, 1.81, 1.80, 1.
 _NORMAL = 1.645
 
 
+def resized(
+    old: Estimates,
+    new: Estimates,
+    before: Sequence[Operator],
+    after: Sequence[Operator],
+    per_e_fold: tuple[float, float, float],
+    share: float = 1.0,
+) -> Estimates:
+    """Return the ratios of two estimates by a model that saw one size of each operator; errors grow with the change of size.
+
+    ``share`` of the larger error of the two counts; for ``per_e_fold`` see ``resizing_error``.
+    """
+    ratios = ratio(old, new, before)
+    known = np.fmax(old.relative_error, new.relative_error) * share
+    return Estimates(ratios, resizing_error(known, before, after, ratios, per_e_fold), new.model)
+
+
 def resizing_error(
     known: Array,
     before: Sequence[Operator],
     after: Sequence[Operator],
-    ratio: Array,
+    ratios: Array,
     per_e_fold: tuple[float, float, float],
 ) -> Array:
-    """Return the relative error of ``ratio`` = time(after) / time(before): that of the model (``known``) and that of the
-    change of size.
+    """Return the relative errors of ratios time(after) / time(before): of the model (``known``) and of the change of size.
 
     The two count as independent. ``per_e_fold`` is the model's error for each factor of e between the sizes, by the size class
-    of the shorter of the two times; ``before`` says what was measured, and where nothing was, operators count as long.
+    of the shorter of the two times; an operator of ``before`` that was not measured counts as long.
     """
     measured = np.array([operator.seconds or np.inf for operator in before])
-    shorter = measured * np.where(np.isfinite(ratio), np.minimum(ratio, 1.0), 1.0)
+    shorter = measured * np.where(np.isfinite(ratios), np.minimum(ratios, 1.0), 1.0)
     each = np.array(per_e_fold)[np.searchsorted(CLASS_EDGES, shorter, side="right")]
     found: Array = np.hypot(known, each * size_change(before, after))
     return found
@@ -46,8 +62,7 @@ def resizing_error(
 def size_change(before: Sequence[Operator], after: Sequence[Operator]) -> Array:
     """Return the logarithm of how much each operator's size changed: that of FLOPs or bytes, whichever changed most."""
     old, new = (np.maximum(OperatorSequence.of(some).drivers, 1.0) for some in (before, after))
-    changed: Array = np.abs(np.log(new / old)).max(axis=1)
-    return changed
+    return np.asarray(np.abs(np.log(new / old)).max(axis=1))
 
 
 def small_sample_factor(samples: int) -> float:

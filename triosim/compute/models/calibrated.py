@@ -20,14 +20,12 @@ from triosim.compute.learned import model_files
 from triosim.compute.learned.kind_regression import KindFeatures, OperatorKind
 from triosim.compute.models.elementwise import Elementwise
 from triosim.compute.models.forest import Forest, Reduction
-from triosim.compute.models.roofline import FLOOR_SECONDS, arithmetic_dtype, class_of, default
+from triosim.compute.models.roofline import ARITHMETIC, FLOOR_SECONDS, arithmetic_dtype, class_of, default
 from triosim.compute.operator_sequence import OperatorSequence, deduplicated
 from triosim.gpus import Gpu
 from triosim.operators import features
 from triosim.trace import Operator, Tensor
 
-#: Classes of operators that compute: they are told apart by dtype, the others move bytes of whatever dtype.
-_ARITHMETIC = ("product", "convolution", "attention")
 _BACKWARD = re.compile(r"_?backward\w*$", re.IGNORECASE)
 _LIBRARIES = ("native", "cudnn", "miopen", "mkldnn", "thnn")
 _DIMENSIONS = 4
@@ -71,7 +69,7 @@ def kind_features(operators: Sequence[Operator], gpu: Gpu) -> KindFeatures:
     sizes, kinds = [], []
     for row, (operator, forward) in enumerate(zip(sequence, sequence.forwards, strict=True)):
         of = class_of(operator, forward)
-        dtype = arithmetic_dtype(operator, gpu, of) if of in _ARITHMETIC else ""
+        dtype = arithmetic_dtype(operator, gpu, of) if of in ARITHMETIC else ""
         kinds.append(_kinds(operator.name, of, operator.phase, dtype))
         arithmetic[row] = drivers[row, 1] / gpu.rate(dtype) if dtype else 0.0
         sizes.append(_sizes(forward or operator))

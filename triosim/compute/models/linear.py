@@ -21,7 +21,7 @@ from itertools import combinations
 import numpy as np
 
 from triosim.compute import uncertainty
-from triosim.compute.compute_model import Array, ComputeModel, Estimates, ratio
+from triosim.compute.compute_model import Array, ComputeModel, Estimates
 from triosim.compute.operator_sequence import OperatorSequence, deduplicated
 from triosim.trace import Operator, Trace
 
@@ -95,10 +95,7 @@ class Linear(ComputeModel):
     def ratios(self, before: Sequence[Operator], after: Sequence[Operator], gpu: str, target: str) -> Estimates:
         """Return time(after) / time(before) on the trace's GPU; the error grows with the change of size."""
         old, new = self.estimate(before, gpu), self.estimate(after, target)
-        nothing = np.array([operator.seconds == 0.0 for operator in before])
-        found = ratio(old, new, nothing)
-        known = np.fmax(old.relative_error, new.relative_error)
-        return Estimates(found, uncertainty.resizing_error(known, before, after, found, PER_E_FOLD), new.model)
+        return uncertainty.resized(old, new, before, after, PER_E_FOLD)
 
 
 def _drivers(operators: Sequence[Operator]) -> Array:

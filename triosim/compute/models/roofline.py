@@ -18,7 +18,7 @@ import numpy as np
 
 from triosim import gpus
 from triosim.compute import attainable_rate, uncertainty
-from triosim.compute.compute_model import CLASS_EDGES, Array, ComputeModel, Estimates, checked, ratio
+from triosim.compute.compute_model import CLASS_EDGES, Array, ComputeModel, Estimates
 from triosim.compute.operator_sequence import OperatorSequence, deduplicated
 from triosim.operators import features, products
 from triosim.operators.kinds import kind_of
@@ -40,10 +40,10 @@ Errors = tuple[float, float, float]
 
 @dataclass(frozen=True, slots=True)
 class Efficiency:
-    """The part of the peak rate and of the bandwidth that a class reaches, and how far off its estimates are.
+    """The part of the peak rate and of the bandwidth that a class reaches, its launch in seconds, and its errors.
 
-    ``errors`` are mean absolute relative errors by size class (``base.CLASS_EDGES``), such that nine in ten rows of the tables
-    are within 2.06 times them; ``launch`` is in seconds.
+    ``errors`` are mean absolute relative errors by size class (``CLASS_EDGES``), such that nine in ten rows of the tables are
+    within 2.06 times them.
     """
 
     compute: float
@@ -68,7 +68,8 @@ DEFAULTS = {
     "optimizer": Efficiency(0.5, 0.7, (0.4, 0.3, 0.3)),
 }
 Key = tuple[str, str, str]  # class, phase, and what it computes in: "" for a class that only moves bytes
-_ARITHMETIC = ("product", "convolution", "attention")
+#: The classes that compute: they are told apart by dtype, the others move bytes of whatever dtype.
+ARITHMETIC = ("product", "convolution", "attention")
 _REDUCTIONS = ("norm", "softmax", "sum", "mean", "pool", "loss", "var", "argmax", "cumsum", "topk", "sort", "embedding")
 #: The relative error of a ratio for each factor of e between two sizes, in measured tables (``uncertainty.resizing_error``);
 #: and the part of the error of one estimate that is left in the ratio of two on one GPU.
@@ -125,11 +126,8 @@ class Roofline(ComputeModel):
 
     def ratios(self, before: Sequence[Operator], after: Sequence[Operator], gpu: str, target: str) -> Estimates:
         """Return time(after, on ``target``) / time(before, on ``gpu``); the error grows with the change of size."""
-        old = checked(self.estimate(before, gpu), before, self)
-        new = checked(self.estimate(after, target), after, self)
-        found = ratio(old, new)
-        known = np.fmax(old.relative_error, new.relative_error) * (_SAME_GPU if gpu == target else 1.0)
-        return Estimates(found, uncertainty.resizing_error(known, before, after, found, PER_E_FOLD), new.model)
+        old, new = self.estimate(before, gpu), self.estimate(after, target)
+        return uncertainty.resized(old, new, before, after, PER_E_FOLD, _SAME_GPU if gpu == target else 1.0)
 
 
 def default(key: Key) -> Efficiency:
@@ -146,7 +144,7 @@ def class_of(operator: Operator, forward: Operator | None = None) -> str:
     name = features.base_name((forward or operator).name)
     lower = name.lower()
     of = kind_of(name)
-    if of in ("product", "convolution", "attention"):
+    if of in ARITHMETIC:
         return of
     if of == "recurrent":
         return "product"  # of which most of it is
@@ -163,8 +161,8 @@ def arithmetic_dtype(operator: Operator, gpu: gpus.Gpu, kind: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Ceilings:
-    """Each operator's class, the seconds of its arithmetic and of its bytes at the GPU's peaks, a factor of its error, and how
-    many launches follow upon each other in it.
+    """For each operator: its class, the seconds of its arithmetic and of its bytes at the GPU's peaks, a factor of its error,
+    and how many launches in a row it needs.
     """
 
     classes: list[Key]
@@ -175,29 +173,24 @@ class _Ceilings:
 
 
 def _ceilings(operators: Sequence[Operator], gpu: gpus.Gpu) -> _Ceilings:
-    seen, distinct_rows = OperatorSequence.of(operators).distinct
+    seen, rows = OperatorSequence.of(operators).distinct
     classes: list[Key] = []
     arithmetic, factor, launches = np.zeros(len(seen)), np.ones(len(seen)), np.ones(len(seen))
     flops = seen.drivers[:, 0]
     for row, (operator, forward) in enumerate(zip(seen, seen.forwards, strict=True)):
         kind = class_of(operator, forward)
-        dtype = arithmetic_dtype(operator, gpu, kind) if kind in _ARITHMETIC else ""
+        dtype = arithmetic_dtype(operator, gpu, kind) if kind in ARITHMETIC else ""
         classes.append((kind, operator.phase, dtype))
         if dtype:
-            arithmetic[row] = flops[row] * _computed(operator, forward, kind) / _rate(gpu, dtype, kind)
+            causal = kind == "attention" and (forward or operator).attributes.get("is_causal") is True
+            arithmetic[row] = flops[row] * (0.5 if causal else 1.0) / _rate(gpu, dtype, kind)
             factor[row] = uncertainty.power_limit_factor(gpu, dtype) if kind == "product" else 1.0
         if features.kind(operator) == "recurrent":
             launches[row] = products.recurrent_steps(forward or operator)
     traffic = seen.drivers[:, 1:].sum(axis=1) / gpu.bandwidth
-    of_each = [classes[distinct_row] for distinct_row in distinct_rows.tolist()]
     return _Ceilings(
-        of_each, arithmetic[distinct_rows], traffic[distinct_rows], factor[distinct_rows], launches[distinct_rows]
+        [classes[row] for row in rows.tolist()], arithmetic[rows], traffic[rows], factor[rows], launches[rows]
     )
-
-
-def _computed(operator: Operator, forward: Operator | None, kind: str) -> float:
-    """Return the part of its FLOPs that a kernel does: half, of causal attention, where the trace says that it is."""
-    return 0.5 if kind == "attention" and (forward or operator).attributes.get("is_causal") is True else 1.0
 
 
 def _rate(gpu: gpus.Gpu, dtype: str, kind: str) -> float:
@@ -209,7 +202,7 @@ def _rate(gpu: gpus.Gpu, dtype: str, kind: str) -> float:
 
 
 def _fit(arithmetic: Array, traffic: Array, seconds: Array, default: Efficiency) -> Efficiency:
-    """The pair of efficiencies with about the smallest mean absolute relative error."""
+    """Return the pair of efficiencies with about the smallest mean absolute relative error."""
     points = len(seconds)
     if not points:
         return default

@@ -34,8 +34,8 @@ def reprice(
 ) -> list[Operator]:
     """Return ``after`` with times: ``before`` are the same operators, one for one, in the shapes that their times hold for.
 
-    A backward operator is taken to have changed when the forward operator that it differentiates has; give both.
-    With ``deduplicate``, models are asked once for equal operators.
+    A backward operator counts as changed when the forward operator that it differentiates has changed; give both. With
+    ``deduplicate``, models are asked once for equal operators.
     """
     old_forward = {operator.id: operator for operator in before if operator.phase == "forward"}
     changed = {new.id for old, new in zip(before, after, strict=True) if not _same_shapes(old, new)}
@@ -47,7 +47,7 @@ def reprice(
     old_ones, new_ones = (
         OperatorSequence((pair[which] for pair in pairs), deduplicate=deduplicate) for which in (0, 1)
     )
-    found, _ = _ratios(model, old_ones, new_ones, gpu, gpu)
+    found, _ = _answers(model, new_ones, lambda asked: asked.ratios(old_ones, new_ones, gpu, gpu))
     priced = {
         new.id: with_prediction(scaled(new, float(found.seconds[row]), old), found, row, old)
         for row, (old, new) in enumerate(pairs)
@@ -68,42 +68,36 @@ def on_gpu(trace: Trace, target: gpus.Gpu, model: ComputeModel) -> Trace:
     measured = trace.times.startswith("measured")
     if source is not None and measured:
         model.fit(trace)
-        found, asked = _ratios(model, trace.operators, trace.operators, trace.gpu, target.name, trace)
+        same = trace.operators
+        found, known = _answers(model, same, lambda asked: asked.ratios(same, same, trace.gpu, target.name), trace)
         operators = [
             with_prediction(scaled(operator, float(found.seconds[row])), found, row, operator)
-            for row, operator in enumerate(trace.operators)
+            for row, operator in enumerate(same)
         ]
         times = f"predicted for {target.name} from those measured on {trace.gpu}"
     else:
-        found, asked = _alone(model, trace, target)
-        nothing = not any(operator.seconds for operator in trace.operators)
+        found, known = _answers(model, trace.operators, lambda asked: asked.estimate(trace.operators, target.name))
+        untimed = not any(operator.seconds for operator in trace.operators)
         operators = [
-            with_prediction(_with_seconds(operator, float(found.seconds[row])), found, row)
-            if nothing or operator.seconds
-            else operator
+            _with_estimate(operator, found, row) if untimed or operator.seconds else operator
             for row, operator in enumerate(trace.operators)
         ]
         times = f"predicted for {target.name}"
         if measured:
             times += f" without those measured on '{trace.gpu}', which is not in the GPU catalogue"
-    if not asked:
+    if not known:
         times += f" by auto, since {type(model).__name__.lower()} says nothing of another GPU than a trace's"
     return replace(trace, operators=tuple(operators), gpu=target.name, times=times, step_seconds=None)
 
 
 def estimated(operators: Sequence[Operator], model: ComputeModel, gpu: str) -> list[Operator]:
     """Return operators that are in no trace (copies that a parallelism adds) with the times of a model, or of ``auto``."""
-    found, _ = _filled(
-        checked(model.estimate(operators, gpu), operators, model), lambda other: other.estimate(operators, gpu), None
-    )
-    return [
-        with_prediction(_with_seconds(operator, float(found.seconds[row])), found, row)
-        for row, operator in enumerate(operators)
-    ]
+    found, _ = _answers(model, operators, lambda asked: asked.estimate(operators, gpu))
+    return [_with_estimate(operator, found, row) for row, operator in enumerate(operators)]
 
 
 def scaled(operator: Operator, ratio: float, measured: Operator | None = None) -> Operator:
-    """Return an operator with ``ratio`` times its seconds, not below the floor; ``measured`` is it in its old shapes."""
+    """Return an operator with ``ratio`` times the seconds of ``measured`` (it in its old shapes), not below the floor."""
     flops = operator.flops if measured is None else None  # what the profiler counted held for the shapes that it saw
     measured = measured or operator
     seconds = max(measured.seconds * ratio, min(measured.seconds, FLOOR_SECONDS))
@@ -137,31 +131,18 @@ def _same_shapes(first: Operator, second: Operator) -> bool:
     )
 
 
-def _with_seconds(operator: Operator, seconds: float) -> Operator:
-    return operator.with_times(seconds, None, operator.flops)
+def _with_estimate(operator: Operator, found: Estimates, row: int) -> Operator:
+    return with_prediction(operator.with_times(float(found.seconds[row]), None, operator.flops), found, row)
 
 
-def _ratios(
+def _answers(
     model: ComputeModel,
-    before: Sequence[Operator],
-    after: Sequence[Operator],
-    gpu: str,
-    target: str,
+    operators: Sequence[Operator],
+    ask: Callable[[ComputeModel], Estimates],
     trace: Trace | None = None,
 ) -> tuple[Estimates, bool]:
-    """Return a model's ratios, and those of ``auto`` where the model does not know an operator or a GPU; and whether the
-    model knows any.
-    """
-    found = checked(model.ratios(before, after, gpu, target), before, model)
-    return _filled(found, lambda other: other.ratios(before, after, gpu, target), trace)
-
-
-def _alone(model: ComputeModel, trace: Trace, target: gpus.Gpu) -> tuple[Estimates, bool]:
-    found = checked(model.estimate(trace.operators, target.name), trace.operators, model)
-    return _filled(found, lambda other: other.estimate(trace.operators, target.name), None)
-
-
-def _filled(found: Estimates, ask: Callable[[ComputeModel], Estimates], trace: Trace | None) -> tuple[Estimates, bool]:
+    """Return a model's answers, and whether it knows any operator; ``auto``, fitted to ``trace``, answers for the others."""
+    found = checked(ask(model), operators, model)
     known = np.isfinite(found.seconds)
     if known.all():
         return found, True
@@ -169,10 +150,9 @@ def _filled(found: Estimates, ask: Callable[[ComputeModel], Estimates], trace: T
     if trace is not None:
         auto.fit(trace)
     other = ask(auto)
-    names = [mine if is_known else its for mine, its, is_known in zip(found.model, other.model, known, strict=True)]
     both = Estimates(
         np.where(known, found.seconds, other.seconds),
         np.where(known, found.relative_error, other.relative_error),
-        names,
+        [mine if is_known else its for mine, its, is_known in zip(found.model, other.model, known, strict=True)],
     )
     return both, bool(known.any())
