@@ -1,9 +1,10 @@
-"""Splits the backward pass in two parts: gradients of a stage's inputs, and gradients of its weights (Qi et al. 2024).
+"""Splits the backward pass into the gradients of a stage's inputs and the gradients of its weights (Qi et al. 2024).
 
-Which operator belongs where is found from the dataflow: it is of the weight part if all that it computes leads to gradients of
-parameters and to nothing else, within what differentiates one operator of the forward pass. (The last layer's gradients all
-end in parameters too, by way of other layers: so it is not enough to ask where they end.) A product or convolution that
-computes both at once is divided in two of as many FLOPs. Norms, which compute both at little cost, stay in the input part.
+The dataflow tells the parts apart: an operator is in the weight part if all that it computes is read only on the way to
+gradients of parameters, by operators that differentiate the same forward operator. (Without that limit the weight part would
+hold every operator, because gradients of inputs lead to those of earlier layers' parameters.) A product or convolution that
+computes both gradients becomes two operators, each with half of its FLOPs. Norms, which compute both at little cost, stay in
+the input part.
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ from dataclasses import replace
 from triosim.errors import TraceError
 from triosim.extrapolators.core.program import BlockItem, Program, Stage
 from triosim.operators.features import base_name
-from triosim.sharding.dataflow import Value, is_view
+from triosim.sharding.dataflow import Dataflow, Value, is_view
 from triosim.sharding.layers import split_gradients, weight_layer
-from triosim.trace import Operator, Tensor
+from triosim.trace import Operator
 
 
 def split_backward(program: Program) -> Program:
-    """Return the program of one stage with its ``weight_part``. Raises ``TraceError`` where the trace does not show it."""
+    """Return a program of one stage with its ``weight_part``. Raises ``TraceError`` where no operator belongs to it."""
     if not program.training:
         return program
     (stage,) = program.stages
@@ -30,7 +31,7 @@ def split_backward(program: Program) -> Program:
     def divided(items: Iterable[BlockItem]) -> Iterable[BlockItem]:
         nonlocal fresh
         for item in items:
-            if isinstance(item, Operator) and _computes_both(item, forward):
+            if isinstance(item, Operator) and _computes_both_gradients(item, forward):
                 weights = tuple(tensor for tensor in item.outputs if tensor.parameter is not None)
                 for_data, for_weights = split_gradients(item, weights, fresh)
                 fresh += 1
@@ -51,12 +52,13 @@ def split_backward(program: Program) -> Program:
 def weight_part(stage: Stage) -> frozenset[int]:
     """Return the backward operators of a stage that compute gradients of parameters alone."""
     operators = [op for block in stage.backward for op in block.operators]
-    flow = _Gradients(operators, (op for block in stage.optimizer for op in block.operators))
-    found: dict[int, Operator] = {}
+    flow = Dataflow(operators, followed=operators)
+    of_parameters = _gradients_of_parameters(flow, stage)
+    found: set[int] = set()
 
     def leads_to_weights(operator: Operator, value: Value) -> bool:
-        readers = flow.readers.get(value, ())
-        if value in flow.of_parameters:
+        readers = flow.readers[value]
+        if value in of_parameters:
             return all(reader.id in found for reader in readers)
         return bool(readers) and all(
             reader.id in found and (reader.forward in (operator.forward, None) or adds_up(reader)) for reader in readers
@@ -64,48 +66,34 @@ def weight_part(stage: Stage) -> frozenset[int]:
 
     def adds_up(reader: Operator) -> bool:
         """Whether an operator sums the gradients that two layers have for one parameter."""
-        return base_name(reader.name) in ("add", "add_") and flow.of_parameters.issuperset(flow.writes[reader.id])
+        written = (value for value, _ in flow.writes[reader.id])
+        return base_name(reader.name) in ("add", "add_") and of_parameters.issuperset(written)
 
     for operator in reversed(operators):
-        made = flow.writes[operator.id]
-        if made and all(leads_to_weights(operator, value) for value in made):
-            found[operator.id] = operator
-    views = (op for op in operators if not flow.writes[op.id] and flow.shown[op.id])
-    return frozenset(found).union(op.id for op in views if all(d.producer in found for d in flow.shown[op.id]))
+        written = flow.writes[operator.id]
+        if written and all(leads_to_weights(operator, value) for value, _ in written):
+            found.add(operator.id)
+    for view in filter(is_view, operators):
+        shown = {tensor.storage for tensor in view.outputs}
+        producers = [value.producer for value, _ in flow.reads[view.id] if value.storage in shown]
+        if producers and found.issuperset(producers):
+            found.add(view.id)
+    return frozenset(found)
 
 
-class _Gradients:
-    """What the backward operators make and read, by storage; views make nothing."""
-
-    def __init__(self, operators: Iterable[Operator], optimizer: Iterable[Operator]) -> None:
-        self.writes: dict[int, list[Value]] = {}
-        self.readers: dict[Value, list[Operator]] = {}
-        self.shown: dict[int, list[Value]] = {}  # what a view shows of it
-        self.of_parameters: set[Value] = set()
-        last: dict[int, Value] = {}
-
-        def note(tensors: Iterable[Tensor]) -> None:
-            for tensor in tensors:
-                if tensor.parameter is not None and tensor.storage in last:
-                    self.of_parameters.add(last[tensor.storage])
-
-        for operator in operators:
-            view = is_view(operator)
-            for tensor in () if view else operator.inputs:
-                if tensor.storage in last:
-                    self.readers.setdefault(last[tensor.storage], []).append(operator)
-            self.writes[operator.id] = []
-            for tensor in () if view else operator.outputs:
-                last[tensor.storage] = Value(operator.id, tensor.storage)
-                self.writes[operator.id].append(last[tensor.storage])
-            self.shown[operator.id] = [last[t.storage] for t in operator.outputs if view and t.storage in last]
-            note(operator.outputs)
-        for operator in optimizer:
-            note(operator.inputs)
+def _gradients_of_parameters(flow: Dataflow, stage: Stage) -> set[Value]:
+    """Return the values of the backward pass that are gradients of parameters, by its own tensors or the optimizer's."""
+    found: set[Value] = set()
+    last: dict[int, Value] = {}
+    for operator in flow.forward:
+        last.update((value.storage, value) for value, _ in flow.writes[operator.id])
+        found.update(last[t.storage] for t in operator.outputs if t.parameter is not None and t.storage in last)
+    read = (t for block in stage.optimizer for op in block.operators for t in op.inputs)
+    return found.union(last[t.storage] for t in read if t.parameter is not None and t.storage in last)
 
 
-def _computes_both(operator: Operator, forward: dict[int, Operator]) -> bool:
-    """Whether a backward operator of a product or convolution gives the gradients of its input and of its weights."""
+def _computes_both_gradients(operator: Operator, forward: dict[int, Operator]) -> bool:
+    """Whether a backward operator of a product or convolution computes the gradients of its input and of its weights."""
     differentiated = forward.get(operator.forward) if operator.forward is not None else None
     layer = weight_layer(differentiated) if differentiated is not None else None
     of_weights = sum(tensor.parameter is not None for tensor in operator.outputs)

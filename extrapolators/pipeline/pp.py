@@ -1,21 +1,20 @@
-"""Pipeline parallelism: each stage has some of the layers, and micro-batches go through the stages one behind the other.
+"""Pipeline parallelism: the layers are divided into stages, through which micro-batches pass one after another.
 
-Which rank runs what when is the schedule's (``triosim.extrapolators.pipeline.schedules``); GPipe's is the default. Stages are
+A schedule (``triosim.extrapolators.pipeline.schedules``) says which rank runs what when; GPipe's is the default. Stages are
 contiguous and balanced by the time of their layers, or start where the user says; a rank may have several. Every tensor that
-one stage makes and another uses is sent there, also along skip connections, and its gradient comes back. The optimizer runs
-once.
+one stage makes and another uses is sent there, also along skip connections, and its gradient is sent back.
 
-Where tensor parallelism leaves the same activations on several GPUs, each can send its part alone, and those that receive
+Where tensor parallelism leaves the same activations on several GPUs, each can send a part of them, and the receiving GPUs
 gather the whole (Narayanan et al. 2021, section 4.1: scatter/gather): ``sends=parts``.
 """
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import TypeVar
 
 from triosim.compute.pricing.repricing import scaled
 from triosim.config import Option
@@ -50,10 +49,8 @@ from triosim.sharding.dataflow import Dataflow, Value
 from triosim.sharding.parameters import owners, parameter_storages
 from triosim.trace import Operator, Tensor
 
-T = TypeVar("T")
-
-#: The axis whose ranks have the same activations between layers.
-_COPIES = "tp"
+#: The axis whose ranks hold the same activations between layers.
+_TENSOR_AXIS = "tp"
 
 
 class PipelineParallel(Extrapolator):
@@ -121,7 +118,7 @@ class PipelineParallel(Extrapolator):
         )
 
     def _parts(self, mesh: Mesh) -> int:
-        """Return in how many parts the ranks of ``tp`` send what crosses."""
+        """Return into how many parts the ranks of ``tp`` divide what they send."""
         if self.config.sends == "whole":
             return 1
         if self.config.sequence_parallel:
@@ -130,7 +127,7 @@ class PipelineParallel(Extrapolator):
                 where="--option sends",
                 fix="leave out --sequence-parallel",
             )
-        parts = next((axis.size for axis in mesh.axes if axis.name == _COPIES), 1)
+        parts = next((axis.size for axis in mesh.axes if axis.name == _TENSOR_AXIS), 1)
         if parts == 1:
             raise OptionError(
                 "there is no tp whose GPUs could each send a part",
@@ -147,29 +144,31 @@ class PipelineParallel(Extrapolator):
 
     def _starts(self, program: Program, schedule: ScheduleTable, mesh: Mesh) -> list[int]:
         """Return the first block of each stage."""
-        way = self.config.stage_division
+        division = self.config.stage_division
         whole = program.stages[0]
         if self.config.stages is not None:
-            if way != "balanced":
-                raise OptionError(f"--stages and --option stages={way} both say where stages begin", where="stages")
+            if division != "balanced":
+                raise OptionError(
+                    f"--stages and --option stages={division} both say where stages begin", where="stages"
+                )
             return named_starts(whole.forward, self.config.stages, schedule.stages)
-        if way == "equal":
+        if division == "equal":
             if self.config.balance_stages:
                 raise OptionError(
                     "--option stages=equal gives each stage as many layers, which balances nothing",
                     where="--balance-stages",
                 )
             return equal_starts(whole.forward, schedule.stages)
-        by_stage = self._by_stage(program, schedule, mesh)
+        by_stage = self._seconds_by_stage(program, schedule, mesh)
         seconds = block_seconds(whole)
-        if way == "balanced":
+        if division == "balanced":
             return balanced_starts(seconds, schedule.stages, by_stage)
         first = whole_units(whole.forward)
-        rows = None if by_stage is None else [_added_up(row, first) for row in by_stage]
-        return [first[place] for place in balanced_starts(_added_up(seconds, first), schedule.stages, rows)]
+        rows = None if by_stage is None else [_unit_seconds(row, first) for row in by_stage]
+        return [first[unit] for unit in balanced_starts(_unit_seconds(seconds, first), schedule.stages, rows)]
 
-    def _by_stage(self, program: Program, schedule: ScheduleTable, mesh: Mesh) -> list[list[float]] | None:
-        """Return the blocks' times on the slowest GPU of each stage, where unequal GPUs are to be taken into account."""
+    def _seconds_by_stage(self, program: Program, schedule: ScheduleTable, mesh: Mesh) -> list[list[float]] | None:
+        """Return the blocks' times on the slowest GPU of each stage, with ``balance_stages`` on unequal GPUs."""
         slowdown = program.slowdown
         if slowdown is None or not self.config.balance_stages:
             return None
@@ -182,61 +181,67 @@ class PipelineParallel(Extrapolator):
         return found
 
 
-def _added_up(seconds: Sequence[float], starts: Sequence[int]) -> list[float]:
-    """Times of blocks as those of runs of them."""
+def _unit_seconds(seconds: Sequence[float], starts: Sequence[int]) -> list[float]:
+    """Return the times of units that start at these blocks, from those of the blocks."""
     return [math.fsum(seconds[start:end]) for start, end in zip(starts, (*starts[1:], len(seconds)), strict=True)]
 
 
 @dataclass(frozen=True, slots=True)
-class Crossing:
-    """A tensor that one stage makes and another uses: its bytes, the operator that makes it, the ones that use it there."""
+class StageTransfer:
+    """A tensor that one stage makes and another uses, or its gradient, which goes back.
 
-    maker: int
+    It is sent after one operator, and awaited before others (before the first, where none is named).
+    """
+
+    key: TransferKey
     source: int
     destination: int
-    users: frozenset[int]
     nbytes: float
-    differentiable: bool
+    after: int
+    before: frozenset[int]
+    has_gradient: bool = False
 
 
 class Pipeline:
-    """Divides a program of one stage into several; what crosses goes in so many ``parts``, each from another rank."""
+    """Divides a program of one stage into several; each transfer goes in so many ``parts``, from one rank each."""
 
     def __init__(self, program: Program, starts: Sequence[int], schedule: ScheduleTable, parts: int = 1) -> None:
         self._program = program
         self._whole = program.stages[0]
         self._starts = starts
-        self._count = len(starts)
         self._schedule = schedule
         self._parts = parts
-        self._forward = _dealt(self._whole.forward, map(self._stage, range(len(self._whole.forward))), self._count)
+        self._forward = self._by_stage(self._whole.forward, range(len(self._whole.forward)))
         # What is computed again in the backward pass makes nothing new, though its operators are forward ones.
         again = (op for block in self._whole.backward for op in block.operators if op.phase == "backward")
         self._flow = Dataflow((*(op for block in self._whole.forward for op in block.operators), *again))
         self._stage_of = {  # of each forward operator
-            op.id: self._stage(i) for i, block in enumerate(self._whole.forward) for op in block.operators
+            op.id: stage for stage, blocks in enumerate(self._forward) for block in blocks for op in block.operators
         }
 
-    def _stage(self, block: int) -> int:
-        return sum(start <= block for start in self._starts) - 1
+    def _by_stage(self, blocks: Sequence[Block], forward_blocks: Iterable[int]) -> list[list[Block]]:
+        """Return each stage's blocks, given the forward block to which each belongs."""
+        found: list[list[Block]] = [[] for _ in self._starts]
+        for block, index in zip(blocks, forward_blocks, strict=True):
+            found[bisect_right(self._starts, index) - 1].append(block)
+        return found
 
     def stages(self) -> tuple[Stage, ...]:
         """Return the stages with their sends and receives."""
-        stages = map(self._stage, self._whole.forward_blocks_of_backward())
-        backward = _dealt(self._whole.backward, stages, self._count)
-        crossings = self._crossings()
-        self._check(crossings)
-        activations, gradients = self._forward_sends(crossings), self._backward_sends(crossings, backward)
+        backward = self._by_stage(self._whole.backward, self._whole.forward_blocks_of_backward())
+        activations = self._activations()
+        self._check(activations)
+        gradients = self._gradients(activations, backward)
         return tuple(
             Stage(
-                self._with_transfers(self._forward[stage], stage, activations),
-                self._with_transfers(backward[stage], stage, gradients),
+                tuple(_TransferWriter(stage, activations, self._parts).write(self._forward[stage])),
+                tuple(_TransferWriter(stage, gradients, self._parts).write(backward[stage])),
             )
-            for stage in range(self._count)
+            for stage in range(len(self._starts))
         )
 
-    def _crossings(self) -> list[Crossing]:
-        """The tensors that cross, in the order in which they are made. What depends on no data every stage makes for itself."""
+    def _activations(self) -> list[StageTransfer]:
+        """The activations that are sent, in the order in which they are made; constants are made in each stage."""
         sizes: dict[Value, float] = {}
         used: dict[tuple[Value, int], dict[int, Tensor]] = {}
         users: dict[tuple[Value, int], set[int]] = {}
@@ -249,23 +254,23 @@ class Pipeline:
                     used.setdefault((value, stage), {})[tensor.id] = tensor
                     users.setdefault((value, stage), set()).add(operator.id)
         order = {operator.id: index for index, operator in enumerate(self._flow.forward)}
-        found = [
-            Crossing(
-                value.producer,
+        return [
+            StageTransfer(
+                TransferKey("activation", index),
                 self._stage_of[value.producer],
                 stage,
-                frozenset(users[value, stage]),
                 # Views of one storage that are used apart (the q, k, v of one product) come to no more than the storage.
-                min(float(sum(tensor.nbytes for tensor in tensors.values())), sizes[value]),
-                value in self._flow.differentiable,
+                min(float(sum(tensor.nbytes for tensor in used[value, stage].values())), sizes[value]),
+                after=value.producer,
+                before=frozenset(users[value, stage]),
+                has_gradient=value in self._flow.differentiable,
             )
-            for (value, stage), tensors in used.items()
+            for index, (value, stage) in enumerate(sorted(used, key=lambda pair: (order[pair[0].producer], pair[1])))
         ]
-        return sorted(found, key=lambda crossing: (order[crossing.maker], crossing.destination))
 
-    def _check(self, crossings: Sequence[Crossing]) -> None:
-        for stage in range(1, self._count):
-            if not any(c.source < stage <= c.destination for c in crossings):
+    def _check(self, activations: Sequence[StageTransfer]) -> None:
+        for stage in range(1, len(self._starts)):
+            if not any(one.source < stage <= one.destination for one in activations):
                 layer = self._whole.forward[self._starts[stage]].layer
                 raise TraceError(
                     f"no tensor that is made before layer '{layer}' is used there or later, so nothing would be sent to "
@@ -273,111 +278,51 @@ class Pipeline:
                     fix="capture the trace with the tensors of every operator, or start the stage elsewhere",
                 )
 
-    def _forward_sends(self, crossings: Sequence[Crossing]) -> list[StageTransfer]:
-        return [
-            StageTransfer(
-                c.source, c.destination, c.nbytes, after=c.maker, before=c.users, key=TransferKey("activation", index)
-            )
-            for index, c in enumerate(crossings)
-        ]
-
-    def _backward_sends(
-        self, crossings: Sequence[Crossing], backward: Sequence[Sequence[Block]]
+    def _gradients(
+        self, activations: Sequence[StageTransfer], backward: Sequence[Sequence[Block]]
     ) -> list[StageTransfer]:
-        """The gradients on their way back, each after the last operator that contributes to it."""
+        """The gradients that are sent back, each after the last operator that contributes to it."""
         orders = [{op.id: i for i, op in enumerate(op for b in blocks for op in b.operators)} for blocks in backward]
         inputs = {op.id: op.inputs for blocks in backward for block in blocks for op in block.operators}
-        found = []
-        for index, crossing in enumerate(crossings):
-            order, home = orders[crossing.destination], orders[crossing.source]
-            if not (crossing.differentiable and order and home):
+        found: list[tuple[int, StageTransfer]] = []
+        for sent in activations:
+            order, home = orders[sent.destination], orders[sent.source]
+            if not (sent.has_gradient and order and home):
                 continue
-            makers = [op for user in crossing.users for op in self._flow.backward.get(user, ()) if op.id in order]
+            makers = [op for user in sent.before for op in self._flow.backward.get(user, ()) if op.id in order]
             last = max((op.id for op in makers) if makers else order, key=order.__getitem__)
             made = {tensor.storage for op in makers for tensor in op.outputs}
-            needed_by = {op.id for op in self._flow.backward.get(crossing.maker, ())}
-            needed_by.update(op for op in home if any(t.storage in made for t in inputs[op]))
-            found.append(
-                StageTransfer(
-                    crossing.destination,
-                    crossing.source,
-                    crossing.nbytes,
-                    after=last,
-                    before=frozenset(needed_by),
-                    key=TransferKey("gradient", index),
-                    place=order[last],
-                )
-            )
-        return sorted(found, key=lambda transfer: transfer.place)
-
-    def _with_transfers(
-        self, blocks: Sequence[Block], stage: int, transfers: Sequence[StageTransfer]
-    ) -> tuple[Block, ...]:
-        """The blocks of a stage with what it receives, awaited where it is first used, and what it sends."""
-        coming = [transfer for transfer in transfers if transfer.destination == stage]
-        going: dict[int, list[StageTransfer]] = {}
-        for transfer in transfers:
-            if transfer.source == stage:
-                going.setdefault(transfer.after, []).append(transfer)
-        keys = {i.key for block in blocks for i in block.items if isinstance(i, Communicate) and i.key is not None}
-        on_its_way: list[TransferKey] = []  # collectives that nothing in this stage has awaited yet
-        awaited: set[TransferKey] = set()
-        written: list[Block] = []
-        for block in blocks:
-            items: list[BlockItem] = [] if written else [ReceiveFromStage(t.source, t.key) for t in coming]
-            for item in _with_sends_last(block.items, going, self._parts):
-                if isinstance(item, Operator):
-                    for transfer in coming:
-                        # A backward pass begins with what it recomputes, once the gradient of its output is there.
-                        first = item.id in transfer.before or not transfer.before or item.recomputed
-                        if transfer.key not in awaited and first:
-                            awaited.add(transfer.key)
-                            items += self._arrives(transfer)
-                if isinstance(item, Await):
-                    if item.key not in keys:
-                        continue  # issued by another stage, which waits for it before it sends
-                    on_its_way = [key for key in on_its_way if key != item.key]
-                if isinstance(item, Communicate) and item.key is not None:
-                    on_its_way.append(item.key)
-                if isinstance(item, SendToStage):
-                    items += [Await(key) for key in on_its_way]
-                    on_its_way = []
-                items.append(item)
-            written.append(replace(block, items=tuple(items)))
-        late = tuple(item for transfer in coming if transfer.key not in awaited for item in self._arrives(transfer))
-        if late:
-            written[-1] = replace(written[-1], items=(*written[-1].items, *late))
-        return tuple(written)
-
-    def _arrives(self, transfer: StageTransfer) -> Iterator[BlockItem]:
-        yield Await(transfer.key)
-        if self._parts > 1:
-            yield Communicate("all_gather", transfer.nbytes, _COPIES)
+            needed_by = {op.id for op in self._flow.backward.get(sent.after, ())}
+            needed_by.update(op for op in home if any(tensor.storage in made for tensor in inputs[op]))
+            key = TransferKey("gradient", sent.key.number)
+            gradient = StageTransfer(key, sent.destination, sent.source, sent.nbytes, last, frozenset(needed_by))
+            found.append((order[last], gradient))
+        return [gradient for _, gradient in sorted(found, key=lambda pair: pair[0])]
 
     # ---- the optimizer ------------------------------------------------------------------------------------------
 
     def optimizers(self) -> tuple[tuple[Block, ...], ...]:
-        """Return the optimizer of each place of the schedule: that of the parameters that its stages use."""
-        held = [
-            tuple(block for stage in self._schedule.stages_of(place) for block in self._forward[stage])
-            for place in range(len(self._schedule.rows))
+        """Return the optimizer of each pipeline rank: that of the parameters that its stages use."""
+        blocks = [
+            tuple(block for stage in self._schedule.stages_of(rank) for block in self._forward[stage])
+            for rank in range(len(self._schedule.rows))
         ]
         return tuple(
-            (*exchange, *part) for exchange, part in zip(self._exchanges(held), self._optimizer(held), strict=True)
+            (*exchange, *part) for exchange, part in zip(self._exchanges(blocks), self._optimizer(blocks), strict=True)
         )
 
-    def _optimizer(self, held: Sequence[Sequence[Block]]) -> list[tuple[Block, ...]]:
-        """Each place's part of the optimizer."""
+    def _optimizer(self, blocks_of_ranks: Sequence[Sequence[Block]]) -> list[tuple[Block, ...]]:
+        """Each pipeline rank's part of the optimizer."""
         operators = [op for block in self._whole.optimizer for op in block.operators]
         owner = owners(operators, parameter_storages(self._program.operators))
         used = [
             {t.storage: t for b in blocks for op in b.operators for t in op.inputs if t.category == "parameter"}
-            for blocks in held
+            for blocks in blocks_of_ranks
         ]
         nbytes = [float(sum(tensor.nbytes for tensor in tensors.values())) for tensors in used]
         every = {storage: tensor for tensors in used for storage, tensor in tensors.items()}
         total = sum(tensor.nbytes for tensor in every.values())
-        shares = [one / total if total else 1 / len(held) for one in nbytes]
+        shares = [one / total if total else 1 / len(used) for one in nbytes]
         known = {op.id: sum(t.nbytes for t in (*op.inputs, *op.outputs) if t.id in owner) for op in operators}
         return [
             tuple(
@@ -388,27 +333,27 @@ class Pipeline:
             for mine, share in zip(used, shares, strict=True)
         ]
 
-    def _exchanges(self, held: Sequence[tuple[Block, ...]]) -> list[tuple[Block, ...]]:
-        """Places that use the same parameters (a tied embedding, a second copy) add up its gradients before they update it.
+    def _exchanges(self, blocks_of_ranks: Sequence[tuple[Block, ...]]) -> list[tuple[Block, ...]]:
+        """Pipeline ranks that use the same parameters (a tied embedding, a second copy) sum the gradients before the update.
 
         Each sends its own to the other, which for two ranks is what a ring all-reduce comes to.
         """
-        used = [{t.storage for t in Stage(tuple(blocks)).parameters} for blocks in held]
+        used = [{tensor.storage for tensor in Stage(blocks).parameters} for blocks in blocks_of_ranks]
         if not self._program.training or sum(map(len, used)) == len(set().union(*used)):
-            return [()] * len(held)
+            return [()] * len(used)
         nbytes = [
             {
                 gradient.parameter.storage: gradient.nbytes
                 for gradient in Stage(blocks, self._whole.backward).gradients(self._program.gradient_dtype)
             }
-            for blocks in held
+            for blocks in blocks_of_ranks
         ]
         found: list[tuple[Block, ...]] = []
-        for place, mine in enumerate(nbytes):
+        for rank, mine in enumerate(nbytes):
             shared = {
                 other: math.fsum(size for storage, size in mine.items() if storage in its)
                 for other, its in enumerate(nbytes)
-                if other != place and mine.keys() & its.keys()
+                if other != rank and mine.keys() & its.keys()
             }
             items = [
                 ExchangeWithRank(other, size, TransferKey("shared gradients", other)) for other, size in shared.items()
@@ -418,47 +363,79 @@ class Pipeline:
         return found
 
 
-@dataclass(frozen=True, slots=True)
-class StageTransfer:
-    """Bytes from one stage to another: after one operator, before others (before the first, where none is named)."""
+class _TransferWriter:
+    """Writes what a stage receives and sends into the blocks of one of its passes."""
 
-    source: int
-    destination: int
-    nbytes: float
-    after: int
-    before: frozenset[int]
-    key: TransferKey
-    place: int = 0
+    def __init__(self, stage: int, transfers: Sequence[StageTransfer], parts: int) -> None:
+        self._parts = parts
+        self._received = [one for one in transfers if one.destination == stage]
+        self._awaited: set[TransferKey] = set()
+        self._sent: dict[int, list[StageTransfer]] = {}  # by the operator after which they are sent
+        for one in transfers:
+            if one.source == stage:
+                self._sent.setdefault(one.after, []).append(one)
+        self._issued: set[TransferKey] = set()  # the collectives that this stage issues
+        self._pending: list[TransferKey] = []  # those that nothing has awaited yet
 
+    def write(self, blocks: Sequence[Block]) -> Iterator[Block]:
+        """Yield the blocks with what is received, awaited where it is first used, and what is sent."""
+        items = (item for block in blocks for item in block.items)
+        self._issued = {item.key for item in items if isinstance(item, Communicate) and item.key is not None}
+        for index, block in enumerate(blocks):
+            written: list[BlockItem] = []
+            if index == 0:
+                written += [ReceiveFromStage(one.source, one.key) for one in self._received]
+            for item in self._with_sends(block.items):
+                written += self._item(item)
+            if index == len(blocks) - 1:
+                written += self._arrivals(None)
+            yield replace(block, items=tuple(written))
 
-def _dealt(blocks: Sequence[T], stages: Iterable[int], count: int) -> list[list[T]]:
-    dealt: list[list[T]] = [[] for _ in range(count)]
-    for block, stage in zip(blocks, stages, strict=True):
-        dealt[stage].append(block)
-    return dealt
-
-
-def _with_sends_last(
-    items: Sequence[BlockItem], going: Mapping[int, Sequence[StageTransfer]], parts: int
-) -> Iterable[BlockItem]:
-    """The items with each send after the operator that makes the tensor, and after the blocking collectives upon it."""
-    due: list[SendToStage] = []
-    for item in items:
-        if isinstance(item, Operator) or (isinstance(item, Await) and due):
-            yield from due
-            due = []
-        yield item
+    def _item(self, item: BlockItem) -> Iterator[BlockItem]:
+        """Yield an item, after what it has to wait for."""
         if isinstance(item, Operator):
-            due = [SendToStage(t.destination, t.nbytes / parts, t.key) for t in going.get(item.id, ())]
-    yield from due
+            yield from self._arrivals(item)
+        elif isinstance(item, Await):
+            if item.key not in self._issued:
+                return  # issued by another stage, which waits for it before it sends
+            self._pending = [key for key in self._pending if key != item.key]
+        elif isinstance(item, Communicate) and item.key is not None:
+            self._pending.append(item.key)
+        elif isinstance(item, SendToStage):
+            yield from map(Await, self._pending)
+            self._pending = []
+        yield item
+
+    def _with_sends(self, items: Iterable[BlockItem]) -> Iterator[BlockItem]:
+        """Yield items and sends: a send follows the operator that makes the tensor, and the blocking collectives upon it."""
+        due: list[SendToStage] = []
+        for item in items:
+            if isinstance(item, Operator) or (isinstance(item, Await) and due):
+                yield from due
+                due = []
+            yield item
+            if isinstance(item, Operator):
+                due = [SendToStage(t.destination, t.nbytes / self._parts, t.key) for t in self._sent.get(item.id, ())]
+        yield from due
+
+    def _arrivals(self, operator: Operator | None) -> Iterator[BlockItem]:
+        """Await what an operator is the first to use; without an operator, all that is still to come."""
+        for transfer in self._received:
+            # A backward pass begins with what it recomputes, once the gradient of its output is there.
+            first = operator is None or not transfer.before or operator.id in transfer.before or operator.recomputed
+            if first and transfer.key not in self._awaited:
+                self._awaited.add(transfer.key)
+                yield Await(transfer.key)
+                if self._parts > 1:
+                    yield Communicate("all_gather", transfer.nbytes, _TENSOR_AXIS)
 
 
 def _part(
     item: BlockItem, owner: Mapping[int, int], parameters: Mapping[int, Tensor], share: float, known: Mapping[int, int]
 ) -> BlockItem | None:
-    """The part of an optimizer's item that is about some parameters, with as much of its time as of its ``known`` bytes.
+    """The part of an optimizer's item that some parameters need, with the same share of its time as of its ``known`` bytes.
 
-    Known are those of tensors that are about a parameter; of an operator that has none, it is a ``share``.
+    Known are the bytes of tensors that belong to a parameter; an operator without such tensors has its ``share`` of the time.
     """
     if not isinstance(item, Operator):
         return item

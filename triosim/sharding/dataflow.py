@@ -43,7 +43,7 @@ class Value:
 
 
 class Dataflow:
-    """The values of the forward operators, and the backward operators of each.
+    """The values of the forward operators, or of those ``followed``, and the backward operators of each.
 
     ``reads`` and ``writes`` are, by operator id, the values that it reads and produces, each with the tensor that shows it;
     what was there before the step is no value. ``readers`` are the operators that use a value: views are none, who uses the
@@ -52,9 +52,9 @@ class Dataflow:
     operators of its backward pass, in order.
     """
 
-    def __init__(self, operators: Iterable[Operator]) -> None:
+    def __init__(self, operators: Iterable[Operator], followed: Sequence[Operator] | None = None) -> None:
         everything = list(operators)
-        self.forward = [operator for operator in everything if operator.phase == "forward"]
+        self.forward = [op for op in everything if op.phase == "forward"] if followed is None else followed
         self.by_id = {operator.id: operator for operator in everything}
         self.reads: dict[int, list[tuple[Value, Tensor]]] = {}
         self.writes: dict[int, list[tuple[Value, Tensor]]] = {}
@@ -70,7 +70,7 @@ class Dataflow:
                 self.backward.setdefault(operator.forward, []).append(operator)
 
     def _add(self, operator: Operator, last: dict[int, Value]) -> None:
-        """Add a forward operator. ``last`` are the values that were written last, which it updates."""
+        """Add an operator. ``last`` are the values that were written last, which it updates."""
         reads = [(last[tensor.storage], tensor) for tensor in operator.inputs if tensor.storage in last]
         self.reads[operator.id], self.writes[operator.id] = reads, []
         if is_view(operator):
