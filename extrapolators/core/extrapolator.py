@@ -1,8 +1,8 @@
 """The interface of extrapolators: a parallelism turns one GPU's program into a program for many.
 
-One class for each parallelism, one file for each class. A parallelism acts at one of three levels: on operators (tensor,
-context and expert parallelism), in parameter and gradient hooks (data parallelism and its sharded relatives), or on the
-schedule of stages and micro-batches (pipelines). They are applied in this order, whatever order the user wrote them in:
+Each parallelism is one class in a file of its own. It acts at one of three levels: on operators (tensor, context and expert
+parallelism), in parameter and gradient hooks (data parallelism and its sharded relatives), or on the schedule of stages and
+micro-batches (pipelines). They are applied in this order, whatever order the user wrote them in:
 ``dp=2,pp=4,tp=8`` is schedule(data(shard(program))).
 """
 
@@ -31,19 +31,19 @@ TENSOR_ORDER, EXPERT_ORDER, CONTEXT_ORDER, DATA_ORDER, PIPELINE_ORDER = 0, 5, 10
 
 
 class Extrapolator:
-    """Derive from this, and override ``transform``; or, for what is no transformation (Hop), ``tasks``.
+    """The base class of parallelisms: override ``transform``, or ``tasks`` where there is nothing to transform (Hop).
 
-    - ``axis`` names the axis of the mesh and its communicators; by default it is what the user wrote.
+    - ``axis`` names the axis of the mesh and its communicators, by default as the user wrote it.
     - ``level`` says what it acts on.
     - ``order`` is the axis' order in the mesh, the fastest axis first.
     - ``default_size`` is the size of the axis where the user names none, whatever the number of GPUs; None takes what
       the other axes leave.
-    - ``adds_ranks`` is False for what divides ranks that other parallelisms add, those that see other data (ep).
-    - ``sums_gradients`` says that the ranks along the axis have the same parameters and see other data, so that gradients are
-      reduced along this axis too; ``shards_optimizer``, that each keeps the optimizer states of a share of the parameters.
-    - ``identical_ranks`` says whether all ranks along the axis do the same, so that one can be simulated for all (True),
-      or differ along this axis alone (False). None says that this is not known: every rank is simulated.
-    - ``options`` declares the options that it reads. Their values are attributes of ``config``, beside those of the run
+    - ``adds_ranks`` is False for ep, which divides ranks that other parallelisms add: those that see other data.
+    - ``sums_gradients``: the ranks along the axis have the same parameters and see other data, so that gradients are reduced
+      along this axis too; ``shards_optimizer``: each keeps the optimizer states of a share of the parameters.
+    - ``identical_ranks``: whether all ranks along the axis do the same, so that one can be simulated for all (True),
+      or differ along this axis alone (False). With None (not known) every rank is simulated.
+    - ``options`` declares the options that it reads. Their values are attributes of ``config``, as are those of the run
       (``config.training``).
     """
 
@@ -64,10 +64,10 @@ class Extrapolator:
         self.config = config.of_part(type(self))
         self.axis = type(self).axis or name
 
-    # ---- what a parallelism overrides ---------------------------------------------------------------------------
+    # ---- to override --------------------------------------------------------------------------------------------
 
     def transform(self, program: Program, mesh: Mesh) -> Program:
-        """Return the program as it is with this parallelism."""
+        """Return the program with this parallelism applied."""
         return program
 
     def tasks(self, rank: int) -> TaskStream:
@@ -78,22 +78,22 @@ class Extrapolator:
         raise OptionError(f"{type(self).__name__} writes no tasks; it transforms a program")
 
     def memory_footprint(self, rank: int) -> MemoryFootprint:
-        """Return what a rank has in memory, for a parallelism that writes its tasks itself: by default a training step."""
+        """Return a rank's memory, for a parallelism that writes its tasks itself: by default a training step's."""
         return MemoryFootprint()
 
     @property
     def replicas(self) -> int:
-        """How many replicas train along the axis, each on a batch of its own."""
+        """The number of replicas along the axis, each of which trains on a batch of its own."""
         return self.size if self.level == "hooks" else 1
 
     @property
     def default_micro_batches(self) -> int:
-        """Into how many micro-batches a replica's batch is divided, where the user does not say."""
+        """The number of micro-batches of a replica's batch, unless the user gives one."""
         return 1
 
     @property
     def is_random(self) -> bool:
-        """Whether it draws something by chance, so that ``transform`` is called for each ``program.iteration``."""
+        """Whether it draws something at random, so that ``transform`` is called for each ``program.iteration``."""
         return False
 
     @property
@@ -106,10 +106,10 @@ class Extrapolator:
 
     @property
     def read_options(self) -> tuple[Option, ...]:
-        """The options that it reads: those that it declares, and those of parts that it uses."""
+        """The options that it declares, and those of the parts that it uses."""
         return self.options
 
-    # ---- what ``tasks`` can use ---------------------------------------------------------------------------------
+    # ---- for ``tasks`` ------------------------------------------------------------------------------------------
 
     @property
     def program(self) -> Program:
@@ -125,7 +125,7 @@ class Extrapolator:
         """Return the training loop of one rank, whose parts (``forward``, ``backward``, ``optimizer``) ``tasks`` can use."""
         return TrainingLoop(self._known_lowering, rank)
 
-    # ---- what the plan asks -------------------------------------------------------------------------------------
+    # ---- for the plan -------------------------------------------------------------------------------------------
 
     @property
     def writes_tasks(self) -> bool:

@@ -1,4 +1,4 @@
-"""Parameter and gradient hooks: what one rank does when a parameter is about to be used, a gradient is ready, or the step ends.
+"""Parameter and gradient hooks, which a rank calls when a parameter is about to be used, a gradient is ready, or the step ends.
 
 Data-parallel methods (dp, ddp, fsdp, zero) leave the operators alone and communicate in hooks, as PyTorch's DDP and FSDP do.
 Each rank has hooks of its own. A hook is a generator that yields tasks and is answered with their handles; one that is not
@@ -20,7 +20,7 @@ from triosim.trace import Tensor
 
 @dataclass(frozen=True, slots=True)
 class RankContext:
-    """The rank that hooks belong to: its communicator along the axes of the parallelism, its number, and its memory."""
+    """The rank that hooks belong to, its communicator along the axes of the parallelism, and the tracker of its memory."""
 
     group: Communicator
     rank: int
@@ -31,13 +31,13 @@ class TrainingHooks:
     """The hooks of one rank. This class does nothing: override what a method needs.
 
     ``group`` are the ranks that have the same parameters, ``rank`` is this one; ``pending`` are the handles that the
-    optimizer waits for. ``memory`` is told what the hooks allocate and free.
+    optimizer waits for. The hooks report to ``memory`` what they allocate and free.
     """
 
     #: Whether this rank updates its parameters itself.
     runs_optimizer: bool = True
-    #: The ids of the parameters for whose gradients ``gradient_ready`` is called; None for all. Leaving out the others saves
-    #: time: ranks of one stage that share the set also share their list of instructions.
+    #: The ids of the parameters for whose gradients ``gradient_ready`` is called; None for all. Ranks of one stage that share
+    #: the set also share their list of instructions.
     hooked_parameters: frozenset[int] | None = None
     #: Whether ``gradient_ready`` is called in each micro-batch; by default in the last one alone, when gradients are complete.
     each_micro_batch: bool = False
@@ -50,11 +50,11 @@ class TrainingHooks:
 
     @property
     def alone(self) -> bool:
-        """Whether there is nobody to communicate with."""
+        """Whether the rank has nobody to communicate with."""
         return len(self.group.ranks) == 1
 
     def resident_bytes(self, parameter: Tensor) -> float:
-        """Return how many bytes of a parameter the rank holds all the time: by default the whole."""
+        """Return the bytes of a parameter that the rank holds all the time: by default all."""
         return float(parameter.nbytes)
 
     def accumulated_bytes(self, gradient: Gradient) -> float:
@@ -68,8 +68,9 @@ class TrainingHooks:
         """A block of the forward or backward pass is about to use its parameters."""
 
     def parameter_key(self, block: Block) -> Hashable:
-        """Return a value that says which parameters a block uses: ``parameters_needed`` is not called where the block before it
-        has an equal one. By default no two blocks have.
+        """Return a key of the parameters that a block uses, by default one of its own.
+
+        ``parameters_needed`` is not called for a block whose key is equal to that of the block before it.
         """
         return object()
 
@@ -80,14 +81,14 @@ class TrainingHooks:
         """A gradient is complete: its last contribution, in the last (or ``each_micro_batch``), has been computed."""
 
     def before_optimizer(self) -> TaskStream | None:
-        """After the last backward pass. By default the optimizer waits for what is pending."""
+        """After the last backward pass. By default the optimizer waits for the pending handles."""
         return self.wait() if self.pending else None
 
     def after_optimizer(self) -> TaskStream | None:
         """After the parameters have been updated."""
 
     def wait(self) -> TaskStream:
-        """What is computed from here on waits for what is pending."""
+        """Let the computation wait for the pending handles."""
         handles, self.pending = tuple(self.pending), []
         yield Wait(handles)
 

@@ -1,4 +1,4 @@
-"""The mesh: how ranks are laid out along the axes of the parallelisms, and the communicators along them.
+"""The mesh: the layout of ranks along the axes of the parallelisms, and the communicators along them.
 
 Ranks count up along the first axis first. Axes stand in Megatron's order (Narayanan et al. 2021): tensor fastest, so that
 its groups sit in one node, then context, then data, then pipeline slowest; a parallelism's ``order`` says where its axis goes.
@@ -16,7 +16,7 @@ from triosim.tasks import Communicator
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """A name and how many ranks stand along it."""
+    """An axis and the number of ranks along it."""
 
     name: str
     size: int
@@ -39,7 +39,7 @@ class ExpertReplicas:
     expert_axis: str
 
 
-#: What a group is formed along: an axis, several taken as one, or these with the same experts.
+#: The axes that a group spans: one, several taken as one, or these among ranks with the same experts.
 GroupAxes = str | tuple[str, ...] | ExpertReplicas
 
 
@@ -66,7 +66,7 @@ class Mesh:
 
     @property
     def world(self) -> int:
-        """How many ranks there are."""
+        """The number of ranks."""
         return math.prod(axis.size for axis in self.axes)
 
     def coordinate(self, axis: str, rank: int) -> int:
@@ -77,17 +77,17 @@ class Mesh:
         stride, size = self._stride(axis)
         return rank // stride % size
 
-    def neighbour(self, axis: str, rank: int, place: int) -> int:
-        """Return the rank whose coordinate along an axis is ``place``, and whose others are those of ``rank``."""
+    def neighbour(self, axis: str, rank: int, coordinate: int) -> int:
+        """Return the rank at another coordinate along an axis, whose other coordinates are those of ``rank``."""
         stride, size = self._stride(axis)
-        if not 0 <= place < size:
-            raise IndexError(f"axis '{axis}' has {size} places, not one of number {place}")
-        return rank + (place - rank // stride % size) * stride
+        if not 0 <= coordinate < size:
+            raise IndexError(f"axis '{axis}' has {size} ranks, so {coordinate} is no coordinate along it")
+        return rank + (coordinate - rank // stride % size) * stride
 
     def group(self, along: GroupAxes, rank: int, parts: int = 1) -> Communicator:
         """Return the communicator of the ranks that differ from ``rank`` along these axes alone; of ``parts``, its own.
 
-        Parts are of neighbours along the axes, each as large: of 0 to 7 in two parts, 0 to 3 and 4 to 7.
+        Parts are equally many neighbours along the axes: of 0 to 7 in two parts, 0 to 3 and 4 to 7.
         """
         if isinstance(along, ExpertReplicas):
             return self._expert_replicas(along, rank)
@@ -97,18 +97,18 @@ class Mesh:
         names = self._ordered(along)
         size = math.prod(self._stride(name)[1] for name in names)
         if size % parts:
-            raise IndexError(f"{'+'.join(names)} has {size} places, which are no {parts} parts of one size")
-        each, place = size // parts, self._position(names, rank)
-        origin, first = rank - self._offset(names, place), place // each * each
+            raise IndexError(f"the {size} ranks of {'+'.join(names)} do not divide into {parts} parts")
+        each, position = size // parts, self._position(names, rank)
+        origin, first = rank - self._offset(names, position), position // each * each
         key = (names, origin + self._offset(names, first), parts)
         found = self._groups.get(key)
         if found is None:
-            ranks = (origin + self._offset(names, place) for place in range(first, first + each))
+            ranks = (origin + self._offset(names, one) for one in range(first, first + each))
             found = self._groups[key] = Communicator(tuple(ranks), "+".join(names))
         return found
 
     def subgroup_extent(self, view: Subgroups, axis: str) -> int | None:
-        """Return how many ranks along an axis a subgroup has; None where subgroups begin at several coordinates of it."""
+        """Return the ranks that a subgroup has along an axis; None where subgroups begin at several coordinates of it."""
         left = view.size
         for name in self._ordered(view.axes):
             size = self._stride(name)[1]
@@ -122,9 +122,8 @@ class Mesh:
 
     def _subgroup(self, view: Subgroups, rank: int) -> Communicator:
         """Return the communicator of a rank's subgroup."""
-        whole, place = self.group(view.axes, rank).ranks, self._position(view.axes, rank)
-        first = place // view.size * view.size
-        ranks = whole[first : first + view.size]
+        first = self._position(view.axes, rank) // view.size * view.size
+        ranks = self.group(view.axes, rank).ranks[first : first + view.size]
         return self._groups.setdefault((view.name, ranks[0]), Communicator(ranks, view.name))
 
     def _expert_replicas(self, along: ExpertReplicas, rank: int) -> Communicator:
@@ -132,9 +131,9 @@ class Mesh:
         found = self._groups.get((along, rank))
         if found is None:
             (view,) = (view for view in self.subgroups if view.name == along.expert_axis)
-            place = self._position(view.axes, rank) % view.size
+            coordinate = self._position(view.axes, rank) % view.size
             whole = self.group(along.axes, rank)
-            ranks = tuple(one for one in whole.ranks if self._position(view.axes, one) % view.size == place)
+            ranks = tuple(one for one in whole.ranks if self._position(view.axes, one) % view.size == coordinate)
             found = Communicator(ranks, f"expert {whole.name}")
             self._groups.update(((along, one), found) for one in ranks)
         return found
@@ -148,17 +147,17 @@ class Mesh:
             before *= size
         return found
 
-    def _offset(self, axes: tuple[str, ...], place: int) -> int:
-        """Return how far the rank at a coordinate along the axes is from the one at 0."""
+    def _offset(self, axes: tuple[str, ...], position: int) -> int:
+        """Return how far the rank at a position along the axes is from the one at 0."""
         found = 0
         for name in axes:
             stride, size = self._stride(name)
-            found += place % size * stride
-            place //= size
+            found += position % size * stride
+            position //= size
         return found
 
     def _ordered(self, axes: str | tuple[str, ...]) -> tuple[str, ...]:
-        """The axes in the mesh's order."""
+        """Return axes in the mesh's order."""
         if isinstance(axes, str):
             return (axes,)
         return tuple(axis.name for axis in self.axes if axis.name in axes)

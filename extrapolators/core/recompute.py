@@ -1,23 +1,23 @@
-"""Activation recomputation: the backward pass of a unit first computes again what the forward pass did not keep.
+"""Activation recomputation: the backward pass of a unit first repeats the operators whose results were not kept.
 
 Chen et al. 2016 ("Training Deep Nets with Sublinear Memory Cost"), and Korthikanti et al. 2022 for the selective policy. A
 policy says what runs again in each unit (``triosim.trace.numbered_modules``), just before the unit's backward pass:
 
-- ``full``: all of its forward pass, as Megatron-LM does, its collectives included.
-- ``checkpoint``: what its backward pass needs, as ``torch.utils.checkpoint`` does, which stops early: the last operators,
-  whose results nobody keeps, do not run again.
+- ``full``: all of its forward pass with its collectives, as in Megatron-LM.
+- ``checkpoint``: what its backward pass reads, as in ``torch.utils.checkpoint``, which stops early: the last operators, whose
+  results nobody reads, do not run again.
 - ``selective``: the core of attention (the product of queries and keys, softmax, dropout, the product with the values).
 - ``save=mm,attention``: everything but operators of these names or kinds; ``mm/2`` keeps the first of each two, as torchtitan's
-  selective policy does. What is kept is kept until the unit's backward pass begins, whether it is needed or not, but where
-  a compiler knows what is needed.
+  selective policy does. Results are kept until the unit's backward pass begins, read or not, unless a compiler
+  knows which of them are read.
 - ``modules=mlp,input_layernorm``: as ``checkpoint``, but around each module of these names, and nothing else.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from collections.abc import Callable, Container, Iterable, Sequence
+from dataclasses import replace
+from functools import lru_cache, partial
 
 from triosim.errors import OptionError, TraceError, nearest
 from triosim.extrapolators.core.program import Await, Block, BlockItem, Communicate, Program, Stage
@@ -27,33 +27,31 @@ from triosim.sharding.layers import weight_layer
 from triosim.trace import Operator
 from triosim.trace.numbered_modules import ROOT, numbered_module_of
 
-POLICIES = ("none", "full", "selective", "checkpoint")
-
-#: What a compiler makes of element-wise operators.
+#: The operator that a compiler makes of element-wise operators.
 _COMPILED = "fused::chain"
 
 #: From the operators of a unit's forward and backward pass to the ids of those that run again.
 Again = Callable[[Sequence[Operator], Sequence[Operator]], set[int]]
-#: From the operators of a unit's forward pass to the ids of those whose results are kept.
-Saves = Callable[[Sequence[Operator]], frozenset[int]]
+#: From the operators of a unit's forward pass to the ids of those whose results are saved.
+Saved = Callable[[Sequence[Operator]], set[int]]
 
 
 def recomputed(program: Program, policy: str) -> Program:
-    """Return the program whose backward pass recomputes. Raises ``OptionError`` for what is no policy."""
+    """Return the program whose backward pass recomputes. Raises ``OptionError`` for an unknown policy."""
     found = _policy(policy, program)
     if found is None or not program.training:
         return program
-    again, saves = found
+    again, saved = found
     if not any(stage.backward for stage in program.stages):
         raise TraceError("the trace has no backward pass, in which activations would be recomputed")
     first = max(operator.id for operator in program.operators) + 1
     stages = []
     kept: dict[int, frozenset[int]] = {}
     for stage in program.stages:
-        made = _Recomputation(stage, again, saves, first)
-        stages.append(replace(stage, backward=made.backward()))
-        first = made.next_id
-        kept |= made.kept
+        recomputation = _Recomputation(stage, again, saved, first)
+        stages.append(replace(stage, backward=recomputation.backward()))
+        first = recomputation.next_id
+        kept |= recomputation.kept
     after = replace(program, stages=tuple(stages), kept_until=kept)
     if len(after.operators) == len(program.operators):
         raise OptionError(
@@ -64,17 +62,17 @@ def recomputed(program: Program, policy: str) -> Program:
 
 
 class _Recomputation:
-    """What one stage computes again."""
+    """The recomputation of one stage."""
 
-    def __init__(self, stage: Stage, again: Again, saves: Saves, first_id: int) -> None:
+    def __init__(self, stage: Stage, again: Again, saved: Saved | None, first_id: int) -> None:
         self._stage = stage
         self._again = again
-        self._saves = saves
+        self._saved = saved
         self.next_id = first_id
         self.kept: dict[int, frozenset[int]] = {}
 
     def backward(self) -> tuple[Block, ...]:
-        """The backward blocks, with those that run again ahead of the first one of each unit."""
+        """Return the backward blocks, with the recomputed ones ahead of the first one of each unit."""
         units = [numbered_module_of(block.layer) for block in self._stage.forward]
         of_backward = [units[index] for index in self._stage.forward_blocks_of_backward()]
         backward: dict[str, list[Operator]] = {}
@@ -93,11 +91,11 @@ class _Recomputation:
         return tuple(found)
 
     def _keep(self, forward: Sequence[Block], backward: Sequence[Block]) -> None:
-        """Keep what is saved until the first operator of a unit's backward pass runs; what is compiled keeps what it reads."""
+        """Keep saved results until the first operator of a unit's backward pass; compiled code keeps what it reads."""
         operators = [operator for block in forward for operator in block.operators]
-        if any(operator.name == _COMPILED for operator in operators):
+        if self._saved is None or any(operator.name == _COMPILED for operator in operators):
             return
-        saved = self._saves(operators)
+        saved = self._saved(operators)
         first = next((operator for block in backward for operator in block.operators), None)
         storages = frozenset(t.storage for operator in operators if operator.id in saved for t in operator.outputs)
         if first is not None and storages:
@@ -120,9 +118,9 @@ class _Recomputation:
 
 
 def _with_collectives(items: Sequence[BlockItem], chosen: set[int]) -> Iterable[BlockItem]:
-    """The chosen operators, and what is communicated for them: what stands after an operator, up to the next one.
+    """Yield the chosen operators, and the collectives and transfers for them, which stand after an operator.
 
-    What stands ahead of a block's first operator belongs to that one.
+    Those ahead of a block's first operator are for that one.
     """
     numbers = [item.id for item in items if isinstance(item, Operator)]
     current = numbers[0] if numbers else None
@@ -134,74 +132,53 @@ def _with_collectives(items: Sequence[BlockItem], chosen: set[int]) -> Iterable[
             yield item
 
 
-def _policy(text: str, program: Program) -> tuple[Again, Saves] | None:
-    """What runs again of a unit, and what of it is saved."""
+def _policy(text: str, program: Program) -> tuple[Again, Saved | None] | None:
+    """Return what a policy runs again of a unit, and whose results it saves; None for no recomputation."""
     if text == "none":
         return None
-    if text == "full":
-        return lambda forward, backward: {operator.id for operator in forward}, _nothing
-    if text == "checkpoint":
-        return lambda forward, backward: _needed(forward, backward, frozenset()), _nothing
-    if text == "selective":
-        return lambda forward, backward: _attention_cores(forward), _nothing
+    if text in _POLICIES:
+        return _POLICIES[text], None
     name, _, listed = text.partition("=")
+    entries = [entry.strip() for entry in listed.split(",")]
     if name == "modules" and listed:
-        modules = frozenset(entry.strip() for entry in listed.split(","))
-        _check_modules(modules, program)
-        return lambda forward, backward: _needed_in(modules, forward, backward), _nothing
+        _check_modules(frozenset(entries), program)
+        return partial(_needed_in, frozenset(entries)), None
     if name != "save" or not listed:
         known = (*POLICIES, "save=mm,attention", "modules=mlp")
         raise OptionError(f"unknown policy '{text}'", where="recompute", fix=nearest(name, known))
-    keeps = [_Kept.parse(entry) for entry in listed.split(",")]
-    _check_names(keeps, program)
-    return lambda forward, backward: _needed(forward, backward, _saved(forward, keeps)), lambda some: _saved(
-        some, keeps
-    )
+    names = [_parse_name(entry) for entry in entries]
+    _check_names([name for name, _ in names], program)
+    saved = partial(_saved, names)
+    return lambda forward, backward: _needed(forward, backward, saved(forward)), saved
 
 
-def _nothing(operators: Sequence[Operator]) -> frozenset[int]:
-    return frozenset()
+def _parse_name(text: str) -> tuple[str, int]:
+    """Return ``mm/2`` as a name or kind of operators, and of how many the first is saved."""
+    name, slash, every = text.partition("/")
+    if not name or (slash and not (every.isascii() and every.isdigit() and int(every))):
+        raise OptionError(f"'{text}' names no operators", where="recompute", fix="write save=mm/2,attention")
+    return name.removeprefix("aten::"), int(every) if slash else 1
 
 
-@dataclass(frozen=True, slots=True)
-class _Kept:
-    """Operators of a name or kind whose results are kept: the first of each ``every``."""
-
-    name: str
-    every: int
-
-    @classmethod
-    def parse(cls, text: str) -> _Kept:
-        name, slash, every = text.strip().partition("/")
-        if not name or (slash and not (every.isascii() and every.isdigit() and int(every))):
-            raise OptionError(f"'{text}' names no operators", where="recompute", fix="write save=mm/2,attention")
-        return cls(name.removeprefix("aten::"), int(every) if slash else 1)
-
-    def names(self, operator: Operator) -> bool:
-        bare = base_name(operator.name)
-        return self.name in (bare, kind_of(bare))
+def _is_named(operator: Operator, name: str) -> bool:
+    bare = base_name(operator.name)
+    return name in (bare, kind_of(bare))
 
 
-def _check_names(keeps: Iterable[_Kept], program: Program) -> None:
+def _check_names(names: Iterable[str], program: Program) -> None:
     forward = [operator for operator in program.operators if operator.phase == "forward"]
-    for kept in keeps:
-        if not any(kept.names(operator) for operator in forward):
-            known = {base_name(operator.name) for operator in forward}
-            raise OptionError(
-                f"the trace's forward pass has no operator '{kept.name}'",
-                where="recompute",
-                fix=nearest(kept.name, known),
-            )
+    for name in names:
+        if not any(_is_named(operator, name) for operator in forward):
+            what, known = f"the trace's forward pass has no operator '{name}'", {base_name(one.name) for one in forward}
+            raise OptionError(what, where="recompute", fix=nearest(name, known))
 
 
-def _saved(operators: Iterable[Operator], keeps: Iterable[_Kept]) -> frozenset[int]:
-    """The operators of a unit whose results are kept."""
-    listed = list(operators)
+def _saved(names: Iterable[tuple[str, int]], operators: Sequence[Operator]) -> set[int]:
+    """Return the operators of a unit whose results are saved."""
     found: set[int] = set()
-    for kept in keeps:
-        named = [operator.id for operator in listed if kept.names(operator)]
-        found.update(named[:: kept.every])
-    return frozenset(found)
+    for name, every in names:
+        found.update([operator.id for operator in operators if _is_named(operator, name)][::every])
+    return found
 
 
 def _check_modules(modules: frozenset[str], program: Program) -> None:
@@ -211,24 +188,27 @@ def _check_modules(modules: frozenset[str], program: Program) -> None:
 
 
 def _needed_in(modules: frozenset[str], forward: Sequence[Operator], backward: Sequence[Operator]) -> set[int]:
-    """The operators of each of a unit's modules of some names that its own backward pass needs."""
+    """Return the operators of each of a unit's modules of some names that its own backward pass needs."""
     found: set[int] = set()
-    within = {path for one in forward if (path := _within(one.layer, modules))}
-    for path in within:
-        own = [[one for one in some if _within(one.layer, modules) == path] for some in (forward, backward)]
-        found |= _needed(own[0], own[1], frozenset())
+    for path in {path for one in forward if (path := _within(one.layer, modules))}:
+        own = ([one for one in some if _within(one.layer, modules) == path] for some in (forward, backward))
+        found |= _needed(*own)
     return found
 
 
 @lru_cache(maxsize=65536)
 def _within(layer: str, modules: frozenset[str]) -> str:
-    """The outermost module of one of these names that a layer is in, or an empty text."""
+    """Return the outermost module of one of these names that a layer is in, or an empty text."""
     parts = layer.split(".")
     return next((".".join(parts[: count + 1]) for count, part in enumerate(parts) if part in modules), "")
 
 
-def _needed(forward: Sequence[Operator], backward: Sequence[Operator], saved: frozenset[int]) -> set[int]:
-    """The operators that make what is read, from what was kept; by storage, so that views are made with their bases."""
+def _all(forward: Sequence[Operator], backward: Sequence[Operator]) -> set[int]:
+    return {operator.id for operator in forward}
+
+
+def _needed(forward: Sequence[Operator], backward: Sequence[Operator], saved: Container[int] = frozenset()) -> set[int]:
+    """Return the operators that make what is read, from what was saved; by storage, so that views come with their bases."""
     wanted = {tensor.storage for operator in backward for tensor in operator.inputs}
     found: set[int] = set()
     for operator in reversed(forward):
@@ -238,18 +218,18 @@ def _needed(forward: Sequence[Operator], backward: Sequence[Operator], saved: fr
     return found
 
 
-def _attention_cores(operators: Sequence[Operator]) -> set[int]:
-    """Between two layers with weights, from the first product of two activations to the last; an attention kernel is one.
+def _attention_cores(forward: Sequence[Operator], backward: Sequence[Operator]) -> set[int]:
+    """Return the operators from the first product of two activations to the last, between two layers with weights.
 
-    The empty memory that a product writes into is made again with it.
+    An attention kernel counts as a product. The empty memory that a product writes into is made again with it.
     """
     found: set[int] = set()
     run: list[Operator] = []
-    for operator in (*operators, None):
+    for operator in (*forward, None):
         if operator is not None and weight_layer(operator) is None:
             run.append(operator)
             continue
-        products = [place for place, one in enumerate(run) if kind_of(base_name(one.name)) in ("attention", "product")]
+        products = [index for index, one in enumerate(run) if kind_of(base_name(one.name)) in ("attention", "product")]
         if products:
             core = run[products[0] : products[-1] + 1]
             read = {tensor.storage for one in core for tensor in one.inputs}
@@ -257,3 +237,7 @@ def _attention_cores(operators: Sequence[Operator]) -> set[int]:
             found.update(one.id for one in (*core, *empty))
         run = []
     return found
+
+
+_POLICIES: dict[str, Again] = {"full": _all, "selective": _attention_cores, "checkpoint": _needed}
+POLICIES = ("none", *_POLICIES)

@@ -1,4 +1,4 @@
-"""The table of a pipeline schedule: which rank of the pipeline runs what part of which stage for which micro-batch, in order.
+"""The table of a pipeline schedule: for each rank of the pipeline, its actions (stage, pass, micro-batch) in order.
 
 Where a stage runs, how many micro-batches are held at once and whether the backward pass is split are read from the table, so
 that a user's schedule is as good as those that ship.
@@ -9,23 +9,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from typing import Literal
+from typing import Literal, NoReturn
 
 from triosim.errors import OptionError, nearest
 
-#: What of a stage runs. The backward pass runs whole, or its two parts apart: ``input`` gives the gradient of the stage's
-#: input (and what leads there), ``weight`` those of its parameters (Qi et al. 2024).
+#: The pass of a stage that runs. The backward pass runs whole, or its two parts apart: ``input`` computes the gradient of the
+#: stage's input, ``weight`` those of its parameters (Qi et al. 2024).
 ActionPhase = Literal["forward", "backward", "input", "weight"]
 
-#: A part of the backward pass; where it runs whole, it is both.
+#: The parts of the backward pass that an action runs.
 Half = Literal["input", "weight"]
 HALVES: dict[ActionPhase, tuple[Half, ...]] = {
-    "forward": (),
-    "backward": ("input", "weight"),
-    "input": ("input",),
-    "weight": ("weight",),
-}
-
+    "forward": (), "backward": ("input", "weight"), "input": ("input",), "weight": ("weight",)
+}  # fmt: skip
 LETTERS: dict[ActionPhase, str] = {"forward": "F", "backward": "B", "input": "I", "weight": "W"}
 
 
@@ -50,7 +46,7 @@ Where = Callable[[int, Action], str]
 
 @dataclass(frozen=True)
 class ScheduleTable:
-    """``rows`` are the slots of each rank in order; ranks are those of the pipeline, not of the world."""
+    """The slots of each rank of the pipeline in order (``rows``). ``where`` says where an action stands, for errors."""
 
     rows: tuple[tuple[Slot, ...], ...]
     where: Where | None = field(default=None, compare=False, repr=False)
@@ -86,7 +82,7 @@ class ScheduleTable:
         return any(action.phase == "weight" for rank in range(len(self.rows)) for action in self.actions(rank))
 
     def actions(self, rank: int) -> Iterator[Action]:
-        """Yield what a rank runs, in order."""
+        """Yield the actions of a rank, in order."""
         return chain.from_iterable(self.rows[rank])
 
     def rank_of(self, stage: int, micro_batch: int) -> int:
@@ -98,7 +94,7 @@ class ScheduleTable:
         return tuple(sorted({action.stage for action in self.actions(rank)}))
 
     def last(self, rank: int) -> dict[tuple[int, Half], Action]:
-        """Return the last action of a rank that runs each half of each stage's backward pass, in the order of these."""
+        """Return the last action of a rank for each half of each stage's backward pass, in the order of these actions."""
         found: dict[tuple[int, Half], Action] = {}
         for action in self.actions(rank):
             for half in HALVES[action.phase]:
@@ -107,32 +103,28 @@ class ScheduleTable:
         return found
 
     def forward_alone(self) -> ScheduleTable:
-        """Return the table of its forward passes alone, for inference."""
-        kept = (
-            tuple(tuple(action for action in slot if action.phase == "forward") for slot in row) for row in self.rows
-        )
-        return ScheduleTable(tuple(tuple(slot for slot in row if slot) for row in kept), self.where)
+        """Return the table of the forward passes alone, for inference."""
+        kept = ((tuple(one for one in slot if one.phase == "forward") for slot in row) for row in self.rows)
+        return ScheduleTable(tuple(tuple(filter(None, row)) for row in kept), self.where)
 
-    # ---- what cannot run ----------------------------------------------------------------------------------------
+    # ---- checks -------------------------------------------------------------------------------------------------
 
     def check_size(self, ranks: int, micro_batches: int, where: str) -> None:
-        """Raise ``OptionError`` where it is not for so many pipeline ranks and micro-batches."""
-        for have, asked, what in (
-            (len(self.rows), ranks, "pipeline ranks"),
-            (self.micro_batches, micro_batches, "micro-batches"),
-        ):
-            if have != asked:
-                raise OptionError(f"is for {have} {what}, not {asked}", where=where, fix="let the two agree")
+        """Raise ``OptionError`` where the table is for other numbers of pipeline ranks or micro-batches."""
+        sizes = ((len(self.rows), ranks, "pipeline ranks"), (self.micro_batches, micro_batches, "micro-batches"))
+        for found, asked, what in sizes:
+            if found != asked:
+                raise OptionError(f"is for {found} {what}, not {asked}", where=where, fix="let the two agree")
 
     def check_training(self) -> None:
-        """Raise ``OptionError`` where there is no backward pass at all; ``check`` says where only some of it is missing."""
+        """Raise ``OptionError`` where there is no backward pass at all; ``check`` finds one that is missing in part."""
         every = [(rank, action) for rank in range(len(self.rows)) for action in self.actions(rank)]
         if all(action.phase == "forward" for _, action in every):
             whole, first, second = (replace(every[0][1], phase=phase) for phase in ("backward", "input", "weight"))
             raise self._wrong(*every[0], f"needs {whole}, or {first} and {second}, in training; there is none")
 
     def check(self) -> None:
-        """Raise ``OptionError`` where an action is missing, twice there or in the wrong rank, or none can run any more."""
+        """Raise ``OptionError`` where an action is missing, given twice or on the wrong rank, or can never run."""
         seen: dict[Action, int] = {}
         if not self._ranks:
             raise OptionError("has no forward pass", where="schedule", fix="give one to each stage")
@@ -146,10 +138,15 @@ class ScheduleTable:
                 seen[action] = rank
         for micro_batch in range(self.micro_batches):
             for stage in range(self.stages):
-                self._check_one(stage, micro_batch, seen)
-        self._check_order()
+                self._check_actions(stage, micro_batch, seen)
+        done: set[Action] = set()
+        progress = self._run(done)
+        stuck = next((rank for rank, row in enumerate(self.rows) if progress[rank] < len(row)), None)
+        if stuck is not None:
+            self._refuse_circle(stuck, progress, done)
 
-    def _check_one(self, stage: int, micro_batch: int, seen: dict[Action, int]) -> None:
+    def _check_actions(self, stage: int, micro_batch: int, seen: dict[Action, int]) -> None:
+        """Raise ``OptionError`` where a stage lacks an action for a micro-batch, or has one on another rank."""
         forward, whole, first, second = (Action(stage, phase, micro_batch) for phase in LETTERS)
         rank = seen.get(forward)
         if rank is None:
@@ -165,45 +162,43 @@ class ScheduleTable:
             if seen[action] != rank:
                 raise self._wrong(seen[action], action, f"runs on rank {seen[action]}, but {forward} on rank {rank}")
 
-    def _check_order(self) -> None:
-        """Let each rank run what it can, until all is done or nothing can run."""
-        done: set[tuple[int, ActionPhase, int]] = set()
-        at = [0] * len(self.rows)
-        moved = True
-        while moved:
-            moved = False
+    def _run(self, done: set[Action]) -> list[int]:
+        """Let each rank run slots until none can; return how many slots each has run, and add their actions to ``done``."""
+        progress = [0] * len(self.rows)
+        before = None
+        while progress != before:
+            before = list(progress)
             for rank, row in enumerate(self.rows):
-                while at[rank] < len(row) and all(self._missing(action, done) is None for action in row[at[rank]]):
-                    done.update((action.stage, action.phase, action.micro_batch) for action in row[at[rank]])
-                    at[rank] += 1
-                    moved = True
-        stuck = next((rank for rank, row in enumerate(self.rows) if at[rank] < len(row)), None)
-        if stuck is None:
-            return
+                while progress[rank] < len(row) and not any(self._missing(a, done) for a in row[progress[rank]]):
+                    done.update(row[progress[rank]])
+                    progress[rank] += 1
+        return progress
+
+    def _refuse_circle(self, rank: int, progress: list[int], done: set[Action]) -> NoReturn:
+        """Raise ``OptionError``: go from a stuck rank to the one that it waits for, until this is a circle."""
         seen: set[int] = set()
-        while True:  # from one to what it waits for, until that is a circle
-            slot = self.rows[stuck][at[stuck]]
+        while True:
+            slot = self.rows[rank][progress[rank]]
             action, missing = next((a, m) for a in slot if (m := self._missing(a, done)) is not None)
             holder = self._ranks[missing.stage, missing.micro_batch]
-            if stuck in seen:
+            if rank in seen:
                 what = f"waits for {missing}, which rank {holder} never comes to"
-                raise self._wrong(stuck, action, what, "change the order")
-            seen.add(stuck)
-            stuck = holder
+                raise self._wrong(rank, action, what, "change the order")
+            seen.add(rank)
+            rank = holder
 
-    def _missing(self, action: Action, done: set[tuple[int, ActionPhase, int]]) -> Action | None:
-        """Something that an action needs and that has not run."""
+    def _missing(self, action: Action, done: set[Action]) -> Action | None:
+        """Return an action that another one needs and that has not run."""
         stage, number = action.stage, action.micro_batch
         if action.phase == "forward":
-            before = (stage - 1, "forward", number)
-            return None if stage == 0 or before in done else Action(stage - 1, "forward", number)
-        if action.phase == "weight":
-            return None if (stage, "input", number) in done else Action(stage, "input", number)
-        if (stage, "forward", number) not in done:
-            return Action(stage, "forward", number)
-        if stage + 1 == self.stages or (stage + 1, "backward", number) in done or (stage + 1, "input", number) in done:
-            return None
-        return Action(stage + 1, "backward", number)
+            before = Action(stage - 1, "forward", number)
+            return before if stage and before not in done else None
+        needed = Action(stage, "input" if action.phase == "weight" else "forward", number)
+        if needed not in done:
+            return needed
+        whole, part = Action(stage + 1, "backward", number), Action(stage + 1, "input", number)
+        is_ready = action.phase == "weight" or whole in done or part in done or stage + 1 == self.stages
+        return None if is_ready else whole
 
     def _wrong(self, rank: int, action: Action, what: str, fix: str | None = None) -> OptionError:
         where = self.where(rank, action) if self.where is not None else f"schedule, rank {rank}"
@@ -211,7 +206,7 @@ class ScheduleTable:
 
 
 def accumulate(micro_batches: int) -> ScheduleTable:
-    """Each micro-batch forward and backward in turn: gradient accumulation, or with one micro-batch the plain step."""
+    """Return the schedule of gradient accumulation, or with one micro-batch of the plain step, on one rank."""
     phases: tuple[ActionPhase, ...] = ("forward", "backward")
     return ScheduleTable.of([[Action(0, phase, index) for index in range(micro_batches) for phase in phases]])
 
@@ -219,9 +214,9 @@ def accumulate(micro_batches: int) -> ScheduleTable:
 def in_flight(schedule: ScheduleTable, rank: int, weight: Callable[[int], float] | None = None) -> float:
     """Return how many micro-batches a rank of the pipeline holds activations of at once, at most.
 
-    Each stage of the rank counts for itself: from when its forward pass of a micro-batch starts until its backward pass is
-    through, the weight part included. ``weight`` is what one micro-batch of a stage counts for (its activations' bytes, say);
-    by default 1.
+    Each stage of the rank counts for itself: from the start of its forward pass of a micro-batch to the end of its backward
+    pass, the weight part included. ``weight`` is what one micro-batch of a stage counts (the bytes of its activations, say); by
+    default 1.
     """
     count = weight or (lambda stage: 1.0)
     now = most = 0.0

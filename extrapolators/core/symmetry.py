@@ -20,7 +20,7 @@ from triosim.networks.topology.link_symmetry import Rotation
 class Orbit:
     """The groups (or transfers) that shifts turn one group into: along each axis there is one every ``steps`` ranks.
 
-    Where a step is the axis' whole size, the group spans the axis, and shifting it along this axis leaves it the same.
+    Where a step is the axis' whole size, the group spans the axis, and shifts along this axis do not change it.
     """
 
     steps: tuple[int, ...]
@@ -59,16 +59,13 @@ class Symmetry:
                 yield found
 
     def orbit(self, ranks: Sequence[int]) -> Orbit | None:
-        """Return the orbit of a group; None where it is not known, because the ranks are no block along some axis.
-
-        In a block, the coordinates along an axis are 0 to n - 1, and n divides the axis.
-        """
+        """Return the orbit of a group whose coordinates along each axis are 0 to n - 1, where n divides the axis, or None."""
         steps = []
         for rotation in self.rotations:
-            places = sorted({rotation.position(rank) for rank in ranks})
-            if places != list(range(len(places))) or rotation.size % len(places):
+            positions = sorted({rotation.position(rank) for rank in ranks})
+            if positions != list(range(len(positions))) or rotation.size % len(positions):
                 return None
-            steps.append(len(places))
+            steps.append(len(positions))
         return Orbit(tuple(steps))
 
     def transfer_orbit(self, source: int, destination: int) -> Orbit | None:
@@ -80,16 +77,16 @@ class Symmetry:
     def representative_transfer(self, source: int, destination: int) -> tuple[int, int]:
         """Return source and destination of the transfer from a representative that the given transfer is a copy of."""
         for rotation in self.rotations:
-            place = rotation.position(source)
-            if place:
-                source, destination = rotation.shifted(source, -place), rotation.shifted(destination, -place)
+            back = -rotation.position(source)
+            if back:
+                source, destination = rotation.shifted(source, back), rotation.shifted(destination, back)
         return source, destination
 
     def shifted(self, rank: int, shift: Sequence[int]) -> int:
-        """Return the rank that a shift turns ``rank`` into; beyond the last rank of an axis it goes on from the first."""
-        for place, rotation in zip(shift, self.rotations, strict=True):
-            if place:
-                rank = rotation.shifted(rank, place)
+        """Return the rank that a shift turns ``rank`` into; the last rank of an axis is followed by the first."""
+        for steps, rotation in zip(shift, self.rotations, strict=True):
+            if steps:
+                rank = rotation.shifted(rank, steps)
         return rank
 
     def shifts(self, orbit: Orbit, still: Container[Rotation] = ()) -> Iterator[tuple[int, ...]]:
@@ -114,8 +111,8 @@ class Symmetry:
         return math.prod(axis.size // step for axis, step in zip(self.rotations, orbit.steps, strict=True))
 
     def rank_offset(self, shift: Sequence[int]) -> int:
-        """Return what a shift adds to the numbers of a group's ranks, where it does not go beyond an axis' end."""
-        return sum(place * axis.stride for place, axis in zip(shift, self.rotations, strict=True))
+        """Return what a shift adds to the numbers of a group's ranks, where none goes beyond the end of an axis."""
+        return sum(steps * axis.stride for steps, axis in zip(shift, self.rotations, strict=True))
 
     def combined_shift(self, first: Sequence[int], second: Sequence[int], orbit: Orbit) -> tuple[int, ...]:
         """Return the shift, as ``shifts`` yields it, to the member of an orbit that two shifts in a row lead to."""
