@@ -1,6 +1,6 @@
-"""How one GPU's trace becomes many GPUs' task streams: the program, the mesh, and one file for each parallelism.
+"""Extrapolators turn one GPU's trace into many GPUs' task streams: the program, the mesh, and one file for each parallelism.
 
-This is what those who write a parallelism need. The names are loaded when they are asked for (PEP 562), so that importing
+These are the names that the author of a parallelism needs. They are loaded when they are asked for (PEP 562), so that importing
 the package costs nothing.
 """
 
@@ -35,61 +35,25 @@ if TYPE_CHECKING:
     from triosim.extrapolators.core.training_loop import TrainingLoop as TrainingLoop
     from triosim.extrapolators.pipeline.schedule import PipelineSchedule as PipelineSchedule
 
-_HOMES = {
-    "Action": "core.schedule_table",
-    "Await": "core.program",
-    "Axis": "core.mesh",
-    "Block": "core.program",
-    "BlockItem": "core.program",
-    "Communicate": "core.program",
-    "Extrapolator": "core.extrapolator",
-    "Gradient": "core.program",
-    "HooksFactory": "core.program",
-    "MemoryFootprint": "core.memory_footprint",
-    "Mesh": "core.mesh",
-    "ParallelPlan": "core.plan",
-    "PipelineSchedule": "pipeline.schedule",
-    "Program": "core.program",
-    "RankContext": "core.hooks",
-    "ReceiveFromStage": "core.program",
-    "ScheduleTable": "core.schedule_table",
-    "SendToStage": "core.program",
-    "Stage": "core.program",
-    "TrainingHooks": "core.hooks",
-    "TrainingLoop": "core.training_loop",
-    "in_flight": "core.schedule_table",
-    "require_gradients": "core.hooks",
-    "with_hooks": "core.hooks",
+_MODULES = {
+    "core.extrapolator": ["Extrapolator"],
+    "core.hooks": ["RankContext", "TrainingHooks", "require_gradients", "with_hooks"],
+    "core.memory_footprint": ["MemoryFootprint"],
+    "core.mesh": ["Axis", "Mesh"],
+    "core.plan": ["ParallelPlan"],
+    "core.program": [
+        *("Await", "Block", "BlockItem", "Communicate", "Gradient", "HooksFactory", "Program"),
+        *("ReceiveFromStage", "SendToStage", "Stage"),
+    ],
+    "core.schedule_table": ["Action", "ScheduleTable", "in_flight"],
+    "core.training_loop": ["TrainingLoop"],
+    "pipeline.schedule": ["PipelineSchedule"],
 }
-__all__ = [
-    "Action",
-    "Await",
-    "Axis",
-    "Block",
-    "BlockItem",
-    "Communicate",
-    "Extrapolator",
-    "Gradient",
-    "HooksFactory",
-    "MemoryFootprint",
-    "Mesh",
-    "ParallelPlan",
-    "PipelineSchedule",
-    "Program",
-    "RankContext",
-    "ReceiveFromStage",
-    "ScheduleTable",
-    "SendToStage",
-    "Stage",
-    "TrainingHooks",
-    "TrainingLoop",
-    "in_flight",
-    "require_gradients",
-    "with_hooks",
-]
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
+__all__ = sorted(_MODULE_OF)
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    return getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)

@@ -53,7 +53,7 @@ class Parallelisms:
 
     @classmethod
     def of(cls, parallel: Parallel, gpus: int | None, config: RunConfig) -> Parallelisms:
-        """Return the parallelisms that a user names. Raises ``OptionError`` or ``PluginError`` for what cannot be."""
+        """Return the parallelisms that a user names. Raises ``OptionError`` or ``PluginError``."""
         named = named_parallelisms(parallel)
         spanning = [one for one in named if one.kind.adds_ranks]
         dividing = [one for one in named if not one.kind.adds_ranks]
@@ -75,14 +75,11 @@ class Parallelisms:
     def at(self, level: Level) -> list[Extrapolator]:
         """Return the parallelisms that act at a level, in the order in which they are applied."""
         found = [part for part in self.all if part.level == level]
-        if (
-            level == "operators"
-        ):  # the outermost first: what is divided by samples or tokens is then divided by features
-            found.sort(key=lambda part: -part.order)
-        return found
+        # Of operators the outermost first: their samples and tokens are divided, and then their features.
+        return sorted(found, key=lambda part: -part.order) if level == "operators" else found
 
     def default_reduction(self, config: RunConfig) -> list[Extrapolator]:
-        """Return what reduces gradients where nothing that the user names does: one parallelism, or none."""
+        """Return the parallelism that reduces gradients where none that the user names does."""
         summing = [part for part in self.all if part.sums_gradients]
         if not (config.training and summing and all(part.level == "operators" for part in summing)):
             return []
@@ -90,12 +87,12 @@ class Parallelisms:
 
     @property
     def replicas(self) -> int:
-        """How many replicas train, each on a batch of its own."""
+        """The number of replicas, each of which trains on a batch of its own."""
         return math.prod(part.replicas for part in self.all)
 
     @property
     def is_random(self) -> bool:
-        """Whether something is drawn by chance, in each iteration anew."""
+        """Whether something is drawn at random, in each iteration anew."""
         return any(part.is_random for part in self.all)
 
     @property
@@ -122,7 +119,7 @@ class Parallelisms:
 
     @property
     def declare_their_options(self) -> bool:
-        """Whether all do; a plug-in that declares none may read any."""
+        """Whether all declare their options; a plug-in that declares none may read any."""
         return all(part.options or type(part).__module__.startswith("triosim.") for part in self.all)
 
     def __str__(self) -> str:
@@ -131,7 +128,7 @@ class Parallelisms:
 
 
 def gpus_named_by(parallel: Parallel) -> int | None:
-    """Return how many GPUs the sizes in ``parallel`` come to; None where one is left open."""
+    """Return the number of GPUs by the sizes in ``parallel``; None where one is left open."""
     sizes = [one.known_size for one in named_parallelisms(parallel) if one.kind.adds_ranks]
     return None if None in sizes else math.prod(size for size in sizes if size is not None)
 
@@ -148,9 +145,8 @@ def named_parallelisms(parallel: Parallel) -> list[NamedParallelism]:
         raise OptionError("names no parallelism", where="parallel", fix="write single, ddp, or dp=2,tp=4")
     for name, size in entries:
         if size is not None and (not isinstance(size, int) or size < 1):
-            raise OptionError(
-                f"{_shown(name)} on {size} GPUs", where="parallel", fix="give a whole number of 1 or more"
-            )
+            fix = "give a whole number of 1 or more"
+            raise OptionError(f"{_shown(name)} on {size} GPUs", where="parallel", fix=fix)
     return [NamedParallelism(name, _load(name), size) for name, size in entries]
 
 
@@ -161,9 +157,8 @@ def _parse_one(text: str) -> tuple[str, int | None]:
     try:
         return name.strip(), int(size)
     except ValueError:
-        raise OptionError(
-            f"'{size}' is not a number of GPUs", where=f"parallel {text}", fix="write dp=2,tp=4"
-        ) from None
+        what = f"'{size}' is not a number of GPUs"
+        raise OptionError(what, where=f"parallel {text}", fix="write dp=2,tp=4") from None
 
 
 def _load(name: Any) -> type[Extrapolator]:
@@ -188,9 +183,8 @@ def _sizes(spanning: list[NamedParallelism], gpus: int | None) -> list[int]:
     given = math.prod(size for _, size in known if size is not None)
     shown = " x ".join(f"{name}={size}" for name, size in known if size is not None)
     if len(open_) > 1:
-        raise OptionError(
-            f"{' and '.join(open_)} have no size", where="parallel", fix="leave out the size of at most one"
-        )
+        fix = "leave out the size of at most one"
+        raise OptionError(f"{' and '.join(open_)} have no size", where="parallel", fix=fix)
     if gpus is None:
         if open_:
             raise OptionError(f"{open_[0]} has no size", where="parallel", fix=f"write {open_[0]}=8, or give the GPUs")
@@ -198,11 +192,8 @@ def _sizes(spanning: list[NamedParallelism], gpus: int | None) -> list[int]:
     if open_ and gpus % given:
         raise OptionError(f"{shown} = {given} does not divide {gpus} GPUs", where="parallel")
     if not open_ and given != gpus:
-        raise OptionError(
-            f"{shown}{'' if len(known) == 1 else f' = {given} GPUs'}, but {gpus} GPUs are asked for",
-            where="parallel",
-            fix="let the sizes multiply to the number of GPUs",
-        )
+        what = f"{shown}{'' if len(known) == 1 else f' = {given} GPUs'}, but {gpus} GPUs are asked for"
+        raise OptionError(what, where="parallel", fix="let the sizes multiply to the number of GPUs")
     return [size if size is not None else gpus // given for _, size in known]
 
 
@@ -213,11 +204,8 @@ def _data_axes(parts: list[Extrapolator]) -> tuple[tuple[str, ...], tuple[str, .
     sharding = [part.axis for part in parts if part.shards_optimizer]
     for names in (reducing, sharding):
         if len(names) > 1:
-            raise OptionError(
-                f"{' and '.join(names)} both divide the data, so they cannot be combined",
-                where="parallel",
-                fix="give one of them",
-            )
+            what = f"{' and '.join(names)} both divide the data, so they cannot be combined"
+            raise OptionError(what, where="parallel", fix="give one of them")
     inside = [part.axis for part in summing if part.level == "operators"]
     return (*inside, *sharding, *reducing), (*inside, *sharding) if sharding else ()
 
@@ -232,25 +220,20 @@ def _divided(
     sizes = {axis.name: axis.size for axis in mesh.axes}
 
     def counted(axes: tuple[str, ...]) -> tuple[int, str]:
-        shown = " x ".join(f"{axis}={sizes[axis]}" for axis in axes)
-        return math.prod(sizes[axis] for axis in axes), shown
+        count = math.prod(sizes[axis] for axis in axes)
+        return count, f"{count} GPUs of {' x '.join(f'{axis}={sizes[axis]}' for axis in axes)}"
 
     ranks, shown = counted(data_axes)
     if not data_axes:
         raise _adds_none(name)
     if size is not None and ranks % size:
-        raise OptionError(f"{name}={size} does not divide the {ranks} GPUs of {shown}", where="parallel")
+        raise OptionError(f"{name}={size} does not divide the {shown}", where="parallel")
     shards, shown = counted(sharded_axes)
     if size is not None and shards % size and size % shards:
-        raise OptionError(
-            f"{name}={size} neither divides the {shards} GPUs of {shown} nor is a multiple of them", where="parallel"
-        )
+        raise OptionError(f"{name}={size} neither divides the {shown} nor is a multiple of them", where="parallel")
     return replace(mesh, subgroups=(*mesh.subgroups, Subgroups(name, data_axes, ranks if size is None else size)))
 
 
 def _adds_none(name: str) -> OptionError:
-    return OptionError(
-        f"{name} adds no GPUs of its own: it divides those of data parallelism",
-        where="parallel",
-        fix=f"write dp=8,{name}=8",
-    )
+    what = f"{name} adds no GPUs of its own: it divides those of data parallelism"
+    return OptionError(what, where="parallel", fix=f"write dp=8,{name}=8")

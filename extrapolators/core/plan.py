@@ -32,12 +32,13 @@ Transform = Callable[[Program], Program]
 
 @dataclass(frozen=True, slots=True)
 class ParallelPlan:
-    """What runs on how many GPUs. ``batch_size`` is a replica's.
+    """A program lowered for every rank of a mesh. ``batch_size`` is that of one replica.
 
-    ``options`` are those that its parallelisms declare, ``declared`` the same, or None where a plug-in that declares none may
-    read any. ``work`` is the trace, and how many times its operators are run in a step of all replicas. A plan ``is_random``
-    where something in it was drawn by chance, from the option ``seed``. Ranks at different coordinates along ``program_axes``
-    (names and sizes) run different programs.
+    - ``options`` are those that its parallelisms declare; ``declared`` is the same, or None where a plug-in that declares none
+      may read any.
+    - ``work`` is the trace, and how many times its operators are run in a step of all replicas.
+    - A plan ``is_random`` where something in it was drawn at random, from the option ``seed``.
+    - Ranks at different coordinates along ``program_axes`` (names and sizes) run different programs.
     """
 
     parallel: str
@@ -57,12 +58,12 @@ class ParallelPlan:
 
     @property
     def world(self) -> int:
-        """How many GPUs take part."""
+        """The number of GPUs."""
         return self.mesh.world
 
     @property
     def known_options(self) -> tuple[str, ...]:
-        """What its parallelisms read of ``--option``."""
+        """The names that its parallelisms read of ``--option``."""
         return tuple(option.key or option.name for option in self.options if takes_text(option))
 
     @property
@@ -77,11 +78,11 @@ class ParallelPlan:
 
     @property
     def variants(self) -> int:
-        """How many different programs there are in an iteration."""
+        """The number of different programs in an iteration."""
         return len(self.lowerings[0])
 
     def variant(self, rank: int) -> int:
-        """Return which of them a rank runs."""
+        """Return the index of the program that a rank runs."""
         found = 0
         for name, size in self.program_axes:
             found = found * size + self.mesh.coordinate(name, rank)
@@ -94,7 +95,7 @@ class ParallelPlan:
         return self._training(rank)
 
     def memory_footprint(self, rank: int) -> MemoryFootprint | None:
-        """Return what a rank has in memory where a parallelism writes its own tasks; None where the program says it."""
+        """Return a rank's memory where a parallelism writes its own tasks; None where it follows from the program."""
         return None if self.task_writer is None else self.task_writer.memory_footprint(rank)
 
     def _training(self, rank: int) -> TaskStream:
@@ -116,9 +117,9 @@ def plan(
     """Return the plan for a trace.
 
     ``parallel`` is ``single``, ``ddp``, ``dp=2,tp=4``, or a mapping of names (or classes) to sizes; one may go without a size
-    and takes what is left of ``gpus``. ``slowdown`` says by how many times longer an operator takes on a rank, where pipeline
-    stages are to be balanced over unequal GPUs. Raises ``OptionError`` for what cannot be, ``TraceError`` where the trace
-    does not hold what a parallelism needs, ``PluginError`` for a name that is none.
+    and takes what is left of ``gpus``. ``slowdown`` is by how many times longer an operator takes on a rank, where pipeline
+    stages are to be balanced over unequal GPUs. Raises ``OptionError`` for options that contradict each other, ``TraceError``
+    where the trace lacks what a parallelism needs, ``PluginError`` for an unknown name.
     """
     parallelisms = Parallelisms.of(parallel, gpus, config)
     batch_size, micro_batches = batches(parallelisms, config, trace.batch_size)
@@ -130,7 +131,11 @@ def plan(
     )
     different = config.iterations if parallelisms.is_random else 1
     programs = _Composition(begun, parallelisms, config).programs(different)
-    lowerings = _lowered(programs, parallelisms.mesh, config)
+    each = config.iterations // len(programs)
+    lowerings = tuple(
+        tuple(Lowering(one, parallelisms.mesh, iterations=each, copy_input=config.copy_input) for one in variants)
+        for variants in programs
+    )
     program, writer = programs[0][0], parallelisms.task_writer
     return ParallelPlan(
         parallel=str(parallelisms),
@@ -150,18 +155,10 @@ def plan(
     )
 
 
-def _lowered(programs: list[list[Program]], mesh: Mesh, config: RunConfig) -> tuple[tuple[Lowering, ...], ...]:
-    each = config.iterations // len(programs)
-    return tuple(
-        tuple(Lowering(one, mesh, iterations=each, copy_input=config.copy_input) for one in variants)
-        for variants in programs
-    )
-
-
 class _Composition:
     """Applies the parallelisms to a program: to operators, then hooks, then the schedule; recomputation precedes hooks.
 
-    What is applied ahead of the first random parallelism is the same in all iterations, and applied once.
+    Transforms ahead of the first random parallelism are the same in all iterations, and applied once.
     """
 
     def __init__(self, program: Program, parallelisms: Parallelisms, config: RunConfig) -> None:
@@ -179,9 +176,9 @@ class _Composition:
         self._begun = _applied(transforms[:first], program)
 
     def programs(self, iterations: int) -> list[list[Program]]:
-        """Return each iteration's programs, for the ranks at each coordinate along the axes along which they differ.
+        """Return each iteration's programs, one for each coordinate along the axes whose ranks run different programs.
 
-        Pipeline stages start at the same layers in all of them: where it is best in the mean.
+        Pipeline stages start at the same layers in all of them, where it is best in the mean.
         """
         axes = self._parallelisms.program_axes
         begun, found = self._begun, list[list[Program]]()
@@ -189,9 +186,8 @@ class _Composition:
             begun = replace(begun, stage_starts=_applied(self._rest, begun).stage_starts)
         for iteration in range(iterations):
             variants = []
-            for coordinates in product(*(range(size) for _, size in axes)):
-                named = tuple((name, place) for (name, _), place in zip(axes, coordinates, strict=True))
-                variants.append(_applied(self._rest, replace(begun, iteration=iteration, coordinates=named)))
+            for coordinates in product(*([(name, index) for index in range(size)] for name, size in axes)):
+                variants.append(_applied(self._rest, replace(begun, iteration=iteration, coordinates=coordinates)))
                 begun = replace(begun, stage_starts=variants[0].stage_starts)
             found.append(variants)
         return found
@@ -214,7 +210,7 @@ def _applied(transforms: list[Transform], program: Program) -> Program:
 
 
 def batches(parallelisms: Parallelisms, config: RunConfig, traced: int) -> tuple[int, int]:
-    """Return the samples of a replica's batch, and into how many micro-batches they divide; ``traced`` are the trace's.
+    """Return the samples and the micro-batches of a replica's batch; ``traced`` are the trace's samples.
 
     Raises ``OptionError`` for options that contradict each other.
     """
@@ -222,21 +218,19 @@ def batches(parallelisms: Parallelisms, config: RunConfig, traced: int) -> tuple
     micro, count = config.micro_batch_size, config.micro_batches
     if micro is not None and batch_size is not None:
         if batch_size % micro or count not in (None, batch_size // micro):
-            raise OptionError(
-                f"a batch of {batch_size} is not {'a number of' if count is None else count} micro-batches of {micro}",
-                where="--micro-batch-size",
-                fix="give a size that divides the batch, and leave out --micro-batches",
+            what = (
+                f"a batch of {batch_size} is not {'a number of' if count is None else count} micro-batches of {micro}"
             )
+            fix = "give a size that divides the batch, and leave out --micro-batches"
+            raise OptionError(what, where="--micro-batch-size", fix=fix)
         return batch_size, batch_size // micro
     count = count or max(part.default_micro_batches for part in parallelisms.all)
     if micro is not None:
         return micro * count, count
     batch_size = batch_size or traced
     if batch_size % count:
-        raise OptionError(
-            f"a batch of {batch_size} does not divide into {count} micro-batches",
-            fix="choose a batch size and a number of micro-batches that divide",
-        )
+        fix = "choose a batch size and a number of micro-batches that divide"
+        raise OptionError(f"a batch of {batch_size} does not divide into {count} micro-batches", fix=fix)
     return batch_size, count
 
 
@@ -245,10 +239,8 @@ def _replica_batch(config: RunConfig, replicas: int) -> int | None:
     if config.global_batch_size is None:
         return config.batch_size
     if config.global_batch_size % replicas:
-        raise OptionError(
-            f"a global batch of {config.global_batch_size} does not divide among {replicas} data-parallel replicas",
-            fix=f"use a multiple of {replicas}",
-        )
+        what = f"a global batch of {config.global_batch_size} does not divide among {replicas} data-parallel replicas"
+        raise OptionError(what, fix=f"use a multiple of {replicas}")
     return config.global_batch_size // replicas
 
 
@@ -258,18 +250,18 @@ def _program(trace: Trace, batch_size: int, micro_batches: int, config: RunConfi
         raise TraceError("the trace has no operator of the forward pass", where=trace.source or None)
     model.fit(trace)
     size = batch_size // micro_batches
+    schedule = accumulate(micro_batches)
     program = Program(
         (single_stage(trace.operators, training=config.training),),
         model,
-        accumulate(micro_batches) if config.training else accumulate(micro_batches).forward_alone(),
+        schedule if config.training else schedule.forward_alone(),
         gradient_dtype=config.value_of(GRADIENT_DTYPE),
         training=config.training,
         gpu=trace.gpu,
         batch_size=size,
         deduplicate=config.fold is not False,
     )
-    strange = unknown(trace.operators)
-    if strange:
+    if strange := unknown(trace.operators):
         program = program.noted(f"unknown operators, assumed to be memory-bound: {', '.join(strange)}")
     found = rescaled(program.operators, trace.batch_size, size)
     return program.noted(*found.notes).reshaped(
