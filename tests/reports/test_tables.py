@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from triosim.reports.files.csv_table import HEADER
 from triosim.reports.terminal.comparison_table import merged
-from triosim.reports.terminal.result_tables import as_text, percent, shorten
+from triosim.reports.terminal.result_tables import as_text
+from triosim.reports.terminal.tables import percent, shorten
 from triosim.results.values import LayerShare, LayerTimes, LinkLoad, RankTimes, ResultData
 from triosim.units import format_ranks, format_rate, parse_ranks
 

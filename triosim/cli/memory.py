@@ -26,7 +26,7 @@ from triosim.reports.files.memory_json import as_json, world_as_json
 from triosim.reports.pictures.memory_plot import write_memory_plot
 from triosim.reports.pictures.plot import check_plot
 from triosim.reports.terminal.memory_table import render, render_ranks, render_world
-from triosim.reports.terminal.result_tables import spaced
+from triosim.reports.terminal.tables import spaced
 from triosim.trace import Trace
 from triosim.trace.task_streams import TaskStreams
 

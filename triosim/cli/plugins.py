@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from triosim import plugins as registry
 from triosim.cli.command import show_on_terminal
-from triosim.reports.terminal.result_tables import table
+from triosim.reports.terminal.tables import table
 
 
 def command() -> None:

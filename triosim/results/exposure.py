@@ -1,15 +1,15 @@
-"""Attributes exposed communication, in which a rank communicates and computes nothing, to axes and layers.
+"""Attributes the time in which a rank communicates and computes nothing to parallelism axes and layers.
 
-Where several transfers are under way at once, those that move bytes share the instant equally; where all of them wait for a
-partner, they all share it. A transfer of several layers (a bucket of gradients) is divided by their bytes. So the parts add
-up to the exposed communication, and nothing counts twice.
+Transfers that move bytes at the same instant share it equally; where all of them wait for a partner, they all share it as
+waiting. A transfer of several layers (a bucket of gradients) is divided by their bytes. So the parts add up, and nothing
+counts twice.
 """
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from operator import itemgetter
 
 from triosim.engine.intervals import Interval
@@ -26,22 +26,18 @@ Seconds = list[float]
 
 def exposed_shares(records: Iterable[RankRecord], steps: int) -> list[ExposedShare]:
     """Return the exposed communication of a step by axis and layer, the mean over the ranks, the largest first."""
-    by_intervals: dict[tuple[tuple[Interval, ...], tuple[TransferInterval, ...]], Mapping[Cause, Seconds]] = {}
     # By id(): ranks that were simulated once share the very record, whose intervals would be costly to hash for each rank.
-    by_record: dict[int, Mapping[Cause, Seconds]] = {}
-    counts: dict[int, int] = {}  # ranks by their record
+    shared: dict[int, tuple[RankRecord, int]] = {}  # a record and how many ranks have it
     for record in records:
-        key = id(record.compute)
-        counts[key] = counts.get(key, 0) + 1
-        if key not in by_record:
-            intervals = tuple(record.compute.merged()), tuple(record.communication.transfers)
-            if intervals not in by_intervals:  # ranks with equal intervals are computed once
-                by_intervals[intervals] = causes(record)
-            by_record[key] = by_intervals[intervals]
-    ranks = sum(counts.values())
+        shared[id(record.compute)] = record, shared.get(id(record.compute), (record, 0))[1] + 1
+    counted: dict[tuple[tuple[Interval, ...], tuple[TransferInterval, ...]], tuple[RankRecord, int]] = {}
+    for record, number in shared.values():  # ranks with equal intervals are computed once
+        intervals = tuple(record.compute.merged()), tuple(record.communication.transfers)
+        counted[intervals] = record, counted.get(intervals, (record, 0))[1] + number
+    ranks = sum(number for _, number in shared.values())
     by_cause: dict[Cause, list[tuple[int, Seconds]]] = {}  # the number of ranks, and the seconds of each
-    for number, of_rank in _counted(by_record, counts):
-        for cause, seconds in of_rank.items():
+    for record, number in counted.values():
+        for cause, seconds in causes(record).items():
             by_cause.setdefault(cause, []).append((number, seconds))
     sums: dict[tuple[str, str], Seconds] = {}
     for (axis, layers), found in by_cause.items():
@@ -54,26 +50,14 @@ def exposed_shares(records: Iterable[RankRecord], steps: int) -> list[ExposedSha
     return sorted((row for row in rows if row.exposed_s > 0), key=lambda row: (-row.exposed_s, row.axis, row.layer))
 
 
-def _counted(
-    by_record: Mapping[int, Mapping[Cause, Seconds]], counts: Mapping[int, int]
-) -> Iterable[tuple[int, Mapping[Cause, Seconds]]]:
-    """Return the different exposures, each with the number of ranks that have it."""
-    totals: dict[int, tuple[int, Mapping[Cause, Seconds]]] = {}  # by id(): equal exposures are one object
-    for key, of_rank in by_record.items():
-        before, _ = totals.get(id(of_rank), (0, of_rank))
-        totals[id(of_rank)] = before + counts[key], of_rank
-    return totals.values()
-
-
 def by_axis(shares: Iterable[ExposedShare]) -> dict[str, tuple[float, float]]:
     """Return the exposed seconds, and those of them that wait, of each axis."""
-    found: dict[str, list[ExposedShare]] = {}
+    found: dict[str, tuple[list[float], list[float]]] = {}
     for share in shares:
-        found.setdefault(share.axis, []).append(share)
-    return {
-        axis: (math.fsum(one.exposed_s for one in rows), math.fsum(one.waiting_s for one in rows))
-        for axis, rows in found.items()
-    }
+        exposed, waiting = found.setdefault(share.axis, ([], []))
+        exposed.append(share.exposed_s)
+        waiting.append(share.waiting_s)
+    return {axis: (math.fsum(exposed), math.fsum(waiting)) for axis, (exposed, waiting) in found.items()}
 
 
 def causes(record: RankRecord) -> dict[Cause, Seconds]:
@@ -83,8 +67,8 @@ def causes(record: RankRecord) -> dict[Cause, Seconds]:
     points: list[tuple[float, int, int, Cause]] = []  # time, ends or begins, waits or moves, whose
     for arrived, started, finished, axis, layers in record.communication.transfers:
         cause = axis, layers
-        for place in range(max(bisect_left(starts, arrived) - 1, 0), len(gaps)):
-            start, end = gaps[place]
+        for index in range(max(bisect_left(starts, arrived) - 1, 0), len(gaps)):
+            start, end = gaps[index]
             if start >= finished:
                 break
             for kind, begin, stop in ((1, arrived, started), (0, started, finished)):
@@ -92,11 +76,11 @@ def causes(record: RankRecord) -> dict[Cause, Seconds]:
                 if begin < stop:
                     points += (begin, 1, kind, cause), (stop, 0, kind, cause)
     points.sort(key=itemgetter(0, 1))
-    return _swept(points)
+    return _shared_seconds(points)
 
 
 def without(first: list[Interval], second: list[Interval]) -> list[Interval]:
-    """Return what disjoint, ordered intervals have that others, as ordered, do not."""
+    """Return the parts of ``first`` outside of ``second``; both are disjoint and ordered."""
     found: list[Interval] = []
     j = 0
     for start, end in first:
@@ -113,7 +97,7 @@ def without(first: list[Interval], second: list[Interval]) -> list[Interval]:
     return found
 
 
-def _swept(points: Iterable[tuple[float, int, int, Cause]]) -> dict[Cause, Seconds]:
+def _shared_seconds(points: Iterable[tuple[float, int, int, Cause]]) -> dict[Cause, Seconds]:
     found: dict[Cause, Seconds] = {}
     active: tuple[dict[Cause, int], dict[Cause, int]] = ({}, {})  # how many move, how many wait
     before = 0.0

@@ -1,8 +1,7 @@
-"""Computes the figures of a result from what the engine recorded.
+"""Computes the figures of a result from the engine's recording.
 
-A rank's busy time is the union of the intervals in which it computes, its exposed communication the union of its
-transfers less what they have in common with that; what is left of the step is idle. Everything is divided by the number
-of iterations.
+A rank's busy time is the union of the intervals in which it computes; its exposed communication is the union of its
+transfers outside of those; the rest of the step is idle. Everything is divided by the number of iterations.
 """
 
 from __future__ import annotations
@@ -41,16 +40,16 @@ from triosim.units import format_ranks, format_time
 #: How much of the step floating point may lose before a sum counts as wrong.
 _TOLERANCE = 1e-9
 
-#: Products of eight-bit numbers.
+#: Matrix products of eight-bit numbers.
 _EIGHT_BITS = "scaled_mm"
-#: From which part of the step on waiting for launches is worth a note.
+#: The share of the step from which on waiting for launches is worth a note.
 _LAUNCH_BOUND = 0.02
 
 
 def figures(
     run: FinishedRun, *, inputs: Mapping[str, Any], notes: Sequence[str] = (), options: MetricOptions | None = None
 ) -> ResultData:
-    """Return the figures of a run. Raises ``SimulationError`` where nothing was computed, or where they contradict."""
+    """Return the figures of a run. Raises ``SimulationError`` where nothing was computed or a figure contradicts another."""
     recording, trace, network = run.recording, run.trace, run.network
     _check(run)
     ends = _iteration_ends(recording)
@@ -109,7 +108,7 @@ def _iteration_ends(recording: Recording) -> list[float]:
 
 
 def _all_ranks(recording: Recording, steps: int) -> tuple[tuple[RankTimes, ...], float]:
-    """Return every rank's times, and for how long they wait for launches on average; records that are shared are read once."""
+    """Return every rank's times, and the mean time that they wait for launches."""
     found: dict[int, tuple[RankTimes, float]] = {}  # by id(): ranks that were simulated once share the very record
     ranks, waits = [], []
     for record in recording.ranks:

@@ -1,4 +1,4 @@
-"""A run that has ended, as results are computed from it, and its ranks grouped by what they ran."""
+"""A finished run, from which results are computed, and its ranks grouped by the operators that they ran."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class SimulatedStep(Protocol):
-    """What a result needs to know of the step that was simulated; a plan is one."""
+    """The simulated step as results see it; an extrapolation's plan is one."""
 
     @property
     def global_batch_size(self) -> int:
@@ -25,7 +25,7 @@ class SimulatedStep(Protocol):
 
     @property
     def notes(self) -> Sequence[str]:
-        """What a reader of the figures should know."""
+        """Assumptions that a reader of the figures should know."""
 
     @property
     def work(self) -> Sequence[tuple[Trace, float]]:
@@ -42,7 +42,7 @@ class SimulatedStep(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class FinishedRun:
-    """What the engine recorded, and of what. ``trace`` is the one that the ranks' operators come from."""
+    """The engine's recording and its subject. ``trace`` is the one that the ranks' operators come from."""
 
     recording: Recording
     trace: Trace
@@ -53,14 +53,14 @@ class FinishedRun:
 
 @dataclass(frozen=True, slots=True)
 class MetricOptions:
-    """What the metrics need beside the run. ``gpu_kinds`` are the ranks that have another GPU than the trace's."""
+    """Inputs of the metrics that are not in the run. ``gpu_kinds``: the GPU of each rank that has another than the trace's."""
 
     tokens_per_sample: float | None = None
     price_per_gpu_hour: float | None = None
     gpu_kinds: Mapping[int, str] = field(default_factory=dict)
 
 
-#: Ranks that ran the same, and (operators, number of runs) for each task that they ran.
+#: Ranks that ran the same operators, and (operators, number of runs) for each task that they ran.
 RankClass = tuple[list[int], list[tuple[tuple[Operator, ...], int]]]
 
 

@@ -1,8 +1,8 @@
 """The load of each link over time, from the rates that a network recorded.
 
-A link's rate is constant from one change to the next, so that what it carried up to a time is a broken line, and the bytes
-of any stretch of time are exact: the difference of two points of that line. A link's *share* is the part of its bandwidth
-that is taken; where a calibrated collective needs the link for longer than its bytes alone would, that is in the share.
+A link's rate is constant between two changes, so its cumulative bytes are piecewise linear, and the bytes of any time slot are
+exact. A link's *share* is the part of its bandwidth that is taken, also by the time for which a calibrated collective keeps
+the link beyond what its bytes need.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from triosim.networks.extensions import LinkRate
 from triosim.networks.topology import Link, Topology
 
-#: Into how many slots of equal length a run is divided, to say when a link was busiest.
+#: The number of equal time slots of a run, to say when a link was busiest.
 SLOTS = 50
 
 
@@ -67,7 +67,7 @@ def loads(rates: Iterable[LinkRate], end: float) -> dict[str, LoadCurve]:
 
 
 def edges(end: float, slots: int = SLOTS) -> Any:
-    """Return the ends of slots of equal length, as an array of one more."""
+    """Return the boundaries of equal time slots, an array of one more than ``slots``."""
     import numpy as np
 
     return np.linspace(0.0, end, slots + 1)

@@ -16,7 +16,7 @@ from triosim.compute.fit import evaluation
 from triosim.compute.fit.evaluation import Evaluation, Statistics
 from triosim.compute.learned import model_files
 from triosim.networks.calibration.fit import run
-from triosim.reports.terminal.result_tables import table as made_table
+from triosim.reports.terminal.tables import table as made_table
 from triosim.units import format_time
 
 

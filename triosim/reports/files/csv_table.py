@@ -13,7 +13,6 @@ from triosim.results.values import ResultData
 HEADER = ("table", "item", "quantity", "value", "unit")
 Row = tuple[str, str, str, float, str]
 
-
 #: The name and the unit of each metric that is a number.
 _METRICS = {
     "samples_per_s_per_gpu": ("throughput_per_gpu", "samples/s"),
@@ -29,6 +28,19 @@ _METRICS = {
     "energy_j": ("energy", "J"),
     "price_per_gpu_hour": ("price_per_gpu_hour", ""),
     "cost": ("cost", ""),
+}
+_LAYER = ("forward_s", "backward_s", "optimizer_s", "total_s")
+#: The quantities of each kind of row, by the names of their fields: seconds end in ``_s``; None is left out.
+_QUANTITIES: dict[str, tuple[str, ...]] = {
+    "axis": ("bytes", "transfers", "exposed_s", "waiting_s"),
+    "rank": ("compute_s", "communication_s", "exposed_communication_s", "idle_s", "waiting_s"),
+    "layer": _LAYER,
+    "layer_on_ranks": _LAYER,
+    "operator": ("total_s", "count"),
+    "transfer": ("count", "total_s"),
+    "link": ("bytes", "utilisation", "peak", "busy_s", "busiest_from_s", "busiest_to_s"),
+    "what_if": ("step_time_s", "speed_up"),
+    "exposed_communication": ("exposed_s", "waiting_s"),
 }
 
 
@@ -49,9 +61,8 @@ def rows(data: ResultData) -> Iterator[Row]:
     yield "step", "", "throughput", data.throughput_samples_per_s, "samples/s"
     yield "step", "", "global_batch_size", data.global_batch_size, "samples"
     yield "step", "", "launch_wait", data.launch_wait_s, "s"
-    if data.step_time_interval_s is not None:
-        for name, bound in zip(("low", "high"), data.step_time_interval_s, strict=True):
-            yield "step", "", f"step_time_{name}", bound, "s"
+    for name, bound in zip(("low", "high"), data.step_time_interval_s or (), strict=False):
+        yield "step", "", f"step_time_{name}", bound, "s"
     if data.draws is not None:
         for number, seconds in enumerate(data.draws.step_times_s):
             yield "draw", str(number), "step_time", seconds, "s"
@@ -59,14 +70,12 @@ def rows(data: ResultData) -> Iterator[Row]:
             yield "draws", "", name, getattr(data.draws, f"{name}_s"), "s"
     for name, value in (data.network_figures or {}).items():
         yield "network", "", name.removesuffix("_s"), value, "s" if name.endswith("_s") else ""
-    if data.metrics is not None:
-        for metric, (name, unit) in _METRICS.items():
-            value = getattr(data.metrics, metric)
-            if value is not None:
-                yield "metric", "", name, value, unit
+    for metric, (name, unit) in _METRICS.items():
+        value = getattr(data.metrics, metric, None)
+        if value is not None:
+            yield "metric", "", name, value, unit
     for axis in data.axes:
-        for name, unit in (("bytes", "B"), ("transfers", ""), ("exposed_s", "s"), ("waiting_s", "s")):
-            yield "axis", axis.axis, name.removesuffix("_s"), getattr(axis, name), unit
+        yield from _row("axis", axis.axis, axis)
     for prediction in data.predictions:
         yield "prediction", prediction.model, "operators", prediction.operators, ""
         yield "prediction", prediction.model, "total", prediction.seconds, "s"
@@ -74,36 +83,26 @@ def rows(data: ResultData) -> Iterator[Row]:
     for number, end in enumerate(data.iterations):
         yield "iteration", str(number), "end", end, "s"
     for rank in data.ranks:
-        for name in ("compute", "communication", "exposed_communication", "idle", "waiting"):
-            yield "rank", str(rank.rank), name, getattr(rank, f"{name}_s"), "s"
+        yield from _row("rank", str(rank.rank), rank)
     for layer in data.layers:
-        yield from _layer("layer", layer.layer, layer)
+        yield from _row("layer", layer.layer, layer)
         for share in layer.per_rank:
-            yield from _layer("layer_on_ranks", f"{layer.layer} on {share.ranks}", share)
+            yield from _row("layer_on_ranks", f"{layer.layer} on {share.ranks}", share)
     for operator in data.operators:
-        item = f"{operator.layer}/{operator.name}/{operator.phase}"
-        yield "operator", item, "total", operator.total_s, "s"
-        yield "operator", item, "count", operator.count, ""
+        yield from _row("operator", f"{operator.layer}/{operator.name}/{operator.phase}", operator)
     for row in data.collectives:
-        item = f"{row.kind}/{row.axis}/{row.group_size} ranks/{row.bytes} B"
-        yield "transfer", item, "count", row.count, ""
-        yield "transfer", item, "total", row.total_s, "s"
+        yield from _row("transfer", f"{row.kind}/{row.axis}/{row.group_size} ranks/{row.bytes} B", row)
     for link in data.links:
-        yield "link", link.name, "bytes", link.bytes, "B"
-        yield "link", link.name, "utilisation", link.utilisation, ""
-        for name, unit in (("peak", ""), ("busy_s", "s"), ("busiest_from_s", "s"), ("busiest_to_s", "s")):
-            value = getattr(link, name)
-            if value is not None:
-                yield "link", link.name, name.removesuffix("_s"), value, unit
+        yield from _row("link", link.name, link)
     for change in data.what_if:
-        yield "what_if", change.what, "step_time", change.step_time_s, "s"
-        yield "what_if", change.what, "speed_up", change.speed_up, ""
+        yield from _row("what_if", change.what, change)
     for part in data.exposed_communication:
-        item = f"{part.axis}/{part.layer}"
-        yield "exposed_communication", item, "exposed", part.exposed_s, "s"
-        yield "exposed_communication", item, "waiting", part.waiting_s, "s"
+        yield from _row("exposed_communication", f"{part.axis}/{part.layer}", part)
 
 
-def _layer(kind: str, item: str, layer: object) -> Iterator[Row]:
-    for name in ("forward", "backward", "optimizer", "total"):
-        yield kind, item, name, getattr(layer, f"{name}_s"), "s"
+def _row(table: str, item: str, values: object) -> Iterator[Row]:
+    for name in _QUANTITIES[table]:
+        value = getattr(values, name)
+        if value is not None:
+            unit = "s" if name.endswith("_s") else "B" if name == "bytes" else ""
+            yield table, item, name.removesuffix("_s"), value, unit

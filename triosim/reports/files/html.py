@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from html import escape
 
 from triosim.output_files import PathLike, writing_text
-from triosim.reports.terminal.result_tables import spread
+from triosim.reports.terminal.result_tables import RANK_COLUMNS, spread
 from triosim.results.report import Report
 from triosim.results.result import Result
 from triosim.results.values import ResultData
 from triosim.units import format_bytes, format_rate, format_time
 
 _ROWS = 10
-_OF_RANK = ("compute", "communication", "exposed_communication", "waiting", "idle")
 
 
 class Html(Report):
@@ -35,37 +34,31 @@ class Html(Report):
             f"{format_rate(data.throughput_samples_per_s)} samples/s{_mfu(data)}</p>",
             *([] if data.draws is None else [f"<p>{len(data.draws.step_times_s)} draws: {spread(data.draws)}</p>"]),
             html_table(
-                ["rank", "compute", "communication", "exposed", "waiting", "idle"],
-                (
-                    [str(rank.rank), *(format_time(getattr(rank, f"{name}_s")) for name in _OF_RANK)]
-                    for rank in data.ranks[:_ROWS]
-                ),
-                len(data.ranks) - _ROWS,
+                ["rank", *(name for name, _ in RANK_COLUMNS)],
+                [[str(rank.rank), *(format_time(figure(rank)) for _, figure in RANK_COLUMNS)] for rank in data.ranks],
+                _ROWS,
             ),
             html_table(
                 ["slowest layers", "forward", "backward", "optimizer", "total"],
-                (
-                    [
-                        layer.layer,
-                        *map(format_time, (layer.forward_s, layer.backward_s, layer.optimizer_s, layer.total_s)),
-                    ]
-                    for layer in sorted(data.layers, key=lambda layer: -layer.total_s)[:_ROWS]
-                ),
-                len(data.layers) - _ROWS,
+                [
+                    [row.layer, *map(format_time, (row.forward_s, row.backward_s, row.optimizer_s, row.total_s))]
+                    for row in sorted(data.layers, key=lambda row: -row.total_s)
+                ],
+                _ROWS,
             ),
             html_table(
                 ["transfer", "ranks", "count", "bytes", "time"],
-                (
+                [
                     [
-                        f"{row.kind} {row.axis}",
-                        str(row.group_size),
-                        f"{row.count:g}",
-                        format_bytes(row.bytes),
-                        format_time(row.total_s),
+                        f"{one.kind} {one.axis}",
+                        str(one.group_size),
+                        f"{one.count:g}",
+                        format_bytes(one.bytes),
+                        format_time(one.total_s),
                     ]
-                    for row in data.collectives[:_ROWS]
-                ),
-                len(data.collectives) - _ROWS,
+                    for one in data.collectives
+                ],
+                _ROWS,
             ),
             *(f"<p>note: {escape(note)}</p>" for note in data.notes),
         ]
@@ -84,10 +77,11 @@ def _interval(data: ResultData) -> str:
     return f" ({format_time(low)} to {format_time(high)} is a 90% interval; predicted by {escape(models)})"
 
 
-def html_table(head: Sequence[str], rows: Iterable[Sequence[str]], more: int) -> str:
-    """Return an HTML table, whose last row says how many ``more`` rows there are; an empty text for a table without rows."""
-    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
-    if not body:
+def html_table(head: Sequence[str], rows: Sequence[Sequence[str]], most: int | None = None) -> str:
+    """Return an HTML table of at most so many rows, the last line saying how many more there are; "" without rows."""
+    if not rows:
         return ""
+    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows[:most])
+    more = 0 if most is None else len(rows) - most
     rest = f'<tr><td colspan="{len(head)}">… {more} more</td></tr>' if more > 0 else ""
     return "<table><tr>" + "".join(f"<th>{escape(cell)}</th>" for cell in head) + f"</tr>{body}{rest}</table>"

@@ -16,16 +16,13 @@ SCHEMA = "triosim-memory/1"
 
 
 def as_json(reports: Mapping[int, MemoryReport], like: Sequence[int]) -> str:
-    """Return the memory of the captured ranks as JSON; ``like[rank]`` is the captured rank that stands for ``rank``."""
+    """Return the memory of the captured ranks as JSON; ``like[rank]`` is the captured rank that represents ``rank``."""
     ranks = [as_dict(report) | {"rank": rank, "identical_ranks": like.count(rank)} for rank, report in reports.items()]
     return json.dumps({"schema": SCHEMA, "world": len(like), "like": list(like), "ranks": ranks}, indent=2) + "\n"
 
 
 def world_as_json(memory: WorldMemory, report: MemoryReport, rank: int, notes: Sequence[str] = ()) -> str:
-    """Return the memory of every rank of an extrapolated run, of which ``rank`` is reported in full, as JSON.
-
-    ``places`` has a row for each set of ranks with equal memory, as ``result.json`` has them; ``notes`` are of the run.
-    """
+    """Return an extrapolated run's memory as JSON: ``places`` for ranks with equal memory, and ``rank`` in full."""
     places = [asdict(row) for row in rows(memory)]
     count = len(memory.of_rank(rank).ranks)
     shown = as_dict(report) | {"rank": rank, "identical_ranks": count, "notes": [*report.notes, *notes]}
@@ -70,14 +67,11 @@ def _by_category(report: MemoryReport, row: int) -> dict[str, int]:
     return {name: int(value) for name, value in values if value}
 
 
-def _operator(report: MemoryReport, place: int) -> dict[str, Any]:
-    ran = report.trace.operators[place] if place >= 0 else None
-    return {
-        "operator": place if ran is not None else None,
-        "name": None if ran is None else ran.name,
-        "layer": None if ran is None else ran.layer,
-        "phase": None if ran is None else ran.phase,
-    }
+def _operator(report: MemoryReport, index: int) -> dict[str, Any]:
+    if index < 0:
+        return dict.fromkeys(("operator", "name", "layer", "phase"))
+    ran = report.trace.operators[index]
+    return {"operator": index, "name": ran.name, "layer": ran.layer, "phase": ran.phase}
 
 
 def _failure(report: MemoryReport, failed: OutOfMemory) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The report ``comparison-plot``: the parts of each strategy's step time, and its samples per second."""
+"""The report ``comparison-plot``: bars of each strategy's step time, by its parts, and of its samples per second."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from triosim.reports.pictures.plot import (
     step_of,
     unit_of,
 )
-from triosim.results.values import mean_of_ranks
+from triosim.results.values import ResultData, mean_of_ranks
 from triosim.units import format_rate
 
 
@@ -28,7 +28,7 @@ class ComparisonPlot(PictureReport):
         figure = new_figure(path, height=1.9 + 0.36 * max(2, len(runs)))
         times, speeds = figure.subplots(1, 2, sharey=True, width_ratios=[1.7, 1])
         means = [mean_of_ranks(result.data.ranks, row) for row, (_, result) in enumerate(runs)]
-        draw_step_parts(times, means)
+        draw_step_parts(times, means, [_exposed_waiting(result.data) for _, result in runs])
         unit, scale = unit_of(max(step_of(row) for row in means))
         for row, (_, result) in enumerate(runs):
             times.text(step_of(means[row]) * scale, row, f" {result.step_time_s * scale:.3g}", va="center", fontsize=8)
@@ -46,3 +46,8 @@ class ComparisonPlot(PictureReport):
         bare(speeds)
         figure.suptitle(comparison.title, fontsize=11)
         save_figure(figure, path)
+
+
+def _exposed_waiting(data: ResultData) -> float:
+    """Return the seconds of the mean exposed time in which all transfers wait for a partner."""
+    return sum(row.waiting_s for row in data.exposed_communication)

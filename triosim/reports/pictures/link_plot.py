@@ -12,7 +12,7 @@ from triosim.networks.topology import Topology
 from triosim.output_files import PathLike
 from triosim.reports.pictures import topology_picture as picture
 from triosim.reports.pictures.plot import PictureReport, check_plot, save_figure, unit_of
-from triosim.reports.terminal.result_tables import shorten
+from triosim.reports.terminal.tables import shorten
 from triosim.results.link_loads import LoadCurve, edges, loads
 from triosim.results.result import Result
 
@@ -48,17 +48,19 @@ def write_link_plot(
     if not found:
         raise OptionError("nothing was sent over any link, so there is no heat map", where=topology.name)
     bounds = edges(end, SLOTS)
-    mean = {name: float(load.taken(bounds).sum()) / end for name, load in found.items()}
-    rows = _rows(found, sorted(found, key=lambda name: -round(mean[name], 9)), bounds)
+    used = {
+        name: float(load.carried(bounds).sum()) / topology.links[name].bandwidth / end for name, load in found.items()
+    }
+    rows = _rows(found, sorted(found, key=lambda name: -round(used[name], 9)), bounds)
     drawing = _Drawing.of(topology)
     raster_height = 1.3 + (0.24 * len(rows) if len(rows) <= MOST_LABELLED else 6.0)
     heights = ([drawing.height] if drawing else []) + [raster_height]
     figure = Figure(figsize=(_WIDTH, sum(heights) + 0.6), layout="constrained")
     axes = figure.subplots(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0]
     if drawing:
-        _heat(axes[0], topology, drawing, mean)
+        _heat(axes[0], topology, drawing, used)
     _raster(axes[-1], rows[:MOST_ROWS], bounds)
-    figure.suptitle(f"{title}\nhow much of each link was taken", fontsize=11)
+    figure.suptitle(f"{title}\nuse of the links", fontsize=11)
     save_figure(figure, path)
 
 
@@ -95,7 +97,7 @@ class _Drawing:
         return cls(topology, nodes, lines) if lines and len(nodes) <= MOST_NODES else None
 
 
-def _heat(axes: Any, topology: Topology, drawing: _Drawing, mean: Mapping[str, float]) -> None:
+def _heat(axes: Any, topology: Topology, drawing: _Drawing, used: Mapping[str, float]) -> None:
     """Draw each direction of each link as a curve; parallel links are one curve in the colour of the most loaded of them."""
     from matplotlib.patches import FancyArrowPatch
 
@@ -106,7 +108,7 @@ def _heat(axes: Any, topology: Topology, drawing: _Drawing, mean: Mapping[str, f
     for link in topology.links.values():
         if link.source in drawing.at and link.destination in drawing.at:
             ends = link.source, link.destination
-            heat[ends] = max(heat.get(ends, 0.0), mean.get(link.name, 0.0))
+            heat[ends] = max(heat.get(ends, 0.0), used.get(link.name, 0.0))
     hottest = max(heat.values(), default=0.0) or 1.0
     colours, rows = _colours(hottest), picture.rows_and_columns(drawing.at)
     width = max(0.8, min(3.0, 3.2 * drawing.inch))
@@ -124,11 +126,11 @@ def _heat(axes: Any, topology: Topology, drawing: _Drawing, mean: Mapping[str, f
             )
         )  # fmt: skip
     picture.draw_nodes(axes, topology, drawing.nodes, drawing.at, drawing.inch)
-    _bar(axes, colours, "mean over the run")
+    _bar(axes, colours, "utilisation over the run")
 
 
 def _rows(found: Mapping[str, LoadCurve], names: Sequence[str], bounds: Any) -> list[tuple[str, Any]]:
-    """Return for each link its name and its load in each time slot. Many links with equal loads become one row."""
+    """Return each link's name and its load in each time slot; of many links, those with equal loads are one row."""
     slot = bounds[1] - bounds[0]
     rows = [(name, found[name].taken(bounds) / slot) for name in names]
     if len(rows) <= MOST_LABELLED:
@@ -137,7 +139,7 @@ def _rows(found: Mapping[str, LoadCurve], names: Sequence[str], bounds: Any) -> 
     for name, cells in rows:
         by_load.setdefault(cells.round(6).tobytes(), []).append((name, cells))
     return [
-        (name if len(same) == 1 else f"{name} and {len(same) - 1} alike", cells)
+        (name if len(same) == 1 else f"{name} x{len(same)}", cells)
         for same in by_load.values()
         for name, cells in same[:1]
     ]
@@ -159,11 +161,11 @@ def _raster(axes: Any, rows: Sequence[tuple[str, Any]], bounds: Any) -> None:
         axes.set_yticks(range(len(rows)), [shorten(name, 40) for name, _ in rows], fontsize=7)
     else:
         axes.set_yticks([])
-        axes.set_ylabel(f"the {len(rows)} busiest of different links, the busiest on top")
+        axes.set_ylabel(f"the {len(rows)} busiest links of different load, the busiest on top")
     for side in axes.spines.values():
         side.set_visible(False)
     axes.tick_params(axis="y", length=0)
-    _bar(axes, colours, "at that time")
+    _bar(axes, colours, "bandwidth taken at that time")
 
 
 def _colours(top: float) -> Any:

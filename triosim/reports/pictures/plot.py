@@ -1,4 +1,4 @@
-"""The report ``plot``: a Gantt chart of the ranks beside the parts of their step time.
+"""The report ``plot``: a Gantt chart of the ranks, and the parts of their step time.
 
 Colours are Paul Tol's "bright" scheme, which people who are colour-blind can tell apart.
 """
@@ -14,6 +14,7 @@ from triosim.engine.intervals import Interval, Intervals
 from triosim.engine.recording import operator_times
 from triosim.errors import OutputError
 from triosim.output_files import PathLike, writing_bytes
+from triosim.results.exposure import causes
 from triosim.results.report import Report
 from triosim.results.result import Result
 from triosim.results.values import Draws, RankTimes
@@ -35,6 +36,7 @@ COLOURS = {
     "compute": "#4477AA",
     "communication": "#EE6677",
     "exposed communication": "#EE6677",
+    "exposed communication and waiting": "#EE6677",
     "waiting for a partner": "#F6C4C9",
     "idle": "#DDDDDD",
 }
@@ -81,7 +83,9 @@ class Plot(PictureReport):
             _gantt(gantt, result.recording, ranks)
         else:
             bars = upper.subplots()
-        draw_step_parts(bars, ranks)
+        draw_step_parts(
+            bars, ranks, _exposed_waiting(result.recording, ranks) if result.recording is not None else None
+        )
         bars.set_yticks(range(len(ranks)), [f"GPU {rank.rank}" for rank in ranks])
         bars.set_ylim(len(ranks) - 0.4, -0.6)
         shown = f"   ({len(ranks)} of {result.world} GPUs shown)" if len(ranks) < result.world else ""
@@ -183,21 +187,33 @@ def coarser(intervals: Iterable[Interval], finest: float) -> list[Interval]:
     return joined
 
 
-def draw_step_parts(axes: Any, ranks: Sequence[RankTimes]) -> None:
-    """Draw the parts of each rank's step time."""
+def draw_step_parts(axes: Any, ranks: Sequence[RankTimes], waiting: Sequence[float] | None) -> None:
+    """Draw the parts of each rank's step time; ``waiting`` is the exposed waiting of each in seconds, where it is known."""
     unit, scale = unit_of(max(step_of(rank) for rank in ranks))
+    exposed = [rank.exposed_communication_s for rank in ranks]
+    if waiting is None:
+        communication = {"exposed communication and waiting": exposed}
+    else:
+        moving = [both - wait for both, wait in zip(exposed, waiting, strict=True)]
+        communication = {"exposed communication": moving, "waiting for a partner": [*waiting]}
+    compute, idle = [rank.compute_s for rank in ranks], [rank.idle_s for rank in ranks]
+    parts = {"compute": compute, **communication, "idle": idle}
     left = [0.0] * len(ranks)
-    for kind, widths in (
-        ("compute", [step_of(rank) - rank.exposed_communication_s - rank.idle_s for rank in ranks]),
-        ("exposed communication", [rank.exposed_communication_s for rank in ranks]),
-        ("idle", [rank.idle_s for rank in ranks]),
-    ):
-        scaled = [width * scale for width in widths]
-        axes.barh(range(len(ranks)), scaled, 0.62, left=left, color=COLOURS[kind])
-        left = [start + width for start, width in zip(left, scaled, strict=True)]
+    for kind, seconds in parts.items():
+        widths = [width * scale for width in seconds]
+        axes.barh(range(len(ranks)), widths, 0.62, left=left, color=COLOURS[kind])
+        left = [start + width for start, width in zip(left, widths, strict=True)]
     axes.set_xlabel(f"parts of the step ({unit})")
     bare(axes)
-    legend(axes, {kind: COLOURS[kind] for kind in ("compute", "exposed communication", "idle")})
+    shown = {kind: COLOURS[kind] for kind, seconds in parts.items() if any(seconds)}
+    legend(axes, shown, columns=2 if len(shown) > 3 else 3)
+
+
+def _exposed_waiting(recording: Recording, ranks: Sequence[RankTimes]) -> list[float]:
+    """Return the seconds of a step in which each rank computes nothing and all its transfers wait for a partner."""
+    steps = max(1, min(len(record.iterations) for record in recording.ranks))
+    records = {record.rank: record for record in recording.ranks}
+    return [sum(waiting for _, waiting in causes(records[rank.rank]).values()) / steps for rank in ranks]
 
 
 def step_of(rank: RankTimes) -> float:
@@ -210,15 +226,15 @@ def unit_of(seconds: float) -> tuple[str, float]:
     return ("s", 1.0) if seconds >= 2 else ("ms", 1e3) if seconds >= 2e-3 else ("us", 1e6)
 
 
-def legend(axes: Any, colours: Mapping[str, str]) -> None:
-    """Draw a legend above a plot: the colour of each kind of thing."""
+def legend(axes: Any, colours: Mapping[str, str], columns: int | None = None) -> None:
+    """Draw a legend above a plot, by default in one row: the colour of each kind of thing."""
     from matplotlib.patches import Patch
 
     axes.legend(
         handles=[Patch(color=colour, label=kind) for kind, colour in colours.items()],
         loc="lower left",
         bbox_to_anchor=(0, 1.0),
-        ncols=len(colours),
+        ncols=columns or len(colours),
         frameon=False,
         fontsize=8,
         handlelength=1,

@@ -12,7 +12,8 @@ from rich.text import Text
 from triosim.comparison.strategies import Comparison
 from triosim.output_files import PathLike, writing_text
 from triosim.reports.files.html import html_table
-from triosim.reports.terminal.result_tables import per_million, percent, plain_text, table
+from triosim.reports.terminal.result_tables import per_million
+from triosim.reports.terminal.tables import percent, plain_text, table
 from triosim.results.report import Report
 from triosim.results.values import MemoryRow, ResultData, mean_of_ranks
 from triosim.units import format_rate, format_time
@@ -52,28 +53,18 @@ class ComparisonHtml(Report):
 
 def render(comparison: Comparison) -> RenderableType:
     """Return a comparison as something that rich can show."""
-    made = table(comparison.title, *_columns(comparison))
+    made = table(comparison.title, *_columns(comparison), rows=_rows(comparison))
     made.columns[0].no_wrap = True
-    for row in _rows(comparison):
-        made.add_row(*row)
-    parts: list[RenderableType] = [made]
-    parts.extend(Text(reason, style="dim") for reason in _reasons(comparison))
-    parts.append(Text(_legend(comparison), style="dim"))
-    parts.extend(Text(f"note: {note}", style="yellow") for note in _notes(comparison))
-    return Group(*parts)
+    reasons = (Text(reason, style="dim") for reason in _reasons(comparison))
+    notes = (Text(f"note: {note}", style="yellow") for note in _notes(comparison))
+    return Group(made, *reasons, Text(_legend(comparison), style="dim"), *notes)
 
 
 def as_html(comparison: Comparison) -> str:
     """Return a comparison as HTML without scripts or outside references."""
-    return "".join(
-        (
-            f"<h4>{escape(comparison.title)}</h4>",
-            html_table(_columns(comparison), _rows(comparison), 0),
-            *(f"<p>{escape(reason)}</p>" for reason in _reasons(comparison)),
-            f"<p>{escape(_legend(comparison))}</p>",
-            *(f"<p>note: {escape(note)}</p>" for note in _notes(comparison)),
-        )
-    )
+    paragraphs = [*_reasons(comparison), _legend(comparison), *(f"note: {note}" for note in _notes(comparison))]
+    rows = html_table(_columns(comparison), list(_rows(comparison)))
+    return f"<h4>{escape(comparison.title)}</h4>{rows}{''.join(f'<p>{escape(text)}</p>' for text in paragraphs)}"
 
 
 def _columns(comparison: Comparison) -> list[str]:
@@ -117,10 +108,10 @@ def _rows(comparison: Comparison) -> Iterator[list[str]]:
             format_rate(run.throughput),
             "" if run.speed_up is None else f"{run.speed_up:.2f}x",
         ]
-        if priced:  # which leaves no room for the efficiency
+        if priced:  # there is no room for the efficiency
             found.append("" if cost is None else per_million(data, cost))
         else:
-            found.append("" if run.efficiency is None else percent(run.efficiency, 1.0))
+            found.append("" if run.efficiency is None else percent(run.efficiency))
         yield found
 
 
@@ -130,7 +121,7 @@ def _reasons(comparison: Comparison) -> Iterator[str]:
 
 
 def _legend(comparison: Comparison) -> str:
-    legend = "comp., exp., idle: compute, exposed communication and idle time, mean over the GPUs"
+    legend = "comp., exp., idle: compute, exposed communication with waiting, and idle time, mean over the GPUs"
     if _is_drawn(comparison):
         legend = "median, 5%, 95%: quantiles of the step time over all draws"
     legend += "; GiB: tensors of the GPU that holds most; gain: speed-up over one GPU"

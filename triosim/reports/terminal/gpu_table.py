@@ -6,29 +6,29 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from rich.console import Group, RenderableType
-from rich.text import Text
+from rich.console import RenderableType
 
 from triosim.gpus import Gpu
-from triosim.reports.terminal.result_tables import facts_table, table
+from triosim.reports.terminal.tables import facts_table, table
 from triosim.units import format_bandwidth, format_bytes
 
 
 def render(gpus: Sequence[Gpu]) -> RenderableType:
     """Return a row for each GPU."""
-    made = table("GPU catalogue", "name", "fp32", "tf32", "bf16", "fp8", "memory", "bandwidth", "links")
+    rows = []
     for gpu in gpus:
         rates = (gpu.flops.get(dtype) for dtype in ("float32", "tf32", "bfloat16", "float8_e4m3fn"))
         links = gpu.nvlink_bandwidth or gpu.pcie_bandwidth
-        made.add_row(
-            gpu.name,
-            *("" if rate is None else _rate(rate) for rate in rates),
-            format_bytes(gpu.capacity),
-            format_bandwidth(gpu.bandwidth),
-            format_bandwidth(links) if links else "",
-        )
-    text = "TFLOP/s, dense peaks; links: NVLink or Infinity Fabric, else PCIe, one direction"
-    return Group(made, Text(text, style="dim"))
+        memory = format_bytes(gpu.capacity), format_bandwidth(gpu.bandwidth)
+        flops = ("" if rate is None else _rate(rate) for rate in rates)
+        rows.append((gpu.name, *flops, *memory, format_bandwidth(links) if links else ""))
+    return table(
+        "GPU catalogue",
+        *("name", "fp32", "tf32", "bf16", "fp8", "memory", "bandwidth", "links"),
+        rows=rows,
+        legend="fp32 to fp8: dense peaks in TFLOP/s; bandwidth: the memory's; links: NVLink or Infinity Fabric, else PCIe, "
+        "in one direction",
+    )
 
 
 def render_one(gpu: Gpu) -> RenderableType:

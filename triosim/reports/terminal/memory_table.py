@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from rich.console import Group, RenderableType
 from rich.panel import Panel
+from rich.table import Table
 from rich.text import Text
 
 from triosim.memory import MemoryReport, ModuleBytes, OutOfMemory, by_module
 from triosim.memory.world_memory import WorldMemory
-from triosim.reports.terminal.result_tables import facts_table, percent, places, shorten, spaced, table
+from triosim.reports.terminal.result_tables import memory_by_rank
+from triosim.reports.terminal.tables import facts_panel, note_lines, percent, shorten, spaced, table
 from triosim.results.memory_rows import rows
 from triosim.units import format_ranks
 
@@ -31,34 +34,29 @@ _COLUMNS: Mapping[str, tuple[str, ...]] = {
 
 def render(report: MemoryReport, rank: int | None = None, depth: int | None = None) -> RenderableType:
     """Return the memory of one rank as something that rich can show."""
-    parts: list[RenderableType] = [_summary(report, rank), _categories(report), _modules(report, depth)]
-    parts.append(_tensors(report))
-    if report.notes:
-        parts.append(Text())
-    parts.extend(Text(f"note: {note}", style="yellow") for note in report.notes)
-    return Group(*spaced(parts))
+    parts = [_summary(report, rank), _categories(report), _modules(report, depth), _tensors(report)]
+    return Group(*spaced(parts), *note_lines(report.notes))
 
 
 def render_ranks(reports: Mapping[int, MemoryReport], like: Sequence[int]) -> RenderableType:
-    """Return a table of the captured ranks, the one that needs most first, with how many ranks each stands for."""
-    made = table("Memory by rank", "ranks", "tensors", "allocated", "reserved", "fits")
+    """Return a table of the captured ranks, each with the ranks that it represents, the one that needs most first."""
+    rows = []
     for rank, report in sorted(reports.items(), key=lambda pair: (-pair[1].peak_reserved, pair[0])):
         ranks = format_ranks(other for other, model in enumerate(like) if model == rank)
         fits = "?" if math.isinf(report.capacity) else "yes" if report.fits else "no"
-        sizes = (report.peak_live, report.peak_allocated, report.peak_reserved)
-        made.add_row(shorten(ranks, 24), *map(size, sizes), fits)
-    return made
+        sizes = map(size, (report.peak_live, report.peak_allocated, report.peak_reserved))
+        rows.append((shorten(ranks, 24), *sizes, fits))
+    return table("Memory by rank", "ranks", "tensors", "allocated", "reserved", "fits", rows=rows)
 
 
 def render_world(memory: WorldMemory, report: MemoryReport, notes: Sequence[str] = ()) -> RenderableType:
-    """Return a table of the ranks of an extrapolated run, those with equal memory in one row.
+    """Return a table of an extrapolated run's ranks, those with equal memory in one row, and the notes of the run.
 
-    ``report`` is of one of them, and has the capacity; ``notes`` are of the run, and stand below.
+    ``report`` is of one of them, and has the capacity.
     """
-    room = report.capacity - report.context
-    made = places(rows(memory), room, title=f" ({memory.parallel} on {memory.world} GPUs)")
-    said = (Text(f"note: {note}", style="yellow") for note in notes)
-    return Group(Text(), made, *((Text(), *said) if notes else ()))
+    title = f" ({memory.parallel} on {memory.world} GPUs)"
+    made = memory_by_rank(rows(memory), report.capacity - report.context, title=title)
+    return Group(Text(), made, *note_lines(notes))
 
 
 def size(nbytes: float) -> str:
@@ -96,61 +94,55 @@ def _words(category: str) -> str:
     return category.replace("_", " ")
 
 
-def _summary(report: MemoryReport, rank: int | None) -> RenderableType:
-    trace, played = report.trace, report.replay
-    peak = report.usage.peak
-    facts = [("model", f"{trace.model}, batch size {trace.batch_size:,} ({len(trace.operators):,} operators)")]
+def _summary(report: MemoryReport, rank: int | None) -> Panel:
+    trace, peak = report.trace, report.usage.peak
+    facts: dict[str, str | Text] = {
+        "model": f"{trace.model}, batch size {trace.batch_size:,} ({len(trace.operators):,} operators)"
+    }
     if rank is not None:
-        facts.append(("rank", str(rank)))
-    gpu = report.gpu
-    if not math.isinf(report.capacity):
-        gpu = f"{gpu}, {size(report.capacity)}, of which the CUDA context takes {size(report.context)}"
-    facts.append(("GPU", gpu))
-    facts.append(("peak", f"{size(peak.live)} of tensors, {where(report, peak.operator)}"))
-    facts.append(
-        (
-            "allocator",
-            f"{size(report.peak_allocated)} allocated, {size(report.peak_reserved)} reserved at most; "
-            f"{percent(played.fragmentation, 1.0)} of it not in use at the peak",
-        )
+        facts["rank"] = str(rank)
+    known = not math.isinf(report.capacity)
+    context = f", {size(report.capacity)}, of which the CUDA context takes {size(report.context)}" if known else ""
+    facts["GPU"] = f"{report.gpu}{context}"
+    facts["peak"] = f"{size(peak.live)} of tensors, {where(report, peak.operator)}"
+    facts["allocator"] = (
+        f"{size(report.peak_allocated)} allocated, {size(report.peak_reserved)} reserved at most; "
+        f"{percent(report.replay.fragmentation)} of it not in use at the peak"
     )
-    grid = facts_table(facts)
     if report.out_of_memory is not None:
-        grid.add_row("verdict", Text(failure(report, report.out_of_memory), style="bold red"))
-    elif not math.isinf(report.capacity):
+        facts["verdict"] = Text(failure(report, report.out_of_memory), style="bold red")
+    elif known:
         left = report.capacity - report.context - report.peak_reserved
-        grid.add_row("verdict", Text(f"fits; {size(left)} are left", style="bold green"))
-    return Panel(grid, title=Text(trace.source or "memory", overflow="ellipsis"), title_align="left", expand=False)
+        facts["verdict"] = Text(f"fits; {size(left)} are left", style="bold green")
+    return facts_panel(trace.source or "memory", facts.items())
 
 
-def _categories(report: MemoryReport) -> RenderableType:
+def _categories(report: MemoryReport) -> Table:
     """Return the live bytes by category: at the start of the step, at the peak, and each category's own peak."""
-    usage = report.usage
-    made = table("Live tensors by category", "category", "at the start", "at the peak", "of the peak", "at most")
+    usage, rows = report.usage, []
     for column, name in enumerate(usage.categories):
         values = usage.live[:, column]
         if values.any():
-            start, peak = int(values[0]), int(values[usage.peak.index])
-            made.add_row(_words(name), size(start), size(peak), percent(peak, usage.peak.live), size(int(values.max())))
-    made.add_row(
-        "all", size(int(usage.total[0])), size(usage.peak.live), "", size(int(usage.total.max())), style="bold"
-    )
+            start, peak, most = int(values[0]), int(values[usage.peak.index]), int(values.max())
+            rows.append((_words(name), size(start), size(peak), percent(peak, usage.peak.live), size(most)))
+    columns = "category", "at the start", "at the peak", "of the peak", "at most"
+    made = table("Live tensors by category", *columns, rows=rows)
+    most = size(int(usage.total.max()))
+    made.add_row("all", size(int(usage.total[0])), size(usage.peak.live), "", most, style="bold")
     return made
 
 
-def _modules(report: MemoryReport, depth: int | None) -> RenderableType:
+def _modules(report: MemoryReport, depth: int | None) -> Table:
     """Return the bytes at the peak by module, at ``depth`` or the greatest depth that gives few enough rows."""
     alive = report.usage.alive()
-    rows = by_module(report.usage, alive, depth) if depth is not None else _deepest(report, alive)
-    made = table("Live tensors at the peak, by module, in MiB", "module", *_COLUMNS, "all")
-    for row in rows[:MAX_MODULES]:
-        made.add_row(Text(_module_name(row)), *_cells(row.by_category, row.total))
-    if len(rows) > MAX_MODULES:
-        rest: dict[str, int] = {}
-        for row in rows[MAX_MODULES:]:
-            for name, value in row.by_category.items():
-                rest[name] = rest.get(name, 0) + value
-        made.add_row(f"… {len(rows) - MAX_MODULES} more", *_cells(rest, sum(rest.values())), style="dim")
+    found = by_module(report.usage, alive, depth) if depth is not None else _deepest(report, alive)
+    rows = [(_module_name(row), *_cells(row.by_category, row.total)) for row in found[:MAX_MODULES]]
+    made = table("Live tensors at the peak, by module, in MiB", "module", *_COLUMNS, "all", rows=rows)
+    if len(found) > MAX_MODULES:
+        rest: Counter[str] = Counter()
+        for row in found[MAX_MODULES:]:
+            rest.update(row.by_category)
+        made.add_row(f"… {len(found) - MAX_MODULES} more", *_cells(rest, rest.total()), style="dim")
     return made
 
 
@@ -181,19 +173,17 @@ def _short(nbytes: int) -> str:
     return "-" if not nbytes else "<0.1" if value < 0.05 else f"{value:,.1f}" if value < 99.95 else f"{value:,.0f}"
 
 
-def _tensors(report: MemoryReport) -> RenderableType:
+def _tensors(report: MemoryReport) -> Table:
     """Return the largest tensors at the peak, equal ones in one row."""
     groups: dict[tuple[str, ...], list[int]] = {}
     for number in report.usage.alive():
         item = report.usage.lifetimes.items[number]
-        shape = " x ".join(map(str, item.shape))
+        shape = f"{' x '.join(map(str, item.shape))} {item.dtype}".strip() or "?"
         layer = ".".join("*" if part.isdigit() else part for part in item.layer.split("."))
-        groups.setdefault((_words(item.category), f"{shape} {item.dtype}".strip(), layer), []).append(item.nbytes)
-    made = table(
-        "Largest tensors at the peak, together with those alike", "module", "category", "shape", "count", "all"
+        key = shorten(layer or "(no layer)", 20), _words(item.category), shape, layer
+        groups.setdefault(key, []).append(item.nbytes)
+    largest = sorted(groups.items(), key=lambda pair: -sum(pair[1]))[:MAX_TENSORS]
+    rows = [(*key[:3], str(len(sizes)), size(sum(sizes))) for key, sizes in largest]
+    return table(
+        "Largest tensors at the peak, equal ones together", "module", "category", "shape", "count", "all", rows=rows
     )
-    for (category, shape, layer), sizes in sorted(groups.items(), key=lambda pair: -sum(pair[1]))[:MAX_TENSORS]:
-        made.add_row(
-            Text(shorten(layer or "(no layer)", 20)), category, Text(shape or "?"), str(len(sizes)), size(sum(sizes))
-        )
-    return made

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import io
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from rich.console import Console, Group, RenderableType
-from rich.panel import Panel
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from triosim.output_files import PathLike, writing_text
+from triosim.reports.terminal.tables import facts_panel, note_lines, percent, plain_text, shorten, spaced, table
 from triosim.results.memory_rows import fullest
 from triosim.results.report import Report
 from triosim.results.result import Result
-from triosim.results.values import CollectiveTimes, Draws, LayerShare, LinkLoad, MemoryRow, RankTimes, ResultData
+from triosim.results.values import CollectiveTimes, Draws, LinkLoad, MemoryRow, Prediction, RankTimes, ResultData
 from triosim.units import format_bytes, format_ranks, format_rate, format_time, parse_ranks
 
 #: How many rows of a table a person reads.
@@ -29,7 +29,7 @@ MAX_AXES = 6
 MAX_NAMES = 3
 
 #: The columns of the table of the ranks' memory, and what is in them; communication is among the others.
-_OF_PLACES: Mapping[str, tuple[str, ...]] = {
+_MEMORY_COLUMNS: Mapping[str, tuple[str, ...]] = {
     "param.": ("parameter_bytes",),
     "optim.": ("optimizer_state_bytes",),
     "grad.": ("gradient_bytes",),
@@ -38,8 +38,19 @@ _OF_PLACES: Mapping[str, tuple[str, ...]] = {
     "other": ("communication_bytes", "other_bytes"),
     "all": ("peak_bytes",),
 }
-#: How a phase, where a rank was captured, and the optimizer are called there.
-_SHORT = {"optimizer": "optim.", "forward": "forw.", "backward": "backw."}
+_SHORT_PHASES = {"optimizer": "optim.", "forward": "forw.", "backward": "backw."}
+_SCHEDULE_ACTION = re.compile(r"\d+[A-Z]\d+")
+
+_ROUNDING = 1e-12  # of a step: differences of times that are smaller are the clock's rounding
+
+#: The columns of the ranks' times. The first three add up to the step.
+RANK_COLUMNS: tuple[tuple[str, Callable[[RankTimes], float]], ...] = (
+    ("compute", lambda rank: rank.compute_s),
+    ("exposed or waiting", lambda rank: rank.exposed_communication_s),
+    ("idle", lambda rank: rank.idle_s),
+    ("communication", lambda rank: rank.communication_s),
+    ("waiting", lambda rank: rank.waiting_s),
+)
 
 
 class ResultText(Report):
@@ -60,18 +71,11 @@ def as_text(data: ResultData, title: str, width: int = 100) -> str:
     return plain_text(render(data, title), width)
 
 
-def plain_text(shown: RenderableType, width: int = 100) -> str:
-    """Return what rich shows without colours, in lines of at most ``width`` characters."""
-    file = io.StringIO()
-    Console(file=file, width=width, color_system=None, force_terminal=False).print(shown)
-    return "\n".join(line.rstrip() for line in file.getvalue().splitlines())
-
-
 def render(data: ResultData, title: str, *, by_layer: bool = False) -> RenderableType:
     """Return a result as something that rich can show; ``by_layer`` adds exposed communication by layer."""
-    parts: list[RenderableType] = [_summary(data, title), _ranks(data)]
+    parts: list[RenderableType] = [facts_panel(title, _facts(data)), _ranks(data)]
     if len(data.memory) > 1:
-        parts.append(places(data.memory[:MAX_RANK_ROWS], more=len(data.memory) - MAX_RANK_ROWS))
+        parts.append(memory_by_rank(data.memory, most=MAX_RANK_ROWS))
     parts.append(_layers(data))
     if data.collectives:
         parts.append(_transfers(data))
@@ -81,103 +85,69 @@ def render(data: ResultData, title: str, *, by_layer: bool = False) -> Renderabl
         parts.append(_exposed(data))
     if data.what_if:
         parts.append(_what_if(data))
-    if data.notes:
-        parts.append(Text())
-    parts.extend(Text(f"note: {note}", style="yellow") for note in data.notes)
-    return Group(*spaced(parts))
+    return Group(*spaced(parts), *note_lines(data.notes))
 
 
-def spaced(parts: Iterable[RenderableType]) -> list[RenderableType]:
-    """Return the parts, with an empty line above each table."""
-    return [line for part in parts for line in ((Text(), part) if isinstance(part, Table) else (part,))]
-
-
-def table(title: str, *columns: str, caption: str | None = None) -> Table:
-    """Return an empty table in the common style: the first column to the left, figures to the right."""
-    made = Table(
-        title=title, title_justify="left", title_style="bold", caption=caption, caption_justify="left", box=None
-    )
-    for index, column in enumerate(columns):
-        made.add_column(column, justify="left" if index == 0 else "right", header_style="dim", overflow="fold")
-    return made
-
-
-def facts_table(facts: Iterable[tuple[str, str]]) -> Table:
-    """Return a table of names and what is said of each."""
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(style="dim")
-    grid.add_column(overflow="fold")
-    for name, value in facts:
-        grid.add_row(name, Text(value))
-    return grid
-
-
-def places(rows: Sequence[MemoryRow], room: float | None = None, *, title: str = "", more: int = 0) -> Table:
-    """Return a table of the ranks' memory, equal ranks in one row, and whether it fits.
-
-    ``room`` is another capacity than the GPU's, ``more`` how many rows are left out.
-    """
+def memory_by_rank(
+    rows: Sequence[MemoryRow], room: float | None = None, *, title: str = "", most: int | None = None
+) -> Table:
+    """Return a table of the ranks' memory, equal ranks in one row, and whether it fits in ``room``, or else in the GPU."""
     unit, scale = ("GiB", 2**30) if max(row.peak_bytes for row in rows) >= 2**30 / 10 else ("MiB", 2**20)
-    made = table(f"Live tensors at each rank's peak, in {unit}{title}", "ranks", *_OF_PLACES, "at", "fits")
+    cells = []
     for row in rows:
-        sizes = [sum(getattr(row, name) for name in names) for names in _OF_PLACES.values()]
+        sizes = [sum(getattr(row, name) for name in names) for names in _MEMORY_COLUMNS.values()]
         fits = row.fits if room is None else None if math.isinf(room) else row.peak_bytes <= room
-        said = "?" if fits is None else "yes" if fits else "no"
-        cells = (f"{one / scale:.2f}" if one else "-" for one in sizes)
-        made.add_row(shorten(row.ranks, 14), *cells, _SHORT.get(row.action, row.action), said)
-    if more > 0:
-        made.add_row(f"… {more} more", style="dim")
-    return made
-
-
-def shorten(name: str, width: int) -> str:
-    """Return a name no wider than ``width``; the front of a module path is cut, because its end says most."""
-    return name if len(name) <= width else "…" + name[-(width - 1) :]
-
-
-def percent(part: float, whole: float) -> str:
-    """Return a share in percent; only nothing at all is "0%"."""
-    share = 100 * part / whole if whole else 0.0
-    if share == 0 or share >= 9.95:
-        return f"{share:.0f}%"
-    return f"{share:.1f}%" if share >= 0.05 else "<0.1%"
-
-
-def _summary(data: ResultData, title: str) -> RenderableType:
-    trace = data.inputs.get("trace", {})
-    topology = data.inputs.get("topology", {})
-    world = len(data.ranks)
-    facts = [
-        ("model", f"{trace.get('model', 'unknown')} ({trace.get('operators', '?')} operators)"),
-        ("GPU", f"{trace.get('gpu', 'unknown')}, times {trace.get('times', 'unknown')}"),
-        ("parallelism", f"{data.inputs.get('parallel', 'unknown')} on {world} GPU{'s' if world > 1 else ''}"),
-        ("topology", f"{topology.get('name', 'unknown')} ({topology.get('links', '?')} links)"),
-        ("global batch", f"{data.global_batch_size:,} samples (the trace: {trace.get('batch_size', '?')})"),
-    ]
-    grid = facts_table(facts)
-    many = len(data.iterations)
-    grid.add_row(
-        "step time",
-        Text.assemble(
-            (format_time(data.step_time_s), "bold green"),
-            _range(data)
-            + f"   {format_rate(data.throughput_samples_per_s)} samples/s"
-            + (f"   (mean of {many} iterations)" if many > 1 else ""),
-        ),
+        cells.append(
+            [
+                shorten(row.ranks, 14),
+                *(f"{one / scale:.2f}" if one else "-" for one in sizes),
+                _SHORT_PHASES.get(row.action, row.action),
+                "?" if fits is None else "yes" if fits else "no",
+            ]
+        )
+    action = next((row.action for row in rows if _SCHEDULE_ACTION.fullmatch(row.action)), None)
+    return table(
+        f"Live tensors at each rank's peak, in {unit}{title}",
+        *("ranks", *_MEMORY_COLUMNS, "during", "fits"),
+        rows=cells,
+        most=most,
+        legend="" if action is None else f"during: the peak's action of the schedule, {_action_in_words(action)}",
     )
+
+
+def _action_in_words(action: str) -> str:
+    stage, letter, micro_batch = re.split("([A-Z])", action)
+    phase = {"F": "forward", "B": "backward", "I": "backward for the input", "W": "backward for the weights"}[letter]
+    return f"{action} being stage {stage}, {phase}, micro-batch {micro_batch}"
+
+
+def _facts(data: ResultData) -> Iterator[tuple[str, str | Text]]:
+    """Yield the facts of the summary, those that are known."""
+    trace, topology = data.inputs.get("trace", {}), data.inputs.get("topology", {})
+    world, many = len(data.ranks), len(data.iterations)
+    yield "model", f"{trace.get('model', 'unknown')} ({trace.get('operators', '?')} operators)"
+    yield "GPU", f"{trace.get('gpu', 'unknown')}, times {trace.get('times', 'unknown')}"
+    yield "parallelism", f"{data.inputs.get('parallel', 'unknown')} on {world} GPU{'s' if world > 1 else ''}"
+    yield "topology", f"{topology.get('name', 'unknown')} ({topology.get('links', '?')} links)"
+    yield "global batch", f"{data.global_batch_size:,} samples (the trace: {trace.get('batch_size', '?')})"
+    interval = data.step_time_interval_s
+    between = "" if interval is None else f", {format_time(interval[0])} to {format_time(interval[1])}"
+    mean = f"   (mean of {many} iterations)" if many > 1 else ""
+    rate = f"{between}   {format_rate(data.throughput_samples_per_s)} samples/s{mean}"
+    yield "step time", Text.assemble((format_time(data.step_time_s), "bold green"), rate)
     if data.draws is not None:
-        grid.add_row(f"{len(data.draws.step_times_s)} draws", Text(spread(data.draws)))
-    for name, value in _compared(data):
-        grid.add_row(name, Text(value))
+        yield f"{len(data.draws.step_times_s)} draws", spread(data.draws)
+    yield from _metrics(data)
     if data.memory:
-        grid.add_row("memory", Text(fullest(data.memory)))
-    grid.add_row("operators", Text(_origin(data)))
+        yield "memory", fullest(data.memory)
+    yield "operators", _origin_of_times(data)
     if data.launch_wait_s > 0.0:
-        share = percent(data.launch_wait_s, data.step_time_s)
-        grid.add_row("launch-bound", f"GPUs wait for launches during {share} of the step")
+        yield (
+            "launch-bound",
+            f"GPUs wait for launches during {percent(data.launch_wait_s, data.step_time_s)} of the step",
+        )
     if data.network_figures:
-        grid.add_row("network", Text(_counted(data.network_figures)))
-    return Panel(grid, title=Text(title), title_align="left", expand=False)
+        yield "network", _network(data.network_figures)
 
 
 def spread(draws: Draws) -> str:
@@ -193,7 +163,7 @@ def spread(draws: Draws) -> str:
     )
 
 
-def _compared(data: ResultData) -> Iterator[tuple[str, str]]:
+def _metrics(data: ResultData) -> Iterator[tuple[str, str]]:
     """Yield the metrics that are known, a line each."""
     found = data.metrics
     if found is None:
@@ -206,9 +176,9 @@ def _compared(data: ResultData) -> Iterator[tuple[str, str]]:
         hfu = f", HFU {found.hfu:.1%}" if abs(found.hfu - found.mfu) >= 0.0005 else ""
         yield "MFU", f"{found.mfu:.1%}{hfu} of {peak}"
     if found.bubble_fraction is not None:
-        yield "bubble", f"{percent(found.bubble_fraction, 1.0)} of the step"
-    if len(data.axes) > 1 and (exposed := _exposed_axes(data)):
-        yield "exposed", f"{exposed} of the step"
+        yield "bubble", f"{percent(found.bubble_fraction)} of the step"
+    if len(data.axes) > 1 and any(row.exposed_s > 0 for row in data.axes):
+        yield "exposed", f"{_exposed_axes(data)} of the step"
     if found.energy_j is not None:
         yield "energy", f"{_energy(found.energy_j)} a step at TDP (an estimate)"
     if found.cost is not None:
@@ -228,63 +198,70 @@ def per_million(data: ResultData, cost: float) -> str:
 
 
 def _exposed_axes(data: ResultData) -> str:
-    """Return the exposed communication of each axis as a share of the step."""
-    shown = [row for row in data.axes if row.exposed_s > 0][:MAX_AXES]
-    return ", ".join(f"{shorten(row.axis or 'other', 14)} {percent(row.exposed_s, data.step_time_s)}" for row in shown)
+    """Return the exposed communication of each axis, and the waiting, as shares of the step."""
+    shown = []
+    for row in [row for row in data.axes if row.exposed_s > 0][:MAX_AXES]:
+        seen = row.waiting_s >= 0.0005 * data.step_time_s
+        waiting = f" and {percent(row.waiting_s, data.step_time_s)} waiting" if seen else ""
+        exposed = percent(row.exposed_s - row.waiting_s, data.step_time_s)
+        shown.append(f"{shorten(row.axis or 'other', 14)} {exposed}{waiting}")
+    return ", ".join(shown)
 
 
-def _counted(figures: Mapping[str, float]) -> str:
+def _network(figures: Mapping[str, float]) -> str:
     """Return the network's figures other than zeros."""
-    said = []
-    for name, value in figures.items():
-        shown = format_time(value) if name.endswith("_s") else f"{value:,.12g}"
-        said += [f"{name.removesuffix('_s').replace('_', ' ')}: {shown}"] if value else []
-    return ", ".join(said)
+    return ", ".join(
+        f"{name.removesuffix('_s').replace('_', ' ')}: "
+        + (format_time(value) if name.endswith("_s") else f"{value:,.12g}")
+        for name, value in figures.items()
+        if value
+    )
 
 
-def _range(data: ResultData) -> str:
-    if data.step_time_interval_s is None:
-        return ""
-    low, high = data.step_time_interval_s
-    return f", {format_time(low)} to {format_time(high)}"
-
-
-def _origin(data: ResultData) -> str:
-    """Return where the operators' times come from."""
+def _origin_of_times(data: ResultData) -> str:
+    """Return where the operators' times come from, each model once; those that only scaled another's times come last."""
     if not data.predictions:
         times = data.inputs.get("trace", {}).get("times", "unknown")
         return "all measured" if times == "measured" else f"none predicted in this run; the trace's times are {times}"
     compute = sum(rank.compute_s for rank in data.ranks) / len(data.ranks)
-    said = []
+    by_model: dict[str, list[Prediction]] = {}
+    scaling: dict[str, None] = {}
     for row in data.predictions:
-        names = ", ".join(row.names[:MAX_NAMES]) + (", …" if len(row.names) > MAX_NAMES else "")
-        said.append(
-            f"{row.model} ±{100 * row.relative_error:.2g}% for {percent(row.seconds, compute)} of compute ({names})"
-        )
-    return "predicted by " + "; ".join(said) + "; the range of the step time is a 90% interval"
+        model, *others = row.model.split(", ")
+        by_model.setdefault(model, []).append(row)
+        scaling |= dict.fromkeys(others)
+    shown = []
+    for model, rows in sorted(by_model.items(), key=lambda item: -sum(row.seconds for row in item[1])):
+        seconds = sum(row.seconds for row in rows)
+        error = sum(row.seconds * row.relative_error for row in rows) / seconds if seconds else 0.0
+        names = list(dict.fromkeys(name for row in rows for name in row.names))
+        some = ", ".join(names[:MAX_NAMES]) + (", …" if len(names) > MAX_NAMES else "")
+        shown.append(f"{model} ±{100 * error:.2g}% for {percent(seconds, compute)} of compute ({some})")
+    by = ", ".join(model for model in scaling if model not in by_model)
+    scaled = f"; some scaled to other shapes{' by ' if by else ''}{by}" if scaling else ""
+    return f"predicted by {'; '.join(shown)}{scaled}; the range of the step time is a 90% interval"
 
 
-_ROUNDING = 1e-12  # of a step: differences of times that are smaller are the clock's rounding
-
-_RANK_FIGURES: tuple[tuple[str, Callable[[RankTimes], float]], ...] = (
-    ("compute", lambda rank: rank.compute_s),
-    ("communication", lambda rank: rank.communication_s),
-    ("exposed", lambda rank: rank.exposed_communication_s),
-    ("waiting", lambda rank: rank.waiting_s),
-    ("idle", lambda rank: rank.idle_s),
-)
-
-
-def _ranks(data: ResultData) -> RenderableType:
-    made = table("Time per step, by rank", "rank", *(name for name, _ in _RANK_FIGURES))
-    rows = _same_figures(data.ranks, _ROUNDING * data.step_time_s)
-    for ranks, figures in rows[:MAX_RANK_ROWS]:
-        made.add_row(shorten(format_ranks(ranks), 22), *figures)
+def _ranks(data: ResultData) -> Table:
+    least = _ROUNDING * data.step_time_s
+    by_figures: dict[tuple[str, ...], list[int]] = {}  # ranks whose figures read the same are one row
+    for rank in data.ranks:
+        figures = tuple(format_time(_at_least(least, figure(rank))) for _, figure in RANK_COLUMNS)
+        by_figures.setdefault(figures, []).append(rank.rank)
+    rows = [(shorten(format_ranks(ranks), 22), *figures) for figures, ranks in by_figures.items()]
+    some = any(rank.communication_s > 0 for rank in data.ranks)
+    made = table(
+        "Time per step, by rank",
+        *("rank", *(name for name, _ in RANK_COLUMNS)),
+        rows=rows[:MAX_RANK_ROWS],
+        legend="compute + exposed or waiting + idle = the step; communication and waiting: all, hidden by compute or not"
+        if some
+        else "",
+    )
     if len(rows) > MAX_RANK_ROWS:
-        left = sum(len(ranks) for ranks, _ in rows[MAX_RANK_ROWS:])
-        made.add_row(f"… {left} more", style="dim")
+        made.add_row(f"… {sum(map(len, list(by_figures.values())[MAX_RANK_ROWS:]))} more", style="dim")
     whole = data.step_time_s * len(data.ranks)
-    sums = [_at_least(_ROUNDING * whole, sum(map(figure, data.ranks))) for _, figure in _RANK_FIGURES]
+    sums = [_at_least(_ROUNDING * whole, sum(map(figure, data.ranks))) for _, figure in RANK_COLUMNS]
     if len(data.ranks) > 1:
         made.add_row(f"all {len(data.ranks)}", *map(format_time, sums), style="bold")
     made.add_row("of the time", *(percent(total, whole) for total in sums), style="dim")
@@ -296,74 +273,61 @@ def _at_least(least: float, seconds: float) -> float:
     return seconds if seconds > least else 0.0
 
 
-def _same_figures(ranks: Iterable[RankTimes], least: float) -> list[tuple[list[int], tuple[str, ...]]]:
-    """Return ranks grouped by their figures as they are shown."""
-    groups: dict[tuple[str, ...], list[int]] = {}
-    for rank in ranks:
-        figures = tuple(format_time(_at_least(least, figure(rank))) for _, figure in _RANK_FIGURES)
-        groups.setdefault(figures, []).append(rank.rank)
-    return [(members, figures) for figures, members in groups.items()]
-
-
-def _layers(data: ResultData) -> RenderableType:
+def _layers(data: ResultData) -> Table:
     slowest = sorted(data.layers, key=lambda layer: -layer.total_s)[:MAX_LAYERS]
-    more = len(data.layers) - len(slowest)
-    title = f"Slowest layers ({len(slowest)} of {len(data.layers)})" if more else "Layers, slowest first"
-    made = table(title, "layer", "forward", "backward", "optimizer", "total", "of compute")
-    compute = sum(rank.compute_s for rank in data.ranks) / len(data.ranks)
+    every = len(slowest) == len(data.layers)
+    compute = sum(rank.compute_s for rank in data.ranks)
+    rows = []
     for layer in slowest:
-        share = layer.total_s * _members(layer.per_rank) / len(data.ranks)
-        made.add_row(
-            Text(shorten(layer.layer or "(no layer)", 26)),
-            *(format_time(value) for value in (layer.forward_s, layer.backward_s, layer.optimizer_s, layer.total_s)),
-            percent(share, compute),
-        )
-    return made
+        times = layer.forward_s, layer.backward_s, layer.optimizer_s, layer.total_s
+        members = sum(len(parse_ranks(share.ranks)) for share in layer.per_rank)
+        name = shorten(layer.layer or "(no layer)", 26)
+        rows.append((name, *map(format_time, times), percent(layer.total_s * members, compute)))
+    title = "Layers, slowest first" if every else f"Slowest layers ({len(slowest)} of {len(data.layers)})"
+    return table(title, "layer", "forward", "backward", "optimizer", "total", "of compute", rows=rows)
 
 
-def _members(shares: Sequence[LayerShare]) -> int:
-    return sum(len(parse_ranks(share.ranks)) for share in shares)
-
-
-def _transfers(data: ResultData) -> RenderableType:
+def _transfers(data: ResultData) -> Table:
     """Return the transfers by kind, axis and group size, all sizes together."""
     groups: dict[tuple[str, str, int], list[CollectiveTimes]] = {}
     for row in data.collectives:
         groups.setdefault((row.kind, row.axis, row.group_size), []).append(row)
-    made = table("Communication per step", "kind", "axis", "ranks", "count", "bytes", "time", "bytes/time")
-    rows = sorted(groups.items(), key=lambda item: -sum(row.total_s for row in item[1]))
-    for (kind, axis, size), members in rows[:MAX_TRANSFERS]:
-        count = sum(row.count for row in members)
+    rows = []
+    for (kind, axis, size), members in sorted(groups.items(), key=lambda item: -sum(row.total_s for row in item[1])):
+        count, seconds = sum(row.count for row in members), sum(row.total_s for row in members)
         nbytes = sum(row.count * row.bytes for row in members)
-        seconds = sum(row.total_s for row in members)
         rate = f"{format_bytes(nbytes / seconds)}/s" if seconds else ""
-        made.add_row(
-            kind, Text(shorten(axis, 14)), str(size), f"{count:,g}", format_bytes(nbytes), format_time(seconds), rate
-        )
-    if len(rows) > MAX_TRANSFERS:
-        made.add_row(f"… {len(rows) - MAX_TRANSFERS} more kinds", style="dim")
-    return made
+        of = kind, shorten(axis, 14), str(size)
+        rows.append((*of, f"{count:,g}", format_bytes(nbytes), format_time(seconds), rate))
+    columns = "kind", "axis", "ranks", "count", "bytes", "time", "bytes/time"
+    return table("Communication per step", *columns, rows=rows, most=MAX_TRANSFERS, more="more kinds")
 
 
-def _links(data: ResultData) -> RenderableType:
+def _links(data: ResultData) -> Table:
     busiest = sorted(data.links, key=lambda link: -link.utilisation)[:MAX_LINKS]
-    made = table(f"Busiest links ({len(busiest)} of {len(data.links)})", "link", "bytes per step", "utilisation")
-    for link in busiest:
-        made.add_row(Text(shorten(link.name, 40)), format_bytes(link.bytes), percent(link.utilisation, 1.0))
-    return made
+    rows = [(shorten(link.name, 40), format_bytes(link.bytes), percent(link.utilisation)) for link in busiest]
+    title = f"Busiest links ({len(busiest)} of {len(data.links)})"
+    return table(title, "link", "bytes per step", "utilisation", rows=rows)
 
 
-def _recorded_links(data: ResultData) -> RenderableType:
+def _recorded_links(data: ResultData) -> Table:
     """Return the links that carried anything with when each was busiest, links with equal figures in one row."""
     loaded = sorted((link for link in data.links if link.bytes), key=lambda link: -link.utilisation)
     by_load: dict[tuple[str, ...], list[str]] = {}
     for link in loaded:
         by_load.setdefault(_load(link, data.step_time_s), []).append(link.name)
-    title = f"Busiest links ({len(loaded)} of {len(data.links)} carried something)"
-    made = table(title, "link", "links", "bytes", "mean", "peak", "busy", "busiest at")
-    for figures, names in list(by_load.items())[:MAX_RECORDED_LINKS]:
-        made.add_row(Text(shorten(names[0], 26)), f"{len(names):,}", *figures)
-    if len(by_load) > MAX_RECORDED_LINKS:
+    rows = [
+        (shorten(names[0], 26) + (f" x{len(names):,}" if len(names) > 1 else ""), *figures)
+        for figures, names in by_load.items()
+    ]
+    made = table(
+        f"Busiest links ({len(loaded)} of {len(data.links)} carried something)",
+        *("link", "bytes", "used", "peak", "busy", "busiest at"),
+        rows=rows[:MAX_RECORDED_LINKS],
+        legend="x8: 8 links with these figures; used: bytes over what the link could carry in the step; peak: the largest "
+        "share of its bandwidth at any time; busy: the part of the step in which it carries bytes",
+    )
+    if len(rows) > MAX_RECORDED_LINKS:
         made.add_row(f"… {sum(map(len, list(by_load.values())[MAX_RECORDED_LINKS:])):,} more", style="dim")
     return made
 
@@ -372,45 +336,42 @@ def _load(link: LinkLoad, step: float) -> tuple[str, ...]:
     when = ""
     if link.busiest_from_s is not None and link.busiest_to_s is not None:
         when = f"{format_time(link.busiest_from_s)} - {format_time(link.busiest_to_s)}"
-    return (
-        format_bytes(link.bytes),
-        percent(link.utilisation, 1.0),
-        "" if link.peak is None else percent(link.peak, 1.0),
-        "" if link.busy_s is None else percent(link.busy_s, step),
-        when,
-    )
+    peak = "" if link.peak is None else percent(link.peak)
+    busy = "" if link.busy_s is None else percent(link.busy_s, step)
+    return format_bytes(link.bytes), percent(link.utilisation), peak, busy, when
 
 
 def _exposed(data: ResultData) -> RenderableType:
     """Return the exposed communication by layer and axis."""
     if not data.exposed_communication:
         return Text("no communication is exposed")
-    made = table("Exposed communication, mean over the GPUs", "layer", "axis", "exposed", "waiting", "of the step")
-    for row in data.exposed_communication[:MAX_EXPOSED]:
-        made.add_row(
-            Text(shorten(row.layer or "(no layer)", 34)),
-            Text(shorten(row.axis, 14)),
-            format_time(row.exposed_s),
-            format_time(row.waiting_s),
-            percent(row.exposed_s, data.step_time_s),
-        )
-    rest = data.exposed_communication[MAX_EXPOSED:]
+
+    def cells(exposed: float, waiting: float) -> tuple[str, ...]:
+        return format_time(exposed - waiting), format_time(waiting), percent(exposed, data.step_time_s)
+
+    shown, rest = data.exposed_communication[:MAX_EXPOSED], data.exposed_communication[MAX_EXPOSED:]
+    rows = [
+        (shorten(row.layer or "(no layer)", 34), shorten(row.axis, 14), *cells(row.exposed_s, row.waiting_s))
+        for row in shown
+    ]
     if rest:
         others = sum(row.exposed_s for row in rest), sum(row.waiting_s for row in rest)
-        made.add_row(f"… {len(rest)} more", "", *map(format_time, others), percent(others[0], data.step_time_s))
-    return made
+        rows.append((f"… {len(rest)} more", "", *cells(*others)))
+    columns = "layer", "axis", "exposed", "waiting", "both of the step"
+    return table("Exposed communication, mean over the GPUs", *columns, rows=rows)
 
 
-def _what_if(data: ResultData) -> RenderableType:
+def _what_if(data: ResultData) -> Table:
     factor = data.what_if[0].factor
     times = "twice" if factor == 2 else f"{factor:g} times"
-    made = table(f"What if a part were {times} as fast?", "part", "links", "step", "saved", "speed-up")
-    for row in data.what_if:
-        made.add_row(
-            Text(shorten(row.what, 40)),
+    rows = [
+        (
+            shorten(row.what, 40),
             f"{row.links:,}" if row.links else "",
             format_time(row.step_time_s),
             percent(row.saved_s, data.step_time_s),
             f"{row.speed_up:.3g}x",
         )
-    return made
+        for row in data.what_if
+    ]
+    return table(f"What if a part were {times} as fast?", "part", "its links", "step", "saved", "speed-up", rows=rows)

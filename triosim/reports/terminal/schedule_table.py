@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from triosim.reports.terminal.result_tables import table
+from triosim.reports.terminal.tables import table
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -16,10 +16,8 @@ if TYPE_CHECKING:
 def render(run: ScheduleRun) -> Table:
     """Return a table of the ranks."""
     schedule = run.schedule
-    title = f"{run.name}: {len(schedule.rows)} ranks, {schedule.stages} stages, {schedule.micro_batches} micro-batches"
-    made = table(title, "rank", "stages", "busy s", "bubble s", "of the step", "micro-batches held")
-    for rank, busy in enumerate(run.busy):
-        made.add_row(
+    rows = [
+        (
             str(rank),
             ", ".join(map(str, schedule.stages_of(rank))),
             f"{busy:g}",
@@ -27,8 +25,14 @@ def render(run: ScheduleRun) -> Table:
             f"{run.bubble(rank) / run.seconds:.1%}",
             f"{run.held(rank):g}",
         )
-    made.caption = f"a step takes {run.seconds:g} s"
-    return made
+        for rank, busy in enumerate(run.busy)
+    ]
+    return table(
+        f"{run.name}: {len(schedule.rows)} ranks, {schedule.stages} stages, {schedule.micro_batches} micro-batches",
+        *("rank", "stages", "busy s", "bubble s", "of the step", "micro-batches held"),
+        rows=rows,
+        legend=f"a step takes {run.seconds:g} s; held: micro-batches whose activations are in memory at once, at most",
+    )
 
 
 def as_json(run: ScheduleRun) -> str:

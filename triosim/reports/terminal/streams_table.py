@@ -2,37 +2,31 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator
-from typing import TypeVar
+from collections.abc import Iterator, Sequence
 
 from rich.console import Group, RenderableType
 from rich.panel import Panel
 from rich.table import Table
-from rich.text import Text
 
-from triosim.reports.terminal.result_tables import facts_table, shorten, spaced, table
-from triosim.trace import Trace
+from triosim.reports.terminal.tables import facts_panel, shorten, spaced, table
 from triosim.trace.task_streams import TaskStreams
 from triosim.units import format_bytes, format_ranks, format_time
 
 MAX_ROWS = 15
 
-Row = TypeVar("Row")
-
 
 def render(streams: TaskStreams) -> RenderableType:
     """Return task streams as something that rich can show."""
-    parts = [_facts(streams), _ranks(streams)]
+    parts: list[RenderableType] = [_facts(streams), _ranks(streams)]
     if streams.groups:
         parts.append(_groups(streams))
-    communications = _communications(streams)
-    if communications.row_count:
-        parts.append(communications)
+    rows = list(_communications(streams))
+    if rows:
+        parts.append(_table("Communications of a captured rank", ("rank", "kind", "group", "count", "bytes"), rows))
     return Group(*spaced(parts))
 
 
-def _facts(streams: TaskStreams) -> RenderableType:
+def _facts(streams: TaskStreams) -> Panel:
     trace = streams.traces[streams.like[0]]
     batch = streams.global_batch_size
     facts = {
@@ -43,64 +37,41 @@ def _facts(streams: TaskStreams) -> RenderableType:
     }
     if trace.software:
         facts["software"] = ", ".join(f"{name} {version}" for name, version in trace.software.items())
-    grid = facts_table(facts.items())
-    title = Text(streams.source or "task streams", overflow="ellipsis")
-    return Panel(grid, title=title, title_align="left", expand=False)
+    return facts_panel(streams.source or "task streams", facts.items())
 
 
 def _ranks(streams: TaskStreams) -> Table:
-    made = table("Captured ranks", "rank", "stands for", "batch", "operators", "sum of times", "communications")
-    for rank, trace in _first(streams.traces.items(), made):
+    rows = []
+    for rank, trace in streams.traces.items():
         ranks = format_ranks(other for other, model in enumerate(streams.like) if model == rank)
-        made.add_row(
-            str(rank),
-            shorten(ranks, 24),
-            f"{trace.batch_size:,}",
-            f"{len(trace.operators):,}",
-            format_time(trace.seconds),
-            f"{sum(operator.communication is not None for operator in trace.operators):,}",
-        )
-    return made
+        communications = sum(operator.communication is not None for operator in trace.operators)
+        counts = f"{trace.batch_size:,}", f"{len(trace.operators):,}", format_time(trace.seconds), f"{communications:,}"
+        rows.append((str(rank), shorten(ranks, 24), *counts))
+    return _table(
+        "Captured ranks", ("rank", "represents", "batch", "operators", "sum of times", "communications"), rows
+    )
 
 
 def _groups(streams: TaskStreams) -> Table:
-    made = table("Groups", "name", "groups", "ranks in each", "the first")
-    for name, groups in _first(streams.groups.items(), made):
-        sizes = sorted({len(group) for group in groups})
-        first = format_ranks(groups[0]) if groups else ""
-        made.add_row(Text(shorten(name, 24)), str(len(groups)), ", ".join(map(str, sizes)), shorten(first, 24))
-    return made
+    rows = []
+    for name, groups in streams.groups.items():
+        sizes = ", ".join(map(str, sorted({len(group) for group in groups})))
+        first = shorten(format_ranks(groups[0]), 24) if groups else ""
+        rows.append((shorten(name, 24), str(len(groups)), sizes, first))
+    return _table("Groups", ("name", "groups", "ranks in each", "the first"), rows)
 
 
-def _communications(streams: TaskStreams) -> Table:
-    """Return the communication of each captured rank, summed by kind and group."""
-    made = table("Communications of a captured rank", "rank", "kind", "group", "count", "bytes")
-    rows = [
-        (str(rank), kind, Text(shorten(group, 24)), f"{count:,}", format_bytes(nbytes))
-        for rank, trace in streams.traces.items()
-        for kind, group, count, nbytes in _sums(trace)
-    ]
-    for row in _first(rows, made):
-        made.add_row(*row)
-    return made
+def _communications(streams: TaskStreams) -> Iterator[tuple[str, ...]]:
+    """Yield the communication of each captured rank, summed by kind and group."""
+    for rank, trace in streams.traces.items():
+        sizes: dict[tuple[str, str], list[float]] = {}
+        for operator in trace.operators:
+            asked = operator.communication
+            if asked is not None:
+                sizes.setdefault((asked.kind, asked.group), []).append(asked.nbytes)
+        for (kind, group), found in sizes.items():
+            yield str(rank), kind, shorten(group, 24), f"{len(found):,}", format_bytes(sum(found))
 
 
-def _first(rows: Iterable[Row], made: Table) -> Iterator[Row]:
-    """Yield as many rows as a person reads; the table's caption says how many more there are."""
-    everything = list(rows)
-    if len(everything) > MAX_ROWS:
-        made.caption = f"{len(everything) - MAX_ROWS} more"
-    yield from everything[:MAX_ROWS]
-
-
-def _sums(trace: Trace) -> Iterator[tuple[str, str, int, float]]:
-    counts: Counter[tuple[str, str]] = Counter()
-    sizes: dict[tuple[str, str], float] = {}
-    for operator in trace.operators:
-        asked = operator.communication
-        if asked is not None:
-            key = (asked.kind, asked.group)
-            counts[key] += 1
-            sizes[key] = sizes.get(key, 0.0) + asked.nbytes
-    for (kind, group), count in counts.items():
-        yield kind, group, count, sizes[kind, group]
+def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    return table(title, *columns, rows=rows, most=MAX_ROWS)

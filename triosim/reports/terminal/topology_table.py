@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -14,7 +14,7 @@ from triosim.networks.calibration.lookup import calibration_of, reason_uncalibra
 from triosim.networks.photonic.optics import Optics, optics_of
 from triosim.networks.topology import Link, Topology
 from triosim.networks.topology.summary import summary
-from triosim.reports.terminal.result_tables import shorten, spaced, table
+from triosim.reports.terminal.tables import shorten, spaced, table
 from triosim.units import format_bandwidth, format_bytes, format_time
 
 #: More links than this are shown by kind alone.
@@ -51,19 +51,22 @@ def render(topology: Topology) -> RenderableType:
         (_kind(topology, link.source), both, _kind(topology, link.destination), link.bandwidth, link.latency)
         for link, both in links
     )
-    made = _table("Links by kind", "count")
-    for (source, both, destination, bandwidth, latency), count in by_kind.items():
-        made.add_row(source, _ARROW[both], destination, f"{count:,}", format_bandwidth(bandwidth), format_time(latency))
-    parts.append(made)
+    parts.append(
+        _table(
+            *("Links by kind", "count"),
+            (
+                (source, _ARROW[both], destination, f"{count:,}", format_bandwidth(bandwidth), format_time(latency))
+                for (source, both, destination, bandwidth, latency), count in by_kind.items()
+            ),
+        )
+    )
     if len(links) <= MAX_LINKS:
-        made = _table("Links", "name")
+        rows = []
         for link, both in links:
             name = "" if link.name == f"{link.source}->{link.destination}" else link.name
-            ends = [Text(shorten(end, 18)) for end in (link.source, link.destination)]
-            made.add_row(
-                ends[0], _ARROW[both], ends[1], Text(name), format_bandwidth(link.bandwidth), format_time(link.latency)
-            )
-        parts.append(made)
+            speed = format_bandwidth(link.bandwidth), format_time(link.latency)
+            rows.append((shorten(link.source, 18), _ARROW[both], shorten(link.destination, 18), name, *speed))
+        parts.append(_table("Links", "name", rows))
     return Group(*spaced(parts))
 
 
@@ -80,8 +83,8 @@ def _optics(optics: Optics) -> str:
 _ARROW = {False: "→", True: "↔"}
 
 
-def _table(title: str, of_links: str) -> Table:
-    made = table(title, "from", "", "to", of_links, "bandwidth", "latency")
+def _table(title: str, middle: str, rows: Iterable[Sequence[str]]) -> Table:
+    made = table(title, "from", "", "to", middle, "bandwidth", "latency", rows=rows)
     made.columns[2].justify = "left"
     return made
 
