@@ -77,9 +77,13 @@ def said(tmp_path: Path, text: str) -> str:
         (LLAMA, {"n_routed_experts": "8"}, "n_routed_experts: '8' is not a size"),  # a key that Llama does not read
         (GPT2, {"tie_word_embeddings": "no"}, "tie_word_embeddings: 'no' is not true or false"),
         (BERT, {"feed_forward_proj": 3}, "feed_forward_proj: 3 is not text"),
-        (CLIP, {"text_config": 3}, "text_config: 3 is not a config"),
+        (CLIP, {"text_config": 3}, "text_config: 3 is not a mapping; give keys and their values"),
         (CLIP, {"text_config": {"hidden_size": 500}}, "text_config: hidden_size: 500 does not divide by 8"),
         (CONVNEXT, {"depths": [1, 1]}, "depths: 2 stages, hidden_sizes: 4; give one of each for every stage"),
+        (LLAMA, {"depths": 3}, "depths: 3 is not a list of sizes"),
+        (LLAMA, {"id2label": "cat"}, "id2label: 'cat' is not a mapping"),
+        (LLAMA, {"vision_config": {"patch_size": "16"}}, "vision_config: patch_size: '16' is not a size"),
+        (CONVNEXT, {"depths": []}, "depths: [] is not a list of sizes"),
         (CONVNEXT, {"depths": 3}, "depths: 3 is not a list of sizes; give a list of whole numbers"),
     ],
 )

@@ -1,6 +1,6 @@
 """Models from a ``config.json`` of Hugging Face transformers, whose ``model_type`` names the architecture.
 
-Keys that are left out have the defaults of transformers; sizes that tell models apart must be there. Every key of ``_TYPES`` is
+Keys that are left out have the defaults of transformers; sizes that tell models apart must be there. Every key of ``_KEYS`` is
 checked for its type, whether the architecture reads it or not.
 """
 
@@ -24,42 +24,65 @@ from triosim.models.architectures.model import Model
 from triosim.models.architectures.t5 import T5
 from triosim.models.architectures.vit import ViT
 
+_Type = Literal["size", "sizes", "number", "flag", "text", "mapping"]
+#: Of each type: the Python types of its values, what a value is called, and what to give instead.
+_TYPES: Mapping[_Type, tuple[tuple[type, ...], str, str | None]] = {
+    "size": ((int,), "a size", "give a whole number"),
+    "sizes": ((list,), "a list of sizes", "give a list of whole numbers"),
+    "number": ((int, float), "a number", None),
+    "flag": ((bool,), "true or false", None),
+    "text": ((str,), "text", None),
+    "mapping": ((dict,), "a mapping", "give keys and their values"),
+}
+#: The keys that descriptions of some architecture read.
+_KEYS: Mapping[_Type, str] = {
+    "size": "n_layer n_embd n_head n_positions n_inner vocab_size max_position_embeddings num_hidden_layers hidden_size"
+    " num_attention_heads num_key_value_heads intermediate_size head_dim num_local_experts num_experts_per_tok"
+    " n_routed_experts n_shared_experts moe_intermediate_size n_group topk_group first_k_dense_replace q_lora_rank"
+    " kv_lora_rank qk_nope_head_dim qk_rope_head_dim v_head_dim type_vocab_size projection_dim num_labels num_layers"
+    " d_model num_heads d_kv d_ff relative_attention_num_buckets patch_size image_size",
+    "sizes": "depths hidden_sizes",
+    "number": "resid_pdrop hidden_dropout_prob dropout_rate",
+    "flag": "tie_word_embeddings",
+    "text": "feed_forward_proj",
+    "mapping": "text_config vision_config id2label",
+}
+
 
 class Config:
-    """The keys of a config, read with checks that name the file."""
+    """The keys of a config, read with checks that name the file. Its methods raise ``TriosimError``."""
 
     def __init__(self, content: Mapping[str, Any], path: str) -> None:
         self._content = content
         self.path = path
 
-    def whole(self, key: str, default: int | None = None, *, least: int = 1) -> int:
-        """Return a whole number of ``least`` or more. Raises ``TriosimError`` where it is missing or something else."""
+    def value(self, key: str, type: _Type, default: Any = None, fix: str | None = None) -> Any:
+        """Return the value of a key, which has a type; null stands for the default."""
         value = self._content.get(key)
         if value is None:
-            if default is None:
-                raise TriosimError(
-                    f"the key '{key}' is missing", where=self.path, fix="it must say a size of the model"
-                )
             return default
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            fix = f"give a whole number of {least} or more"
-            raise TriosimError(f"{key}: {value!r:.40} is not a size", where=self.path, fix=fix)
+        known, called, usual = _TYPES[type]
+        if not isinstance(value, known) or (isinstance(value, bool) and type != "flag") or value == []:
+            raise TriosimError(f"{key}: {value!r:.40} is not {called}", where=self.path, fix=fix or usual)
         return value
+
+    def whole(self, key: str, default: int | None = None, *, least: int = 1) -> int:
+        """Return a whole number of ``least`` or more; it must be there where it has no default."""
+        fix = f"give a whole number of {least} or more"
+        value = self.value(key, "size", default, fix)
+        if value is None:
+            raise TriosimError(f"the key '{key}' is missing", where=self.path, fix="it must say a size of the model")
+        if value < least:
+            raise TriosimError(f"{key}: {value} is not a size", where=self.path, fix=fix)
+        return int(value)
 
     def optional(self, key: str) -> int | None:
         """Return a positive whole number, or None where the config has none."""
         return None if self._content.get(key) is None else self.whole(key)
 
-    def number(self, key: str, default: float) -> float:
-        """Return a number."""
-        value = self._content.get(key, default)
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise TriosimError(f"{key}: {value!r:.40} is not a number", where=self.path)
-        return float(value)
-
     def probability(self, key: str, default: float) -> float:
         """Return a probability."""
-        value = self.number(key, default)
+        value = float(self.value(key, "number", default))
         if not 0 <= value < 1:
             raise TriosimError(f"{key}: {value:g} is not a probability", where=self.path, fix="give 0 or more, below 1")
         return value
@@ -77,12 +100,7 @@ class Config:
             raise TriosimError(f"{key}: {number} is more than {most}, {of}", where=self.path, fix="change one of them")
         return number
 
-    def heads(self, hidden: str, heads: str) -> tuple[int, int]:
-        """Return the features of a model and its heads, which share them evenly."""
-        features, count = self.whole(hidden), self.whole(heads)
-        return self.multiple(hidden, features, f"the {heads}", count), count
-
-    def shared_heads(self, heads: int) -> int:
+    def kv_heads(self, heads: int) -> int:
         """Return how many heads of keys and values as many heads of queries share evenly."""
         key = "num_key_value_heads"
         shared = self.whole(key, heads)
@@ -93,84 +111,28 @@ class Config:
         """Return the size of rotary embedding, which rotates pairs of features."""
         return self.multiple(key, width, "the features of a rotated pair", 2)
 
-    def flag(self, key: str, default: bool) -> bool:
-        """Return true or false."""
-        value = self._content.get(key)
-        if value is not None and not isinstance(value, bool):
-            raise TriosimError(f"{key}: {value!r:.40} is not true or false", where=self.path)
-        return default if value is None else value
-
-    def labels(self) -> int:
+    def classes(self) -> int:
         """Return how many classes a classifier tells apart: two, where the config names none."""
-        named = self._content.get("id2label")
-        return len(named) if isinstance(named, Mapping) and named else self.whole("num_labels", 2)
+        return len(self.value("id2label", "mapping", {})) or self.whole("num_labels", 2)
 
     def wholes(self, key: str, default: Sequence[int]) -> tuple[int, ...]:
         """Return positive whole numbers, one after the other."""
-        value = self._content.get(key)
-        if value is None:
-            return tuple(default)
-        if not isinstance(value, list) or not value:
-            raise TriosimError(
-                f"{key}: {value!r:.40} is not a list of sizes", where=self.path, fix="give a list of whole numbers"
-            )
+        value = self.value(key, "sizes", default)
         parts = Config({str(index): one for index, one in enumerate(value)}, f"{self.path}: {key}")
         return tuple(parts.whole(str(index)) for index in range(len(value)))
 
     def part(self, key: str) -> Config:
         """Return the config of a part of the model; where there is none, all its sizes are those of transformers."""
-        value = self._content.get(key) or {}
-        if not isinstance(value, Mapping):
-            raise TriosimError(
-                f"{key}: {value!r:.40} is not a config", where=self.path, fix="give a mapping of keys to sizes"
-            )
-        return Config(value, f"{self.path}: {key}")
-
-    def text(self, key: str, default: str) -> str:
-        """Return a text."""
-        value = self._content.get(key)
-        if value is not None and not isinstance(value, str):
-            raise TriosimError(f"{key}: {value!r:.40} is not text", where=self.path)
-        return default if value is None else value
+        return Config(self.value(key, "mapping", {}), f"{self.path}: {key}")
 
     def check_types(self) -> None:
-        """Raise ``TriosimError`` for a known key whose value has another type, also where the architecture ignores it."""
-        for key, kind in _TYPES.items():
-            value = self._content.get(key)
-            if value is None:
-                continue
-            if kind == "size":
-                if isinstance(value, bool) or not isinstance(value, int):
-                    raise TriosimError(
-                        f"{key}: {value!r:.40} is not a size", where=self.path, fix="give a whole number"
-                    )
-            elif kind == "number":
-                self.number(key, 0.0)
-            elif kind == "flag":
-                self.flag(key, False)
-            elif kind == "text":
-                self.text(key, "")
-            else:
+        """Check the types of all known keys, also of those that the architecture ignores."""
+        for type, keys in _KEYS.items():
+            for key in keys.split():
+                self.value(key, type)
+        for key in ("text_config", "vision_config"):
+            if self._content.get(key):
                 self.part(key).check_types()
-
-
-_SIZE_KEYS = (
-    "n_layer", "n_embd", "n_head", "n_positions", "n_inner", "vocab_size", "max_position_embeddings",
-    "num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "intermediate_size", "head_dim",
-    "num_local_experts", "num_experts_per_tok", "n_routed_experts", "n_shared_experts", "moe_intermediate_size",
-    "n_group", "topk_group", "first_k_dense_replace", "q_lora_rank", "kv_lora_rank", "qk_nope_head_dim",
-    "qk_rope_head_dim", "v_head_dim", "type_vocab_size", "projection_dim", "num_labels", "num_layers", "d_model",
-    "num_heads", "d_kv", "d_ff", "relative_attention_num_buckets", "patch_size", "image_size",
-)  # fmt: skip
-#: The types of the keys that descriptions of some architecture read.
-_TYPES: Mapping[str, Literal["size", "number", "flag", "text", "config"]] = {
-    **dict.fromkeys(_SIZE_KEYS, "size"),
-    **dict.fromkeys(("resid_pdrop", "hidden_dropout_prob", "dropout_rate"), "number"),
-    "tie_word_embeddings": "flag",
-    "feed_forward_proj": "text",
-    "text_config": "config",
-    "vision_config": "config",
-}
 
 
 def read(path: str | os.PathLike[str]) -> Model:
@@ -184,56 +146,64 @@ def read(path: str | os.PathLike[str]) -> Model:
         raise TriosimError(f"is not JSON: {error}", where=where) from error
     if not isinstance(content, dict):
         raise TriosimError("is not a config", where=where, fix="it must be a mapping of keys to sizes")
-    kind = content.get("model_type")
-    if kind is not None and not isinstance(kind, str):
-        raise TriosimError(f"model_type: {kind!r:.40} is not a name", where=where, fix=f"known: {', '.join(_MAKERS)}")
+    kind, known = content.get("model_type"), f"known: {', '.join(_MAKERS)}"
     if kind is None:
-        raise TriosimError("the key 'model_type' is missing", where=where, fix=f"known: {', '.join(_MAKERS)}")
+        raise TriosimError("the key 'model_type' is missing", where=where, fix=known)
+    if not isinstance(kind, str):
+        raise TriosimError(f"model_type: {kind!r:.40} is not a name", where=where, fix=known)
     if kind not in _MAKERS:
         raise TriosimError(f"model_type '{kind}' is not known", where=where, fix=nearest(kind, _MAKERS))
     config = Config(content, where)
-    model = _MAKERS[kind](config)
+    model = _MAKERS[kind](config, kind)
     config.check_types()
     return model
 
 
-def _gpt2(config: Config) -> Model:
-    layers = config.whole("n_layer")
-    hidden, heads = config.heads("n_embd", "n_head")
+def _sizes(config: Config, defaults: Sequence[int | None] = (None,) * 4) -> dict[str, Any]:
+    """Return the sizes that most transformers have under the same keys."""
+    keys = ("num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size")
+    found = [config.whole(key, default) for key, default in zip(keys, defaults, strict=True)]
+    return dict(zip(("layers", "hidden", "heads", "feed_forward"), found, strict=True))
+
+
+def _evenly_shared(config: Config, defaults: Sequence[int | None] = (None,) * 4) -> dict[str, Any]:
+    """Return the same sizes of a model whose heads share its hidden features evenly."""
+    found = _sizes(config, defaults)
+    config.multiple("hidden_size", found["hidden"], "the num_attention_heads", found["heads"])
+    return found
+
+
+def _gpt2(config: Config, kind: str) -> Model:
+    hidden, heads = config.whole("n_embd"), config.whole("n_head")
     return GPT(
-        layers=layers,
-        hidden=hidden,
+        layers=config.whole("n_layer"),
+        hidden=config.multiple("n_embd", hidden, "the n_head", heads),
         heads=heads,
         vocab=config.whole("vocab_size", 50257),
         sequence=config.whole("n_positions", 1024),
         feed_forward=config.optional("n_inner"),
         dropout=config.probability("resid_pdrop", 0.1),
         style="huggingface",
-        name="gpt2",
+        name=kind,
     )
 
 
-def _llama(config: Config) -> Model:
-    kind = config.text("model_type", "llama")
-    hidden, heads = config.whole("hidden_size"), config.whole("num_attention_heads")
+def _llama(config: Config, kind: str) -> Model:
     width = config.optional("head_dim")
-    if width is None:
-        hidden, heads = config.heads("hidden_size", "num_attention_heads")
-    config.rotary("hidden_size / num_attention_heads" if width is None else "head_dim", width or hidden // heads)
+    sizes = _sizes(config) if width else _evenly_shared(config)
+    key = "head_dim" if width else "hidden_size / num_attention_heads"
+    config.rotary(key, width or sizes["hidden"] // sizes["heads"])
     experts = config.whole("num_local_experts", 8) if kind == "mixtral" else 0
     chosen = config.whole("num_experts_per_tok", 2)
     if experts:
         config.at_most("num_experts_per_tok", chosen, "the num_local_experts", experts)
     return Llama(
-        layers=config.whole("num_hidden_layers"),
-        hidden=hidden,
-        heads=heads,
-        kv_heads=config.shared_heads(heads),
-        feed_forward=config.whole("intermediate_size"),
+        **sizes,
+        kv_heads=config.kv_heads(sizes["heads"]),
         vocab=config.whole("vocab_size"),
         sequence=config.whole("max_position_embeddings", 4096),
         head_dim=width,
-        tied_embeddings=config.flag("tie_word_embeddings", False),
+        tied_embeddings=config.value("tie_word_embeddings", "flag", False),
         qkv_bias=kind == "qwen2",
         qk_norm=kind == "qwen3",
         experts=experts,
@@ -242,30 +212,26 @@ def _llama(config: Config) -> Model:
     )
 
 
-def _gemma(config: Config) -> Model:
-    kind = config.text("model_type", "gemma")
-    heads = config.whole("num_attention_heads")
+def _gemma(config: Config, kind: str) -> Model:
+    sizes = _sizes(config)
     return Gemma(
-        layers=config.whole("num_hidden_layers"),
-        hidden=config.whole("hidden_size"),
-        heads=heads,
-        kv_heads=config.shared_heads(heads),
-        feed_forward=config.whole("intermediate_size"),
+        **sizes,
+        kv_heads=config.kv_heads(sizes["heads"]),
         head_dim=config.rotary("head_dim", config.whole("head_dim", 256)),
         vocab=config.whole("vocab_size", 256000),
         sequence=config.whole("max_position_embeddings", 8192),
         capped=kind == "gemma2",
-        tied_embeddings=config.flag("tie_word_embeddings", True),
+        tied_embeddings=config.value("tie_word_embeddings", "flag", True),
         name=kind,
     )
 
 
-def _clip(config: Config) -> Model:
+def _clip(config: Config, kind: str) -> Model:
     vision, text = config.part("vision_config"), config.part("text_config")
     positions = text.whole("max_position_embeddings", 77)
     return Clip(
-        vision=_tower(vision, (12, 768, 12, 3072)),
-        text=_tower(text, (12, 512, 8, 2048)),
+        vision=Tower(**_evenly_shared(vision, (12, 768, 12, 3072))),
+        text=Tower(**_evenly_shared(text, (12, 512, 8, 2048))),
         patch=vision.whole("patch_size", 32),
         image=vision.whole("image_size", 224),
         vocab=text.whole("vocab_size", 49408),
@@ -275,19 +241,7 @@ def _clip(config: Config) -> Model:
     )
 
 
-def _tower(config: Config, sizes: tuple[int, int, int, int]) -> Tower:
-    layers, hidden, heads, feed_forward = sizes
-    hidden, heads = config.whole("hidden_size", hidden), config.whole("num_attention_heads", heads)
-    return Tower(
-        layers=config.whole("num_hidden_layers", layers),
-        hidden=config.multiple("hidden_size", hidden, "the num_attention_heads", heads),
-        heads=heads,
-        feed_forward=config.whole("intermediate_size", feed_forward),
-    )
-
-
-def _convnext(config: Config) -> Model:
-    kind = config.text("model_type", "convnext")
+def _convnext(config: Config, kind: str) -> Model:
     blocks, widths = config.wholes("depths", (3, 3, 9, 3)), config.wholes("hidden_sizes", (96, 192, 384, 768))
     if len(blocks) != len(widths):
         said = f"depths: {len(blocks)} stages, hidden_sizes: {len(widths)}"
@@ -298,19 +252,16 @@ def _convnext(config: Config) -> Model:
         version=2 if kind == "convnextv2" else 1,
         patch=config.whole("patch_size", 4),
         image=config.whole("image_size", 224),
-        classes=config.labels(),
+        classes=config.classes(),
         name=kind,
     )
 
 
-def _deepseek(config: Config) -> Model:
+def _deepseek(config: Config, kind: str) -> Model:
     experts, groups = config.whole("n_routed_experts"), config.whole("n_group", 1)
     chosen, kept = config.whole("num_experts_per_tok"), config.whole("topk_group", 1)
     return DeepSeek(
-        layers=config.whole("num_hidden_layers"),
-        hidden=config.whole("hidden_size"),
-        heads=config.whole("num_attention_heads"),
-        feed_forward=config.whole("intermediate_size"),
+        **_sizes(config),
         expert_width=config.whole("moe_intermediate_size"),
         experts=config.multiple("n_routed_experts", experts, "the n_group", groups),
         experts_per_token=config.at_most("num_experts_per_tok", chosen, "the n_routed_experts", experts),
@@ -328,14 +279,10 @@ def _deepseek(config: Config) -> Model:
     )
 
 
-def _bert(config: Config) -> Model:
+def _bert(config: Config, kind: str) -> Model:
     positions = config.whole("max_position_embeddings", 512)
-    hidden, heads = config.heads("hidden_size", "num_attention_heads")
     return Bert(
-        layers=config.whole("num_hidden_layers"),
-        hidden=hidden,
-        heads=heads,
-        feed_forward=config.whole("intermediate_size"),
+        **_evenly_shared(config),
         vocab=config.whole("vocab_size", 30522),
         positions=positions,
         token_types=config.whole("type_vocab_size", 2),
@@ -344,7 +291,7 @@ def _bert(config: Config) -> Model:
     )
 
 
-def _t5(config: Config) -> Model:
+def _t5(config: Config, kind: str) -> Model:
     return T5(
         layers=config.whole("num_layers"),
         hidden=config.whole("d_model"),
@@ -353,27 +300,23 @@ def _t5(config: Config) -> Model:
         feed_forward=config.whole("d_ff"),
         vocab=config.whole("vocab_size", 32128),
         buckets=config.whole("relative_attention_num_buckets", 32),
-        gated=config.text("feed_forward_proj", "relu").startswith("gated"),
-        tied_embeddings=config.flag("tie_word_embeddings", True),
+        gated=config.value("feed_forward_proj", "text", "relu").startswith("gated"),
+        tied_embeddings=config.value("tie_word_embeddings", "flag", True),
         dropout=config.probability("dropout_rate", 0.1),
     )
 
 
-def _vit(config: Config) -> Model:
-    hidden, heads = config.heads("hidden_size", "num_attention_heads")
+def _vit(config: Config, kind: str) -> Model:
     return ViT(
-        layers=config.whole("num_hidden_layers"),
-        hidden=hidden,
-        heads=heads,
-        feed_forward=config.whole("intermediate_size"),
+        **_evenly_shared(config),
         patch=config.whole("patch_size", 16),
         image=config.whole("image_size", 224),
-        classes=config.labels(),
+        classes=config.classes(),
         dropout=config.probability("hidden_dropout_prob", 0.0),
     )
 
 
-_MAKERS: Mapping[str, Callable[[Config], Model]] = {
+_MAKERS: Mapping[str, Callable[[Config, str], Model]] = {
     "gpt2": _gpt2,
     **dict.fromkeys(("llama", "mistral", "mixtral", "qwen2", "qwen3"), _llama),
     **dict.fromkeys(("gemma", "gemma2"), _gemma),
