@@ -9,6 +9,7 @@ import pytest
 
 import triosim
 from triosim.cli import run
+from triosim.trace.formats import read_trace
 
 TRACE = Path(__file__).parents[2] / "examples" / "traces" / "vgg13_a100_fake.json.gz"
 MODEL = ("llama3.2-1b", "--layers", "2", "--seq", "256")
@@ -126,6 +127,11 @@ def test_a_config_of_transformers_is_a_subject(tmp_path: Path, capsys: pytest.Ca
             ["simulate", "lama3-8b"],
             "lama3-8b: there is no such file or directory, and no model of this name; did you mean 'llama3-8b'?",
         ),
+        (["simulate", "missing.json"], "missing.json: there is no such file or directory"),
+        (["compare", "runs/llama3-8b", "-n", "2"], "runs/llama3-8b: there is no such file or directory"),
+        (["simulate", *MODEL, "--dtype", "5"], "--dtype: unknown dtype '5'; known: bfloat16, float16, float32"),
+        (["simulate", str(TRACE), "--dtype", "fp17"], "--dtype: unknown dtype 'fp17'; known: bfloat16, float16"),
+        (["memory", str(TRACE), "--optimizer", "adam"], "--optimizer: 'adam' is not known; did you mean 'adamw'?"),
         (["simulate", *MODEL, "--precision", "mxed"], "--precision: 'mxed' is not known; did you mean 'mixed'?"),
         (
             ["simulate", *MODEL, "-b", "8", "--micro-batch-size", "3"],
@@ -164,6 +170,22 @@ def test_a_network_declares_its_options(tmp_path: Path, capsys: pytest.CaptureFi
     assert run([*arguments, "--option", "alpha=5 us", "-q"]) == 0
     assert run([*arguments, "--option", "alpha=soon"]) == 2
     assert "--option alpha: 'soon' is not a quantity" in lines(capsys)[1]
+
+
+def test_a_folder_called_like_a_model_comes_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "gpt2"
+    folder.mkdir()
+    for command in (["simulate"], ["memory"], ["compare", "-n", "2"], ["describe"], ["show"]):
+        assert run([command[0], "gpt2", *command[1:]]) == 2
+        said = "gpt2: is a folder without a trace or a config.json, which hides the model 'gpt2'; rename it"
+        assert said in " ".join(capsys.readouterr().err.split())
+    (folder / "config.json").write_text('{"model_type": "gpt2", "n_layer": 1, "n_embd": 32, "n_head": 2}')
+    for command in (["show"], ["simulate"], ["describe", "--seq", "8", "-o", "t.json"]):
+        assert run([command[0], "gpt2", *command[1:]]) == 0
+    assert sum(one.numel for one in read_trace("t.json").parameters.values()) == 1_653_760
 
 
 @pytest.fixture

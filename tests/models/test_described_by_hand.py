@@ -61,7 +61,7 @@ def test_results_lie_as_pytorch_lays_them() -> None:
     [
         (["lama3-8b"], "unknown model 'lama3-8b'; did you mean 'llama3-8b'?"),
         (["gpt2", "--dtype", "fp17"], "unknown dtype 'fp17'; known: bfloat16, float16, float32"),
-        (["gpt2", "--optimizer", "adam"], "unknown optimizer 'adam'; did you mean 'adamw'?"),
+        (["gpt2", "--optimizer", "adam"], "--optimizer: 'adam' is not known; did you mean 'adamw'?"),
         (["gpt2", "--batch", "0"], "--batch: 0 is less than 1; give 1 or more"),
         (["gpt2", "--seq", "2048"], "a sequence of 2048 tokens is longer than the 1024 positions of gpt2"),
         (

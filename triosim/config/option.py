@@ -35,11 +35,12 @@ class Option:
 
     ``name`` is the keyword of ``triosim.simulate`` and the key of a configuration file. On the command line it is
     ``--name-with-dashes``, or ``flag``; that of a part without a flag is given as ``--option NAME=VALUE``, by ``key`` where
-    that is not its name. ``choices`` are all words that a ``choice`` knows, and those that another kind takes beside its
-    values. ``least`` is the smallest whole number. What is ``of_training`` is read by nobody in inference, and what is
-    ``of_step`` changes the step that is simulated, so that captured task streams cannot follow it. What is ``repeatable`` may
-    be given several times on the command line. ``commands`` have it. The value of a ``part`` names a part of the plug-in
-    ``group``, whose parts may declare options of their own. ``python_help`` is its text in Python, where that is another.
+    that is not its name. ``choices`` are all words that a ``choice`` knows, all dtypes that a ``dtype`` may be (none: any), and
+    the words that another kind takes beside its values. ``least`` is the smallest whole number. What is ``of_training`` is read
+    by nobody in inference, and what is ``of_step`` changes the step that is simulated, so that captured task streams cannot
+    follow it. What is ``repeatable`` may be given several times on the command line. ``commands`` have it. The value of a
+    ``part`` names a part of the plug-in ``group``, whose parts may declare options of their own. ``python_help`` is its text
+    in Python, where that is another.
     """
 
     name: str
@@ -181,9 +182,9 @@ def _quantity(parse: Callable[[Any], float], value: Any) -> float:
 
 
 def _dtype(option: Option, value: Any) -> str:
-    name = dtype_name(str(value))
-    if name not in DTYPE_BYTES:
-        raise OptionError(f"unknown dtype '{value}'", fix=nearest(name, DTYPE_BYTES))
+    name, known = dtype_name(str(value)), option.choices or tuple(DTYPE_BYTES)
+    if name not in known:
+        raise OptionError(f"unknown dtype '{value}'", fix=nearest(name, known))
     return name
 
 

@@ -261,11 +261,17 @@ class RunConfig:
     )
     seq: int | None = _model("whole", None, "Tokens in a sample; by default the model's own length.", "N", short="-s")
     layers: int | None = _model("whole", None, "Another number of layers than the model's.", "N")
-    dtype: str = _model("text", "bf16", "fp32, bf16 or fp16.", "NAME")
+    dtype: str = _model("dtype", "bfloat16", "fp32, bf16 or fp16.", "NAME", choices=("float32", "bfloat16", "float16"))
     precision: str = _model(
         "choice", "plain", "Parameters in --dtype, or fp32 ones and autocast to it.", choices=("plain", "mixed")
     )
-    optimizer: str = _model("text", "adamw", "adamw, fused-adamw, master-adamw (fp32 copies), sgd or none.", "NAME")
+    optimizer: str = _model(
+        "choice",
+        "adamw",
+        "adamw, fused-adamw, master-adamw (fp32 copies), sgd or none.",
+        "NAME",
+        choices=("adamw", "fused-adamw", "master-adamw", "sgd", "none"),
+    )
     attention: str = _model(
         "choice", "flash", "One kernel, or products with the scores in memory.", choices=("flash", "math")
     )

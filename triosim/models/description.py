@@ -41,7 +41,8 @@ def describe(
         called = next((field for field, option in OPTIONS.items() if option.name == name), None)
         fix = f"did you mean '{called}'?" if called else nearest(name, ("gpu", "compute_model", *OPTIONS))
         raise OptionError(f"describe has no keyword '{name}'", fix=fix)
-    return described(model, StepChoices(**choices), gpu=gpu, compute_model=compute_model)
+    checked = {name: OPTIONS[name].parse(value, name) for name, value in choices.items()}
+    return described(model, StepChoices(**checked), gpu=gpu, compute_model=compute_model)
 
 
 def _keywords() -> inspect.Signature:
@@ -75,7 +76,7 @@ def described(
 
 def _recorded(model: Model, choices: StepChoices, gpu: str) -> Trace:
     """Return the operators of a model's step, without times."""
-    autocast = choices.compute_dtype if choices.precision == "mixed" else None
+    autocast = choices.dtype if choices.precision == "mixed" else None
     tape = Tape(choices.parameter_dtype, autocast, float8=choices.products == "fp8")
     reader = ChoiceReader(choices)
     loss = model.loss(tape, choices.batch, _length(model, choices.sequence), reader)
@@ -91,18 +92,27 @@ def _recorded(model: Model, choices: StepChoices, gpu: str) -> Trace:
 
 
 def found_model(model: str | os.PathLike[str] | Model) -> Model:
-    """Return a model by its name, by the path of its config, or as it is. Raises ``OptionError`` for an unknown name."""
+    """Return a model by the path of its config, by its name, or as it is.
+
+    A file or folder comes before a model of its name. Raises ``OptionError`` for an unknown name, and for a folder without a
+    config that hides a model.
+    """
     if not isinstance(model, (str, os.PathLike)):
         return model
     name = os.fspath(model)
-    if name in MODELS:
-        return MODELS[name]
     path = Path(name)
-    if path.is_dir():
-        return read(path / "config.json")
-    if path.is_file() or path.suffix == ".json":
-        return read(path)
-    raise OptionError(f"unknown model '{name}'", fix=nearest(name, MODELS))
+    config = path / "config.json" if path.is_dir() else path
+    if path.is_dir() and path.name in MODELS and not config.is_file():
+        raise OptionError(
+            f"is a folder without a trace or a config.json, which hides the model '{path.name}'",
+            where=name,
+            fix="rename it, or work in another folder",
+        )
+    if path.exists() or (name not in MODELS and path.suffix == ".json"):
+        return read(config)
+    if name not in MODELS:
+        raise OptionError(f"unknown model '{name}'", fix=nearest(name, MODELS))
+    return MODELS[name]
 
 
 def _length(model: Model, sequence: int | None) -> int:

@@ -174,9 +174,9 @@ def _evenly_shared(config: Config, defaults: Sequence[int | None] = (None,) * 4)
 
 
 def _gpt2(config: Config, kind: str) -> Model:
-    hidden, heads = config.whole("n_embd"), config.whole("n_head")
+    layers, hidden, heads = (config.whole(key) for key in ("n_layer", "n_embd", "n_head"))
     return GPT(
-        layers=config.whole("n_layer"),
+        layers=layers,
         hidden=config.multiple("n_embd", hidden, "the n_head", heads),
         heads=heads,
         vocab=config.whole("vocab_size", 50257),

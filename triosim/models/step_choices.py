@@ -12,17 +12,12 @@ from typing import Literal
 
 from triosim.config import COMMON, Option
 from triosim.config.option import MODEL
-from triosim.errors import OptionError, nearest
-from triosim.models.operators.optimizers import OPTIMIZERS
-from triosim.trace import dtype_name
+from triosim.errors import OptionError
 
 PrecisionKind = Literal["plain", "mixed"]
 AttentionKind = Literal["flash", "math"]
 KernelKind = Literal["eager", "fused", "compiled"]
 ProductKind = Literal["plain", "fp8"]
-
-_DTYPES = ("float32", "bfloat16", "float16")
-
 
 #: The declaration of each field's option; the length of a sequence is ``--seq``.
 OPTIONS: Mapping[str, Option] = {
@@ -37,13 +32,13 @@ OPTIONS: Mapping[str, Option] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepChoices:
-    """The choices of a user for the step of a described model. Raises ``OptionError`` for values that are unknown or
-    contradict.
+    """The choices of a user for the step of a described model, checked by their options. Raises ``OptionError`` for choices
+    that contradict each other.
 
     batch: samples in the step.
     sequence: tokens in a sample; None is the model's own length. A model of images takes none.
     layers: another number of layers than the model's own.
-    dtype: what the step computes in: float32, bfloat16 or float16, or a short name of one (``bf16``).
+    dtype: what the step computes in: float32, bfloat16 or float16.
     precision: "plain" keeps parameters in ``dtype``; "mixed" keeps them in fp32, and autocast computes in ``dtype``.
     optimizer: a key of ``triosim.models.operators.optimizers.OPTIMIZERS``.
     attention: "flash" is one kernel; "math" is two matrix products, with the scores in memory.
@@ -65,15 +60,7 @@ class StepChoices:
     dropout: float | None = OPTIONS["dropout"].default
 
     def __post_init__(self) -> None:
-        for name in ("layers", "batch", "sequence"):
-            number = getattr(self, name)
-            if number is not None and number < 1:
-                raise OptionError(f"{number} for {name}", fix="give at least 1")
-        if self.compute_dtype not in _DTYPES:
-            raise OptionError(f"unknown dtype '{self.dtype}'", fix=nearest(self.dtype, _DTYPES))
-        if self.optimizer not in OPTIMIZERS:
-            raise OptionError(f"unknown optimizer '{self.optimizer}'", fix=nearest(self.optimizer, OPTIMIZERS))
-        single = self.compute_dtype == "float32"
+        single = self.dtype == "float32"
         if self.precision == "mixed" and single:
             fix = "give bfloat16 or float16"
             raise OptionError("mixed precision does not compute in float32", where="dtype", fix=fix)
@@ -81,18 +68,13 @@ class StepChoices:
             raise OptionError("fp8 products need half precision", where="products", fix="give bfloat16")
 
     @property
-    def compute_dtype(self) -> str:
-        """PyTorch's name of the dtype that the step computes in."""
-        return dtype_name(self.dtype)
-
-    @property
     def parameter_dtype(self) -> str:
         """PyTorch's name of the dtype that parameters are kept in."""
-        return "float32" if self.precision == "mixed" else self.compute_dtype
+        return "float32" if self.precision == "mixed" else self.dtype
 
     def summary(self) -> str:
         """Return the choices in one line, as a described trace keeps them under ``software``."""
-        said = f"{self.compute_dtype}, {self.precision}, attention {self.attention}, "
+        said = f"{self.dtype}, {self.precision}, attention {self.attention}, "
         said += f"kernels {self.kernels or 'as usual'}, optimizer {self.optimizer}"
         return said + (", products fp8" if self.products == "fp8" else "")
 

@@ -6,12 +6,13 @@ What simulates also takes a model's name, and the options of a description: see 
 from __future__ import annotations
 
 import json
+import os
 from functools import lru_cache
 from pathlib import Path
 
 from triosim import plugins
 from triosim.compute.pricing.prediction import DEFAULT_GPU
-from triosim.config import RunConfig, parsed
+from triosim.config import RunConfig
 from triosim.errors import TraceError, nearest
 from triosim.models.catalogue import MODELS
 from triosim.models.description import described
@@ -21,11 +22,15 @@ from triosim.trace import Trace
 NAME = "model"
 #: A config is no larger than this, in bytes.
 _LARGEST = 1_000_000
+#: What ends so is a file, and no model's name.
+_ENDINGS = (".json", ".gz", ".yaml", ".yml", ".csv")
 
 
 def recognises(path: Path) -> bool:
-    """Whether a file is the config of a model, or a folder has one."""
+    """Whether a file is the config of a model, or a folder has one or hides a model of its name, which ``read`` refuses."""
     file = path / "config.json" if path.is_dir() else path
+    if path.is_dir() and path.name in MODELS and not file.is_file():
+        return True
     if file.suffix != ".json" or not file.is_file() or file.stat().st_size > _LARGEST:
         return False
     try:
@@ -45,22 +50,19 @@ def read_configured(name: str, config: RunConfig, samples: int) -> Trace:
 
     Raises ``TraceError`` where there is neither such a file nor such a model.
     """
-    if not Path(name).exists() and name not in MODELS:
-        raise TraceError(
-            "there is no such file or directory, and no model of this name", where=name, fix=nearest(name, MODELS, 3)
-        )
+    path = Path(name)
+    if not path.exists() and name not in MODELS:
+        if os.sep in name or path.suffix in _ENDINGS:
+            raise TraceError("there is no such file or directory", where=name)
+        said = "there is no such file or directory, and no model of this name"
+        raise TraceError(said, where=name, fix=nearest(name, MODELS, 3))
     chosen = {field: getattr(config, option.name) for field, option in OPTIONS.items() if field != "batch"}
-    model = None
-    if config.compute_model != "auto":
-        kind = plugins.find("compute_models", config.compute_model)
-        model = plugins.make(kind, options=parsed(kind, config.options))
-    gpu = DEFAULT_GPU if config.gpu is None else str(getattr(config.gpu, "name", config.gpu))
     choices = StepChoices(batch=samples, **chosen)
-    return (
-        described(name, choices, gpu=gpu, compute_model=model)
-        if model
-        else _described(name, _stamp(Path(name)), choices, gpu)
-    )
+    gpu = DEFAULT_GPU if config.gpu is None else str(getattr(config.gpu, "name", config.gpu))
+    if config.compute_model == "auto":
+        return _described(name, _stamp(path), choices, gpu)
+    kind = plugins.find("compute_models", config.compute_model)
+    return described(name, choices, gpu=gpu, compute_model=plugins.make(kind, options=config.options_of(kind)))
 
 
 @lru_cache(maxsize=4)

@@ -87,8 +87,8 @@ def find(path: Path, format: str | TraceFormat | None = None) -> TraceFormat:
     raise TraceError(
         "holds no trace that triosim knows",
         where=str(path),
-        fix="give a trace.json, a directory with trace.csv and tensor.csv, or one with a PyTorch profiler file and its "
-        "execution trace",
+        fix="give a trace.json, a directory with trace.csv and tensor.csv, one with a PyTorch profiler file and its "
+        "execution trace, or a model's config.json",
     )
 
 
