@@ -1,6 +1,6 @@
 """Captures traces from PyTorch: of a block of code (``capture``), a function or a script, on a real device or a fake one.
 
-The names are loaded when they are asked for (PEP 562): ``FakeDevice`` and ``fake_capture`` import PyTorch.
+The names are loaded when they are asked for (PEP 562), because they import PyTorch.
 """
 
 from __future__ import annotations
@@ -23,11 +23,6 @@ __all__ = ["FakeDevice", "capture", "capture_script", "capture_step", "fake_capt
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'triosim.tracer' has no attribute '{name}'")
-    if name in ("FakeDevice", "fake_capture"):
-        require_torch()
-        module = "triosim.tracer.fake_device"
-    else:
-        module = "triosim.tracer.profiler.device_capture"
-    value = getattr(import_module(module), name)
-    globals()[name] = value
-    return value
+    require_torch()
+    module = "fake_device" if name in ("FakeDevice", "fake_capture") else "profiler.device_capture"
+    return getattr(import_module(f"triosim.tracer.{module}"), name)

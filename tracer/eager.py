@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from triosim.errors import CaptureWarning
 from triosim.tracer.patches import Patch, Patches
 
@@ -21,7 +23,6 @@ LEFT_OUT = "compilation is left out: the model is captured as it is written, wit
 
 def compilation_patches(left_out: Callable[[Any], None]) -> list[Patch]:
     """Return patches by which nothing is compiled; ``left_out`` is called with what the script wanted to compile."""
-    import torch
 
     def compile(model: Any = None, *_: Any, **__: Any) -> Any:
         left_out(model)
@@ -36,8 +37,6 @@ def compilation_patches(left_out: Callable[[Any], None]) -> list[Patch]:
 @contextmanager
 def run_eagerly() -> Iterator[None]:
     """Run everything eagerly until the block is left, and warn of calls that compile."""
-    import torch
-
     with Patches() as patches:
         patches.make(compilation_patches(_warn))
         if "torch._dynamo" in sys.modules:  # else nothing was compiled before

@@ -40,17 +40,6 @@ from triosim.tracer.recorder.recorded_trace import trace_of
 from triosim.tracer.recorder.recorder import Recorder
 from triosim.tracer.steps import StepObservations, class_name, module_calls, optimizer_steps, unwrapped
 
-#: Compute capabilities by the name of the architecture; a newer one is treated as Hopper.
-_CAPABILITIES = {
-    "pascal": (6, 0),
-    "volta": (7, 0),
-    "turing": (7, 5),
-    "ampere": (8, 0),
-    "ada": (8, 9),
-    "hopper": (9, 0),
-    "blackwell": (10, 0),
-}
-
 
 class FakeDevice:
     """While it is entered, PyTorch has a GPU of the given kind, on which operators compute shapes and no data.
@@ -101,7 +90,7 @@ class FakeDevice:
         self.recorder = recorder = Recorder()
         cpp_registration.install(patches)
         devices = self.devices if self.world is None else max(self.devices, min(self.world, fake_world.LOCAL_RANKS))
-        cuda_api.install(patches, _fake_gpu(self.gpu), devices, recorder)
+        cuda_api.install(patches, self.gpu, devices, recorder)
         patches.callback(lambda: torch._C._accelerator_setDeviceIndex(0))  # the script may have chosen another
         fake_mode = fake_tensor_mode()
         mode = DeviceMode(recorder, fake_mode)
@@ -197,13 +186,6 @@ class fake_capture(FakeDevice):  # noqa: N801  (used as a function)
             self.step_ends(0, self._observed)
         self._count += 1
         self._begin()
-
-
-def _fake_gpu(gpu: Gpu) -> cuda_api.FakeGpu:
-    capability = _CAPABILITIES.get(gpu.architecture.lower(), (9, 0))
-    return cuda_api.FakeGpu(
-        gpu.name, int(gpu.capacity), capability, gpu.sms, int(gpu.l2_bytes), int(gpu.clock_hz / 1000)
-    )
 
 
 def _software() -> dict[str, str]:

@@ -11,14 +11,18 @@ would ask the driver; they are replaced in the same way.
 from __future__ import annotations
 
 import ctypes
-import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
 from typing import Any
+
+import torch
 
 from triosim.tracer.patches import Patches
 from triosim.tracer.pytorch_version import missing_api, required
 
+_TORCH = Path(torch.__file__).parent
 _CUDA = 1  # c10::DeviceType::CUDA
 _DEVICE_TYPES = 22  # entries of the guard registry
 _TABLE = 64  # more virtual functions than either class has
@@ -35,18 +39,9 @@ def install(patches: Patches) -> None:
     _install_hooks(patches)
 
 
-def _library(name: str) -> ctypes.CDLL:
-    import torch
-
-    return ctypes.CDLL(os.path.join(os.path.dirname(torch.__file__), "lib", name))
-
-
 def _install_guard(patches: Patches) -> None:
-    import torch
-
-    library = _library("libc10.so")
     try:
-        registry = (ctypes.c_void_p * _DEVICE_TYPES).in_dll(library, _REGISTRY)
+        registry = (ctypes.c_void_p * _DEVICE_TYPES).in_dll(ctypes.CDLL(str(_TORCH / "lib" / "libc10.so")), _REGISTRY)
     except ValueError:
         raise missing_api(f"C++ symbol {_REGISTRY}") from None
     before = registry[_CUDA]
@@ -63,9 +58,7 @@ def _install_guard(patches: Patches) -> None:
 
 
 def _install_hooks(patches: Patches) -> None:
-    import torch
-
-    get = required(_library("libtorch_cpu.so"), _HOOKS)
+    get = required(ctypes.CDLL(str(_TORCH / "lib" / "libtorch_cpu.so")), _HOOKS)
     get.restype = ctypes.c_void_p
     table_of = ctypes.cast(get(), ctypes.POINTER(ctypes.c_void_p))
     original = table_of[0]
@@ -93,38 +86,28 @@ def _install_hooks(patches: Patches) -> None:
 
 def _slots() -> Mapping[str, int]:
     """Return the slots of the virtual functions in the table, from the headers; the first two are the destructor's."""
-    import torch
-
-    folder = os.path.join(os.path.dirname(torch.__file__), "include", "ATen", "detail")
-    places: dict[str, int] = {}
-    count = 2
+    slots: dict[str, int] = {}
     for header in _HEADERS:
         try:
-            with open(os.path.join(folder, header), encoding="utf-8") as file:
-                text = file.read()
+            text = (_TORCH / "include" / "ATen" / "detail" / header).read_text(encoding="utf-8")
         except OSError:
             raise missing_api(f"header {header}") from None
         for name in re.findall(r"^\s*virtual\s+[^\n(]*?(~?\w+)\s*\(", text, re.M):
-            if not name.startswith("~") and name not in places:
-                places[name] = count
-                count += 1
-    return places
+            if not name.startswith("~"):
+                slots.setdefault(name, len(slots) + 2)
+    return slots
 
 
 def _called(table_of: Any, original: int) -> list[int]:
     """Return the slots that PyTorch calls when it is asked for the accelerator; each answers no."""
-    import torch
-
     calls: list[int] = []
 
-    def answer(place: int) -> Callable[[Any], int]:
-        def say_no(_: Any) -> int:
-            calls.append(place)
-            return 0
+    def answer_no(slot: int, _: Any) -> int:
+        calls.append(slot)
+        return 0
 
-        return say_no
-
-    functions = [ctypes.CFUNCTYPE(ctypes.c_uint64, ctypes.c_void_p)(answer(place)) for place in range(_TABLE)]
+    prototype = ctypes.CFUNCTYPE(ctypes.c_uint64, ctypes.c_void_p)
+    functions = [prototype(partial(answer_no, slot)) for slot in range(_TABLE)]
     probe = (ctypes.c_void_p * _TABLE)(*[ctypes.cast(one, ctypes.c_void_p).value for one in functions])
     table_of[0] = ctypes.addressof(probe)
     try:

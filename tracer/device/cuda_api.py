@@ -1,7 +1,6 @@
 """Replacements for ``torch.cuda`` and ``torch.accelerator`` that answer as a GPU of a chosen kind would.
 
-Streams and events are objects without work behind them; the synchronisation that a script asks of them goes to a
-``SynchronisationRecorder``.
+Streams and events are objects without work behind them; the synchronisation that a script asks of them is recorded.
 """
 
 from __future__ import annotations
@@ -10,57 +9,31 @@ import itertools
 import types
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
+from triosim.gpus import Gpu
 from triosim.tracer.patches import Patch, Patches
+from triosim.tracer.recorder.recorder import Recorder
 
 _numbers = itertools.count(1)  # of streams and events; 0 is the default stream
 
 
-@dataclass(frozen=True, slots=True)
-class FakeGpu:
-    """The properties that a script may ask of its GPU: bytes of memory and of L2 cache, multiprocessors, compute capability."""
-
-    name: str
-    memory: int
-    capability: tuple[int, int] = (9, 0)
-    multiprocessors: int = 132
-    l2_bytes: int = 50 * 2**20
-    clock_khz: int = 1_980_000
+#: Compute capabilities by the name of the architecture; a newer one is treated as Hopper.
+_CAPABILITIES = {
+    **{"pascal": (6, 0), "volta": (7, 0), "turing": (7, 5), "ampere": (8, 0)},
+    **{"ada": (8, 9), "hopper": (9, 0), "blackwell": (10, 0)},
+}
+_recorders: list[Recorder] = []  # that of the running capture, if any
 
 
-class SynchronisationRecorder(Protocol):
-    """Records what streams and the host wait for, and knows how much memory is in use."""
-
-    def event_recorded(self, stream: int, number: int) -> None:
-        """Event ``number`` is put at the tail of a stream."""
-        ...
-
-    def event_awaited(self, stream: int, number: int) -> None:
-        """A stream waits for an event."""
-        ...
-
-    def host_waits(self, *, stream: int | None = None, number: int | None = None) -> None:
-        """The host waits for a stream, for an event, or for the device."""
-        ...
-
-    def memory_in_use(self) -> tuple[int, int]:
-        """Return the bytes in use now, and their peak."""
-        ...
-
-    def reset_peak(self) -> None:
-        """Reset the peak to the bytes in use now."""
-        ...
-
-
-_recorders: list[SynchronisationRecorder] = []  # that of the running capture, if any
-
-
-def _recorder() -> SynchronisationRecorder:
+def _recorder() -> Recorder:
     return _recorders[-1]
+
+
+def _capability(gpu: Gpu) -> tuple[int, int]:
+    return _CAPABILITIES.get(gpu.architecture.lower(), (9, 0))
 
 
 def current() -> int:
@@ -90,8 +63,8 @@ class Stream(torch.Stream):
         **_: Any,
     ) -> Stream:
         number = next(_numbers) if stream_id is None else stream_id
-        place = index_of(device) if device_index is None else device_index
-        return super().__new__(cls, stream_id=number, device_index=place, device_type=1)
+        index = index_of(device) if device_index is None else device_index
+        return super().__new__(cls, stream_id=number, device_index=index, device_type=1)
 
     def __init__(self, *_: Any, **__: Any) -> None:
         pass
@@ -233,17 +206,17 @@ def _yes(*_: Any, **__: Any) -> bool:
     return True
 
 
-def _properties(gpu: FakeGpu) -> types.SimpleNamespace:
+def _properties(gpu: Gpu) -> types.SimpleNamespace:
     """Return what ``torch.cuda.get_device_properties`` gives."""
-    major, minor = gpu.capability
+    major, minor = _capability(gpu)
     return types.SimpleNamespace(
         name=gpu.name,
         major=major,
         minor=minor,
-        total_memory=gpu.memory,
-        multi_processor_count=gpu.multiprocessors,
-        L2_cache_size=gpu.l2_bytes,
-        clock_rate=gpu.clock_khz,
+        total_memory=int(gpu.capacity),
+        multi_processor_count=gpu.sms,
+        L2_cache_size=int(gpu.l2_bytes),
+        clock_rate=int(gpu.clock_hz / 1000),
         warp_size=32,
         max_threads_per_multi_processor=2048,
         max_threads_per_block=1024,
@@ -261,14 +234,14 @@ def _properties(gpu: FakeGpu) -> types.SimpleNamespace:
     )
 
 
-def install(patches: Patches, gpu: FakeGpu, devices: int, recorder: SynchronisationRecorder) -> None:
+def install(patches: Patches, gpu: Gpu, devices: int, recorder: Recorder) -> None:
     """Let ``torch.cuda`` and ``torch.accelerator`` answer as with ``devices`` GPUs until the patches are undone."""
     patches.make(_patches(gpu, devices, recorder))
     _recorders.append(recorder)
     patches.callback(_recorders.clear)
 
 
-def _patches(gpu: FakeGpu, devices: int, recorder: SynchronisationRecorder) -> Iterator[Patch]:
+def _patches(gpu: Gpu, devices: int, recorder: Recorder) -> Iterator[Patch]:
     """Yield the patches of ``torch.cuda``, ``torch.accelerator`` and what both ask in C++."""
     cuda, accelerator, c = torch.cuda, torch.accelerator, torch._C
     for name, value in _about_the_device(gpu, devices):
@@ -306,8 +279,8 @@ def cuda_set_device(device: Any) -> None:
     torch._C._accelerator_setDeviceIndex(index_of(device))
 
 
-def _about_the_device(gpu: FakeGpu, devices: int) -> Iterator[tuple[str, Any]]:
-    properties = _properties(gpu)
+def _about_the_device(gpu: Gpu, devices: int) -> Iterator[tuple[str, Any]]:
+    properties, capability = _properties(gpu), _capability(gpu)
     yield "_lazy_init", _nothing
     yield "init", _nothing
     yield "_initialized", True
@@ -318,11 +291,11 @@ def _about_the_device(gpu: FakeGpu, devices: int) -> Iterator[tuple[str, Any]]:
     yield "current_device", current
     yield "set_device", cuda_set_device
     yield "get_device_properties", lambda device=None: properties
-    yield "get_device_capability", lambda device=None: gpu.capability
+    yield "get_device_capability", lambda device=None: capability
     yield "get_device_name", lambda device=None: gpu.name
-    yield "get_arch_list", lambda: [f"sm_{gpu.capability[0]}{gpu.capability[1]}"]
-    yield "is_bf16_supported", lambda including_emulation=True: including_emulation or gpu.capability >= (8, 0)
-    yield "is_tf32_supported", lambda: gpu.capability >= (8, 0)
+    yield "get_arch_list", lambda: [f"sm_{capability[0]}{capability[1]}"]
+    yield "is_bf16_supported", lambda including_emulation=True: including_emulation or capability >= (8, 0)
+    yield "is_tf32_supported", lambda: capability >= (8, 0)
     yield "is_current_stream_capturing", lambda: False
     yield "can_device_access_peer", _yes
     yield "ipc_collect", _nothing
@@ -346,7 +319,7 @@ def _random(cuda: Any, devices: int) -> Iterator[Patch]:
         yield Patch(cuda.nvtx, name, lambda *_, **__: 0)
 
 
-def _memory(gpu: FakeGpu, recorder: SynchronisationRecorder) -> Iterator[Patch]:
+def _memory(gpu: Gpu, recorder: Recorder) -> Iterator[Patch]:
     """Yield patches of memory statistics; reserved memory is reported to be what is allocated."""
 
     def now(device: Any = None) -> int:
@@ -373,7 +346,7 @@ def _memory(gpu: FakeGpu, recorder: SynchronisationRecorder) -> Iterator[Patch]:
         "reset_max_memory_allocated": reset, "reset_accumulated_memory_stats": _nothing,
         "memory_cached": now, "max_memory_cached": peak, "memory_snapshot": lambda *_, **__: [],
         "set_per_process_memory_fraction": _nothing, "memory_summary": lambda *_, **__: "",
-        "mem_get_info": lambda device=None: (gpu.memory - now(), gpu.memory),
+        "mem_get_info": lambda device=None: (int(gpu.capacity) - now(), int(gpu.capacity)),
     }  # fmt: skip
     for owner in (torch.cuda, torch.cuda.memory):
         for name, value in {**in_both, **in_cuda}.items():

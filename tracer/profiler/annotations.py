@@ -13,14 +13,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.profiler import record_function
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+from torch.utils._pytree import tree_leaves
 
 from triosim.trace.formats.pytorch.profiled_step import CATEGORY_PREFIX, LAYER_PREFIX
 from triosim.tracer.patches import Patch, Patches
 from triosim.tracer.steps import class_name, module_hooks, unwrapped
-
-if TYPE_CHECKING:
-    import torch
 
 _OURS = "triosim_mark"
 #: PyTorch's annotation that ends before a step does; it tells the optimizer's operators from the forward pass's.
@@ -30,8 +33,6 @@ _WITHIN_A_STEP = "Optimizer.zero_grad#"
 @contextmanager
 def only_our_annotations() -> Iterator[None]:
     """Leave out all annotations but ours until the block is left; those that are open already end as usual."""
-    from torch.profiler import record_function
-
     original: Callable[[Any], Any] = record_function.__enter__
 
     def enters(annotation: Any) -> Any:
@@ -46,8 +47,6 @@ def only_our_annotations() -> Iterator[None]:
 
 
 def _annotation(name: str) -> Any:
-    from torch.profiler import record_function
-
     annotation = record_function(name)
     setattr(annotation, _OURS, True)
     return annotation
@@ -86,8 +85,6 @@ def annotated_modules() -> Iterator[None]:
 @contextmanager
 def annotated_optimizers() -> Iterator[list[Any]]:
     """Annotate calls of optimizers as PyTorch does, but so that the annotation can be closed while the optimizer runs."""
-    from torch.optim.optimizer import register_optimizer_step_pre_hook
-
     open_annotations: list[Any] = []
     closing: dict[Any, Any] = {}  # by optimizer: the hook that closes its annotation
 
@@ -148,17 +145,12 @@ def _add_paths(module: torch.nn.Module, paths: dict[Any, str]) -> None:
 
 
 def _annotate_inputs(arguments: Any) -> None:
-    from torch import Tensor
-    from torch.utils._pytree import tree_leaves
-
     for leaf in tree_leaves(arguments):
-        if isinstance(leaf, Tensor) and not leaf.requires_grad:
+        if isinstance(leaf, torch.Tensor) and not leaf.requires_grad:
             _annotate(leaf, "input", "")
 
 
 def _annotate(tensor: Any, category: str, name: str) -> None:
-    import torch
-
     for one in _with_memory(tensor):
         storage = one.untyped_storage()
         said = f"{CATEGORY_PREFIX}{category} {storage.data_ptr()} {storage.nbytes()} {name}"
@@ -171,9 +163,6 @@ def _with_memory(tensor: Any) -> Iterator[torch.Tensor]:
 
     A tensor on the meta device has no memory.
     """
-    import torch
-    from torch.utils._python_dispatch import is_traceable_wrapper_subclass
-
     if is_traceable_wrapper_subclass(tensor):
         for attribute in tensor.__tensor_flatten__()[0]:
             yield from _with_memory(getattr(tensor, attribute))

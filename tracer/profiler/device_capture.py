@@ -14,19 +14,18 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from triosim.errors import CaptureError, OptionError, OutputError
 from triosim.trace import Trace
 from triosim.tracer.eager import run_eagerly
 from triosim.tracer.patches import only_capture
 from triosim.tracer.profiler.step_profiler import ProfilingCost, StepKind, StepProfiler, plan
-from triosim.tracer.pytorch_version import check_version, require_torch
+from triosim.tracer.pytorch_version import check_version
 from triosim.tracer.script_runner import run_script
 from triosim.tracer.steps import StepObservations, module_calls, optimizer_steps
-
-if TYPE_CHECKING:
-    import torch
 
 
 class capture:  # noqa: N801  # it is used as a function is
@@ -38,7 +37,7 @@ class capture:  # noqa: N801  # it is used as a function is
     come. Later steps are not observed. Without an optimizer (inference) the block is one step.
 
     ``batch_size`` is by default the first dimension of the model's first argument. With ``directory`` the profiler's files are
-    kept there. Raises ``OptionError`` without PyTorch, ``CaptureError`` when the block has no step.
+    kept there. Raises ``OptionError`` for another batch size, ``CaptureError`` when the block has no step.
     """
 
     def __init__(
@@ -182,8 +181,7 @@ def _folder(directory: str | os.PathLike[str] | None) -> AbstractContextManager[
 
 
 def _check(batch_size: int | None) -> None:
-    """Raise ``OptionError`` where PyTorch is not installed, or a batch size is none; warn of an untested version of PyTorch."""
+    """Raise ``OptionError`` for a batch size that is none, and warn of an untested version of PyTorch."""
     if batch_size is not None and (isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1):
         raise OptionError(f"{batch_size!r} is not a batch size", where="batch_size", fix="give a positive integer")
-    require_torch()
     check_version(device=True)

@@ -16,6 +16,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import torch
+from torch.profiler import ExecutionTraceObserver, profile
+
 from triosim.tracer.patches import Patch, Patches
 from triosim.tracer.steps import module_hooks
 
@@ -36,8 +39,6 @@ class FullProfile:
 
     def __enter__(self) -> FullProfile:
         """Begin to record."""
-        import torch
-
         self._around.enter_context(Patches()).make([Patch(torch.utils, "swap_tensors", self._swapping())])
         self._around.enter_context(module_hooks(self._enters, self._leaves))
         self.begin()
@@ -47,8 +48,6 @@ class FullProfile:
         """Begin to record, unless it records."""
         if self._profiler is not None:
             return
-        from torch.profiler import ExecutionTraceObserver, profile
-
         with quiet():
             observer = ExecutionTraceObserver().register_callback(str(self._execution_trace))
             self._recording.callback(observer.unregister_callback)
@@ -83,8 +82,6 @@ class FullProfile:
         gc.collect()  # PyTorch's profiler and its results refer to each other
 
     def _swapping(self) -> Callable[[Any, Any], None]:
-        import torch
-
         swap: Callable[[Any, Any], None] = torch.utils.swap_tensors
 
         def swapping(first: Any, second: Any) -> None:

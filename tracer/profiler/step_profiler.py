@@ -14,6 +14,9 @@ from pathlib import Path
 from statistics import median, quantiles
 from typing import Any, Literal
 
+import torch
+from torch.profiler import ProfilerActivity, profile
+
 from triosim.errors import CaptureError, OutputError
 from triosim.trace import Trace
 from triosim.trace.formats.pytorch import profiler_folder as pytorch
@@ -128,8 +131,6 @@ class StepProfiler:
         """
         if not self.has_step:
             raise CaptureError("the capture has no step", fix="run at least one training step inside of it")
-        import torch
-
         self._check_files()
         trace, separate = pytorch.read_step(
             self._folder,
@@ -189,8 +190,6 @@ class StepProfiler:
         self._profiler.export_chrome_trace(str(self._folder / PROFILER_FILE))
 
     def _start_light(self) -> None:
-        from torch.profiler import profile
-
         self._running.enter_context(only_our_annotations())
         with quiet():
             self._profiler = self._running.enter_context(profile(activities=_activities()))
@@ -205,15 +204,10 @@ def _spread(times: list[float]) -> float:
 
 
 def _activities() -> list[Any]:
-    import torch
-    from torch.profiler import ProfilerActivity
-
     return [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])]
 
 
 def _synchronize() -> None:
-    import torch
-
     cuda: Any = torch.cuda
     if cuda.is_available() and cuda.is_initialized():
         cuda.synchronize()

@@ -367,7 +367,7 @@ class Recorder:
         self._in_backward = False
         self._begin_outside()
 
-    # ---- synchronisation of streams and host (triosim.tracer.device.cuda_api.SynchronisationRecorder) --------------
+    # ---- synchronisation of streams and host ---------------------------------------------------------------------
 
     def event_recorded(self, stream: int, number: int) -> None:
         """Record that event ``number`` is put at the tail of a stream."""

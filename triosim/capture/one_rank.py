@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from triosim import gpus, tracer
 from triosim.compute.pricing.prediction import DEFAULT_GPU, with_predicted_times
 from triosim.trace import Trace
-from triosim.tracer.pytorch_version import require_torch
 from triosim.tracer.script_runner import check_script, run_script
 
 
@@ -26,7 +25,6 @@ def capture_fake(
     """
     check_script(path)
     target = gpus.find(gpu)
-    require_torch()
     with tracer.FakeDevice(target) as device:
         run_script(path, arguments, device, skip=skip, steps=1, batch_size=batch_size)
     return with_predicted_times(device.traces[0])

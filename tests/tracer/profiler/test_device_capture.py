@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import triosim
-from triosim.errors import CaptureError, OptionError
-from triosim.memory.liveness.lifetimes import lifetimes
-from triosim.memory.memory_report import analyse
-from triosim.trace import Trace
-from triosim.tracer import capture, capture_script, capture_step
+torch = pytest.importorskip("torch")
 
-needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="PyTorch is not installed")
+import triosim  # noqa: E402
+from triosim.errors import CaptureError, OptionError  # noqa: E402
+from triosim.memory.liveness.lifetimes import lifetimes  # noqa: E402
+from triosim.memory.memory_report import analyse  # noqa: E402
+from triosim.trace import Trace  # noqa: E402
+from triosim.tracer import capture, capture_script, capture_step  # noqa: E402
 
 
 def small_network(optimizer: str = "SGD", **options: Any) -> tuple[Any, Any, Callable[[], None]]:
     """A network of two layers and a batch norm, its optimizer, and a training step of it on four samples."""
-    import torch
     from torch import nn
 
     torch.manual_seed(0)
@@ -48,7 +45,6 @@ def bytes_of(trace: Trace, category: str, *, owned: bool = False) -> int:
     return sum(storages.values())
 
 
-@needs_torch
 def test_a_block_with_one_step_gives_its_trace() -> None:
     model, optimizer, step = small_network()
     with capture(model, optimizer) as captured:
@@ -60,12 +56,9 @@ def test_a_block_with_one_step_gives_its_trace() -> None:
     assert {operator.phase for operator in trace.operators} == {"forward", "backward", "optimizer"}
 
 
-@needs_torch
 @pytest.mark.parametrize("fake", [False, True])
 def test_the_passes_that_an_optimizer_asks_for_are_passes(fake: bool) -> None:
     """LBFGS calls the model and its backward pass within its own step."""
-    import torch
-
     from triosim.tracer.fake_device import fake_capture
 
     device = "cuda" if fake else "cpu"
@@ -86,7 +79,6 @@ def test_the_passes_that_an_optimizer_asks_for_are_passes(fake: bool) -> None:
     assert {one.phase for one in captured.trace.operators} == {"forward", "backward", "optimizer"}
 
 
-@needs_torch
 def test_a_block_with_many_steps_measures_some_without_the_profiler() -> None:
     model, optimizer, step = small_network()
     with capture(model, optimizer, skip=2, steps=2) as captured:
@@ -99,7 +91,6 @@ def test_a_block_with_many_steps_measures_some_without_the_profiler() -> None:
     assert all(operator.host_seconds is not None for operator in trace.operators if operator.seconds)
 
 
-@needs_torch
 def test_modules_phases_and_links_are_known_in_forward_and_backward() -> None:
     model, optimizer, step = small_network()
     trace = capture_step(step, model, optimizer, warmup=1, steps=1)
@@ -112,7 +103,6 @@ def test_modules_phases_and_links_are_known_in_forward_and_backward() -> None:
     assert linked["ReluBackward0"].layer == "2"
 
 
-@needs_torch
 @pytest.mark.parametrize(
     ("optimizer", "options"),
     [
@@ -124,8 +114,6 @@ def test_modules_phases_and_links_are_known_in_forward_and_backward() -> None:
     ],
 )
 def test_tensors_have_the_bytes_that_pytorch_reports(optimizer: str, options: dict[str, Any]) -> None:
-    import torch
-
     if not hasattr(torch.optim, optimizer):
         pytest.skip(f"this PyTorch has no {optimizer}")
     model, optimizing, step = small_network(optimizer, **options)
@@ -142,10 +130,7 @@ def test_tensors_have_the_bytes_that_pytorch_reports(optimizer: str, options: di
     }
 
 
-@needs_torch
 def test_storages_hold_what_was_there_before_the_step_and_what_it_took() -> None:
-    import torch
-
     model, optimizer, step = small_network("AdamW", lr=0.1)
     trace = capture_step(step, model, optimizer, warmup=1, steps=1)
     held = dict.fromkeys(("parameter", "buffer", "gradient", "optimizer_state"), 0)
@@ -163,7 +148,6 @@ def test_storages_hold_what_was_there_before_the_step_and_what_it_took() -> None
     assert weights == ["0", "0", "1", "1", "3", "3"]
 
 
-@needs_torch
 def test_a_tensor_s_storage_is_the_entry_of_that_number() -> None:
     model, optimizer, step = small_network("Adam", lr=0.1)
     trace = capture_step(step, model, optimizer, steps=0)
@@ -180,11 +164,8 @@ def test_a_tensor_s_storage_is_the_entry_of_that_number() -> None:
     assert layers == {"0", "1", "3"}
 
 
-@needs_torch
 @pytest.mark.parametrize("first", [True, False])
 def test_gradients_that_the_step_before_left_are_there_until_zero_grad(first: bool) -> None:
-    import torch
-
     model = torch.nn.Linear(8, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
@@ -207,11 +188,8 @@ def test_gradients_that_the_step_before_left_are_there_until_zero_grad(first: bo
     assert not any("later step" in note for note in report.notes)
 
 
-@needs_torch
 def test_what_runs_after_another_optimizer_s_step_is_not_the_optimizer_s() -> None:
     """Nor what a module computes for a later backward pass, once the step's own is over."""
-    import torch
-
     first, second = torch.nn.Linear(8, 4), torch.nn.Linear(4, 2)
     one, other = torch.optim.SGD(first.parameters(), lr=0.1), torch.optim.SGD(second.parameters(), lr=0.1)
     with capture(skip=1, steps=0) as captured:
@@ -233,7 +211,6 @@ def test_what_runs_after_another_optimizer_s_step_is_not_the_optimizer_s() -> No
     ]
 
 
-@needs_torch
 def test_a_capture_inside_of_another_is_refused_and_the_outer_one_goes_on() -> None:
     model, optimizer, step = small_network()
     with capture(model, optimizer) as outer:
@@ -248,7 +225,6 @@ def test_a_capture_inside_of_another_is_refused_and_the_outer_one_goes_on() -> N
     assert later.trace.operators
 
 
-@needs_torch
 def test_the_files_are_kept_where_one_asks_for_it(tmp_path: Path) -> None:
     model, optimizer, step = small_network()
     trace = capture_step(step, model, optimizer, steps=2, directory=tmp_path / "run")
@@ -258,10 +234,7 @@ def test_the_files_are_kept_where_one_asks_for_it(tmp_path: Path) -> None:
     assert again.storages == trace.storages
 
 
-@needs_torch
 def test_inference_is_all_forward() -> None:
-    import torch
-
     model, _, _ = small_network()
     inputs = torch.randn(4, 8)
     with torch.no_grad(), capture(model) as captured:
@@ -272,10 +245,7 @@ def test_inference_is_all_forward() -> None:
     assert trace.operators[-1].outputs[0].category == "output"
 
 
-@needs_torch
 def test_a_compiled_model_is_captured_as_it_is_written() -> None:
-    import torch
-
     model, optimizer, _ = small_network()
     captured = capture()
     with captured:
@@ -287,7 +257,6 @@ def test_a_compiled_model_is_captured_as_it_is_written() -> None:
     assert captured.trace.batch_size == 5
 
 
-@needs_torch
 def test_the_model_is_left_without_hooks() -> None:
     from torch.nn.modules import module
 
@@ -302,7 +271,6 @@ def test_the_model_is_left_without_hooks() -> None:
     assert not any(part._forward_hooks or part._forward_pre_hooks for part in model.modules())
 
 
-@needs_torch
 def test_a_block_whose_optimizer_was_never_called_has_no_step() -> None:
     model, optimizer, _ = small_network()
     with pytest.raises(CaptureError, match="the capture has no step"), capture(model, optimizer):
@@ -311,7 +279,6 @@ def test_a_block_whose_optimizer_was_never_called_has_no_step() -> None:
         assert captured.trace
 
 
-@needs_torch
 def test_a_script_that_trains_too_little_to_be_measured_gives_the_step_that_it_has(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(
         """
@@ -335,18 +302,8 @@ def test_a_batch_size_that_is_none_is_refused(batch_size: Any) -> None:
         capture_step(lambda: None, batch_size=batch_size)
 
 
-def test_without_pytorch_one_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "torch", None)
-    for asks in (capture, lambda: capture_step(lambda: None), lambda: capture_script("train.py")):
-        with pytest.raises(OptionError, match=r"pip install 'triosim\[torch\]'"):
-            asks()
-
-
-@needs_torch
 def test_a_script_s_own_annotations_may_be_open_when_the_step_ends() -> None:
     """PyTorch's profiler writes to memory that it gave back when a range that began under it ends after it."""
-    import torch
-
     model, optimizer, step = small_network()
     with capture(model, optimizer, skip=1, steps=3) as captured:
         for _ in range(9):
@@ -358,7 +315,6 @@ def test_a_script_s_own_annotations_may_be_open_when_the_step_ends() -> None:
     assert "afterwards" in {event.key for event in profiler.key_averages()}
 
 
-@needs_torch
 def test_an_untried_version_of_pytorch_warns_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     from triosim.tracer import pytorch_version
 
@@ -369,10 +325,7 @@ def test_an_untried_version_of_pytorch_warns_and_goes_on(monkeypatch: pytest.Mon
     assert trace.operators
 
 
-@needs_torch
 def test_what_a_version_of_pytorch_lacks_is_an_error_before_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    import torch
-
     called = []
     monkeypatch.delattr(torch.nn.modules.module, "register_module_forward_hook")
     with pytest.raises(CaptureError, match=r"has no torch\.nn\.modules\.module\.register_module_forward_hook, .*; use"):
