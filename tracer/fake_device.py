@@ -26,7 +26,7 @@ from triosim.tracer.device import (
     cpp_registration,
     cuda_api,
     cudnn_rnn,
-    data_dependent_sizes,
+    data_dependent_operators,
     script_patches,
     undecomposed_operators,
 )
@@ -96,7 +96,7 @@ class FakeDevice:
         mode = DeviceMode(recorder, fake_mode)
         attention.install(patches, mode)
         cudnn_rnn.install(patches, mode)
-        data_dependent_sizes.install(patches, mode)
+        data_dependent_operators.install(patches, mode)
         undecomposed_operators.install(patches)
         script_patches.install(patches, recorder, fake_mode)
         recorder.install(patches)

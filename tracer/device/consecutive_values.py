@@ -49,19 +49,12 @@ def _same(arguments: tuple[Any, ...], result: torch.Tensor) -> int | None:
     return _first(arguments[0]) if _last(arguments[0]) == _last(result) else None
 
 
-def _moved(sign: int) -> Callable[[tuple[Any, ...], torch.Tensor], int | None]:
-    def moved(arguments: tuple[Any, ...], result: torch.Tensor) -> int | None:
-        start, by = _first(arguments[0]), arguments[1]
-        return start + sign * by if start is not None and type(by) is int else None
-
-    return moved
+def _moved(arguments: tuple[Any, ...], sign: int) -> int | None:
+    start, by = _first(arguments[0]), arguments[1]
+    return start + sign * by if start is not None and type(by) is int else None
 
 
-def _slice(arguments: tuple[Any, ...], result: torch.Tensor) -> int | None:
-    return _sliced(*arguments)
-
-
-def _sliced(
+def _slice(
     tensor: torch.Tensor, dim: int = 0, begin: int | None = None, end: int | None = None, step: int = 1
 ) -> int | None:
     start = _first(tensor)
@@ -89,9 +82,9 @@ def _cat(arguments: tuple[Any, ...], result: torch.Tensor) -> int | None:
 
 _RULES: Mapping[str, Callable[[tuple[Any, ...], torch.Tensor], int | None]] = {
     "arange": _arange,
-    "add": _moved(1),
-    "sub": _moved(-1),
-    "slice": _slice,
+    "add": lambda arguments, _: _moved(arguments, 1),
+    "sub": lambda arguments, _: _moved(arguments, -1),
+    "slice": lambda arguments, _: _slice(*arguments),
     "cat": _cat,
     **dict.fromkeys(("unsqueeze", "expand", "view", "clone", "detach", "alias", "_to_copy"), _same),
 }

@@ -41,17 +41,15 @@ class OperatorInfo:
     def __init__(self, function: OpOverload) -> None:
         schema = function._schema
         self.name = schema.name
-        self.bare = (
-            schema.name.partition("::")[2].rstrip("_") if schema.name.endswith("_") else schema.name.partition("::")[2]
-        )
+        self.bare = schema.name.partition("::")[2].rstrip("_")
         self.attributes = [
-            (place, argument.name, argument.default_value)
-            for place, argument in enumerate(schema.arguments)
+            (position, argument.name, argument.default_value)
+            for position, argument in enumerate(schema.arguments)
             if argument.name in ATTRIBUTES or (argument.name == "device" and schema.name == "aten::_to_copy")
         ]
         self.changed = [
-            (place, argument.name)
-            for place, argument in enumerate(schema.arguments)
+            (position, argument.name)
+            for position, argument in enumerate(schema.arguments)
             if argument.alias_info is not None and argument.alias_info.is_write
         ]
         each = schema.name.startswith("aten::_foreach_") and schema.name.endswith("_")
@@ -62,10 +60,10 @@ class OperatorInfo:
     def attributes_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Return the arguments that a trace holds and are no tensors, by name."""
         found: dict[str, Any] = {}
-        for place, name, default in self.attributes:
-            value = args[place] if place < len(args) else kwargs.get(name, default)
+        for position, name, default in self.attributes:
+            value = args[position] if position < len(args) else kwargs.get(name, default)
             if isinstance(value, (list, tuple)):
-                found[name] = [plain(one) for one in value]
+                found[name] = [one if isinstance(one, (bool, int, float, str)) else int(one) for one in value]
             elif isinstance(value, (bool, int, float, str)):
                 found[name] = value
             elif isinstance(value, torch.device):
@@ -74,13 +72,8 @@ class OperatorInfo:
 
     def changed_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[Any]:
         """Yield the tensors that a call changes in place."""
-        for place, name in self.changed:
-            yield from flat(args[place] if place < len(args) else kwargs.get(name))
-
-
-def plain(value: Any) -> Any:
-    """Return a number as JSON has it."""
-    return value if isinstance(value, (bool, int, float, str)) else int(value)
+        for position, name in self.changed:
+            yield from flat(args[position] if position < len(args) else kwargs.get(name))
 
 
 def _add_tensors(found: list[torch.Tensor], values: Iterable[Any]) -> None:
@@ -125,17 +118,11 @@ class DeviceMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._run_by: dict[Any, Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]] = {}
         self._infos: dict[Any, OperatorInfo] = {}
         self._rules: dict[Any, Callable[..., Any]] = {
-            aten._local_scalar_dense.default: self._scalar,
-            aten.equal.default: self._equal,
-            aten.nonzero.default: self._nonzero,
-            aten.masked_select.default: self._masked_select,
-            aten.index.Tensor: self._index,
-            aten._unique2.default: self._unique,
             aten.batch_norm_stats.default: _channels(2),
             aten.batch_norm_gather_stats_with_counts.default: _channels(2),
             aten.batch_norm_backward_reduce.default: _channels(4),
-            aten.batch_norm_elemt.default: _alike,
-            aten.batch_norm_backward_elemt.default: _alike,
+            aten.batch_norm_elemt.default: lambda data, *_, **__: torch.empty_like(data),
+            aten.batch_norm_backward_elemt.default: lambda data, *_, **__: torch.empty_like(data),
         }
 
     def replace(self, operators: Mapping[Any, Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]]) -> None:
@@ -165,7 +152,7 @@ class DeviceMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return args[0].fake_device
         kwargs = kwargs or {}
         if not isinstance(function, OpOverload):
-            return self._higher_order(function, args, kwargs)
+            return function(*args, **kwargs)  # one that runs functions, such as flex attention
         for kind in types:
             if kind not in _PLAIN and hasattr(kind, "__tensor_flatten__"):
                 return NotImplemented  # a distributed tensor first runs the operator on its local parts
@@ -182,7 +169,7 @@ class DeviceMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         fake = any(hasattr(tensor, "fake_device") for tensor in given)
         if not fake and _is_real(given, args, kwargs):
             with torch._C._DisableTorchDispatch():
-                return function(*args, **_on_host(kwargs))
+                return function(*args, **({**kwargs, "pin_memory": False} if kwargs.get("pin_memory") else kwargs))
         return self._on_device(function, info, given, args, kwargs)
 
     def _on_device(
@@ -202,10 +189,10 @@ class DeviceMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         elif info.in_place:
             result = None
         else:
-            stand_ins = _stand_ins(given)
+            fakes = _fake_copies(given)
             try:
-                if stand_ins:
-                    result = function(*_replaced(args, stand_ins), **_replaced(kwargs, stand_ins))
+                if fakes:
+                    result = function(*_replaced(args, fakes), **_replaced(kwargs, fakes))
                 else:
                     result = self._shapes.run(function, given, args, kwargs)
             except NotImplementedError as error:  # without a rule for the shape, PyTorch tries the kernel itself
@@ -233,58 +220,6 @@ class DeviceMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if info.to_host and not outputs and not kwargs.get("non_blocking"):
             self.recorder.host_waits_here()
 
-    def _higher_order(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run an operator that runs functions, such as flex attention."""
-        return function(*args, **kwargs)
-
-    # ---- operators that depend on data ----------------------------------------------------------------------------
-
-    def _scalar(self, tensor: torch.Tensor) -> Any:
-        """Return the value of ``item()``: the known one, else 1."""
-        if not hasattr(tensor, "fake_device"):
-            return NotImplemented
-        constant = getattr(tensor, "constant", None)
-        if constant is not None:
-            with torch._C._DisableTorchDispatch():
-                value, known = constant.item(), True
-        else:
-            value, known = assumed_values.value(tensor), assumed_values.is_known(tensor)
-        if on_device(tensor) or not known:
-            self.recorder.value_read(value, known=known)
-        return value
-
-    def _equal(self, first: torch.Tensor, second: torch.Tensor) -> Any:
-        self.recorder.value_read(True, known=False)
-        return first.shape == second.shape
-
-    def _nonzero(self, tensor: torch.Tensor) -> Any:
-        self.recorder.value_read("all nonzero", known=False)
-        return tensor.new_empty((tensor.numel(), tensor.dim()), dtype=torch.int64)
-
-    def _masked_select(self, tensor: torch.Tensor, mask: torch.Tensor) -> Any:
-        self.recorder.value_read("all True", known=False)
-        shape = torch.broadcast_shapes(tensor.shape, mask.shape)  # type: ignore[no-untyped-call]
-        return tensor.new_empty((math.prod(shape),))
-
-    def _unique(self, tensor: torch.Tensor, *_: Any, **__: Any) -> Any:
-        self.recorder.value_read("all different", known=False)
-        places = tensor.new_empty(tensor.shape, dtype=torch.int64)
-        return tensor.new_empty((tensor.numel(),)), places, tensor.new_empty((tensor.numel(),), dtype=torch.int64)
-
-    def _index(self, tensor: torch.Tensor, indices: list[Any]) -> Any:
-        """Index by a mask as if it were all True: by as many indices as it has elements."""
-        masks = [one for one in indices if one is not None and one.dtype in (torch.bool, torch.uint8)]
-        if not masks:
-            return NotImplemented
-        self.recorder.value_read("all True", known=False)
-        numbers: list[Any] = []
-        for one in indices:
-            if one is not None and one.dtype in (torch.bool, torch.uint8):
-                numbers += [tensor.new_empty((one.numel(),), dtype=torch.int64) for _ in range(one.dim())]
-            else:
-                numbers.append(one)
-        return aten.index.Tensor(tensor, numbers)
-
 
 def _channels(count: int) -> Callable[..., Any]:
     """Return a shape rule for operators of synchronised batch normalisation, which PyTorch has for CUDA alone.
@@ -303,10 +238,6 @@ def _channels(count: int) -> Callable[..., Any]:
     return shapes
 
 
-def _alike(data: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
-    return torch.empty_like(data)
-
-
 def _is_real(given: list[torch.Tensor], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     """Whether an operator on real tensors, or on none, really runs: on the host and small enough, or on "meta"."""
     device = kwargs.get("device")
@@ -323,19 +254,13 @@ def _is_real(given: list[torch.Tensor], args: tuple[Any, ...], kwargs: Mapping[s
     return all(abs(one) <= MOST_MADE for one in args if isinstance(one, (int, float)))
 
 
-def _on_host(kwargs: dict[str, Any]) -> dict[str, Any]:
-    return {**kwargs, "pin_memory": False} if kwargs.get("pin_memory") else kwargs
-
-
-def _stand_ins(given: list[torch.Tensor]) -> dict[int, torch.Tensor]:
+def _fake_copies(given: list[torch.Tensor]) -> dict[int, torch.Tensor]:
     """Return a fake tensor for each real one, by its ``id()`` during this call; single numbers stay real."""
-    found = {}
-    for tensor in given:
-        if not hasattr(tensor, "fake_device") and tensor.dim():
-            found[id(tensor)] = torch.empty_strided(
-                tensor.size(), tensor.stride(), dtype=tensor.dtype, device=tensor.device
-            )
-    return found
+    return {
+        id(one): torch.empty_strided(one.size(), one.stride(), dtype=one.dtype, device=one.device)
+        for one in given
+        if not hasattr(one, "fake_device") and one.dim()
+    }
 
 
 def _replaced(value: Any, by: Mapping[int, torch.Tensor]) -> Any:
