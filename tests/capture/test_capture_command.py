@@ -175,7 +175,7 @@ def test_a_compiled_model_and_a_loader_s_processes_are_said(script: Path, capsys
         (["-o", "no/such/folder.json", "train.py"], "no/such/folder.json: the folder 'no/such' does not exist"),
         (["-o", "train.py", "train.py"], "train.py: is a file that is read"),
         (["--device", "tpu", "train.py"], "--device: 'tpu' is not known"),
-        (["--gpu", "H100", "train.py"], "--gpu: a capture on a real device imitates no GPU; give --fake too"),
+        (["--gpu", "H100", "train.py"], "--gpu: only a capture with --fake simulates a GPU; add --fake"),
         (["--fake", "--gpu", "H1000000", "train.py"], "there is no GPU 'H1000000' in the catalogue"),
         (["--skip", "-1", "train.py"], "--skip: -1 is less than 0"),
         (["--batch-size", "0", "train.py"], "--batch-size: 0 is less than 1; give 1 or more"),
@@ -257,7 +257,7 @@ def test_a_value_that_steers_the_script_is_said_with_its_line(
     assert captured(tmp_path, "data = data if data.sum() > 3 else 2 * data", "optimizer.step()", "--fake") == 0
     warned = [line for line in capsys.readouterr().err.splitlines() if "warning" in line]
     assert warned == [
-        "triosim: warning: train.py:10: reads a tensor's value, which is not computed: the capture goes on as if it were False"
+        "triosim: warning: train.py:10: reads a tensor's value, which is not computed: it is assumed to be False"
     ]
 
 

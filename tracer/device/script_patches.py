@@ -109,7 +109,7 @@ def _patches(recorder: Recorder, fake_mode: FakeTensorMode) -> Iterator[Patch]:
     yield Patch(tensor, "__format__", _format)
     yield Patch(torch.UntypedStorage, "resize_", _resize(recorder))
     yield Patch(DataLoader, "__init__", _loader(recorder))
-    yield Patch(torch, "save", lambda *_, **__: recorder.note("nothing is saved: fake tensors have no data"))
+    yield Patch(torch, "save", lambda *_, **__: recorder.note("torch.save writes nothing: fake tensors have no data"))
     yield from compilation_patches(
         lambda model: None if getattr(model, "__name__", "") in _FLEX_ATTENTION else recorder.note(LEFT_OUT)
     )
@@ -173,7 +173,7 @@ def _loader(recorder: Recorder) -> Any:
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
         wanted = args[workers] if len(args) > workers else kwargs.get("num_workers", 0)
         if wanted:
-            recorder.note(f"the data loader's {wanted} processes are left out: it loads in the script's own")
+            recorder.note(f"the data loader's {wanted} processes are not started: it loads in the script's own process")
             if len(args) > workers:
                 args = (*args[:workers], 0, *args[workers + 1 :])
             for name in ("num_workers", "persistent_workers", "prefetch_factor", "multiprocessing_context", "timeout"):

@@ -130,7 +130,7 @@ class StepProfiler:
         Raises ``CaptureError`` without a step, ``TraceError`` for files that make no trace, ``OutputError`` for a full disk.
         """
         if not self.has_step:
-            raise CaptureError("the capture has no step", fix="run at least one training step inside of it")
+            raise CaptureError("the capture has no step", fix="run at least one training step in it")
         self._check_files()
         trace, separate = pytorch.read_step(
             self._folder,
@@ -156,14 +156,14 @@ class StepProfiler:
     def _description(self, separate: bool) -> str:
         cost = self.cost
         if cost.overhead is None or cost.plain is None:
-            return "in full for the step whose times these are, which it slows down"
+            return "ran in full during the timed step, which it slows down"
         if not separate:
-            return f"in full for the step whose times these are; it takes {cost.full / cost.plain:.2f} times as long"
+            return f"ran in full during the timed step, which took {cost.full / cost.plain:.2f} times as long"
         return (
             f"adds {100 * cost.overhead:.1f}% to a step (one with it and one without; how much steps vary is not known)"
             if cost.steps == 1
             else f"adds {100 * cost.overhead:.1f}% to a step "
-            f"(medians of {cost.steps}, in turns; without it steps vary by {100 * cost.spread:.1f}%)"
+            f"(medians of {cost.steps}, alternating; without it steps vary by {100 * cost.spread:.1f}%)"
         )
 
     def _kind(self, number: int) -> StepKind:

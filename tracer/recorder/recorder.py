@@ -395,7 +395,7 @@ class Recorder:
         if not known:
             if not self._optimizers:  # optimizers read values in loops that end by themselves
                 self.reads.add(script_line(), len(self.step.operators))
-            self.note(f"reads a tensor's value, which is not computed: the capture goes on as if it were {value}")
+            self.note(f"reads a tensor's value, which is not computed: it is assumed to be {value}")
 
     def note(self, what: str) -> None:
         """Warn of what the running line of the script does differently than on a GPU, once for each line."""

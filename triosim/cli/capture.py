@@ -27,9 +27,9 @@ from triosim.trace.formats import write
 from triosim.trace.task_streams import TaskStreams
 from triosim.units import format_time
 
-#: Operators that take so many times as long as a step are another step's: one that made states, or had more rounds.
-_ALIKE = 1.5
-WHAT, WHERE = "Which step", "Which device"
+#: From so many times a step's time on, the operators are another step's: one that allocated states, or ran more iterations.
+_ANOTHER_STEP = 1.5
+WHICH, WHERE = "Which step", "Which device"
 
 
 class CaptureCommand(QuickCommand):
@@ -48,59 +48,33 @@ class CaptureCommand(QuickCommand):
 
 COMMAND = CaptureCommand
 
-OPTIONS = (
-    Option(
-        "output",
-        help="Where the trace goes (.json or .json.gz); SCRIPT.trace.json.gz otherwise.",
-        metavar="FILE",
-        short="-o",
-        panel="",
-    ),
-    Option("fake", "flag", False, "Without a GPU: shapes, streams, memory; times predicted.", panel=WHERE),
-    Option("gpu", help="The GPU that --fake plays.", metavar="NAME", panel=WHERE),
-    Option(
-        "world",
-        "whole",
-        None,
-        "With --fake: run the script as N ranks would, as torchrun does.",
-        metavar="N",
-        panel=WHERE,
-    ),
-    Option(
-        "ranks", help="The ranks of --world to capture; auto: those that differ.", metavar="auto|all|0,8", panel=WHERE
-    ),
+_WHERE = (
+    Option("fake", "flag", False, "Capture without a GPU: shapes, streams and memory; times are predicted."),
+    Option("gpu", help=f"The GPU that --fake simulates; {DEFAULT_GPU} otherwise.", metavar="NAME"),
+    Option("world", "whole", None, "With --fake: run the script as N ranks would, as torchrun does.", metavar="N"),
+    Option("ranks", help="The ranks of --world to capture; auto: those that differ.", metavar="auto|all|0,8"),
     Option(
         "device",
         "choice",
         "auto",
-        "cpu hides GPUs, cuda asks for one.",
+        "cpu hides the GPUs, cuda requires one.",
         choices=("auto", "cpu", "cuda"),
         metavar="auto|cpu|cuda",
-        panel=WHERE,
     ),
-    Option(
-        "skip",
-        "whole",
-        None,
-        "Steps before the first that counts; 3, or 1 with --fake.",
-        metavar="N",
-        least=0,
-        panel=WHAT,
-    ),
-    Option("warmup", "whole", 1, "Steps that warm up the profiler.", metavar="N", least=0, panel=WHAT),
-    Option(
-        "steps",
-        "whole",
-        5,
-        "Steps that are measured without the profiler, in turns with as many under it.",
-        metavar="N",
-        least=0,
-        panel=WHAT,
-    ),
-    Option(
-        "batch_size", "whole", None, "Samples in a step; by default what the model is given.", metavar="N", panel=WHAT
-    ),
-    replace(o.QUIET, panel=""),
+)
+_WHICH = (
+    Option("skip", "whole", None, "Steps before the captured one; 3, or 1 with --fake.", metavar="N", least=0),
+    Option("warmup", "whole", 1, "Steps that warm up the profiler and are thrown away.", metavar="N", least=0),
+    Option("steps", "whole", 5, "Steps timed without the profiler, and as many with it.", metavar="N", least=0),
+    Option("batch_size", "whole", None, "Samples in a step; by default what the model is given.", metavar="N"),
+)
+_OUTPUT = Option(
+    "output", help="The trace: .json or .json.gz; SCRIPT.trace.json.gz otherwise.", metavar="FILE", short="-o"
+)
+OPTIONS = (
+    *(replace(option, panel="") for option in (_OUTPUT, o.QUIET)),
+    *(replace(option, panel=WHERE) for option in _WHERE),
+    *(replace(option, panel=WHICH) for option in _WHICH),
 )
 
 
@@ -110,8 +84,7 @@ def command(
         str, typer.Argument(metavar="SCRIPT", help="A training script; it is run unchanged.", show_default=False)
     ],
     arguments: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[ARGUMENTS]...", help="The script's own arguments.", show_default=False),
+        list[str] | None, typer.Argument(metavar="ARGUMENTS", help="The script's own arguments.", show_default=False)
     ] = None,
     **given: Any,
 ) -> None:
@@ -145,7 +118,7 @@ def command(
 
 @dataclass(frozen=True, slots=True)
 class CaptureRequest:
-    """What is to be captured, and where. ``skip`` None is as many steps as are usual there."""
+    """A script, the options of its capture, and its arguments. ``skip`` None is 3 on a real device, 1 on a fake one."""
 
     script: str
     arguments: Sequence[str]
@@ -169,16 +142,17 @@ class CaptureRequest:
     def check(self) -> None:
         """Raise ``OptionError`` for options that contradict each other."""
         if self.gpu is not None and not self.fake:
-            raise OptionError("a capture on a real device imitates no GPU", where="--gpu", fix="give --fake too")
+            raise OptionError("only a capture with --fake simulates a GPU", where="--gpu", fix="add --fake")
         if self.fake and self.device != "auto":
-            raise OptionError("--fake replaces the device", where="--device", fix="leave one of them out")
+            raise OptionError(
+                "chooses a real device, and --fake uses none", where="--device", fix="leave out one of them"
+            )
         if self.world is not None and not self.fake:
-            raise OptionError("a capture on a real device imitates no world", where="--world", fix="give --fake too")
+            raise OptionError("only a capture with --fake simulates ranks", where="--world", fix="add --fake")
         if self.ranks is not None:
             if self.world is None:
-                raise OptionError(
-                    "only one rank is captured", where="--ranks", fix="say how many there are: --world 64"
-                )
+                what = "chooses among the ranks of --world"
+                raise OptionError(what, where="--ranks", fix="say how many there are: --world 64")
             checked_ranks(self.ranks, self.world)
 
 
@@ -239,10 +213,10 @@ def _summary(trace: Trace | TaskStreams) -> Iterator[str]:
         return
     share = trace.seconds / trace.step_seconds
     step = f"a step takes {format_time(trace.step_seconds)} without the profiler"
-    if share < _ALIKE:
+    if share < _ANOTHER_STEP:
         yield f"{step}; its operators {100 * share:.1f}% of that"
     else:
-        yield f"{step}, the operators of the one that was profiled {format_time(trace.seconds)}: the steps differ in length"
+        yield f"{step}, the operators of the profiled one {format_time(trace.seconds)}: the steps differ in length"
     if "profiler" in trace.software:
         yield f"the profiler {trace.software['profiler']}"
 

@@ -44,9 +44,9 @@ def test_what_is_taken_for_granted_is_said_and_what_is_known_is_not(device: Fake
     data, numbers = torch.randn(8, 4, device="cuda"), torch.randint(0, 8, (8,), device="cuda")
     data.repeat_interleave(torch.full((8,), 3, device="cuda"), 0)
     assert device.notes == []
-    with pytest.warns(UserWarning, match="as if it were none of 10 or more"):
+    with pytest.warns(UserWarning, match="assumed to be none of 10 or more"):
         torch.bincount(numbers, minlength=10)
-    with pytest.warns(UserWarning, match="as if it were True"):
+    with pytest.warns(UserWarning, match="assumed to be True"):
         assert torch.allclose(data, data + 1)
     assert len(device.notes) == 2
 

@@ -139,7 +139,7 @@ def test_values_that_follow_from_the_script_are_known() -> None:
 def test_a_value_that_steers_the_script_is_said() -> None:
     with fake_capture("H100-SXM") as capture:
         loss = torch.randn((), device="cuda")
-        with pytest.warns(CaptureWarning, match="as if it were False"):
+        with pytest.warns(CaptureWarning, match="assumed to be False"):
             assert not loss > 3
     assert len(capture.notes) == 1
 
@@ -171,7 +171,7 @@ def test_compilation_loaders_and_checkpoints_of_the_script_are_left_out_and_said
         torch.save(model.state_dict(), "/nowhere/model.pt")
         assert f"{loss:.2f}" == "1.00"
     said = " ".join(capture.notes)
-    for what in ("compilation is left out", "3 processes are left out", "nothing is saved", "reads a tensor's value"):
+    for what in ("compilation is left out", "3 processes are not started", "writes nothing", "reads a tensor's value"):
         assert what in said
     assert capture.trace.batch_size == 16
 
