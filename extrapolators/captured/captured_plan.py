@@ -1,13 +1,12 @@
 """The plan of a distributed step that runs as it was captured: no parallelism is added.
 
-The trace of each captured rank becomes commands once (``triosim.extrapolators.captured.commands``); the ranks that it stands
-for run the same commands, each in groups of its own. Computations and collectives that several ranks share are one object.
+The trace of each captured rank becomes commands once (``triosim.extrapolators.captured.commands``); the ranks that equal it run
+the same commands, each in groups of its own. Computations and collectives that several ranks share are one object.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import cast
 
 from triosim.errors import OptionError, TraceError
@@ -68,7 +67,13 @@ class CapturedPlan:
             for rank, trace in streams.traces.items()
         }
         self._collectives: dict[tuple[int, int, Communicator], Collective] = {}
-        self._positions = {rank: _positions(commands) for rank, commands in self._commands.items()}
+        self._orders = {rank: _orders(commands) for rank, commands in self._commands.items()}
+        self._positions = {  # of each collective in its communicator's order, by captured rank and index of its command
+            (rank, index): position
+            for rank, orders in self._orders.items()
+            for indices in orders.values()
+            for position, index in enumerate(indices)
+        }
         self._sent = self._uneven_exchanges()
 
     def tasks(self, rank: int) -> TaskStream:
@@ -89,7 +94,7 @@ class CapturedPlan:
         if isinstance(command, GroupCollective):
             captured = self.streams.like[rank]
             group = self._group(rank, command.communication)
-            sent = self._sent.get((group, self._positions[captured][index]))
+            sent = self._sent.get((group, self._positions[captured, index]))
             if sent is not None:
                 return self._uneven_exchange(rank, group, command, sent)
             key = (captured, index, group)
@@ -97,31 +102,29 @@ class CapturedPlan:
                 self._collectives[key] = _collective(group, command)
             return self._collectives[key]
         if isinstance(command, PointToPoint):
-            return self._point_to_point(rank, command)
+            parts = tuple([self._send_or_receive(rank, part, command) for part in command.parts])
+            batch = Batch(parts, command.stream, command.issuer, command.parts[0].group, command.layers)
+            return parts[0] if len(parts) == 1 else batch
         return Synchronize(tuple([handles[other] for other in command.commands]))
 
     def _uneven_exchanges(self) -> dict[tuple[Communicator, int], _Sent]:
         """Return who sends whom how much in all-to-alls of unequal parts, by group and position in its order."""
-        by_family = {
-            rank: {
-                family: [
-                    command.communication
-                    for command in commands
-                    if isinstance(command, GroupCollective) and command.communication.group == family
-                ]
-                for family in self.streams.groups
-            }
-            for rank, commands in self._commands.items()
-        }
         found: dict[tuple[Communicator, int], _Sent] = {}
         for group in dict.fromkeys(group for known in self._groups for group in known.values()):
-            members = [by_family[self.streams.like[rank]][group.name] for rank in group.ranks]
+            members = [self._collectives_of(self.streams.like[rank], group.name) for rank in group.ranks]
             for position, together in enumerate(zip(*members, strict=False)):
                 if any(one.kind != "all_to_all" for one in together):
                     continue
                 if any(one.shares for one in together) or len({one.nbytes for one in together}) > 1:
-                    found[group, position] = tuple([_to_each(one, len(group.ranks)) for one in together])
+                    size = len(group.ranks)
+                    found[group, position] = tuple([one.shares or (one.nbytes / size,) * size for one in together])
         return found
+
+    def _collectives_of(self, captured: int, family: str) -> Iterator[Communication]:
+        for index in self._orders[captured].get(family, ()):
+            command = self._commands[captured][index]
+            assert isinstance(command, GroupCollective)
+            yield command.communication
 
     def _uneven_exchange(self, rank: int, group: Communicator, command: GroupCollective, sent: _Sent) -> Batch:
         """Return an all-to-all of unequal parts as NCCL does it: a batch of sends and receives, none of no bytes."""
@@ -129,20 +132,12 @@ class CapturedPlan:
         own = group.ranks.index(rank)
         tag = -1 - self._tags[family]  # no captured send has such a tag
         parts: list[Send | Recv] = []
-        for place, other in enumerate(group.ranks):
-            if place == own:
-                continue
-            if sent[own][place]:
-                parts.append(Send(other, sent[own][place], tag, stream, issuer, family, layers=command.layers))
-            if sent[place][own]:
+        for index, other in enumerate(group.ranks):
+            if index != own and sent[own][index]:
+                parts.append(Send(other, sent[own][index], tag, stream, issuer, family, layers=command.layers))
+            if index != own and sent[index][own]:
                 parts.append(Recv(other, tag, stream, issuer, family))
         return Batch(tuple(parts), stream, issuer, family, command.layers)
-
-    def _point_to_point(self, rank: int, command: PointToPoint) -> Task:
-        parts = tuple([self._send_or_receive(rank, part, command) for part in command.parts])
-        if len(parts) == 1:
-            return parts[0]
-        return Batch(parts, command.stream, command.issuer, command.parts[0].group, command.layers)
 
     def _send_or_receive(self, rank: int, part: Communication, command: PointToPoint) -> Send | Recv:
         assert part.peer is not None
@@ -177,19 +172,13 @@ def _collective(group: Communicator, command: GroupCollective) -> Collective:
     )
 
 
-def _positions(commands: tuple[Command, ...]) -> Mapping[int, int]:
-    """Return the position of each collective in the order of its communicator, by the index of its command."""
-    counts: Counter[str] = Counter()
-    found = {}
+def _orders(commands: tuple[Command, ...]) -> dict[str, list[int]]:
+    """Return the indices of the commands that are collectives, in order, by family of groups."""
+    found: dict[str, list[int]] = {}
     for index, command in enumerate(commands):
         if isinstance(command, GroupCollective):
-            found[index] = counts[command.communication.group]
-            counts[command.communication.group] += 1
+            found.setdefault(command.communication.group, []).append(index)
     return found
-
-
-def _to_each(communication: Communication, members: int) -> tuple[float, ...]:
-    return communication.shares or (communication.nbytes / members,) * members
 
 
 def _sum_of_batches(streams: TaskStreams) -> int:

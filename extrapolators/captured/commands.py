@@ -1,13 +1,14 @@
 """The commands of a captured rank: the operators, collectives and waits that its host issues, in order.
 
-Consecutive operators of one stream are one command. Events and works are resolved to the commands that they stand for, so
-that a wait names what it waits for; a wait for what is known to be over is left out. A collective that its stream does not
-wait for at once runs on its communicator's stream; one that it waits for runs on the issuing stream itself, as in PyTorch's
-ProcessGroupNCCL. A batch of sends and receives runs on the communicator's stream, a send or receive alone on its pair's.
+Consecutive operators of one stream are one command. Waits name the commands of the events and works that they wait for; a wait
+for a command that is known to be over is left out. A collective that the issuing stream waits for at once runs on that stream,
+any other on its communicator's stream, as in PyTorch's ProcessGroupNCCL. A batch of sends and receives runs on the
+communicator's stream, a send or receive outside of a batch on a stream of its pair.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -15,7 +16,7 @@ from triosim.errors import TraceError
 from triosim.tasks import Compute, Layers
 from triosim.trace import Communication, Mark, Operator, Trace
 
-#: How many operators are one command at most: the host, 1,024 launches ahead, would otherwise wait for one task.
+#: The most operators of one command: more would hold up the host, which runs at most 1,024 launches ahead.
 MOST_JOINED = 256
 
 
@@ -58,22 +59,19 @@ Command = Compute | GroupCollective | PointToPoint | StreamWait | HostWait
 
 
 def commands_of(trace: Trace, alone: frozenset[str] = frozenset()) -> tuple[Command, ...]:
-    """Return the commands of a trace. The groups of the families ``alone`` have no other rank.
+    """Return the commands of a trace. In the groups of the families ``alone`` the rank has no partner.
 
     Raises ``TraceError`` where a mark waits for a work that nothing before it began.
     """
     writer = _CommandWriter(trace, alone)
-    marks = iter((*trace.marks, Mark(len(trace.operators) + 1, "synchronize")))
-    mark = next(marks)
-    for position, operator in enumerate(trace.operators):
-        while mark.position <= position:
-            writer.mark(mark)
-            mark = next(marks)
-        writer.operator(operator)
-    while mark.position <= len(trace.operators):
-        writer.mark(mark)
-        mark = next(marks)
-    return writer.finished()
+    marks = deque(trace.marks)
+    for position, operator in enumerate((*trace.operators, None)):
+        while marks and marks[0].position <= position:
+            writer.mark(marks.popleft())
+        if operator is not None:
+            writer.operator(operator)
+    writer.flush()
+    return tuple(writer.commands)
 
 
 class _CommandWriter:
@@ -87,8 +85,7 @@ class _CommandWriter:
         self.barriers: set[int] = set()  # works for which the host waits
         self.waited: dict[str, dict[str, int]] = {}  # by stream: up to which command of another stream it has waited
         self.joined: list[Operator] = []  # operators of one stream that are no command yet
-        self.batch: list[Operator] = []
-        self.batches = _last_of_each_batch(trace.operators)
+        self.batches = _batches(trace.operators)
 
     # ---- operators ----------------------------------------------------------------------------------------------
 
@@ -103,14 +100,8 @@ class _CommandWriter:
         elif communication.batch is None:
             direction = "send to" if communication.kind == "send" else "receive from"
             self.exchange([operator], f"{communication.group} {direction} {communication.peer}")
-        else:
-            self.batch.append(operator)
-            if self.batches[communication.batch] is operator:
-                together, self.batch = (
-                    [one for one in self.batch if _batch(one) == communication.batch],
-                    [one for one in self.batch if _batch(one) != communication.batch],
-                )
-                self.exchange(together, _own_stream(communication.group))
+        elif self.batches[communication.batch][-1] is operator:
+            self.exchange(self.batches[communication.batch], _own_stream(communication.group))
 
     def collective(self, operator: Operator, communication: Communication) -> None:
         """Issue a collective; the issuing stream waits for it where the capture says so."""
@@ -122,15 +113,14 @@ class _CommandWriter:
         at_once = communication.work is None and not barrier
         self.flush(operator.stream)
         stream = operator.stream if at_once else _own_stream(communication.group)
-        place = self.put(
-            GroupCollective(communication, stream, None if at_once else operator.stream, _layers(operator)), stream
-        )
+        issuer = None if at_once else operator.stream
+        index = self.put(GroupCollective(communication, stream, issuer, _layers(operator)), stream)
         if communication.work is not None:
-            self.works.setdefault(communication.work, []).append(place)
+            self.works.setdefault(communication.work, []).append(index)
             if barrier:
                 self.barriers.add(communication.work)
         elif barrier:
-            self.host_waits((place,))
+            self.host_waits((index,))
 
     def exchange(self, operators: Sequence[Operator], own: str) -> None:
         """Issue sends and receives; the stream of the first one waits for all, unless something waits for them later."""
@@ -139,10 +129,10 @@ class _CommandWriter:
         at_once = all(part.work is None for part in parts)
         self.flush(issuer)
         stream = issuer if at_once else own
-        place = self.put(PointToPoint(parts, stream, None if at_once else issuer, _layers(operators[0])), stream)
+        index = self.put(PointToPoint(parts, stream, None if at_once else issuer, _layers(operators[0])), stream)
         for part in parts:
             if part.work is not None:
-                self.works.setdefault(part.work, []).append(place)
+                self.works.setdefault(part.work, []).append(index)
 
     # ---- marks --------------------------------------------------------------------------------------------------
 
@@ -223,10 +213,6 @@ class _CommandWriter:
         assert found.stream is not None
         return found.stream
 
-    def finished(self) -> tuple[Command, ...]:
-        self.flush()
-        return tuple(self.commands)
-
 
 def _own_stream(family: str) -> str:
     """Return the name of the stream on which a communicator runs asynchronous collectives."""
@@ -237,14 +223,11 @@ def _layers(operator: Operator) -> Layers | None:
     return Layers.of(operator.layer) if operator.layer else None
 
 
-def _batch(operator: Operator) -> int | None:
-    return None if operator.communication is None else operator.communication.batch
-
-
-def _last_of_each_batch(operators: Iterable[Operator]) -> dict[int, Operator]:
-    found: dict[int, Operator] = {}
+def _batches(operators: Iterable[Operator]) -> dict[int, list[Operator]]:
+    """Return the sends and receives of each batch."""
+    found: dict[int, list[Operator]] = {}
     for operator in operators:
         communication = operator.communication
         if communication is not None and communication.batch is not None and communication.kind in ("send", "recv"):
-            found[communication.batch] = operator
+            found.setdefault(communication.batch, []).append(operator)
     return found

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from triosim import plugins
 from triosim.config import RunConfig, takes_text
-from triosim.errors import OptionError, PluginError, nearest
+from triosim.errors import OptionError, PluginError
 from triosim.extrapolators.core.schedule_table import ScheduleTable
 from triosim.extrapolators.pipeline.schedule import PipelineSchedule
 from triosim.extrapolators.pipeline.schedules.csv_file import CsvSchedule
 
 
 def chosen_schedule(config: RunConfig) -> PipelineSchedule:
-    """Return the schedule that a configuration names. Raises ``OptionError`` where there is none of this name.
+    """Return the schedule that a configuration names.
 
-    An option that another schedule declares, but not this one, is refused too.
+    Raises ``PluginError`` where there is none of this name, ``OptionError`` for an option that only other schedules declare.
     """
     found = _schedule_class(config.schedule)
     declared = {option.name for option in found.options}
@@ -26,7 +26,7 @@ def chosen_schedule(config: RunConfig) -> PipelineSchedule:
 
 
 def table_of(schedule: PipelineSchedule, ranks: int, micro_batches: int, *, training: bool = True) -> ScheduleTable:
-    """Return a schedule's table for so many pipeline ranks and micro-batches; for inference, its forward passes."""
+    """Return a schedule's table for these numbers of pipeline ranks and micro-batches; for inference, its forward passes."""
     table = schedule.table(ranks, micro_batches)
     if not isinstance(table, ScheduleTable):
         raise PluginError(
@@ -42,17 +42,9 @@ def table_of(schedule: PipelineSchedule, ranks: int, micro_batches: int, *, trai
 
 
 def _schedule_class(name: str | type) -> type[PipelineSchedule]:
-    found: type = CsvSchedule
-    if not isinstance(name, str) or not CsvSchedule.recognises(name):
-        if (
-            isinstance(name, str)
-            and ":" not in name
-            and not name.endswith(".py")
-            and name not in plugins.names("schedules")
-        ):
-            fix = nearest(name, plugins.names("schedules"))
-            raise OptionError(f"unknown schedule '{name}'", where="schedule", fix=fix)
-        found = plugins.find("schedules", name)
+    if isinstance(name, str) and CsvSchedule.recognises(name):
+        return CsvSchedule
+    found = plugins.find("schedules", name)
     if not (isinstance(found, type) and issubclass(found, PipelineSchedule)):
         raise PluginError("is not a class derived from triosim.extrapolators.PipelineSchedule", where=str(name))
     return found

@@ -1,8 +1,8 @@
 """Divides layers into pipeline stages: balanced by time, with equally many layers each, or where the user says.
 
-Stages are contiguous runs of the forward pass' blocks; a block's backward operators go with it. Units are what repeats (a
-transformer's layers, see ``triosim.trace.numbered_modules``): Megatron-LM gives each stage as many, the first what is ahead of
-them and the last what comes behind (Narayanan et al. 2021).
+Stages are contiguous runs of the forward pass' blocks; a block's backward operators go with it. Units are repeated modules (a
+transformer's layers, see ``triosim.trace.numbered_modules``): Megatron-LM gives each stage the same number of them, the first
+stage also what precedes them and the last what follows (Narayanan et al. 2021).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from triosim.trace.numbered_modules import ROOT, numbered_module_of
 def block_seconds(stage: Stage, slowdown: Callable[[Operator], float] | None = None) -> list[float]:
     """Return the time of each forward block together with the backward operators that belong to it.
 
-    ``slowdown`` is by how many times longer an operator takes than it says.
+    ``slowdown`` returns the factor by which an operator takes longer than it says.
     """
 
     def time(block: Block) -> float:
@@ -73,18 +73,18 @@ def balanced_starts(
 
 
 def whole_units(blocks: Sequence[Block]) -> list[int]:
-    """Return the first block of each unit, of what stands ahead of the first and of what comes behind the last.
+    """Return the first block of each unit, of what precedes the first unit and of what follows the last one.
 
     Raises ``OptionError`` where there are no units.
     """
     units = _unit_starts(blocks)
-    last = max(place for place, block in enumerate(blocks) if numbered_module_of(block.layer) != ROOT)
-    behind = [last + 1] if last + 1 < len(blocks) else []
-    return [*([0] if units[0] else []), *units, *behind]
+    last = max(index for index, block in enumerate(blocks) if numbered_module_of(block.layer) != ROOT)
+    following = [last + 1] if last + 1 < len(blocks) else []
+    return [*([0] if units[0] else []), *units, *following]
 
 
 def equal_starts(blocks: Sequence[Block], stages: int) -> list[int]:
-    """Return the first block of each stage, of which each has as many units. Raises ``OptionError`` where that cannot be."""
+    """Return the first block of each stage, with equally many units each. Raises ``OptionError`` where that is impossible."""
     units = _unit_starts(blocks)
     if len(units) % stages:
         raise OptionError(
@@ -97,8 +97,8 @@ def equal_starts(blocks: Sequence[Block], stages: int) -> list[int]:
 
 def _unit_starts(blocks: Sequence[Block]) -> list[int]:
     starts: dict[str, int] = {}
-    for place, block in enumerate(blocks):
-        starts.setdefault(numbered_module_of(block.layer), place)
+    for index, block in enumerate(blocks):
+        starts.setdefault(numbered_module_of(block.layer), index)
     starts.pop(ROOT, None)
     if not starts:
         raise OptionError(
@@ -118,15 +118,15 @@ def named_starts(blocks: Sequence[Block], names: Sequence[str], stages: int) -> 
         )
     starts = [0]
     for name in names:
-        place = next((i for i, block in enumerate(blocks) if f"{block.layer}.".startswith(f"{name}.")), None)
-        if place is None:
+        index = next((i for i, block in enumerate(blocks) if f"{block.layer}.".startswith(f"{name}.")), None)
+        if index is None:
             known = {block.layer for block in blocks}
             raise OptionError(f"the trace has no layer '{name}'", where="stages", fix=nearest(name, known, most=10))
-        if place <= starts[-1]:
+        if index <= starts[-1]:
             raise OptionError(
                 f"a stage cannot start at layer '{name}'",
                 where="stages",
                 fix="name layers in the order of the forward pass, and not the first",
             )
-        starts.append(place)
+        starts.append(index)
     return starts

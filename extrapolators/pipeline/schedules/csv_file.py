@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import csv
 import re
-from dataclasses import dataclass, field
 from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 
 from triosim.errors import OptionError
@@ -51,13 +51,32 @@ def read_table(path: str) -> ScheduleTable:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "is not text"
         raise OptionError(f"could not be read: {reason}", where=path, fix="give a CSV file") from None
-    table = _Table(path)
     lines = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
     if not lines or [cell.strip() for cell in lines[0][1].split(",")] != list(_COLUMNS):
         raise OptionError("has no such header", where=f"{path} line 1", fix=f"begin with {','.join(_COLUMNS)}")
+    line_of: dict[Action, int] = {}
+    ranks: dict[int, list[tuple[int, Action]]] = {}  # slots and actions
     for number, line in lines[1:]:
-        table.add(number, next(csv.reader([line])))
-    return table.schedule()
+        where = f"{path} line {number}"
+        rank, slot, action = _row(next(csv.reader([line])), where)
+        if action in line_of:
+            raise OptionError(
+                f"{action} is there already, in line {line_of[action]}", where=where, fix="give each action once"
+            )
+        line_of[action] = number
+        ranks.setdefault(rank, []).append((slot, action))
+    if not any(action.phase == "forward" for action in line_of):
+        raise OptionError("has no forward pass", where=path, fix=_LIKE)
+    missing = next((rank for rank in range(max(ranks)) if rank not in ranks), None)
+    if missing is not None:
+        raise OptionError(f"gives rank {missing} nothing to do", where=path, fix="number ranks from 0")
+    rows = []
+    for rank in sorted(ranks):
+        slots = groupby(sorted(ranks[rank], key=itemgetter(0)), key=itemgetter(0))
+        rows.append(tuple(tuple(action for _, action in slot) for _, slot in slots))
+    found = ScheduleTable(tuple(rows), lambda _, action: f"{path} line {line_of[action]}")
+    found.check()
+    return found
 
 
 def write_table(schedule: ScheduleTable, path: PathLike) -> None:
@@ -69,52 +88,15 @@ def write_table(schedule: ScheduleTable, path: PathLike) -> None:
             rows.writerows((rank, slot, str(action)) for slot, actions in enumerate(row) for action in actions)
 
 
-@dataclass
-class _Table:
-    path: str
-    lines: dict[tuple[int, Action], int] = field(default_factory=dict)
-    rows: dict[int, list[tuple[int, Action]]] = field(default_factory=dict)  # by rank: slots and actions
-    first: dict[Action, int] = field(default_factory=dict)  # the line that has an action
-
-    def add(self, line: int, cells: list[str]) -> None:
-        """Take one row in."""
-        if len(cells) != len(_COLUMNS):
-            raise self._wrong(line, f"{len(cells)} columns", f"give {', '.join(_COLUMNS)}")
-        rank, slot = (self._number(line, name, cell) for name, cell in zip(_COLUMNS[:2], cells, strict=False))
-        match = _ACTION.fullmatch(cells[2].strip())
-        if match is None:
-            raise self._wrong(line, f"'{cells[2].strip()}' is not an action", _LIKE)
-        action = Action(int(match[1]), _PHASES[match[2]], int(match[3]))
-        if action in self.first:
-            raise self._wrong(line, f"{action} is there already, in line {self.first[action]}", "give each action once")
-        self.first[action] = self.lines[rank, action] = line
-        self.rows.setdefault(rank, []).append((slot, action))
-
-    def schedule(self) -> ScheduleTable:
-        """Return the schedule, once all rows are in."""
-        if not any(action.phase == "forward" for action in self.first):
-            raise OptionError("has no forward pass", where=self.path, fix=_LIKE)
-        missing = next((rank for rank in range(max(self.rows)) if rank not in self.rows), None)
-        if missing is not None:
-            raise OptionError(f"gives rank {missing} nothing to do", where=self.path, fix="number ranks from 0")
-        rows = []
-        for rank in sorted(self.rows):
-            ordered = sorted(self.rows[rank], key=lambda row: row[0])
-            rows.append(
-                tuple(tuple(action for _, action in slot) for _, slot in groupby(ordered, key=lambda row: row[0]))
-            )
-        found = ScheduleTable(tuple(rows), self._where)
-        found.check()
-        return found
-
-    def _where(self, rank: int, action: Action) -> str:
-        return f"{self.path} line {self.lines[rank, action]}"
-
-    def _number(self, line: int, name: str, cell: str) -> int:
-        text = cell.strip()
+def _row(cells: list[str], where: str) -> tuple[int, int, Action]:
+    """Return the rank, the slot and the action of a row."""
+    texts = [cell.strip() for cell in cells]
+    if len(texts) != len(_COLUMNS):
+        raise OptionError(f"{len(texts)} columns", where=where, fix=f"give {', '.join(_COLUMNS)}")
+    for name, text in zip(_COLUMNS[:2], texts, strict=False):
         if not (text.isascii() and text.isdigit()):
-            raise self._wrong(line, f"{name} '{text}' is not a number", "count from 0")
-        return int(text)
-
-    def _wrong(self, line: int, what: str, fix: str) -> OptionError:
-        return OptionError(what, where=f"{self.path} line {line}", fix=fix)
+            raise OptionError(f"{name} '{text}' is not a number", where=where, fix="count from 0")
+    match = _ACTION.fullmatch(texts[2])
+    if match is None:
+        raise OptionError(f"'{texts[2]}' is not an action", where=where, fix=_LIKE)
+    return int(texts[0]), int(texts[1]), Action(int(match[1]), _PHASES[match[2]], int(match[3]))

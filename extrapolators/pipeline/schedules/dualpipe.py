@@ -37,7 +37,7 @@ class DualPipe(PipelineSchedule):
 
 
 class _Row:
-    """What one rank does. Direction 0 is that of the micro-batches that enter at the nearer end, 1 the other."""
+    """The slots of one rank. Direction 0 is that of the micro-batches that enter at the nearer end, 1 the other."""
 
     def __init__(self, rank: int, ranks: int, half: int) -> None:
         self._near = min(rank, ranks - 1 - rank)

@@ -412,7 +412,6 @@ def test_a_file_without_the_header_is_refused(tmp_path: Path) -> None:
         ("dualpipe", 4, 6, None, "even number of 8 or more"),
         ("dualpipe", 4, 9, None, "even number of 8 or more"),
         ("1f1b", 4, 8, 2, "'1f1b' has no virtual stages"),
-        ("1f1B", 4, 8, None, "did you mean '1f1b'"),
         ("nowhere.csv", 4, 8, None, "could not be read"),
     ],
 )
@@ -422,6 +421,11 @@ def test_what_cannot_be_is_refused(
     with pytest.raises(OptionError) as error:
         table(name, places, micro_batches, virtual_stages=virtual)
     assert message in str(error.value)
+
+
+def test_an_unknown_schedule_is_refused_as_any_unknown_part() -> None:
+    with pytest.raises(PluginError, match="did you mean '1f1b'"):
+        table("1f1B", 4, 8)
 
 
 def test_a_table_for_other_numbers_is_refused(tmp_path: Path) -> None:
