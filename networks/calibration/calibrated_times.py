@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from triosim.errors import OptionError
-from triosim.networks.calibration.curves import TimeParts
 from triosim.networks.calibration.lookup import calibration_of, measured_on
 from triosim.networks.calibration.model import Calibration
 from triosim.networks.collectives.algorithm import CollectiveAlgorithm, CollectiveOperation, SteadyState, busiest
@@ -56,13 +55,6 @@ class CalibratedCollectives:
             return ranks[-1] // per_node - ranks[0] // per_node + 1
         return len({rank // per_node for rank in ranks})
 
-    def parts(
-        self, kind: CollectiveKind, ranks: Sequence[int], nbytes: float, nodes: int | None = None
-    ) -> TimeParts | None:
-        """Return the time of a collective, or None where the calibration says nothing of it."""
-        over = self.nodes(ranks) if nodes is None else nodes
-        return self.calibration.parts(kind, len(ranks), nbytes, over)
-
     def seconds(
         self, kind: CollectiveKind, ranks: Sequence[int], nbytes: float, nodes: int, root: int | None
     ) -> float | None:
@@ -70,7 +62,7 @@ class CalibratedCollectives:
 
         Where links are slower than those of the machine that was measured, so is what goes over them.
         """
-        parts = self.parts(kind, ranks, nbytes, nodes)
+        parts = self.calibration.parts(kind, len(ranks), nbytes, nodes)
         if parts is None:
             return None
         if not self.slowed:
@@ -84,7 +76,7 @@ class CalibratedCollectives:
         Unequal shares load the links as they are, stretched as equal shares would be.
         """
         kind, ranks, nbytes, _, shares = operation
-        parts = self.parts(kind, ranks, nbytes)
+        parts = self.calibration.parts(kind, len(ranks), nbytes, self.nodes(ranks))
         if parts is None:
             return None
         steady, idle = self._unit(operation)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 Weights = tuple[float, ...]
@@ -177,8 +177,3 @@ class Straggler:
     def ratio(self, gpus: int, nbytes: float) -> float:
         """Return by how much the 75th percentile exceeds the minimum; never less than 1."""
         return 1.0 + max(0.0, self.offset + self.slope * gpus * math.log(nbytes + 1.0))
-
-
-def by_kind(curves: Sequence[KindCurves]) -> Mapping[str, KindCurves]:
-    """Return curves by the kind of collective."""
-    return {one.kind: one for one in curves}

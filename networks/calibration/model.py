@@ -11,16 +11,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from triosim.networks.calibration.curves import (
-    LIKE,
-    KindCurves,
-    Sigmoid,
-    Straggler,
-    TimeParts,
-    corrected,
-    features,
-    sent,
-)
+from triosim.networks.calibration.curves import LIKE, KindCurves, Sigmoid, Straggler, TimeParts, features, sent
 
 ANY = "any"  # the kind whose figures between nodes stand for all that have none of their own
 
@@ -116,10 +107,6 @@ class Calibration:
         step = rate * error / sum(one * one for one in x)
         weights = tuple(weight - step * one for weight, one in zip(curves.weights, x, strict=True))
         return replace(self, kinds={**self.kinds, kind: KindCurves(kind, curves.curves, weights)})
-
-    def correction(self, kind: str, gpus: int, nbytes: float) -> float:
-        """Return the factor of the linear correction."""
-        return math.exp(corrected(self.kinds[kind].weights, gpus, nbytes))
 
 
 #: What is assumed between nodes, where nothing was measured. NVIDIA's own figure for a card of 400 Gb/s is 46 to 48 GB/s

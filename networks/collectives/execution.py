@@ -102,9 +102,17 @@ class GraphExecution:
 
 def run_steady_state(send: SendFunction, steady: SteadyState, factor: float, event: simpy.Event) -> None:
     """Send over all edges at once; the event fires when the last edge has delivered its bytes."""
-    left = len(steady.edges)
-    if not left:
+    if not steady.edges:
         raise SimulationError("the algorithm gives no transfers")
+    delivered = after_last(len(steady.edges), event)
+    latency = steady.latency + steady.fill * factor
+    for source, destination, nbytes in steady.edges:
+        send(source, destination, nbytes * factor, delivered, latency)
+
+
+def after_last(count: int, event: simpy.Event) -> Done:
+    """Return what to call on each of so many deliveries; the event fires at the last."""
+    left = count
 
     def delivered() -> None:
         nonlocal left
@@ -112,6 +120,4 @@ def run_steady_state(send: SendFunction, steady: SteadyState, factor: float, eve
         if not left:
             event.succeed()
 
-    latency = steady.latency + steady.fill * factor
-    for source, destination, nbytes in steady.edges:
-        send(source, destination, nbytes * factor, delivered, latency)
+    return delivered

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from heapq import heapify, heappop, heappush
 from typing import Literal, get_args
@@ -35,7 +36,7 @@ from triosim.networks.extensions import ChangeableLinks, FlowRecord, FoldableNet
 from triosim.networks.flow import sharing
 from triosim.networks.flow.sharing import FlowRates
 from triosim.networks.flow.symmetric_collectives import Fold, SymmetricExecution
-from triosim.networks.topology import Link, NodeRef, Topology
+from triosim.networks.topology import NodeRef, Topology
 from triosim.networks.topology.link_symmetry import LinkClasses
 from triosim.tasks import CollectiveKind
 
@@ -43,35 +44,30 @@ Kernel = Literal["auto", "python", "numba"]
 _NEVER = 1e200  # seconds; when a flow over a link that has failed would end
 
 
+@dataclass(eq=False, slots=True)
 class _Path:
-    """A route: its latency, the links that limit its flows, and the bytes delivered over it."""
+    """A route: its latency, the links that limit its flows (by number), and the bytes delivered over it."""
 
-    __slots__ = ("carried", "destination", "latency", "limits", "links", "source")
-
-    def __init__(self, route: Sequence[Link], source: str, destination: str, numbers: dict[str, int]) -> None:
-        self.source = source
-        self.destination = destination
-        self.latency = math.fsum(link.latency for link in route)
-        self.links = tuple(dict.fromkeys([link.name for link in route]))
-        self.limits = tuple([numbers[name] for name in self.links if name in numbers])
-        self.carried = 0.0
+    source: str
+    destination: str
+    latency: float
+    links: tuple[str, ...]
+    limits: tuple[int, ...]
+    carried: float = 0.0
 
 
+@dataclass(eq=False, slots=True)
 class _Flow:
-    """Bytes on their way along a route."""
+    """Bytes on their way along a route, each of which counts ``stretch`` times on its links."""
 
-    __slots__ = ("asked", "done", "finish", "nbytes", "number", "path", "slot", "stretch", "work")
-
-    def __init__(self, number: int, path: _Path, nbytes: float, done: Done, asked: float, stretch: float = 1.0) -> None:
-        self.number = number
-        self.path = path
-        self.nbytes = nbytes
-        self.stretch = stretch
-        self.work = nbytes * stretch  # the bytes that it counts for on its links
-        self.done = done
-        self.asked = asked
-        self.slot = -1
-        self.finish = -1.0  # as last computed; -1 when there is none
+    number: int
+    path: _Path
+    nbytes: float
+    done: Done
+    asked: float
+    stretch: float = 1.0
+    slot: int = -1
+    finish: float = -1.0  # as last computed; -1 when there is none
 
 
 def _choice(name: str, choices: tuple[str, ...], help: str) -> Option:
@@ -254,7 +250,9 @@ class PacketNetwork(SendingNetwork, LinkRecorder, ChangeableLinks, FoldableNetwo
         names = self.topology.node(source), self.topology.node(destination)
         if names not in self._paths:
             route = (self.topology.route if self._classes is None else self._classes.route)(*names)
-            self._paths[names] = _Path(route, *names, self._link_numbers)
+            links = tuple(dict.fromkeys([link.name for link in route]))
+            limits = tuple([self._link_numbers[name] for name in links if name in self._link_numbers])
+            self._paths[names] = _Path(*names, math.fsum(link.latency for link in route), links, limits)
         path = self._paths[source, destination] = self._paths[names]
         return path
 
@@ -263,8 +261,9 @@ class PacketNetwork(SendingNetwork, LinkRecorder, ChangeableLinks, FoldableNetwo
         now = self.env.now
         empty: list[_Flow] = []
         for flow in self._starting.pop(at):
-            if flow.work > 0 and flow.path.limits:
-                flow.slot = self._sharing.add(flow.path.limits, flow.work, now)
+            work = flow.nbytes * flow.stretch
+            if work > 0 and flow.path.limits:
+                flow.slot = self._sharing.add(flow.path.limits, work, now)
                 self._flowing[flow.slot] = flow
             else:
                 empty.append(flow)

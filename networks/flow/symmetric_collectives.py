@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import simpy
 
 from triosim.networks.collectives.algorithm import CollectiveAlgorithm, CollectiveOperation
+from triosim.networks.collectives.execution import after_last
 from triosim.networks.collectives.phased.symmetric import SymmetricCollective
 from triosim.networks.events import call_at
 
@@ -72,15 +73,7 @@ class SymmetricExecution:
         self.network._superseded[run.timer] = None
         late = run.flowing - self.network.env.now
         edges = list(run.symmetric.edges(max(-late, 0.0), run.nbytes))
-        left = len(edges)
-
-        def delivered() -> None:
-            nonlocal left
-            left -= 1
-            if not left:
-                run.event.succeed()
-
-        self.network._go_on(edges, late, delivered)
+        self.network._go_on(edges, late, after_last(len(edges), run.event))
 
     def stop(self) -> None:
         """Simulate all ranks from now on."""

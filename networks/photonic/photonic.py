@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import NamedTuple
 
@@ -64,47 +64,40 @@ class _Message(NamedTuple):
     taken: float
 
 
+@dataclass(eq=False, slots=True)
 class _Lane:
     """One direction of a circuit: messages wait in it for their turn."""
 
-    __slots__ = ("blocked_since", "carried", "circuit", "destination", "free_at", "link", "waiting", "woken")
-
-    def __init__(self, circuit: _Circuit, link: Link) -> None:
-        self.circuit = circuit
-        self.link = link
-        self.destination = link.destination
-        self.waiting: deque[_Message] = deque()
-        self.free_at = 0.0  # when the last byte of the message before has left
-        self.woken = False  # whether it is to go on at that time
-        self.blocked_since: float | None = None  # since when its first message waits for a buffer
-        self.carried = 0.0
+    circuit: _Circuit
+    link: Link
+    waiting: deque[_Message] = field(default_factory=deque)
+    free_at: float = 0.0  # when the last byte of the message before has left
+    woken: bool = False  # whether it is to go on at that time
+    blocked_since: float | None = None  # since when its first message waits for a buffer
+    carried: float = 0.0
 
 
+@dataclass(eq=False, slots=True)
 class _Circuit:
     """A circuit between two GPUs, which may still wait for ports or be set up."""
 
-    __slots__ = ("asked", "ends", "lanes", "messages", "stands")
-
-    def __init__(self, ends: tuple[str, str], there: Link, back: Link, asked: float) -> None:
-        self.ends = ends
-        self.lanes = {there.source: _Lane(self, there), back.source: _Lane(self, back)}
-        self.stands = False
-        self.messages = 0  # that are waiting or on their way
-        self.asked = asked
+    ends: tuple[str, str]
+    asked: float
+    lanes: dict[str, _Lane] = field(default_factory=dict)  # by source
+    stands: bool = False
+    messages: int = 0  # that are waiting or on their way
 
 
+@dataclass(eq=False, slots=True)
 class _Gpu:
     """The circuits of a GPU, those of them that are idle (the longest idle first), and who waits for a port or for space."""
 
-    __slots__ = ("circuits", "coming", "free_bytes", "idle", "wanted", "wanting_bytes")
-
-    def __init__(self, buffer: float) -> None:
-        self.circuits = 0
-        self.coming = 0  # messages that have space in its buffer
-        self.idle: dict[_Circuit, None] = {}
-        self.wanted: deque[_Circuit] = deque()
-        self.free_bytes = buffer
-        self.wanting_bytes: deque[_Lane] = deque()
+    free_bytes: float
+    circuits: int = 0
+    coming: int = 0  # messages that have space in its buffer
+    idle: dict[_Circuit, None] = field(default_factory=dict)
+    wanted: deque[_Circuit] = field(default_factory=deque)
+    wanting_bytes: deque[_Lane] = field(default_factory=deque)
 
 
 class CircuitTopology(Topology):
@@ -188,10 +181,7 @@ class PhotonicNetwork(SendingNetwork, LinkRecorder, FigureReporter):
         self.record = record
         self.statistics = CircuitStatistics()
         self._electrical = PacketNetwork(env, topology, record=record)
-        self.flows, self.rates = (
-            self._electrical.flows,
-            self._electrical.rates,
-        )  # both networks record into the same lists
+        self.flows, self.rates = self._electrical.flows, self._electrical.rates  # both record into the same lists
         self._gpus = {name: _Gpu(self.optics.buffer) for name in self.topology.gpus}
         self._ends: dict[tuple[NodeRef, NodeRef], tuple[str, str]] = {}  # of messages that go by circuits
         self._circuits: dict[tuple[str, str], _Circuit] = {}  # by both orders of their ends
@@ -213,8 +203,6 @@ class PhotonicNetwork(SendingNetwork, LinkRecorder, FigureReporter):
     def figures(self) -> Mapping[str, float]:
         """Return the statistics by name."""
         return asdict(self.statistics)
-
-    # ---- sending ------------------------------------------------------------------------------------------------
 
     def send(
         self, source: NodeRef, destination: NodeRef, nbytes: float, done: Done, latency: float | None = None
@@ -250,27 +238,23 @@ class PhotonicNetwork(SendingNetwork, LinkRecorder, FigureReporter):
             return
         if lane.free_at > self.env.now:
             lane.woken = True
-            self._after(lane.free_at - self.env.now, lambda: self._wake(lane))
-            return
-        self._reserve(lane)
-
-    def _wake(self, lane: _Lane) -> None:
-        lane.woken = False
-        self._reserve(lane)
+            self._after(lane.free_at - self.env.now, partial(self._reserve, lane))
+        else:
+            self._reserve(lane)
 
     def _reserve(self, lane: _Lane) -> None:
         """Send the lane's next message if there is space for it, else wait for that behind those that wait already."""
-        gpu = self._gpus[lane.destination]
+        lane.woken = False
+        gpu = self._gpus[lane.link.destination]
         if gpu.wanting_bytes or gpu.free_bytes < lane.waiting[0].taken:
             lane.blocked_since = self.env.now
             gpu.wanting_bytes.append(lane)
-            return
-        self._transmit(lane)
+        else:
+            self._transmit(lane)
 
     def _transmit(self, lane: _Lane) -> None:
-        """Reserve the space and move the data."""
         message = lane.waiting.popleft()
-        gpu = self._gpus[lane.destination]
+        gpu = self._gpus[lane.link.destination]
         gpu.coming += 1
         gpu.free_bytes -= message.taken
         seconds = message.nbytes / lane.link.bandwidth
@@ -286,13 +270,9 @@ class PhotonicNetwork(SendingNetwork, LinkRecorder, FigureReporter):
         circuit = lane.circuit
         lane.carried += message.nbytes
         if self.record:
-            self.flows.append(
-                FlowRecord(
-                    *(lane.link.source, lane.destination, message.nbytes, message.asked, self.env.now),
-                    (lane.link.name,),
-                )
-            )
-        self._release(self._gpus[lane.destination], message.taken)
+            ends = lane.link.source, lane.link.destination
+            self.flows.append(FlowRecord(*ends, message.nbytes, message.asked, self.env.now, (lane.link.name,)))
+        self._release(self._gpus[lane.link.destination], message.taken)
         circuit.messages -= 1
         if not circuit.messages:
             for end in circuit.ends:
@@ -302,9 +282,8 @@ class PhotonicNetwork(SendingNetwork, LinkRecorder, FigureReporter):
 
     def _release(self, gpu: _Gpu, nbytes: float) -> None:
         gpu.coming -= 1
-        gpu.free_bytes = (
-            gpu.free_bytes + nbytes if gpu.coming else self.optics.buffer
-        )  # so that rounding does not add up
+        # A buffer that is empty is reset, so that rounding does not add up.
+        gpu.free_bytes = gpu.free_bytes + nbytes if gpu.coming else self.optics.buffer
         while gpu.wanting_bytes and gpu.free_bytes >= gpu.wanting_bytes[0].waiting[0].taken:
             lane = gpu.wanting_bytes.popleft()
             assert lane.blocked_since is not None
@@ -313,11 +292,10 @@ class PhotonicNetwork(SendingNetwork, LinkRecorder, FigureReporter):
             lane.blocked_since = None
             self._transmit(lane)
 
-    # ---- circuits -----------------------------------------------------------------------------------------------
-
     def _ask_for_circuit(self, here: str, there: str) -> _Circuit:
-        back = self.topology.circuit(there, here)
-        circuit = _Circuit((here, there), self.topology.circuit(here, there), back, self.env.now)
+        circuit = _Circuit((here, there), self.env.now)
+        for source, destination in ((here, there), (there, here)):
+            circuit.lanes[source] = _Lane(circuit, self.topology.circuit(source, destination))
         self._circuits[here, there] = self._circuits[there, here] = circuit
         for end in circuit.ends:
             self._gpus[end].wanted.append(circuit)

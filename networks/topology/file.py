@@ -69,7 +69,7 @@ def load(path_or_name: str | os.PathLike[str], *, gpus: int | None = None) -> De
     """Return the description that a file, a preset or a name with parameters stands for; see ``Topology.load``."""
     if isinstance(path_or_name, str):
         if dimensional.is_notation(path_or_name):
-            return _from_notation(path_or_name, gpus)
+            return _from_mapping(_notation(path_or_name), Location(path_or_name), gpus)
         found = _named(path_or_name)
         if found is not None:
             return _from_name(path_or_name.strip(), *found, gpus)
@@ -129,13 +129,8 @@ def _arguments(text: str, name: str, arguments: str | None) -> dict[str, Any]:
     return mapping
 
 
-def _from_notation(text: str, asked: int | None) -> Description:
-    """Return the description of ``Ring(4, bandwidth=100 GB/s, latency=1 us)_Switch(2, bandwidth=...)``."""
-    return _from_mapping(_notation(text), Location(text), asked)
-
-
 def _notation(text: str) -> dict[str, Any]:
-    """Return the notation of dimensions as the mapping that a file would hold."""
+    """Return ``Ring(4, bandwidth=100 GB/s, latency=1 us)_Switch(2, bandwidth=...)`` as the mapping that a file would hold."""
     figures: dict[str, list[Any]] = {"bandwidth": [], "latency": []}
     blocks = []
     for word, arguments in dimensional.parts(text):

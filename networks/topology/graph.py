@@ -157,25 +157,22 @@ def graph_of(
     routes: Mapping[tuple[str, str], Sequence[str]] | None = None,
 ) -> Graph:
     """Return the graph of nodes, links and explicit routes (names of links). Raises ``TopologyError`` that names ``name``."""
-    known_nodes: dict[str, Node] = {}
-    known_links: dict[str, Link] = {}
-    for node in nodes:
-        if node.name in known_nodes:
-            raise TopologyError(f"node '{node.name}' is declared twice", where=name)
-        known_nodes[node.name] = node
-    for link in links:
-        if link.name in known_links:
-            raise TopologyError(f"link '{link.name}' is declared twice", where=name, fix="give each a name of its own")
-        for end in (link.source, link.destination):
-            if end and end not in known_nodes:
-                raise TopologyError(f"link '{link.name}' ends at an unknown node '{end}'", where=name)
-        known_links[link.name] = link
-    for end in (end for ends in routes or () for end in ends):
-        if end not in known_nodes:
-            raise TopologyError(f"unknown node '{end}'", where=name, fix=suggested(end, known_nodes))
-    return Graph(
-        known_nodes, known_links, {ends: path(known_links, *ends, names) for ends, names in (routes or {}).items()}
-    )
+    draft = GraphDraft(name)
+    try:
+        for node in nodes:
+            draft.node(node.name, node.kind)
+        for link in links:
+            for end in (link.source, link.destination):
+                if end and end not in draft.nodes:
+                    raise TopologyError(f"link '{link.name}' ends at an unknown node '{end}'")
+            draft.link(link.source, link.destination, link.bandwidth, link.latency, link.name)
+        for end in (end for ends in routes or () for end in ends):
+            if end not in draft.nodes:
+                raise TopologyError(f"unknown node '{end}'", fix=suggested(end, draft.nodes))
+        draft.routes.update(routes or {})
+        return draft.graph()
+    except TopologyError as error:
+        raise TopologyError(error.what, where=name, fix=error.fix) from None
 
 
 def path(links: Mapping[str, Link], source: str, destination: str, names: Sequence[str]) -> tuple[Link, ...]:

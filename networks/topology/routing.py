@@ -59,13 +59,10 @@ class Router:
         first, start, stop, last = ends
         if start == stop:
             return (*first, *last)
-        key = (start, stop)
-        if self._ecmp:
-            core = self._walk(source, destination, start, stop)
-        elif key in self._cores:
-            core = self._cores[key]
-        else:
-            core = self._cores[key] = self._walk(source, destination, start, stop)
+        key = (source, destination) if self._ecmp else (start, stop)
+        if key not in self._cores:
+            self._cores[key] = self._walk(source, destination, start, stop)
+        core = self._cores[key]
         return None if core is None else (*first, *core, *last)
 
     def routes(self, source: str, destination: str, limit: int) -> Iterator[tuple[Link, ...]]:
@@ -151,15 +148,13 @@ class Router:
     def _exit(self, node: str) -> Link | None:
         """Return the one link by which a node is left, beside those to memories, if there is only one."""
         if node not in self._exits:
-            found = [link for _, _, link in self._out[node] if link.destination not in self._memories]
-            self._exits[node] = found[0] if len(found) == 1 else None
+            self._exits[node] = _only([link for link in self.out(node) if link.destination not in self._memories])
         return self._exits[node]
 
     def _entry(self, node: str) -> Link | None:
         """Return the one link by which a node is entered, beside those from memories, if there is only one."""
         if node not in self._entries:
-            found = [link for _, _, link in self._into[node] if link.source not in self._memories]
-            self._entries[node] = found[0] if len(found) == 1 else None
+            self._entries[node] = _only([link for link in self.into(node) if link.source not in self._memories])
         return self._entries[node]
 
     def _straight_from(self, start: str) -> dict[str, list[_Edge]]:
@@ -255,3 +250,7 @@ class Router:
                 elif farther == known:
                     onward[other].append((order, link))
         return onward, len(distance)
+
+
+def _only(links: list[Link]) -> Link | None:
+    return links[0] if len(links) == 1 else None

@@ -69,27 +69,25 @@ def _even(value: Any) -> int:
 
 
 def _fanout(value: Any) -> int:
-    if _count(value) < 2:
+    count = _count(value)
+    if count < 2:
         raise ValueError("a switch of a tree needs at least 2 children")
-    return _count(value)
+    return count
 
 
-def _ratio(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
-        raise ValueError(f"{_shown(value)} is not a positive number; 1 gives uplinks the sum of what is below them")
-    return float(value)
+def _number(expected: str, *, most: float | None = None) -> BeforeValidator:
+    """Return the check of a number without a unit, which is positive or, with ``most``, from 0 to that."""
+
+    def checked(value: Any) -> float:
+        number = math.nan if isinstance(value, bool) or not isinstance(value, (int, float)) else float(value)
+        if not (0 < number < math.inf if most is None else 0 <= number <= most):
+            raise ValueError(f"{_shown(value)} is not a {expected}")
+        return number
+
+    return BeforeValidator(checked)
 
 
-def _positive(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
-        raise ValueError(f"{_shown(value)} is not a positive number of GB/s, as ASTRA-sim writes bandwidths")
-    return float(value)
-
-
-def _positive_or_zero(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= LONGEST_LATENCY * NS:
-        raise ValueError(f"{_shown(value)} is not a number of ns, as ASTRA-sim writes latencies")
-    return float(value)
+_RATIO = "positive number; 1 gives uplinks the sum of what is below them"
 
 
 def _shown(value: Any) -> str:
@@ -193,7 +191,7 @@ class ShapeModel(_Strict):
     reverse_bandwidth: Bandwidth | None = None
     fanout: Annotated[int, BeforeValidator(_fanout)] = 2
     levels: Count | None = None
-    oversubscription: Annotated[float, BeforeValidator(_ratio)] | None = None
+    oversubscription: Annotated[float, _number(_RATIO)] | None = None
     k: Annotated[int, BeforeValidator(_even)] | None = None
     gpus_per_switch: Count = 4
     nodes: Count | None = None
@@ -233,8 +231,8 @@ class AstraModel(_Strict):
 
     topology: Annotated[list[Name], Field(min_length=1)]
     npus_count: list[Count]
-    bandwidth: list[Annotated[float, BeforeValidator(_positive)]]
-    latency: list[Annotated[float, BeforeValidator(_positive_or_zero)]]
+    bandwidth: list[Annotated[float, _number("positive number of GB/s, as ASTRA-sim writes bandwidths")]]
+    latency: list[Annotated[float, _number("number of ns, as ASTRA-sim writes latencies", most=LONGEST_LATENCY * NS)]]
 
     def figures(self) -> DimensionalModel:
         """Return it with bandwidths and latencies in our units."""
@@ -263,11 +261,9 @@ class CustomModel(_Strict):
 
 
 #: What YAML calls what pydantic names by Python's types, and how it is written.
-_STRUCTURES = {"list_type": "a list", "model_type": "a mapping", "dict_type": "a mapping"}
-_WRITTEN = {
-    "list_type": "write '[one, two]', or a line '- one' for each",
-    "model_type": "write '{key: value}'",
-    "dict_type": "write '{key: value}'",
+_STRUCTURES = {
+    "list_type": ("a list", "write '[one, two]', or a line '- one' for each"),
+    **dict.fromkeys(("model_type", "dict_type"), ("a mapping", "write '{key: value}'")),
 }
 #: The models of inner mappings, by the part of an error's path that leads to them.
 _INNER: dict[str | int, type[BaseModel]] = {
@@ -315,7 +311,7 @@ def _refusal(error: ValidationError, model: type[BaseModel], location: Location,
         return TopologyError(str(found["ctx"]["error"]), where=where)
     shown = "nothing" if value is None else _shown(value)
     if kind in _STRUCTURES:
-        return TopologyError(f"{shown} is not {_STRUCTURES[kind]}", where=where, fix=_WRITTEN[kind])
+        return TopologyError(f"{shown} is not {_STRUCTURES[kind][0]}", where=where, fix=_STRUCTURES[kind][1])
     return TopologyError(f"{shown} is not valid: {found['msg'][:1].lower()}{found['msg'][1:]}", where=where)
 
 

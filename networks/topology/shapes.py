@@ -10,6 +10,7 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from triosim.errors import TopologyError
 from triosim.networks.topology.description import Description
@@ -107,9 +108,8 @@ class ShapeOutline:
         spec = self.spec
         result = GraphDraft(self.name, self.routing)
         gpus = [result.node(f"gpu{rank}", "gpu") for rank in range(self.gpus)]
-        of_node = [
-            gpus[first : first + len(gpus) // self.nodes] for first in range(0, len(gpus), len(gpus) // self.nodes)
-        ]
+        size = len(gpus) // self.nodes
+        of_node = [gpus[first : first + size] for first in range(0, len(gpus), size)]
         for index, group in enumerate(of_node):
             SHAPES[spec.topology](result, spec, group, "" if self.nodes == 1 else f"node{index}.")
         result.dimensions.extend(self.dimensions)
@@ -124,7 +124,7 @@ class ShapeOutline:
             for index, group in enumerate(of_node):
                 host = result.node(f"host{index}", "memory")
                 for gpu in group:
-                    _wire(result, gpu, host, spec.host)
+                    result.both(gpu, host, spec.host.bandwidth, spec.host.latency)
         return result
 
     def description(self) -> Description:
@@ -145,7 +145,12 @@ def described(draft: GraphDraft) -> Description:
 def outline(spec: ShapeSpec, asked: int | None = None) -> ShapeOutline:
     """Return the outline of a spec, for at least ``asked`` GPUs where the spec does not say how many."""
     one, nodes = _sized(spec, asked)
-    _check_size(one, nodes)
+    gpus = one.gpus or 0
+    if gpus * nodes > MOST_GPUS:
+        raise TopologyError(f"{gpus * nodes} GPUs are too many", fix=f"write at most {MOST_GPUS}")
+    links = gpus * (gpus - 1) * nodes
+    if one.topology == "fully_connected" and links > MOST_LINKS:
+        raise TopologyError(f"fully_connected of {gpus} GPUs has {links} links", fix=f"at most {MOST_LINKS} can be")
     return ShapeOutline(one, nodes)
 
 
@@ -230,28 +235,18 @@ def near_square(count: int, dimensions: int) -> tuple[int, ...]:
     return (*near_square(count // side, dimensions - 1), side)
 
 
-def _check_size(spec: ShapeSpec, nodes: int) -> None:
-    """Raise TopologyError before the machine's memory is filled with a slip of the pen."""
-    gpus = spec.gpus or 0
-    if gpus * nodes > MOST_GPUS:
-        raise TopologyError(f"{gpus * nodes} GPUs are too many", fix=f"write at most {MOST_GPUS}")
-    links = gpus * (gpus - 1) * nodes
-    if spec.topology == "fully_connected" and links > MOST_LINKS:
-        raise TopologyError(f"fully_connected of {gpus} GPUs has {links} links", fix=f"at most {MOST_LINKS} can be")
-
-
 def _join(result: GraphDraft, wire: Wire, gpus: Sequence[str]) -> None:
     """Join the GPUs of all nodes by a fabric that is never the bottleneck, each (or several) by a network card."""
     fabric = result.node("fabric", "switch")
     if wire.gpus_per_nic == 1:
         for gpu in gpus:
-            _wire(result, gpu, fabric, wire)
+            result.both(gpu, fabric, wire.bandwidth, wire.latency)
         return
     for index, first in enumerate(range(0, len(gpus), wire.gpus_per_nic)):
         nic = result.node(f"nic{index}", "switch")
         for gpu in gpus[first : first + wire.gpus_per_nic]:
-            _wire(result, gpu, nic, wire)
-        _wire(result, nic, fabric, wire, latency=0.0)
+            result.both(gpu, nic, wire.bandwidth, wire.latency)
+        result.both(nic, fabric, wire.bandwidth, 0.0)
 
 
 def _cable(
@@ -262,11 +257,6 @@ def _cable(
     back = there if spec.reverse_bandwidth is None else there / spec.bandwidth * spec.reverse_bandwidth
     draft.link(a, b, there * times, spec.latency)
     draft.link(b, a, back * times, spec.latency)
-
-
-def _wire(draft: GraphDraft, a: str, b: str, wire: Wire, latency: float | None = None) -> None:
-    """Add both directions of a link to a host or to the fabric."""
-    draft.both(a, b, wire.bandwidth, wire.latency if latency is None else latency)
 
 
 def _ring(result: GraphDraft, spec: ShapeSpec, gpus: Sequence[str], prefix: str) -> None:
@@ -292,10 +282,6 @@ def _mesh(result: GraphDraft, spec: ShapeSpec, gpus: Sequence[str], prefix: str,
             if further < side or (wrap and side > 2):
                 neighbour = (*place[:axis], further % side, *place[axis + 1 :])
                 _cable(result, gpu, at[neighbour], spec)
-
-
-def _torus(result: GraphDraft, spec: ShapeSpec, gpus: Sequence[str], prefix: str) -> None:
-    _mesh(result, spec, gpus, prefix, wrap=True)
 
 
 def _fully_connected(result: GraphDraft, spec: ShapeSpec, gpus: Sequence[str], prefix: str) -> None:
@@ -376,7 +362,7 @@ def _hybrid_cube_mesh(result: GraphDraft, spec: ShapeSpec, gpus: Sequence[str], 
 SHAPES: dict[str, Callable[[GraphDraft, ShapeSpec, Sequence[str], str], None]] = {
     "ring": _ring,
     "mesh": _mesh,
-    "torus": _torus,
+    "torus": partial(_mesh, wrap=True),
     "fully_connected": _fully_connected,
     "switch": _switch,
     "bus": _bus,

@@ -10,7 +10,7 @@ import numpy as np
 import simpy
 
 from triosim.compute.fit.evaluation import Statistics, statistics
-from triosim.errors import OptionError, TriosimError
+from triosim.errors import OptionError
 from triosim.networks.analytical import AnalyticalNetwork
 from triosim.networks.calibration.fit.fitting import MeasuredCollective, fit_kind
 from triosim.networks.calibration.lookup import calibration_of
@@ -118,9 +118,3 @@ def _classes(sizes: Sequence[float]) -> list[frozenset[float]]:
     if every <= 1:
         return [frozenset((size,)) for size in inner]
     return [frozenset(inner[start::MOST_FITS]) for start in range(MOST_FITS)]
-
-
-def check_some(rows: Sequence[MeasuredCollective], place: str) -> None:
-    """Raise ``TriosimError`` where there is nothing to judge."""
-    if not rows:
-        raise TriosimError("holds no rows", where=place)

@@ -1,7 +1,7 @@
 """Parses the output of nccl-tests (github.com/NVIDIA/nccl-tests).
 
 A file holds one run or several, one after the other, with whatever else a launcher printed between. The devices that a run
-lists say how many GPUs it used, on how many hosts, and which. Newer versions name the test; for older ones the file's name
+lists say how many GPUs it used, and on how many hosts. Newer versions name the test; for older ones the file's name
 does, the command line if it is in the text, or what follows from the ratio of bus to algorithm bandwidth.
 """
 
@@ -11,18 +11,11 @@ import math
 import re
 from dataclasses import dataclass, field
 
-NAMES = {
-    "all_reduce": "all_reduce",
-    "all_gather": "all_gather",
-    "reduce_scatter": "reduce_scatter",
-    "alltoall": "all_to_all",
-    "broadcast": "broadcast",
-    "reduce": "reduce",
-    "gather": "gather",
-    "scatter": "scatter",
-}
+from triosim.networks.calibration.stored import KINDS
+
+NAMES = {kind.replace("all_to_all", "alltoall"): kind for kind in KINDS}  # as nccl-tests writes them
 _TEST = re.compile(r"(?:^|[\s/])(" + "|".join(sorted(NAMES, key=len, reverse=True)) + r")_perf(?:_mpi)?\b")
-_DEVICE = re.compile(r"#\s+Rank\s+(\d+)\s.*?\bon\s+(\S+)\s+device\s+\d+\s+\[[^\]]*\]\s+(.+?)\s*$")
+_DEVICE = re.compile(r"#\s+Rank\s+(\d+)\s.*?\bon\s+(\S+)\s+device\s+\d+\s+\[[^\]]*\]\s+\S")
 _THREADS = re.compile(r"#\s*nThread\s+(\d+)\s+nGpus\s+(\d+)")
 _HEADER = re.compile(r"#\s*size\s+count\s+.*\btime\s+algbw\s+busbw")
 _TYPES = r"(?:u?int\d*|u?char|float\d*\w*|half|double|b?fp?\w*|bfloat16|f\d\w*)"
@@ -47,24 +40,19 @@ class TestRun:
 
     test: str | None = None
     processes_gpus: int = 0  # what the first line says; of one process
-    devices: dict[int, tuple[str, str]] = field(default_factory=dict)  # host and GPU by rank
+    hosts: dict[int, str] = field(default_factory=dict)  # by rank
     lines: list[TestRow] = field(default_factory=list)
     cut: list[int] = field(default_factory=list)  # numbers of rows without times
 
     @property
     def gpus(self) -> int:
         """Return how many GPUs took part."""
-        return len(self.devices) or self.processes_gpus
+        return len(self.hosts) or self.processes_gpus
 
     @property
     def nodes(self) -> int:
         """Return on how many hosts they were."""
-        return len({host for host, _ in self.devices.values()}) or 1
-
-    @property
-    def device(self) -> str | None:
-        """Return the name of the first GPU."""
-        return next((name for _, name in self.devices.values()), None)
+        return len(set(self.hosts.values())) or 1
 
     def collective(self) -> str | None:
         """Return which collective it was, or None where the text leaves it open."""
@@ -99,7 +87,7 @@ def parse(text: str) -> list[TestRun]:
         if threads := _THREADS.search(line):
             _begin(runs).processes_gpus = int(threads[1]) * int(threads[2])
         elif device := _DEVICE.search(line):
-            _begin(runs).devices[int(device[1])] = (device[2], device[3])
+            _begin(runs).hosts[int(device[1])] = device[2]
         elif "out-of-place" in line and "in-place" in line.replace("out-of-place", ""):
             outside_first = line.index("out-of-place") < line.replace("out-of-place", "############").index("in-place")
         elif _HEADER.search(line):

@@ -30,7 +30,8 @@ def rows_of(
     found: list[MeasuredCollective] = []
     for path in paths:
         found.extend(measured.read(path, collective=collective, gpu=gpu, system=topology))
-    judging.check_some(found, ", ".join(paths))
+    if not found:
+        raise TriosimError("holds no rows", where=", ".join(paths))
     return found
 
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from triosim.networks.collectives.algorithms.tree import Tree, rooted
-from triosim.networks.collectives.algorithms.trees import Parents, chain
+from triosim.networks.collectives.algorithms.tree import Parents, Tree, chain, rooted
 from triosim.networks.collectives.phased.exchanges import LineExchange
 from triosim.networks.collectives.phased.phases import SingleBlock
 from triosim.networks.collectives.ring_order import ring_order

@@ -17,7 +17,7 @@ from typing import Literal
 from triosim.errors import OptionError
 from triosim.networks.collectives.algorithm import CollectiveOperation, OperationAlgorithm, SteadyState, Transfer
 from triosim.networks.collectives.algorithms import direct
-from triosim.networks.collectives.algorithms.trees import chunks_of
+from triosim.networks.collectives.algorithms.tree import chunks_of
 from triosim.networks.topology import NodeRef, Topology
 
 Parents = dict[NodeRef, NodeRef]
