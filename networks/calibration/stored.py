@@ -18,13 +18,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from triosim.errors import TopologyError, nearest
-from triosim.networks.calibration.curves import Curve, KindCurves, Residuals, Sigmoid, Straggler
+from triosim.networks.calibration.curves import NO_CORRECTION, Curve, KindCurves, Residuals, Sigmoid, Straggler
 from triosim.networks.calibration.model import ANY, Calibration, InterNodeTimes
 
 KINDS = ("all_gather", "all_reduce", "all_to_all", "broadcast", "gather", "reduce", "reduce_scatter", "scatter")
@@ -61,38 +62,23 @@ def to_mapping(calibration: Calibration) -> dict[str, Any]:
     collectives: dict[str, Any] = {}
     for kind, curves in calibration.kinds.items():
         entry: dict[str, Any] = {"correction": [_rounded(weight) for weight in curves.weights]}
-        straggler = calibration.stragglers.get(kind)
-        if straggler is not None:
+        if kind in calibration.stragglers:
+            straggler = calibration.stragglers[kind]
             entry["straggler"] = {"offset": _rounded(straggler.offset), "slope": _rounded(straggler.slope)}
         entry["groups"] = {curve.gpus: _curve_mapping(curve) for curve in curves.curves}
         collectives[kind] = entry
-    made: dict[str, Any] = {"gpus_per_node": calibration.gpus_per_node, "note": calibration.note}
-    made["collectives"] = collectives
-    between = {kind: tier for kind, tier in calibration.between.items() if not tier.assumed}
-    if between:
-        made["between_nodes"] = {
-            kind: {"latency": _rounded(tier.latency), **_sigmoid_mapping(tier.sigmoid)}
-            for kind, tier in between.items()
-        }
+    made = {"gpus_per_node": calibration.gpus_per_node, "note": calibration.note, "collectives": collectives}
+    between = {kind: _curve_mapping(tier) for kind, tier in calibration.between.items() if not tier.assumed}
+    return made | ({"between_nodes": between} if between else {})
+
+
+def _curve_mapping(curve: Curve | InterNodeTimes) -> dict[str, Any]:
+    sigmoid = {key: _rounded(value) for key, value in asdict(curve.sigmoid).items()}
+    made: dict[str, Any] = {"latency": _rounded(curve.latency), **sigmoid}
+    if isinstance(curve, Curve) and curve.residuals.sizes:
+        made["first"] = int(curve.residuals.sizes[0])
+        made["residuals"] = [_rounded(one) for one in curve.residuals.factors]
     return made
-
-
-def _curve_mapping(curve: Curve) -> dict[str, Any]:
-    made: dict[str, Any] = {"latency": _rounded(curve.latency), **_sigmoid_mapping(curve.sigmoid)}
-    if curve.residuals.sizes:
-        made |= {
-            "first": int(curve.residuals.sizes[0]),
-            "residuals": [_rounded(one) for one in curve.residuals.factors],
-        }
-    return made
-
-
-def _sigmoid_mapping(sigmoid: Sigmoid) -> dict[str, float]:
-    return {
-        "ceiling": _rounded(sigmoid.ceiling),
-        "steepness": _rounded(sigmoid.steepness),
-        "middle": _rounded(sigmoid.middle),
-    }
 
 
 def _rounded(value: float) -> float:
@@ -105,130 +91,115 @@ def from_mapping(said: Any, where: Where) -> Calibration:
     top.known("gpus_per_node", "note", "collectives", "between_nodes")
     kinds: dict[str, KindCurves] = {}
     stragglers: dict[str, Straggler] = {}
-    for kind in top.mapping("collectives"):
-        entry = top.at("collectives").at(_kind(kind, top, "collectives"))
+    for kind, entry in top.at("collectives").by_kind(KINDS):
         entry.known("correction", "straggler", "groups")
-        kinds[kind] = KindCurves(kind, _groups(entry), entry.weights())
+        kinds[kind] = KindCurves(kind, _groups(entry), _weights(entry))
         if "straggler" in entry.said:
             slow = entry.at("straggler")
             slow.known("offset", "slope")
-            stragglers[kind] = Straggler(slow.number("offset", -math.inf), slow.number("slope", -math.inf))
+            stragglers[kind] = Straggler(slow.number("offset"), slow.number("slope"))
     between: dict[str, InterNodeTimes] = {}
-    for kind in top.mapping("between_nodes") if "between_nodes" in top.said else ():
-        entry = top.at("between_nodes").at(_kind(kind, top, "between_nodes", ANY))
+    for kind, entry in top.at("between_nodes").by_kind((*KINDS, ANY)) if "between_nodes" in top.said else ():
         entry.known("latency", "ceiling", "steepness", "middle")
-        between[kind] = InterNodeTimes(entry.number("latency", 0.0, or_equal=True), _sigmoid(entry))
+        between[kind] = InterNodeTimes(entry.number("latency", from_=0.0), _sigmoid(entry))
     if not kinds and not between:
-        fix = "give one, or write 'calibration: none'"
-        raise TopologyError("holds no collective", where=where(("collectives",)), fix=fix)
-    return Calibration(top.count("gpus_per_node"), kinds, between, stragglers, str(top.said.get("note", "")))
-
-
-def _kind(kind: Any, top: _Entry, key: str, *more: str) -> str:
-    if kind not in (*KINDS, *more):
-        raise TopologyError(
-            f"unknown collective '{kind}'", where=top.where((key, kind)), fix=nearest(str(kind), (*KINDS, *more))
-        )
-    return str(kind)
+        raise top.error("holds no collective", "collectives", fix="give one, or write 'calibration: none'")
+    per_node = top.number("gpus_per_node", above=0.0)
+    if per_node != int(per_node):
+        raise top.error(f"{per_node} is not a whole number", "gpus_per_node")
+    return Calibration(int(per_node), kinds, between, stragglers, str(top.said.get("note", "")))
 
 
 def _groups(entry: _Entry) -> tuple[Curve, ...]:
-    groups = entry.mapping("groups")
-    if not groups:
-        raise TopologyError("holds no group size", where=entry.where((*entry.path, "groups")), fix="give one or more")
+    groups = entry.at("groups")
+    if not groups.said:
+        raise entry.error("holds no group size", "groups", fix="give one or more")
     curves = []
-    for gpus in groups:
-        one = entry.at("groups").at(gpus)
+    for gpus in groups.said:
+        one = groups.at(gpus)
         count = int(gpus) if str(gpus).isdecimal() else 0
         if count < 2:
-            raise TopologyError(f"'{gpus}' is not a group size", where=entry.where(one.path), fix="write 2 or more")
+            raise one.error(f"'{gpus}' is not a group size", fix="write 2 or more")
         one.known("latency", "ceiling", "steepness", "middle", "first", "residuals")
-        curves.append(Curve(count, one.number("latency", 0.0, or_equal=True), _sigmoid(one), _residuals(one)))
+        residuals = Residuals()
+        if "residuals" in one.said:
+            first, factors = one.number("first", above=0.0), one.numbers("residuals", above=0.0)
+            residuals = Residuals(tuple(first * 2.0**place for place in range(len(factors))), factors)
+        curves.append(Curve(count, one.number("latency", from_=0.0), _sigmoid(one), residuals))
     return tuple(sorted(curves, key=lambda curve: curve.gpus))
 
 
 def _sigmoid(entry: _Entry) -> Sigmoid:
-    steepness = entry.number("steepness", 0.0)
+    steepness, middle = entry.number("steepness", above=0.0), entry.number("middle")
     if steepness > 1.0:
-        where = entry.where((*entry.path, "steepness"))
-        raise TopologyError(f"{steepness} is above 1, so that more bytes would take less time", where=where)
-    middle = entry.number("middle", -math.inf)
+        raise entry.error(f"{steepness} is above 1, so that more bytes would take less time", "steepness")
     if abs(middle) > LARGEST_MIDDLE:
-        where = entry.where((*entry.path, "middle"))
-        raise TopologyError(f"{middle:g} is not a logarithm of bytes", where=where, fix="write 13.9 for 1 MiB, say")
-    return Sigmoid(entry.number("ceiling", 0.0), steepness, middle)
+        raise entry.error(f"{middle:g} is not a logarithm of bytes", "middle", fix="write 13.9 for 1 MiB, say")
+    return Sigmoid(entry.number("ceiling", above=0.0), steepness, middle)
 
 
-def _residuals(entry: _Entry) -> Residuals:
-    if "residuals" not in entry.said:
-        return Residuals()
-    first = entry.number("first", 0.0)
-    factors = entry.numbers("residuals", 0.0)
-    return Residuals(tuple(first * 2.0**place for place in range(len(factors))), factors)
+def _weights(entry: _Entry) -> tuple[float, ...]:
+    if "correction" not in entry.said:
+        return NO_CORRECTION
+    found = entry.numbers("correction")
+    if len(found) != 4:
+        raise entry.error(f"{len(found)} weights, not 4", "correction")
+    if max(map(abs, found)) > LARGEST_WEIGHT:
+        largest = max(found, key=abs)
+        raise entry.error(f"{largest:g} is not a weight of the correction", "correction", fix="write about 0")
+    return found
 
 
 class _Entry:
     """A mapping in a file, and where it stands there."""
 
     def __init__(self, said: Any, where: Where, path: Key) -> None:
-        if not isinstance(said, Mapping):
-            raise TopologyError(f"{said!r:.60} is not a mapping", where=where(path), fix="write '{key: value}'")
-        self.said: Mapping[Any, Any] = said
         self.where = where
         self.path = path
+        if not isinstance(said, Mapping):
+            raise self.error(f"{said!r:.60} is not a mapping", fix="write '{key: value}'")
+        self.said: Mapping[Any, Any] = said
+
+    def error(self, what: str, *key: Any, fix: str | None = None) -> TopologyError:
+        """Return an error in the mapping, or at one of its keys."""
+        return TopologyError(what, where=self.where((*self.path, *key)), fix=fix)
 
     def at(self, key: Any) -> _Entry:
         if key not in self.said:
-            raise TopologyError(f"'{key}' is missing", where=self.where(self.path))
+            raise self.error(f"'{key}' is missing")
         return _Entry(self.said[key], self.where, (*self.path, key))
 
-    def mapping(self, key: str) -> Mapping[Any, Any]:
-        return self.at(key).said
+    def by_kind(self, kinds: tuple[str, ...]) -> Iterator[tuple[str, _Entry]]:
+        for kind in self.said:
+            if kind not in kinds:
+                raise self.error(f"unknown collective '{kind}'", kind, fix=nearest(str(kind), kinds))
+            yield kind, self.at(kind)
 
     def known(self, *keys: str) -> None:
         for key in self.said:
             if key not in keys:
-                raise TopologyError("unknown key", where=self.where((*self.path, key)), fix=nearest(str(key), keys))
+                raise self.error("unknown key", key, fix=nearest(str(key), keys))
 
-    def number(self, key: str, above: float, *, or_equal: bool = False) -> float:
+    def number(self, key: str, *, above: float = -math.inf, from_: float | None = None) -> float:
         if key not in self.said:
-            raise TopologyError(f"'{key}' is missing", where=self.where(self.path))
-        return self._number(self.said[key], key, above, or_equal)
+            raise self.error(f"'{key}' is missing")
+        return self._number(self.said[key], key, above, from_)
 
-    def numbers(self, key: str, above: float) -> tuple[float, ...]:
+    def numbers(self, key: str, *, above: float = -math.inf) -> tuple[float, ...]:
         values = self.said[key]
         if not isinstance(values, list):
-            raise TopologyError(f"{values!r:.60} is not a list", where=self.where((*self.path, key)))
-        return tuple(self._number(value, key, above, False) for value in values)
+            raise self.error(f"{values!r:.60} is not a list", key)
+        return tuple(self._number(value, key, above, None) for value in values)
 
-    def _number(self, value: Any, key: str, above: float, or_equal: bool) -> float:
+    def _number(self, value: Any, key: str, above: float, from_: float | None) -> float:
         try:  # YAML reads 1e-5, without a point, as text
             number = math.nan if isinstance(value, bool) else float(value)
         except (TypeError, ValueError):
             number = math.nan
-        if not (number > above or (or_equal and number == above)) or math.isinf(number):
-            least = "a number" if above == -math.inf else f"a number {'from' if or_equal else 'above'} {above:g}"
-            raise TopologyError(f"{value!r:.60} is not {least}", where=self.where((*self.path, key)))
+        if math.isinf(number) or not (number > above if from_ is None else number >= from_):
+            limit = f" from {from_:g}" if from_ is not None else "" if above == -math.inf else f" above {above:g}"
+            raise self.error(f"{value!r:.60} is not a number{limit}", key)
         return number
-
-    def weights(self) -> tuple[float, ...]:
-        if "correction" not in self.said:
-            return (0.0, 0.0, 0.0, 0.0)
-        found = self.numbers("correction", -math.inf)
-        if len(found) != 4:
-            raise TopologyError(f"{len(found)} weights, not 4", where=self.where((*self.path, "correction")))
-        if max(map(abs, found)) > LARGEST_WEIGHT:
-            where = self.where((*self.path, "correction"))
-            raise TopologyError(
-                f"{max(found, key=abs):g} is not a weight of the correction", where=where, fix="write about 0"
-            )
-        return found
-
-    def count(self, key: str) -> int:
-        value = self.number(key, 0.0)
-        if value != int(value):
-            raise TopologyError(f"{value} is not a whole number", where=self.where((*self.path, key)))
-        return int(value)
 
 
 def _joined(key: Key) -> str:

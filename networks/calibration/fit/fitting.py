@@ -42,14 +42,8 @@ class MeasuredCollective:
     nodes: int = 1
 
 
-@dataclass(frozen=True, slots=True)
-class Smoothing:
-    """How the residuals are smoothed: over how many e-folds of size, and how much of a residual is noise."""
-
-    reach: float = 2.0
-    noise: float = 0.3
-
-
+REACH = 2.0  # e-folds of size over which residuals are smoothed
+NOISE = 0.3  # the part of a residual that is noise
 ROBUST = 0.1  # residuals of ln t beyond this count linearly
 RIDGE = 1.0  # rows' worth of belief that there is no linear correction
 REPEATS = 4  # rows of one size that say how much slower the slowest ranks are
@@ -104,15 +98,14 @@ def _stragglers(rows: Sequence[MeasuredCollective]) -> tuple[list[MeasuredCollec
     return least, Straggler(float(offset), float(slope))
 
 
-def fit_kind(kind: str, rows: Sequence[MeasuredCollective], smoothing: Smoothing | None = None) -> KindCurves:
+def fit_kind(kind: str, rows: Sequence[MeasuredCollective]) -> KindCurves:
     """Fit the curves of one kind of collective to its rows, which are of at least one group size."""
-    smoothing = Smoothing() if smoothing is None else smoothing
     groups = sorted({row.gpus for row in rows})
     curves = tuple(_base(kind, gpus, [row for row in rows if row.gpus == gpus]) for gpus in groups)
     plain = KindCurves(kind, curves)
     weights = _correction(plain, rows)
     found = KindCurves(kind, curves, weights)
-    return replace(found, curves=tuple(_with_residuals(found, curve, rows, smoothing) for curve in curves), _found={})
+    return replace(found, curves=tuple(_with_residuals(found, curve, rows) for curve in curves), _found={})
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +129,6 @@ class _Problem:
 
 
 def _base(kind: str, gpus: int, rows: Sequence[MeasuredCollective]) -> Curve:
-    """Fit latency and sigmoid of a group size."""
     sizes, seconds = _columns(rows)
     latency, sigmoid = _fitted(_Problem(sizes, np.log(seconds), sent(kind, gpus), trust=_trust(rows)))
     return Curve(gpus, latency, sigmoid)
@@ -260,32 +252,26 @@ def _correction(curves: KindCurves, rows: Sequence[MeasuredCollective]) -> tuple
     return tuple(float(weight) for weight in weights)
 
 
-def _with_residuals(
-    curves: KindCurves, curve: Curve, rows: Iterable[MeasuredCollective], smoothing: Smoothing
-) -> Curve:
+def _with_residuals(curves: KindCurves, curve: Curve, rows: Iterable[MeasuredCollective]) -> Curve:
     """Return a curve with what remains at powers of two of the sizes that were measured."""
     mine = [row for row in rows if row.gpus == curve.gpus]
     sizes = np.array([row.nbytes for row in mine])
+    base = [math.log(row.seconds / curves.base(row.gpus, row.nbytes).total) for row in mine]
     left = np.array(
-        [
-            math.log(row.seconds / curves.base(row.gpus, row.nbytes).total)
-            - corrected(curves.weights, row.gpus, row.nbytes)
-            for row in mine
-        ]
+        [one - corrected(curves.weights, row.gpus, row.nbytes) for one, row in zip(base, mine, strict=True)]
     )
     low, high = math.floor(math.log2(sizes.min())), math.ceil(math.log2(sizes.max()))
     knots = 2.0 ** np.arange(low, high + 1)
-    noise = smoothing.noise**2 / _trust(mine)
-    smooth = _smoothed(np.log(sizes), left, np.log(knots), smoothing.reach, noise)
+    smooth = _smoothed(np.log(sizes), left, np.log(knots), NOISE**2 / _trust(mine))
     factors = tuple(round(float(value), 4) for value in np.exp(smooth))
     return replace(curve, residuals=Residuals(tuple(float(knot) for knot in knots), factors))
 
 
-def _smoothed(at: Array, values: Array, wanted: Array, reach: float, noise: Array) -> Array:
+def _smoothed(at: Array, values: Array, wanted: Array, noise: Array) -> Array:
     """Return the mean of a Gaussian process (Matern 3/2; Rasmussen and Williams 2006, 4.17) with each value's noise."""
 
     def covariance(one: Array, other: Array) -> Array:
-        distance = np.sqrt(3.0) * np.abs(one[:, None] - other[None, :]) / reach
+        distance = np.sqrt(3.0) * np.abs(one[:, None] - other[None, :]) / REACH
         return np.asarray((1.0 + distance) * np.exp(-distance))
 
     noisy = covariance(at, at) + np.diag(noise)

@@ -82,9 +82,8 @@ def _from_nccl_tests(text: str, place: str, wanted: str | None) -> list[Measured
         first = f"{place}:{run.lines[0].number}"
         kind = run.collective() or wanted or _named(place)
         if kind is None:
-            raise TriosimError(
-                "does not say which collective it is", where=first, fix="give --collective all_gather, say"
-            )
+            fix = "give --collective all_gather, say"
+            raise TriosimError("does not say which collective it is", where=first, fix=fix)
         if run.gpus < 2:
             fix = "build nccl-tests with MPI=1, or give -g, so that the GPUs work together"
             raise TriosimError("is a run of one GPU", where=first, fix=fix)
@@ -116,15 +115,9 @@ def _from_table(text: str, place: str, wanted: str | None, gpu: str | None, syst
         gpus = _whole(line["num_gpus"], "num_gpus", where)
         if gpus < 2 or gpus < nodes:
             raise TriosimError(f"{gpus} GPUs on {nodes} nodes", where=where, fix="a collective has 2 GPUs or more")
-        rows.append(
-            MeasuredCollective(
-                kind_of(line["collective"], where) if "collective" in names else str(kind),
-                gpus,
-                float(_whole(line["bytes"], "bytes", where)),
-                _positive(line[time], time, where) * TIMES[time],
-                nodes,
-            )
-        )
+        of_row = kind_of(line["collective"], where) if "collective" in names else str(kind)
+        nbytes, seconds = _whole(line["bytes"], "bytes", where), _positive(line[time], time, where) * TIMES[time]
+        rows.append(MeasuredCollective(of_row, gpus, float(nbytes), seconds, nodes))
     if not rows:
         raise TriosimError("holds no rows", where=place, fix="give at least one row under the header")
     return rows
@@ -134,12 +127,11 @@ def _columns(names: Sequence[str], place: str) -> str:
     """Return the column of times, having checked the others."""
     known = (*_NEEDED, *_OPTIONAL, *TIMES)
     times = [name for name in names if name in TIMES]
-    missing = [name for name in _NEEDED if name not in names]
-    if missing or len(times) != 1:
-        if len(times) > 1:
-            raise TriosimError(f"has {' and '.join(times)}", where=place, fix="keep one of them")
-        lacking = missing[0] if missing else f"one of {', '.join(TIMES)}"
-        raise TriosimError(f"has no column {lacking}", where=place, fix=f"its header is '{','.join(names):.80}'")
+    if len(times) > 1:
+        raise TriosimError(f"has {' and '.join(times)}", where=place, fix="keep one of them")
+    lacking = [name for name in _NEEDED if name not in names] or ([] if times else [f"one of {', '.join(TIMES)}"])
+    if lacking:
+        raise TriosimError(f"has no column {lacking[0]}", where=place, fix=f"its header is '{','.join(names):.80}'")
     if len(set(names)) < len(names):
         raise TriosimError("has two columns of one name", where=place)
     for name in names:
