@@ -8,8 +8,6 @@ matter, so that two collectives at once do not slow each other down.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import simpy
 
 from triosim.networks.base import Network, loaded
@@ -19,17 +17,16 @@ from triosim.networks.collectives.algorithm import (
     CollectiveOperation,
     Cost,
     Group,
+    Ranks,
     Shares,
     check_size,
     checked_operation,
+    ranks_of,
 )
 from triosim.networks.collectives.algorithms.hierarchical import offset
 from triosim.networks.extensions import ContentionFree
 from triosim.networks.topology import NodeRef, Topology
-from triosim.tasks import CollectiveKind, Communicator
-
-_Group = Communicator | range
-_MOST_GROUPS = 10_000  # tuples of ranks that are known by identity
+from triosim.tasks import CollectiveKind
 
 
 class AnalyticalNetwork(Network, ContentionFree, CalibratedNetwork):
@@ -45,10 +42,8 @@ class AnalyticalNetwork(Network, ContentionFree, CalibratedNetwork):
         self._algorithm = loaded("auto" if algorithm is None else algorithm)
         super().__init__(env, topology, algorithm=self._algorithm)
         self.calibrated = calibrated_collectives(topology) if algorithm is None else None
-        self._nodes: dict[_Group, int] = {}  # over how many nodes the groups of calibrated collectives are spread
-        self._known: dict[tuple[CollectiveKind, _Group, int | None], list[Cost] | None] = {}
-        # By id: hashing thousands of ranks takes a while.
-        self._groups: dict[int, tuple[Sequence[int], Communicator]] = {}
+        self._nodes: dict[Ranks, int] = {}  # over how many nodes the groups of calibrated collectives are spread
+        self._known: dict[tuple[CollectiveKind, Ranks, int | None], list[Cost] | None] = {}
 
     def transfer(self, source: NodeRef, destination: NodeRef, nbytes: float) -> simpy.Event:
         """Send bytes between two nodes, given by rank or name; the event fires when the last byte is delivered."""
@@ -74,7 +69,7 @@ class AnalyticalNetwork(Network, ContentionFree, CalibratedNetwork):
             operation = checked_operation(kind, group, nbytes, self.topology, root=root, shares=shares)
             return 0.0 if len(operation.ranks) == 1 else self._uncached(operation)
         check_size(nbytes, kind)
-        key = (kind, self._named(group), root)
+        key = (kind, ranks_of(group), root)
         if key not in self._known:
             self._known[key] = self._costs(checked_operation(kind, group, nbytes, self.topology, root=root))
         costs = self._known[key]
@@ -92,28 +87,12 @@ class AnalyticalNetwork(Network, ContentionFree, CalibratedNetwork):
         """Return what a collective takes by the topology's calibration, or None where that says nothing of it."""
         assert self.calibrated is not None
         check_size(nbytes, kind)
-        ranks = group.ranks if isinstance(group, Communicator) else group
-        named = self._named(group)
-        nodes = self._nodes.get(named)
+        ranks = ranks_of(group)
+        nodes = self._nodes.get(ranks)
         if nodes is None or root is not None or shares is not None or self.calibrated.slowed:
             root = checked_operation(kind, group, nbytes, self.topology, root=root, shares=shares).root
-            nodes = self._nodes[named] = self.calibrated.nodes(ranks)
+            nodes = self._nodes[ranks] = self.calibrated.nodes(ranks)
         return 0.0 if len(ranks) == 1 else self.calibrated.seconds(kind, ranks, nbytes, nodes, root)
-
-    def _named(self, group: Group) -> _Group:
-        """Return a group as something that is quickly found again."""
-        if isinstance(group, (Communicator, range)):
-            return group
-        if not isinstance(group, (list, tuple)):
-            group = tuple(group)
-        known = self._groups.get(id(group))
-        # A list may hold other ranks than it did; that it holds the same is quickly seen.
-        if known is None or (known[0] is not group and known[0] != group):
-            if len(self._groups) >= _MOST_GROUPS:
-                self._groups.clear()
-            ranks = tuple(group)
-            known = self._groups[id(group)] = (ranks if group is ranks else group[:], Communicator(ranks))
-        return known[1]
 
     def _costs(self, operation: CollectiveOperation) -> list[Cost] | None:
         """Return the costs for one byte of the algorithms to choose from; None where they do not grow with the bytes."""
@@ -124,7 +103,7 @@ class AnalyticalNetwork(Network, ContentionFree, CalibratedNetwork):
             less = offset(ranks, self.topology.dimensions)
             if less:  # the same as a group nearer to rank 0
                 near = tuple([rank - less for rank in ranks])
-                key = (kind, Communicator(near), None if root is None else root - less)
+                key = (kind, near, None if root is None else root - less)
                 if key not in self._known:
                     self._known[key] = self._costs(operation._replace(ranks=near, root=key[2]))
                 return self._known[key]

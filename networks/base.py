@@ -72,33 +72,25 @@ class Network(ABC):
         operation = checked_operation(kind, group, nbytes, self.topology, root=root, shares=shares)
         if len(operation.ranks) == 1:
             return self.env.timeout(0)
-        return self.__lowering.layout(operation).run(self.env, _ByTransfers(self))
+        return self.__lowering.layout(operation).run(self.env, self.__send)
+
+    def __send(
+        self, source: NodeRef, destination: NodeRef, nbytes: float, done: Done, latency: float | None = None
+    ) -> None:
+        """Send bytes by ``transfer`` and call back on delivery, after ``latency`` where it is longer than the route's."""
+        early = 0.0 if latency is None else latency - latency_of(self.topology, source, destination)
+        if early > 0:
+            self.env.timeout(early).callbacks.append(lambda _: self.__send(source, destination, nbytes, done))
+            return
+        event = self.transfer(source, destination, nbytes)
+        if isinstance(event, simpy.Event) and event.callbacks is None:  # a plug-in that delivers at once
+            event = self.env.timeout(0)
+        when(event, lambda _: done(), self)
 
 
 def initialised(network: Network) -> bool:
     """Return whether a network's constructor has called that of ``Network``."""
     return hasattr(network, "_Network__lowering")
-
-
-class _ByTransfers:
-    """Sends the transfers of a collective with a network's ``transfer``."""
-
-    def __init__(self, network: Network) -> None:
-        self._network = network
-
-    def __call__(
-        self, source: NodeRef, destination: NodeRef, nbytes: float, done: Done, latency: float | None = None
-    ) -> None:
-        network = self._network
-        if latency is not None:
-            early = latency - latency_of(network.topology, source, destination)
-            if early > 0:
-                network.env.timeout(early).callbacks.append(lambda _: self(source, destination, nbytes, done))
-                return
-        event = network.transfer(source, destination, nbytes)
-        if isinstance(event, simpy.Event) and event.callbacks is None:  # a plug-in that delivers at once
-            event = network.env.timeout(0)
-        when(event, lambda _: done(), network)
 
 
 class SendingNetwork(Network):
@@ -135,7 +127,6 @@ class SendingNetwork(Network):
         return self.env.timeout(0) if len(operation.ranks) == 1 else self._run(operation)
 
     def _run(self, operation: CollectiveOperation) -> simpy.Event:
-        """Run a collective that has been checked."""
         return self._lowering.layout(operation).run(self.env, self.send)
 
 

@@ -23,6 +23,7 @@ WITH_ROOT = frozenset({"broadcast", "reduce", "gather", "scatter"})
 WITH_SHARES = frozenset({"all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"})
 
 Chunks: TypeAlias = int | range | tuple[int, ...]  # one piece of the data, or several that are sent together
+Ranks: TypeAlias = tuple[int, ...] | range
 Group: TypeAlias = Sequence[int] | Communicator
 Shares: TypeAlias = Sequence[float] | None
 
@@ -75,7 +76,7 @@ class CollectiveOperation(NamedTuple):
     """A collective of two ranks or more; ``root`` and ``shares`` are as in ``CollectiveAlgorithm.transfers``."""
 
     kind: CollectiveKind
-    ranks: tuple[int, ...] | range
+    ranks: Ranks
     nbytes: float
     root: int | None = None
     shares: tuple[float, ...] | None = None
@@ -166,9 +167,8 @@ class OperationAlgorithm(CollectiveAlgorithm):
         shares: Sequence[float] | None = None,
     ) -> Iterator[Transfer]:
         """Yield the transfers of a collective."""
-        ranks = group if isinstance(group, range) else tuple(group)
-        operation = CollectiveOperation(kind, ranks, nbytes, root, None if shares is None else tuple(shares))
-        return self.transfers_of(operation, topology)
+        given = None if shares is None else tuple(shares)
+        return self.transfers_of(CollectiveOperation(kind, ranks_of(group), nbytes, root, given), topology)
 
 
 def steady_state_of(transfers: Iterable[Transfer], topology: Topology) -> SteadyState:
@@ -199,7 +199,6 @@ def merged(graphs: Iterable[Iterable[Transfer]], pieces: int) -> Iterator[Transf
 
 
 def _shifted(chunk: Chunks, by: int) -> Chunks:
-    """Return pieces with their numbers raised."""
     if isinstance(chunk, int):
         return chunk + by
     if isinstance(chunk, range):
@@ -268,6 +267,11 @@ def to_each(shares: Sequence[float], source: int, destination: int, ranks: int) 
     return shares[source * ranks + destination] if len(shares) > ranks else shares[destination]
 
 
+def ranks_of(group: Group) -> Ranks:
+    """Return the ranks of a group as a key that can be looked up."""
+    return group.ranks if isinstance(group, Communicator) else group if isinstance(group, range) else tuple(group)
+
+
 def checked_operation(
     kind: CollectiveKind,
     group: Group,
@@ -284,7 +288,7 @@ def checked_operation(
     kinds = get_args(CollectiveKind)
     if kind not in kinds:
         raise OptionError(f"unknown collective '{kind}'", fix=nearest(str(kind), kinds))
-    ranks = group.ranks if isinstance(group, Communicator) else group if isinstance(group, range) else tuple(group)
+    ranks = ranks_of(group)
     if not ranks:
         raise SimulationError("the group has no ranks", where=kind)
     for rank in (min(ranks), max(ranks)) if isinstance(ranks, range) else ranks:

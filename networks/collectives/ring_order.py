@@ -74,7 +74,6 @@ class _Group:
         return tuple(end for ends in (out, into) for end in sorted(ends) if nodes[end[0]].kind != "memory")
 
     def best(self) -> Sequence[int]:
-        """Return the best of the orders that are worth a try."""
         best: Sequence[int] = self.ranks
         score, ideal = self.score(self.ranks), self.ideal()
         for order in self.candidates():

@@ -257,7 +257,6 @@ class PacketNetwork(SendingNetwork, LinkRecorder, ChangeableLinks, FoldableNetwo
         return path
 
     def _start(self, at: float) -> None:
-        """Start the flows whose latency is over."""
         now = self.env.now
         empty: list[_Flow] = []
         for flow in self._starting.pop(at):

@@ -99,7 +99,6 @@ class SymmetricExecution:
         run.event.succeed()
 
     def _symmetric(self, operation: CollectiveOperation) -> SymmetricCollective | None:
-        """Return the collective as one rank sees it."""
         topology = self.network.topology
         if not topology.uniform or not topology.dimensions:
             return None

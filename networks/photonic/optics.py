@@ -95,11 +95,11 @@ def changed(optics: Optics, said: Mapping[str, Any], error: Callable[[str, str, 
         values[key] = math.inf if parsed == "unlimited" else parsed
     if values.get("buffer") == 0:
         raise error("buffer", "0 is not a positive size", "give one such as '64 MB', or 'unlimited'")
-    found = replace(optics, **values)
-    if found.ports_per_circuit > found.ports:
+    made = replace(optics, **values)
+    if made.ports_per_circuit > made.ports:
         raise error(
             "ports_per_circuit",
-            f"a circuit takes {found.ports_per_circuit} ports, a GPU has {found.ports}",
+            f"a circuit takes {made.ports_per_circuit} ports, a GPU has {made.ports}",
             "give the GPUs more ports, or a circuit fewer",
         )
-    return found
+    return made

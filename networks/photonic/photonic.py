@@ -164,17 +164,10 @@ class PhotonicNetwork(SendingNetwork, LinkRecorder, FigureReporter):
         buffer: Quantity | None = None,
         ports_per_circuit: int | str | None = None,
     ) -> None:
-        said = {
-            "ports": ports,
-            "bandwidth": bandwidth,
-            "latency": latency,
-            "setup": setup,
-            "buffer": buffer,
-            "ports_per_circuit": ports_per_circuit,
-        }
+        given = (ports, bandwidth, latency, setup, buffer, ports_per_circuit)
         self.optics = changed(
             optics_of(topology) or Optics(),
-            {key: value for key, value in said.items() if value is not None},
+            {option.name: value for option, value in zip(OPTIONS, given, strict=True) if value is not None},
             lambda key, what, fix: OptionError(what, where=key, fix=fix),
         )
         super().__init__(env, CircuitTopology(topology, self.optics), algorithm=algorithm, form=form)

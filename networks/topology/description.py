@@ -46,16 +46,14 @@ class Location:
             raise TopologyError(error.what, where=self.where(path), fix=error.fix) from None
 
 
+@dataclass(eq=False, slots=True)
 class Section:
     """What a topology file says under one of the keys ``SECTIONS``, as it was read, and where it stands."""
 
-    __slots__ = ("_parsed", "key", "location", "said")
-
-    def __init__(self, key: str, said: Any, location: Location) -> None:
-        self.key = key
-        self.said = said
-        self.location = location
-        self._parsed: Any = None
+    key: str
+    said: Any
+    location: Location
+    _parsed: Any = None
 
     def where(self, path: Path = ()) -> str:
         """Return where something under the key stands, for an error."""

@@ -199,7 +199,6 @@ def _sized(spec: ShapeSpec, asked: int | None) -> tuple[ShapeSpec, int]:
 
 
 def _natural(spec: ShapeSpec) -> int | None:
-    """Return how many GPUs a node of the spec has by its shape, if that says it."""
     if spec.shape is not None:
         return math.prod(spec.shape)
     if spec.topology == "hybrid_cube_mesh":

@@ -54,7 +54,6 @@ def kind_of(word: str, where: str) -> str:
 
 
 def _named(place: str) -> str | None:
-    """Return the collective that a file's name says."""
     plain = re.sub(r"[^a-z]", "", Path(place).name.lower())
     return next((_PLAIN[word] for word in sorted(_PLAIN, key=len, reverse=True) if word in plain), None)
 

@@ -59,11 +59,11 @@ def calibrate(
     per_node = judging.gpus_per_node(system)
     rows = on_nodes(rows_of(paths, f"{topology} {system.name}", collective, gpu), per_node)
     _grown(topology, system, rows)
-    note = f"fitted to {len(rows)} rows of {', '.join(Path(path).name for path in paths)}"
+    source = f"{len(rows)} rows of {', '.join(Path(path).name for path in paths)}"
     if online:
-        found = _moved(system, rows, f"moved by {note[10:]}")
+        found = _moved(system, rows, f"moved by {source}")
     else:
-        found = fitting.fit(rows, per_node, note, calibration_of(system))
+        found = fitting.fit(rows, per_node, f"fitted to {source}", calibration_of(system))
         _say_errors(rows, progress)
     mapping = {**topology_file.as_mapping(topology), "calibration": stored.to_mapping(found)}
     with output.writing_text(destination) as file:

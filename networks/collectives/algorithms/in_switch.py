@@ -37,21 +37,17 @@ class InSwitch(OperationAlgorithm):
         if kind in ("gather", "scatter"):
             return direct.gather_or_scatter(operation)
         tree, sizes = _SwitchTree(switch_tree(topology, ranks, self.name)), operation.chunk_sizes
-        chunks = chunks_of(nbytes)
         if kind == "all_reduce":
             self.all_reduce(tree, ranks, nbytes)
-        elif kind == "all_gather":
-            for chunk, rank in enumerate(ranks):
-                tree.multicast(rank, ranks, chunk, sizes[chunk])
-        elif kind == "reduce_scatter":
-            for chunk, rank in enumerate(ranks):
-                tree.sum(ranks, rank, chunk, sizes[chunk])
-        elif kind == "broadcast":
-            for chunk in range(chunks):
-                tree.multicast(operation.first, ranks, chunk, nbytes / chunks)
-        else:
-            for chunk in range(chunks):
-                tree.sum(ranks, operation.first, chunk, nbytes / chunks)
+            return iter(tree.found)
+        chunks = chunks_of(nbytes)
+        by_rank = kind in ("all_gather", "reduce_scatter")
+        pieces = zip(ranks, sizes, strict=True) if by_rank else [(operation.first, nbytes / chunks)] * chunks
+        for chunk, (rank, size) in enumerate(pieces):
+            if kind in ("all_gather", "broadcast"):
+                tree.multicast(rank, ranks, chunk, size)
+            else:
+                tree.sum(ranks, rank, chunk, size)
         return iter(tree.found)
 
     def steady_state(self, operation: CollectiveOperation, topology: Topology) -> SteadyState:
@@ -64,8 +60,9 @@ class InSwitch(OperationAlgorithm):
     def all_reduce(self, tree: _SwitchTree, group: Sequence[int], nbytes: float) -> None:
         """Add up in the topmost switch, and multicast from there."""
         chunks = chunks_of(nbytes)
+        top = next(switch for switch in tree.parents.values() if switch not in tree.parents)
         for chunk in range(chunks):
-            tree.sum_and_multicast(group, chunk, nbytes / chunks)
+            tree.multicast(top, group, chunk, nbytes / chunks, after=tree.sum(group, top, chunk, nbytes / chunks))
 
 
 class SlicedInSwitch(InSwitch):
@@ -144,11 +141,6 @@ class _SwitchTree:
             number = self._send(above, destination, chunk, size, (*into.get(above, ()), number), True, "copy")
             return (number,)
         return into.get(destination, ())
-
-    def sum_and_multicast(self, group: Sequence[NodeRef], chunk: int, size: float) -> None:
-        """Add a piece up in the topmost switch and send the sum to all."""
-        top = next(switch for switch in self.parents.values() if switch not in self.parents)
-        self.multicast(top, group, chunk, size, after=self.sum(group, top, chunk, size))
 
     def _edges(self, source: NodeRef, leaves: set[NodeRef]) -> list[tuple[NodeRef, NodeRef]]:
         """Return the edges from the source to leaves in the tree, each after the one that leads to it."""

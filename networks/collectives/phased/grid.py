@@ -75,7 +75,6 @@ class Pieces:
         return found
 
     def _pieces(self, spans: Sequence[range], chunk: int) -> tuple[Chunks, float]:
-        """Return the pieces of places, and their bytes."""
         first = chunk * self.n
         if len(spans) == 1 and self.in_order:
             span = spans[0]

@@ -223,7 +223,14 @@ class PhasedAlgorithm(OperationAlgorithm):
                 by_dimension[phase.dimension] = by_dimension.get(phase.dimension, 0.0) + took[-1]
                 continue
             hops = sum(1 for messages in phase.rounds if messages)
-            where, ends = self._ends(phase, grid, topology, root)
+            if grid.line_topologies:  # all lines are equal
+                where, members = grid.line_topologies[phase.dimension]
+                ends = [members]
+            else:
+                where, ends = (
+                    topology,
+                    [tuple(grid.places[place] for place in line) for line in lines(grid, phase, root)],
+                )
             edges = [Edge(line[i], line[j], size) for (i, j), size in phase.pairs().items() for line in ends]
             late = {latency_of(where, source, destination) for source, destination, _ in edges}
             latency += hops * max(late, default=0.0)
@@ -234,14 +241,6 @@ class PhasedAlgorithm(OperationAlgorithm):
         at = [place for place, phase in enumerate(order) if phase.dimension == slowest]
         fill = (math.fsum(took[: at[0]]) + math.fsum(took[at[-1] + 1 :])) / self.chunks
         return latency, by_dimension[slowest], fill
-
-    @staticmethod
-    def _ends(phase: Phase, grid: Grid, topology: Topology, root: int) -> tuple[Topology, list[tuple[int, ...]]]:
-        """Return the ranks of each line of a phase, and the topology that they are ranks of; one line where all are equal."""
-        if grid.line_topologies:
-            block, members = grid.line_topologies[phase.dimension]
-            return block, [members]
-        return topology, [tuple(grid.places[place] for place in line) for line in lines(grid, phase, root)]
 
 
 class SingleBlock(PhasedAlgorithm):
