@@ -78,7 +78,10 @@ class PresetUse:
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """A topology of ``gpus`` GPUs. ``graph`` builds its nodes and links; where they are regular nobody may ever need them."""
+    """A topology of ``gpus`` GPUs. ``graph`` builds its nodes and links; where they are regular nobody may ever need them.
+
+    ``mapping`` is what a file would hold to describe it, or None where no file can.
+    """
 
     name: str
     gpus: int
@@ -88,3 +91,4 @@ class Description:
     location: Location = Location("")
     sections: Mapping[str, Section] = field(default_factory=dict)
     preset: PresetUse | None = None
+    mapping: Mapping[str, Any] | None = None

@@ -16,7 +16,7 @@ from triosim import yaml_lines
 from triosim.errors import TopologyError, nearest
 from triosim.networks.topology import dimensional
 from triosim.networks.topology.description import SECTIONS, Description, Location, PresetUse, Section
-from triosim.networks.topology.graph import Dimension, GraphDraft, NodeKind, path, suggested
+from triosim.networks.topology.graph import Dimension, Graph, GraphDraft, NodeKind, path, suggested
 from triosim.networks.topology.presets import PRESETS
 from triosim.networks.topology.shapes import SHAPES, ShapeSpec, described, outline
 
@@ -109,7 +109,7 @@ def _from_name(text: str, name: str, arguments: str | None, asked: int | None) -
         raise TopologyError(f"unknown topology '{name}'", fix=nearest(name, (*SHAPES, *PRESETS)))
     if name in PRESETS and not (arguments or "").strip():
         plain = _from_spec(PRESETS[name].spec, None, Location(text), asked)  # ours, so there is nothing to validate
-        return replace(plain, preset=PresetUse(name))
+        return replace(plain, preset=PresetUse(name), mapping={"preset": name, "gpus": plain.gpus})
     return _from_mapping(_arguments(text, name, arguments), Location(text), asked)
 
 
@@ -215,7 +215,29 @@ def _split(arguments: str) -> list[str]:
 def _from_mapping(mapping: dict[str, Any], location: Location, asked: int | None) -> Description:
     graph = {key: value for key, value in mapping.items() if key not in SECTIONS}
     sections = {key: Section(key, mapping[key], location) for key in SECTIONS if key in mapping}
-    return replace(_graph(graph, location, asked), location=location, sections=sections)
+    found = _graph(graph, location, asked)
+    implied: dict[
+        str, Any
+    ] = {}  # what the mapping leaves to the file's name, or to the number of GPUs that was asked for
+    if "preset" in mapping or mapping.get("topology") in list(SHAPES):
+        implied = {"gpus": found.gpus}
+    elif not found.regularity.by_dimension:
+        implied = {"name": found.name}
+    return replace(found, location=location, sections=sections, mapping={**implied, **mapping})
+
+
+def custom_mapping(name: str, graph: Graph, routing: str) -> dict[str, Any]:
+    """Return a graph as the mapping that a file would hold."""
+    links = {}
+    for link in graph.links.values():
+        ends = {"from": link.source, "to": link.destination} if link.source else {}
+        links[link.name] = {**ends, "bandwidth": link.bandwidth, "latency": link.latency}
+    routes = [
+        {"from": source, "to": destination, "links": [link.name for link in route]}
+        for (source, destination), route in graph.routes.items()
+    ]
+    nodes = [{"name": node.name, "kind": node.kind} for node in graph.nodes.values()]
+    return {"topology": "custom", "name": name, "nodes": nodes, "links": links, "routes": routes, "routing": routing}
 
 
 def _graph(mapping: dict[str, Any], location: Location, asked: int | None) -> Description:

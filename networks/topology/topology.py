@@ -61,6 +61,7 @@ class Topology:
         self.regularity = description.regularity
         self.sections: Mapping[str, Section] = description.sections
         self.preset: PresetUse | None = description.preset
+        self._mapping = description.mapping
         self.nominal: Topology | None = None  # the same topology before its links were slowed
         self.ring_orders: dict[tuple[int, ...], tuple[int, ...]] = {}  # found by ring_order(), which keeps them here
         self._gpus = description.gpus
@@ -96,6 +97,7 @@ class Topology:
     def with_sections(self, sections: Mapping[str, Section]) -> Topology:
         """Return the same topology with other sections beside, or in place of, those that it has."""
         made = copy(self)
+        made._mapping = None
         made.sections = {**self.sections, **sections}
         return made
 
@@ -116,6 +118,16 @@ class Topology:
 
     def __repr__(self) -> str:
         return f"<Topology {self.name}: {self._gpus} GPUs>"
+
+    @property
+    def mapping(self) -> Mapping[str, Any] | None:
+        """What a topology file would hold to describe it; None where no file can."""
+        more = self.dimensions or self.sections or self.preset or self.coordinates or self.reducing
+        return (
+            file.custom_mapping(self.name, self.graph, self.routing)
+            if self._mapping is None and not more
+            else self._mapping
+        )
 
     @cached_property
     def graph(self) -> Graph:

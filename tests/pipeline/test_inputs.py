@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,10 @@ import pytest
 import triosim
 from triosim.cli import run
 from triosim.errors import OptionError
+from triosim.networks import Link, Node, Topology
 
-VGG = Path(__file__).resolve().parents[2] / "examples" / "traces" / "vgg13_a100_fake.json.gz"
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+VGG = EXAMPLES / "traces" / "vgg13_a100_fake.json.gz"
 
 
 def test_a_result_is_made_again_from_its_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,3 +51,41 @@ def test_a_result_of_before_there_were_configs_cannot_be_made_again(
 def test_an_option_that_is_none_is_named_with_the_nearest() -> None:
     with pytest.raises(OptionError, match="there is no option 'bucketsize'; did you mean 'bucket_size'"):
         triosim.simulate(VGG, "ddp=2", bucketsize="10 MB")
+
+
+LINKS = [Link("a", "gpu0", "gpu1", 25e9, 1e-6), Link("b", "gpu1", "gpu0", 50e9)]
+
+
+@pytest.mark.parametrize(
+    "topology",
+    [
+        Topology.load("dgx-h100", gpus=16),
+        Topology.load("mesh(4x2, bandwidth=65 GB/s)"),
+        Topology.load("Ring(2, bandwidth=100 GB/s)_Switch(2, bandwidth=25 GB/s)"),
+        Topology.load(EXAMPLES / "topologies" / "asymmetric.yaml"),
+        Topology.from_dict({"preset": "dgx-a100", "slow_gpus": {1: 1.5}}),
+        Topology("two", [Node("gpu0", "gpu"), Node("gpu1", "gpu")], LINKS),
+        Topology("two", [Node("gpu1", "gpu"), Node("gpu0", "gpu")], LINKS).with_links(
+            lambda link: replace(link, latency=2.0)
+        ),
+    ],
+    ids=lambda topology: topology.name,
+)
+def test_a_topology_that_is_given_as_an_object_is_in_the_config(topology: Topology, tmp_path: Path) -> None:
+    first = triosim.simulate(VGG, "ddp=2", topology=topology)
+    first.save(tmp_path / "first.json")
+    assert run(["simulate", "--config", str(tmp_path / "first.json"), "-o", str(tmp_path / "again.json"), "-q"]) == 0
+    one, other = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("first", "again"))
+    assert one["inputs"].pop("config") == other["inputs"].pop("config")
+    assert one == other
+
+
+def test_of_a_topology_that_no_file_can_hold_the_config_has_the_name_and_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    slowed = Topology.load("mesh(2x2, bandwidth=65 GB/s)").with_links(lambda link: replace(link, latency=1e-3))
+    result, again = triosim.simulate(VGG, "ddp", topology=slowed), tmp_path / "again.json"
+    result.save(again)
+    assert run(["simulate", "--config", str(again), "-q"]) == 2
+    assert "topology: 'mesh 2x2' was made in Python, so that the configuration has no more" in capsys.readouterr().err
+    assert run(["simulate", "--config", str(again), "-t", "switch(4, bandwidth=65 GB/s)", "-q"]) == 0

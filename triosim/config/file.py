@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from triosim import plugins, yaml_lines
-from triosim.config.option import Option
+from triosim.config.option import OBJECT, Option
 from triosim.config.parts import flags
 from triosim.config.run_config import COMMON, CONDITIONS, option_named
 from triosim.errors import OptionError, TriosimError, nearest
@@ -60,7 +60,8 @@ def read_config(path: str) -> ConfigFile:
         if name == SUBJECT or value is None:
             continue
         option = _declared(name, where(name))
-        _check(option, value, where)
+        if not str(value).startswith(OBJECT):  # which may be given anew
+            _check(option, value, where)
         options[name] = with_paths(option, value, folder)
     trace = content.get(SUBJECT)
     if trace is not None and not isinstance(trace, str):
@@ -143,7 +144,9 @@ def _plain(value: Any) -> Any:
         return [_plain(one) for one in value]
     if isinstance(value, type):
         return f"{value.__module__}:{value.__qualname__}"
-    return str(getattr(value, "name", value))  # a topology, or a GPU
+    if hasattr(value, "mapping"):  # a topology
+        return f"{OBJECT}{value.name}" if value.mapping is None else _plain(value.mapping)
+    return str(getattr(value, "name", value))  # a GPU
 
 
 def _content(path: str) -> tuple[Any, Mapping[tuple[str | int, ...], int]]:

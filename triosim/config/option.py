@@ -25,6 +25,8 @@ PARALLELISM, SYSTEM, CONDITION, TIMES, MODEL, OUTPUT = (
     *("Parallelism", "System", "Conditions"),
     *("Operator times", "Described model", "Output"),
 )
+#: How a configuration begins to name an object that no file can hold.
+OBJECT = "object "
 Command = Literal["simulate", "compare", "memory"]
 EVERY_COMMAND: tuple[Command, ...] = ("simulate", "compare", "memory")
 
@@ -218,6 +220,9 @@ def _part(option: Option, value: Any) -> Any:
 
 
 def _file(option: Option, value: Any) -> Any:
+    if isinstance(value, str) and value.startswith(OBJECT):
+        what = f"'{value.removeprefix(OBJECT)}' was made in Python, so that the configuration has no more than its name"
+        raise OptionError(what, fix="give it again")
     described = isinstance(value, Mapping) and option.name == "topology"
     if isinstance(value, (int, float, list, tuple, Mapping)) and not described:
         raise OptionError(f"'{value}' is neither a name nor a path", fix="give one")
