@@ -1,4 +1,4 @@
-"""Checks that a system has the GPUs and links that its conditions name, and notes on what the conditions did."""
+"""Checks that a system has the GPUs and links that its conditions name, and notes on the conditions of a run."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """The conditions under which a system runs, as values: slow-down factors, stragglers, events and interference.
 
-A slow-down factor is by how many times longer something takes: 1.2 is a fifth longer. :mod:`triosim.conditions.parsing` reads
-the values from a topology file, from the ``conditions`` of ``simulate`` and from the command line.
+A slow-down factor multiplies a time: with 1.2 something takes a fifth longer.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ DrawnEvery = Literal["run", "iteration"]
 
 @dataclass(frozen=True, slots=True)
 class Interference:
-    """How much slower a computation is while a transfer of some kind runs on its GPU, and a transfer while its GPUs compute.
+    """Slow-down factors of computation while a kind of transfer runs on its GPU, and of transfers while their GPUs compute.
 
     A kind that is not named has the factor 1. Of several transfers at once the largest factor counts.
     """
@@ -50,10 +49,7 @@ class Stragglers:
     every: DrawnEvery = "run"
 
     def draw(self, *what: int | str) -> float:
-        """Return the factor of a rank in an iteration, or of a link, which ``what`` names.
-
-        It depends on the seed and on ``what`` alone, not on what else is drawn.
-        """
+        """Return the factor of a rank in an iteration, or of a link, which depends on the seed and on ``what`` alone."""
         generator = random.Random("/".join(map(str, (self.seed, *what))))
         if self.distribution == "uniform":
             return 1.0 + self.spread * generator.random()
@@ -64,9 +60,9 @@ class Stragglers:
 
 @dataclass(frozen=True, slots=True)
 class GpuEvent:
-    """A GPU gets slower, recovers or fails at a time (seconds).
+    """A GPU that becomes slower, recovers or fails at a time (seconds).
 
-    ``slowdown`` is against its speed at the start: 1 is a recovery, infinity a failure.
+    ``slowdown`` is relative to its speed at the start: 1 is a recovery, infinity a failure.
     """
 
     at: float
@@ -76,9 +72,9 @@ class GpuEvent:
 
 @dataclass(frozen=True, slots=True)
 class LinkEvent:
-    """The links from one node to another get another bandwidth (bytes per second) at a time; with 0 they fail.
+    """A change of the bandwidth (bytes per second) of the links from one node to another at a time; with 0 they fail.
 
-    ``both`` is for both directions.
+    With ``both``, the links in the other direction change too.
     """
 
     at: float

@@ -1,8 +1,8 @@
 """Operator times on heterogeneous GPUs (other models, slower ones, stragglers), and links that are slower by chance.
 
-A rank's task stream passes through here, and every operator in it gets the time that it takes on the rank's GPU. On another GPU
-model that is its time, multiplied by the ratio of the predictions for the two models, for the operator as it is in the trace. A
-shard of an operator, or an operator at another batch size, has the ratio of the operator in the trace.
+``Heterogeneity.stream`` gives every operator of a rank's task stream the time that it takes on the rank's GPU. On another GPU
+model that is its time, multiplied by the ratio of the predictions for the two models. A shard of an operator, or an operator at
+another batch size, has the ratio of the operator in the trace.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from triosim.trace import Operator, Trace
 
 @dataclass(frozen=True, slots=True)
 class OtherGpu:
-    """A GPU model that is not the trace's: the trace's operators with their predicted times on it.
+    """The predicted times of a trace's operators on another GPU model.
 
     ``operators`` and ``ratios`` (predicted time over time in the trace) are by operator id; ``overall`` is the ratio of the
     whole step.
@@ -35,12 +35,12 @@ class OtherGpu:
     overall: float
 
     def ratio(self, operator: Operator) -> float:
-        """Return by how many times longer an operator takes."""
+        """Return the slow-down factor of an operator."""
         return self.ratios.get(operator.id, self.overall)
 
 
 class Heterogeneity:
-    """How long operators take on each rank. Raises ``OptionError`` for a GPU that is not in the catalogue."""
+    """The operator times of each rank. Raises ``OptionError`` for a GPU that is not in the catalogue."""
 
     def __init__(self, conditions: Conditions, trace: Trace, model: ComputeModel) -> None:
         self._conditions = conditions
@@ -49,7 +49,7 @@ class Heterogeneity:
         self._rescaled: dict[tuple[int, str, float], tuple[Compute, Compute]] = {}
 
     def slowdown(self, rank: int, operator: Operator) -> float:
-        """Return by how many times longer an operator takes on a rank, without what is drawn anew in each iteration."""
+        """Return the slow-down factor of an operator on a rank, without factors that are drawn in each iteration."""
         other = self._others.get(rank)
         factor = self._conditions.slow_gpus.get(rank, 1.0) * (other.ratio(operator) if other else 1.0)
         stragglers = self._conditions.stragglers
@@ -94,13 +94,11 @@ class Heterogeneity:
 
 def with_slow_links(topology: Topology, stragglers: Stragglers) -> Topology:
     """Return a topology whose links are slower by random factors, the same in both directions; links of hosts are not."""
-    memories = {name for name, node in topology.nodes.items() if node.kind in ("host", "memory")}
+    hosts = {name for name, node in topology.nodes.items() if node.kind in ("host", "memory")}
 
     def slowed(link: Link) -> Link:
         ends = sorted((link.source, link.destination)) if link.source else [link.name]
-        return replace(
-            link, bandwidth=link.bandwidth / (1.0 if memories.intersection(ends) else stragglers.draw(*ends))
-        )
+        return link if hosts.intersection(ends) else replace(link, bandwidth=link.bandwidth / stragglers.draw(*ends))
 
     return topology.with_links(slowed)
 

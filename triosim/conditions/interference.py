@@ -1,13 +1,15 @@
 """Interference of computation and communication on a GPU, and slow-downs of GPUs by faults.
 
-NCCL's kernels take multiprocessors and memory bandwidth from the kernels beside them, and the other way round. Here a
-computation takes ``factor`` times as long for as long as a transfer runs on its GPU, from the arrival of the transfer's last
-member to its end; a transfer takes longer while any of its members computes. Whatever runs is timed anew at every such change.
+NCCL's kernels and the kernels that run at the same time take multiprocessors and memory bandwidth from each other. Here a
+computation takes ``factor`` times as long while a transfer runs on its GPU, from the arrival of the transfer's last member to
+its end; a transfer takes longer while any of its members computes. Running operators and transfers are timed again at every
+such change.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Container, Iterable, Sequence
 from typing import TYPE_CHECKING
 
@@ -21,10 +23,9 @@ Interval = tuple[float, float]
 
 
 class OperatorProgress:
-    """How far a sequence of operators has come on a GPU whose speed changes.
+    """The progress of a sequence of operators on a GPU whose speed changes.
 
-    ``intervals`` are those of the operators that have ended. ``earliest`` are times before which each operator cannot start,
-    because its launch is not over.
+    ``intervals`` are those of the operators that have ended; ``earliest`` are the times at which their launches are over.
     """
 
     __slots__ = ("_earliest", "_left", "_now", "_seconds", "_started", "intervals")
@@ -75,7 +76,7 @@ class OperatorProgress:
 
 
 class ResettableTimer:
-    """A callback at a time that can be set anew, which a SimPy timeout cannot."""
+    """A callback at a time that can be changed, which that of a SimPy timeout cannot."""
 
     __slots__ = ("_callback", "_env", "_event")
 
@@ -85,7 +86,7 @@ class ResettableTimer:
         self._event: simpy.Event | None = None
 
     def set(self, at: float) -> None:
-        """Call back at this time, and no longer at the one before; never if it is infinite."""
+        """Call back at this time instead of the one set before; never if it is infinite."""
         if at == math.inf:
             self._event = None
             return
@@ -128,9 +129,9 @@ class RunningOperators:
 
 
 class GpuSpeed:
-    """The speed of one GPU, and what runs on it: operators take ``factor`` times as long now.
+    """The speed of one GPU, with its running operators, which take ``factor`` times as long now.
 
-    ``slowdowns`` are the factors of the transfers that may run beside them.
+    ``slowdowns`` are the factors by kind of the transfers that run at the same time.
     """
 
     def __init__(self, env: simpy.Environment, slowdowns: SlowdownFactors) -> None:
@@ -139,7 +140,7 @@ class GpuSpeed:
         self.slowed_transfers: dict[SlowedTransfer, None] = {}
         self._fault = 1.0  # the slow-down by faults; infinite: the GPU has failed
         self._slowdowns = slowdowns
-        self._transfers: dict[str, int] = {}  # how many run, by kind
+        self._transfers: Counter[str] = Counter()  # how many run, by kind
         self._running: dict[RunningOperators, None] = {}
 
     @property
@@ -166,25 +167,24 @@ class GpuSpeed:
                 transfer.retime(-1)
 
     def transfer_started(self, kind: str) -> None:
-        """Take into account that a transfer runs on this GPU."""
-        self._transfers[kind] = self._transfers.get(kind, 0) + 1
+        """Count a transfer that runs on this GPU from now on."""
+        self._transfers[kind] += 1
         self._update()
 
     def transfer_ended(self, kind: str) -> None:
-        """Take into account that a transfer runs no longer."""
+        """Forget a transfer that has ended."""
         self._transfers[kind] -= 1
-        if not self._transfers[kind]:
-            del self._transfers[kind]
         self._update()
 
     def set_slowdown(self, factor: float) -> None:
-        """Set the slow-down by a fault, against the speed at the start."""
+        """Set the slow-down by a fault, relative to the speed at the start."""
         self._fault = factor
         self._update()
 
     def _update(self) -> None:
         before = self.factor
-        self.factor = self._fault * max([1.0, *(self._slowdowns.get(kind, 1.0) for kind in self._transfers)])
+        kinds = (kind for kind, count in self._transfers.items() if count)
+        self.factor = self._fault * max([1.0, *(self._slowdowns.get(kind, 1.0) for kind in kinds)])
         if self.factor != before:
             for running in self._running:
                 running.retime(before)
@@ -211,13 +211,13 @@ class SlowedTransfer:
             member.slowed_transfers[self] = None
 
     def network_done(self, event: simpy.Event) -> None:
-        """Take into account that the network has carried the transfer."""
+        """Note that the network has delivered the transfer."""
         self._event = event
         self._work = self._env.now - self._started
         self.retime(0)
 
     def retime(self, more: int) -> None:
-        """Take into account that so many more of the members compute."""
+        """Move the end after so many more of the members compute."""
         now = self._env.now
         self._progress += (now - self._updated) / self._current_factor
         self._updated = now
@@ -258,7 +258,7 @@ class GpuSpeeds:
     def started_transfer(
         self, kind: str, ranks: Iterable[int], done: Callable[[simpy.Event], None]
     ) -> Callable[[simpy.Event], None]:
-        """Start a transfer on some ranks; return what to call when the network has carried it, ``done`` being for its end."""
+        """Start a transfer on some ranks; return the callback for its delivery, which calls ``done`` when the transfer ends."""
         members = [self.of(rank) for rank in dict.fromkeys(ranks) if rank in self]
         for member in members:
             member.transfer_started(kind)

@@ -3,11 +3,11 @@
 FLOPs count a multiply-add as two, as PyTorch's flop counter (``torch.utils.flop_counter``) does: 2mnk for a product;
 2 * N * Cout * Hout * Wout * (Cin / groups) * kh * kw for a convolution, and the same again for each gradient; attention is
 its two products, two and a half times in backward, which recomputes the scores (Dao et al. 2022), whether it is causal or
-not. Normalisation and other reductions count a few an element, what only moves data none.
+not. Normalisation and other reductions count a few an element, operators that only move data none.
 
-Bytes are those of the tensors, each once, but: a view moves nothing; a table of embeddings is read where it is looked up; what
-is overwritten is not read; statistics over samples need a pass of their own, forward and backward; ``masked_fill`` copies and
-then fills the copy; an optimizer leaves the gradients as they are.
+Bytes are those of the tensors, each once, but: a view moves nothing; of a table of embeddings, only the rows that are looked up
+are read; a tensor that is overwritten is not read; statistics over samples need a pass of their own, forward and backward;
+``masked_fill`` copies and then fills the copy; an optimizer does not write the gradients.
 """
 
 from __future__ import annotations
@@ -39,13 +39,15 @@ _PER_ELEMENT: Mapping[Kind, float] = {
     "embedding": 1.0,
     "index": 1.0,
 }
-#: Read from memory twice: once for the statistics over all samples, once to be normalised.
+#: These read their data twice: once for the statistics over all samples, once to normalise it.
 _TWO_PASSES = frozenset(("batch_norm", "native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm", "instance_norm"))
-#: What is given is where to write, or only what the result is to be like.
+#: These do not read their input: it is where they write, or gives shape and dtype alone.
 _OVERWRITTEN = frozenset(("zero", "fill", "bernoulli", "normal", "uniform", "random", "exponential"))
-#: Nodes that return the gradient that they are given, and then run no kernel and write nothing.
+#: These read the rows of their first tensor that the others point to.
+_LOOK_UPS = frozenset(("embedding", "index_select", "gather", "index", "take_along_dim"))
+#: Autograd nodes that return the gradient that they are given, without a kernel.
 _PASSED_ON = frozenset(("AddBackward", "CloneBackward"))
-#: What returns a view where it can, and a copy where it cannot.
+#: These return a view where they can, and a copy where they cannot.
 _MAYBE_VIEWS = frozenset(("reshape", "flatten", "contiguous", "to", "type_as", "float", "half", "bfloat16", "to_copy"))
 
 
@@ -92,7 +94,7 @@ def unknown(operators: Iterable[Operator]) -> list[str]:
 
 
 def is_free(operator: Operator) -> bool:
-    """Whether an operator moves nothing: it makes a view, or memory that nobody has written yet."""
+    """Whether an operator moves no data: it makes a view, or allocates memory."""
     name = base_name(operator.name)
     of = kind_of(name)
     if not operator.outputs and name.rstrip("0123456789") in _PASSED_ON:
@@ -109,14 +111,14 @@ def is_free(operator: Operator) -> bool:
 
 
 def _grows(operator: Operator) -> bool:
-    """Whether a view's gradient has another size than what it is made from: padded (a slice), summed (an expansion)."""
+    """Whether a view's backward changes the size of the gradient: it pads it (a slice) or sums it (an expansion)."""
     if not operator.inputs or not operator.outputs:
         return False
     return max(t.numel for t in operator.outputs) != max(t.numel for t in operator.inputs)
 
 
 def flops(operator: Operator, forward: Operator | None = None) -> float:
-    """Return an operator's FLOPs. ``forward`` is the operator that it differentiates, which knows the shapes best."""
+    """Return an operator's FLOPs. ``forward`` is the operator that it differentiates, whose shapes are complete."""
     name = base_name(operator.name)
     if is_autograd_node(name) or name.endswith("_backward"):
         return _backward(name, operator, forward)
@@ -140,30 +142,24 @@ def input_bytes(operator: Operator, forward: Operator | None = None) -> float:
     read = tensors(operator, forward)[0]
     if name in _OVERWRITTEN or kind_of(name) == "creation":
         return 0.0
-    if (
-        name in ("embedding", "index_select", "gather", "index", "take_along_dim")
-        and operator.outputs
-        and len(read) > 1
-    ):
-        looked_up = operator.outputs[0].nbytes
-        rest = read[1:]
-        return float(min(read[0].nbytes, looked_up) + sum(tensor.nbytes for tensor in rest))
+    if name in _LOOK_UPS and operator.outputs and len(read) > 1:
+        table, *rest = read
+        return float(min(table.nbytes, operator.outputs[0].nbytes) + sum(tensor.nbytes for tensor in rest))
     if name == "copy" and len(read) > 1:
         read = read[1:]
     read = list({tensor.id: tensor for tensor in read}.values())  # a square reads its one factor once
     whole = name.replace("_", "").lower()
     if whole.startswith("nllloss") and len(read) > 1:  # one logarithm a sample, whatever the number of classes
-        table = max(read, key=lambda tensor: tensor.numel)
-        samples = table.numel // table.shape[1] if len(table.shape) > 1 and table.shape[1] else 1
-        picked = 0 if "backward" in whole else table.nbytes * samples // max(table.numel, 1)
-        return float(sum(tensor.nbytes for tensor in read if tensor is not table) + picked)
+        logarithms = max(read, key=lambda tensor: tensor.numel)
+        samples = logarithms.numel // logarithms.shape[1] if len(logarithms.shape) > 1 and logarithms.shape[1] else 1
+        picked = 0 if "backward" in whole else logarithms.nbytes * samples // max(logarithms.numel, 1)
+        return float(sum(tensor.nbytes for tensor in read if tensor is not logarithms) + picked)
     total = float(sum(tensor.nbytes for tensor in read))
     if (name in _TWO_PASSES or _fills_a_copy(operator)) and read:
         total += read[0].nbytes
     elif "backward" in whole and any(norm in whole for norm in ("batchnorm", "instancenorm")):
-        total += sum(
-            sorted((tensor.nbytes for tensor in read), reverse=True)[:2]
-        )  # the gradient and what was normalised
+        # Another pass over the gradient and the normalised data, which are the largest.
+        total += sum(sorted((tensor.nbytes for tensor in read), reverse=True)[:2])
     return total
 
 

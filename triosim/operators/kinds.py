@@ -1,7 +1,7 @@
 """The kind of an operator by its name: product, convolution, element-wise, view ...
 
-Autograd's nodes (``NativeLayerNormBackward0``) and the ``..._backward`` calls are of the kind that they differentiate. What is
-not listed here is unknown: it is charged for the bytes of its tensors, and named in a note.
+Autograd's nodes (``NativeLayerNormBackward0``) and the ``..._backward`` calls are of the kind that they differentiate.
+Operators that are not listed here are unknown: their bytes alone count, and a note names them.
 """
 
 from __future__ import annotations
@@ -16,6 +16,22 @@ Kind = Literal[
     "reduction", "copy", "view", "creation", "index", "sort", "optimizer", "recurrent", "unknown",
 ]  # fmt: skip
 
+Form = Literal["rows", "matrix", "added", "summed", "grouped", "outer", "bilinear", "contraction", "chain", "einsum"]
+
+#: Products by what they multiply. "rows": data (..., k) by a weight (n, k); "matrix": (..., k) by (k, n), or by a vector;
+#: "added" and "summed": the last two tensors so, the latter over a batch that is added up; "grouped": rows of groups, in order.
+PRODUCTS_BY_FORM: Mapping[Form, str] = {
+    "rows": "linear mkldnn_linear inner cdist",
+    "matrix": "mm bmm matmul linalg_matmul int_mm scaled_mm mv dot vdot",
+    "added": "addmm baddbmm addmm_activation addmv",
+    "summed": "addbmm",
+    "grouped": "grouped_mm scaled_grouped_mm",
+    "outer": "outer ger kron addr",
+    "bilinear": "bilinear trilinear",
+    "contraction": "tensordot",
+    "chain": "chain_matmul linalg_multi_dot",
+    "einsum": "einsum",
+}
 _CONVOLUTIONS = " ".join(
     f"{prefix}{name}"
     for prefix in ("", "cudnn_", "miopen_", "mkldnn_", "mps_", "thnn_", "slow_")
@@ -32,9 +48,7 @@ _POOLS = " ".join(
 )
 
 _NAMES: Mapping[Kind, str] = {
-    "product": "linear mm addmm bmm baddbmm matmul mv addmv dot vdot inner outer ger addr addbmm einsum scaled_mm"
-    " int_mm bilinear trilinear chain_matmul linalg_matmul kron addmm_activation grouped_mm scaled_grouped_mm cdist"
-    " mkldnn_linear tensordot linalg_multi_dot",
+    "product": " ".join(PRODUCTS_BY_FORM.values()),
     "convolution": f"{_CONVOLUTIONS} cudnn_convolution_relu cudnn_convolution_add_relu miopen_convolution_relu"
     " miopen_convolution_add_relu slow_conv2d_forward slow_conv3d_forward",
     "attention": "scaled_dot_product_attention scaled_dot_product_flash_attention scaled_dot_product_efficient_attention"

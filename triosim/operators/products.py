@@ -1,35 +1,19 @@
-"""Products and convolutions: the table of their names, which tensors they multiply, and their FLOPs.
+"""Products and convolutions: which tensors they multiply, and their FLOPs.
 
-A multiply-add counts as two, as in PyTorch's flop counter (``torch.utils.flop_counter``); where a product of several matrices
-can be done in several orders, the cheapest counts, which is the one that ``linalg.multi_dot`` takes.
+A multiply-add counts as two, as in PyTorch's flop counter (``torch.utils.flop_counter``). Of the orders of a product of several
+matrices the cheapest counts, as in ``linalg.multi_dot``.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
-from typing import Literal, get_args
 
-from triosim.operators.kinds import names
+from triosim.operators.kinds import PRODUCTS_BY_FORM, Form, names
 from triosim.trace import Operator, Tensor
 
-Form = Literal["rows", "matrix", "added", "summed", "grouped", "outer", "bilinear", "contraction", "chain", "einsum"]
-
-#: By what they multiply. "rows": data (..., k) by a weight (n, k); "matrix": (..., k) by (k, n), or by a vector; "added" and
-#: "summed" the last two tensors so, the latter over a batch that is added up; "grouped": rows of groups, one after the other.
-_FORMS: Mapping[Form, str] = {
-    "rows": "linear mkldnn_linear inner cdist",
-    "matrix": "mm bmm matmul linalg_matmul int_mm scaled_mm mv dot vdot",
-    "added": "addmm baddbmm addmm_activation addmv",
-    "summed": "addbmm",
-    "grouped": "grouped_mm scaled_grouped_mm",
-    "outer": "outer ger kron addr",
-    "bilinear": "bilinear trilinear",
-    "contraction": "tensordot",
-    "chain": "chain_matmul linalg_multi_dot",
-    "einsum": "einsum",
-}
-_FORM_OF: Mapping[str, Form] = {name: form for form in get_args(Form) for name in _FORMS[form].split()}
+_FORM_OF: Mapping[str, Form] = {name: form for form, names in PRODUCTS_BY_FORM.items() for name in names.split()}
 
 CONVOLUTIONS = frozenset(name for name in names("convolution") if "transpose" not in name)
 TRANSPOSED_CONVOLUTIONS = names("convolution") - CONVOLUTIONS
@@ -43,13 +27,13 @@ _WEIGHTS = {"rows": (0, 1), "matrix": (-1, -2), "added": (-1, -2), "grouped": (-
 
 
 def form_of(name: str) -> Form | None:
-    """Return how a product of a bare name multiplies; None for what is no product."""
+    """Return how a product of a bare name multiplies; None for other operators."""
     return _FORM_OF.get(name)
 
 
 def named(*forms: Form) -> str:
-    """Return the names of some forms, with blanks between."""
-    return " ".join(_FORMS[form] for form in forms)
+    """Return the names of the products of some forms, separated by spaces."""
+    return " ".join(PRODUCTS_BY_FORM[form] for form in forms)
 
 
 def factors(name: str, inputs: Sequence[Tensor]) -> tuple[Tensor, Tensor] | None:
@@ -172,30 +156,26 @@ def _chain(shapes: Sequence[tuple[int, ...]]) -> float | None:
     """The cheapest order of multiplying matrices (Cormen et al., "Introduction to Algorithms", matrix-chain multiplication)."""
     if len(shapes) < 2 or not all(shapes):
         return None
-    sides = [*(shape[0] if len(shape) > 1 else 1 for shape in shapes[:1])]
-    sides += [shape[-1] if len(shape) > 1 or not place else 1 for place, shape in enumerate(shapes)]
+    first, *rest = shapes
+    sides = [first[0] if len(first) > 1 else 1, first[-1], *(shape[-1] if len(shape) > 1 else 1 for shape in rest)]
     count = len(shapes)
     cost = [[0.0] * count for _ in range(count)]
     for length in range(1, count):
-        for first in range(count - length):
-            last = first + length
-            cost[first][last] = min(
-                cost[first][cut] + cost[cut + 1][last] + 2.0 * sides[first] * sides[cut + 1] * sides[last + 1]
-                for cut in range(first, last)
+        for start in range(count - length):
+            last = start + length
+            cost[start][last] = min(
+                cost[start][cut] + cost[cut + 1][last] + 2.0 * sides[start] * sides[cut + 1] * sides[last + 1]
+                for cut in range(start, last)
             )
     return cost[0][-1]
 
 
 def _einsum(operator: Operator) -> float | None:
-    """Two for each combination of its letters; without its equation, as if it were one product of matrices."""
+    """Two for each combination of the equation's letters; without an equation, the FLOPs of one product of matrices."""
     left = str(operator.attributes.get("equation", "")).replace(" ", "").partition("->")[0].split(",")
     shapes = [tensor.shape for tensor in operator.inputs]
     if [len(term) for term in left] == [len(shape) for shape in shapes]:
-        letters = {
-            letter: length
-            for term, shape in zip(left, shapes, strict=True)
-            for letter, length in zip(term, shape, strict=True)
-        }
-        return 2.0 * math.prod(letters.values())
+        lengths = dict(zip("".join(left), itertools.chain.from_iterable(shapes), strict=True))
+        return 2.0 * math.prod(lengths.values())
     tensors = [*operator.inputs[:2], *operator.outputs[:1]]
     return _contraction(tensors) if len(tensors) == 3 else None
