@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from triosim.compute.fit import calibration_run
 from triosim.compute.fit import family_fitting as calibration
+from triosim.compute.fit import measured_files
 from triosim.compute.fit.evaluation import Statistics, by_class, statistics
 from triosim.compute.fit.family_fitting import FamilyRows
 from triosim.compute.models import elementwise
@@ -102,7 +102,8 @@ def figures() -> list[Figure]:
 
 def read(*names: str) -> list[FamilyRows]:
     """Return the rows of tables of measured operators, by family and dtype."""
-    return calibration_run.read([str(data(f"operators/{name}.csv.gz")) for name in names], calibration_run.EVERY)
+    paths = [str(data(f"operators/{name}.csv.gz")) for name in names]
+    return calibration.collect(measured_files.read(paths, measured_files.ALL_GPUS).tables)
 
 
 def _segments(rows: FamilyRows, how: str) -> Array:

@@ -11,7 +11,7 @@ import pytest
 
 from triosim.cli import run
 from triosim.compute import attainable_rate
-from triosim.compute.fit import evaluation, family_tables, operator_rows
+from triosim.compute.fit import evaluation, family_tables, measured_files, operator_rows
 from triosim.compute.learned import model_files
 from triosim.errors import TriosimError
 from triosim.gpus import find
@@ -83,7 +83,7 @@ def test_evaluate_takes_the_rows_of_the_gpu_that_is_named(tmp_path: Path, capsys
 def test_a_name_that_leaves_the_board_open_takes_the_one_in_the_table(tmp_path: Path) -> None:
     table = tmp_path / "ln.csv"
     table.write_text("device,B,H,latency_ms\nTesla V100-PCIE-32GB,1024,512,0.2\nTesla T4,8,512,0.2\n", encoding="utf-8")
-    assert evaluation.gpu_among(family_tables.read(table).gpus(), "V100", str(table)).name == "V100-PCIe-32GB"
+    assert measured_files.gpu_among(family_tables.read(table).gpus(), "V100", str(table)).name == "V100-PCIe-32GB"
 
 
 def test_a_board_that_may_not_draw_more_power_computes_no_faster() -> None:
@@ -109,8 +109,8 @@ def test_the_shipped_models_fit_the_rows_that_they_saw(name: str, gpu: str, most
         table = family_tables.read(data(f"operators/{name}.csv.gz"))
     except DataAbsent as absent:
         pytest.skip(str(absent))
-    target = evaluation.gpu_among(table.gpus(), gpu, table.source)
-    rows = evaluation.rows_of(table, target)
+    target = measured_files.gpu_among(table.gpus(), gpu, table.source)
+    rows = measured_files.rows_of(table, target)
     assert evaluation.evaluate(operator_rows.of_table(rows, target)).total.mape_percent < most
 
 
@@ -118,4 +118,4 @@ def test_a_table_of_no_known_gpu_is_refused(tmp_path: Path) -> None:
     table = tmp_path / "t.csv"
     table.write_text("device,B,M,N,K,latency_ms\nGizmo 9000,8,512,512,64,0.2\n", encoding="utf-8")
     with pytest.raises(TriosimError, match="has no rows of"):
-        evaluation.rows_of(family_tables.read(table), find("H100"))
+        measured_files.rows_of(family_tables.read(table), find("H100"))

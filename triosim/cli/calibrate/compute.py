@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from triosim.cli.calibrate.options import Cache, OperatorName
-from triosim.compute.fit import calibration_run as fitting
+from triosim.compute.fit import calibration_run
 
 
 def command(
@@ -52,5 +52,5 @@ def command(
     def progress(text: str) -> None:
         print(f"triosim: {text}", file=sys.stderr)
 
-    path = fitting.run(data, gpu, output, operator, progress, cache)
+    path = calibration_run.run(data, gpu, output, operator, progress, cache)
     progress(f"wrote {path}; use it: TRIOSIM_MODELS={path} triosim simulate TRACE --compute-model auto")

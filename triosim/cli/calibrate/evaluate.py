@@ -11,8 +11,7 @@ from rich.console import Console
 
 from triosim.cli import options as o
 from triosim.cli.calibrate.options import Cache, Collective, OperatorName
-from triosim.compute.fit import calibration_run as fitting
-from triosim.compute.fit import evaluation
+from triosim.compute.fit import evaluation, measured_files
 from triosim.compute.fit.evaluation import Evaluation, Statistics
 from triosim.compute.learned import model_files
 from triosim.networks.calibration.fit import run
@@ -68,12 +67,12 @@ def command(
         return
     if models is not None:
         model_files.check(models)
-    measured = fitting.measurements([table], gpu, operator, cache)
-    target = fitting.single_gpu(measured, table)
-    (rows,) = fitting.as_operators(measured)
-    one_operator = {(part.shapes.family, part.shapes.dtype) for part, _ in measured.tables}
+    measured = measured_files.read([table], gpu, operator, cache)
+    target = measured.single_gpu(table)
+    (rows,) = measured.by_gpu()
+    one_operator = {(part.shapes.family, part.shapes.dtype) for part in measured.tables}
     with model_files.using(models):
-        for line in (*fitting.unknown([rows]), *evaluation.already_fitted(rows, one_operator)):
+        for line in (*measured_files.unknown_names([rows]), *evaluation.already_fitted(rows, one_operator)):
             print(f"triosim: {line}", file=sys.stderr)
         judged = evaluation.evaluate(rows)
     family, dtype = next(iter(one_operator)) if one_operator else ("all", None)

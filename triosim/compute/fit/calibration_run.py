@@ -1,7 +1,6 @@
 """The work of ``triosim calibrate compute``: from measured operators to files of fitted models.
 
-Measured operators come as tables of one family (``family_tables``), as tables of any operators (``operator_table``) and as
-traces. All rows are fitted by regressions, one for each kind of operator (``kind_fitting``). Families with enough rows also
+All rows are fitted by regressions, one for each kind of operator (``kind_fitting``). Families with enough rows also
 get a model each (``family_fitting``), and ``auto`` takes whichever of the two states the smaller error. The models that ship
 are fitted to families alone, of all GPUs together.
 """
@@ -9,55 +8,33 @@ are fitted to families alone, of all GPUs together.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from triosim import gpus
 from triosim.compute import families
-from triosim.compute.fit import evaluation, family_fitting, family_tables, kind_fitting, operator_rows, operator_table
+from triosim.compute.fit import family_fitting, kind_fitting, measured_files
 from triosim.compute.fit.boosting import regressor
 from triosim.compute.fit.family_fitting import FamilyRows
 from triosim.compute.fit.family_tables import FamilyTable
+from triosim.compute.fit.measured_files import ALL_GPUS
 from triosim.compute.fit.operator_rows import OperatorRows
 from triosim.compute.learned import model_files
 from triosim.compute.learned.family_model import FamilyModel
 from triosim.compute.models import elementwise
 from triosim.compute.models.elementwise import Segments, memory_seconds
-from triosim.errors import OptionError, OutputError, TriosimError
-from triosim.operators import features
+from triosim.errors import OutputError, TriosimError
 from triosim.output_files import check_outputs, writing_text
-from triosim.trace import Trace
-from triosim.trace import formats as trace_formats
-from triosim.trace.formats.files import head
 
-EVERY = "all"
 #: So many different shapes of a family, measured on one GPU among other operators, are worth a model of the family.
 ENOUGH_FOR_FAMILY = 200
-#: The GPUs that the names of tables stand for, and the sources by dtype, of the tables that the shipped models are fitted to.
-_OF_FILE = ("a100", "h100", "h200")
+#: The sources, by dtype, of the tables that the shipped models are fitted to.
 _SOURCES = {
     "bfloat16": "NVIDIA ai-dynamo/aiconfigurator performance database, Apache-2.0",
     "float32": "sitar-lab/NeuSight, MIT",
 }
 _OPERATORS_FILE = "operators.npz"
-
-
-@dataclass(frozen=True)
-class MeasuredFiles:
-    """The measured operators of files: tables of one family, each with the GPU's name unless it names its own, and rows of any
-    operators, one entry for each GPU and file.
-    """
-
-    tables: list[tuple[FamilyTable, str | None]]
-    operators: list[OperatorRows]
-
-    def gpus(self) -> list[str]:
-        """Return the names of the GPUs that were measured."""
-        named = [name for table, one in self.tables for name in ([one] if one else table.gpus())]
-        known = [gpus.find(name).name for name in named]
-        return sorted({*known, *(rows.gpu.name for rows in self.operators)})
 
 
 def is_folder(path: str) -> bool:
@@ -83,16 +60,16 @@ def run(
     """
     if path is not None and not is_folder(path):
         check_outputs(path, reading=data)
-    measured = measurements(data, gpu, operator, cache)
+    measured = measured_files.read(data, gpu, operator, cache)
     named = measured.gpus()
     path = path or f"{named[0] if len(named) == 1 else 'models'}.npz"
     folder = is_folder(path)
-    together = folder and gpu == EVERY
-    rows = measured.operators if together else as_operators(measured)
-    for line in unknown(rows):
+    together = folder and gpu == ALL_GPUS
+    rows = measured.operators if together else measured.by_gpu()
+    for line in measured_files.unknown_names(rows):
         progress(line)
     tables_of_families = measured.tables if together else _families(rows)
-    models, elementwise_json = _fit_families(tables_of_families, progress, together)
+    models, elementwise_json = _fit_families(tables_of_families, progress, together=together)
     regressions = [found for one in rows for found in kind_fitting.fit(one, progress)]
     if not folder:
         model_files.save(models, path, regressions)
@@ -110,20 +87,20 @@ def run(
 
 
 def _fit_families(
-    several: Sequence[tuple[FamilyTable, str | None]], progress: Callable[[str], None], together: bool
+    tables: Sequence[FamilyTable], progress: Callable[[str], None], *, together: bool
 ) -> tuple[list[FamilyModel], str]:
     """Return models of families, and the JSON text of the element-wise segments where these were fitted."""
     models, text = [], ""
-    if several:
+    if tables:
         regressor()  # says what is missing before anything takes long
-    for rows in family_fitting.collect([table for table, _ in several], [name for _, name in several]):
+    for rows in family_fitting.collect(tables):
         source = _SOURCES.get(rows.shapes.dtype, "") if together else ""
         if rows.shapes.family == "elementwise":
             text = segments(rows, source)
             continue
         if sum(_different(rows.shapes.select(mask)) for _, mask in rows.each()) < ENOUGH_FOR_FAMILY:
             what = f"{len(rows)} rows of {rows.shapes.family} in {rows.shapes.dtype} are too few for all GPUs together"
-            raise TriosimError(what, where=", ".join(rows.sources), fix=f"leave out --gpu {EVERY}")
+            raise TriosimError(what, where=", ".join(rows.sources), fix=f"leave out --gpu {ALL_GPUS}")
         model = family_fitting.calibrate(rows, progress, source=source)
         models.append(model)
         for name, errors in model.errors["random"].items():
@@ -131,105 +108,13 @@ def _fit_families(
     return models, text
 
 
-def measurements(
-    data: Sequence[str], gpu: str | None, operator: str | None = None, cache: str | None = None
-) -> MeasuredFiles:
-    """Read files of all three forms."""
-    found = MeasuredFiles([], [])
-    for path in data:
-        if not Path(path).exists():
-            raise TriosimError("there is no such file or directory", where=path)
-        if is_trace(path):
-            trace = trace_formats.read(path)
-            if not isinstance(trace, Trace):
-                raise TriosimError("holds task streams of several ranks", where=path, fix="give a trace of one GPU")
-            found.operators.append(operator_rows.of_trace(trace, gpus.find(gpu) if gpu not in (None, EVERY) else None))
-        elif operator_table.recognises(path):
-            found.operators.extend(_operators(path, gpu, cache))
-        else:
-            found.tables.append(_table(path, gpu, operator))
-    return found
-
-
-def single_gpu(measured: MeasuredFiles, where: str) -> gpus.Gpu:
-    """Return the GPU that everything was measured on. Raises ``OptionError`` where there are several."""
-    names = measured.gpus()
-    if len(names) != 1:
-        raise OptionError(f"has rows of {', '.join(names)}", where=where, fix="add --gpu NAME, with one of them")
-    return gpus.find(names[0])
-
-
-def is_trace(path: str) -> bool:
-    """Whether a path is that of a trace and not of a table: a folder, or a file of JSON."""
-    target = Path(path)
-    return target.is_dir() or head(target, 4096).lstrip(b"\xef\xbb\xbf \t\r\n")[:1] in (b"{", b"[")
-
-
-def read(data: Sequence[str], gpu: str, operator: str | None = None) -> list[FamilyRows]:
-    """Read tables as the rows of one GPU, or of all."""
-    found = [_table(path, gpu, operator) for path in data]
-    return family_fitting.collect([table for table, _ in found], [name for _, name in found])
-
-
-def _table(path: str, gpu: str | None, operator: str | None) -> tuple[FamilyTable, str | None]:
-    table = family_tables.read(path, operator)
-    if gpu not in (None, EVERY):
-        target = evaluation.gpu_among(table.gpus(), str(gpu), path)
-        return evaluation.rows_of(table, target), target.name
-    stem = Path(path).name.lower()
-    name = next((one for one in _OF_FILE if one in stem), None) if gpu == EVERY else None
-    if table.devices is None and name is None:
-        raise OptionError("does not say which GPU it is about", where=path, fix="add --gpu NAME")
-    evaluation.check_devices(table.first_lines, path)
-    return table, name
-
-
-def _operators(path: str, gpu: str | None, cache: str | None) -> list[OperatorRows]:
-    rows = operator_table.read(path)
-    lines = {row.device: row.line for row in reversed(rows)}
-    devices = sorted(lines)
-    if gpu in (None, EVERY):
-        if devices == [""]:
-            raise OptionError("does not say which GPU it is about", where=path, fix="add --gpu NAME")
-        evaluation.check_devices(lines, path)
-        targets = list({found.name: found for found in (gpus.find(name) for name in devices)}.values())
-    else:
-        targets = [evaluation.gpu_among(devices, str(gpu), path)]
-    found = []
-    for target in targets:
-        names = evaluation.names_of(devices, target, path)
-        made = operator_table.operators([row for row in rows if row.device in names], target, path, cache)
-        if made is None:
-            raise TriosimError(f"has no {cache} rows of {target.name}", where=path, fix="leave out --cache")
-        found.append(made)
-    return found
-
-
-def as_operators(measured: MeasuredFiles) -> list[OperatorRows]:
-    """Return everything that was measured as rows of operators, one entry a GPU."""
-    operators = list(measured.operators)
-    for table, name in measured.tables:
-        for known in sorted({gpus.find(device).name for device in ([name] if name is not None else table.gpus())}):
-            gpu = gpus.find(known)
-            operators.append(operator_rows.of_table(table if name else evaluation.rows_of(table, gpu), gpu))
-    return operator_rows.by_gpu(operators)
-
-
-def unknown(several: Sequence[OperatorRows]) -> list[str]:
-    """Return a note on the names of unknown operators, if there are any."""
-    names = sorted({name for rows in several for name in features.unknown(rows.rows())})
-    if not names:
-        return []
-    return [f"nothing is known of {', '.join(names)}: their times are predicted from the bytes of their tensors alone"]
-
-
-def _families(several: Sequence[OperatorRows]) -> list[tuple[FamilyTable, str | None]]:
+def _families(several: Sequence[OperatorRows]) -> list[FamilyTable]:
     """Return rows as tables of a family, where there are enough of them on one GPU."""
-    made: list[tuple[FamilyTable, str | None]] = []
-    for rows in several:
-        for rows_of_family, shapes in families.calls_of(rows.rows()):
+    made = []
+    for one in several:
+        for rows, shapes in families.calls_of(one.rows()):
             if shapes.family != "elementwise" and _different(shapes) >= ENOUGH_FOR_FAMILY:
-                made.append((FamilyTable(shapes, rows.seconds[rows_of_family], None, rows.source), rows.gpu.name))
+                made.append(FamilyTable(shapes, one.seconds[rows], np.full(len(rows), one.gpu.name), one.source))
     return made
 
 

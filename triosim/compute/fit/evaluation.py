@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 
-from triosim import gpus
 from triosim.compute.compute_model import CLASS_EDGES, Array
-from triosim.compute.fit.family_tables import FamilyTable
 from triosim.compute.fit.operator_rows import OperatorRows
 from triosim.compute.learned import model_files
 from triosim.compute.learned.family_model import CLASSES
 from triosim.compute.models.auto import Auto
 from triosim.compute.models.calibrated import bare_name
-from triosim.errors import TriosimError
-from triosim.gpus import Gpu
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,60 +70,6 @@ def by_class(predicted: Array, measured: Array) -> dict[str, Statistics]:
         for number, name in enumerate(CLASSES)
         if (which == number).any()
     }
-
-
-def rows_of(table: FamilyTable, gpu: Gpu) -> FamilyTable:
-    """Return a table's rows of one GPU; all where it does not tell GPUs apart. Raises ``TriosimError`` without any."""
-    if table.devices is None:
-        return table
-    return table.select(np.isin(table.devices, names_of(table.gpus(), gpu, table.source)))
-
-
-def names_of(devices: Sequence[str], gpu: Gpu, source: str) -> list[str]:
-    """Return which of a table's names of GPUs stand for one that a user named. Raises ``TriosimError`` where none does.
-
-    No name at all stands for it; so does the only name of a table, where neither is in the catalogue.
-    """
-    found = [one for one in devices if not one or ((known := gpus.get(one)) is not None and known.name == gpu.name)]
-    if found:
-        return found
-    unknown = [one for one in devices if gpus.get(one) is None]
-    if len(devices) == len(unknown) == 1 and gpu not in gpus.catalogue():
-        return unknown
-    fix = f"it has rows of {', '.join(devices)}"
-    if unknown:
-        fix += f"; describe '{unknown[0]}' in a file of your own: --gpu my_gpu.yaml"
-    raise TriosimError(f"has no rows of {gpu.name}", where=source, fix=fix)
-
-
-def check_devices(lines: Mapping[str, int], source: str) -> None:
-    """Raise ``TriosimError`` where a table names an unknown GPU, or none; ``lines`` gives the line of each name."""
-    for name, line in sorted(lines.items(), key=lambda item: item[1]):
-        if not name:
-            raise TriosimError("device: empty", where=f"{source}:{line}", fix="name the GPU there, or add --gpu NAME")
-        if gpus.get(name) is None:
-            raise TriosimError(
-                f"device: '{name}' is not in the GPU catalogue",
-                where=f"{source}:{line}",
-                fix="'triosim gpus' lists it; or describe the GPU in a file of your own: --gpu my_gpu.yaml",
-            )
-
-
-def gpu_among(devices: Sequence[str], name: str, source: str) -> Gpu:
-    """Return the GPU that a user means: of those that were measured, one whose architecture and memory the name leaves open.
-
-    ``H100`` is the catalogue's first; in a table of an A100 on PCIe alone, ``A100`` is that one.
-    """
-    gpu = gpus.find(name)
-    known = [found for one in devices if (found := gpus.get(one)) is not None]
-    if not known or any(one.name == gpu.name for one in known):
-        return gpu
-    family = gpu.name.partition("-")[0]
-    same_family = [one for one in known if one.name.partition("-")[0] == family]
-    if len(same_family) > 1:
-        fix = f"write --gpu {' or '.join(one.name for one in same_family)}"
-        raise TriosimError(f"has no rows of {gpu.name}", where=source, fix=fix)
-    return same_family[0] if same_family else gpu
 
 
 def already_fitted(rows: OperatorRows, families: Collection[tuple[str, str]]) -> list[str]:

@@ -21,7 +21,6 @@ from triosim.compute.fit.family_tables import FamilyTable
 from triosim.compute.learned.boosted_trees import BoostedTrees
 from triosim.compute.learned.call_features import call_features, specifications
 from triosim.compute.learned.family_model import CLASSES, FamilyModel
-from triosim.errors import TriosimError
 from triosim.gpus import Gpu
 
 FOLDS = 5
@@ -61,15 +60,14 @@ class FamilyRows:
                 yield gpu, mask
 
 
-def collect(tables: Sequence[FamilyTable], names: Sequence[str | None]) -> list[FamilyRows]:
-    """Return the rows of tables by family and dtype; ``names`` gives the GPU of each table that does not name its own."""
+def collect(tables: Sequence[FamilyTable]) -> list[FamilyRows]:
+    """Return the rows of tables that name their GPUs, by family and dtype."""
     found: dict[tuple[Family, str], list[tuple[FamilyTable, list[Gpu]]]] = {}
-    for table, name in zip(tables, names, strict=True):
-        if table.devices is None and name is None:
-            raise TriosimError("does not say which GPU it is about", where=table.source, fix="add --gpu NAME")
-        rows = [name] * len(table) if table.devices is None else table.devices.tolist()
-        by_name = {one: gpus.find(one) for one in set(rows)}
-        found.setdefault((table.shapes.family, table.shapes.dtype), []).append((table, [by_name[one] for one in rows]))
+    for table in tables:
+        assert table.devices is not None, "tables name their GPUs"
+        by_name = {name: gpus.find(name) for name in table.gpus()}
+        each = [by_name[name] for name in table.devices.tolist()]
+        found.setdefault((table.shapes.family, table.shapes.dtype), []).append((table, each))
     collected = []
     for (family, dtype), parts in found.items():
         known = dict(sorted({gpu.name: gpu for _, each in parts for gpu in each}.items()))

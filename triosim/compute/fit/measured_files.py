@@ -1,0 +1,188 @@
+"""Reads measured operators from files of any kind, for the GPU that a user names or for all.
+
+The files are tables of one family (``family_tables``), tables of any operators (``operator_table``) and traces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from triosim import gpus
+from triosim.compute.fit import family_tables, operator_rows, operator_table
+from triosim.compute.fit.family_tables import FamilyTable
+from triosim.compute.fit.operator_rows import OperatorRows
+from triosim.errors import OptionError, TriosimError
+from triosim.gpus import Gpu
+from triosim.operators import features
+from triosim.trace import Trace
+from triosim.trace import formats as trace_formats
+from triosim.trace.formats.files import head
+
+#: The name that stands for the GPUs of all rows.
+ALL_GPUS = "all"
+#: The GPUs that the names of tables stand for, where their rows do not say.
+_IN_FILE_NAMES = ("a100", "h100", "h200")
+
+
+@dataclass(frozen=True)
+class MeasuredFiles:
+    """The measured operators of files: tables of one family, which name their GPUs, and rows of any operators, one entry for
+    each GPU and file.
+    """
+
+    tables: list[FamilyTable]
+    operators: list[OperatorRows]
+
+    def gpus(self) -> list[str]:
+        """Return the names of the GPUs that were measured."""
+        return sorted(
+            {gpu.name for table in self.tables for gpu in _gpus_of(table)} | {one.gpu.name for one in self.operators}
+        )
+
+    def single_gpu(self, where: str) -> Gpu:
+        """Return the GPU that everything was measured on. Raises ``OptionError`` where there are several."""
+        names = self.gpus()
+        if len(names) != 1:
+            raise OptionError(f"has rows of {', '.join(names)}", where=where, fix="add --gpu NAME, with one of them")
+        return gpus.find(names[0])
+
+    def by_gpu(self) -> list[OperatorRows]:
+        """Return everything that was measured as rows of operators, one entry a GPU."""
+        tables = (operator_rows.of_table(rows_of(table, gpu), gpu) for table in self.tables for gpu in _gpus_of(table))
+        return operator_rows.by_gpu([*self.operators, *tables])
+
+
+def _gpus_of(table: FamilyTable) -> list[Gpu]:
+    found = {gpu.name: gpu for gpu in map(gpus.find, table.gpus())}
+    return [found[name] for name in sorted(found)]
+
+
+def read(data: Sequence[str], gpu: str | None, operator: str | None = None, cache: str | None = None) -> MeasuredFiles:
+    """Read files. ``gpu`` is a name, ``all`` for every row of the tables, or None: each file then says what it is about.
+
+    ``operator`` is the family of tables whose columns do not say it; ``cache`` chooses warm or cold rows.
+    """
+    found = MeasuredFiles([], [])
+    asked = None if gpu == ALL_GPUS else gpu
+    for path in data:
+        if not Path(path).exists():
+            raise TriosimError("there is no such file or directory", where=path)
+        if _is_trace(path):
+            trace = trace_formats.read(path)
+            if not isinstance(trace, Trace):
+                raise TriosimError("holds task streams of several ranks", where=path, fix="give a trace of one GPU")
+            found.operators.append(operator_rows.of_trace(trace, gpus.find(asked) if asked else None))
+        elif operator_table.recognises(path):
+            found.operators.extend(_operators(path, asked, cache))
+        else:
+            found.tables.append(_table(path, gpu, operator))
+    return found
+
+
+def unknown_names(several: Sequence[OperatorRows]) -> list[str]:
+    """Return a note on the names of unknown operators, if there are any."""
+    names = sorted({name for rows in several for name in features.unknown(rows.rows())})
+    if not names:
+        return []
+    return [f"nothing is known of {', '.join(names)}: their times are predicted from the bytes of their tensors alone"]
+
+
+def _is_trace(path: str) -> bool:
+    """Whether a path is that of a trace and not of a table: a folder, or a file of JSON."""
+    target = Path(path)
+    return target.is_dir() or head(target, 4096).lstrip(b"\xef\xbb\xbf \t\r\n")[:1] in (b"{", b"[")
+
+
+def _table(path: str, gpu: str | None, operator: str | None) -> FamilyTable:
+    table = family_tables.read(path, operator)
+    if gpu not in (None, ALL_GPUS):
+        target = gpu_among(table.gpus(), str(gpu), path)
+        rows = rows_of(table, target)
+        return replace(rows, devices=np.full(len(rows), target.name))
+    if table.devices is None:
+        stem = Path(path).name.lower()
+        name = next((one for one in _IN_FILE_NAMES if one in stem), None) if gpu == ALL_GPUS else None
+        if name is None:
+            raise OptionError("does not say which GPU it is about", where=path, fix="add --gpu NAME")
+        return replace(table, devices=np.full(len(table), name))
+    _check_devices(table.first_lines, path)
+    return table
+
+
+def _operators(path: str, gpu: str | None, cache: str | None) -> list[OperatorRows]:
+    rows = operator_table.read(path)
+    lines = {row.device: row.line for row in reversed(rows)}
+    devices = sorted(lines)
+    if gpu is None:
+        if devices == [""]:
+            raise OptionError("does not say which GPU it is about", where=path, fix="add --gpu NAME")
+        _check_devices(lines, path)
+        targets = list({found.name: found for found in (gpus.find(name) for name in devices)}.values())
+    else:
+        targets = [gpu_among(devices, gpu, path)]
+    found = []
+    for target in targets:
+        names = _names_of(devices, target, path)
+        made = operator_table.operators([row for row in rows if row.device in names], target, path, cache)
+        if made is None:
+            raise TriosimError(f"has no {cache} rows of {target.name}", where=path, fix="leave out --cache")
+        found.append(made)
+    return found
+
+
+def rows_of(table: FamilyTable, gpu: Gpu) -> FamilyTable:
+    """Return a table's rows of one GPU; all where it does not tell GPUs apart. Raises ``TriosimError`` without any."""
+    if table.devices is None:
+        return table
+    return table.select(np.isin(table.devices, _names_of(table.gpus(), gpu, table.source)))
+
+
+def _names_of(devices: Sequence[str], gpu: Gpu, source: str) -> list[str]:
+    """Return which of a table's names of GPUs stand for one that a user named. Raises ``TriosimError`` where none does.
+
+    No name at all stands for it; so does the only name of a table, where neither is in the catalogue.
+    """
+    found = [one for one in devices if not one or ((known := gpus.get(one)) is not None and known.name == gpu.name)]
+    if found:
+        return found
+    unknown = [one for one in devices if gpus.get(one) is None]
+    if len(devices) == len(unknown) == 1 and gpu not in gpus.catalogue():
+        return unknown
+    fix = f"it has rows of {', '.join(devices)}"
+    if unknown:
+        fix += f"; describe '{unknown[0]}' in a file of your own: --gpu my_gpu.yaml"
+    raise TriosimError(f"has no rows of {gpu.name}", where=source, fix=fix)
+
+
+def _check_devices(lines: Mapping[str, int], source: str) -> None:
+    """Raise ``TriosimError`` where a table names an unknown GPU, or none; ``lines`` gives the line of each name."""
+    for name, line in sorted(lines.items(), key=lambda item: item[1]):
+        if not name:
+            raise TriosimError("device: empty", where=f"{source}:{line}", fix="name the GPU there, or add --gpu NAME")
+        if gpus.get(name) is None:
+            raise TriosimError(
+                f"device: '{name}' is not in the GPU catalogue",
+                where=f"{source}:{line}",
+                fix="'triosim gpus' lists it; or describe the GPU in a file of your own: --gpu my_gpu.yaml",
+            )
+
+
+def gpu_among(devices: Sequence[str], name: str, source: str) -> Gpu:
+    """Return the GPU that a user means: of those that were measured, one whose architecture and memory the name leaves open.
+
+    ``H100`` is the catalogue's first; in a table of an A100 on PCIe alone, ``A100`` is that one.
+    """
+    gpu = gpus.find(name)
+    known = [found for one in devices if (found := gpus.get(one)) is not None]
+    if not known or any(one.name == gpu.name for one in known):
+        return gpu
+    family = gpu.name.partition("-")[0]
+    same_family = [one for one in known if one.name.partition("-")[0] == family]
+    if len(same_family) > 1:
+        fix = f"write --gpu {' or '.join(one.name for one in same_family)}"
+        raise TriosimError(f"has no rows of {gpu.name}", where=source, fix=fix)
+    return same_family[0] if same_family else gpu
