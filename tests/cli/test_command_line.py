@@ -385,7 +385,7 @@ def test_ctrl_c_while_files_are_written_leaves_none_behind(
 
     folder = tmp_path / "out"
     folder.mkdir()
-    monkeypatch.setattr(timeline._Timeline, "_names", interrupt)
+    monkeypatch.setattr(timeline._EventWriter, "_names", interrupt)
     status, out, err = run(
         "simulate",
         trace,

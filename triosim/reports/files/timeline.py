@@ -1,9 +1,8 @@
 """The report ``timeline``: a run as Chrome trace events, for Perfetto (ui.perfetto.dev) and chrome://tracing.
 
-A process a GPU, a track a stream; each operator a slice; each transfer a slice with the part of it that waits inside;
-arrows from sends to receives and along the network's flows; a counter for each link's utilisation. The format is
-Google's "Trace Event Format": ``ts`` and ``dur`` are microseconds. Times are rounded to whole nanoseconds, each end once,
-so that slices that touch do not overlap. Events are written as they are made.
+A GPU is a process, a stream a track, each operator and transfer a slice, the waiting of a transfer a slice inside of it; arrows
+lead from sends to receives and along the network's flows; a counter shows each link's utilisation. In Google's "Trace Event
+Format", ``ts`` and ``dur`` are microseconds, here rounded to whole nanoseconds, so that slices that touch do not overlap.
 """
 
 from __future__ import annotations
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
     from triosim.networks.topology import Topology
 
 Transfer = Collective | Send | Recv | Batch | Copy
-TRANSFERS = (Collective, Send, Recv, Batch, Copy)
 
 #: A viewer becomes slow beyond some hundred thousand events; what is left out is said in the file's ``otherData``.
 MAX_FLOWS = 20_000
@@ -59,7 +57,7 @@ def write_timeline(
 ) -> None:
     """Write a recorded run; the recording holds its tasks' handles."""
     with writing_text(path) as file:
-        _Timeline(file, topology, title).write(recording, network)
+        _EventWriter(file, topology, title).write(recording, network)
 
 
 @dataclass
@@ -69,20 +67,16 @@ class _Tracks:
     ids: dict[str, int] = field(default_factory=dict)
     ends: dict[str, list[int]] = field(default_factory=dict)
 
-    def place(self, stream: str, start: int, end: int) -> tuple[str, int]:
-        """Return name and id of the track of the stream that is free from ``start``, and take it until ``end``."""
+    def track(self, stream: str, start: int, end: int) -> int:
+        """Return the id of the stream's track that is free from ``start``, and take it until ``end``."""
         ends = self.ends.setdefault(stream, [])
         lane = next((index for index, taken in enumerate(ends) if taken <= start), len(ends))
-        if lane == len(ends):
-            ends.append(end)
-        else:
-            ends[lane] = end
-        name = stream if lane == 0 else f"{stream} ({lane + 1})"
-        return name, self.ids.setdefault(name, len(self.ids) + 1)
+        ends[lane : lane + 1] = [end]
+        return self.ids.setdefault(stream if lane == 0 else f"{stream} ({lane + 1})", len(self.ids) + 1)
 
 
-class _Timeline:
-    """Writes trace events to a file, and numbers processes and tracks."""
+class _EventWriter:
+    """Writes trace events to a file as they are made, and numbers processes and tracks."""
 
     def __init__(self, file: TextIO, topology: Topology, title: str) -> None:
         self.file = file
@@ -133,14 +127,16 @@ class _Timeline:
             task = handle.task
             if isinstance(task, Compute):
                 start, end = _ns(handle.started), _ns(handle.finished)
-                _, track = tracks.place(task.stream or "unordered", start, end)
+                track = tracks.track(task.stream or "unordered", start, end)
                 for operator, begun, done in operator_times(handle):
                     self._slice(process, track, _ns(begun), min(_ns(done), end), self._operator(operator))
-            elif isinstance(task, TRANSFERS):
+            elif isinstance(task, Transfer):
                 start, met, end = _ns(handle.arrived), _ns(handle.started), _ns(handle.finished)
-                _, track = tracks.place(task.stream or "unordered", start, end)
-                placed[handle] = track
-                self._slice(process, track, start, end, self._transfer(task, met - start))
+                placed[handle] = track = tracks.track(task.stream or "unordered", start, end)
+                key = id(task), met - start
+                if key not in self.transfers:
+                    self.transfers[key] = _transfer(task, met - start)
+                self._slice(process, track, start, end, self.transfers[key])
                 if met > start:
                     self._slice(process, track, start, met, '"name":"waiting","cat":"waiting"')
 
@@ -152,12 +148,6 @@ class _Timeline:
                 args["flops"] = operator.flops
             text = f'"name":{json.dumps(operator.name)},"cat":"{operator.phase}","args":{json.dumps(args)}'
             self.operators[id(operator)] = text
-        return text
-
-    def _transfer(self, task: Transfer, waiting: int) -> str:
-        text = self.transfers.get((id(task), waiting))
-        if text is None:
-            text = self.transfers[id(task), waiting] = _transfer(task, waiting)
         return text
 
     # ---- the network --------------------------------------------------------------------------------------------
@@ -176,13 +166,11 @@ class _Timeline:
             args = json.dumps(
                 {"bytes": flow.nbytes, "from": flow.source, "to": flow.destination, "links": list(flow.links)}
             )
+            name = json.dumps(f"{flow.source} → {flow.destination}  {format_bytes(flow.nbytes)}", ensure_ascii=False)
             ends = []
             for node, stream in ((flow.source, "network out"), (flow.destination, "network in")):
                 process = self.processes[node]
-                _, track = self.tracks.setdefault(process, _Tracks()).place(stream, start, end)
-                name = json.dumps(
-                    f"{flow.source} → {flow.destination}  {format_bytes(flow.nbytes)}", ensure_ascii=False
-                )
+                track = self.tracks.setdefault(process, _Tracks()).track(stream, start, end)
                 self._slice(process, track, start, end, f'"name":{name},"cat":"flow","args":{args}')
                 ends.append((process, track))
             self._arrow((*ends[0], start), (*ends[1], max(start, end - 1)), "flow")

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from triosim import plugins
 from triosim.errors import OptionError
-from triosim.networks.extensions import LinkCounter, LinkRate
-from triosim.networks.topology import Topology
+from triosim.networks.extensions import LinkCounter
 from triosim.output_files import PathLike
-from triosim.reports.pictures import topology_picture as picture
-from triosim.reports.pictures.plot import PictureReport, check_plot, save_figure, unit_of
+from triosim.reports.pictures.plot import WIDTH, PictureReport, check_plot, new_figure, save_figure, unit_of
+from triosim.reports.pictures.topology_picture import Drawing, blocked, draw_nodes, rows_and_columns
 from triosim.reports.terminal.tables import shorten
 from triosim.results.link_loads import LoadCurve, edges, loads
 from triosim.results.result import Result
@@ -22,7 +21,6 @@ MOST_NODES = 1_000
 MOST_ARROWS = 80
 SLOTS = 400  # into which the run is divided
 
-_WIDTH = 11.0  # inches
 _COLD = "#D9D9D9"  # a link that carried nothing
 
 
@@ -34,34 +32,27 @@ class LinkPlot(PictureReport):
     def write(self, result: Result, path: PathLike) -> None:
         """Draw the links. Raises ``OptionError`` where their loads were not recorded, or nothing was sent."""
         recording, network = result.recorded_links()
-        write_link_plot(network.rates, network.topology, recording.end, path, title=result.title)
-
-
-def write_link_plot(
-    rates: Iterable[LinkRate], topology: Topology, end: float, path: PathLike, *, title: str = ""
-) -> None:
-    """Draw the links' loads of a run that took ``end`` seconds. Raises ``OptionError`` where nothing was sent."""
-    check_plot(path)
-    from matplotlib.figure import Figure  # without pyplot: no window system, no state
-
-    found = loads(rates, end)
-    if not found:
-        raise OptionError("nothing was sent over any link, so there is no heat map", where=topology.name)
-    bounds = edges(end, SLOTS)
-    used = {
-        name: float(load.carried(bounds).sum()) / topology.links[name].bandwidth / end for name, load in found.items()
-    }
-    rows = _rows(found, sorted(found, key=lambda name: -round(used[name], 9)), bounds)
-    drawing = _Drawing.of(topology)
-    raster_height = 1.3 + (0.24 * len(rows) if len(rows) <= MOST_LABELLED else 6.0)
-    heights = ([drawing.height] if drawing else []) + [raster_height]
-    figure = Figure(figsize=(_WIDTH, sum(heights) + 0.6), layout="constrained")
-    axes = figure.subplots(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0]
-    if drawing:
-        _heat(axes[0], topology, drawing, used)
-    _raster(axes[-1], rows[:MOST_ROWS], bounds)
-    figure.suptitle(f"{title}\nuse of the links", fontsize=11)
-    save_figure(figure, path)
+        topology, end = network.topology, recording.end
+        found = loads(network.rates, end)
+        if not found:
+            raise OptionError("nothing was sent over any link, so there is no heat map", where=topology.name)
+        bounds = edges(end, SLOTS)
+        used = {link.name: link.utilisation for link in result.data.links}
+        rows = _rows(found, sorted(found, key=lambda name: -round(used[name], 9)), bounds)
+        heights = [1.3 + (0.24 * len(rows) if len(rows) <= MOST_LABELLED else 6.0)]
+        drawing = Drawing(topology)
+        drawn = drawing.lines and len(drawing.nodes) <= MOST_NODES  # of more, none could be told apart
+        if drawn:
+            width, height = drawing.size
+            inch = min(1.3, (WIDTH - 1.2) / width, 8.0 / height)  # a unit of the layout
+            heights.insert(0, height * inch + 0.2)
+        figure = new_figure(path, height=sum(heights) + 0.6)
+        axes = figure.subplots(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0]
+        if drawn:
+            _heat(axes[0], drawing, inch, used)
+        _raster(axes[-1], rows[:MOST_ROWS], bounds)
+        figure.suptitle(f"{result.title}\nuse of the links", fontsize=11)
+        save_figure(figure, path)
 
 
 def check_link_plot(path: PathLike, network: str | type) -> None:
@@ -76,56 +67,33 @@ def check_link_plot(path: PathLike, network: str | type) -> None:
         )
 
 
-class _Drawing:
-    """The positions of a topology's nodes, and the size of the picture."""
-
-    def __init__(self, topology: Topology, nodes: list[str], lines: list[picture.DrawnLink]) -> None:
-        self.nodes = nodes
-        self.at = picture.layout(topology, nodes, lines)
-        xs, ys = [x for x, _ in self.at.values()], [y for _, y in self.at.values()]
-        self.box = (min(xs) - 0.7, max(xs) + 0.7, min(ys) - 0.7, max(ys) + 0.7)
-        left, right, low, high = self.box
-        self.inch = min(1.3, (_WIDTH - 1.2) / (right - left), 8.0 / (high - low))  # a unit of the layout
-        self.height = (high - low) * self.inch + 0.2
-
-    @classmethod
-    def of(cls, topology: Topology) -> _Drawing | None:
-        """Return the drawing; None where there are no lines to draw, or too many nodes to tell apart."""
-        left_out = picture.hanging_memories(topology)
-        nodes = [name for name in topology.nodes if name not in left_out]
-        lines = picture.merged(topology, left_out)
-        return cls(topology, nodes, lines) if lines and len(nodes) <= MOST_NODES else None
-
-
-def _heat(axes: Any, topology: Topology, drawing: _Drawing, used: Mapping[str, float]) -> None:
+def _heat(axes: Any, drawing: Drawing, inch: float, used: Mapping[str, float]) -> None:
     """Draw each direction of each link as a curve; parallel links are one curve in the colour of the most loaded of them."""
     from matplotlib.patches import FancyArrowPatch
 
-    left, right, low, high = drawing.box
-    axes.set(xlim=(left, right), ylim=(low, high), aspect="equal")
-    axes.axis("off")
+    drawing.show_on(axes)
     heat: dict[tuple[str, str], float] = {}
-    for link in topology.links.values():
+    for link in drawing.topology.links.values():
         if link.source in drawing.at and link.destination in drawing.at:
             ends = link.source, link.destination
             heat[ends] = max(heat.get(ends, 0.0), used.get(link.name, 0.0))
     hottest = max(heat.values(), default=0.0) or 1.0
-    colours, rows = _colours(hottest), picture.rows_and_columns(drawing.at)
-    width = max(0.8, min(3.0, 3.2 * drawing.inch))
+    colours, rows = _colours(hottest), rows_and_columns(drawing.at)
+    width = max(0.8, min(3.0, 3.2 * inch))
     arrows = sum(value > 0 for value in heat.values()) <= MOST_ARROWS
     for (a, b), value in sorted(heat.items(), key=lambda item: item[1]):  # the hottest on top
-        bend = 0.28 if picture.blocked(drawing.at[a], drawing.at[b], rows) else 0.07
+        bend = 0.28 if blocked(drawing.at[a], drawing.at[b], rows) else 0.07
         pointed = arrows and value > 0
         axes.add_patch(
             FancyArrowPatch(
                 drawing.at[a], drawing.at[b], connectionstyle=f"arc3,rad={bend}",
                 arrowstyle="-|>" if pointed else "-", mutation_scale=10, shrinkA=0,
-                shrinkB=min(19.0, 22 * drawing.inch) if pointed else 0,
+                shrinkB=min(19.0, 22 * inch) if pointed else 0,
                 color=colours.to_rgba(value) if value else _COLD, linewidth=width if value else width / 3,
                 zorder=1 if not value else 2, clip_on=False,
             )
         )  # fmt: skip
-    picture.draw_nodes(axes, topology, drawing.nodes, drawing.at, drawing.inch)
+    draw_nodes(axes, drawing, inch)
     _bar(axes, colours, "utilisation over the run")
 
 

@@ -23,8 +23,8 @@ from triosim.units import format_rate, format_time
 
 MAX_RANKS = 16
 
-#: How high the histogram of several draws is, in inches.
-_HISTOGRAM = 1.6
+WIDTH = 11.0  # of a picture, in inches
+_HISTOGRAM = 1.6  # height of the histogram of several draws, in inches
 
 #: Gaps and intervals shorter than this part of the run would not be seen, and cost time to draw.
 _FINEST = 1 / 2000
@@ -58,10 +58,7 @@ def check_plot(path: PathLike) -> None:
 class PictureReport(Report):
     """A report that is a picture."""
 
-    @classmethod
-    def check(cls, path: PathLike) -> None:
-        """Raise ``OutputError`` for a file that is no picture."""
-        check_plot(path)
+    check = staticmethod(check_plot)
 
 
 class Plot(PictureReport):
@@ -111,7 +108,7 @@ def _histogram(axes: Any, draws: Draws) -> None:
 
 
 def select(ranks: Sequence[RankTimes]) -> list[RankTimes]:
-    """Return the ranks to draw: all, or of many one of each that differ, and others at even distances."""
+    """Return the ranks to draw: all, or of many one for each different step, and others at even distances."""
     if len(ranks) <= MAX_RANKS:
         return list(ranks)
     chosen: dict[tuple[str, ...], RankTimes] = {}
@@ -252,15 +249,15 @@ def bare(axes: Any) -> None:
     axes.set_axisbelow(True)
 
 
-def new_figure(path: PathLike, *, height: float) -> Any:
+def new_figure(path: PathLike, *, width: float = WIDTH, height: float) -> Any:
     """Return an empty figure of so many inches for a file. Raises ``OutputError`` where it cannot be drawn."""
     check_plot(path)
     from matplotlib.figure import Figure  # without pyplot: no window system, no state
 
-    return Figure(figsize=(11, height), layout="constrained")
+    return Figure(figsize=(width, height), layout="constrained")
 
 
-def save_figure(figure: Any, path: PathLike) -> None:
-    """Write a figure; the kind of file follows from the name."""
+def save_figure(figure: Any, path: PathLike, **options: Any) -> None:
+    """Write a figure with options of matplotlib's ``savefig``; the kind of file follows from the name."""
     with writing_bytes(path) as file:
-        figure.savefig(file, format=Path(path).suffix[1:].lower(), dpi=150)
+        figure.savefig(file, format=Path(path).suffix[1:].lower(), dpi=150, **options)

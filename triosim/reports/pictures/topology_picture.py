@@ -7,16 +7,17 @@ what joins them all, below them what joins some. Host memories are left out wher
 from __future__ import annotations
 
 import math
-import os
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
-from triosim.errors import OutputError, TopologyError, TriosimError
+from triosim.errors import TopologyError
 from triosim.networks.collectives.ring_order import ring_order
 from triosim.networks.topology import Topology
-from triosim.output_files import writing_bytes
+from triosim.output_files import PathLike
+from triosim.reports.pictures.plot import new_figure, save_figure
 from triosim.units import format_bandwidth, format_time
 
 Position = tuple[float, float]
@@ -25,6 +26,7 @@ KINDS = {"gpu": "#2f6db3", "switch": "#3f8f5b", "host": "#c4702b", "memory": "#8
 LINES = ("#4a4a4a", "#c23b3b", "#2b9aa8", "#b8860b", "#7d4fb3", "#3f8f5b", "#d0679d", "#6b7a8f")
 MOST_LABELLED = 12  # lines that carry their bandwidth; a legend says it in any case
 MOST_NODES = 5_000
+MARGIN = 0.7  # around the nodes, in units of the layout
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,46 +40,58 @@ class DrawnLink:
     arrow: bool
 
 
-def draw(topology: Topology, path: str | os.PathLike[str]) -> None:
+class Drawing:
+    """The nodes and lines of a topology that are drawn, without memories that only hang on GPUs, and their positions."""
+
+    def __init__(self, topology: Topology) -> None:
+        self.topology = topology
+        self.left_out = hanging_memories(topology)
+        self.nodes = [name for name in topology.nodes if name not in self.left_out]
+        self.lines = merged(topology, self.left_out)
+
+    @cached_property
+    def at(self) -> dict[str, Position]:
+        """The position of each node; neighbours are about one unit apart."""
+        return layout(self.topology, self.nodes, self.lines)
+
+    @cached_property
+    def size(self) -> tuple[float, float]:
+        """Width and height in units of the layout, with a margin."""
+        xs, ys = zip(*self.at.values(), strict=True)
+        return max(xs) - min(xs) + 2 * MARGIN, max(ys) - min(ys) + 2 * MARGIN
+
+    def show_on(self, axes: Any) -> None:
+        """Let axes show all nodes, without a frame."""
+        xs, ys = zip(*self.at.values(), strict=True)
+        limits = {"xlim": (min(xs) - MARGIN, max(xs) + MARGIN), "ylim": (min(ys) - MARGIN, max(ys) + MARGIN)}
+        axes.set(**limits, aspect="equal")
+        axes.axis("off")
+
+
+def draw(topology: Topology, path: PathLike) -> None:
     """Write a picture of a topology; the kind of file (png, svg, pdf) follows from the name.
 
-    Raises TriosimError if matplotlib is not installed, TopologyError if there is nothing to draw or too much, and
-    OutputError if the file cannot be written.
+    Raises ``TopologyError`` where there is nothing to draw or too much, ``OutputError`` where the file cannot be written.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise TriosimError("a picture needs matplotlib", fix="pip install 'triosim[plot]'") from None
-
-    left_out = hanging_memories(topology)
-    nodes = [name for name in topology.nodes if name not in left_out]
-    lines = merged(topology, left_out)
-    if not nodes or len(nodes) > MOST_NODES:
-        raise TopologyError(f"{len(nodes)} nodes cannot be drawn", where=topology.name, fix=f"at most {MOST_NODES} can")
-    if topology.links and not lines:
+    drawing = Drawing(topology)
+    nodes = len(drawing.nodes)
+    if not nodes or nodes > MOST_NODES:
+        raise TopologyError(f"{nodes} nodes cannot be drawn", where=topology.name, fix=f"at most {MOST_NODES} can")
+    if topology.links and not drawing.lines:
         raise TopologyError("its links have no ends, so there is nothing to draw", where=topology.name)
-    at = layout(topology, nodes, lines)
-    xs, ys = [x for x, _ in at.values()], [y for _, y in at.values()]
-    left, right, low, high = min(xs) - 0.7, max(xs) + 0.7, min(ys) - 0.7, max(ys) + 0.7
-    inch = min(1.5 if len(nodes) <= 16 else 1.1, 26 / (right - left), 26 / (high - low))  # inches a unit of the layout
-    figure = Figure(figsize=(max(6.0, (right - left) * inch), (high - low) * inch + 0.9), layout="constrained")
+    width, height = drawing.size
+    inch = min(1.5 if nodes <= 16 else 1.1, 26 / width, 26 / height)  # inches a unit of the layout
+    figure = new_figure(path, width=max(6.0, width * inch), height=height * inch + 0.9)
     axes: Any = figure.add_subplot()
-    axes.set(xlim=(left, right), ylim=(low, high), aspect="equal")
-    axes.axis("off")
-    _draw_lines(axes, lines, at, inch)
-    draw_nodes(axes, topology, nodes, at, inch)
-    axes.set_title(_title(topology, left_out), fontsize=11)
-    form = os.path.splitext(os.fspath(path))[1].lstrip(".").lower() or "png"
-    if form not in figure.canvas.get_supported_filetypes():
-        raise OutputError(
-            f"'{form}' is not a picture format", where=os.fspath(path), fix="end the name in .png, .svg or .pdf"
-        )
-    with writing_bytes(path) as file:
-        figure.savefig(file, format=form, dpi=150, bbox_inches="tight", pad_inches=0.15)
+    drawing.show_on(axes)
+    _draw_lines(axes, drawing.lines, drawing.at, inch)
+    draw_nodes(axes, drawing, inch)
+    axes.set_title(_title(topology, drawing.left_out), fontsize=11)
+    save_figure(figure, path, bbox_inches="tight", pad_inches=0.15)
 
 
 def hanging_memories(topology: Topology) -> set[str]:
-    """Return the memories that are linked to GPUs alone: drawing them would hide the rest."""
+    """Return the memories that are linked to GPUs alone; they would hide the other nodes."""
     linked: dict[str, set[str]] = {name: set() for name, node in topology.nodes.items() if node.kind == "memory"}
     for link in topology.links.values():
         for memory, other in ((link.source, link.destination), (link.destination, link.source)):
@@ -274,11 +288,12 @@ def blocked(a: Position, b: Position, rows: dict[tuple[str, float], list[float]]
     return False
 
 
-def draw_nodes(axes: Any, topology: Topology, nodes: list[str], at: dict[str, Position], inch: float) -> None:
+def draw_nodes(axes: Any, drawing: Drawing, inch: float) -> None:
     """Draw GPUs as discs, with their names in them if there is room, and other nodes as boxes around their names."""
+    topology, at = drawing.topology, drawing.at
     size = min(34.0, 40.0 * inch)  # points across
-    gpus = [name for name in nodes if topology.nodes[name].kind == "gpu"]
-    others = [name for name in nodes if topology.nodes[name].kind != "gpu"]
+    gpus = [name for name in drawing.nodes if topology.nodes[name].kind == "gpu"]
+    others = [name for name in drawing.nodes if topology.nodes[name].kind != "gpu"]
     boxed = inch > 0.25 or len(others) < 8
     for names, marker in ((gpus, "o"), ([] if boxed else others, "s")):
         for name in names:

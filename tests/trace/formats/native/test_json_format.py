@@ -7,7 +7,7 @@ import gzip
 import json
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given, settings
@@ -15,7 +15,19 @@ from hypothesis import strategies as st
 
 import triosim
 from triosim.errors import OutputError, TraceError
-from triosim.trace import CATEGORIES, DTYPE_BYTES, PHASES, Communication, Mark, Operator, Storage, Tensor, Trace
+from triosim.trace import (
+    CATEGORIES,
+    DTYPE_BYTES,
+    PHASES,
+    Communication,
+    CommunicationKind,
+    Mark,
+    MarkKind,
+    Operator,
+    Storage,
+    Tensor,
+    Trace,
+)
 from triosim.trace.formats.native import records as json_records
 from triosim.trace.formats.native import trace_json as json_format
 
@@ -270,8 +282,8 @@ def test_the_published_schema_knows_the_same_keys_as_the_reader() -> None:
     assert tensor["category"]["enum"] == list(CATEGORIES)
     assert operator["phase"]["enum"] == list(PHASES)
     asked, mark = schema["$defs"]["communication"]["properties"], schema["$defs"]["mark"]["properties"]
-    assert asked["kind"]["enum"] == list(json_records.COMMUNICATION_KINDS)
-    assert mark["kind"]["enum"] == list(json_records.MARK_KINDS)
+    assert asked["kind"]["enum"] == list(get_args(CommunicationKind))
+    assert mark["kind"]["enum"] == list(get_args(MarkKind))
 
 
 #: What other values are compared with, so that the error may name those.

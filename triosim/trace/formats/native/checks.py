@@ -1,4 +1,4 @@
-"""Checks of the values in triosim's own files; errors name file and key."""
+"""Checks of single values in triosim's own files; errors name the file and the key."""
 
 from __future__ import annotations
 
@@ -14,27 +14,29 @@ LARGEST_INTEGER = 2**63 - 1
 
 
 class Checks:
-    """Checks values one by one; ``key_path`` is the key of a value, as ``operators[3].seconds``.
-
-    ``within`` is the path of the object that all keys are in, where a file holds several.
-    """
+    """Checks values one by one. ``key_path`` is a value's key, as ``operators[3].seconds``, below the path ``within``."""
 
     def __init__(self, file: str, within: str = "") -> None:
         self.file = file
         self.within = within
 
-    def rows(self, value: Any, key_path: str) -> list[Any]:
-        """Check that ``value`` is a list."""
+    def rows(self, value: Any, key_path: str, example: str = "[...]") -> list[Any]:
+        """Return a list."""
         if type(value) is not list:
-            self.fail(key_path, f"{shown(value)} is not a list", "write [...]")
+            self.fail(key_path, f"{shown(value)} is not a list", f"write {example}")
         found: list[Any] = value
+        return found
+
+    def mapping(self, value: Any, key_path: str, example: str) -> dict[str, Any]:
+        """Return a JSON object with any keys."""
+        if type(value) is not dict:
+            self.fail(key_path, f"{shown(value)} is not an object", f"write {example}")
+        found: dict[str, Any] = value
         return found
 
     def keys(self, item: Any, known: dict[str, bool], key_path: str) -> None:
         """Check that ``item`` is an object with all required keys and no unknown ones."""
-        if type(item) is not dict:
-            self.fail(key_path, f"{shown(item)} is not an object", f"write {{...}} with {', '.join(known)}")
-        for key in item:
+        for key in self.mapping(item, key_path, f"{{...}} with {', '.join(known)}"):
             if key not in known:
                 self.fail(f"{key_path}.{key}" if key_path else key, "is an unknown key", nearest(key, known))
         for key, required in known.items():
@@ -42,13 +44,12 @@ class Checks:
                 self.fail(f"{key_path}.{key}" if key_path else key, "is absent", "it is required")
 
     def integer(self, value: Any, key_path: str, least: int = 0) -> int:
-        """Check that ``value`` is a whole number from ``least`` to 2^63 - 1."""
+        """Return a whole number from ``least`` to 2^63 - 1."""
         if type(value) is not int:
             self.fail(key_path, f"{shown(value)} is not an integer")
         if value < least:
-            self.fail(
-                key_path, f"{value} is {'negative' if value < 0 else 'too small'}", f"it must be at least {least}"
-            )
+            what = "negative" if value < 0 else "too small"
+            self.fail(key_path, f"{value} is {what}", f"it must be at least {least}")
         if value > LARGEST_INTEGER:
             self.fail(key_path, f"{shown(value)} is too large", "it must be below 2^63")
         found: int = value
@@ -69,7 +70,7 @@ class Checks:
         return float(value)
 
     def text(self, value: Any, key_path: str, *, filled: bool = False) -> str:
-        """Check that ``value`` is a text that can be written as UTF-8."""
+        """Return a text that can be written as UTF-8."""
         if type(value) is not str:
             self.fail(key_path, f"{shown(value)} is not a text")
         if filled and not value:

@@ -1,7 +1,6 @@
-"""Communications, marks and storages of a captured step in triosim's own format.
+"""Communications, marks and storages of a captured step as JSON objects in triosim's own format.
 
-Each kind of record is a JSON object whose keys are the fields of its class in ``triosim.trace``; a field that has its
-default value is left out.
+Their keys are the fields of the classes in ``triosim.trace``; a field that has its default value is left out.
 """
 
 from __future__ import annotations
@@ -23,16 +22,13 @@ from triosim.trace.trace import (
     Storage,
 )
 
-COMMUNICATION_KINDS: tuple[CommunicationKind, ...] = get_args(CommunicationKind)
-MARK_KINDS: tuple[MarkKind, ...] = get_args(MarkKind)
-
 #: No transfer is larger.
 MOST_BYTES = 2.0**80
 
 
 def keys_of(kind: type) -> dict[str, bool]:
-    """Return a record's keys, and whether each is required."""
-    return {field.name: field.default is MISSING for field in fields(kind)}
+    """Return the names of a dataclass's fields, and whether each is required."""
+    return {field.name: field.default is field.default_factory is MISSING for field in fields(kind)}
 
 
 COMMUNICATION_KEYS = keys_of(Communication)
@@ -48,18 +44,13 @@ _DTYPES = (*DTYPE_BYTES, "")
 def to_row(record: Communication | Mark | Storage) -> dict[str, Any]:
     """Return a record as a JSON object."""
     defaults = _DEFAULTS[type(record)]
-    values = {name: getattr(record, name) for name in defaults}
-    return {
-        name: list(value) if isinstance(value, tuple) else value
-        for name, value in values.items()
-        if value != defaults[name]
-    }
+    return {name: value for name, default in defaults.items() if (value := getattr(record, name)) != default}
 
 
 def communication(check: Checks, row: Any, key_path: str) -> Communication:
     """Return the communication of an operator. Raises ``TraceError`` that names the key that is wrong."""
     check.keys(row, COMMUNICATION_KEYS, key_path)
-    check.choice(row["kind"], COMMUNICATION_KINDS, f"{key_path}.kind")
+    check.choice(row["kind"], get_args(CommunicationKind), f"{key_path}.kind")
     nbytes = check.number(row["nbytes"], f"{key_path}.nbytes", MOST_BYTES)
     if nbytes is None:
         check.fail(f"{key_path}.nbytes", "is absent", "it is required")
@@ -92,7 +83,7 @@ def marks(check: Checks, rows: Any, operators: int) -> tuple[Mark, ...]:
         position = check.integer(row["position"], f"{key_path}.position", least=before)
         if position > operators:
             check.fail(f"{key_path}.position", f"{position} is beyond the {operators} operators")
-        check.choice(row["kind"], MARK_KINDS, f"{key_path}.kind")
+        check.choice(row["kind"], get_args(MarkKind), f"{key_path}.kind")
         before, kind = position, cast(MarkKind, row["kind"])
         stream, number = row.get("stream"), _integer(check, row, "number", key_path)
         if stream is not None:

@@ -1,6 +1,6 @@
-"""The format of task streams, ``streams.json.gz``: the traces of the captured ranks, the ranks that run the same, the groups.
+"""The format of task streams, ``streams.json.gz``: the traces of captured ranks, whom each represents, and the groups.
 
-Each trace stands in it as in a ``trace.json`` (docs/trace-format.md). Everything is checked; an error names file and key.
+Each trace is an object as in a ``trace.json`` (docs/trace-format.md). Every value is checked.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def recognises(path: Path) -> bool:
 def read(path: Path) -> TaskStreams:
     """Return the task streams in a file. Raises ``TraceError`` that names the file and the key that is wrong."""
     with without_collecting():
-        return _Reader(str(path)).streams(read_json(path))
+        return StreamsReader(str(path)).streams(read_json(path))
 
 
 def write(streams: TaskStreams, path: str | os.PathLike[str]) -> None:
@@ -45,8 +45,11 @@ def write(streams: TaskStreams, path: str | os.PathLike[str]) -> None:
         file.write(text)
 
 
-class _Reader(Checks):
+class StreamsReader(Checks):
+    """Checks each value and builds the task streams."""
+
     def streams(self, data: dict[str, Any]) -> TaskStreams:
+        """Return the task streams that a JSON object describes."""
         if data.get("schema") != SCHEMA:
             self.fail(
                 "schema", f"{data.get('schema')!r:.40} is not a version that this triosim reads", f"it is '{SCHEMA}'"
@@ -76,17 +79,14 @@ class _Reader(Checks):
         for key, data in value.items():
             if not re.fullmatch("0|[1-9][0-9]{0,8}", key) or int(key) >= world:
                 self.fail(f"traces.{key}", f"is not a rank from 0 to {world - 1}")
-            if type(data) is not dict:
-                self.fail(f"traces.{key}", "is not an object", "write a trace as in trace.json")
-            found[int(key)] = TraceReader(self.file, f"traces.{key}").trace(data)
+            trace = self.mapping(data, f"traces.{key}", "a trace as in trace.json")
+            found[int(key)] = TraceReader(self.file, f"traces.{key}").trace(trace)
         return found
 
     def groups(self, value: Any, world: int) -> dict[str, tuple[tuple[int, ...], ...]]:
         """Return the families of groups; a rank is in one group of a family or in none."""
-        if type(value) is not dict:
-            self.fail("groups", "is not an object", 'write {"world": [[0, 1]]}')
         found = {}
-        for name, family in value.items():
+        for name, family in self.mapping(value, "groups", '{"world": [[0, 1]]}').items():
             self.text(name, "groups", filled=True)
             seen: set[int] = set()
             for index, group in enumerate(self.rows(family, f"groups.{name}")):

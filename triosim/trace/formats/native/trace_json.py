@@ -1,7 +1,6 @@
 """The native trace format, ``trace.json``: one step's operators and tensors (docs/trace-format.md, trace.schema.json).
 
-Everything is checked, by hand and not by a schema library, so that 50,000 operators are read in under a second. An error
-names the file and the key, ``trace.json: operators[17].seconds``.
+Every value is checked, by hand and not by a schema library, so that 50,000 operators are read in under a second.
 """
 
 from __future__ import annotations
@@ -21,45 +20,20 @@ from triosim.garbage_collector import without_collecting
 from triosim.output_files import writing_text
 from triosim.trace.formats.files import head, read_json
 from triosim.trace.formats.native.checks import LARGEST_INTEGER, LONGEST_SECONDS, Checks, shown
-from triosim.trace.formats.native.records import communication, marks, storages, to_row
+from triosim.trace.formats.native.records import communication, keys_of, marks, storages, to_row
 from triosim.trace.trace import CATEGORIES, DTYPE_BYTES, PHASES, Operator, Tensor, Trace
 
 NAME = "json"
 SCHEMA = "triosim-trace/1"
 
-TRACE_KEYS = {
-    "schema": True,  # whether the key is required
-    "model": False,
-    "gpu": False,
-    "batch_size": True,
-    "times": False,
-    "step_seconds": False,
-    "software": False,
-    "tensors": True,
-    "operators": True,
-    "marks": False,
-    "storages": False,
-}
+_OPTIONAL_TRACE_KEYS = ("model", "gpu", "times", "step_seconds", "software", "marks", "storages")
+#: The keys of each kind of object, and whether each is required.
+TRACE_KEYS = dict.fromkeys(("schema", "batch_size", "tensors", "operators"), True) | dict.fromkeys(
+    _OPTIONAL_TRACE_KEYS, False
+)
 TENSOR_KEYS = {"id": True, "shape": True, "dtype": True, "category": True, "storage": False, "parameter": False}
-OPERATOR_KEYS = {
-    "id": True,
-    "name": True,
-    "phase": True,
-    "layer": True,
-    "inputs": True,
-    "outputs": True,
-    "seconds": True,
-    "busy_seconds": False,
-    "host_seconds": False,
-    "forward": False,
-    "flops": False,
-    "kernels": False,
-    "attributes": False,
-    "predicted_by": False,
-    "relative_error": False,
-    "stream": False,
-    "communication": False,
-}
+OPERATOR_KEYS = keys_of(Operator)
+del OPERATOR_KEYS["recomputed"]  # which a simulation finds out
 
 MOST_FLOPS = 1e30
 LARGEST_ERROR = 1e6
@@ -97,26 +71,23 @@ class TraceReader(Checks):
         schema = data.get("schema")
         if schema != SCHEMA:
             self.keys(data, {"schema": True, **dict.fromkeys(data, False)}, "")
-            said = (
-                f"{schema!r} is not a version that this triosim reads"
-                if isinstance(schema, str)
-                else "is not a version"
-            )
-            self.fail("schema", said, f"it reads '{SCHEMA}'")
+            named = f"{schema!r} " if isinstance(schema, str) else ""
+            self.fail("schema", f"{named}is not a version that this triosim reads", f"it reads '{SCHEMA}'")
         self.keys(data, TRACE_KEYS, "")
         batch_size = self.integer(data["batch_size"], "batch_size", least=1)
         model = self.text(data.get("model", "unknown"), "model")
         gpu = self.text(data.get("gpu", "unknown"), "gpu")
         times = self.text(data.get("times", "measured"), "times")
         step = self.number(data.get("step_seconds"), "step_seconds", LONGEST_SECONDS)
-        software = data.get("software", {})
-        if type(software) is not dict:
-            self.fail("software", f"{shown(software)} is not an object", 'write {"torch": "2.9.0"}')
+        software = self.mapping(data.get("software", {}), "software", '{"torch": "2.9.0"}')
         for key, value in software.items():
             self.text(value, f"software.{key}")
             self.text(key, "software")
-        tensors = self.tensors(self.items(data["tensors"], "tensors"))
-        operators = self.operators(self.items(data["operators"], "operators"), tensors)
+        tensors = self.tensors(self.rows(data["tensors"], "tensors", "a list of tensors"))
+        rows = self.rows(data["operators"], "operators", "a list of operators")
+        if not rows:
+            self.fail("operators", "the trace has no operators", "capture at least one step")
+        operators = self.operators(rows, tensors)
         marked = marks(self, data.get("marks", []), len(operators))
         stored = storages(self, data.get("storages", []), len(operators))
         return Trace(operators, batch_size, model, gpu, times, step, software, self.file, marked, stored)
@@ -140,7 +111,7 @@ class TraceReader(Checks):
             if number in found:
                 self.fail(f"tensors[{index}].id", f"there is another tensor with the id {number}", "ids are unique")
             if type(shape) is not list:
-                self.fail(f"tensors[{index}].shape", f"{shown(shape)} is not a list", "write [128, 3, 224, 224]")
+                self.rows(shape, f"tensors[{index}].shape", "[128, 3, 224, 224]")
             if not plain or (shape and min(shape) < 0):
                 for dim, size in enumerate(shape):
                     self.integer(size, f"tensors[{index}].shape[{dim}]")
@@ -160,13 +131,12 @@ class TraceReader(Checks):
             found[number] = Tensor(number, tuple(shape), dtype, category, storage, parameter)
         for index, parameter in linked:
             if parameter not in found or found[parameter].category != "parameter":
-                self.fail(
-                    f"tensors[{index}].parameter",
+                what = (
                     f"tensor {parameter} is not a parameter"
                     if parameter in found
-                    else f"there is no tensor {parameter}",
-                    "name the id of a tensor of the category 'parameter'",
+                    else f"there is no tensor {parameter}"
                 )
+                self.fail(f"tensors[{index}].parameter", what, "name the id of a tensor of the category 'parameter'")
         return found
 
     def operators(self, items: list[Any], tensors: dict[int, Tensor]) -> tuple[Operator, ...]:
@@ -209,7 +179,7 @@ class TraceReader(Checks):
         return tuple(found.values())
 
     def checked_seconds(self, item: dict[str, Any], index: int, found: dict[int, Operator]) -> float:
-        """Return an operator's seconds after a check of each required value by itself; the error names the wrong one."""
+        """Return an operator's seconds; each required value is checked by itself, so that the error names the wrong one."""
         key_path = f"operators[{index}]"
         if self.integer(item["id"], f"{key_path}.id") in found:
             self.fail(f"{key_path}.id", f"there is another operator with the id {item['id']}", "ids are unique")
@@ -252,9 +222,7 @@ class TraceReader(Checks):
 
     def kernels(self, value: Any, index: int, texts: dict[str, str]) -> tuple[str, ...]:
         """Return the names of an operator's kernels."""
-        if type(value) is not list:
-            self.fail(f"operators[{index}].kernels", f"{shown(value)} is not a list", "write a list of names")
-        for number, kernel in enumerate(value):
+        for number, kernel in enumerate(self.rows(value, f"operators[{index}].kernels", "a list of names")):
             if type(kernel) is not str:
                 self.text(kernel, f"operators[{index}].kernels[{number}]")
             if kernel not in texts:
@@ -263,17 +231,17 @@ class TraceReader(Checks):
 
     def check_forward(self, number: int, forward: Operator | None, index: int) -> None:
         """Check that an operator differentiates one of the forward pass."""
-        if forward is None or forward.phase != "forward":
-            said = f"operator {number} is not one of the forward pass"
-            if forward is None:
-                said = f"there is no operator {number}"
-            self.fail(f"operators[{index}].forward", said, "name the id of a forward operator")
+        if forward is None:
+            self.fail(
+                f"operators[{index}].forward", f"there is no operator {number}", "name the id of a forward operator"
+            )
+        if forward.phase != "forward":
+            what = f"operator {number} is not one of the forward pass"
+            self.fail(f"operators[{index}].forward", what, "name the id of a forward operator")
 
     def attributes(self, value: Any, key_path: str) -> dict[str, Any]:
         """Return an operator's attributes: numbers, texts, truth values, or lists of them."""
-        if type(value) is not dict:
-            self.fail(key_path, f"{shown(value)} is not an object", 'write {"dim": 1}')
-        for key, given in value.items():
+        for key, given in self.mapping(value, key_path, '{"dim": 1}').items():
             self.text(key, key_path, filled=True)
             for one in given if type(given) is list else (given,):
                 if type(one) is str:
@@ -285,30 +253,16 @@ class TraceReader(Checks):
 
     def named(self, ids: Any, tensors: dict[int, Tensor], index: int, key: str) -> tuple[Tensor, ...]:
         """Return the tensors that an operator names."""
-        if type(ids) is not list:
-            self.fail(f"operators[{index}].{key}", f"{shown(ids)} is not a list", "write a list of tensor ids")
-        for position, number in enumerate(ids):
+        for position, number in enumerate(self.rows(ids, f"operators[{index}].{key}", "a list of tensor ids")):
             self.integer(number, f"operators[{index}].{key}[{position}]")
             if number not in tensors:
                 fix = "list it under 'tensors', or leave it out"
                 self.fail(f"operators[{index}].{key}[{position}]", f"there is no tensor {number}", fix)
         return tuple(tensors[number] for number in ids)
 
-    def items(self, value: Any, key: str) -> list[Any]:
-        """Check that ``value`` is a list of tensors or operators, of which there is one or more."""
-        if type(value) is not list:
-            self.fail(key, f"{shown(value)} is not a list", f"write a list of {key}")
-        if not value and key == "operators":
-            self.fail(key, "the trace has no operators", "capture at least one step")
-        found: list[Any] = value
-        return found
-
 
 def _all_integers(items: list[Any], key: str) -> bool:
-    """Whether each item has a list of integers under the key: one look at all, which spares a look at each.
-
-    ``True`` and ``1.0`` equal 1, and would be taken for it.
-    """
+    """Whether each item has a list of integers under the key: a check of all at once, which spares one of each."""
     try:
         lists = [item[key] for item in items]
         return set(map(type, lists)) <= {list} and set(map(type, chain.from_iterable(lists))) <= {int}
@@ -352,12 +306,7 @@ def _json(row: dict[str, Any]) -> str:
 
 
 def _tensor(tensor: Tensor, known: dict[int, Tensor]) -> dict[str, Any]:
-    row: dict[str, Any] = {
-        "id": tensor.id,
-        "shape": list(tensor.shape),
-        "dtype": tensor.dtype,
-        "category": tensor.category,
-    }
+    row: dict[str, Any] = {"id": tensor.id, "shape": tensor.shape, "dtype": tensor.dtype, "category": tensor.category}
     if tensor.storage >= 0:
         row["storage"] = tensor.storage
     if tensor.parameter in known:
@@ -366,15 +315,9 @@ def _tensor(tensor: Tensor, known: dict[int, Tensor]) -> dict[str, Any]:
 
 
 def _operator(operator: Operator) -> dict[str, Any]:
-    row: dict[str, Any] = {
-        "id": operator.id,
-        "name": operator.name,
-        "phase": operator.phase,
-        "layer": operator.layer,
-        "inputs": [tensor.id for tensor in operator.inputs],
-        "outputs": [tensor.id for tensor in operator.outputs],
-        "seconds": operator.seconds,
-    }
+    row: dict[str, Any] = {key: getattr(operator, key) for key in _NEEDED}
+    for key in ("inputs", "outputs"):
+        row[key] = [tensor.id for tensor in row[key]]
     for key in ("busy_seconds", "host_seconds", "forward", "flops", "predicted_by", "relative_error"):
         value = getattr(operator, key)
         if value is not None:
