@@ -256,11 +256,12 @@ def test_without_a_command_the_help_is_shown(run: Run) -> None:
 def test_shell_completion_knows_parallelisms_and_topologies() -> None:
     from triosim.cli import options
 
-    parallelisms = options.completing(options.plugin_names("extrapolators"))
+    parallelisms = options.completing(options.COMPLETED["parallel"])
     assert parallelisms("d") == ["dp", "ddp"]
     assert parallelisms("z") == ["zero1", "zero2"]
-    assert {"dgx-h100", "ring"} <= set(options.topology_names())
-    assert {"selective", "checkpoint"} <= set(options.recompute_policies())
+    assert {"dgx-h100", "ring"} <= set(options.COMPLETED["topology"]())
+    assert {"selective", "checkpoint"} <= set(options.COMPLETED["recompute"]())
+    assert all(options.COMPLETED[name]() for name in options.COMPLETED)
 
 
 # ---- what is wrong ---------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import pytest
 
 import triosim
 from triosim.cli import main as cli
-from triosim.cli import options as o
+from triosim.cli import subject
 from triosim.cli.simulate import OPTIONS
 from triosim.config import COMMON, CONDITIONS, RunConfig, flags
 from triosim.config.option import EVERY_COMMAND
@@ -62,8 +62,8 @@ def test_the_help_fits_eighty_columns_in_groups(
 
 def test_what_was_not_given_is_not_said() -> None:
     given = dict.fromkeys(("parallel", "slow_gpus", "training", "timeline", "output"))
-    assert o.chosen(OPTIONS, given) == {}
-    assert o.chosen(OPTIONS, {**given, "training": True, "slow_gpus": ["3=2"], "timeline": "run.json"}) == {
+    assert subject.chosen(OPTIONS, given) == {}
+    assert subject.chosen(OPTIONS, {**given, "training": True, "slow_gpus": ["3=2"], "timeline": "run.json"}) == {
         "training": False,
         "conditions": {"slow_gpus": ["3=2"]},
     }

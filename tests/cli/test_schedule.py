@@ -60,7 +60,7 @@ def test_a_picture_numbers_every_micro_batch(tmp_path: Path) -> None:
     [
         (["schedule", "zerobubble", "--stages", "4"], "did you mean 'zero-bubble'?"),
         (["schedule", "dualpipe", "--stages", "3"], "3 pipeline ranks are an odd number; use an even one"),
-        (["schedule", "1f1b", "--stages", "0"], "0 ranks; give 1 or more"),
+        (["schedule", "1f1b", "--stages", "0"], "--stages: 0 is less than 1; give 1 or more"),
         (["schedule", "1f1b", "--stages", "2", "--micro-batches", "0"], "0 is less than 1"),
         (["schedule", "1f1b", "--stages", "2", "--times", "1,2"], "--times: '1,2' is not three numbers"),
         (["schedule", "1f1b", "--stages", "2", "--times", "1,0,1"], "--times: 1,0,1 are not three times"),

@@ -108,7 +108,7 @@ def test_describe_knows_its_keywords_and_those_of_simulate() -> None:
 def test_the_help_of_python_speaks_of_keywords() -> None:
     doc = triosim.simulate.__doc__ or ""
     assert "training: Simulate the backward pass and the optimizer too; False is inference" in doc
-    assert "One of: plain, mixed. [plain]" in doc
+    assert "and autocast to dtype. [plain]" in doc
     assert "Repeatable" not in doc
     assert "--" not in doc.partition("All options:")[2]
     assert "options: Options of" in doc

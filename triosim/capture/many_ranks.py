@@ -18,8 +18,9 @@ from pathlib import Path
 
 from triosim import gpus
 from triosim.capture.process_pool import CaptureJob, RankPool, RankSummary
-from triosim.compute.pricing.prediction import DEFAULT_GPU, with_predicted_times
+from triosim.compute.pricing.prediction import with_predicted_times
 from triosim.errors import CaptureError, OptionError
+from triosim.gpus import DEFAULT_GPU
 from triosim.trace.task_streams import TaskStreams
 from triosim.tracer.script_runner import check_script
 

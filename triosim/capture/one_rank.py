@@ -6,7 +6,8 @@ import os
 from collections.abc import Sequence
 
 from triosim import gpus, tracer
-from triosim.compute.pricing.prediction import DEFAULT_GPU, with_predicted_times
+from triosim.compute.pricing.prediction import with_predicted_times
+from triosim.gpus import DEFAULT_GPU
 from triosim.trace import Trace
 from triosim.tracer.script_runner import check_script, run_script
 

@@ -5,31 +5,31 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
-from triosim import tracer
-from triosim.capture import one_rank
-from triosim.capture.many_ranks import CapturedStreams, capture_ranks, checked_ranks
 from triosim.cli import options as o
-from triosim.cli.command import QuickCommand
-from triosim.compute.pricing.prediction import DEFAULT_GPU
+from triosim.cli.command import LaterModule, QuickCommand
 from triosim.config import Option
+from triosim.config.option import GENERAL
 from triosim.errors import OptionError
+from triosim.gpus import DEFAULT_GPU
 from triosim.output_files import check_outputs, check_trace_name
 from triosim.trace import Trace
 from triosim.trace.formats import write
 from triosim.trace.task_streams import TaskStreams
 from triosim.units import format_time
 
+tracer = LaterModule("tracer")
+one_rank = LaterModule("capture.one_rank")
+many_ranks = LaterModule("capture.many_ranks")
+
 #: From so many times a step's time on, the operators are another step's: one that allocated states, or ran more iterations.
 _ANOTHER_STEP = 1.5
-WHICH, WHERE = "Which step", "Which device"
+STEP, DEVICE = "Which step", "Which device"
 
 
 class CaptureCommand(QuickCommand):
@@ -48,44 +48,36 @@ class CaptureCommand(QuickCommand):
 
 COMMAND = CaptureCommand
 
-_WHERE = (
-    Option("fake", "flag", False, "Capture without a GPU: shapes, streams and memory; times are predicted."),
-    Option("gpu", help=f"The GPU that --fake simulates; {DEFAULT_GPU} otherwise.", metavar="NAME"),
-    Option("world", "whole", None, "With --fake: run the script as N ranks would, as torchrun does.", metavar="N"),
-    Option("ranks", help="The ranks of --world to capture; auto: those that differ.", metavar="auto|all|0,8"),
-    Option(
-        "device",
-        "choice",
-        "auto",
-        "cpu hides the GPUs, cuda requires one.",
-        choices=("auto", "cpu", "cuda"),
-        metavar="auto|cpu|cuda",
-    ),
-)
-_WHICH = (
-    Option("skip", "whole", None, "Steps before the captured one; 3, or 1 with --fake.", metavar="N", least=0),
-    Option("warmup", "whole", 1, "Steps that warm up the profiler and are thrown away.", metavar="N", least=0),
-    Option("steps", "whole", 5, "Steps timed without the profiler, and as many with it.", metavar="N", least=0),
-    Option("batch_size", "whole", None, "Samples in a step; by default what the model is given.", metavar="N"),
-)
-_OUTPUT = Option(
-    "output", help="The trace: .json or .json.gz; SCRIPT.trace.json.gz otherwise.", metavar="FILE", short="-o"
-)
+# fmt: off
 OPTIONS = (
-    *(replace(option, panel="") for option in (_OUTPUT, o.QUIET)),
-    *(replace(option, panel=WHERE) for option in _WHERE),
-    *(replace(option, panel=WHICH) for option in _WHICH),
+    Option("output", metavar="FILE", short="-o", panel=GENERAL, help=
+        "The trace: .json or .json.gz. By default SCRIPT.trace.json.gz."),
+    Option("fake", "flag", False, panel=DEVICE, help=
+        "Capture without a GPU: shapes, streams and memory; times are predicted."),
+    Option("gpu", metavar="NAME", panel=DEVICE, help=f"The GPU that --fake simulates. By default {DEFAULT_GPU}."),
+    Option("world", "whole", metavar="N", panel=DEVICE, help=
+        "With --fake: run the script as N ranks would, as torchrun does."),
+    Option("ranks", metavar="auto|all|0,8", panel=DEVICE, help=
+        "The ranks of --world to capture. By default auto: those that differ."),
+    Option("device", "choice", "auto", choices=("auto", "cpu", "cuda"), metavar="auto|cpu|cuda", panel=DEVICE, help=
+        "cpu hides the GPUs, cuda requires one."),
+    Option("skip", "whole", metavar="N", least=0, panel=STEP, help=
+        "Steps before the captured one. By default 3, or 1 with --fake."),
+    Option("warmup", "whole", 1, metavar="N", least=0, panel=STEP, help=
+        "Steps that warm up the profiler and are thrown away."),
+    Option("steps", "whole", 5, metavar="N", least=0, panel=STEP, help=
+        "Steps timed without the profiler, and as many with it."),
+    Option("batch_size", "whole", metavar="N", panel=STEP, help=
+        "Samples in a step. By default what the model is given."),
+    replace(o.QUIET, panel=GENERAL),
 )
+# fmt: on
 
 
 @o.takes(*OPTIONS)
 def command(
-    script: Annotated[
-        str, typer.Argument(metavar="SCRIPT", help="A training script; it is run unchanged.", show_default=False)
-    ],
-    arguments: Annotated[
-        list[str] | None, typer.Argument(metavar="ARGUMENTS", help="The script's own arguments.", show_default=False)
-    ] = None,
+    script: Annotated[str, o.argument("SCRIPT", "A training script; it is run unchanged.")],
+    arguments: Annotated[list[str] | None, o.argument("ARGUMENTS", "The script's own arguments.")] = None,
     **given: Any,
 ) -> None:
     """Run a training script until it has trained some steps, and write a trace of one of them.
@@ -103,7 +95,8 @@ def command(
     A distributed script, as 64 ranks would run it:
     [cyan]triosim capture --fake --world 64 -o streams.json.gz train.py[/]
     """
-    request = CaptureRequest.of(script, arguments or (), given)
+    named = {field.name for field in fields(CaptureRequest)}
+    request = CaptureRequest(script, arguments or (), **{name: given[name] for name in given.keys() & named})
     target = given["output"] or f"{Path(script).stem}.trace.json.gz"
     check_outputs(target, reading=(script,))
     check_trace_name(target)
@@ -132,13 +125,6 @@ class CaptureRequest:
     steps: int
     batch_size: int | None
 
-    @classmethod
-    def of(cls, script: str, arguments: Sequence[str], given: Mapping[str, Any]) -> CaptureRequest:
-        """Return what a command line asks for. Raises ``OptionError`` for a value that cannot be."""
-        names = {one.name for one in fields(cls)}
-        said = {option.name: option.parse(given[option.name]) for option in OPTIONS if option.name in names}
-        return cls(script, arguments, **said)
-
     def check(self) -> None:
         """Raise ``OptionError`` for options that contradict each other."""
         if self.gpu is not None and not self.fake:
@@ -153,7 +139,7 @@ class CaptureRequest:
             if self.world is None:
                 what = "chooses among the ranks of --world"
                 raise OptionError(what, where="--ranks", fix="say how many there are: --world 64")
-            checked_ranks(self.ranks, self.world)
+            many_ranks.checked_ranks(self.ranks, self.world)
 
 
 def _captured(request: CaptureRequest) -> tuple[Trace | TaskStreams, tuple[str, ...]]:
@@ -164,7 +150,7 @@ def _captured(request: CaptureRequest) -> tuple[Trace | TaskStreams, tuple[str, 
     script, arguments, batch_size = request.script, request.arguments, request.batch_size
     if request.world is None:
         return one_rank.capture_fake(script, arguments, gpu=gpu, skip=skip, batch_size=batch_size), ()
-    found = capture_ranks(
+    found = many_ranks.capture_ranks(
         script, arguments, world=request.world, ranks=request.ranks or "auto", gpu=gpu, skip=skip, batch_size=batch_size
     )
     return found.streams, tuple(_assumed(found))
@@ -192,7 +178,7 @@ def _measured(request: CaptureRequest) -> Trace:
     return trace
 
 
-def _assumed(found: CapturedStreams) -> Iterator[str]:
+def _assumed(found: Any) -> Iterator[str]:
     """Say which ranks were compared, where the others are only assumed to run the same operators."""
     if 0 < len(found.compared) < found.streams.world:
         names = ", ".join(map(str, found.compared))

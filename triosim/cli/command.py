@@ -7,14 +7,18 @@ Where typer does not have the place at which the conversion is put in, it conver
 
 from __future__ import annotations
 
+import inspect
 import io
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import typer
 from typer.core import TyperCommand, TyperGroup
+
+from triosim.errors import OptionError
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -52,11 +56,15 @@ def _convert_plainly(parameters: Iterable[Any]) -> None:
 
 
 class QuickCommand(TyperCommand):
-    """A command that converts its parameters without pydantic."""
+    """A command that converts its parameters without pydantic, and takes an option that has one value once."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Convert the parameters plainly."""
+        """Convert the parameters plainly. Raises ``OptionError`` for an option that is given twice."""
         _convert_plainly(self.get_params(ctx))
+        *_, order = self.make_parser(ctx).parse_args(list(args))
+        for option, times in Counter(order).items():
+            if times > 1 and not (option.multiple or option.is_flag):
+                raise OptionError("is given twice", where=option.opts[0], fix="give it once")
         return super().parse_args(ctx, args)
 
 
@@ -94,22 +102,34 @@ class LazyGroup(QuickGroup):
             app = typer.Typer(
                 rich_markup_mode="rich", add_completion=False, context_settings={"help_option_names": ["-h", "--help"]}
             )
-            app.command(name, cls=getattr(module, "COMMAND", QuickCommand))(module.command)
+            app.command(name, cls=getattr(module, "COMMAND", QuickCommand), help=_help(module.command))(module.command)
         found = typer.main.get_command(app)
         found.name = name
         return found
 
 
-def loaded(name: str) -> Any:
-    """Return ``module:attribute``, imported when it is asked for: what only some runs of a command need."""
-    module, _, attribute = name.partition(":")
-    return getattr(import_module(module), attribute)
+class LaterModule:
+    """A module of triosim that is imported when something of it is asked for: a command's help does not need it."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(import_module(f"triosim.{self._name}"), name)
 
 
-def show_on_terminal(what: RenderableType) -> None:
-    """Print what rich can show."""
+def _help(command: Callable[..., Any]) -> str:
+    """Return the docstring of a command with each paragraph on one line, but for examples, so that a terminal wraps it."""
+    paragraphs = (inspect.getdoc(command) or "").split("\n\n")
+    return "\n\n".join(text if "[cyan]triosim" in text else " ".join(text.split()) for text in paragraphs)
+
+
+def show_on_terminal(*what: RenderableType) -> None:
+    """Print what rich can show, one below the other."""
     from rich.console import Console
 
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal that knows no "…" still shows the rest
-    Console(highlight=False).print(what)
+    console = Console(highlight=False)
+    for one in what:
+        console.print(one)

@@ -7,22 +7,20 @@ from dataclasses import replace
 from typing import Any
 
 from triosim.cli import options as o
-from triosim.cli.command import show_on_terminal
-from triosim.cli.subject import TracePath, configured
-from triosim.comparison.strategies import compare_config
+from triosim.cli.command import LaterModule, show_on_terminal
+from triosim.cli.subject import TracePath, configured, named_reports, with_reports
 from triosim.config import COMMON
 from triosim.errors import OptionError
-from triosim.output_files import check_outputs
-from triosim.plugins import file_of
-from triosim.reports.terminal.comparison_table import render
 from triosim.reports.terminal.progress import Progress
-from triosim.results import report as reports
+
+strategies = LaterModule("comparison.strategies")
+tables = LaterModule("reports.terminal.comparison_table")
 
 GPUS = replace(COMMON["gpus"], help="How many GPUs.")
 OPTIONS = (o.CONFIG, o.SAVE_CONFIG, GPUS, o.PLOT, o.WRITE, o.FORMAT, o.QUIET)
 
 
-@o.takes(*o.of_run("compare", OPTIONS))
+@o.takes(*OPTIONS, run=o.of_run("compare"))
 def command(trace: TracePath = None, **given: Any) -> None:
     """Compare all strategies on one number of GPUs, the fastest first.
 
@@ -38,29 +36,23 @@ def command(trace: TracePath = None, **given: Any) -> None:
     One GPU is slow, pipelines run 1F1B, and a GPU costs 2.50 an hour:
     [cyan]triosim compare trace.json -n 8 --slow-gpus 3=1.5 --schedule 1f1b --price 2.5[/]
     """
-    format = o.FORMAT.parse(given["format"])
     run = configured("compare", trace, given, OPTIONS)
     if run.config.gpus is None:
         raise OptionError("Missing option '--gpus' / '-n'", fix="see 'triosim compare --help'")
-    written = [*o.reports(given["write"])]
-    if given["plot"] is not None:
-        written.append(("comparison-plot", given["plot"]))
-    reading = (*run.files, *(file_of(report) for report, _ in written))
-    check_outputs(given["save_config"], *(path for _, path in written), reading=reading)
-    for report, path in written:
-        reports.check(reports.find(report, "comparison"), path)
+    plot = [] if given["plot"] is None else [("comparison-plot", given["plot"])]
+    run, written = with_reports(run, [*named_reports(given["write"]), *plot], subject="comparison")
     with Progress(shown=not given["quiet"]) as progress:
-        comparison = compare_config(
+        comparison = strategies.compare_config(
             run.subject,
             run.config.gpus,
             run.config,
             started=lambda strategy: progress.labelled(strategy.label),
             progress=progress,
         )
-    run.save(given["save_config"])
-    for report, path in written:
-        comparison.write(report, path)
-    if format == "json":
+    for report in written:
+        report.write(comparison)
+    run.save()
+    if given["format"] == "json":
         sys.stdout.write(comparison.to_json())
     elif not given["quiet"]:
-        show_on_terminal(render(comparison))
+        show_on_terminal(tables.render(comparison))

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-import typer
+from typing import Annotated, Any
 
 from triosim.cli import options as o
 from triosim.output_files import check_outputs
 from triosim.trace.formats import read, write
 
 
+@o.takes(o.TRACE_FORMAT)
 def command(
-    source: Annotated[str, typer.Argument(metavar="IN", help="A trace in any known format.", show_default=False)],
-    target: Annotated[
-        str,
-        typer.Argument(metavar="OUT", help="A file in triosim's own format (.json or .json.gz).", show_default=False),
-    ],
-    trace_format: o.TraceFormat = None,
+    source: Annotated[str, o.argument("IN", "A trace in any known format.")],
+    target: Annotated[str, o.argument("OUT", "A file in triosim's own format (.json or .json.gz).")],
+    **given: Any,
 ) -> None:
     """Convert a trace to triosim's own format.
 
@@ -26,4 +22,4 @@ def command(
     [cyan]triosim convert profiler_output/ trace.json.gz[/]
     """
     check_outputs(target, reading=(source,))
-    write(read(source, trace_format), target)
+    write(read(source, given["trace_format"]), target)

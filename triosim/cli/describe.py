@@ -5,52 +5,43 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Annotated, Any
 
 from triosim.cli import options as o
-from triosim.compute.pricing.prediction import DEFAULT_GPU
-from triosim.config import Option
-from triosim.models.description import described
-from triosim.models.step_choices import OPTIONS as CHOICE_OPTIONS
-from triosim.models.step_choices import StepChoices
+from triosim.cli.command import LaterModule
+from triosim.config import DESCRIBED, Option
+from triosim.config.option import GENERAL
+from triosim.gpus import DEFAULT_GPU
 from triosim.output_files import check_outputs, check_trace_name
-from triosim.trace import Trace
 from triosim.trace.formats import write
 from triosim.units import format_time
 
-CHOICES = {name: replace(option, panel="") for name, option in CHOICE_OPTIONS.items()}
+if TYPE_CHECKING:
+    from triosim.trace import Trace
+
+description = LaterModule("models.description")
+step_choices = LaterModule("models.step_choices")
+
+# fmt: off
 OPTIONS = (
-    Option(
-        "output",
-        help="The trace (.json or .json.gz); by default MODEL.trace.json.gz.",
-        metavar="FILE",
-        short="-o",
-        panel="",
-    ),
-    *CHOICES.values(),
-    Option(
-        "gpu",
-        "text",
-        None,
-        f"The GPU whose times are predicted: a name that 'triosim gpus' lists, or a YAML file. By default {DEFAULT_GPU}.",
-        metavar="NAME",
-        panel="",
-    ),
-    replace(o.QUIET, panel=""),
+    Option("output", metavar="FILE", short="-o", panel=GENERAL, help=
+        "The trace (.json or .json.gz); by default MODEL.trace.json.gz."),
+    *(replace(option, panel=GENERAL) for option in DESCRIBED.values()),
+    Option("gpu", "text", DEFAULT_GPU, metavar="NAME", panel=GENERAL, help=
+        "The GPU whose times are predicted: a name that 'triosim gpus' lists, or a YAML file."),
+    replace(o.QUIET, panel=GENERAL),
 )
+# fmt: on
 
 
 @o.takes(*OPTIONS)
 def command(
     model: Annotated[
         str,
-        typer.Argument(
-            metavar="MODEL",
-            show_default=False,
-            autocompletion=o.completing(o.model_names),
-            help="A name (llama3-8b; an unknown one says those that are known), or a config.json of transformers.",
+        o.argument(
+            "MODEL",
+            "A name (llama3-8b; an unknown one says those that are known), or a config.json of transformers.",
+            "model",
         ),
     ],
     **given: Any,
@@ -65,8 +56,8 @@ def command(
     target = given["output"] or f"{_stem(model)}.trace.json.gz"
     check_outputs(target, reading=(model,))
     check_trace_name(target)
-    choices = StepChoices(**{name: option.parse(given[option.name]) for name, option in CHOICES.items()})
-    trace = described(model, choices, gpu=given["gpu"] or DEFAULT_GPU)
+    choices = step_choices.StepChoices(**{name: given[option.name] for name, option in DESCRIBED.items()})
+    trace = description.described(model, choices, gpu=given["gpu"])
     write(trace, target)
     if not given["quiet"]:
         _tell(trace, target)

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
-
-import typer
+from typing import Annotated, Any
 
 from triosim import gpus as catalogue
 from triosim.cli import options as o
-from triosim.cli.command import show_on_terminal
-from triosim.reports.terminal import gpu_table
+from triosim.cli.command import LaterModule, show_on_terminal
+
+gpu_table = LaterModule("reports.terminal.gpu_table")
 
 
+@o.takes(o.FORMAT)
 def command(
-    name: Annotated[
-        str | None, typer.Argument(metavar="NAME|FILE", help="One of them, or a file of your own.", show_default=False)
-    ] = None,
-    format: o.Format = "table",
+    name: Annotated[str | None, o.argument("NAME|FILE", "One of them, or a file of your own.")] = None, **given: Any
 ) -> None:
     """List the GPUs that are known, or show what is known of one.
 
@@ -28,7 +25,7 @@ def command(
     [cyan]triosim gpus H100 --format json[/]
     """
     found = None if name is None else catalogue.find(name)
-    if format == "json":
+    if given["format"] == "json":
         sys.stdout.write(gpu_table.as_json(found or catalogue.catalogue()))
     else:
         show_on_terminal(gpu_table.render(catalogue.catalogue()) if found is None else gpu_table.render_one(found))

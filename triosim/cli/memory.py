@@ -2,36 +2,38 @@
 
 from __future__ import annotations
 
-import io
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import typer
-from rich.console import Console, Group
 
 from triosim.cli import options as o
+from triosim.cli.command import LaterModule, show_on_terminal
 from triosim.cli.subject import ConfiguredRun, TracePath, configured
 from triosim.config import COMMON, Option, unread
 from triosim.config.option import MODEL, OUTPUT, SYSTEM
 from triosim.errors import OptionError
-from triosim.memory import MemoryReport, analyse
-from triosim.memory.allocator.settings import AllocatorSettings, parse
-from triosim.memory.snapshot import check_snapshot, write_snapshot
-from triosim.output_files import check_outputs
-from triosim.pipeline.rank_memory import memory_of_config
-from triosim.pipeline.reading import content_of, is_described
-from triosim.reports.files.memory_json import as_json, world_as_json
-from triosim.reports.pictures.memory_plot import write_memory_plot
-from triosim.reports.pictures.plot import check_plot
-from triosim.reports.terminal.memory_table import render, render_ranks, render_world
-from triosim.reports.terminal.tables import spaced
 from triosim.trace import Trace
 from triosim.trace.task_streams import TaskStreams
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+
+    from triosim.memory import MemoryReport
+
+memory = LaterModule("memory")
+settings = LaterModule("memory.allocator.settings")
+rank_memory = LaterModule("pipeline.rank_memory")
+reading = LaterModule("pipeline.reading")
+pictures = LaterModule("reports.pictures.plot")
+memory_plot = LaterModule("reports.pictures.memory_plot")
+memory_table = LaterModule("reports.terminal.memory_table")
+tables = LaterModule("reports.terminal.tables")
+snapshots = LaterModule("memory.snapshot")
+memory_json = LaterModule("reports.files.memory_json")
 
 #: The exit status of ``--fail-on-oom`` for a step that does not fit.
 DOES_NOT_FIT = 3
@@ -39,98 +41,46 @@ DOES_NOT_FIT = 3
 #: Options that say which trace is looked at, and nothing of many GPUs.
 _OF_TRACE = {"trace_format", *(name for name, option in COMMON.items() if option.panel == MODEL)}
 
-CAPACITY = Option(
-    "capacity", "bytes", None, "Its memory, if not the catalogue's: 80GiB.", metavar="SIZE", panel=SYSTEM, unit="bytes"
-)
-CONTEXT = Option(
-    "context", "bytes", None, "What of it the CUDA context takes.", metavar="SIZE", panel=SYSTEM, unit="bytes"
-)
-DEPTH = Option("depth", "whole", None, "How many parts of a module's path to tell apart.", metavar="N", panel=OUTPUT)
+# fmt: off
 OPTIONS = (
     o.CONFIG,
     o.SAVE_CONFIG,
-    Option("gpu", help="The GPU that must hold it. By default the trace's.", metavar="NAME", panel=SYSTEM),
-    CAPACITY,
-    CONTEXT,
-    Option(
-        "allocator",
-        default="",
-        help="As in PYTORCH_CUDA_ALLOC_CONF: expandable_segments:True.",
-        metavar="CONF",
-        panel=SYSTEM,
-    ),
-    Option(
-        "workspace", "flag", True, "Count the workspaces of cuBLAS.", flag="--workspace/--no-workspace", panel=SYSTEM
-    ),
-    Option("fail_on_oom", "flag", False, f"Exit with status {DOES_NOT_FIT} where it does not fit.", panel=SYSTEM),
-    Option(
-        "rank", "whole", None, "Which rank. By default the one that needs most.", least=0, metavar="N", panel=OUTPUT
-    ),
-    DEPTH,
+    Option("gpu", "file", metavar="NAME", panel=SYSTEM, help="The GPU that must hold it. By default the trace's."),
+    Option("capacity", "bytes", metavar="SIZE", panel=SYSTEM, unit="bytes", help=
+        "The memory of a GPU, if not the catalogue's: 80GiB."),
+    Option("context", "bytes", metavar="SIZE", panel=SYSTEM, unit="bytes", help=
+        "The part of a GPU's memory that the CUDA context takes."),
+    Option("allocator", default="", metavar="CONF", panel=SYSTEM, help=
+        "As in PYTORCH_CUDA_ALLOC_CONF: expandable_segments:True."),
+    Option("workspace", "flag", True, flag="--workspace/--no-workspace", panel=SYSTEM, help=
+        "Count the workspaces of cuBLAS."),
+    Option("fail_on_oom", "flag", False, panel=SYSTEM, help=f"Exit with status {DOES_NOT_FIT} where it does not fit."),
+    Option("rank", "whole", least=0, metavar="N", panel=OUTPUT, help="Which rank. By default the one that needs most."),
+    Option("depth", "whole", metavar="N", panel=OUTPUT, help="How many parts of a module's path to tell apart."),
     o.PLOT,
-    Option("snapshot", help="A snapshot that pytorch.org/memory_viz opens (.pickle).", metavar="FILE", panel=OUTPUT),
+    Option("snapshot", metavar="FILE", panel=OUTPUT, help="A snapshot that pytorch.org/memory_viz opens (.pickle)."),
     o.FORMAT,
     o.QUIET,
 )
+# fmt: on
 
 
 @dataclass(frozen=True, slots=True)
-class MemoryOptions:
-    """How memory is looked at: which GPU with which allocator, which rank, and what is shown or written of it."""
+class MemoryView:
+    """The memory of a step as it is shown: the report of one ``rank`` (None where there is but one), and tables of all."""
 
-    gpu: str | None
-    capacity: float | None
-    context: float | None
-    settings: AllocatorSettings
-    workspace: bool
+    report: MemoryReport
     rank: int | None
-    depth: int | None
-    plot: str | None
-    snapshot: str | None
-    format: str
-    quiet: bool
-
-    @classmethod
-    def of(cls, given: Mapping[str, Any], gpu: str | None) -> MemoryOptions:
-        """Return what the command line asks for. Raises ``TriosimError`` for what cannot be."""
-        plot, snapshot = given["plot"], given["snapshot"]
-        if plot is not None:
-            check_plot(plot)
-        if snapshot is not None:
-            check_snapshot(snapshot)
-        return cls(
-            gpu=gpu,
-            capacity=CAPACITY.parse(given["capacity"]),
-            context=CONTEXT.parse(given["context"]),
-            settings=parse(given["allocator"] or ""),
-            workspace=given["workspace"] is not False,
-            rank=given["rank"],
-            depth=DEPTH.parse(given["depth"]),
-            plot=plot,
-            snapshot=snapshot,
-            format=o.FORMAT.parse(given["format"]),
-            quiet=bool(given["quiet"]),
-        )
-
-    def write(self, report: MemoryReport, rank: int | None) -> None:
-        """Write the files that are asked for."""
-        if self.plot is not None:
-            write_memory_plot(report, self.plot, rank)
-        if self.snapshot is not None:
-            write_snapshot(report.usage.lifetimes, report.attempt, self.snapshot)
-
-    def show(self, ranks: list[RenderableType], report: MemoryReport, rank: int | None) -> None:
-        """Print one rank's memory, and tables of all ranks."""
-        if isinstance(sys.stdout, io.TextIOWrapper):
-            sys.stdout.reconfigure(errors="replace")  # a terminal that knows no "…" still shows the rest
-        Console(highlight=False).print(Group(*spaced([render(report, rank, self.depth), *ranks])))
+    fits: bool
+    to_json: Callable[[], str]
+    tables: list[RenderableType]
 
 
-@o.takes(*o.of_run("memory", OPTIONS))
+@o.takes(*OPTIONS, run=o.of_run("memory"))
 def command(trace: TracePath = None, **given: Any) -> None:
     """Show the memory of a step: the peak, by category and module, what the allocator reserves, and whether it fits.
 
-    With [cyan]--parallel[/] and the options beside it, of every rank of that step on many GPUs.
+    With [cyan]--parallel[/], or another option of that heading, it is that of every rank of the step on many GPUs.
 
     [bold]Examples[/]
 
@@ -140,11 +90,26 @@ def command(trace: TracePath = None, **given: Any) -> None:
     [cyan]triosim memory streams.json.gz --rank 8 --snapshot memory.pickle[/]
     """
     run = configured("memory", trace, given, OPTIONS)
-    check_outputs(given["plot"], given["snapshot"], given["save_config"], reading=run.files)
-    view = MemoryOptions.of(given, run.config.gpu)
-    fits = _of_many(run, view) if _is_planned(run) else _of_one(run, view)
-    run.save(given["save_config"])
-    if given["fail_on_oom"] and not fits:
+    plot, snapshot = given["plot"], given["snapshot"]
+    run.check_outputs(plot, snapshot)
+    if plot is not None:
+        pictures.check_plot(plot)
+    if snapshot is not None:
+        snapshots.check_snapshot(snapshot)
+    gpu_memory = {name: given[name] for name in ("capacity", "context", "workspace")}
+    gpu_memory["settings"] = settings.parse(given["allocator"])
+    view = (_of_many if _is_planned(run) else _of_one)(run, given["rank"], gpu_memory)
+    if plot is not None:
+        memory_plot.write_memory_plot(view.report, plot, view.rank)
+    if snapshot is not None:
+        snapshots.write_snapshot(view.report.usage.lifetimes, view.report.attempt, snapshot)
+    run.save()
+    if given["format"] == "json":
+        sys.stdout.write(view.to_json())
+    elif not given["quiet"]:
+        shown = [memory_table.render(view.report, view.rank, given["depth"]), *view.tables]
+        show_on_terminal(*tables.spaced(shown))
+    if given["fail_on_oom"] and not view.fits:
         raise typer.Exit(DOES_NOT_FIT)
 
 
@@ -154,46 +119,27 @@ def _is_planned(run: ConfiguredRun) -> bool:
     return any(run.config.is_given(name) for name in (*common, *run.config.parts))
 
 
-def _of_many(run: ConfiguredRun, view: MemoryOptions) -> bool:
-    """Show the memory of every rank of a step on many GPUs; return whether all fit."""
-    world = memory_of_config(run.subject, run.config)
-    notes = tuple(unread(run.config, world.declared, described=is_described(run.subject, run.config)))
-    worst = world.fullest.rank if view.rank is None else view.rank
-    report = world.report(
-        worst, capacity=view.capacity, context=view.context, settings=view.settings, workspace=view.workspace
-    )
-    view.write(report, worst)
-    if view.format == "json":
-        sys.stdout.write(world_as_json(world, report, worst, notes))
-    elif not view.quiet:
-        view.show([render_world(world, report, notes)], report, worst)
-    return report.fits and world.fullest.peak_bytes <= report.capacity - report.context
+def _of_many(run: ConfiguredRun, rank: int | None, gpu_memory: Mapping[str, Any]) -> MemoryView:
+    """Return the memory of every rank of a step on many GPUs."""
+    world = rank_memory.memory_of_config(run.subject, run.config)
+    notes = tuple(unread(run.config, world.declared, described=reading.is_described(run.subject, run.config)))
+    shown = world.fullest.rank if rank is None else rank
+    report = world.report(shown, **gpu_memory)
+    fits = report.fits and world.fullest.peak_bytes <= report.capacity - report.context
+    to_json = partial(memory_json.world_as_json, world, report, shown, notes)
+    return MemoryView(report, shown, fits, to_json, [memory_table.render_world(world, report, notes)])
 
 
-def _of_one(run: ConfiguredRun, view: MemoryOptions) -> bool:
-    """Show the memory of a step on one GPU, or of the ranks that were captured; return whether it fits."""
-    found = content_of(run.subject, run.config)
-    traces, like = _ranks(found, view.rank)
-    reports = {
-        number: analyse(
-            one,
-            view.gpu,
-            capacity=view.capacity,
-            context=view.context,
-            settings=view.settings,
-            workspace=view.workspace,
-        )
-        for number, one in traces.items()
-    }
+def _of_one(run: ConfiguredRun, rank: int | None, gpu_memory: Mapping[str, Any]) -> MemoryView:
+    """Return the memory of a step on one GPU, or of the ranks that were captured."""
+    found = reading.content_of(run.subject, run.config)
+    traces, like = _ranks(found, rank)
+    reports = {number: memory.analyse(one, run.config.gpu, **gpu_memory) for number, one in traces.items()}
     worst = max(reports, key=lambda number: (reports[number].peak_reserved, -number))
-    report = reports[worst]
-    shown = worst if isinstance(found, TaskStreams) else None
-    view.write(report, shown)
-    if view.format == "json":
-        sys.stdout.write(as_json(reports, like))
-    elif not view.quiet:
-        view.show([render_ranks(reports, like)] if len(reports) > 1 else [], report, shown)
-    return all(one.fits for one in reports.values())
+    every = [memory_table.render_ranks(reports, like)] if len(reports) > 1 else []
+    fits = all(one.fits for one in reports.values())
+    shown = None if isinstance(found, Trace) else worst
+    return MemoryView(reports[worst], shown, fits, partial(memory_json.as_json, reports, like), every)
 
 
 def _ranks(found: Trace | TaskStreams, rank: int | None) -> tuple[dict[int, Trace], tuple[int, ...]]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from triosim import plugins as registry
-from triosim.cli.command import show_on_terminal
-from triosim.reports.terminal.tables import table
+from triosim.cli.command import LaterModule, show_on_terminal
+
+tables = LaterModule("reports.terminal.tables")
 
 
 def command() -> None:
@@ -13,7 +14,7 @@ def command() -> None:
     Parallelisms, networks, collective algorithms, compute models, trace formats and reports. Installed packages add to it by
     entry points; a file is named as [cyan]file.py:Class[/].
     """
-    made = table("What can be named", "kind", "names")
+    made = tables.table("What can be named", "kind", "names")
     for group in registry.GROUPS:
         made.add_row(registry.shown(group), ", ".join(registry.names(group)))
     made.columns[1].justify = "left"

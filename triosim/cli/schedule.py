@@ -7,52 +7,43 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-from rich.console import Console
-
 from triosim.cli import options as o
-from triosim.comparison.schedule_alone import ActionTimes, run_schedule
-from triosim.config import Option
+from triosim.cli.command import LaterModule, show_on_terminal
+from triosim.config import COMMON, Option
+from triosim.config.option import GENERAL
 from triosim.errors import OptionError, OutputError
-from triosim.extrapolators.pipeline.schedules.csv_file import write_table
 from triosim.output_files import check_outputs
-from triosim.reports.pictures.plot import check_plot
-from triosim.reports.pictures.schedule_plot import write_schedule_plot
-from triosim.reports.terminal.schedule_table import as_json, render
 
+schedule_alone = LaterModule("comparison.schedule_alone")
+csv_file = LaterModule("extrapolators.pipeline.schedules.csv_file")
+pictures = LaterModule("reports.pictures.plot")
+schedule_plot = LaterModule("reports.pictures.schedule_plot")
+tables = LaterModule("reports.terminal.schedule_table")
+
+# fmt: off
 OPTIONS = (
-    Option("micro_batches", "whole", None, "By default as many as ranks, or as it needs.", metavar="M", panel=""),
-    Option(
-        "virtual_stages", "whole", None, "interleaved: how many stages a rank has. By default 2.", metavar="V", panel=""
-    ),
-    Option(
-        "times",
-        "text",
-        "1,1,1",
-        "Seconds: forward, backward for the input, for the weights.",
-        metavar="F,I,W",
-        panel="",
-    ),
-    Option("output", help="The schedule as a table (.csv), to change and use.", metavar="FILE", short="-o", panel=""),
-    replace(o.PLOT, panel=""),
+    Option("stages", "whole", required=True, metavar="P", panel=GENERAL, help="How many ranks the pipeline has."),
+    Option("micro_batches", "whole", metavar="M", panel=GENERAL, help="By default as many as ranks, or as it needs."),
+    Option("virtual_stages", "whole", metavar="V", panel=GENERAL, help=
+        "interleaved: how many stages a rank has. By default 2."),
+    replace(COMMON["options"], panel=GENERAL, help="An option of a plug-in's schedule. Repeatable."),
+    Option("times", "text", "1,1,1", metavar="F,I,W", panel=GENERAL, help=
+        "The seconds of a forward pass, and of the backward pass for the input and for the weights."),
+    Option("output", metavar="FILE", short="-o", panel=GENERAL, help="The schedule as a table (.csv), to change and use."),
+    replace(o.PLOT, panel=GENERAL),
     o.FORMAT,
     o.QUIET,
 )
+# fmt: on
 
 
 @o.takes(*OPTIONS)
 def command(
     name: Annotated[
         str,
-        typer.Argument(
-            metavar="NAME|FILE",
-            help="gpipe, 1f1b, interleaved, zero-bubble, dualpipe, file.py:Class, or a CSV file.",
-            show_default=False,
-            autocompletion=o.completing(o.schedule_names),
+        o.argument(
+            "NAME|FILE", "gpipe, 1f1b, interleaved, zero-bubble, dualpipe, file.py:Class, or a CSV file.", "schedule"
         ),
-    ],
-    stages: Annotated[
-        int, typer.Option("--stages", metavar="P", show_default=False, help="How many ranks the pipeline has.")
     ],
     **given: Any,
 ) -> None:
@@ -64,34 +55,30 @@ def command(
     [cyan]triosim schedule zero-bubble --stages 4 --micro-batches 8 --times 1,1.2,0.8[/]
     [cyan]triosim schedule interleaved --stages 4 --micro-batches 8 --virtual-stages 2 -o mine.csv[/]
     """
-    output, plot, format = given["output"], given["plot"], o.FORMAT.parse(given["format"])
+    output, plot = given["output"], given["plot"]
     check_outputs(output, plot, reading=(name,))
     if output is not None and not output.endswith(".csv") and (Path(output).is_file() or not Path(output).exists()):
         raise OutputError("does not name a CSV file", where=f"--output {output}", fix="end it in .csv")
     if plot is not None:
-        check_plot(plot)
-    run = run_schedule(
-        name,
-        stages,
-        given["micro_batches"],
-        virtual_stages=given["virtual_stages"],
-        times=_times(given["times"] or "1,1,1"),
-    )
+        pictures.check_plot(plot)
+    options = {key: given[key] for key in ("virtual_stages", "options")}
+    times = _times(given["times"])
+    run = schedule_alone.run_schedule(name, given["stages"], given["micro_batches"], times=times, **options)
     if output is not None:
-        write_table(run.schedule, output)
+        csv_file.write_table(run.schedule, output)
     if plot is not None:
-        write_schedule_plot(run, plot)
-    if format == "json":
-        sys.stdout.write(as_json(run))
+        schedule_plot.write_schedule_plot(run, plot)
+    if given["format"] == "json":
+        sys.stdout.write(tables.as_json(run))
     elif not given["quiet"]:
-        Console(highlight=False).print(render(run))
+        show_on_terminal(tables.render(run))
 
 
-def _times(text: str) -> ActionTimes:
+def _times(text: str) -> Any:
     try:
         forward, into, weight = (float(part) for part in text.split(","))
     except ValueError:
         raise OptionError(f"'{text}' is not three numbers", where="--times", fix="write 1,1,1") from None
     if not all(0 < seconds < float("inf") for seconds in (forward, into, weight)):
         raise OptionError(f"{text} are not three times", where="--times", fix="give more than 0")
-    return ActionTimes(forward, into, weight)
+    return schedule_alone.ActionTimes(forward, into, weight)

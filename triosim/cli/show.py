@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-import typer
+from typing import Annotated, Any
 
 from triosim.cli import options as o
-from triosim.cli.command import show_on_terminal
-from triosim.reports.terminal import streams_table, trace_table
+from triosim.cli.command import LaterModule, show_on_terminal
 from triosim.trace import Trace
 from triosim.trace.formats import read
 
+trace_table = LaterModule("reports.terminal.trace_table")
+streams_table = LaterModule("reports.terminal.streams_table")
 
+
+@o.takes(o.TRACE_FORMAT)
 def command(
-    trace: Annotated[
-        str,
-        typer.Argument(metavar="TRACE", help="A trace in any known format: a file or a folder.", show_default=False),
-    ],
-    trace_format: o.TraceFormat = None,
+    trace: Annotated[str, o.argument("TRACE", "A trace in any known format: a file or a folder.")], **given: Any
 ) -> None:
     """Show what a trace holds: model, GPU, batch, operators by kind, time by phase and layer, bytes by category.
 
@@ -28,5 +25,5 @@ def command(
 
     [cyan]triosim show trace.json[/]
     """
-    found = read(trace, trace_format)
+    found = read(trace, given["trace_format"])
     show_on_terminal(trace_table.render(found) if isinstance(found, Trace) else streams_table.render(found))

@@ -3,54 +3,48 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
 from triosim.cli import options as o
-from triosim.cli.command import loaded, show_on_terminal
-from triosim.cli.subject import ConfiguredRun, TracePath, configured
+from triosim.cli.command import LaterModule, show_on_terminal
+from triosim.cli.subject import TracePath, configured, named_reports, with_reports
 from triosim.config import Option
 from triosim.config.option import OUTPUT
-from triosim.output_files import check_outputs
-from triosim.plugins import file_of
 from triosim.reports.terminal.progress import Progress
-from triosim.results import report as reports
-from triosim.results.result import Result
-from triosim.simulation import simulate_config
 
-
-def _file(name: str, help: str, short: str = "") -> Option:
-    return Option(name, help=help, metavar="FILE", panel=OUTPUT, short=short)
-
+simulation = LaterModule("simulation")
+what_if = LaterModule("comparison.what_if")
+link_plot = LaterModule("reports.pictures.link_plot")
+tables = LaterModule("reports.terminal.result_tables")
+reports = LaterModule("results.report")
 
 #: The reports that have an option of their own, by that option.
 _REPORTS = {"csv": "csv", "timeline": "timeline", "plot": "plot", "link_plot": "link-plot"}
 
+# fmt: off
 #: What is done with the result.
 OPTIONS = (
     o.CONFIG,
     o.SAVE_CONFIG,
-    _file("output", "Write the whole result as JSON, by layer and rank too.", "-o"),
-    _file("csv", "Write every figure as a row of a CSV file."),
-    _file("timeline", "A timeline for ui.perfetto.dev or chrome://tracing (.json or .json.gz)."),
+    Option("output", metavar="FILE", panel=OUTPUT, short="-o", help="Write the whole result as JSON, by layer and rank too."),
+    Option("csv", metavar="FILE", panel=OUTPUT, help="Write every figure as a row of a CSV file."),
+    Option("timeline", metavar="FILE", panel=OUTPUT, help=
+        "A timeline for ui.perfetto.dev or chrome://tracing (.json or .json.gz)."),
     o.PLOT,
-    _file("link_plot", "A heat map of the links: on the topology, and over time (png, svg, pdf)."),
+    Option("link_plot", metavar="FILE", panel=OUTPUT, help=
+        "A heat map of the links: on the topology, and over time (png, svg, pdf)."),
     o.WRITE,
-    Option("by_layer", "flag", False, "Show exposed communication by layer and axis.", panel=OUTPUT),
-    Option(
-        "what_if",
-        "flag",
-        False,
-        "Run again with the GPUs, and each kind of link, twice as fast; show what that saves.",
-        panel=OUTPUT,
-    ),
+    Option("by_layer", "flag", False, panel=OUTPUT, help="Show exposed communication by layer and axis."),
+    Option("what_if", "flag", False, panel=OUTPUT, help=
+        "Run again with the GPUs, and each kind of link, twice as fast; show what that saves."),
     o.FORMAT,
     o.QUIET,
 )
+# fmt: on
 
 
-@o.takes(*o.of_run("simulate", OPTIONS))
+@o.takes(*OPTIONS, run=o.of_run("simulate"))
 def command(trace: TracePath = None, **given: Any) -> None:
     """Simulate one training step, or an inference pass, on many GPUs.
 
@@ -80,41 +74,24 @@ def command(trace: TracePath = None, **given: Any) -> None:
     The task streams of a distributed script, as 'triosim capture --fake --world 64' wrote them:
     [cyan]triosim simulate streams.json.gz --topology dgx-h100[/]
     """
-    format = o.FORMAT.parse(given["format"])
-    written = tuple(_reports(given))
     run = configured("simulate", trace, given, OPTIONS)
-    reading = (*run.files, *(file_of(report) for report, _ in written))
-    check_outputs(given["output"], given["save_config"], *(path for _, path in written), reading=reading)
-    for report, path in written:
-        reports.check(reports.find(report), path)
+    named = [(report, given[option]) for option, report in _REPORTS.items() if given[option] is not None]
+    run, written = with_reports(run, [*named, *named_reports(given["write"])], given["output"])
     if given["link_plot"] is not None and isinstance(run.config.network, str):
-        loaded("triosim.reports.pictures.link_plot:check_link_plot")(given["link_plot"], run.config.network)
-    recorded = {name for report, _ in written for name in reports.records(reports.find(report))}
+        link_plot.check_link_plot(given["link_plot"], run.config.network)
+    recorded = {name for report in written for name in reports.records(report.kind)}
     run = run.with_options(**dict.fromkeys(recorded, True))
-    result = _simulated(run, what_if=bool(given["what_if"]), quiet=bool(given["quiet"]))
-    run.save(given["save_config"])
+    with Progress(shown=not given["quiet"]) as progress:
+        simulate = simulation.simulate_config
+        if given["what_if"]:
+            simulate = partial(what_if.what_if_config, started=progress.labelled)
+        result = simulate(run.subject, run.config, progress=progress)
     if given["output"] is not None:
         result.save(given["output"])
-    for report, path in written:
-        result.write(report, path)
-    if format == "json":
+    for report in written:
+        report.write(result)
+    run.save()
+    if given["format"] == "json":
         sys.stdout.write(result.to_json())
     elif not given["quiet"]:
-        render = loaded("triosim.reports.terminal.result_tables:render")
-        show_on_terminal(render(result.data, result.title, by_layer=bool(given["by_layer"])))
-
-
-def _reports(given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield the reports that are asked for, with the files that they are written to."""
-    for option, report in _REPORTS.items():
-        if given[option] is not None:
-            yield report, given[option]
-    yield from o.reports(given["write"])
-
-
-def _simulated(run: ConfiguredRun, *, what_if: bool, quiet: bool) -> Result:
-    with Progress(shown=not quiet) as progress:
-        simulated: Callable[..., Result] = simulate_config
-        if what_if:
-            simulated = partial(loaded("triosim.comparison.what_if:what_if_config"), started=progress.labelled)
-        return simulated(run.subject, run.config, progress=progress)
+        show_on_terminal(tables.render(result.data, result.title, by_layer=given["by_layer"]))

@@ -3,74 +3,109 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
-import typer
-
+from triosim import plugins
 from triosim.cli import options as o
-from triosim.config import Option, RunConfig
-from triosim.config.file import ConfigFile, files_named, merged, read_config, write_config
+from triosim.cli.command import LaterModule
+from triosim.config import CONDITIONS, Option, RunConfig, parsed
+from triosim.config.file import ConfigFile, check_config_name, files_named, merged, read_config, write_config
 from triosim.config.option import Command
 from triosim.config.run_config import option_named
 from triosim.errors import OptionError
+from triosim.output_files import check_outputs
+
+reports = LaterModule("results.report")
 
 TracePath = Annotated[
     str | None,
-    typer.Argument(
-        metavar="TRACE|MODEL",
-        help="A trace in any known format: a file or a folder. Or a model that 'triosim describe' knows: its name, or its "
-        "config.json.",
-        autocompletion=o.completing(o.subjects),
-        show_default=False,
+    o.argument(
+        "TRACE|MODEL",
+        "A trace in any known format, a file or a folder; or a model that 'triosim describe' knows, its name or config.json.",
+        "subject",
     ),
 ]
+
+#: Options of a run that a command declares with a help text of its own.
+_REDECLARED = ("gpu", "gpus")
 
 
 @dataclass(frozen=True, slots=True)
 class ConfiguredRun:
     """The subject of a run and its options; ``given`` are those that differ from the defaults, as they were written.
 
-    ``source`` is the file of ``--config``.
+    ``source`` is the file of ``--config``, ``target`` that of ``--save-config``.
     """
 
     subject: str
     config: RunConfig
     given: Mapping[str, Any]
-    source: str | None = None
+    source: str | None
+    target: str | None
 
-    @property
-    def files(self) -> Iterator[str]:
-        """The names that may be files that the run reads, so that no output replaces them."""
-        yield self.subject
+    def check_outputs(self, *paths: str | None, reading: Iterable[str] = ()) -> None:
+        """Raise ``OutputError`` where an output cannot be written, or would replace a file that the run reads."""
+        read = [self.subject, *reading]
         if self.source is not None:
-            yield self.source
+            read.append(self.source)
         for name, value in self.given.items():
-            yield from files_named(option_named(name), value)
+            read.extend(files_named(option_named(name), value))
+        check_outputs(*paths, self.target, reading=read)
+        if self.target is not None:
+            check_config_name(self.target)
 
     def with_options(self, **options: Any) -> ConfiguredRun:
         """Return it with other values of some options."""
         return replace(self, config=self.config.replaced(**options))
 
-    def save(self, path: str | None) -> None:
-        """Write what was given to a file that ``--config`` reads."""
-        if path is not None:
-            write_config(path, {"trace": self.subject, **self.given})
+    def save(self) -> None:
+        """Write what was given to the file of ``--save-config``, once everything else is written."""
+        if self.target is not None:
+            write_config(self.target, {"trace": self.subject, **self.given})
 
 
-def _of_command(command: Command, options: Mapping[str, Any], path: str | None) -> dict[str, Any]:
-    """Return the options of a file that a command has; say which others are given, since they have no effect."""
-    if not options:
-        return {}
-    have = {option.name for option in o.of_run(command, ())}.union(("gpu", "gpus", "conditions", "timeline", "links"))
-    others = {name: value for name, value in options.items() if name not in have}
-    config = RunConfig.of(**others)
-    useless = [name for name in others if config.is_given(name)]
-    if useless:
-        verb = "has" if len(useless) == 1 else "have"
-        print(f"triosim: note: {path}: {', '.join(useless)} {verb} no effect in {command}", file=sys.stderr)
-    return {name: value for name, value in options.items() if name in have}
+@dataclass(frozen=True, slots=True)
+class WrittenReport:
+    """A report that is to be written: its class, its file, and its options."""
+
+    kind: Any
+    path: str
+    options: Mapping[str, Any]
+
+    def write(self, written: Any) -> None:
+        """Write the report of a result or a comparison."""
+        reports.write(self.kind, written, self.path, self.options)
+
+
+def with_reports(
+    run: ConfiguredRun, named: Sequence[tuple[str, str]], *outputs: str | None, subject: str = "result"
+) -> tuple[ConfiguredRun, list[WrittenReport]]:
+    """Return the reports of a ``subject`` that are asked for, by name and file, and the run without their options.
+
+    Raises ``TriosimError`` where one of them, or another of the ``outputs``, could not be written.
+    """
+    run.check_outputs(*outputs, *(path for _, path in named), reading=[plugins.file_of(name) for name, _ in named])
+    found, taken = [], set()
+    for name, path in named:
+        kind = reports.find(name, subject)
+        reports.check(kind, path)
+        own = {*plugins.option_names(kind)} & run.config.options.keys()
+        options = parsed(kind, {key: run.config.options[key] for key in own})
+        found.append(WrittenReport(kind, path, options))
+        taken |= own
+    others = {key: value for key, value in run.config.options.items() if key not in taken}
+    return run.with_options(options=others), found
+
+
+def named_reports(written: Iterable[str] | None) -> Iterator[tuple[str, str]]:
+    """Yield the reports that ``--write`` asks for, with the files that they are written to."""
+    for text in written or ():
+        report, separator, path = text.rpartition("=")
+        if not separator or not report or not path:
+            raise OptionError(f"'{text}' is not a report and a file", where="--write", fix="write csv=run.csv")
+        yield report, path
 
 
 def configured(command: Command, trace: str | None, given: Mapping[str, Any], own: Sequence[Option]) -> ConfiguredRun:
@@ -84,5 +119,32 @@ def configured(command: Command, trace: str | None, given: Mapping[str, Any], ow
     if subject is None:
         raise OptionError("Missing argument 'TRACE'", fix=f"see 'triosim {command} --help'")
     options = _of_command(command, file.options, path)
-    said = merged(options, o.chosen(own, given))
-    return ConfiguredRun(subject, RunConfig.of(**said), said, path)
+    said = merged(options, chosen(own, given))
+    return ConfiguredRun(subject, RunConfig.of(**said), said, path, given["save_config"])
+
+
+def chosen(own: Sequence[Option], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keywords of ``triosim.simulate`` for options of a command line that were given, but for a command's own."""
+    conditions = {option.name for option in CONDITIONS}
+    others = conditions.union(option.name for option in own).difference(_REDECLARED)
+    said = {name: value for name, value in given.items() if value not in (None, [])}
+    found = {name: value for name, value in said.items() if name not in others}
+    if "training" in found:
+        found["training"] = False  # --inference
+    if conditions & said.keys():
+        found["conditions"] = {name: value for name, value in said.items() if name in conditions}
+    return found
+
+
+def _of_command(command: Command, options: Mapping[str, Any], path: str | None) -> dict[str, Any]:
+    """Return the options of a file that a command has; say which others are given, since they have no effect."""
+    if not options:
+        return {}
+    have = {option.name for option in o.of_run(command)}.union((*_REDECLARED, "conditions", "timeline", "links"))
+    others = {name: value for name, value in options.items() if name not in have}
+    config = RunConfig.of(**others)
+    useless = [name for name in others if config.is_given(name)]
+    if useless:
+        verb = "has" if len(useless) == 1 else "have"
+        print(f"triosim: note: {path}: {', '.join(useless)} {verb} no effect in {command}", file=sys.stderr)
+    return {name: value for name, value in options.items() if name in have}

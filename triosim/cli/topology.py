@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from dataclasses import replace
+from typing import Annotated, Any
 
-import typer
-
-from triosim.cli.command import show_on_terminal
-from triosim.networks.topology import Topology
+from triosim.cli import options as o
+from triosim.cli.command import LaterModule, show_on_terminal
+from triosim.config import COMMON, Option
+from triosim.config.option import GENERAL
 from triosim.output_files import check_outputs
-from triosim.pipeline.system import check_sections
-from triosim.reports.pictures.plot import check_plot
-from triosim.reports.pictures.topology_picture import draw
-from triosim.reports.terminal.topology_table import render
+
+topologies = LaterModule("networks.topology")
+sections = LaterModule("pipeline.system")
+pictures = LaterModule("reports.pictures.plot")
+topology_picture = LaterModule("reports.pictures.topology_picture")
+tables = LaterModule("reports.terminal.topology_table")
+
+OPTIONS = (
+    replace(COMMON["gpus"], panel=GENERAL, help="How many GPUs, where the name leaves it open."),
+    Option("output", metavar="FILE", short="-o", panel=GENERAL, help="A picture (png, svg, pdf)."),
+)
 
 
-def command(
-    name: Annotated[str, typer.Argument(metavar="NAME|FILE", help="A name or a YAML file.", show_default=False)],
-    gpus: Annotated[
-        int | None,
-        typer.Option("--gpus", "-n", metavar="N", show_default=False, help="How many, where the name leaves it open."),
-    ] = None,
-    output: Annotated[
-        str | None,
-        typer.Option("--output", "-o", metavar="FILE", show_default=False, help="A picture (png, svg, pdf)."),
-    ] = None,
-) -> None:
+@o.takes(*OPTIONS)
+def command(name: Annotated[str, o.argument("NAME|FILE", "A name or a YAML file.", "topology")], **given: Any) -> None:
     """Show a topology as a table, and draw it.
 
     [bold]Examples[/]
@@ -34,11 +33,12 @@ def command(
     [cyan]triosim topology 'mesh(4x2, bandwidth=65 GB/s)'[/]
     [cyan]triosim topology cluster.yaml[/]
     """
+    output = given["output"]
     check_outputs(output, reading=(name,))
     if output is not None:
-        check_plot(output)
-    system = Topology.load(name, gpus=gpus)
-    check_sections(system)
+        pictures.check_plot(output)
+    topology = topologies.Topology.load(name, gpus=given["gpus"])
+    sections.check_sections(topology)
     if output is not None:
-        draw(system, output)
-    show_on_terminal(render(system))
+        topology_picture.draw(topology, output)
+    show_on_terminal(tables.render(topology))

@@ -7,6 +7,18 @@ tables of docs/command-line.md are made from these declarations.
 
 from triosim.config.option import Kind, Option
 from triosim.config.parts import flags, parsed, readers, takes_text
-from triosim.config.run_config import COMMON, CONDITIONS, RunConfig, unread
+from triosim.config.run_config import COMMON, CONDITIONS, DESCRIBED, RunConfig, unread
 
-__all__ = ["COMMON", "CONDITIONS", "Kind", "Option", "RunConfig", "flags", "parsed", "readers", "takes_text", "unread"]
+__all__ = [
+    "COMMON",
+    "CONDITIONS",
+    "DESCRIBED",
+    "Kind",
+    "Option",
+    "RunConfig",
+    "flags",
+    "parsed",
+    "readers",
+    "takes_text",
+    "unread",
+]

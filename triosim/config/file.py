@@ -16,7 +16,7 @@ from triosim import plugins, yaml_lines
 from triosim.config.option import OBJECT, Option
 from triosim.config.parts import flags
 from triosim.config.run_config import COMMON, CONDITIONS, option_named
-from triosim.errors import OptionError, TriosimError, nearest
+from triosim.errors import OptionError, OutputError, TriosimError, nearest
 from triosim.output_files import writing_text
 
 LARGEST_FILE = 256_000_000  # bytes; a result of many ranks is large
@@ -81,6 +81,14 @@ def merged(file: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
+def check_config_name(path: str) -> None:
+    """Refuse a name under which nobody would look for YAML or JSON; a device or a pipe may have any. Raises ``OutputError``."""
+    if not path.endswith((".yaml", ".yml", ".json")) and (Path(path).is_file() or not Path(path).exists()):
+        raise OutputError(
+            "does not name a configuration", where=f"--save-config {path}", fix="end it in .yaml, .yml or .json"
+        )
+
+
 def write_config(path: str, options: Mapping[str, Any]) -> None:
     """Write options to a YAML file, or a JSON one where the name ends so, with absolute paths."""
     values = {
@@ -106,23 +114,23 @@ def with_paths(option: Option, value: Any, folder: Path) -> Any:
     """Return an option's value with absolute paths where they name files of a folder."""
     if not isinstance(value, str):
         return value
-    if option.kind in ("file", "part"):
+    if option.kind in ("file", "topology", "part"):
         return absolute(value, folder)
-    if option.name == "parallel":
+    if option.kind == "parallel":
         return ",".join(absolute(part, folder) for part in value.split(","))
     return value
 
 
 def files_named(option: Option, value: Any) -> Iterator[str]:
     """Yield what may be files in an option's value: names of files, and of ``file.py:Class`` the file."""
-    if option.name == "parallel" and isinstance(value, (str, Mapping)):
+    if option.kind == "parallel" and isinstance(value, (str, Mapping)):
         parts = value.split(",") if isinstance(value, str) else value
         yield from (plugins.file_of(str(part)) for part in parts)
     elif option.name == "conditions" and isinstance(value, Mapping):
         kinds = value.get("gpu_kinds") or ()
         named = kinds.values() if isinstance(kinds, Mapping) else kinds
         yield from (str(kind).rpartition("=")[2] for kind in named)
-    elif isinstance(value, str) and (option.kind in ("file", "part") or option.name == "trace_format"):
+    elif isinstance(value, str) and (option.kind in ("file", "topology", "part") or option.name == "trace_format"):
         yield plugins.file_of(value)
 
 

@@ -17,14 +17,14 @@ from triosim.units import parse_bandwidth, parse_bytes, parse_time
 #: ``names`` are several words; ``mapping`` is ``KEY=VALUE`` pairs; ``object`` is left as it is for whoever reads it.
 Kind = Literal[
     "text", "whole", "number", "probability", "flag", "choice", "bytes", "time", "bandwidth", "dtype",
-    "names", "mapping", "part", "file", "object",
+    "names", "mapping", "part", "file", "parallel",
+    "topology", "object",
 ]  # fmt: skip
 
 #: The headings under which ``--help`` and the documents show options.
-PARALLELISM, SYSTEM, CONDITION, TIMES, MODEL, OUTPUT = (
-    *("Parallelism", "System", "Conditions"),
-    *("Operator times", "Described model", "Output"),
-)
+GENERAL = ""
+PARALLELISM, SYSTEM, CONDITION = "Parallelism", "System", "Conditions"
+TIMES, MODEL, OUTPUT = "Operator times", "Described model", "Output"
 #: How a configuration begins to name an object that no file can hold.
 OBJECT = "object "
 Command = Literal["simulate", "compare", "memory"]
@@ -40,9 +40,9 @@ class Option:
     that is not its name. ``choices`` are all words that a ``choice`` knows, all dtypes that a ``dtype`` may be (none: any), and
     the words that another kind takes beside its values. ``least`` is the smallest whole number. What is ``of_training`` is read
     by nobody in inference, and what is ``of_step`` changes the step that is simulated, so that captured task streams cannot
-    follow it. What is ``repeatable`` may be given several times on the command line. ``commands`` have it. The value of a
-    ``part`` names a part of the plug-in ``group``, whose parts may declare options of their own. ``python_help`` is its text
-    in Python, where that is another.
+    follow it. On the command line, what is ``required`` must be given, and what is ``repeatable`` may be given several times.
+    ``commands`` have it. The value of a ``part`` names a part of the plug-in ``group``, whose parts may declare
+    options of their own. ``python_help`` is its text in Python, where that is another.
     """
 
     name: str
@@ -63,6 +63,7 @@ class Option:
     commands: tuple[Command, ...] = EVERY_COMMAND
     group: Group | None = None
     python_help: str = ""
+    required: bool = False
 
     @property
     def where(self) -> str:
@@ -220,17 +221,29 @@ def _part(option: Option, value: Any) -> Any:
 
 
 def _file(option: Option, value: Any) -> Any:
-    if isinstance(value, str) and value.startswith(OBJECT):
-        what = f"'{value.removeprefix(OBJECT)}' was made in Python, so that the configuration has no more than its name"
-        raise OptionError(what, fix="give it again")
-    described = isinstance(value, Mapping) and option.name == "topology"
-    if isinstance(value, (int, float, list, tuple, Mapping)) and not described:
+    if isinstance(value, (int, float, list, tuple, Mapping)):
         raise OptionError(f"'{value}' is neither a name nor a path", fix="give one")
     return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 
-def _as_it_is(option: Option, value: Any) -> Any:
+def _parallel(option: Option, value: Any) -> Any:
+    if not (isinstance(value, (str, Mapping)) or callable(value)):
+        raise OptionError(
+            f"'{value}' names no parallelism", fix="write ddp or dp=2,tp=4; in Python also {'dp': 2, 'tp': 4}"
+        )
     return value
+
+
+def _topology(option: Option, value: Any) -> Any:
+    if isinstance(value, str) and value.startswith(OBJECT):
+        what = f"'{value.removeprefix(OBJECT)}' was made in Python, so that the configuration has no more than its name"
+        raise OptionError(what, fix="give it again")
+    if isinstance(value, (int, float, list, tuple)):
+        raise OptionError(
+            f"'{value}' is not a topology",
+            fix="give a file, or a name such as dgx-h100; in Python also a Topology or a mapping",
+        )
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 
 _PARSERS: Mapping[Kind, Callable[[Option, Any], Any]] = {
@@ -248,5 +261,7 @@ _PARSERS: Mapping[Kind, Callable[[Option, Any], Any]] = {
     "mapping": _mapping,
     "part": _part,
     "file": _file,
-    "object": _as_it_is,
+    "parallel": _parallel,
+    "topology": _topology,
+    "object": lambda option, value: value,
 }

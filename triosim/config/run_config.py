@@ -9,290 +9,137 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
 from triosim.config import parts as of_parts
-from triosim.config.option import CONDITION, MODEL, OUTPUT, PARALLELISM, SYSTEM, TIMES, Kind, Option
+from triosim.config.option import (
+    CONDITION,
+    EVERY_COMMAND,
+    GENERAL,
+    MODEL,
+    OUTPUT,
+    PARALLELISM,
+    SYSTEM,
+    TIMES,
+    Command,
+    Kind,
+    Option,
+)
 from triosim.errors import OptionError, PluginError, nearest
 
+#: The commands that have an option, where they are fewer than all: ``memory`` has no clock, and ``compare`` chooses by itself
+#: how a step is parallelised.
+_TIMED: tuple[Command, ...] = ("simulate", "compare")
+_PARALLELISED: tuple[Command, ...] = ("simulate", "memory")
 
-def _option(kind: Kind, default: Any, help: str, panel: str = PARALLELISM, **more: Any) -> Any:
+
+def _option(kind: Kind, default: Any = None, *, panel: str = PARALLELISM, help: str, **more: Any) -> Any:
     """Return the field of an option, whose name is the field's."""
-    declared = Option("", kind, default, help, panel=panel, **more)
-    return field(default=default, metadata={"option": declared})
+    if panel not in (PARALLELISM, MODEL, GENERAL):
+        more = {"commands": _TIMED, **more}
+    declared = {"option": Option("", kind, default, help, panel=panel, **more)}
+    return (
+        field(default_factory=dict, metadata=declared)
+        if kind == "mapping"
+        else field(default=default, metadata=declared)
+    )
 
 
-def _model(kind: Kind, default: Any, help: str, metavar: str = "", **more: Any) -> Any:
+def _model(kind: Kind, default: Any = None, metavar: str = "", **more: Any) -> Any:
     """Return the field of an option that says how a described model's step is written."""
-    shown = metavar or "|".join(more.get("choices", ()))
-    return _option(kind, default, help, MODEL, metavar=shown, of_step=True, **more)
+    metavar = metavar or "|".join(more["choices"])
+    return _option(kind, default, panel=MODEL, metavar=metavar, of_step=True, **more)
 
 
 @dataclass(frozen=True, slots=True)
 class RunConfig:
-    """What a user chose for a run: an attribute for each option, those that parts declare included (``config.tp_style``).
+    """The choices of a user for a run: an attribute for each option, those that parts declare included (``config.tp_style``).
 
     ``parts`` holds the values given to options that parts declare with flags of their own, ``options`` what ``--option``
     gives to any part by name, as text. Make one with ``RunConfig.of``, which checks every value.
     """
 
-    parallel: Any = _option(
-        "object",
-        "single",
+    # fmt: off
+    parallel: Any = _option("parallel", "single", short="-p", metavar="PARALLEL", of_step=True, commands=_PARALLELISED, help=
         "single, dp, ddp, fsdp, zero1, zero2, tp, cp, ep, pp, local-sgd, with sizes and combined (dp=2,tp=4), "
-        "parameter-server, hop, or a plug-in (file.py:Class).",
-        short="-p",
-        of_step=True,
-        commands=("simulate", "memory"),
-    )
-    trace_format: str | None = _option(
-        "text",
-        None,
-        "The trace's format, if its content does not say: a name, or a plug-in's file.py.",
-        metavar="NAME",
-        panel="",
-    )
-    gpus: int | None = _option(
-        "whole",
-        None,
-        "How many GPUs. By default the product of the sizes in --parallel, or all GPUs of the topology.",
-        metavar="N",
-        short="-n",
-        commands=("simulate", "memory"),
-    )
-    batch_size: int | None = _option(
-        "whole",
-        None,
-        "Samples of each data-parallel replica. By default the trace's.",
-        unit="samples",
-        metavar="N",
-        short="-b",
-        of_step=True,
-    )
-    global_batch_size: int | None = _option(
-        "whole",
-        None,
-        "Samples of all replicas together, instead of --batch-size.",
-        unit="samples",
-        metavar="N",
-        of_step=True,
-    )
+        "parameter-server, hop, or a plug-in (file.py:Class).")
+    trace_format: str | None = _option("text", metavar="NAME", panel=GENERAL, help=
+        "The trace's format, if its content does not say: a name, or a plug-in's file.py.")
+    gpus: int | None = _option("whole", metavar="N", short="-n", commands=_PARALLELISED, help=
+        "How many GPUs. By default the product of the sizes in --parallel, or all GPUs of the topology.")
+    batch_size: int | None = _option("whole", unit="samples", metavar="N", short="-b", of_step=True, help=
+        "Samples of each data-parallel replica. By default the trace's; of a described model, as many as micro-batches.")
+    global_batch_size: int | None = _option("whole", unit="samples", metavar="N", of_step=True, help=
+        "Samples of all replicas together, instead of --batch-size.")
     training: bool = _option(
-        "flag",
-        True,
-        "Simulate the forward pass alone.",
-        flag="--inference",
-        of_step=True,
-        python_help="Simulate the backward pass and the optimizer too; False is inference, the forward pass alone.",
-    )
-    iterations: int = _option("whole", 1, "Steps to simulate.", metavar="N", commands=("simulate",))
-    micro_batches: int | None = _option(
-        "whole",
-        None,
+        "flag", True, flag="--inference", of_step=True, help="Simulate the forward pass alone.", python_help=
+        "Simulate the backward pass and the optimizer too; False is inference, the forward pass alone.")
+    iterations: int = _option("whole", 1, metavar="N", commands=("simulate",), help="Steps to simulate.")
+    micro_batches: int | None = _option("whole", metavar="M", of_step=True, commands=_PARALLELISED, help=
         "The number of micro-batches in a batch: by default as many as pp has GPUs, or as its schedule needs. "
-        "Without pp, gradients accumulate.",
-        metavar="M",
-        of_step=True,
-        commands=("simulate", "memory"),
-    )
-    micro_batch_size: int | None = _option(
-        "whole",
-        None,
-        "Samples in a micro-batch: a replica's batch is divided into as many as it takes. Without a batch size, "
-        "--micro-batches of them make a replica's batch.",
-        unit="samples",
-        metavar="N",
-        of_step=True,
-    )
-    recompute: str = _option(
-        "text",
-        "none",
+        "Without pp, gradients accumulate.")
+    micro_batch_size: int | None = _option("whole", unit="samples", metavar="N", of_step=True, help=
+        "Samples in a micro-batch. Without a batch size, a replica's batch is one micro-batch, or as many as pp runs.")
+    recompute: str = _option("text", "none", metavar="POLICY", of_training=True, of_step=True, help=
         "Which activations the backward pass recomputes: none, selective (attention), full, checkpoint (as "
-        "torch.utils.checkpoint), save=mm,attention for all but these, or modules=mlp for those of these modules.",
-        metavar="POLICY",
-        of_training=True,
-        of_step=True,
-    )
-    topology: Any = _option(
-        "file",
-        None,
-        "dgx-h100, 'ring(8, bandwidth=50 GB/s)' or a YAML file. By default the usual machine of the trace's GPU.",
-        SYSTEM,
-        metavar="NAME",
-        short="-t",
-        commands=("simulate", "compare"),
-    )
-    network: str | type = _option(
-        "part",
-        "packet",
-        "The sharing rule: packet, analytical, photonic, module:Class or file.py:Class.",
-        SYSTEM,
-        metavar="NAME",
-        commands=("simulate", "compare"),
-    )
-    collective: str | type | None = _option(
-        "part",
-        None,
-        "The collective algorithm: auto (as NCCL chooses), ring, tree, nvls, ... or file.py:Class. By default ring.",
-        SYSTEM,
-        metavar="NAME",
-        commands=("simulate", "compare"),
-    )
+        "torch.utils.checkpoint), save=mm,attention for all but these, or modules=mlp for those of these modules.")
+    topology: Any = _option("topology", panel=SYSTEM, metavar="NAME", short="-t", help=
+        "dgx-h100, 'ring(8, bandwidth=50 GB/s)' or a YAML file. By default the usual machine of the trace's GPU.")
+    network: str | type = _option("part", "packet", panel=SYSTEM, metavar="NAME", help=
+        "The sharing rule: packet, analytical, photonic, module:Class or file.py:Class.")
+    collective: str | type | None = _option("part", panel=SYSTEM, metavar="NAME", help=
+        "The collective algorithm: auto (as NCCL chooses), ring, tree, nvls, ... or file.py:Class. By default ring.")
     collective_form: Literal["pipelined", "steps"] = _option(
-        "choice",
-        "pipelined",
-        "pipelined (all of an algorithm's edges at once) or steps (one after the other).",
-        SYSTEM,
-        choices=("pipelined", "steps"),
-        metavar="FORM",
-        commands=("simulate", "compare"),
-    )
-    copy_input: bool = _option(
-        "flag",
-        False,
-        "Whether the input is copied from host memory.",
-        SYSTEM,
-        flag="--copy-input/--no-copy-input",
-        of_step=True,
-        commands=("simulate", "compare"),
-    )
+        "choice", "pipelined", panel=SYSTEM, choices=("pipelined", "steps"), metavar="FORM", help=
+        "pipelined (all of an algorithm's edges at once) or steps (one after the other).")
+    copy_input: bool = _option("flag", False, panel=SYSTEM, flag="--copy-input/--no-copy-input", of_step=True, help=
+        "Copy the input from host memory, or have it on the GPU already.")
     host_overhead: float | Literal["trace", "none"] | None = _option(
-        "time",
-        None,
-        "The host's time to launch an operator: '5 us', trace for each operator's own, or none. By default none.",
-        SYSTEM,
-        choices=("trace", "none"),
-        metavar="TIME",
-        commands=("simulate", "compare"),
-    )
-    run_ahead: int | None = _option(
-        "whole",
-        None,
-        "The most operators that the host may be ahead of its GPU. By default as many as CUDA's launch queue holds.",
-        SYSTEM,
-        metavar="N",
-        commands=("simulate",),
-    )
-    conditions: Mapping[str, Any] = field(
-        default_factory=dict,
-        metadata={
-            "option": Option(
-                "",
-                "mapping",
-                None,
-                "What is uneven or slow, beside what the topology's file says: {'slow_gpus': {3: 1.5}}.",
-                panel=CONDITION,
-                commands=(),
-            )
-        },
-    )
-    draws: int = _option(
-        "whole",
-        1,
-        "The number of random draws (of stragglers, slow links, tokens of ep); more than one show how step times vary.",
-        CONDITION,
-        metavar="N",
-        commands=("simulate", "compare"),
-    )
-    options: Mapping[str, Any] = field(
-        default_factory=dict,
-        metadata={
-            "option": Option(
-                "",
-                "mapping",
-                None,
-                "An option of a parallelism (fsdp: prefetch=2), network, collective or plug-in. Repeatable.",
-                panel=SYSTEM,
-                flag="--option",
-                metavar="KEY=VALUE",
-                repeatable=True,
-                python_help="Options of parallelisms, network, collective or plug-ins, by name: {'prefetch': 2} for fsdp.",
-            )
-        },
-    )
-    fail_on_oom: bool = _option(
-        "flag", False, "Stop with exit status 3 if a rank does not fit its GPU.", SYSTEM, commands=("simulate",)
-    )
-    fold: bool | None = _option(
-        "flag",
-        None,
-        "Simulate identical ranks once: the same results, sooner. By default from 16 GPUs on.",
-        SYSTEM,
-        flag="--fold/--no-fold",
-        commands=("simulate", "compare"),
-    )
-    gpu: Any = _option(
-        "file",
-        None,
-        "Predict for another GPU than the trace's: a name that 'triosim gpus' lists, or a YAML file.",
-        TIMES,
-        metavar="NAME",
-        commands=("simulate", "compare"),
-    )
-    operator_times: str | None = _option(
-        "file",
-        None,
-        "Times that replace the trace's, by operator or layer.",
-        TIMES,
-        metavar="FILE",
-        commands=("simulate", "compare"),
-    )
-    compute_model: str | type = _option(
-        "part",
-        "auto",
-        "What estimates operators of other shapes: auto, linear, roofline, module:Class or file.py:Class.",
-        TIMES,
-        metavar="NAME",
-        commands=("simulate", "compare"),
-    )
-    tokens_per_sample: float | None = _option(
-        "number",
-        None,
-        "Tokens in a sample, for tokens per second. By default the input length of the embedding.",
-        OUTPUT,
-        unit="tokens",
-        metavar="N",
-        commands=("simulate", "compare"),
-    )
-    price: float | None = _option(
-        "number",
-        None,
-        "The price of a GPU for an hour, to compute the cost of a step. By default the catalogue's, if it has one.",
-        OUTPUT,
-        metavar="PRICE",
-        commands=("simulate", "compare"),
-    )
-    seq: int | None = _model("whole", None, "Tokens in a sample; by default the model's own length.", "N", short="-s")
-    layers: int | None = _model("whole", None, "Another number of layers than the model's.", "N")
-    dtype: str = _model("dtype", "bfloat16", "fp32, bf16 or fp16.", "NAME", choices=("float32", "bfloat16", "float16"))
-    precision: str = _model(
-        "choice", "plain", "Parameters in --dtype, or fp32 ones and autocast to it.", choices=("plain", "mixed")
-    )
-    optimizer: str = _model(
-        "choice",
-        "adamw",
-        "adamw, fused-adamw, master-adamw (fp32 copies), sgd or none.",
-        "NAME",
-        choices=("adamw", "fused-adamw", "master-adamw", "sgd", "none"),
-    )
-    attention: str = _model(
-        "choice", "flash", "One kernel, or products with the scores in memory.", choices=("flash", "math")
-    )
-    kernels: str | None = _model(
-        "choice",
-        None,
-        "One an operator; one for what libraries fuse (norms, rotary embeddings, gates, the loss); or as a compiler fuses.",
-        choices=("eager", "fused", "compiled"),
-    )
-    products: str = _model(
-        "choice",
-        "plain",
-        "Matrix products of linear layers in --dtype, or in fp8 with a scale a tensor.",
-        choices=("plain", "fp8"),
-    )
-    dropout: float | None = _model("probability", None, "Another probability than the model's own: 0, 0.1.", "P")
-    timeline: bool = _option("flag", False, "Keep every task, for the timeline.", OUTPUT, commands=())
-    links: bool = _option(
-        "flag", False, "Record the load of each link over time; show the busiest.", OUTPUT, commands=("simulate",)
-    )
+        "time", panel=SYSTEM, choices=("trace", "none"), metavar="TIME", help=
+        "The host's time to launch an operator: '5 us', trace for each operator's own, or none. By default none.")
+    run_ahead: int | None = _option("whole", panel=SYSTEM, metavar="N", commands=("simulate",), help=
+        "The most operators that the host may be ahead of its GPU. By default as many as CUDA's launch queue holds.")
+    conditions: Mapping[str, Any] = _option("mapping", panel=CONDITION, commands=(), help=
+        "What is uneven or slow, beside what the topology's file says: {'slow_gpus': {3: 1.5}}.")
+    draws: int = _option("whole", 1, panel=CONDITION, metavar="N", help=
+        "The number of random draws (of stragglers, slow links, tokens of ep); more than one show how step times vary.")
+    options: Mapping[str, Any] = _option(
+        "mapping", panel=SYSTEM, flag="--option", metavar="KEY=VALUE", repeatable=True, commands=EVERY_COMMAND, help=
+        "An option of a parallelism (fsdp: prefetch=2), network, collective or plug-in. Repeatable.", python_help=
+        "Options of parallelisms, network, collective or plug-ins, by name: {'prefetch': 2} for fsdp.")
+    fail_on_oom: bool = _option("flag", False, panel=SYSTEM, commands=("simulate",), help=
+        "Stop with exit status 3 if a rank does not fit its GPU.")
+    fold: bool | None = _option("flag", panel=SYSTEM, flag="--fold/--no-fold", help=
+        "Simulate identical ranks once: the same results, sooner. By default from 16 GPUs on.")
+    gpu: Any = _option("file", panel=TIMES, metavar="NAME", help=
+        "Predict for another GPU than the trace's: a name that 'triosim gpus' lists, or a YAML file.")
+    operator_times: str | None = _option("file", panel=TIMES, metavar="FILE", help=
+        "Times that replace the trace's, by operator or layer.")
+    compute_model: str | type = _option("part", "auto", panel=TIMES, metavar="NAME", help=
+        "What estimates operators of other shapes: auto, linear, roofline, module:Class or file.py:Class.")
+    tokens_per_sample: float | None = _option("number", panel=OUTPUT, unit="tokens", metavar="N", help=
+        "Tokens in a sample, for tokens per second. By default the input length of the embedding.")
+    price: float | None = _option("number", panel=OUTPUT, metavar="PRICE", help=
+        "The price of a GPU for an hour, to compute the cost of a step. By default the catalogue's, if it has one.")
+    seq: int | None = _model("whole", metavar="N", short="-s", help=
+        "Tokens in a sample. By default the model's own length.")
+    layers: int | None = _model("whole", metavar="N", help="Another number of layers than the model's.")
+    dtype: str = _model("dtype", "bfloat16", "NAME", choices=("float32", "bfloat16", "float16"), help=
+        "What the step computes in: fp32, bf16 or fp16.")
+    precision: str = _model("choice", "plain", choices=("plain", "mixed"), help=
+        "plain: parameters in --dtype too. mixed: parameters in fp32, and autocast to --dtype.")
+    optimizer: str = _model("choice", "adamw", "NAME", choices=("adamw", "fused-adamw", "master-adamw", "sgd", "none"), help=
+        "adamw, fused-adamw, master-adamw (fp32 copies), sgd or none.")
+    attention: str = _model("choice", "flash", choices=("flash", "math"), help=
+        "flash: one kernel. math: two matrix products, with the scores in memory.")
+    kernels: str | None = _model("choice", choices=("eager", "fused", "compiled"), help=
+        "eager: one kernel an operator. fused: one for what libraries fuse (norms, rotary embeddings, gates, the loss). "
+        "compiled: as a compiler fuses.")
+    products: str = _model("choice", "plain", choices=("plain", "fp8"), help=
+        "Matrix products of linear layers in --dtype, or in fp8 with a scale for each tensor.")
+    dropout: float | None = _model("probability", metavar="P", help="Another probability than the model's own: 0, 0.1.")
+    timeline: bool = _option("flag", False, panel=OUTPUT, commands=(), help="Keep every task, for the timeline.")
+    links: bool = _option("flag", False, panel=OUTPUT, commands=("simulate",), help=
+        "Record the load of each link over time; show the busiest.")
     parts: Mapping[str, Any] = field(default_factory=dict)
+    # fmt: on
 
     @classmethod
     def of(cls, **given: Any) -> RunConfig:
@@ -367,53 +214,39 @@ COMMON: Mapping[str, Option] = {
 _DEFAULTS = RunConfig()
 
 
+#: The options of ``triosim describe`` by the keyword of ``triosim.describe``.
+DESCRIBED: Mapping[str, Option] = {
+    "batch": Option("batch", "whole", 1, "Samples in a step.", metavar="N", panel=MODEL, short="-b"),
+    "sequence": COMMON["seq"],
+    **{name: option for name, option in COMMON.items() if option.panel == MODEL and name != "seq"},
+}
+
+
 def _condition(name: str, metavar: str, help: str, **more: Any) -> Option:
-    return Option(
-        name, "object", None, help, metavar=metavar, panel=CONDITION, commands=("simulate", "compare"), **more
-    )
+    return Option(name, "object", None, help, metavar=metavar, panel=CONDITION, commands=_TIMED, **more)
 
 
+# fmt: off
 #: The keys of ``conditions``, each with a flag of its own.
 CONDITIONS: tuple[Option, ...] = (
-    _condition(
-        "compute_slowdown",
-        "FACTOR",
-        "How many times longer computation takes beside a collective: 1.2, or all_reduce=1.2,send=1.1.",
-    ),
-    _condition(
-        "collective_slowdown",
-        "FACTOR",
-        "How many times longer a collective takes while a member computes: 1.1, or all_reduce=1.1.",
-    ),
-    _condition(
-        "slow_gpus",
-        "RANKS=FACTOR",
-        "GPUs whose operators take so many times longer: 3=1.5, or 4-7,12=2. Repeatable.",
-        repeatable=True,
-    ),
-    _condition(
-        "gpu_kinds",
-        "RANKS=GPU",
-        "GPUs of another model than the others: 4-7=V100-SXM2-32GB. Repeatable.",
-        repeatable=True,
-    ),
-    _condition(
-        "stragglers",
-        "DISTRIBUTION",
-        "Random slow-downs of GPUs: uniform, exponential or lognormal,spread=0.1,seed=1,every=iteration.",
-    ),
-    _condition(
-        "slow_links", "DISTRIBUTION", "Random slow-downs of links: uniform, exponential or lognormal,spread=9,seed=1."
-    ),
-    _condition(
-        "events",
-        "EVENT",
-        "A GPU or link that slows down or fails at a time: at=0.5s,gpu=3,slowdown=2 or "
-        "at=1s,from=gpu0,to=gpu1,bandwidth=1GB/s. Repeatable.",
-        flag="--event",
-        repeatable=True,
-    ),
+    _condition("compute_slowdown", "FACTOR",
+        "How many times longer computation takes beside a collective: 1.2, or all_reduce=1.2,send=1.1."),
+    _condition("collective_slowdown", "FACTOR",
+        "How many times longer a collective takes while a member computes: 1.1, or all_reduce=1.1."),
+    _condition("slow_gpus", "RANKS=FACTOR", repeatable=True, help=
+        "GPUs whose operators take so many times longer: 3=1.5, or 4-7,12=2. Repeatable."),
+    _condition("gpu_kinds", "RANKS=GPU", repeatable=True, help=
+        "GPUs of another model than the others: 4-7=V100-SXM2-32GB. Repeatable."),
+    _condition("stragglers", "LAW",
+        "Random slow-downs of GPUs: uniform, exponential or lognormal, with its spread, seed and every (iteration, run): "
+        "uniform,spread=0.1,seed=1."),
+    _condition("slow_links", "LAW",
+        "Random slow-downs of links: uniform, exponential or lognormal, with its spread and seed: uniform,spread=9."),
+    _condition("events", "EVENT", flag="--event", repeatable=True, help=
+        "A GPU or link that slows down or fails at a time: at=0.5s,gpu=3,slowdown=2, or from=gpu0,to=gpu1 and bandwidth=1GB/s "
+        "in place of the GPU. Repeatable."),
 )
+# fmt: on
 
 
 def option_named(name: str) -> Option:

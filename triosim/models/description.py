@@ -9,9 +9,11 @@ from typing import Any
 
 from triosim import gpus
 from triosim.compute.compute_model import ComputeModel
-from triosim.compute.pricing.prediction import DEFAULT_GPU, with_predicted_times
+from triosim.compute.pricing.prediction import with_predicted_times
+from triosim.config import DESCRIBED
 from triosim.errors import OptionError, nearest
 from triosim.garbage_collector import without_collecting
+from triosim.gpus import DEFAULT_GPU
 from triosim.models import compilation
 from triosim.models.architectures.model import Model
 from triosim.models.catalogue import MODELS, with_layers
@@ -19,7 +21,7 @@ from triosim.models.huggingface_config import read
 from triosim.models.operators.elementwise import add, sum_to
 from triosim.models.operators.optimizers import OPTIMIZERS
 from triosim.models.operators.tape import Tape
-from triosim.models.step_choices import OPTIONS, ChoiceReader, StepChoices
+from triosim.models.step_choices import ChoiceReader, StepChoices
 from triosim.trace import Trace
 
 
@@ -37,11 +39,11 @@ def describe(
     ``attention``, ``kernels``, ``products``, ``dropout``. Raises ``OptionError`` for what is not known or cannot be,
     ``TriosimError`` for a config that lacks a size.
     """
-    for name in choices.keys() - OPTIONS.keys():
-        called = next((field for field, option in OPTIONS.items() if option.name == name), None)
-        fix = f"did you mean '{called}'?" if called else nearest(name, ("gpu", "compute_model", *OPTIONS))
+    for name in choices.keys() - DESCRIBED.keys():
+        called = next((field for field, option in DESCRIBED.items() if option.name == name), None)
+        fix = f"did you mean '{called}'?" if called else nearest(name, ("gpu", "compute_model", *DESCRIBED))
         raise OptionError(f"describe has no keyword '{name}'", fix=fix)
-    checked = {name: OPTIONS[name].parse(value, name) for name, value in choices.items()}
+    checked = {name: DESCRIBED[name].parse(value, name) for name, value in choices.items()}
     return described(model, StepChoices(**checked), gpu=gpu, compute_model=compute_model)
 
 

@@ -6,28 +6,16 @@ each field, which is declared with it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from triosim.config import COMMON, Option
-from triosim.config.option import MODEL
+from triosim.config import DESCRIBED
 from triosim.errors import OptionError
 
 PrecisionKind = Literal["plain", "mixed"]
 AttentionKind = Literal["flash", "math"]
 KernelKind = Literal["eager", "fused", "compiled"]
 ProductKind = Literal["plain", "fp8"]
-
-#: The declaration of each field's option; the length of a sequence is ``--seq``.
-OPTIONS: Mapping[str, Option] = {
-    "batch": Option("batch", "whole", 1, "Samples in a step.", metavar="N", panel=MODEL, short="-b"),
-    "sequence": COMMON["seq"],
-    **{
-        name: COMMON[name]
-        for name in ("layers", "dtype", "precision", "optimizer", "attention", "kernels", "products", "dropout")
-    },
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,16 +36,16 @@ class StepChoices:
     dropout: another probability than the model's own.
     """
 
-    batch: int = OPTIONS["batch"].default
-    sequence: int | None = OPTIONS["sequence"].default
-    layers: int | None = OPTIONS["layers"].default
-    dtype: str = OPTIONS["dtype"].default
-    precision: PrecisionKind = OPTIONS["precision"].default
-    optimizer: str = OPTIONS["optimizer"].default
-    attention: AttentionKind = OPTIONS["attention"].default
-    kernels: KernelKind | None = OPTIONS["kernels"].default
-    products: ProductKind = OPTIONS["products"].default
-    dropout: float | None = OPTIONS["dropout"].default
+    batch: int = DESCRIBED["batch"].default
+    sequence: int | None = DESCRIBED["sequence"].default
+    layers: int | None = DESCRIBED["layers"].default
+    dtype: str = DESCRIBED["dtype"].default
+    precision: PrecisionKind = DESCRIBED["precision"].default
+    optimizer: str = DESCRIBED["optimizer"].default
+    attention: AttentionKind = DESCRIBED["attention"].default
+    kernels: KernelKind | None = DESCRIBED["kernels"].default
+    products: ProductKind = DESCRIBED["products"].default
+    dropout: float | None = DESCRIBED["dropout"].default
 
     def __post_init__(self) -> None:
         single = self.dtype == "float32"

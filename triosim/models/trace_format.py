@@ -11,12 +11,12 @@ from functools import lru_cache
 from pathlib import Path
 
 from triosim import plugins
-from triosim.compute.pricing.prediction import DEFAULT_GPU
-from triosim.config import RunConfig
+from triosim.config import DESCRIBED, RunConfig, parsed
 from triosim.errors import TraceError, nearest
+from triosim.gpus import DEFAULT_GPU
 from triosim.models.catalogue import MODELS
 from triosim.models.description import described
-from triosim.models.step_choices import OPTIONS, StepChoices
+from triosim.models.step_choices import StepChoices
 from triosim.trace import Trace
 
 NAME = "model"
@@ -56,13 +56,13 @@ def read_configured(name: str, config: RunConfig, samples: int) -> Trace:
             raise TraceError("there is no such file or directory", where=name)
         said = "there is no such file or directory, and no model of this name"
         raise TraceError(said, where=name, fix=nearest(name, MODELS, 3))
-    chosen = {field: getattr(config, option.name) for field, option in OPTIONS.items() if field != "batch"}
+    chosen = {field: getattr(config, option.name) for field, option in DESCRIBED.items() if field != "batch"}
     choices = StepChoices(batch=samples, **chosen)
     gpu = DEFAULT_GPU if config.gpu is None else str(getattr(config.gpu, "name", config.gpu))
     if config.compute_model == "auto":
         return _described(name, _stamp(path), choices, gpu)
     kind = plugins.find("compute_models", config.compute_model)
-    return described(name, choices, gpu=gpu, compute_model=plugins.make(kind, options=config.options_of(kind)))
+    return described(name, choices, gpu=gpu, compute_model=plugins.make(kind, options=parsed(kind, config.options)))
 
 
 @lru_cache(maxsize=4)

@@ -132,7 +132,7 @@ def files_of(subject: Subject, config: RunConfig) -> dict[str, str]:
     """Return the files that a run reads, by the names of the options that name them; of a plug-in, the file of its class."""
     named: dict[str, object] = {} if subject.path is None else {"trace": subject.path}
     for name in (*COMMON, *config.parts):
-        if option_named(name).kind in ("file", "part"):
+        if option_named(name).kind in ("file", "topology", "part"):
             named[name] = getattr(config, name)
     files = {
         name: Path(plugins.file_of(str(value))) for name, value in named.items() if isinstance(value, (str, PathLike))

@@ -3,40 +3,31 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
-import typer
+from triosim.cli import options as o
+from triosim.cli.calibrate.options import CACHE, OPERATOR
+from triosim.cli.command import LaterModule
+from triosim.config import Option
+from triosim.config.option import GENERAL
 
-from triosim.cli.calibrate.options import Cache, OperatorName
-from triosim.compute.fit import calibration_run
+calibration_run = LaterModule("compute.fit.calibration_run")
+
+# fmt: off
+OPTIONS = (
+    Option("gpu", metavar="NAME", panel=GENERAL, help=
+        "The GPU that was measured, where a file does not say: a name, or a YAML file; of several GPUs, which one."),
+    Option("output", metavar="FILE", short="-o", panel=GENERAL, help=
+        "Where the fitted models go: a file that ends in .npz, or a folder. By default GPU.npz."),
+    OPERATOR,
+    CACHE,
+)
+# fmt: on
 
 
+@o.takes(*OPTIONS)
 def command(
-    data: Annotated[
-        list[str],
-        typer.Argument(metavar="DATA...", help="Traces, and tables of measured operators.", show_default=False),
-    ],
-    gpu: Annotated[
-        str | None,
-        typer.Option(
-            "--gpu",
-            metavar="NAME",
-            show_default=False,
-            help="The GPU that was measured, where a file does not say: a name, or a YAML file; of several GPUs, which one.",
-        ),
-    ] = None,
-    output: Annotated[
-        str | None,
-        typer.Option(
-            "--output",
-            "-o",
-            metavar="FILE",
-            show_default=False,
-            help="Where the fitted models go: a file that ends in .npz, or a folder; GPU.npz otherwise.",
-        ),
-    ] = None,
-    operator: OperatorName = None,
-    cache: Cache = None,
+    data: Annotated[list[str], o.argument("DATA...", "Traces, and tables of measured operators.")], **given: Any
 ) -> None:
     """Fit the operator models to measured operators, with errors from cross-validation.
 
@@ -52,5 +43,5 @@ def command(
     def progress(text: str) -> None:
         print(f"triosim: {text}", file=sys.stderr)
 
-    path = calibration_run.run(data, gpu, output, operator, progress, cache)
+    path = calibration_run.run(data, given["gpu"], given["output"], given["operator"], progress, given["cache"])
     progress(f"wrote {path}; use it: TRIOSIM_MODELS={path} triosim simulate TRACE --compute-model auto")

@@ -4,54 +4,41 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import Annotated, Any
-
-import typer
-from rich.console import Console
+from typing import TYPE_CHECKING, Annotated, Any
 
 from triosim.cli import options as o
-from triosim.cli.calibrate.options import Cache, Collective, OperatorName
-from triosim.compute.fit import evaluation, measured_files
-from triosim.compute.fit.evaluation import Evaluation, Statistics
-from triosim.compute.learned import model_files
-from triosim.networks.calibration.fit import run
-from triosim.reports.terminal.tables import table as made_table
+from triosim.cli.calibrate.options import CACHE, COLLECTIVE, OPERATOR
+from triosim.cli.command import LaterModule, show_on_terminal
+from triosim.config import Option
+from triosim.config.option import GENERAL
 from triosim.units import format_time
 
+if TYPE_CHECKING:
+    from triosim.compute.fit.evaluation import Evaluation, Statistics
 
+evaluation = LaterModule("compute.fit.evaluation")
+measured_files = LaterModule("compute.fit.measured_files")
+model_files = LaterModule("compute.learned.model_files")
+collectives = LaterModule("networks.calibration.fit.run")
+tables = LaterModule("reports.terminal.tables")
+
+# fmt: off
+OPTIONS = (
+    Option("gpu", metavar="NAME", panel=GENERAL, help="The GPU whose rows are judged, where DATA does not say."),
+    Option("models", metavar="FILE", panel=GENERAL, help=
+        "Fitted models to judge, a file or a folder, before the shipped ones."),
+    OPERATOR,
+    CACHE,
+    Option("topology", metavar="NAME", short="-t", panel=GENERAL, help="DATA are collectives, judged on this topology."),
+    COLLECTIVE,
+    o.FORMAT,
+)
+# fmt: on
+
+
+@o.takes(*OPTIONS)
 def command(
-    table: Annotated[
-        str, typer.Argument(metavar="DATA", help="A table of measured operators, or a trace.", show_default=False)
-    ],
-    gpu: Annotated[
-        str | None,
-        typer.Option(
-            "--gpu", metavar="NAME", show_default=False, help="The GPU whose rows are judged, where DATA does not say."
-        ),
-    ] = None,
-    models: Annotated[
-        str | None,
-        typer.Option(
-            "--models",
-            metavar="FILE",
-            show_default=False,
-            help="Fitted models to judge, a file or a folder, before the shipped ones.",
-        ),
-    ] = None,
-    operator: OperatorName = None,
-    cache: Cache = None,
-    topology: Annotated[
-        str | None,
-        typer.Option(
-            "--topology",
-            "-t",
-            metavar="NAME",
-            show_default=False,
-            help="DATA are collectives, judged on this topology.",
-        ),
-    ] = None,
-    collective: Collective = None,
-    format: o.Format = "table",
+    table: Annotated[str, o.argument("DATA", "A table of measured operators, or a trace.")], **given: Any
 ) -> None:
     """Show how far the fitted models are off on measured operators or, with --topology, on measured collectives.
 
@@ -62,12 +49,13 @@ def command(
     [cyan]triosim calibrate evaluate bmm_fp32_multi_gpu.csv.gz --gpu 'Tesla T4' --format json[/]
     [cyan]triosim calibrate evaluate all_reduce.txt --topology dgx-h100[/]
     """
-    if topology is not None:
-        _evaluate_collectives(table, topology, collective, gpu, format)
+    gpu, models, format = given["gpu"], given["models"], given["format"]
+    if given["topology"] is not None:
+        _evaluate_collectives(table, given["topology"], given["collective"], gpu, format)
         return
     if models is not None:
         model_files.check(models)
-    measured = measured_files.read([table], gpu, operator, cache)
+    measured = measured_files.read([table], gpu, given["operator"], given["cache"])
     target = measured.single_gpu(table)
     (rows,) = measured.by_gpu()
     one_operator = {(part.shapes.family, part.shapes.dtype) for part in measured.tables}
@@ -80,9 +68,9 @@ def command(
 
 
 def _evaluate_collectives(table: str, topology: str, collective: str | None, gpu: str | None, format: str) -> None:
-    name, total, kinds = run.evaluate(table, topology, collective, gpu)
+    name, total, kinds = collectives.evaluate(table, topology, collective, gpu)
     if format == "json":
-        _print_json(run.as_json(name, total, kinds))
+        _print_json(collectives.as_json(name, total, kinds))
         return
     rows = {"all": total.total}
     rows |= {word: one for word, one in (("1 MiB and more", total.large), ("below", total.small)) if one is not None}
@@ -115,8 +103,8 @@ def _print_json(content: dict[str, Any]) -> None:
 
 
 def _print_table(title: str, rows: dict[str, Statistics]) -> None:
-    made = made_table(title, "rows", "number", "MAPE", "median", "95th percentile", "within 10%")
+    made = tables.table(title, "rows", "number", "MAPE", "median", "95th percentile", "within 10%")
     for name, one in rows.items():
         figures = (one.mape_percent, one.median_percent, one.p95_percent, one.within_10_percent)
         made.add_row(name, str(one.rows), *(f"{figure:.2f} %" for figure in figures))
-    Console(highlight=False).print(made)
+    show_on_terminal(made)

@@ -3,40 +3,31 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated, Any
+from typing import Any
 
-import typer
+from triosim.cli import options as o
+from triosim.cli.command import LaterModule
+from triosim.config import Option
+from triosim.config.option import GENERAL
 
-from triosim.errors import OptionError
-from triosim.tracer.benchmarks.measure import MeasurementPlan
-from triosim.tracer.benchmarks.measure import measure as run_benchmarks
+benchmarks = LaterModule("tracer.benchmarks.measure")
+
+# fmt: off
+OPTIONS = (
+    Option("output", required=True, metavar="FILE", short="-o", panel=GENERAL, help=
+        "The table, to which rows are added if it is there."),
+    Option("device", metavar="cpu|cuda", panel=GENERAL, help="By default the GPU, where there is one."),
+    Option("operators", metavar="A,B,...", panel=GENERAL, help="Which operators. By default all."),
+    Option("dtypes", default="float32,bfloat16", metavar="A,B,...", panel=GENERAL, help="In which dtypes."),
+    Option("count", "whole", 100, metavar="N", panel=GENERAL, help="Sizes of each operator and dtype."),
+    Option("seconds", "whole", metavar="LIMIT", panel=GENERAL, help="Stop after so long; go on another time."),
+    Option("seed", "whole", 0, least=0, metavar="N", panel=GENERAL, help="Another seed draws other sizes."),
+)
+# fmt: on
 
 
-def command(
-    output: Annotated[
-        str,
-        typer.Option(
-            "--output", "-o", metavar="FILE", show_default=False, help="The table, gone on with if it is there."
-        ),
-    ],
-    device: Annotated[
-        str | None,
-        typer.Option(
-            "--device", metavar="cpu|cuda", show_default=False, help="By default the GPU, where there is one."
-        ),
-    ] = None,
-    operators: Annotated[
-        str | None,
-        typer.Option("--operators", metavar="A,B,...", show_default=False, help="Which operators; all by default."),
-    ] = None,
-    dtypes: Annotated[str, typer.Option("--dtypes", metavar="A,B,...", help="In which dtypes.")] = "float32,bfloat16",
-    count: Annotated[int, typer.Option("--count", metavar="N", help="Sizes of each operator and dtype.")] = 100,
-    seconds: Annotated[
-        int | None,
-        typer.Option("--seconds", metavar="LIMIT", show_default=False, help="Stop after so long; go on another time."),
-    ] = None,
-    seed: Annotated[int, typer.Option("--seed", metavar="N", help="Another seed draws other sizes.")] = 0,
-) -> None:
+@o.takes(*OPTIONS)
+def command(**given: Any) -> None:
     """Measure operators on the GPU (or CPU) at hand, for 'triosim calibrate compute'.
 
     Sizes are drawn log-uniformly. Each operator is run with a warm and with a cold cache, forward and backward.
@@ -47,12 +38,12 @@ def command(
     [cyan]triosim calibrate measure -o measured.csv.gz --seconds 1800[/]
     [cyan]triosim calibrate measure -o gemm.csv.gz --operators linear,bmm --dtypes bfloat16 --count 500[/]
     """
-    for name, value in (("--count", count), ("--seconds", seconds)):
-        if value is not None and value < 1:
-            raise OptionError(f"{value} is not above zero", where=name, fix="give 1 or more")
-    plan = MeasurementPlan(_words(operators), _words(dtypes), count, seconds, seed)
+    plan = benchmarks.MeasurementPlan(
+        _words(given["operators"]), _words(given["dtypes"]), given["count"], given["seconds"], given["seed"]
+    )
+    output = given["output"]
     with _Bar() as bar:
-        outcome = run_benchmarks(plan, output, device, bar)
+        outcome = benchmarks.measure(plan, output, given["device"], bar)
     for line in outcome.skipped:
         print(f"triosim: {line}", file=sys.stderr)
     print(f"triosim: {outcome.rows} rows in {output}, {outcome.new} of them new", file=sys.stderr)

@@ -3,41 +3,35 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
-import typer
+from triosim.cli import options as o
+from triosim.cli.calibrate.options import COLLECTIVE
+from triosim.cli.command import LaterModule
+from triosim.config import Option
+from triosim.config.option import GENERAL
 
-from triosim.cli.calibrate.options import Collective
-from triosim.networks.calibration.fit import run
-from triosim.networks.topology import Topology
-from triosim.pipeline.system import check_sections
+fit = LaterModule("networks.calibration.fit.run")
+topologies = LaterModule("networks.topology")
+sections = LaterModule("pipeline.system")
+
+# fmt: off
+OPTIONS = (
+    Option("topology", required=True, metavar="NAME", short="-t", panel=GENERAL, help=
+        "What was measured: a name or a file."),
+    Option("output", required=True, metavar="FILE", short="-o", panel=GENERAL, help="Where the calibrated topology goes."),
+    COLLECTIVE,
+    Option("gpu", metavar="NAME", panel=GENERAL, help="Which GPU's rows, of a table about several."),
+    Option("online", "flag", False, panel=GENERAL, help=
+        "Move the calibration that the topology has towards the rows, one by one."),
+)
+# fmt: on
 
 
+@o.takes(*OPTIONS)
 def command(
-    data: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="DATA...", help="Tables of measured collectives, output of nccl-tests.", show_default=False
-        ),
-    ],
-    topology: Annotated[
-        str,
-        typer.Option(
-            "--topology", "-t", metavar="NAME", show_default=False, help="What was measured: a name or a file."
-        ),
-    ],
-    output: Annotated[
-        str,
-        typer.Option("--output", "-o", metavar="FILE", show_default=False, help="Where the calibrated topology goes."),
-    ],
-    collective: Collective = None,
-    gpu: Annotated[
-        str | None,
-        typer.Option("--gpu", metavar="NAME", show_default=False, help="Which GPU's rows, of a table about several."),
-    ] = None,
-    online: Annotated[
-        bool, typer.Option("--online", help="Move the calibration that the topology has towards the rows, one by one.")
-    ] = False,
+    data: Annotated[list[str], o.argument("DATA...", "Tables of measured collectives, output of nccl-tests.")],
+    **given: Any,
 ) -> None:
     """Fit collectives to measured ones, and write a topology on which they take as long, alone on an idle machine.
 
@@ -52,6 +46,8 @@ def command(
     def progress(text: str) -> None:
         print(f"triosim: {text}", file=sys.stderr)
 
-    check_sections(Topology.load(topology))  # they are copied into the output
-    run.calibrate(data, topology, output, collective=collective, gpu=gpu, online=online, progress=progress)
+    topology, output = given["topology"], given["output"]
+    sections.check_sections(topologies.Topology.load(topology))  # they are copied into the output
+    chosen = {name: given[name] for name in ("collective", "gpu", "online")}
+    fit.calibrate(data, topology, output, **chosen, progress=progress)
     progress(f"wrote {output}; use it: triosim simulate TRACE --parallel ddp --topology {output}")

@@ -11,9 +11,6 @@ from triosim.compute.pricing.repricing import with_prediction
 from triosim.operators.features import is_free
 from triosim.trace import Operator, Trace
 
-#: The default GPU.
-DEFAULT_GPU = "H100-SXM"
-
 
 def with_predicted_times(trace: Trace, model: ComputeModel | None = None) -> Trace:
     """Return a trace with the operator times that a compute model predicts for its GPU; by default ``auto``.
