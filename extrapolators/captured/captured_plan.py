@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import cast
 
 from triosim.errors import OptionError, TraceError
-from triosim.extrapolators.captured.commands import Command, GroupCollective, PointToPoint, StreamWait, commands_of
+from triosim.extrapolators.captured.commands import Command, CommandWait, GroupCollective, PointToPoint, commands_of
 from triosim.extrapolators.captured.groups import communicators, symmetry_of
 from triosim.tasks import (
     COLLECTIVES,
@@ -89,8 +89,9 @@ class CapturedPlan:
         """Return a command as a task; ``handles`` are those of the commands before it."""
         if isinstance(command, Compute):
             return command
-        if isinstance(command, StreamWait):
-            return Wait(tuple([handles[other] for other in command.commands]), command.stream)
+        if isinstance(command, CommandWait):
+            awaited = tuple([handles[other] for other in command.commands])
+            return Synchronize(awaited) if command.stream is None else Wait(awaited, command.stream)
         if isinstance(command, GroupCollective):
             captured = self.streams.like[rank]
             group = self._group(rank, command.communication)
@@ -101,11 +102,10 @@ class CapturedPlan:
             if key not in self._collectives:
                 self._collectives[key] = _collective(group, command)
             return self._collectives[key]
-        if isinstance(command, PointToPoint):
-            parts = tuple([self._send_or_receive(rank, part, command) for part in command.parts])
-            batch = Batch(parts, command.stream, command.issuer, command.parts[0].group, command.layers)
-            return parts[0] if len(parts) == 1 else batch
-        return Synchronize(tuple([handles[other] for other in command.commands]))
+        parts = tuple([self._send_or_receive(rank, part, command) for part in command.parts])
+        if len(parts) == 1:
+            return parts[0]
+        return Batch(parts, command.stream, command.issuer, command.parts[0].group, command.layers)
 
     def _uneven_exchanges(self) -> dict[tuple[Communicator, int], _Sent]:
         """Return who sends whom how much in all-to-alls of unequal parts, by group and position in its order."""

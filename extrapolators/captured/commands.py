@@ -41,21 +41,14 @@ class PointToPoint:
 
 
 @dataclass(frozen=True, slots=True)
-class StreamWait:
-    """A stream waits for earlier commands, by index."""
+class CommandWait:
+    """A stream, or without one the host, waits for earlier commands, by index; the host without any for all of them."""
 
     commands: tuple[int, ...]
-    stream: str
+    stream: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class HostWait:
-    """The host waits for earlier commands, by index; without any, for all of them."""
-
-    commands: tuple[int, ...]
-
-
-Command = Compute | GroupCollective | PointToPoint | StreamWait | HostWait
+Command = Compute | GroupCollective | PointToPoint | CommandWait
 
 
 def commands_of(trace: Trace, alone: frozenset[str] = frozenset()) -> tuple[Command, ...]:
@@ -155,7 +148,7 @@ class _CommandWriter:
             self.host_waits((self.tails[mark.stream],) if mark.stream in self.tails else ())
         else:
             self.flush()
-            self.commands.append(HostWait(()))
+            self.commands.append(CommandWait(()))
 
     def recorded(self, mark: Mark) -> tuple[int, ...]:
         """Return the command that an event stands for; none where it was recorded before the step, or on an empty stream."""
@@ -179,18 +172,19 @@ class _CommandWriter:
         known = self.waited.setdefault(stream, {})
         new = []
         for command in commands:
-            other = self.stream_of(command)
+            other = self.commands[command].stream
+            assert other is not None
             if other != stream and known.get(other, -1) < command:
                 known[other] = command
                 new.append(command)
         if new:
             self.flush(stream)
-            self.put(StreamWait(tuple(new), stream), stream)
+            self.put(CommandWait(tuple(new), stream), stream)
 
     def host_waits(self, commands: tuple[int, ...]) -> None:
         if commands:
             self.flush()
-            self.commands.append(HostWait(commands))
+            self.commands.append(CommandWait(commands))
 
     # ---- commands --------------------------------------------------------------------------------------------------
 
@@ -206,12 +200,6 @@ class _CommandWriter:
             own = self.joined[0].stream
             self.put(Compute(tuple(self.joined), own), own)
             self.joined = []
-
-    def stream_of(self, command: int) -> str:
-        found = self.commands[command]
-        assert not isinstance(found, HostWait)
-        assert found.stream is not None
-        return found.stream
 
 
 def _own_stream(family: str) -> str:

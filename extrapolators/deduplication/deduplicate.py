@@ -1,8 +1,8 @@
-"""Layer deduplication: transforms a program with a few of its repeated layers, and copies the outcome to the others.
+"""Layer deduplication: transforms a program with a few of its repeated layers, and copies the result to the others.
 
 A transformer repeats its layers, and what a parallelism does to one does not depend on how many there are. Of the repeated
 layers (``triosim.extrapolators.deduplication.repeated_layers``), the short program keeps the first three and the last two. The
-outcome of the third is copied to those that were left out, once it is checked that its neighbours have an equal outcome.
+transformed third layer is copied to those that were left out, once it is checked that its neighbours were transformed equally.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class UnequalLayersError(Exception):
 
 
 class LayerDeduplication:
-    """A program whose repeated layers are transformed once. Without a ``repetition``, nothing is left out.
+    """A program whose repeated layers are transformed once. Without a ``repetition``, no layer is left out.
 
     ``short`` is the program without most of the repeated layers, and without its optimizer. ``maps`` are the ids of each
     repeated layer by those of the template.
@@ -53,22 +53,22 @@ class LayerDeduplication:
         repetition = longest_repetition(program)
         while len(repetition) > _FIRST + _LAST:
             maps = [id_map(repetition[_FIRST - 1], module) for module in repetition]
-            other = [place for place, one in enumerate(maps) if one is None]
-            if not other:
-                known = [one for one in maps if one is not None]
+            unequal = [index for index, ids in enumerate(maps) if ids is None]
+            if not unequal:
+                known = [ids for ids in maps if ids is not None]
                 return cls(program, repetition, known) if are_chained(program, repetition, known) else None
-            behind = [place for place in other if place >= _FIRST]
-            repetition = repetition[: behind[0]] if behind else repetition[1:]
+            following = [index for index in unequal if index >= _FIRST]
+            repetition = repetition[: following[0]] if following else repetition[1:]
         return None
 
     def layers(self, names: Sequence[str]) -> list[str]:
-        """Return paths of layers of the short program; behind those of the template come those of the layers left out."""
+        """Return paths of layers of the short program; those of the template are followed by those of the layers left out."""
         own = [name for name in names if self._repetition and numbered_module_of(name) == self._template.name]
         if not own:
             return list(names)
-        behind = max(place for place, name in enumerate(names) if name in own) + 1
+        end = max(index for index, name in enumerate(names) if name in own) + 1
         others = [self._template.layer(name, module) for module in self._repetition[_FIRST:-_LAST] for name in own]
-        return [*names[:behind], *others, *names[behind:]]
+        return [*names[:end], *others, *names[end:]]
 
     def storages(self, numbers: Iterable[int]) -> set[int]:
         """Return storages of the short program, and the corresponding ones of the layers left out."""
@@ -96,8 +96,8 @@ class LayerDeduplication:
             begin, end = self._inner(which)
             inner = range(1, len(self._repetition) - 1)
             found = [self._numbered(block, fresh) for block in blocks[:begin]]
-            for place in inner if which == "forward" else reversed(inner):
-                renaming = self._renaming_to(place, fresh)
+            for index in inner if which == "forward" else reversed(inner):
+                renaming = self._renaming_to(index, fresh)
                 found += [renaming.block(block) for block in self._blocks(after, which, _FIRST - 1)]
             passes[which] = found + [self._numbered(block, fresh) for block in blocks[end:]]
         whole = Stage(tuple(passes["forward"]), tuple(passes["backward"]), self._whole.stages[0].optimizer)
@@ -107,7 +107,7 @@ class LayerDeduplication:
 
     @property
     def _template(self) -> RepeatedModule:
-        """The layer whose outcome is copied to those left out."""
+        """The layer that is copied to those left out."""
         return self._repetition[_FIRST - 1]
 
     @property
@@ -127,67 +127,66 @@ class LayerDeduplication:
             last = self._repetition[-_LAST]
             bridge = Renaming(self._junction_map(), {operator.id: operator.id for operator in last.operators})
             for which, found in blocks.items():
-                for place in last.places[which]:
-                    found[place] = bridge.block(found[place])
+                for index in last.blocks[which]:
+                    found[index] = bridge.block(found[index])
                 first, final = self._ends(which, _FIRST, -_LAST - 1)
                 del found[first.start : final.stop]
         return replace(self._whole, stages=(Stage(tuple(blocks["forward"]), tuple(blocks["backward"])),))
 
     def _junction_map(self) -> IdMap:
-        """Return the ids of what the second last layer shares with the one before it, by those of the third one for it."""
-        ahead, last = self._maps[-_LAST - 1], self._maps[-_LAST]
-        pairs = ((ahead.tensors, set(last.tensors.values())), (ahead.storages, set(last.storages.values())))
+        """Return, by ids of the third layer, the ids that the second last layer shares with the layer before it."""
+        before, last = self._maps[-_LAST - 1], self._maps[-_LAST]
+        pairs = ((before.tensors, set(last.tensors.values())), (before.storages, set(last.storages.values())))
         return IdMap(*({new: old for old, new in one.items() if new in common} for one, common in pairs))
 
-    # ---- and back ------------------------------------------------------------------------------------------------
+    # ---- the restored program ------------------------------------------------------------------------------------
 
     def _is_restorable(self, after: Program) -> bool:
-        """Whether the second, the third and the second last layer have equal outcomes."""
+        """Whether the second, the third and the second last layer were transformed equally."""
         bridge = self._junction_map()
         back = IdMap(*({old: new for new, old in one.items()} for one in (bridge.tensors, bridge.storages)))
         for kept, names in ((1, IdMap({}, {})), (_FIRST, back)):
-            place = self._kept[kept]
-            numbers = self._numbers(kept, place)
-            itself, expected = Renaming(names, numbers), self._renaming_to(place)
+            index = self._kept[kept]
+            itself, expected = Renaming(names, self._numbers(kept, index)), self._renaming_to(index)
             for which in PASSES:
                 pairs = zip(self._blocks(after, which, kept), self._blocks(after, which, _FIRST - 1), strict=True)
                 if any(itself.block(one) != expected.block(other) for one, other in pairs):
                     return False
         return True
 
-    def _renaming_to(self, place: int, fresh: Iterator[int] | None = None) -> Renaming:
-        """Return the renaming from the template to the layer at a position of the repetition."""
-        module = self._repetition[place]
+    def _renaming_to(self, index: int, fresh: Iterator[int] | None = None) -> Renaming:
+        """Return the renaming from the template to a layer of the repetition."""
+        module = self._repetition[index]
         return Renaming(
-            self._maps[place],
-            self._numbers(_FIRST - 1, place),
+            self._maps[index],
+            self._numbers(_FIRST - 1, index),
             fresh,
             {layer: self._template.layer(layer, module) for layer in self._layers},
         )
 
-    def _numbers(self, kept: int, place: int) -> dict[int, int]:
-        """Return the numbers of operators around a position of the repetition, by those around a layer of the short program."""
+    def _numbers(self, kept: int, index: int) -> dict[int, int]:
+        """Return the ids of operators in a layer and its neighbours, by those of a kept layer and its neighbours."""
         return {
             old.id: new.id
             for step in (-1, 0, 1)
             for old, new in zip(
                 self._repetition[self._kept[kept + step]].operators,
-                self._repetition[place + step].operators,
+                self._repetition[index + step].operators,
                 strict=True,
             )
         }
 
     def _blocks(self, after: Program, which: Pass, kept: int) -> Sequence[Block]:
-        """Return the blocks of a layer of the short program in the transformed one."""
-        place = self._kept[kept]
-        own = self._repetition[place].places[which]
-        is_behind = place >= _FIRST if which == "forward" else place < _FIRST
-        ahead = self._missing(which) if is_behind else 0
+        """Return the blocks of a kept layer in the transformed short program."""
+        index = self._kept[kept]
+        own = self._repetition[index].blocks[which]
+        follows = index >= _FIRST if which == "forward" else index < _FIRST
+        missing = self._missing(which) if follows else 0
         blocks: Sequence[Block] = getattr(after.stages[0], which)
-        return blocks[own.start - ahead : own.stop - ahead]
+        return blocks[own.start - missing : own.stop - missing]
 
     def _missing(self, which: Pass) -> int:
-        return sum(len(module.places[which]) for module in self._repetition[_FIRST:-_LAST])
+        return sum(len(module.blocks[which]) for module in self._repetition[_FIRST:-_LAST])
 
     def _inner(self, which: Pass) -> tuple[int, int]:
         """Return where the blocks between the first and the last repeated layer of the short program begin and end."""
@@ -198,7 +197,7 @@ class LayerDeduplication:
 
     def _ends(self, which: Pass, one: int, other: int) -> tuple[range, range]:
         """Return the blocks of two layers, in the order of the pass."""
-        first, final = (self._repetition[place].places[which] for place in (one, other))
+        first, final = (self._repetition[index].blocks[which] for index in (one, other))
         return (first, final) if which == "forward" else (final, first)
 
     def _numbered(self, block: Block, fresh: Iterator[int]) -> Block:

@@ -1,4 +1,4 @@
-"""Turns the blocks of one repeated layer into those of another: the same operators, with other numbers, tensors and layers."""
+"""Turns the blocks of one repeated layer into those of another, which differ in ids and names alone."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Finds repeated layers: modules whose operators have equal kinds, shapes and times, and whose tensors are shared alike.
+"""Finds repeated layers: modules whose operators have equal kinds, shapes and times, and share tensors in the same pattern.
 
 Each tensor of a repeated module is its own, or common to all of them (positions), or shared with the next one alone, in the
-same way by each (the residual stream, and its gradient). Then two of the modules differ in numbers and names only.
+same pattern by each (the residual stream, and its gradient). Then two of the modules differ in numbers and names only.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from triosim.trace.numbered_modules import ROOT, numbered_module_of
 
 Pass = Literal["forward", "backward"]
 PASSES: tuple[Pass, Pass] = ("forward", "backward")
-#: What must be equal of two operators, beside their tensors, their layers and what they differentiate.
+#: What equal operators have in common, apart from tensors, layers and what they differentiate.
 _CALL = attrgetter(
     *("name", "phase", "seconds", "busy_seconds", "host_seconds", "flops", "kernels", "predicted_by", "relative_error"),
     *("attributes", "stream", "communication", "recomputed"),
@@ -28,14 +28,14 @@ _CALL = attrgetter(
 
 @dataclass(frozen=True, slots=True)
 class RepeatedModule:
-    """The blocks of a numbered module: where they are in either pass, and their operators.
+    """A numbered module: the indices of its ``blocks`` in each pass, and their operators.
 
-    They go from the module's first block to the next module's, so that what stands between two modules belongs to the first.
+    The blocks go from the module's first one to the next module's, so that those between two modules belong to the first.
     ``signature`` has each operator's name and how many tensors it reads and makes.
     """
 
     name: str
-    places: Mapping[Pass, range]
+    blocks: Mapping[Pass, range]
     operators: tuple[Operator, ...]
     signature: tuple[tuple[str, int, int], ...]
 
@@ -61,7 +61,7 @@ def longest_repetition(program: Program) -> list[RepeatedModule]:
 
 def _is_next(module: RepeatedModule, other: RepeatedModule) -> bool:
     """Whether another module follows one in the forward pass, and precedes it in the backward pass."""
-    forward, backward = ((module.places[which], other.places[which]) for which in PASSES)
+    forward, backward = ((module.blocks[which], other.blocks[which]) for which in PASSES)
     return forward[0].stop == forward[1].start and backward[0].start == backward[1].stop
 
 
@@ -70,34 +70,30 @@ def _modules(program: Program) -> Iterator[RepeatedModule]:
     if len(program.stages) != 1:
         return
     (stage,) = program.stages
-    forward, backward = _places(stage.forward), _places(stage.backward)
-    for name, places in forward.items():
+    forward, backward = _blocks_of_modules(stage.forward), _blocks_of_modules(stage.backward)
+    for name, own in forward.items():
         if name not in backward and stage.backward:
             continue
-        behind = backward.get(name, range(0))
-        items = [
-            item
-            for blocks in (stage.forward[places.start : places.stop], stage.backward[behind.start : behind.stop])
-            for block in blocks
-            for item in block.items
-        ]
+        own_backward = backward.get(name, range(0))
+        blocks = [*(stage.forward[index] for index in own), *(stage.backward[index] for index in own_backward)]
+        items = [item for block in blocks for item in block.items]
         operators = tuple(item for item in items if isinstance(item, Operator))
         if len(operators) == len(items):
             signature = tuple((one.name, len(one.inputs), len(one.outputs)) for one in operators)
-            yield RepeatedModule(name, {"forward": places, "backward": behind}, operators, signature)
+            yield RepeatedModule(name, {"forward": own, "backward": own_backward}, operators, signature)
 
 
-def _places(blocks: Sequence[Block]) -> dict[str, range]:
-    """Return the blocks of each module; empty where some module's are not consecutive."""
+def _blocks_of_modules(blocks: Sequence[Block]) -> dict[str, range]:
+    """Return the indices of each module's blocks; empty where those of some module are not consecutive."""
     starts: dict[str, int] = {}
     current = ROOT
-    for place, block in enumerate(blocks):
+    for index, block in enumerate(blocks):
         module = numbered_module_of(block.layer)
         if module in (ROOT, current):
             continue
         if module in starts:
             return {}
-        starts[module] = place
+        starts[module] = index
         current = module
     ends = pairwise((*starts.values(), len(blocks)))
     return {module: range(*both) for module, both in zip(starts, ends, strict=True)}
@@ -130,20 +126,18 @@ def id_map(one: RepeatedModule, other: RepeatedModule) -> IdMap | None:
 
 
 def are_chained(program: Program, repetition: Sequence[RepeatedModule], maps: Sequence[IdMap]) -> bool:
-    """Whether tensors that are not common to all modules are shared with the next one alone, and in the same way by each."""
+    """Whether tensors that are not common to all modules are shared with the next one alone, in the same pattern by each."""
     (stage,) = program.stages
-    outside: tuple[set[int], set[int]] = set(), set()
+    tensors: set[int] = set()  # outside of the repetition
+    storages: set[int] = set()
     for which in PASSES:
         blocks: Sequence[Block] = getattr(stage, which)
-        inside = {place for module in repetition for place in module.places[which]}
-        for place, block in enumerate(blocks):
-            for operator in () if place in inside else block.operators:
-                for tensor in (*operator.inputs, *operator.outputs):
-                    outside[0].add(tensor.id)
-                    outside[1].add(tensor.storage)
-    return _is_chain([one.tensors for one in maps], outside[0]) and _is_chain(
-        [one.storages for one in maps], outside[1]
-    )
+        inside = {index for module in repetition for index in module.blocks[which]}
+        for index, block in enumerate(blocks):
+            for operator in () if index in inside else block.operators:
+                tensors.update(tensor.id for tensor in (*operator.inputs, *operator.outputs))
+                storages.update(tensor.storage for tensor in (*operator.inputs, *operator.outputs))
+    return _is_chain([ids.tensors for ids in maps], tensors) and _is_chain([ids.storages for ids in maps], storages)
 
 
 def _is_chain(maps: Sequence[Mapping[int, int]], outside: Set[int]) -> bool:
@@ -151,9 +145,9 @@ def _is_chain(maps: Sequence[Mapping[int, int]], outside: Set[int]) -> bool:
     links: list[set[tuple[int, int]]] = []
     older: set[int] = set()
     last: dict[int, int] = {}
-    for place, one in enumerate(maps):
+    for index, one in enumerate(maps):
         own = {new: old for old, new in one.items() if old not in common}
-        if not older.isdisjoint(own) or (0 < place < len(maps) - 1 and not outside.isdisjoint(own)):
+        if not older.isdisjoint(own) or (0 < index < len(maps) - 1 and not outside.isdisjoint(own)):
             return False
         links.append({(own[new], last[new]) for new in own.keys() & last.keys()})
         older |= last.keys()

@@ -22,7 +22,7 @@ from triosim.engine.copy_engines import CopyEngines
 from triosim.engine.deadlock import deadlock_error
 from triosim.engine.options import EngineOptions, launch_count
 from triosim.engine.rank_state import RankState, add_dependency
-from triosim.engine.recording import Recording
+from triosim.engine.recording import RankRecord, Recording
 from triosim.engine.rendezvous import Rendezvous, assign_sequence_numbers
 from triosim.errors import SimulationError
 from triosim.networks.events import when
@@ -115,7 +115,7 @@ class Engine:
                 raise SimulationError(
                     f"the tasks are a {type(stream).__name__}", where=f"rank {index}", fix="yield them from a generator"
                 )
-        self.ranks.update((index, RankState(index)) for index in sorted(streams))
+        self.ranks.update((index, RankState(index, RankRecord(index))) for index in sorted(streams))
         self.recording.ranks = [rank.record for rank in self.ranks.values()]
         conditions = self.options.conditions
         schedule_events(conditions, self.network, self._speeds)

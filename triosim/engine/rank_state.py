@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 import simpy
@@ -24,39 +24,25 @@ class Channel(NamedTuple):
     tag: int
 
 
+@dataclass(slots=True, eq=False)
 class RankState:
     """The state of a GPU and its host: the tasks that its streams, its compute units and its copy engines hold."""
 
-    __slots__ = (
-        "copy_queues",
-        "free_share",
-        "index",
-        "issue_counts",
-        "last_collectives",
-        "open_launches",
-        "operator_ends",
-        "record",
-        "running",
-        "tails",
-        "unfinished",
-        "waiting",
-        "wakeup",
-    )
-
-    def __init__(self, index: int) -> None:
-        self.index = index
-        self.record = RankRecord(index)
-        self.tails: dict[str, Handle] = {}  # the last task of each stream
-        self.last_collectives: dict[Communicator, Handle] = {}
-        self.issue_counts: dict[Communicator | Channel, int] = {}  # collectives and transfers issued so far
-        self.unfinished: dict[Handle, None] = {}  # tasks that are issued and not finished, in order of issue
-        self.open_launches = 0  # launches of the unfinished tasks
-        self.operator_ends: deque[float] = deque()  # of the last operators, where the host may be few operators ahead
-        self.wakeup: simpy.Event | None = None  # fires when the host can go on
-        self.free_share = 1.0  # of the compute units
-        self.waiting: deque[ComputeProgress] = deque()  # computations that wait for compute units
-        self.running: list[ComputeProgress] = []  # computations that have compute units
-        self.copy_queues: dict[str, deque[Handle]] = {}  # by copy engine: the running copy, then those behind it
+    index: int
+    record: RankRecord
+    tails: dict[str, Handle] = field(default_factory=dict)  # the last task of each stream
+    last_collectives: dict[Communicator, Handle] = field(default_factory=dict)
+    issue_counts: dict[Communicator | Channel, int] = field(default_factory=dict)  # collectives and transfers so far
+    unfinished: dict[Handle, None] = field(
+        default_factory=dict
+    )  # tasks that are issued and not finished, in order of issue
+    open_launches: int = 0  # launches of the unfinished tasks
+    operator_ends: deque[float] = field(default_factory=deque)  # of the last operators, where the host may be few ahead
+    wakeup: simpy.Event | None = None  # fires when the host can go on
+    free_share: float = 1.0  # of the compute units
+    waiting: deque[ComputeProgress] = field(default_factory=deque)  # computations that wait for compute units
+    running: list[ComputeProgress] = field(default_factory=list)  # computations that have compute units
+    copy_queues: dict[str, deque[Handle]] = field(default_factory=dict)  # by copy engine: the running copy comes first
 
 
 @dataclass(slots=True)

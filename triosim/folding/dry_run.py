@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -72,9 +71,8 @@ class RecordedStream:
     def __init__(self) -> None:
         self._tasks: list[Task] = []
         self._positions: dict[Handle, int] = {}
-        self._references: dict[
-            int, dict[str, tuple[int, ...]]
-        ] = {}  # the positions of the tasks that a task's fields name
+        # By position of a task: the positions of the tasks that its fields name.
+        self._references: dict[int, dict[str, tuple[int, ...]]] = {}
         self._referenced: set[int] = set()
 
     def add(self, rank: int, task: Task) -> Any:
@@ -129,21 +127,20 @@ def dry_run(streams: Mapping[int, TaskStream]) -> DryRun:
     recorded: dict[int, RecordedStream] = {}
     for rank, stream in streams.items():
         recording = RecordedStream()
+        task: Task | None = None
         answer: Any = None
-        with suppress(StopIteration):
-            while True:
+        try:
+            while not isinstance(task, Iteration):
                 task = stream.send(answer)
                 answer = recording.add(rank, task)
-                if isinstance(task, Iteration):
-                    break
                 if type(task) is Compute or type(task) is Wait:
-                    continue
+                    continue  # most tasks
                 for part in task.parts if isinstance(task, Batch) else (task,):
                     _add_pattern(patterns, received, part, rank)
             stream.send(answer)
             stream.close()
-            continue
-        recorded[rank] = recording
+        except StopIteration:
+            recorded[rank] = recording
     return DryRun(patterns, received, recorded)
 
 
@@ -158,5 +155,5 @@ def _add_pattern(
         patterns.setdefault(TransferPattern(None, (rank, task.destination)), PatternUse(task.nbytes))
     elif isinstance(task, Recv):
         received.add((task.source, rank))
-    elif not isinstance(task, (Compute, Record, Synchronize, Wait)):
+    elif not isinstance(task, (Compute, Iteration, Record, Synchronize, Wait)):
         raise AsymmetryError(f"a {type(task).__name__} task may differ from rank to rank")

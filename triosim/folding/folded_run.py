@@ -7,7 +7,7 @@ from collections.abc import Callable
 from triosim.engine import Engine, Recording
 from triosim.errors import AsymmetryError
 from triosim.extrapolators.core.symmetry import Symmetry
-from triosim.folding.dry_run import DryRun, dry_run
+from triosim.folding.dry_run import dry_run
 from triosim.folding.folded_network import FoldedNetwork
 from triosim.garbage_collector import without_collecting
 from triosim.networks.base import Network
@@ -51,7 +51,10 @@ def _run(
 ) -> tuple[Recording, Network]:
     ranks = symmetry.representatives
     sent = dry_run({rank: tasks(rank) for rank in ranks})
-    _check_received(sent, symmetry)
+    # What representatives receive has to be what they send, or a copy of it.
+    transfers = {pattern.ranks for pattern in sent.patterns if pattern.collective is None}
+    if {symmetry.representative_transfer(*pair) for pair in sent.received} != transfers:
+        raise AsymmetryError("the receives of ranks do not match the sends of ranks that do the same")
     network = FoldedNetwork(new_network, symmetry, sent.patterns)
     streams = {rank: sent.recorded[rank].stream() if rank in sent.recorded else tasks(rank) for rank in ranks}
     recording = new_engine(network, symmetry).run(streams)
@@ -59,10 +62,3 @@ def _run(
     for rank in range(symmetry.world):
         represented.setdefault(symmetry.representative(rank), []).append(rank)
     return recording.expanded(represented), network
-
-
-def _check_received(sent: DryRun, symmetry: Symmetry) -> None:
-    """Check that what representatives receive is what they send, or a copy of it."""
-    transfers = {pattern.ranks for pattern in sent.patterns if pattern.collective is None}
-    if {symmetry.representative_transfer(*pair) for pair in sent.received} != transfers:
-        raise AsymmetryError("the receives of ranks do not match the sends of ranks that do the same")

@@ -1,4 +1,4 @@
-"""Sets of links that flows share, directly or through other flows: a union-find structure over the links of a topology."""
+"""Sets of links that flows share, directly or through other flows, as a union-find structure over the links of a topology."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from triosim.errors import AsymmetryError
 from triosim.networks.topology import NodeRef, Topology
 from triosim.networks.topology.link_symmetry import LinkClasses
 
-#: Maps a rank to the one that takes its place in a copy.
+#: Maps a rank to the corresponding one of a copy.
 RankMap = Callable[[int], int]
 
 
@@ -29,13 +29,13 @@ class SharedLinks:
 
     def on_routes(self, edges: Iterable[tuple[NodeRef, NodeRef]], rank_map: RankMap | None) -> list[int]:
         """Return the links on the routes of some edges, one after the other, with their ranks replaced."""
-        return [
-            number
-            for source, destination in edges
-            for number in self._on_route(_mapped(source, rank_map), _mapped(destination, rank_map))
-        ]
+        return [number for source, destination in edges for number in self._on_route(source, destination, rank_map)]
 
-    def _on_route(self, source: NodeRef, destination: NodeRef) -> Iterator[int]:
+    def _on_route(self, source: NodeRef, destination: NodeRef, rank_map: RankMap | None) -> Iterator[int]:
+        if rank_map is not None:
+            if isinstance(source, str) or isinstance(destination, str):
+                raise AsymmetryError(f"{source} or {destination} is not a rank")
+            source, destination = rank_map(source), rank_map(destination)
         for link in self._route(self._topology.node(source), self._topology.node(destination)):
             if link.bandwidth == math.inf:
                 raise AsymmetryError(f"{link.name} has unlimited bandwidth")
@@ -62,11 +62,3 @@ class SharedLinks:
     def equal(self, first: int, second: int) -> bool:
         """Whether two links have the same bandwidth and latency."""
         return self._speeds[first] == self._speeds[second]
-
-
-def _mapped(node: NodeRef, rank_map: RankMap | None) -> NodeRef:
-    if rank_map is None:
-        return node
-    if isinstance(node, int):
-        return rank_map(node)
-    raise AsymmetryError(f"{node} is not a rank")

@@ -7,6 +7,7 @@ at the first rank, the second half at the last. The order is that of the report'
 from __future__ import annotations
 
 from collections import deque
+from functools import partial
 
 from triosim.errors import OptionError
 from triosim.extrapolators.core.schedule_table import Action, ActionPhase, ScheduleTable, Slot
@@ -52,33 +53,34 @@ class _Row:
     def slots(self) -> tuple[Slot, ...]:
         """Fill the pipeline from both ends, run forward and backward passes side by side, and empty it."""
         middle, add = self._inner == 0, self._add
+        forward, backward = partial(self._next, "forward"), partial(self._next, "backward")
         for _ in range(2 * self._inner):
-            add(self._forward(0))
+            add(forward(0))
         for _ in range(self._near + 1):
-            add(self._forward(0))
-            add(self._forward(1))
+            add(forward(0))
+            add(forward(1))
         for _ in range(self._inner):
             add(self._input(1))
-            add(self._weight())
-            add(self._forward(1))
+            add(self._put_off.popleft())
+            add(forward(1))
         for index in range(self._overlapped):
             if middle and index == 0:  # the one that it waits for comes back only now
-                add(self._forward(0))
-                add(self._backward(1))
+                add(forward(0))
+                add(backward(1))
             else:
-                add(self._forward(0), self._backward(1))
-            add(self._forward(1), self._backward(0))
+                add(forward(0), backward(1))
+            add(forward(1), backward(0))
         for _ in range(self._inner):
-            add(self._backward(1))
-            add(self._forward(1), self._backward(0))
+            add(backward(1))
+            add(forward(1), backward(0))
         for index in range(2 * (self._near + 1)):  # the second half of them is split
-            run = self._input if index > self._near else self._backward
+            run = self._input if index > self._near else backward
             add(run(1 - index % 2))
         for _ in range(self._inner):
-            add(self._weight())
+            add(self._put_off.popleft())
             add(self._input(0))
         while self._put_off:
-            add(self._weight())
+            add(self._put_off.popleft())
         return tuple(self._slots)
 
     def _add(self, *actions: Action) -> None:
@@ -90,17 +92,8 @@ class _Row:
         self._run[counted] = number + 1
         return Action(self._stages[direction], phase, self._first[direction] + number)
 
-    def _forward(self, direction: int) -> Action:
-        return self._next("forward", direction)
-
-    def _backward(self, direction: int) -> Action:
-        return self._next("backward", direction)
-
     def _input(self, direction: int) -> Action:
         """The input part alone; the weight part is put off."""
         action = self._next("input", direction)
         self._put_off.append(Action(action.stage, "weight", action.micro_batch))
         return action
-
-    def _weight(self) -> Action:
-        return self._put_off.popleft()

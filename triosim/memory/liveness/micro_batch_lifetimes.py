@@ -109,11 +109,10 @@ class CapturedStorages:
 
     def __init__(self, trace: Trace, shown: Mapping[int, Tensor]) -> None:
         self.storages: dict[int, Storage] = {}
-        self.freed: dict[int, list[int]] = {}  # storages, by the operator that ran when they were freed
+        self.freed: dict[int, list[Storage]] = {}  # by the operator that ran when they were freed
         self.hidden: dict[int, list[Storage]] = {}  # no operator's; by the operator that ran when they were made
         self.persistent: list[Storage] = []  # hidden, and there for the whole step
         self.outlive: set[int] = set()  # freed by the optimizer, or not in the step
-        self.died: dict[int, int | None] = {}
         self.sizes: dict[int, int] = {}  # of the largest tensor of a storage, as captured
         self.written: dict[int, int] = {}  # by operator: bytes of its outputs, as captured
         if not trace.storages:
@@ -135,9 +134,8 @@ class CapturedStorages:
                 self.hidden.setdefault(numbers[one.operator], []).append(one)
             else:
                 self.storages[one.id] = one
-            self.died[one.id] = one.died
             if one.died is not None and one.last_operator is not None and one.last_operator >= 0:
-                self.freed.setdefault(numbers[one.last_operator], []).append(one.id)
+                self.freed.setdefault(numbers[one.last_operator], []).append(one)
             if one.died is None or (one.last_operator or 0) >= optimizer > one.operator:
                 self.outlive.add(one.id)
 
@@ -315,11 +313,11 @@ class MicroBatchLiveness:
         for storage in self._storages.kept_until.get(operator.id, ()):
             if storage in self._current:
                 self._current[storage].last = max(self._current[storage].last, position)
-        for storage in captured.freed.get(operator.id, ()):
-            freed = self._current.get(storage)
+        for one in captured.freed.get(operator.id, ()):
+            freed = self._current.get(one.id)
             if freed is not None and position >= freed.last:
                 freed.last = position
-                freed.clocks[1] = captured.died[storage]
+                freed.clocks[1] = one.died
 
     def _complete(self, gradient: Gradient, nbytes: float, operator: Operator, position: int) -> None:
         """Note that a gradient is complete for this micro-batch, and goes to what the rank keeps."""
