@@ -41,14 +41,9 @@ class ContextParallel(Extrapolator):
     order = CONTEXT_ORDER
     sums_gradients = True
     options = (
-        Option(
-            "cp",
-            "choice",
-            "ring",
-            "cp: how keys and values are exchanged: in a ring, or all at once.",
-            choices=("ring", "all-gather"),
-        ),
-    )
+        Option("cp", "choice", "ring", choices=("ring", "all-gather"),
+               help="cp: how keys and values are exchanged: in a ring, or all at once."),
+    )  # fmt: skip
 
     def transform(self, program: Program, mesh: Mesh) -> Program:
         """Return the program of one rank's share of the sequence, with the exchange of keys and values."""
@@ -63,7 +58,7 @@ class ContextParallel(Extrapolator):
 
 
 def _fused_attentions(program: Program, step: StepDimensions) -> list[Operator]:
-    """The attention of the forward pass. Raises ``TraceError`` where it is not fused, or has no sequence."""
+    """Return the attention of the forward pass. Raises ``TraceError`` where it is not fused, or has no sequence."""
     found = []
     for operator in program.operators:
         if operator.phase != "forward":
@@ -71,23 +66,18 @@ def _fused_attentions(program: Program, step: StepDimensions) -> list[Operator]:
         name = base_name(operator.name)
         if is_attention(name):
             if not all(step.follows(tensor, "sequence") for tensor in operator.inputs[:3]):
-                raise TraceError(
-                    f"the sequence cannot be followed from the network's input to the attention of {operator.layer}",
-                    where="cp",
-                    fix="capture a trace with the tensors of every operator",
-                )
+                what = f"the sequence cannot be followed from the network's input to the attention of {operator.layer}"
+                raise TraceError(what, where="cp", fix="capture a trace with the tensors of every operator")
             found.append(operator)
         elif name in PRODUCTS and any(len(step.follows(tensor, "sequence")) > 1 for tensor in operator.outputs):
-            raise TraceError(
-                f"the attention of {operator.layer} is written out as products, which cannot go round in blocks",
-                where="cp",
-                fix="capture the model with fused attention (attn_implementation='sdpa')",
-            )
+            what = f"the attention of {operator.layer} is written out as products, which cannot go round in blocks"
+            fix = "capture the model with fused attention (attn_implementation='sdpa')"
+            raise TraceError(what, where="cp", fix=fix)
     return found
 
 
 class _SequenceSharding:
-    """Shards the sequence of a program, whose dimensions ``step`` tells, over the ranks of a mesh axis."""
+    """Shards the sequence of a program, which ``step`` finds, over the ranks of a mesh axis."""
 
     def __init__(self, program: Program, step: StepDimensions, axis: str, ranks: int) -> None:
         self._program = program
@@ -130,9 +120,9 @@ class _SequenceSharding:
         return self._differentiating(attention) if self._program.training else []
 
     def _on_local_tokens(self, attention: Mapping[int, Operator]) -> tuple[Program, dict[int, list[BlockItem]]]:
-        """The program on a rank's tokens, but for operators that need all tokens, with the all-gathers ahead of these.
+        """Return the program on a rank's tokens, and the all-gathers ahead of the operators that need all tokens.
 
-        ``attention`` are operators in the shapes that they have then, by id.
+        ``attention`` are operators in other shapes than those of a rank's tokens, by id.
         """
         mixing = {op.id: inputs for op in self._flow.forward if (inputs := self._mixed_inputs(op))}
         in_full = {

@@ -1,4 +1,4 @@
-"""Attention to keys and values that are all-gathered: as Llama 3 was trained (Grattafiori et al. 2024, section 3.3.2)."""
+"""Attention to all-gathered keys and values, as in the training of Llama 3 (Grattafiori et al. 2024, section 3.3.2)."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class GatheredAttention:
     def collectives(
         self, full: Operator, attention: Operator, backward: Sequence[tuple[Operator, Operator]]
     ) -> dict[int, list[BlockItem]]:
-        """Return what takes the place of an attention and of its last backward operator, by their ids.
+        """Return the items that replace an attention and its last backward operator, by their ids.
 
         ``full`` is the attention on all tokens, ``attention`` a rank's share; ``backward`` are pairs of the same. Gathered keys
         and values are put in order by a copy; of the scattered gradients a rank keeps its own.

@@ -1,4 +1,4 @@
-"""Communication that a parallelism inserts into a program: before, after and in the middle of its operators."""
+"""Collectives that a parallelism inserts into a program: before, after and in the middle of its operators."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from triosim.trace import Operator, Tensor
 
 
 class Insertions:
-    """Collects items by the operator that they go with, and then yields the items of each block.
+    """Collects items by the operator that they are inserted at, and then yields the items of each block.
 
-    A backward operator of a layer may be split into the product for the input's gradient and that for the weights':
-    ``weight_gradients`` tells which of its outputs are the latter, the first gets an id from ``first_id`` on. Collectives
-    after it that do not block, and what is inserted amid it, come between the two.
+    A backward operator of a layer may be split into the product for the input's gradient, with an id from ``first_id`` on, and
+    that for the outputs that are ``weight_gradients``. Collectives after it that do not block, and items that are inserted
+    amid it, come between the two.
     """
 
     def __init__(self, first_id: int, weight_gradients: Callable[[Operator], Sequence[Tensor]]) -> None:
@@ -48,7 +48,7 @@ class Insertions:
         self._amid.setdefault(operator.id, []).append(item)
 
     def items(self, block: Block) -> Iterator[BlockItem]:
-        """Yield a block's items with what was inserted."""
+        """Yield a block's items with those that were inserted."""
         for item in block.items:
             if not isinstance(item, Operator):
                 yield item

@@ -1,9 +1,9 @@
-"""Latent attention under tensor parallelism: every rank runs the layers in full whose outputs all heads share.
+"""Latent attention under tensor parallelism: layers whose outputs all heads share are replicated on every rank.
 
 DeepSeek-AI 2024 ("DeepSeek-V2", section 2.1): latent layers make short vectors, from which column-parallel layers make the
-queries, keys and values of each head; the rotary part of a key is one for all heads, and a view expands it to each. So the
-published plans have it (transformers' ``base_model_tp_plan`` of DeepSeek-V2 and its ``mla_kv_a_proj``): of what is expanded to
-all heads a rank knows the gradient from its own heads alone, and the ranks add it up.
+queries, keys and values of each head; the rotary part of a key is one for all heads, and a view expands it to each. A rank has
+the gradient of such a value from its own heads alone, so the ranks all-reduce it. transformers' ``base_model_tp_plan`` of
+DeepSeek-V2 does the same (``mla_kv_a_proj``).
 """
 
 from __future__ import annotations
@@ -29,25 +29,18 @@ class HeadExpansion:
     reader: int
 
 
+@dataclass(frozen=True, slots=True)
 class LatentAttention:
-    """Finds latent layers and what is expanded to all heads. ``activations`` are the values that depend on samples.
+    """Finds latent layers and the values that are expanded to all heads.
 
-    ``views`` are, by value, the ids of its views.
+    ``activations`` are the values that depend on samples; ``views`` are the ids of the views of a value.
     """
 
-    def __init__(
-        self,
-        flow: Dataflow,
-        layers: Mapping[int, WeightLayer],
-        propagator: ShardingPropagator,
-        activations: Container[Value],
-        views: Mapping[Value, list[int]],
-    ) -> None:
-        self._flow = flow
-        self._layers = layers
-        self._propagator = propagator
-        self._activations = activations
-        self._views = views
+    _flow: Dataflow
+    _layers: Mapping[int, WeightLayer]
+    _propagator: ShardingPropagator
+    _activations: Container[Value]
+    _views: Mapping[Value, list[int]]
 
     def expansion(self, value: Value, expanded: Tensor, reader: Operator) -> HeadExpansion | None:
         """Return how a value that an operator reads is expanded to all heads; None where it is not."""
@@ -70,11 +63,8 @@ class LatentAttention:
         shared = [self._paths_to_layers(one.value, taken) for one in expansions]
         if None in shared:
             return None
-        inputs = [
-            self._flow.read_by(layer.operator, layer.input)
-            for layer in column_parallel.values()
-            if layer.input is not None
-        ]
+        columns = [(layer.operator, layer.input) for layer in column_parallel.values() if layer.input is not None]
+        inputs = [self._flow.read_by(operator, read) for operator, read in columns]
         paths = [*shared, *(self._paths_to_layers(value, taken) for value in inputs if value is not None)]
         inside = {number for path in paths if path is not None for number in path}
         inside |= {*column_parallel, *(one.reader for one in expansions)}
@@ -88,7 +78,7 @@ class LatentAttention:
         return (reader for value, _ in self._flow.writes[number] for reader in self._flow.readers[value])
 
     def _paths_to_layers(self, start: Value, taken: Container[int]) -> set[int] | None:
-        """The operators on all paths from a value back to layers, with these; None where a path leads elsewhere."""
+        """Return the operators on all paths from a value back to layers, with these; None where a path leads elsewhere."""
         found: set[int] = set()
         todo, seen = [start], {start}
         while todo:

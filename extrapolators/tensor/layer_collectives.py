@@ -105,7 +105,7 @@ class LayerCollectives:
             self._inserted.before(reader, Await(key))
 
     def gather_input(self, layers: Sequence[WeightLayer]) -> None:
-        """All-gather the input that some layers share: in the forward pass, and again for the gradients of their weights."""
+        """All-gather an input that layers share: in the forward pass, and again for the gradients of their weights."""
         shared = layers[0].input
         assert shared is not None
         first = min((layer.operator for layer in layers), key=self._flow.forward.index)
@@ -118,13 +118,12 @@ class LayerCollectives:
         key = TransferKey("input again", first.id)
         user = users[0]
         self._inserted.before(backward[0], replace(gather, key=key, operator=None))
-        if self._inserted.is_split(user) or self._gradients.of_input(user):
-            self._inserted.amid(user, Await(key))
-        else:
-            self._inserted.before(user, Await(key))
+        inserts_amid = self._inserted.is_split(user) or self._gradients.of_input(user)
+        insert = self._inserted.amid if inserts_amid else self._inserted.before
+        insert(user, Await(key))
 
     def gather_tokens(self, operator: Operator, tensors: Iterable[Tensor]) -> None:
-        """All-gather what an operator needs of all tokens."""
+        """All-gather the tensors of which an operator needs all tokens."""
         for tensor in tensors:
             self._inserted.before(operator, Communicate("all_gather", float(tensor.nbytes), self._axis))
 
@@ -137,7 +136,7 @@ class LayerCollectives:
         self._reduce_parameter(parameter, operator, parameter.nbytes / heads, heads)
 
     def reduce_expansion(self, expansion: HeadExpansion) -> None:
-        """Reduce the gradient of what is expanded to all heads; with sequence parallelism also gather it in forward."""
+        """Reduce the gradient of a value that is expanded to all heads; with sequence parallelism, gather the value first."""
         nbytes = expansion.source.nbytes
         if self._by_sequence:
             gather = Communicate("all_gather", float(nbytes), self._axis, operator=expansion.reader)
@@ -162,5 +161,5 @@ class LayerCollectives:
         self._inserted.after(operator, Communicate(kind, float(nbytes), self._axis, key))
 
     def _has_input_gradient(self, layer: WeightLayer) -> bool:
-        """Whether the gradient of a layer's input is computed: the network's input has none."""
+        """Whether the gradient of a layer's input is computed, as it is unless this is the network's input."""
         return self._training and self.input_value(layer) in self._flow.differentiable

@@ -1,4 +1,4 @@
-"""The backward operators of layers: which of their outputs are gradients of inputs, which of weights, and who reads them."""
+"""The backward operators of layers: their gradients of inputs and of weights, and the operators that read these."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from triosim.trace import Operator, Tensor
 
 
 class LayerGradients:
-    """Knows the backward operators of ``layers``. ``shardings`` tell the logical axes of their tensors, once they are known."""
+    """The backward operators of ``layers``. ``shardings`` has the logical axes of their tensors, once they are known."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Decides which layers of a program tensor parallelism shards, and how, and then writes the program of one rank."""
+"""The sharding of a program's layers by tensor parallelism: which layers are sharded, how, and the program of one rank."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ from triosim.trace import Operator, Tensor
 
 
 class LayerSharding:
-    """Decides, layer by layer, what is sharded, and then rewrites the program once.
+    """Decides how each layer is sharded, and then rewrites the program once.
 
-    It works on the ``short`` program of a model with repeated layers, and what it decides for one of them holds for all.
+    It works on the ``short`` program of a model with repeated layers: a decision for one of them holds for all.
     """
 
     def __init__(self, repeats: LayerDeduplication, axis: str, ranks: int, *, by_sequence: bool = False) -> None:
@@ -60,14 +60,12 @@ class LayerSharding:
         self._region: SequenceRegion | None = None
         self._reduced_at_end: set[int] = set()  # storages of parameters whose gradients are reduced when the step ends
         self._projections: list[WeightLayer] = []  # to the vocabulary
-        self._shared_heads: dict[
-            int, list[str]
-        ] = {}  # layers, by the number of key and value heads that several ranks have
-        self._latent: list[str] = []  # layers that make what all heads are computed from
+        self._shared_heads: dict[int, list[str]] = {}  # layers, by the number of key and value heads
+        self._latent: list[str] = []  # layers that make latent vectors
         self._notes: list[str] = []
-        self._note = f"operator times are predicted for each GPU's share of a layer ({axis} on {ranks} GPUs)"
+        self._reason = f"operator times are predicted for each GPU's share of a layer ({axis} on {ranks} GPUs)"
 
-    # ---- what is sharded ----------------------------------------------------------------------------------------
+    # ---- decisions ----------------------------------------------------------------------------------------------
 
     def shard_pairs(self) -> None:
         """Shard layers as Megatron-LM does: the vocabulary's layers, then pairs in the order of the forward pass."""
@@ -88,10 +86,10 @@ class LayerSharding:
         for number, layer in self._layers.items():
             if layer.input is None or self._pairs.is_router(layer):
                 self._shardings.setdefault(number, None)  # embeddings of positions, and routers, are replicated
-        self._note_pairs({heads: self._repeats.layers(names) for heads, names in undivided.items()})
+        self._note_pairs(undivided)
 
     def shard_sequence(self) -> None:
-        """Shard the sequence of all that is not sharded yet, and gather it ahead of the pairs: after these are known."""
+        """Shard the sequence of all operators that are not sharded yet, and gather it ahead of the pairs."""
         sharded = {number for number, sharding in self._shardings.items() if sharding is not None}
         region = SequenceRegion(self._flow, sharded, self.propagator.step, self._ranks, self._pairs.is_activation)
         self._region = region
@@ -103,7 +101,7 @@ class LayerSharding:
         mixing = [self._flow.by_id[number].layer for number in region.mixing_tokens]
         self._notes += notes.all_tokens("tp", self._repeats.layers(mixing))
         self._reduced_at_end |= region.parameters()
-        self._notes += notes.uneven(self._repeats.layers(self._uneven_projections()), self._ranks)
+        self._note_uneven(self._uneven_projections())
 
     def shard_remaining(self) -> None:
         """Shard the other layers by output features. Where these do not divide, every rank is charged the largest share."""
@@ -119,19 +117,29 @@ class LayerSharding:
                 uneven.append(layer.operator.layer)
             self._shard(layer.operator, layer.column_parallel())
             self._collectives.gather_output(layer)
-        self._notes += notes.uneven(self._repeats.layers(uneven), self._ranks)
+        self._note_uneven(uneven)
 
     def _note_pairs(self, undivided: dict[int, list[str]]) -> None:
-        """Say what could not be paired, or not in full. Sequence parallelism needs heads that divide."""
-        every = self._repeats.layers
+        """Note layers and heads that could not be paired in full. Sequence parallelism needs heads that divide."""
         if self._by_sequence:
-            notes.require_heads(undivided, self._ranks)
+            notes.require_heads({heads: self._repeats.layers(names) for heads, names in undivided.items()}, self._ranks)
         unpaired = [layer.operator.layer for number, layer in self._layers.items() if number not in self._shardings]
-        self._notes += notes.unpaired(every(unpaired), by_sequence=self._by_sequence)
-        self._notes += notes.latent(every(self._latent))
-        shared = {heads: every(names) for heads, names in self._shared_heads.items()}
-        self._notes += notes.shared_heads(shared, self._ranks)
-        self._notes += notes.undivided_heads(undivided, self._ranks)
+        done = "every GPU keeps a full copy" if self._by_sequence else "their outputs are all-gathered"
+        self._note(f"{{}} cannot be paired with another layer, so {done}", unpaired)
+        self._note("{} produce latent vectors shared by all heads, so every GPU keeps a full copy", self._latent)
+        for heads, names in self._shared_heads.items():
+            self._note(f"each of the {heads} key and value heads of {{}} is on {self._ranks // heads} GPUs", names)
+        for heads, names in undivided.items():
+            what = f"the {heads} heads of {{}} do not divide by {self._ranks}"
+            self._note(f"{what}, so the outputs of the layers around them are all-gathered", names)
+
+    def _note_uneven(self, names: list[str]) -> None:
+        what = f"the output features of {{}} do not divide by {self._ranks}"
+        self._note(f"{what}; every GPU is charged the largest share", names)
+
+    def _note(self, text: str, names: list[str]) -> None:
+        """Note something about layers, and those that repeat them."""
+        self._notes += notes.note(f"tp: {text}", self._repeats.layers(names))
 
     def _uneven_projections(self) -> list[str]:
         return [layer.operator.layer for layer in self._projections if layer.output_features % self._ranks]
@@ -195,18 +203,18 @@ class LayerSharding:
                 shapes[operator.id] = local_operator(operator, sharding.placements, self._ranks)
             elif self._region is not None and not self._collectives.sums_unreduced_gradients(operator):
                 shapes[operator.id] = self._region.local_operator(operator)
-        return self._before.reshaped(shapes, note=self._note).rewritten(self._inserted.items).noted(*self._notes)
+        return self._before.reshaped(shapes, note=self._reason).rewritten(self._inserted.items).noted(*self._notes)
 
     def with_optimizer(self, whole: Program, after: Program) -> Program:
         """Return a rank's program ``after`` with the optimizer of its shards; ``whole`` is the program before it was sharded.
 
-        It also reduces gradients at the end of the step, where parallelism by sequence leaves partial sums.
+        It also all-reduces the partial gradients of sequence parallelism at the end of the step.
         """
         parameters = sharded_parameters(self._before.operators, self._shardings).with_repeated(self._repeats.tensors)
         optimizer = [operator for operator in whole.operators if operator.phase == "optimizer"]
         owner_of = owners(optimizer, parameter_storages(whole.operators))
         shapes = {op.id: local_optimizer_operator(op, owner_of, parameters, self._ranks) for op in optimizer}
-        after = after.reshaped(shapes, note=self._note)
+        after = after.reshaped(shapes, note=self._reason)
         storages = self._repeats.storages(self._reduced_at_end) - parameters.parameters.keys()
         return with_hooks(after, self._axis, reduced_at_step_end(storages)) if storages and after.training else after
 
@@ -233,7 +241,7 @@ class LayerSharding:
             yield operator, sharding
 
     def _storage(self, weight: Tensor) -> int:
-        """The storage of the parameter that a weight is, or is a cast of."""
+        """Return the storage of the parameter that a weight is, or is a cast of."""
         return self._casts.get(weight.storage, weight.storage)
 
     def _shard_views_of_parameters(self) -> None:
@@ -255,7 +263,7 @@ class LayerSharding:
                 shards |= {number: sharding.placements[number] for number in of_inputs}
 
     def _sharding_for_outputs(self, operator: Operator, wanted: Sequence[Shard | None]) -> OperatorSharding | None:
-        """The sharding of a view or cast of a parameter that gives its outputs the shards that are wanted."""
+        """Return the sharding of a view or cast of a parameter whose outputs have the wanted shards."""
         shard = next((one for one in wanted if one is not None), None)
         found = None
         for dim, length in enumerate(operator.inputs[0].shape):

@@ -1,10 +1,10 @@
 """Asynchronous tensor parallelism: products overlap with the all-gather ahead of them, or the reduce-scatter after, in a ring.
 
 Wang et al. 2023 ("Overlap Communication with Dependent Computation via Decomposition in Large Deep Learning Models"). Each of N
-ranks has one chunk of the sequence. In N rounds a rank multiplies one chunk, its own first, while the chunk goes on to the next
-rank and another comes. In a reduce-scatter it is the partial sums that go round: a rank adds its part to one chunk's sum, and
-hands the sum on while it computes the next. The product of a chunk is priced in its own shapes: N of them take longer than one
-of all chunks.
+ranks has one chunk of the sequence. In N rounds a rank multiplies one chunk, its own first, while it sends the chunk to the
+next rank and receives another. In a reduce-scatter partial sums go round: a rank adds its part to one chunk's sum, and sends
+the sum on while it computes the next. The product of a chunk is priced in its own shapes: N of them take longer than one of
+all chunks.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class _Overlap:
                 yield from ring
 
     def _ring(self, item: BlockItem, after: BlockItem) -> list[BlockItem] | None:
-        """The ring in place of two items; None where these are no collective and product that can overlap."""
+        """Return the ring that replaces two items; None where these are no collective and product that can overlap."""
         if self._is_blocking(item, "all_gather") and isinstance(after, Operator):
             chunks = self._chunks(after)
             return None if chunks is None else self._gathering_ring(item, after, chunks)
@@ -79,12 +79,12 @@ class _Overlap:
         return found
 
     def _hop(self, collective: Communicate, product: Operator, number: int) -> Communicate:
-        """One chunk that goes on to the next rank, instead of a collective of all chunks."""
+        """Return the send of one chunk to the next rank, instead of a collective of all chunks."""
         key = TransferKey(collective.kind, product.id, number)
         return replace(collective, kind="rotate", nbytes=collective.nbytes / self._ranks, key=key, operator=product.id)
 
     def _chunks(self, product: Operator) -> list[Operator] | None:
-        """A product as one of each chunk; the last has the product's id, since the output is complete after it."""
+        """Return one product for each chunk; the last has the id of the whole, since the output is complete after it."""
         if kind_of(base_name(product.name)) != "product":
             return None
         chunk = self._chunk(product)
@@ -96,7 +96,7 @@ class _Overlap:
         return [*(replace(priced, id=self._added.operator_id()) for _ in range(self._ranks - 1)), priced]
 
     def _chunk(self, product: Operator) -> Operator | None:
-        """A product on one chunk of the sequence; None where it has no sequence, or one that does not divide."""
+        """Return a product on one chunk of the sequence; None where it has no sequence, or one that does not divide."""
         tensors = (*product.inputs, *product.outputs)
         dims = {tensor.id: dim for tensor in tensors if (dim := self._sequence_dim(tensor)) is not None}
         if any(tensor.shape[dims[tensor.id]] % self._ranks for tensor in tensors if tensor.id in dims):
@@ -113,7 +113,7 @@ class _Overlap:
         return None if found.inputs == product.inputs else found
 
     def _sequence_dim(self, tensor: Tensor) -> int | None:
-        """The first dimension of a tensor that is the sequence; None of parameters and their gradients."""
+        """Return the first dimension of a tensor that is the sequence; None of parameters and their gradients."""
         if tensor.category == "parameter" or tensor.parameter is not None:
             return None
         return next(iter(self._step.follows(tensor, "sequence")), None)

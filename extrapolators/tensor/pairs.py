@@ -1,4 +1,4 @@
-"""Finds Megatron-LM's pairs of layers: column-parallel ones, and the row-parallel one that sums their products.
+"""The search for Megatron-LM's pairs of layers: column-parallel ones, and the row-parallel one that sums their products.
 
 Shoeybi et al. 2019, section 3. Between the two, each rank works on its own features (attention heads, channels) and nothing
 is communicated. Pairs are read from the dataflow: on every path from the input of a layer back through local operators there
@@ -33,13 +33,15 @@ _OPERATORS_TO_RANKING = 4
 
 @dataclass(frozen=True, slots=True)
 class LayerPair:
-    """Column-parallel layers and the row-parallel layer behind them.
+    """Column-parallel layers and the row-parallel layer after them.
 
-    ``shardings`` are those of these layers and of every operator between them, views included, by id. ``partial_gradients`` are
-    replicated parameters that a rank uses for its own features only, with the operators that read them: their gradients are
-    partial sums. ``shared_heads`` are parameters of key and value heads that are fewer than the ranks, with their number:
-    several ranks have each head. ``latent`` are the layers that make what all heads are computed from, and ``expansions`` what
-    they make that is expanded to all heads (``triosim.extrapolators.tensor.latent_attention``).
+    - ``shardings`` are those of these layers and of every operator between them, views included, by id.
+    - ``partial_gradients`` are replicated parameters that a rank uses for its own features only, with the operators that read
+      them: their gradients are partial sums.
+    - ``shared_heads`` are parameters of key and value heads that are fewer than the ranks, with their number: several ranks
+      have each head.
+    - ``latent`` are the layers that make latent vectors, ``expansions`` the values of these that are expanded to all heads
+      (``triosim.extrapolators.tensor.latent_attention``).
     """
 
     column_parallel: tuple[WeightLayer, ...]
@@ -53,7 +55,7 @@ class LayerPair:
 
 @dataclass(frozen=True, slots=True)
 class UndividedHeads:
-    """Why layers are no pair: the number of heads of the attention between them does not divide."""
+    """The reason why layers are no pair: the number of heads of the attention between them does not divide."""
 
     layer: str
     heads: int
@@ -80,9 +82,8 @@ class PairFinder:
         self._ranks = ranks
         self._order = {operator.id: position for position, operator in enumerate(flow.forward)}
         self._views: dict[Value, list[int]] = {}
-        self._activations: set[Value] = (
-            set()
-        )  # what depends on a layer or on the network's input; the rest are tables, masks
+        # The values that depend on a layer or on the network's input; the others are tables and masks.
+        self._activations: set[Value] = set()
         for operator in flow.forward:
             layer = layers.get(operator.id)
             if (layer is not None and layer.input is not None) or self._reads_activations(operator):
@@ -169,7 +170,7 @@ class PairFinder:
         return [self._flow.forward[position] for position in sorted(self._order[number] for number in numbers)]
 
     def _operators_up_to_loss(self, layer: WeightLayer) -> set[int] | None:
-        """A layer and the operators that its output goes through up to the loss, if it goes nowhere else."""
+        """Return a layer and the operators between it and the loss, if its output goes nowhere else."""
         found = {layer.operator.id}
         todo = deque(value for value, _ in self._flow.writes[layer.operator.id])
         while todo:  # the nearest first: most layers are ruled out soon
@@ -184,20 +185,16 @@ class PairFinder:
         return found
 
     def _paths(self, row_parallel: WeightLayer, taken: Container[int]) -> _Paths | None:
-        """The paths back from a layer's input, if all end as they must and nothing on them is used elsewhere."""
-        if (
-            row_parallel.input is None
-            or row_parallel.is_grouped_convolution
-            or row_parallel.input_features % self._ranks
-        ):
+        """Return the paths back from a layer's input, if all end at layers and no value on them is used elsewhere."""
+        layer = row_parallel
+        if layer.input is None or layer.is_grouped_convolution or layer.input_features % self._ranks:
             return None
-        start = self._flow.read_by(row_parallel.operator, row_parallel.input)
+        start = self._flow.read_by(layer.operator, layer.input)
         paths = self._paths_back(start, taken) if start is not None else None
         if paths is None or not paths.layers:
             return None
-        values = frozenset(
-            value for number in (*paths.layers, *paths.between) for value, _ in self._flow.writes[number]
-        )
+        producers = (*paths.layers, *paths.between)
+        values = {value for number in producers for value, _ in self._flow.writes[number]}
         inside = {row_parallel.operator.id, *paths.between}
         others = [reader for value in values for reader in self._flow.readers[value] if reader.id not in inside]
         if any(tensor.numel for reader in others for tensor in reader.outputs):
@@ -206,7 +203,7 @@ class PairFinder:
         return _Paths(paths.layers, paths.between | views | {reader.id for reader in others}, paths.expansions)
 
     def _paths_back(self, start: Value, taken: Container[int]) -> _Paths | None:
-        """The paths from a value back to layers that can be column-parallel; None where one leads elsewhere.
+        """Return the paths from a value back to layers that can be column-parallel; None where one leads elsewhere.
 
         A path also ends where a value without heads is expanded to all heads.
         """
@@ -238,7 +235,7 @@ class PairFinder:
         return _Paths(layers, between, tuple(expansions.values()))
 
     def _single_head_layers(self, paths: _Paths) -> list[WeightLayer]:
-        """The layers that make the one head of keys, or of values, that all query heads share: every rank has it in full."""
+        """Return the layers that make the one head of keys, or of values, of all query heads: they are replicated."""
         of_queries: set[int] = set()
         of_single: set[int] = set()
         for operator in self._ordered(paths.between):
@@ -249,7 +246,7 @@ class PairFinder:
         return [paths.layers[number] for number in sorted(of_single - of_queries)] if of_queries else []
 
     def _layers_behind(self, value: Value | None, paths: _Paths) -> set[int]:
-        """The layers of some paths that a value comes from."""
+        """Return the layers of some paths that a value comes from."""
         producers = self._flow.producers(value, lambda number: number in paths.between and number not in paths.layers)
         return {producer.id for producer in producers if producer.id in paths.layers}
 
@@ -258,7 +255,7 @@ class PairFinder:
     def _shardings(
         self, paths: _Paths, row_parallel: WeightLayer, single: Iterable[WeightLayer]
     ) -> dict[int, OperatorSharding] | UndividedHeads | None:
-        """The shardings of all operators of a pair, in the order of the forward pass; ``single`` heads are replicated."""
+        """Return the shardings of a pair's operators, in the order of the forward pass; ``single`` heads are replicated."""
         forward = ForwardPlacements(self._flow, self._propagator)
         found: dict[int, OperatorSharding] = {}
         attention = ""
@@ -302,7 +299,7 @@ class PairFinder:
     def _expansion_shardings(
         self, reader: Operator, sharding: OperatorSharding, expansions: Iterable[HeadExpansion]
     ) -> dict[int, OperatorSharding] | None:
-        """The shardings of the views that expand to all heads what an operator reads; None where it reads all heads."""
+        """Return the shardings of the views that expand a value for an operator; None where it reads all heads."""
         found: dict[int, OperatorSharding] = {}
         for one in expansions:
             if one.reader == reader.id:
@@ -336,7 +333,7 @@ class PairFinder:
     def _partial_gradients(
         self, between: Iterable[int], shardings: Mapping[int, OperatorSharding]
     ) -> list[tuple[Tensor, Operator]]:
-        """The replicated parameters that operators between the layers read, themselves or through a table made of them."""
+        """Return the replicated parameters that operators between the layers read, or that tables are made of."""
         found: list[tuple[Tensor, Operator]] = []
         for operator in self._ordered(between):
             placements = shardings[operator.id].placements
@@ -349,7 +346,7 @@ class PairFinder:
 
 
 def _parameters_of(operators: Iterable[Operator]) -> list[tuple[Tensor, Operator]]:
-    """The parameters that operators read, each with its operator."""
+    """Return the parameters that operators read, each with its operator."""
     return [(tensor, one) for one in operators for tensor in one.inputs if tensor.category == "parameter"]
 
 

@@ -1,7 +1,7 @@
 """Ring attention: in N rounds each rank attends to one block of keys and values while the block goes on to the next rank.
 
 Liu et al. 2023 ("Ring Attention with Blockwise Transformers"). In the backward pass keys and values go round once more, for
-N - 1 hops, and the gradients of each block with them, for N hops, so that they get home.
+N - 1 hops, and the gradients of each block with them, for N hops, back to the block's own rank.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ class RingAttention:
         self._ranks = ranks
 
     def rounds(self, attention: Operator, backward: Sequence[Operator]) -> dict[int, list[BlockItem]]:
-        """Return what takes the place of an attention and of its backward operator, by their ids.
+        """Return the items that replace an attention and its backward operator, by their ids.
 
         Both are a rank's shares already. Raises ``TraceError`` where several operators make up the backward pass.
         """
         if len(backward) > 1:
-            raise TraceError(
-                f"the attention of {attention.layer} is differentiated by {len(backward)} operators, not by one kernel",
-                where=self._axis,
-                fix="capture the model with fused attention, or use --option cp=all-gather",
+            what = (
+                f"the attention of {attention.layer} is differentiated by {len(backward)} operators, not by one kernel"
             )
+            fix = "capture the model with fused attention, or use --option cp=all-gather"
+            raise TraceError(what, where=self._axis, fix=fix)
         keys, out = attention.inputs[1:3], attention.outputs[:1]
         used = tuple(self._half(tensor, attention) for tensor in keys) if is_causal(attention) else keys
         slices = [
@@ -61,18 +61,18 @@ class RingAttention:
         return found
 
     def _hop(self, block: Operator, keys: Sequence[Tensor], key: TransferKey) -> Communicate:
-        """A block of keys and values that goes on to the next rank while attention to it is computed."""
+        """Return the send of a block of keys and values to the next rank, while attention to it is computed."""
         nbytes = float(sum(tensor.nbytes for tensor in keys))
         read = tuple(tensor.id for tensor in block.inputs[1:3])
         return Communicate("rotate", nbytes, self._axis, key=key, operator=block.id, tensors=read)
 
     def _sums(self, own: Operator, other: Operator) -> list[Operator]:
-        """Add the gradients from another block to a rank's own."""
+        """Return the operators that add the gradients from another block to a rank's own."""
         pairs = zip(own.outputs, other.outputs, strict=True)
         return self._added.priced([self._added.operator("add_", own, pair, pair[:1]) for pair in pairs])
 
     def _half(self, tensor: Tensor, attention: Operator) -> Tensor:
-        """Half of a block of keys, or of values."""
+        """Return half of a block of keys, or of values."""
         shape = list(tensor.shape)
         shape[length_dim(attention)] //= 2
         return replace(tensor, id=self._added.tensor_id(), shape=tuple(shape))
@@ -80,7 +80,7 @@ class RingAttention:
     def _of_other_block(
         self, attention: Operator, backward: Sequence[Operator], used: tuple[Tensor, ...]
     ) -> tuple[Operator, list[Operator]]:
-        """Attention to another rank's block, of which the keys and values ``used`` count, and its backward operators."""
+        """Return attention to the keys and values ``used`` of another rank's block, and its backward operators."""
         used_of = {old.id: new for old, new in zip(attention.inputs[1:3], used, strict=True)}
         shape_of = {old.shape: new.shape for old, new in zip(attention.inputs[1:3], used, strict=True)}
 
@@ -107,16 +107,11 @@ class RingAttention:
 def _forward(
     blocks: Sequence[Operator], merges: Sequence[Operator], hops: Sequence[Communicate]
 ) -> Iterator[BlockItem]:
-    """The rounds of the forward pass: while a block is used, it goes on and the next one comes."""
+    """Yield the rounds of the forward pass: while a block is used, it is sent on and the next one is received."""
     for number, block in enumerate(blocks):
-        hop = hops[number] if number < len(hops) else None
-        if hop is not None:
-            yield hop
-        yield block
-        if number:
-            yield merges[number - 1]
-        if hop is not None:
-            yield hop.awaited()
+        hop = hops[number : number + 1]
+        yield from (*hop, block, *(merges[number - 1 : number] if number else ()))
+        yield from (one.awaited() for one in hop)
 
 
 def _backward(
@@ -125,16 +120,12 @@ def _backward(
     hops: Sequence[Communicate],
     home: Sequence[Communicate],
 ) -> Iterator[BlockItem]:
-    """The rounds of the backward pass: a block's gradients follow it, each rank adding its own, until they are home."""
+    """Yield the rounds of the backward pass: a block's gradients follow it, each rank adds its own, back to its own rank."""
     for number, block in enumerate(blocks):
-        hop = hops[number] if number < len(hops) else None
-        if hop is not None:
-            yield hop
-        yield block
+        hop = hops[number : number + 1]
+        yield from (*hop, block)
         if number:
             yield home[number - 1].awaited()
             yield from sums[number - 1]
-        if hop is not None:
-            yield hop.awaited()
-        yield home[number]
+        yield from (*(one.awaited() for one in hop), home[number])
     yield home[-1].awaited()

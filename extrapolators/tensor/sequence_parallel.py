@@ -1,8 +1,8 @@
-"""Sequence parallelism: where tensor parallelism leaves features whole, each rank has a share of the sequence.
+"""Sequence parallelism: each rank has a share of the sequence where tensor parallelism does not shard features.
 
 Korthikanti et al. 2022 ("Reducing Activation Recomputation in Large Transformer Models"), section 4.2.2. Norms, dropouts and
-the residual stream between Megatron's pairs of layers treat tokens separately, so that a rank can have 1/N of them. What all
-tokens need in full (masks, tables of angles) is computed in full. A parameter that is used for a rank's own tokens has a
+the residual stream between Megatron's pairs of layers treat tokens separately, so that a rank can have 1/N of them. Masks and
+tables of angles, which sharded operators read, are computed in full. A parameter that is used for a rank's own tokens has a
 partial gradient on each rank; these are reduced once, when the step ends.
 """
 
@@ -12,30 +12,23 @@ from collections.abc import Callable, Container, Mapping
 from dataclasses import replace
 
 from triosim.errors import OptionError, TraceError
-from triosim.extrapolators.core.hooks import RankContext, TrainingHooks
-from triosim.extrapolators.core.program import Gradient, Stage
+from triosim.extrapolators.core.hooks import ReduceOnce
+from triosim.extrapolators.core.program import Gradient, HooksFactory, RankHooksFactory, Stage
 from triosim.operators.features import base_name, is_attention
 from triosim.sharding.dataflow import Dataflow, Value
 from triosim.sharding.step_dimensions import StepDimensions
-from triosim.tasks import AllReduce, TaskStream, Wait
 from triosim.trace import Operator, Tensor
 
 
 def require_divisible(step: StepDimensions, ranks: int, where: str) -> None:
     """Raise ``TraceError`` where the network's input has no sequence, ``OptionError`` where one does not divide."""
     if not step.lengths:
-        raise TraceError(
-            "no input of the network has a sequence dimension that could be divided",
-            where=where,
-            fix="use another parallelism",
-        )
+        what = "no input of the network has a sequence dimension that could be divided"
+        raise TraceError(what, where=where, fix="use another parallelism")
     for length in step.lengths:
         if length % ranks:
-            raise OptionError(
-                f"a sequence of {length} tokens does not divide by {ranks}",
-                where=where,
-                fix=f"use a sequence of a multiple of {ranks} tokens, or fewer GPUs",
-            )
+            what = f"a sequence of {length} tokens does not divide by {ranks}"
+            raise OptionError(what, where=where, fix=f"use a sequence of a multiple of {ranks} tokens, or fewer GPUs")
 
 
 def on_local_tokens(step: StepDimensions, operator: Operator, ranks: int) -> Operator:
@@ -55,7 +48,7 @@ def local_tokens(step: StepDimensions, tensor: Tensor, ranks: int) -> Tensor:
 
 
 def inputs_mixing_tokens(flow: Dataflow, step: StepDimensions, operator: Operator) -> list[Tensor]:
-    """Return the inputs with a sequence of which an operator makes outputs without: a pooling, the first token; no loss."""
+    """Return the inputs with a sequence of an operator whose outputs have none: a pooling, the first token; no loss."""
     if not any(tensor.numel > 1 for tensor in operator.outputs):
         return []
     if any(step.follows(tensor, "sequence") for tensor in operator.outputs):
@@ -115,7 +108,7 @@ class SequenceRegion:
         }
 
     def _constants_of_sharded(self) -> set[int]:
-        """The operators that make the masks, tables and targets that operators with sharded features read."""
+        """Return the operators that make the masks, tables and targets that operators with sharded features read."""
         found: set[int] = set()
         todo = [operator.id for operator in self._flow.forward if operator.id in self._sharded]
         while todo:
@@ -129,35 +122,17 @@ class SequenceRegion:
     def _mixed_inputs(self, operator: Operator) -> list[Tensor]:
         reads = [value for value, _ in self._flow.reads[operator.id]]
         if is_attention(base_name(operator.name)) and any(map(self._is_activation, reads)):
-            raise OptionError(
-                f"the attention of {operator.layer} is not divided among the ranks, so that the sequence cannot be either",
-                where="sequence parallel",
-                fix="leave it out, or use a number of GPUs that divides the heads",
-            )
+            what = f"the attention of {operator.layer} is not divided among the ranks, so that the sequence cannot be either"
+            fix = "leave it out, or use a number of GPUs that divides the heads"
+            raise OptionError(what, where="sequence parallel", fix=fix)
         return inputs_mixing_tokens(self._flow, self._step, operator)
 
 
-class ReduceGradientsAtStepEnd(TrainingHooks):
-    """All-reduces the partial gradients of replicated parameters once, when the backward pass is over."""
+def reduced_at_step_end(storages: Container[int]) -> HooksFactory:
+    """Return the factory of hooks that all-reduce the partial gradients of parameters of some storages."""
 
-    def __init__(self, context: RankContext, nbytes: float) -> None:
-        super().__init__(context)
-        self._nbytes = nbytes
-
-    def before_optimizer(self) -> TaskStream:
-        """Reduce the gradients."""
-        if not self.alone and self._nbytes:
-            reduced = yield AllReduce(self._nbytes, self.group, stream=f"{self.group.name} communication")
-            yield Wait((reduced,))
-
-
-def reduced_at_step_end(
-    storages: Container[int],
-) -> Callable[[Stage, tuple[Gradient, ...]], Callable[[RankContext], TrainingHooks]]:
-    """Return what makes the hooks of a stage's ranks, which reduce the gradients of parameters of some storages."""
-
-    def make(stage: Stage, gradients: tuple[Gradient, ...]) -> Callable[[RankContext], TrainingHooks]:
+    def make(stage: Stage, gradients: tuple[Gradient, ...]) -> RankHooksFactory:
         nbytes = sum(gradient.nbytes for gradient in gradients if gradient.parameter.storage in storages)
-        return lambda context: ReduceGradientsAtStepEnd(context, nbytes)
+        return lambda context: ReduceOnce(context, nbytes, stream=f"{context.group.name} communication")
 
     return make

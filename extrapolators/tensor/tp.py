@@ -28,10 +28,14 @@ from triosim.extrapolators.core.flags import GRADIENT_DTYPE, SEQUENCE_PARALLEL, 
 from triosim.extrapolators.core.mesh import Mesh
 from triosim.extrapolators.core.program import Program
 from triosim.extrapolators.deduplication.deduplicate import LayerDeduplication, UnequalLayersError
-from triosim.extrapolators.tensor import notes
 from triosim.extrapolators.tensor.layer_sharding import LayerSharding
 from triosim.extrapolators.tensor.overlap import overlapped
-from triosim.operators.features import base_name
+from triosim.operators.features import base_name, is_attention
+
+_WHOLE_ATTENTION = (
+    "tp: style gather computes attention, norms and residuals whole on every GPU; --tp-style megatron divides heads, "
+    "as transformers are trained"
+)
 
 
 class TensorParallel(Extrapolator):
@@ -55,11 +59,8 @@ class TensorParallel(Extrapolator):
         if self._rings and not by_sequence:
             raise OptionError("the overlap in a ring needs --sequence-parallel", where="--option overlap")
         if by_sequence and self.config.tp_style != "megatron":
-            raise OptionError(
-                f"tp of the style '{self.config.tp_style}' gathers features between all layers",
-                where="sequence parallel",
-                fix="use --tp-style megatron",
-            )
+            what = f"tp of the style '{self.config.tp_style}' gathers features between all layers"
+            raise OptionError(what, where="sequence parallel", fix="use --tp-style megatron")
         if self.size == 1:
             return program
         if program.deduplicate and not self._rings and (repeats := LayerDeduplication.of(program)) is not None:
@@ -72,7 +73,7 @@ class TensorParallel(Extrapolator):
         return bool(self.config.overlap == "ring")
 
     def _sharded(self, program: Program, repeats: LayerDeduplication) -> Program:
-        """The program of one rank: the short program of ``repeats`` is sharded, and then the other layers restored."""
+        """Return the program of one rank: shard the short program of ``repeats``, then restore the other layers."""
         layers = LayerSharding(repeats, self.axis, self.size, by_sequence=self.config.sequence_parallel)
         if self.config.tp_style == "megatron":
             layers.shard_pairs()
@@ -81,17 +82,17 @@ class TensorParallel(Extrapolator):
         else:
             layers.shard_remaining()
         after = layers.with_optimizer(program, repeats.restored(layers.program()))
-        if self.config.tp_style == "gather":
-            after = after.noted(*notes.style_gather(program.operators))
+        if self.config.tp_style == "gather" and any(is_attention(base_name(one.name)) for one in program.operators):
+            after = after.noted(_WHOLE_ATTENTION)
         if self.config.embedding_gradient == "whole":
             after = with_full_embedding_gradients(program, after, self.axis)
         return overlapped(after, self.axis, self.size, layers.propagator.step) if self._rings else after
 
 
 def with_full_embedding_gradients(before: Program, after: Program, axis: str) -> Program:
-    """Return ``after``, a sharded program, with gradients of embedding tables in full, of which a rank keeps its shard.
+    """Return ``after``, a sharded program, with gradients of whole embedding tables, of which a rank keeps its shard.
 
-    So PyTorch's ``DTensor`` computes them for a table that is sharded by rows.
+    This is how PyTorch's ``DTensor`` computes them for a table that is sharded by rows.
     """
     known = {operator.id: operator for operator in before.operators}
     full = {
