@@ -191,8 +191,8 @@ def _needed_in(modules: frozenset[str], forward: Sequence[Operator], backward: S
     """Return the operators of each of a unit's modules of some names that its own backward pass needs."""
     found: set[int] = set()
     for path in {path for one in forward if (path := _within(one.layer, modules))}:
-        own = ([one for one in some if _within(one.layer, modules) == path] for some in (forward, backward))
-        found |= _needed(*own)
+        inside, after = ([one for one in some if _within(one.layer, modules) == path] for some in (forward, backward))
+        found |= _needed(inside, after)
     return found
 
 

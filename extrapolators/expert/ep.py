@@ -1,9 +1,9 @@
-"""Expert parallelism: each rank has some of the experts of a layer, and tokens travel to their experts and back.
+"""Expert parallelism: each rank has some of the experts of a layer, and all-to-alls send tokens to their experts and back.
 
 Lepikhin et al. 2020 ("GShard"); Fedus et al. 2021. It adds no ranks: the ranks that see other data divide the experts among
 themselves. Around the experts of a layer there are all-to-alls, of tokens to their experts (dispatch) and back (combine), in
-the forward pass and, with gradients, in the backward pass; after each a copy puts rows in order. How many rows go from which
-rank to which is drawn (``triosim.extrapolators.expert.expert_loads``), for each layer and iteration. So ranks at different
+the forward pass and, with gradients, in the backward pass; after each a copy puts rows in order. The number of rows from each
+rank to each is drawn (``triosim.extrapolators.expert.expert_loads``), for each layer and iteration. So ranks at different
 coordinates of the axis run different programs: each computes the rows that its own experts receive, and those with few wait for
 the busiest in the combine. Experts are sharded, and their gradients reduced, among the ranks that have the same experts.
 """
@@ -30,22 +30,13 @@ class ExpertParallel(Extrapolator):
     order = EXPERT_ORDER
     adds_ranks = False
     options = (
-        Option(
-            "load",
-            "choice",
-            LOADS[0],
-            "ep: how tokens are spread over experts; all but balanced are drawn at random.",
-            choices=LOADS,
-        ),
+        Option("load", "choice", LOADS[0], choices=LOADS,
+               help="ep: how tokens are spread over experts; all but balanced are drawn at random."),
         Option("skew", "number", 1.0, "ep, load zipf: the exponent of the distribution."),
         Option("seed", "whole", 0, "ep: the seed of the drawn loads.", least=0),
-        Option(
-            "capacity",
-            "number",
-            None,
-            "ep: tokens that an expert takes, as a multiple of the mean; the others are dropped. By default all.",
-        ),
-    )
+        Option("capacity", "number", None,
+               "ep: tokens that an expert takes, as a multiple of the mean; the others are dropped. By default all."),
+    )  # fmt: skip
 
     def __init__(self, size: int, config: RunConfig, name: str = "") -> None:
         super().__init__(size, config, name)
@@ -54,7 +45,7 @@ class ExpertParallel(Extrapolator):
 
     @property
     def identical_ranks(self) -> bool:  # type: ignore[override]  # it depends on the options
-        """Where all experts get as many tokens."""
+        """Whether all ranks do the same: where all experts get as many tokens."""
         return not self.is_random
 
     @property
@@ -64,7 +55,7 @@ class ExpertParallel(Extrapolator):
 
     @property
     def differs_along_axis(self) -> bool:
-        """Where experts get as many tokens as are drawn for them."""
+        """Whether ranks run different programs: where tokens are drawn."""
         return self.is_random and self.size > 1
 
     def transform(self, program: Program, mesh: Mesh) -> Program:
@@ -79,15 +70,14 @@ class ExpertParallel(Extrapolator):
         return program.noted(*self._notes(exchanges))
 
     def _exchanges(self, layers: MoELayers, iteration: int) -> list[TokenExchange]:
-        """How many rows of each layer go where in an iteration, the same for all ranks."""
+        """Return the exchange of each layer in an iteration, the same for all ranks."""
         found = []
         for number, layer in enumerate(layers.found):
             key = (iteration, number, layer.experts, layer.rows)
             if key not in self._drawn:
-                rows, dropped = self._distribution.tokens(
-                    self.size, layer.experts, layer.rows, layer=number, iteration=iteration
-                )
-                self._drawn[key] = TokenExchange(rows, dropped)
+                counts = (self.size, layer.experts, layer.rows)
+                drawn = self._distribution.tokens(*counts, layer=number, iteration=iteration)
+                self._drawn[key] = TokenExchange(*drawn)
             found.append(self._drawn[key])
         return found
 
@@ -96,11 +86,9 @@ class ExpertParallel(Extrapolator):
         if loads.load != "balanced":
             skewed = "" if loads.load == "uniform" else f", skew {loads.skew:g}"
             yield f"{self.axis}: expert loads are drawn at random ({loads.load}{skewed}, seed {loads.seed})"
-        dropped = sum(one.dropped for one in exchanges)
-        if dropped:
-            sent = sum(one.kept for one in exchanges) + dropped
-            factor = f"with a capacity factor of {loads.capacity:g}"
-            yield f"{self.axis}: {factor}, {dropped / sent:.1%} of the tokens are dropped"
+        if dropped := sum(one.dropped for one in exchanges):
+            share = dropped / (sum(one.kept for one in exchanges) + dropped)
+            yield f"{self.axis}: with a capacity factor of {loads.capacity:g}, {share:.1%} of the tokens are dropped"
 
     @property
     def _distribution(self) -> LoadDistribution:

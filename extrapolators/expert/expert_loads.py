@@ -1,7 +1,7 @@
-"""How many tokens go to each expert: drawn at random from a stated distribution, with a seed.
+"""The number of tokens that each expert receives, drawn at random from a distribution with a seed.
 
 A router sends each token to some experts, and no trace says to which ones on other ranks. ``uniform``: all experts are equally
-likely. ``zipf``: the expert of rank k is 1/k^skew times as likely as the first (Zipf's law), in random order. ``power-law``:
+likely. ``zipf``: the k-th expert is 1/k^skew times as likely as the first (Zipf's law), in random order. ``power-law``:
 the likelihoods are drawn from a Pareto distribution of exponent ``skew``. ``balanced``: all experts get the same.
 With a capacity factor (Fedus et al. 2021, "Switch Transformers", section 2.2) an expert takes from each rank at most that many
 times the mean; the other tokens are dropped.
@@ -22,7 +22,7 @@ LOADS: tuple[Load, ...] = ("uniform", "zipf", "power-law", "balanced")
 
 @dataclass(frozen=True, slots=True)
 class LoadDistribution:
-    """What is drawn. ``capacity`` is the capacity factor, None where experts take all tokens."""
+    """A distribution of tokens over experts. ``capacity`` is the capacity factor, None where experts take all tokens."""
 
     load: Load = "uniform"
     skew: float = 1.0
@@ -32,7 +32,7 @@ class LoadDistribution:
     def tokens(
         self, ranks: int, experts: int, rows: int, *, layer: int, iteration: int
     ) -> tuple[npt.NDArray[np.float64], float]:
-        """Return how many rows each rank of a group has for each expert (an array: rank, expert), and how many are dropped.
+        """Return the rows that each rank of a group has for each expert (an array: rank, expert), and how many are dropped.
 
         ``rows`` are those of a rank: its tokens, each as often as it has experts. Layers and iterations are drawn separately.
         """
@@ -57,7 +57,7 @@ class LoadDistribution:
 
 
 class TokenExchange:
-    """How many rows of one layer go from each rank of a group to each in dispatch, and how many are ``dropped``.
+    """The rows of one layer that each rank of a group sends to each in dispatch; ``kept`` rows are sent, ``dropped`` are not.
 
     ``rows`` are those that each rank has for each expert; the experts are divided among the ranks in order.
     """
@@ -71,7 +71,7 @@ class TokenExchange:
         self._shares: dict[tuple[float, bool], tuple[float, ...]] = {}
 
     def rows(self, coordinate: int | None) -> int:
-        """Return how many rows a rank's experts receive, one at least; for None the mean of all ranks of the group."""
+        """Return the rows that a rank's experts receive, one at least; for None the mean of all ranks of the group."""
         received = self._received.mean() if coordinate is None else self._received[coordinate]
         return max(1, round(float(received)))
 

@@ -1,4 +1,4 @@
-"""Rewrites a program for one rank's experts: the rows that they receive, and all-to-alls around them."""
+"""The program of one rank's experts: the rows that they receive, and the all-to-alls around them."""
 
 from __future__ import annotations
 
@@ -15,10 +15,7 @@ from triosim.trace import Operator, Tensor
 
 
 class ExpertSharding:
-    """Shards the experts of a program for the rank at a coordinate of the expert-parallel axis.
-
-    For None it is a rank with the mean load.
-    """
+    """Shards the experts of a program for a rank by its expert-parallel coordinate; None is a rank with the mean load."""
 
     def __init__(
         self, program: Program, layers: MoELayers, exchanges: Sequence[TokenExchange], coordinate: int | None
@@ -47,7 +44,7 @@ class ExpertSharding:
         return replace(program, experts=self._layers.weights, expert_axis=axis)
 
     def _local_experts(self, layer: MoELayer, exchange: TokenExchange) -> dict[int, Operator]:
-        """A layer's operators on the rows that come to the rank's experts; exchanges are inserted around them."""
+        """Return a layer's operators on the rows that the rank's experts receive, and insert exchanges around them."""
         rows = exchange.rows(self._coordinate)
         ends = (*layer.entering, *layer.leaving)
         received = _ReceivedTensors({tensor.storage for tensor, _ in ends}, self._tensor_ids)
@@ -67,7 +64,7 @@ class ExpertSharding:
     def _local_operator(
         self, operator: Operator, row_dims: Placements, rows: int, received: _ReceivedTensors
     ) -> Operator:
-        """An operator with the rows that come to the rank's experts, and its share of stacked weights."""
+        """Return an operator on the rows that the rank's experts receive and its share of stacked weights."""
         grouped = "grouped" in operator.name.lower()
 
         def local(tensor: Tensor) -> Tensor:
@@ -84,7 +81,7 @@ class ExpertSharding:
     def _exchange(
         self, operator: Operator, own: Tensor, there: Tensor, exchange: TokenExchange, *, combine: bool
     ) -> list[BlockItem]:
-        """An all-to-all between a rank's ``own`` rows and those ``there``, at its experts, and the copy that permutes rows."""
+        """Return an all-to-all between a rank's ``own`` rows and those at its experts, and the copy that permutes rows."""
         row_bytes = own.nbytes / own.shape[0]
         read, written = (there, own) if combine else (own, there)
         permutation = Operator(
@@ -109,7 +106,7 @@ class ExpertSharding:
 
 
 class _ReceivedTensors:
-    """Tensors of some storages under the ids and storages that they have where their experts are, by their own ids."""
+    """The ids and storages that tensors of some storages have on the ranks of their experts, by their own ids."""
 
     def __init__(self, storages: set[int], numbers: Iterator[int]) -> None:
         self._storages = {storage: next(numbers) for storage in sorted(storages)}
@@ -117,7 +114,7 @@ class _ReceivedTensors:
         self.ids: dict[int, int] = {}
 
     def tensor(self, tensor: Tensor) -> Tensor:
-        """Return a tensor under its other id and storage; itself where it is not of these storages."""
+        """Return a tensor with its other id and storage; itself where it is of none of these storages."""
         storage = self._storages.get(tensor.storage)
         if storage is None:
             return tensor

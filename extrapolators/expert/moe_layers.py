@@ -1,7 +1,7 @@
-"""Finds the mixture-of-experts layers of a program: their operators, the rows that these work on, and the experts' weights.
+"""The mixture-of-experts layers of a program: their operators, the rows that these work on, and the experts' weights.
 
 Experts are grouped products (``_grouped_mm``) of rows and stacked weights; operators between two of them treat rows separately,
-and work on as many as come.
+whatever their number.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class Boundary(NamedTuple):
 class MoELayer:
     """The experts of one layer: the grouped products ``first`` and ``last``, and every operator between.
 
-    ``operators`` are all of these, forward and backward; ``placements`` tell, by forward operator id, which dimension of its
-    tensors counts rows. ``incoming`` and ``outgoing`` are the gradients of the experts' output and of their input.
+    ``operators`` are all of these, forward and backward; ``placements`` have the dimension of their tensors that counts rows,
+    by forward operator id. ``incoming`` and ``outgoing`` are the gradients of the experts' output and of their input.
     """
 
     first: tuple[Operator, ...]
@@ -47,26 +47,26 @@ class MoELayer:
 
     @property
     def rows(self) -> int:
-        """How many rows enter."""
+        """The number of rows that enter."""
         return self.first[0].inputs[0].shape[0]
 
     @property
     def experts(self) -> int:
-        """How many experts there are."""
+        """The number of experts."""
         return self.first[0].inputs[1].shape[0]
 
     @property
     def entering(self) -> tuple[Boundary, ...]:
-        """What comes to the experts: rows in the forward pass, the gradients of their output in the backward pass."""
+        """The tensors that experts receive: rows in the forward pass, the gradients of their output in the backward pass."""
         return (*(Boundary(one.inputs[0], one) for one in self.first), *self.incoming)
 
     @property
     def leaving(self) -> tuple[Boundary, ...]:
-        """What the experts send back: their output, and in the backward pass the gradients of their input."""
+        """The tensors that experts send back: their output, and in the backward pass the gradients of their input."""
         return (*(Boundary(one.outputs[0], one) for one in self.last), *self.outgoing)
 
     def rows_of(self, operator: Operator) -> Placements:
-        """Return which dimension of an operator's tensors counts rows."""
+        """Return the dimension of an operator's tensors that counts rows."""
         return self.placements[operator.id if operator.phase == "forward" else operator.forward or 0]
 
 
@@ -104,15 +104,11 @@ class MoELayers:
                 where=self.axis,
                 fix="use a model whose experts run as grouped products, or leave ep out",
             )
-        self.weights = frozenset(
-            storage
-            for operator in self._flow.forward
-            if self._is_grouped(operator)
-            for storage in self._weight_storages(operator)
-        )
+        grouped = filter(self._is_grouped, self._flow.forward)
+        self.weights = frozenset(tensor.storage for operator in grouped for tensor in self._weights(operator))
 
     def is_stacked(self, tensor: Tensor) -> bool:
-        """Whether a tensor is stacked weights of experts, or their gradient or optimizer state."""
+        """Whether a tensor is a stacked weight of experts, or its gradient or optimizer state."""
         storage = self._owners.get(tensor.id, tensor.storage)
         parameter = storage if tensor.parameter is None else self._parameters.get(tensor.parameter, storage)
         return parameter in self.weights
@@ -155,30 +151,23 @@ class MoELayers:
                     found.append(_Forward())
             sharding = propagator.propagate(operator, rows)
             if sharding is None or (operator.outputs and operator.outputs[0].id not in sharding.placements):
-                raise TraceError(
-                    f"the rows of experts cannot be followed through {operator.name} of {operator.layer}",
-                    where=self.axis,
-                )
+                what = f"the rows of experts cannot be followed through {operator.name} of {operator.layer}"
+                raise TraceError(what, where=self.axis)
             layer = found[-1]
             layer.placements[operator.id] = sharding.placements
             if is_grouped:
                 self._require_divisible(operator)
-            if is_grouped and not is_first:
-                layer.last.append(operator)
-                continue
-            if is_first:
-                layer.first.append(operator)
-            forward.record(operator, sharding)
+                (layer.first if is_first else layer.last).append(operator)
+            if is_first or not is_grouped:
+                forward.record(operator, sharding)
         return found
 
     def _with_backward(self, layer: _Forward) -> MoELayer:
-        """A layer with the backward operators of its experts."""
+        """Return a layer with the backward operators of its experts."""
         backward = [op for op in self.program.operators if op.phase == "backward" and op.forward in layer.placements]
         operators = (*(self._flow.by_id[number] for number in layer.placements), *backward)
-        incoming, outgoing = _gradients(layer, backward)
-        return MoELayer(
-            tuple(layer.first), tuple(layer.last), layer.placements, operators, tuple(incoming), tuple(outgoing)
-        )
+        ends = (tuple(layer.first), tuple(layer.last))
+        return MoELayer(*ends, layer.placements, operators, *map(tuple, _gradients(layer, backward)))
 
     def _is_grouped(self, operator: Operator) -> bool:
         """Whether an operator is the product of rows and stacked weights."""
@@ -189,19 +178,12 @@ class MoELayers:
         """Raise ``OptionError`` where the experts of a grouped product do not divide."""
         *_, weight = self._weights(operator)
         if weight.shape[0] % self.ranks:
-            raise OptionError(
-                f"the {weight.shape[0]} experts of {operator.layer} do not divide by {self.ranks}",
-                where=self.axis,
-                fix="use a size that divides them",
-            )
-
-    def _weight_storages(self, operator: Operator) -> list[int]:
-        return [tensor.storage for tensor in self._weights(operator)]
+            what = f"the {weight.shape[0]} experts of {operator.layer} do not divide by {self.ranks}"
+            raise OptionError(what, where=self.axis, fix="use a size that divides them")
 
     def _weights(self, operator: Operator) -> list[Tensor]:
-        """The stacked weights of a grouped product: casts of the parameter, if any, and last the parameter."""
-        found = [operator.inputs[1]]
-        layer = operator.layer
+        """Return the stacked weights of a grouped product: casts of the parameter, if any, and last the parameter."""
+        found, layer = [operator.inputs[1]], operator.layer
         while found[-1].storage not in self._parameters.values():
             value = self._flow.read_by(operator, found[-1])
             if value is None:
@@ -212,7 +194,7 @@ class MoELayers:
 
 
 def _gradients(layer: _Forward, backward: Sequence[Operator]) -> tuple[Iterable[Boundary], Iterable[Boundary]]:
-    """The gradients of the output and of the input of a layer's experts."""
+    """Return the gradients of the output and of the input of a layer's experts."""
     written = {t.storage for op in backward for t in op.outputs if not _is_view(op, t)}
     read = {t.storage for op in backward for t in op.inputs}
     incoming: dict[int, Boundary] = {}

@@ -110,7 +110,10 @@ def _forward(
     """Yield the rounds of the forward pass: while a block is used, it is sent on and the next one is received."""
     for number, block in enumerate(blocks):
         hop = hops[number : number + 1]
-        yield from (*hop, block, *(merges[number - 1 : number] if number else ()))
+        yield from hop
+        yield block
+        if number:
+            yield merges[number - 1]
         yield from (one.awaited() for one in hop)
 
 
@@ -123,9 +126,11 @@ def _backward(
     """Yield the rounds of the backward pass: a block's gradients follow it, each rank adds its own, back to its own rank."""
     for number, block in enumerate(blocks):
         hop = hops[number : number + 1]
-        yield from (*hop, block)
+        yield from hop
+        yield block
         if number:
             yield home[number - 1].awaited()
             yield from sums[number - 1]
-        yield from (*(one.awaited() for one in hop), home[number])
+        yield from (one.awaited() for one in hop)
+        yield home[number]
     yield home[-1].awaited()
