@@ -42,7 +42,7 @@ class Estimates:
 
     @classmethod
     def unknown(cls, count: int, model: str) -> Estimates:
-        """Return estimates of no operator, NaN throughout, for a model to fill in."""
+        """Return estimates that know none of the operators (NaN), for a model to fill in."""
         return cls(np.full(count, np.nan), np.full(count, np.nan), [model] * count, np.zeros(count, dtype=bool))
 
     def select(self, rows: Rows) -> Estimates:
@@ -54,7 +54,7 @@ class Estimates:
 
 
 def checked(estimates: object, operators: Sequence[Operator], model: ComputeModel) -> Estimates:
-    """Check a model's answer: one entry an operator, 0 or more, or NaN. Raises ``PluginError``."""
+    """Check that a model gave one time an operator, 0 or more, or NaN. Raises ``PluginError``."""
     where = type(model).__name__
     if not isinstance(estimates, Estimates):
         raise PluginError(f"returned a {type(estimates).__name__}", where=where, fix="return Estimates")

@@ -24,7 +24,7 @@ _SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "bars"}
 
 @dataclass(frozen=True, slots=True)
 class CsvTable:
-    """A header, where it stands, and each row's line and cells, as many as the header has."""
+    """A table's header, its file and line, and the line and cells of each row, as many as the header has."""
 
     header: list[str]
     where: str
@@ -78,7 +78,7 @@ def read(path: str | os.PathLike[str]) -> CsvTable:
 
 
 def seconds(text: str, column: str, where: str, factor: float = 1.0) -> float:
-    """Return a time in seconds, of ``text`` in units of ``factor`` seconds, within what an operator can take."""
+    """Return the seconds of a cell in units of ``factor`` seconds. Raises ``TriosimError`` for what no operator takes."""
     try:
         number = float(text)
     except ValueError:
@@ -95,7 +95,7 @@ def seconds(text: str, column: str, where: str, factor: float = 1.0) -> float:
 
 
 def size(text: str, column: str, where: str) -> int:
-    """Return a dimension: a whole number above zero, as ``64`` or ``64.0``."""
+    """Return the dimension of a cell, a whole number above zero: ``64`` or ``64.0``."""
     try:
         number = float(text)
     except ValueError:

@@ -1,7 +1,7 @@
 """Families of operators that learned models predict, and the sizes of their calls as columns of numbers.
 
-Tables give them at once (``triosim.compute.fit.family_tables``); of a trace's operators they are read from the tensors'
-shapes. An operator that belongs to no family, or whose shapes do not say enough, is left to other models.
+Tables hold the sizes (``triosim.compute.fit.family_tables``); those of a trace's operators are read from the tensors' shapes.
+Operators of no family, or whose shapes do not determine the sizes, are left to other models.
 """
 
 from __future__ import annotations

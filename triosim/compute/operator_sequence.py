@@ -1,7 +1,7 @@
-"""A sequence of operators that computes their features (FLOPs, bytes, sizes) once for operators that are equal, and keeps them.
+"""A sequence of operators that computes their features (FLOPs, bytes, sizes) once for equal operators, and caches them.
 
-A network repeats its layers, so that most operators of a step have the name, shapes and attributes of one before them, and
-thus its FLOPs, bytes and predicted time. Several models read the features of one sequence; the first to ask has them computed.
+A network repeats its layers: most operators of a step have the name, shapes and attributes of an earlier one, and thus its
+FLOPs, bytes and predicted time. Several models read the features of one sequence.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class OperatorSequence(Sequence[Operator]):
 
     @classmethod
     def of(cls, operators: Sequence[Operator]) -> OperatorSequence:
-        """Return the operators as such a sequence: unchanged if they are one."""
+        """Return the operators as an ``OperatorSequence``, unchanged if they are one."""
         return operators if isinstance(operators, OperatorSequence) else cls(operators)
 
     def __len__(self) -> int:
@@ -48,7 +48,7 @@ class OperatorSequence(Sequence[Operator]):
 
     @cached_property
     def forwards(self) -> list[Operator | None]:
-        """For each operator the forward operator that it differentiates, where that is among them; None where not."""
+        """For each operator the forward operator that it differentiates; None where that is not in the sequence."""
         return [None if row is None else self._all[row] for row in self._forward_rows]
 
     @cached_property

@@ -1,8 +1,8 @@
-"""The relative error of an estimate beyond what its model showed: for another size, after few samples, at a power limit.
+"""Corrections of a model's relative error: for another size, after few samples, at a power limit.
 
-A straight line or a roofline through the operators of one batch size says how long others of that size take, not how the
-efficiency changes with the size. By how much it does was found on the measured tables that docs/compute-models.md names:
-matrix products, attention, softmax and normalisation of one size, predicted in another.
+A line or a roofline that was fitted to operators of one batch size does not know how the efficiency changes with the size. By
+how much it does was found on the measured tables that docs/compute-models.md names: matrix products, attention, softmax and
+normalisation of one size, predicted in another.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from triosim.compute.attainable_rate import PLAIN, AttainableRate
+from triosim.compute.attainable_rate import DEFAULT, AttainableRate
 from triosim.compute.compute_model import CLASS_EDGES, Array, Estimates, ratio
 from triosim.compute.operator_sequence import OperatorSequence
 from triosim.gpus import Gpu
@@ -68,8 +68,8 @@ def size_change(before: Sequence[Operator], after: Sequence[Operator]) -> Array:
 def small_sample_factor(samples: int) -> float:
     """Return the factor by which the error seen in few samples grows for one more sample; 1 for very many.
 
-    The prediction interval of the next sample of a normal distribution, over that of a known one. What a model is off by
-    on a GPU is mostly the same for all of its operators there, so that a GPU is one sample.
+    It is the prediction interval of the next sample of a normal distribution, over that of a known one. The errors of a model
+    on one GPU are mostly the same for all operators, so that a GPU is one sample.
     """
     if samples < 2:
         return 1.0  # one sample shows no error; callers take a wide one instead
@@ -77,10 +77,10 @@ def small_sample_factor(samples: int) -> float:
     return student / _NORMAL * math.sqrt(1.0 + 1.0 / samples)
 
 
-def power_limit_factor(gpu: Gpu, dtype: str, attainable: AttainableRate = PLAIN) -> float:
+def power_limit_factor(gpu: Gpu, dtype: str, attainable: AttainableRate = DEFAULT) -> float:
     """Return the factor by which a product's error grows where the board's power limits its rate (T4, L4, P4); 1 elsewhere.
 
-    What the power allows depends on the clock that the board settles at, which no data sheet says: the square root of how
-    far it is below the peak.
+    It is the square root of how far the rate at that power is below the peak: the clock at which the board settles is in no
+    data sheet.
     """
     return math.sqrt(max(1.0, attainable.share * gpu.rate(dtype) / attainable.power_limit(gpu, dtype)))

@@ -16,11 +16,13 @@ Kind = Literal[
     "reduction", "copy", "view", "creation", "index", "sort", "optimizer", "recurrent", "unknown",
 ]  # fmt: skip
 
-Form = Literal["rows", "matrix", "added", "summed", "grouped", "outer", "bilinear", "contraction", "chain", "einsum"]
+ProductForm = Literal[
+    "rows", "matrix", "added", "summed", "grouped", "outer", "bilinear", "contraction", "chain", "einsum"
+]
 
 #: Products by what they multiply. "rows": data (..., k) by a weight (n, k); "matrix": (..., k) by (k, n), or by a vector;
 #: "added" and "summed": the last two tensors so, the latter over a batch that is added up; "grouped": rows of groups, in order.
-PRODUCTS_BY_FORM: Mapping[Form, str] = {
+PRODUCTS_BY_FORM: Mapping[ProductForm, str] = {
     "rows": "linear mkldnn_linear inner cdist",
     "matrix": "mm bmm matmul linalg_matmul int_mm scaled_mm mv dot vdot",
     "added": "addmm baddbmm addmm_activation addmv",

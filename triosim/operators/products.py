@@ -10,10 +10,10 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 
-from triosim.operators.kinds import PRODUCTS_BY_FORM, Form, names
+from triosim.operators.kinds import PRODUCTS_BY_FORM, ProductForm, names
 from triosim.trace import Operator, Tensor
 
-_FORM_OF: Mapping[str, Form] = {name: form for form, names in PRODUCTS_BY_FORM.items() for name in names.split()}
+_FORM_OF: Mapping[str, ProductForm] = {name: form for form, names in PRODUCTS_BY_FORM.items() for name in names.split()}
 
 CONVOLUTIONS = frozenset(name for name in names("convolution") if "transpose" not in name)
 TRANSPOSED_CONVOLUTIONS = names("convolution") - CONVOLUTIONS
@@ -26,12 +26,12 @@ DENSE = frozenset(
 _WEIGHTS = {"rows": (0, 1), "matrix": (-1, -2), "added": (-1, -2), "grouped": (-1, -2)}
 
 
-def form_of(name: str) -> Form | None:
+def form_of(name: str) -> ProductForm | None:
     """Return how a product of a bare name multiplies; None for other operators."""
     return _FORM_OF.get(name)
 
 
-def named(*forms: Form) -> str:
+def named(*forms: ProductForm) -> str:
     """Return the names of the products of some forms, separated by spaces."""
     return " ".join(PRODUCTS_BY_FORM[form] for form in forms)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from triosim import gpus
-from triosim.compute.attainable_rate import PLAIN
+from triosim.compute.attainable_rate import DEFAULT
 from triosim.compute.models.auto import Auto
 from triosim.compute.models.roofline import Roofline
 from triosim.trace import Operator, Tensor
@@ -53,7 +53,7 @@ def test_slower_memory_prolongs_what_waits_for_memory(tmp_path: Path) -> None:
 def test_narrow_numbers_take_less_energy_and_single_precision_has_a_law_of_its_own(tmp_path: Path) -> None:
     name = board(tmp_path, "tdp_watts: 500 W\njoules_per_flop: 1e-12\n")
     gpu = gpus.find(name)
-    limits = {dtype: PLAIN.power_limit(gpu, dtype) for dtype in ("bfloat16", "float8_e4m3fn", "tf32", "float32")}
+    limits = {dtype: DEFAULT.power_limit(gpu, dtype) for dtype in ("bfloat16", "float8_e4m3fn", "tf32", "float32")}
     assert limits == pytest.approx(
         {"bfloat16": 500e12, "float8_e4m3fn": 1000e12, "tf32": 250e12, "float32": 50e12}, rel=1e-9
     )

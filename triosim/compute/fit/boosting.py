@@ -1,4 +1,4 @@
-"""Boosted trees by scikit-learn, turned into the ensembles that triosim evaluates itself."""
+"""Fits boosted trees with scikit-learn and converts them to ``BoostedTrees``, which need numpy alone."""
 
 from __future__ import annotations
 
@@ -6,16 +6,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from triosim.compute.compute_model import Array
+from triosim.compute.compute_model import Array, Rows
 from triosim.compute.learned.boosted_trees import BoostedTrees
 from triosim.errors import TriosimError
 
 
 @dataclass(frozen=True, slots=True)
 class TreeSettings:
-    """How trees are grown. ``robust``: as many trees again, fitted with outliers (slow runs, odd clocks) weighed down."""
+    """The settings of a fit; ``robust`` adds as many trees, fitted with outliers (slow runs, odd clocks) weighted down."""
 
     trees: int
     leaves: int
@@ -25,13 +24,11 @@ class TreeSettings:
     features: float = 0.5
 
 
-def grow(
-    features: Array, target: Array, settings: TreeSettings, groups: npt.NDArray[np.int64] | None = None
-) -> BoostedTrees:
+def grow(features: Array, target: Array, settings: TreeSettings, groups: Rows | None = None) -> BoostedTrees:
     """Return trees for ``target``; outliers are weighted by the typical residual of their row's group.
 
-    Half of the trees make squared errors small, half squared errors of which each row's counts less the further it is off
-    (a Student distribution's weights with one degree of freedom): together they hit the median better than either.
+    Robust trees minimise squared errors in one half, and in the other half squared errors with the weights of a Student
+    distribution with one degree of freedom: together they are closer to the median than either.
     """
     first = _fit(features, target, settings, 0, None)
     if not settings.robust:
@@ -87,22 +84,16 @@ def _ensemble(regressors: list[Any], width: int) -> BoostedTrees:
     edge = np.zeros(len(used), dtype=np.uint8)
     for number in range(width):
         edge[feature == number] = np.searchsorted(edges[number], used[feature == number])
-    return BoostedTrees(
-        edges,
-        np.array(parts["tree"], dtype=np.uint16),
-        feature,
-        edge,
-        np.array(parts["first"], dtype=np.uint8),
-        np.array(parts["last"], dtype=np.uint8),
-        table,
-        float(np.mean([float(np.ravel(regressor._baseline_prediction)[0]) for regressor in regressors])),
-    )
+    tree = np.array(parts["tree"], dtype=np.uint16)
+    first, last = (np.array(parts[name], dtype=np.uint8) for name in ("first", "last"))
+    offset = float(np.mean([float(np.ravel(regressor._baseline_prediction)[0]) for regressor in regressors]))
+    return BoostedTrees(edges, tree, feature, edge, first, last, table, offset)
 
 
 def _walk(
     nodes: Any, number: int, tree: int, values: list[float], parts: dict[str, list[int]], thresholds: list[float]
 ) -> None:
-    """Number the leaves below a node from left to right, and note the node's test."""
+    """Number the leaves below a node from left to right, and add the node's test to ``parts``."""
     node = nodes[number]
     if node["is_leaf"]:
         values.append(float(node["value"]))

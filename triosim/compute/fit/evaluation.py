@@ -33,7 +33,7 @@ class Statistics:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """The errors of predictions of any operators: ``kinds`` by operator and phase, ``models`` what predicted them."""
+    """The errors of predicted operators, by size class and by operator and phase (``kinds``), with the models of each kind."""
 
     total: Statistics
     classes: dict[str, Statistics]
@@ -73,9 +73,9 @@ def by_class(predicted: Array, measured: Array) -> dict[str, Statistics]:
 
 
 def already_fitted(rows: OperatorRows, families: Collection[tuple[str, str]]) -> list[str]:
-    """Return a line where models that will be asked were fitted to these very rows, as far as the files' names say.
+    """Return a warning where the models that will be asked were fitted to these very rows, by the names of the files.
 
-    ``families`` are the families and dtypes of a table of one operator, which what ships may have been fitted to.
+    ``families`` are the families and dtypes of a table of one operator, which the shipped models may have been fitted to.
     """
     asked = {Path(name).name for name in rows.source.split(", ")}
     own, shipped = model_files.fitted_files(families)

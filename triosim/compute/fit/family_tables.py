@@ -1,9 +1,9 @@
 """Tables of measured calls of one operator family: CSV files of sizes and times, recognised by their columns.
 
-The formats are those of the public databases that triosim learns from. Each row is one call: what it works on, as whole
-numbers, and ``latency_ms``, ``latency_us`` or ``seconds``; with a column ``device``, the table is about several GPUs.
+The formats are those of the public databases that triosim learns from. Each row is one call: its sizes, as whole numbers, and
+``latency_ms``, ``latency_us`` or ``seconds``; with a column ``device``, the table is about several GPUs.
 
-| columns | operator | the shape that they name |
+| columns | operator | shape |
 | --- | --- | --- |
 | m, n, k | ``linear`` in bfloat16 | (m, k) times the transpose of (n, k) |
 | B, M, N, K | ``linear`` where B is 1 throughout, otherwise ``bmm``, in float32 | (B, M, K) times (B, K, N) |
@@ -75,7 +75,7 @@ class FamilyTable:
 
 
 def read(path: str | os.PathLike[str], family: str | None = None) -> FamilyTable:
-    """Read a table, compressed by gzip or not. ``family`` says which operator, where the columns leave it open.
+    """Read a table, compressed by gzip or not. ``family`` is the operator, where the columns do not say it.
 
     Raises ``TriosimError`` that names the file, the line and what would be right.
     """

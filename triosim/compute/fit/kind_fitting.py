@@ -1,8 +1,8 @@
 """Fits regressions to rows of measured operators: one for each name, and one for each class of names, by phase and dtype.
 
-Of the forms of a regression, the one with the least cross-validated error is taken. That error is what it states, rows of one
-size always held out together, averaged with the error of the roofline as if that were one size more: a regression of one row
-states half of both, one of a hundred rows about what it showed.
+Of the forms of a regression, the one with the smallest error in cross-validation is taken, in which rows of one size are held
+out together. The regression states that error, averaged with the roofline's as if that were one more size: with one row it
+states the mean of both, with a hundred rows about its own.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from triosim.compute.learned.boosted_trees import BoostedTrees
 from triosim.compute.learned.kind_regression import Form, KindFeatures, KindRegression, OperatorKind
 from triosim.compute.models import calibrated
 from triosim.compute.models.linear import fit_line
-from triosim.compute.models.roofline import FLOOR_SECONDS
+from triosim.compute.models.roofline import LAUNCH_SECONDS
 
 Fit = Callable[["_Points"], KindRegression]
 
@@ -106,14 +106,14 @@ def _fit_one(points: _Points, stated: float) -> KindRegression:
 
 
 def _with_prior(errors: Array, sizes: int, stated: float) -> float:
-    """The mean of errors, with the stated one counted as that of one more size."""
+    """Return the mean of errors, with the stated one counted as that of one more size."""
     if not len(errors):
         return stated
     return max((float(errors.mean()) * sizes + stated) / (sizes + 1), LEAST_ERROR)
 
 
 def _held_out(points: _Points, form: Fit) -> Array:
-    """Errors of each row by a regression that saw no row of its size; none where there is one size."""
+    """Return the error of each row by a regression that saw no row of its size; none where there is one size."""
     if points.sizes < 2:
         return np.empty(0)
     folds = min(points.sizes, _FOLDS_OF_TREES if form is _trees else _MOST_FOLDS)
@@ -122,7 +122,7 @@ def _held_out(points: _Points, form: Fit) -> Array:
 
 
 def _ends_held_out(points: _Points, form: Fit) -> Array:
-    """Errors of the largest sizes by a regression to the others, and of the smallest likewise."""
+    """Return the errors of the largest sizes by a regression to the others, and of the smallest likewise."""
     held = max(1, round(_END * points.sizes))
     if points.sizes < 2:
         return np.empty(0)
@@ -174,7 +174,7 @@ def _regression(
         form=form,
         level=level,
         coefficients=tuple(coefficients),
-        least=min(FLOOR_SECONDS, float(points.seconds.min())),
+        least=min(LAUNCH_SECONDS, float(points.seconds.min())),
         smallest=float(sizes.min()),
         largest=float(sizes.max()),
         rows=len(points.seconds),

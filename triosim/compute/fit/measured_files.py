@@ -135,16 +135,16 @@ def _operators(path: str, gpu: str | None, cache: str | None) -> list[OperatorRo
 
 
 def rows_of(table: FamilyTable, gpu: Gpu) -> FamilyTable:
-    """Return a table's rows of one GPU; all where it does not tell GPUs apart. Raises ``TriosimError`` without any."""
+    """Return a table's rows of one GPU; all rows where it names no GPUs. Raises ``TriosimError`` if there are none."""
     if table.devices is None:
         return table
     return table.select(np.isin(table.devices, _names_of(table.gpus(), gpu, table.source)))
 
 
 def _names_of(devices: Sequence[str], gpu: Gpu, source: str) -> list[str]:
-    """Return which of a table's names of GPUs stand for one that a user named. Raises ``TriosimError`` where none does.
+    """Return the names in a table that stand for the GPU that a user named. Raises ``TriosimError`` if there are none.
 
-    No name at all stands for it; so does the only name of a table, where neither is in the catalogue.
+    An empty name stands for any GPU; the only name of a table stands for it where neither is in the catalogue.
     """
     found = [one for one in devices if not one or ((known := gpus.get(one)) is not None and known.name == gpu.name)]
     if found:
@@ -172,9 +172,9 @@ def _check_devices(lines: Mapping[str, int], source: str) -> None:
 
 
 def gpu_among(devices: Sequence[str], name: str, source: str) -> Gpu:
-    """Return the GPU that a user means: of those that were measured, one whose architecture and memory the name leaves open.
+    """Return the GPU that a user means by a name that leaves its board open: the measured one of that family, if there is one.
 
-    ``H100`` is the catalogue's first; in a table of an A100 on PCIe alone, ``A100`` is that one.
+    In a table of an A100 on PCIe alone, ``A100`` is that GPU; elsewhere it is the catalogue's first A100.
     """
     gpu = gpus.find(name)
     known = [found for one in devices if (found := gpus.get(one)) is not None]

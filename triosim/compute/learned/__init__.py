@@ -1,1 +1,1 @@
-"""Learned operator time models: their forms, the features that they read, and the files that hold them."""
+"""Learned operator time models, the features that they read, and their files."""

@@ -26,7 +26,7 @@ _TILES = ((64, 64), (128, 64), (64, 128), (128, 128), (64, 256), (256, 64), (128
 
 @dataclass(frozen=True)
 class CallFeatures:
-    """``features``: a row for each call; ``roofline``: its seconds on the roofline, of which models learn a multiple."""
+    """The features of calls, a row for each, and their seconds on the roofline, of which models learn a multiple."""
 
     features: Array
     roofline: Array
@@ -42,7 +42,7 @@ def call_features(calls: FamilyCalls, gpu: Gpu, rate: float) -> CallFeatures:
 
 
 def specifications(gpu: Gpu, rate: float) -> list[float]:
-    """Return features of the GPU itself, which tell known GPUs apart."""
+    """Return the features of the GPU itself, by which trees distinguish the GPUs that were measured."""
     return [np.log(rate), np.log(gpu.bandwidth), np.log(rate / gpu.bandwidth), float(gpu.l2_bytes), float(gpu.sms)]
 
 
@@ -99,6 +99,6 @@ def _rows(calls: FamilyCalls, gpu: Gpu) -> CallFeatures:
 
 
 def _overlap(compute: Array, memory: Array) -> Array:
-    """The longer of both, and a part of the shorter: neither overlaps the other wholly."""
+    """Return the longer time and a part of the shorter one: they overlap, but not completely."""
     longer: Array = np.maximum(compute, memory) + 0.3 * np.minimum(compute, memory)
     return longer

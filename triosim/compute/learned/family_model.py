@@ -1,9 +1,9 @@
 """The learned time model of one family of operators in one dtype: boosted trees times the roofline, with errors by size.
 
-A GPU with many measurements has trees of its own; GPUs with some share trees that also read the GPU's specifications. A GPU
+A GPU with many measurements has trees of its own; GPUs with fewer share trees that also read the GPU's specifications. A GPU
 with the chip of a measured one is predicted as that one, at its rate or, where its board allows more power, at the attainable
 rate if that is higher (``triosim.compute.attainable_rate``). Any other GPU is predicted at the attainable rate by trees that
-read ratios alone, fitted on all GPUs together.
+read ratios alone, fitted to all GPUs together.
 Each estimate carries the error that cross-validation found for such a GPU and such a time: with rows held out at random
 where the sizes are among those measured, with whole slices of sizes held out where they are not.
 """
@@ -64,7 +64,7 @@ class FamilyModel:
         return None if found is None else found.name
 
     def seconds(self, calls: FamilyCalls, gpu: Gpu) -> Array:
-        """Return the time of each call on a GPU; NaN where the model cannot say."""
+        """Return the time of each call on a GPU; NaN where the model has no trees for it."""
         name = self.measured_gpu(gpu)
         rate = self._rate(gpu, name)
         inputs = call_features(calls, gpu, rate)
@@ -114,11 +114,11 @@ class FamilyModel:
         return np.where(measured, random, np.fmax(slices, random)) * self._outside(calls) * other_board
 
     def _outside(self, calls: FamilyCalls) -> Array:
-        """Return the factor of the error of calls that are larger, or smaller, than all that was measured: 1 for others.
+        """Return the factor of the error of calls that are larger, or smaller, than all measured ones: 1 for others.
 
         Trees that saw no product of k over 16,384 were off by 8.6% there, where 4.2% was stated; those that saw no attention of
-        a batch over 128 by 6.7%, where 3.7% was. So twice at up to twice the size; each further doubling is taken to add as
-        much, up to three: the roofline that the trees stand on knows what a size does.
+        a batch over 128 by 6.7%, where 3.7% was. So the error doubles at up to twice the size; each further doubling is assumed
+        to add as much, up to three: the roofline below the trees still follows the size.
         """
         doublings = np.zeros(len(calls))
         for name, values in self.sizes.items():

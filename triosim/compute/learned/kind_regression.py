@@ -1,6 +1,6 @@
 """The regression of one kind of operator on one GPU, fitted to a user's measured rows: predicts times and their errors.
 
-It has one of four forms: a multiple of what a model that ships with triosim says, a multiple of the roofline,
+It has one of four forms: a multiple of the estimate of a model that ships with triosim, a multiple of the roofline,
 
     time = c * (2 us + roofline at the GPU's peaks),
 
@@ -92,7 +92,7 @@ class KindRegression:
     trees: BoostedTrees | None = None
 
     def seconds(self, known: KindFeatures, rows: Rows) -> Array:
-        """Return the predicted time of the operators in some rows; NaN where a shipped model is asked and does not know."""
+        """Return the predicted times of the operators in some rows; NaN where a shipped model's is needed and missing."""
         if self.trees is not None:
             found: Array = known.roofline[rows] * np.exp(self.trees.predict(known.features[rows]))
         elif self.form == "line":

@@ -2,7 +2,7 @@
 
 A file holds models of operator families (``FamilyModel``) and regressions of operator kinds (``KindRegression``). The
 environment variable ``TRIOSIM_MODELS`` names a file or folder that ``triosim calibrate compute`` wrote: the user's own models,
-which go before those that ship with triosim.
+which are preferred to those that ship with triosim.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def load(path: str | os.PathLike[str]) -> FittedModels:
 
 
 def check(path: str | os.PathLike[str]) -> None:
-    """Raise ``TriosimError`` where a path is not a file of fitted models, and no folder of some."""
+    """Raise ``TriosimError`` where a path is neither a file of fitted models nor a folder of some."""
     _own(_files(os.fspath(path)))
 
 
@@ -123,19 +123,13 @@ def fitted_files(families: Collection[tuple[str, str]]) -> tuple[set[str], set[s
 
 @contextmanager
 def using(path: str | os.PathLike[str] | None) -> Iterator[None]:
-    """Within the block, read the user's models from ``path`` instead of where the environment says; None changes nothing."""
-    if path is None:
-        yield
-        return
-    before = os.environ.get(ENVIRONMENT)
-    os.environ[ENVIRONMENT] = os.fspath(path)
+    """Within the block, read the user's models from ``path`` instead of the environment's; None changes nothing."""
+    before = _named()
+    os.environ[ENVIRONMENT] = before if path is None else os.fspath(path)
     try:
         yield
     finally:
-        if before is None:
-            del os.environ[ENVIRONMENT]
-        else:
-            os.environ[ENVIRONMENT] = before
+        os.environ[ENVIRONMENT] = before
 
 
 def file_name(family: str, dtype: str) -> str:
@@ -154,7 +148,7 @@ def _named() -> str:
 
 
 def _files(name: str) -> _Files:
-    """Return the files that a path stands for, and when each was written. Raises ``TriosimError`` where there is none."""
+    """Return the files of a path, with the time of their last change and size. Raises ``TriosimError`` where there is none."""
     if not name:
         return ()
     path = Path(name)
@@ -186,7 +180,7 @@ def _own(files: _Files) -> tuple[tuple[FamilyModel, ...], dict[str, dict[Operato
 
 
 def _write_npz(content: io.BytesIO, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
-    """As ``numpy.savez_compressed``, but of the same arrays always the same bytes: without the time of day."""
+    """Write as ``numpy.savez_compressed`` does, but without the time of day: equal arrays give equal bytes."""
     with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, array in arrays.items():
             member = io.BytesIO()

@@ -1,14 +1,14 @@
-"""Operator times of attention on Hopper, by the kernel that the operator's name stands for: FlashAttention-2, or cuDNN's.
+"""Operator times of attention on Hopper, by the kernel that the operator's name stands for: FlashAttention-2 or cuDNN's.
 
-The measured tables hold FlashAttention 3 and 4 there, which are written for the chip. What PyTorch calls flash attention is
+The measured tables of these chips hold FlashAttention 3 and 4, which are written for them. PyTorch's flash attention is
 FlashAttention-2, whose products do not use Hopper's asynchronous tensor core instructions: it reaches about half of that rate.
-Shah et al., "FlashAttention-3" (2024), figures 5 and 6, have the rates of each kernel on an H100, of 16,384 tokens and heads of
-2,048 features together, by sequence length s. They lie within 8% of
+Shah et al., "FlashAttention-3" (2024), figures 5 and 6, show the rates of each kernel on an H100, for 16,384 tokens and heads
+of 2,048 features together, by sequence length s. They are within 8% of
 
     rate = peak * share * s / (s + half)
 
-where ``half`` is the length at which half of the rate is reached. The figures have no causal backward pass: it is taken to lose
-by the mask what the forward pass does.
+where ``half`` is the length at which half of the rate is reached. The figures have no causal backward pass: its mask is assumed
+to cost as much as the forward pass's.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from triosim.operators.features import base_name
 from triosim.trace import Operator
 
 #: The time of a call without any arithmetic.
-LAUNCH_SECONDS = 8e-6
+_LAUNCH_SECONDS = 8e-6
 #: The relative error: of the formula, and of what the figures leave out, such as other numbers of heads.
-ERROR = 0.1
+_ERROR = 0.1
 _BLOCK = 128
 _EMPTY_THERE = 16 / (2048 / 132)  # waves that are launched, over what they could hold
 _PEAK = 989.4e12  # of the H100 of the figures
@@ -47,7 +47,7 @@ class RateCurve:
         return self.tflops * 1e12 / _PEAK * peak * length / (length + self.half)
 
 
-#: By kernel, pass and whether it is causal: by features of a head; of a width between two, the larger one's holds.
+#: By kernel, pass and whether it is causal, then by features of a head; between two of these widths the larger one's holds.
 _CURVES: Mapping[tuple[str, str, bool], Mapping[int, RateCurve]] = {
     ("flash", "forward", True): {64: RateCurve(303, 350), 128: RateCurve(340, 400), 256: RateCurve(303, 230)},
     ("flash", "forward", False): {64: RateCurve(325, 75), 128: RateCurve(373, 100), 256: RateCurve(327, 80)},
@@ -66,15 +66,15 @@ class AttentionKernels(ComputeModel):
 
     @deduplicated
     def estimate(self, operators: Sequence[Operator], gpu: str = "") -> Estimates:
-        """Return the time of each call of a known kernel on a GPU; NaN for everything else."""
+        """Return the time of each call of a known kernel on a GPU; NaN for other operators."""
         target = gpus.find(gpu)
         seen = OperatorSequence.of(operators)
         seconds = [_seconds(operator, forward, target) for operator, forward in zip(seen, seen.forwards, strict=True)]
-        return Estimates(np.array(seconds), np.full(len(seen), ERROR), [self.name] * len(seen))
+        return Estimates(np.array(seconds), np.full(len(seen), _ERROR), [self.name] * len(seen))
 
 
 def _seconds(operator: Operator, forward: Operator | None, gpu: Gpu) -> float:
-    """Return how long a call of a known kernel takes; NaN for everything else."""
+    """Return the time of a call of a known kernel; NaN for other operators."""
     call = _call(operator, forward)
     if call is None or gpu.architecture != "hopper":
         return float("nan")
@@ -83,14 +83,14 @@ def _seconds(operator: Operator, forward: Operator | None, gpu: Gpu) -> float:
     backward = base_name(operator.name).endswith("_backward")
     rate = _curve(kernel, backward, causal, width).rate(length, gpu.rate("bfloat16"))
     flops = 4.0 * batch * heads * length * keys * width * (0.5 if causal else 1.0) * (_BACKWARD if backward else 1.0)
-    # The figures' calls are 2,048 blocks, so that the share of the last wave that is empty there is in the rates.
+    # The figures' calls are 2,048 blocks: their rates include the empty share of the last wave.
     blocks = batch * heads * -(-(keys if backward else length) // _BLOCK)
     waves = blocks / max(gpu.sms, 1)
-    return flops / rate * (-(-waves // 1) / waves) / _EMPTY_THERE + LAUNCH_SECONDS
+    return flops / rate * (-(-waves // 1) / waves) / _EMPTY_THERE + _LAUNCH_SECONDS
 
 
 def knows(operator: Operator, gpu: Gpu) -> bool:
-    """Whether an operator is a call of a kernel whose rates are known on a GPU."""
+    """Whether an operator is a call of a kernel whose rates on a GPU are known."""
     return gpu.architecture == "hopper" and _call(operator, None) is not None
 
 

@@ -1,14 +1,14 @@
-"""Operator times by whichever compute model expects the smallest error, chosen operator by operator.
+"""Operator times by the compute model that expects the smallest error, chosen operator by operator.
 
 Candidates are the models that are fitted to measured tables (the user's own, and those that ship with triosim: ``forest``,
 ``elementwise``, ``reduction``) or to published rates (``attention kernels``), where their data cover the operator;
 ``linear`` within the trace, for the trace's own GPU; and ``roofline``, which knows every operator. Each states its error
-from cross-validation or from the residuals of its fit; where it cannot, ``ASSUMED_ERROR`` is taken. What
-was fitted within a trace saw few operators of one size, and may state a small error by chance: it goes before a table's
-model where it states less than half of that one's error. The user's own regressions (``calibrated``) go before the models
-that they were compared with on the user's rows: those that ship, and the roofline; but a regression that states an error of
-more than 100% has learned nothing, and others may go before it. A ratio takes both its estimates from one model; for another
-GPU, a regression of that GPU may also replace the operator's time. Of equal errors, the model named first above is taken.
+from cross-validation or from the residuals of its fit; where it cannot, ``ASSUMED_ERROR`` counts. A model that was fitted
+within a trace saw few operators of one size, and may state a small error by chance: it is preferred to a table's model where it
+states less than half of that one's error. The user's own regressions (``calibrated``) are preferred to the models that they
+were compared with on the user's rows (the shipped ones and the roofline), unless they state an error of more than 100%. A ratio
+takes both its estimates from one model; for another GPU, a regression of that GPU may also replace the operator's time. Of
+equal errors, the model named first above is taken.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from triosim.trace import Operator, Trace
 ASSUMED_ERROR = 0.3
 #: The factor by which the errors of models that were fitted within a trace are multiplied.
 WITHIN_A_TRACE = 2.0
-#: A regression that states a larger error than this has learned nothing, and does not go before other models.
+#: A regression that states a larger error than this has learned nothing, and is not preferred to other models.
 NOTHING_LEARNED = 1.0
 #: The models that are fitted to tables, the most specific first.
 _STORED: tuple[ComputeModel, ...] = (Calibrated(), Forest(), AttentionKernels(), Elementwise(), Reduction())
@@ -85,7 +85,7 @@ def stored(gpu: str) -> tuple[ComputeModel, ...]:
 
 
 def _regressions_alone(before: Sequence[Operator], after: Sequence[Operator], target: str) -> Estimates:
-    """Return ratios that replace each operator's known time by what a regression of the target GPU says."""
+    """Return ratios that replace each operator's known time by the estimate of a regression of the target GPU."""
     new = Calibrated().estimate(after, target)
     with np.errstate(divide="ignore", invalid="ignore"):
         factor = new.seconds / np.array([operator.seconds for operator in before])
@@ -105,10 +105,10 @@ def best(found: Iterable[tuple[Estimates, float]]) -> Estimates:
 
 
 def _superseded(found: Sequence[Estimates]) -> Mask:
-    """Return which estimates (model, operator) lose to a regression of the user's own, whatever their error.
+    """Return which estimates (model, operator) a regression of the user's own replaces, whatever their error.
 
-    The models that ship and the roofline were candidates when the regression was fitted; it is a multiple of them where they
-    fit best.
+    The shipped models and the roofline were candidates when the regression was fitted; where they fit best, it is a multiple of
+    them.
     """
     superseded = np.zeros((len(found), len(found[0].seconds)), dtype=bool)
     own = [one for one in found if Calibrated.name in one.model]

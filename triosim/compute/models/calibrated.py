@@ -1,8 +1,7 @@
-"""Operator times by regressions fitted to measured rows of the user: what ``triosim calibrate compute`` wrote.
+"""Operator times by regressions fitted to measured rows of the user, from a file of ``triosim calibrate compute``.
 
-The file is named by ``TRIOSIM_MODELS`` or ``--models``. An operator whose name the rows did not have is predicted by the
-regression of its class. Models that ship with triosim were candidates when the regressions were fitted, so that a regression
-goes before them. A GPU, a phase, a class or a dtype that the rows did not have is left to other models.
+``TRIOSIM_MODELS`` or ``--models`` names the file. An operator whose name the rows did not have is predicted by the regression
+of its class; a GPU, a phase, a class or a dtype that they did not have is left to other models.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from triosim.compute.learned import model_files
 from triosim.compute.learned.kind_regression import KindFeatures, OperatorKind
 from triosim.compute.models.elementwise import Elementwise
 from triosim.compute.models.forest import Forest, Reduction
-from triosim.compute.models.roofline import ARITHMETIC, FLOOR_SECONDS, arithmetic_dtype, class_of, default
+from triosim.compute.models.roofline import ARITHMETIC, LAUNCH_SECONDS, arithmetic_dtype, class_of, default
 from triosim.compute.operator_sequence import OperatorSequence, deduplicated
 from triosim.gpus import Gpu
 from triosim.operators import features
@@ -32,7 +31,7 @@ _DIMENSIONS = 4
 
 
 class Calibrated(ComputeModel):
-    """Every kind of operator that the user's rows have (forward, backward and of the optimizer), on their GPU."""
+    """The user's regressions of every kind of operator that the rows have (forward, backward, optimizer), on their GPU."""
 
     name = "calibrated"
 
@@ -60,8 +59,9 @@ class Calibrated(ComputeModel):
 
 
 def kind_features(operators: Sequence[Operator], gpu: Gpu) -> KindFeatures:
-    """Return what regressions know of operators on a GPU, without ``shipped``; forward operators are looked up by id among
-    ``operators``.
+    """Return the inputs of regressions for operators on a GPU, without ``shipped``.
+
+    Forward operators are looked up by id among ``operators``.
     """
     sequence = OperatorSequence.of(operators)
     drivers = np.column_stack([np.ones(len(sequence)), sequence.drivers])
@@ -74,18 +74,18 @@ def kind_features(operators: Sequence[Operator], gpu: Gpu) -> KindFeatures:
         arithmetic[row] = drivers[row, 1] / gpu.rate(dtype) if dtype else 0.0
         sizes.append(_sizes(forward or operator))
     traffic = drivers[:, 2:].sum(axis=1) / gpu.bandwidth
-    least = FLOOR_SECONDS * 1e-3
+    least = LAUNCH_SECONDS * 1e-3
     both = np.log(np.maximum(arithmetic, least)), np.log(np.maximum(traffic, least))
     lengths = np.array(sizes, dtype=float).reshape(len(sizes), 3 * _DIMENSIONS)
     columns = np.column_stack(
         [*both, both[0] - both[1], np.log2(np.maximum(np.hstack([drivers[:, 2:], lengths]), 1.0))]
     )
     unknown = np.full(len(operators), np.nan)
-    return KindFeatures(drivers, np.maximum(arithmetic, traffic) + FLOOR_SECONDS, unknown, columns, kinds)
+    return KindFeatures(drivers, np.maximum(arithmetic, traffic) + LAUNCH_SECONDS, unknown, columns, kinds)
 
 
 def with_shipped(known: KindFeatures, operators: Sequence[Operator], rows: Sequence[int], gpu: Gpu) -> KindFeatures:
-    """Return features with what the models that ship say of the operators in some rows."""
+    """Return features with the estimates of the shipped models for the operators in some rows."""
     if not rows:
         return known
     asked, shipped = [operators[row] for row in rows], np.array(known.shipped)
@@ -103,7 +103,7 @@ def roofline_error(kind: OperatorKind) -> float:
 
 @lru_cache(maxsize=4096)
 def bare_name(name: str) -> str:
-    """Return an operator's name without what differs between versions, libraries and the two passes.
+    """Return an operator's name without its library, version and pass.
 
     ``ConvolutionBackward0`` and ``aten::convolution_backward`` are both ``convolution``.
     """

@@ -1,8 +1,8 @@
 """Operator times of element-wise operators: three straight segments over the bytes moved, on logarithmic scales.
 
 Category one of TorchSim (appendix E): flat while a launch lasts longer than its work, a transition, and slope one where
-memory bandwidth bounds. Bytes are counted as the time that they need at the GPU's peak bandwidth, so that the segments of
-one GPU hold about for another. An operator of two tensors moves three times a tensor's bytes, any other twice.
+memory bandwidth is the limit. Bytes are counted as the time that they need at the GPU's peak bandwidth, so that the segments
+of one GPU are about right for another. An operator of two tensors moves three times a tensor's bytes, any other twice.
 """
 
 from __future__ import annotations
@@ -27,24 +27,26 @@ from triosim.compute.operator_sequence import OperatorSequence, deduplicated
 from triosim.gpus import Gpu
 from triosim.trace import DTYPE_BYTES, Operator
 
-#: Below this no table has rows; a launch and its drain on current GPUs.
-FLOOR_SECONDS = 2.2e-6
-#: So many rows of one operator move its factor halfway from 1 to theirs.
+#: The shortest time in any table: a launch and its drain on current GPUs.
+_SHORTEST = 2.2e-6
+#: With so many rows, an operator's factor is halfway between 1 and that of its rows.
 _WEIGHT_OF_NONE = 2.0
-#: The difference of the logarithms of two bandwidths at which one GPU says little of another.
+#: The scale, in logarithms of bandwidth, at which the weight of another GPU falls.
 _NEAR = 0.7
 
 
 @dataclass(frozen=True)
 class Segments:
-    """Seconds by the time t that the bytes need at peak bandwidth: ``floor`` up to ``first``, t / ``share`` from ``second`` on,
-    and a straight line on logarithmic scales between. ``kinds`` are factors of single operators.
+    """Three segments of the time of calls, by the seconds t that their bytes need at peak bandwidth.
+
+    The time is ``floor`` up to t = ``first``, t / ``share`` from ``second`` on, and a straight line on logarithmic scales
+    between them, times the operator's factor in ``kinds``.
     """
 
     share: float
     first: float
     second: float
-    floor: float = FLOOR_SECONDS
+    floor: float = _SHORTEST
     kinds: Mapping[str, float] | None = None
     error: float = 0.15
 
@@ -93,7 +95,7 @@ def fit(memory: Array, seconds: Array, kinds: npt.NDArray[np.str_] | None) -> Se
 def _fit_segments(memory: Array, seconds: Array) -> Segments:
     large = memory >= np.quantile(memory, 0.5)
     share = float(np.median(memory[large] / seconds[large]))
-    floor = min(FLOOR_SECONDS, float(seconds.min()))
+    floor = min(_SHORTEST, float(seconds.min()))
     measured = np.log(seconds)
     best, found = math.inf, Segments(share, 1e-6, 1e-4, floor)
     for first, second in itertools.product(np.geomspace(2e-7, 4e-6, 12), np.geomspace(4e-6, 2e-3, 40)):
@@ -107,9 +109,9 @@ def _fit_segments(memory: Array, seconds: Array) -> Segments:
 
 
 def of_others(fitted: Mapping[str, Segments], gpu: Gpu) -> Segments:
-    """Return segments for a GPU that was not measured: the mean of the others', by how near their bandwidth is.
+    """Return segments for a GPU that was not measured: the others' mean, weighted by how close their bandwidth is.
 
-    Memories of one kind reach about the same share of their peak (GDDR 0.75, HBM2 and later 0.9), and lie close in bandwidth.
+    Memories of one kind reach about the same share of their peak (GDDR 0.75, HBM2 and later 0.9) and have similar bandwidths.
     """
     names = [name for name in fitted if name != gpu.name]
     distance = np.log([gpus.find(name).bandwidth / gpu.bandwidth for name in names])
@@ -162,7 +164,7 @@ def dump(fitted: Mapping[str, Segments], provenance: Mapping[str, Any]) -> str:
 
 
 def parse(text: str) -> dict[str, Segments]:
-    """Return what ``dump`` wrote."""
+    """Return the segments of such a text."""
     return {name: Segments(**one) for name, one in json.loads(text)["gpus"].items()}
 
 

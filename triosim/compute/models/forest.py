@@ -1,8 +1,7 @@
 """Operator times by boosted trees on top of the roofline: matrix products and causal attention, softmax and normalisation.
 
 Categories three and two of TorchSim (appendix E). The trees are fitted by ``triosim.compute.fit.family_fitting`` and ship
-with triosim (``triosim.compute.learned.model_files``); what they learn and how sure they are is in
-``triosim.compute.learned.family_model``.
+with triosim (``triosim.compute.learned.model_files``); ``triosim.compute.learned.family_model`` says what they learn.
 """
 
 from __future__ import annotations
@@ -64,7 +63,7 @@ class Forest(ComputeModel):
         return found
 
     def _model(self, calls: FamilyCalls, gpu: Gpu) -> FamilyModel | None:
-        """Return the model to ask about calls: that of their dtype, or of one that runs on the same units."""
+        """Return the model of the calls' dtype, or of a dtype that runs on the same units."""
         model = model_files.find(calls.family, calls.dtype, gpu.name)
         if model is None and (calls.dtype in _SAME_UNITS or not self.same_units):
             model = model_files.find(calls.family, _SAME_UNITS.get(calls.dtype, "float32"), gpu.name)
@@ -87,10 +86,10 @@ def _predict(model: FamilyModel, calls: FamilyCalls, gpu: Gpu) -> tuple[Array, A
 
 
 def _full_over_causal(group: FamilyCalls, seconds: Array) -> Array:
-    """Return how many times as long attention takes when it is not causal.
+    """Return the ratio of the times of full and causal attention.
 
-    Of n blocks of queries by n of keys, causal attention computes n (n + 1) / 2, so that the other takes 2n / (n + 1) times
-    as long, but for what a call of no arithmetic takes.
+    Of n blocks of queries by n of keys, causal attention computes n (n + 1) / 2: but for the time of a call without arithmetic,
+    the ratio is 2n / (n + 1).
     """
     blocks = np.ceil(group["sequence"] / _BLOCK)
     base = np.minimum(ATTENTION_SECONDS, seconds) / seconds
@@ -110,10 +109,10 @@ def _add(found: Estimates, rows: Rows, seconds: Array, errors: Array) -> None:
 
 
 class Reduction(Forest):
-    """``softmax``, ``log_softmax``, ``layer_norm``, which are bound by memory with a rate that depends on the row's length.
+    """``softmax``, ``log_softmax``, ``layer_norm``, which are bound by memory at a rate that depends on the length of the rows.
 
-    TorchSim takes a decision tree over the number and the length of the rows, as kernels are chosen by length (one warp, one
-    block, or several passes a row); here it is a few small trees over the memory's roofline. Half precision is taken as
+    TorchSim fits a decision tree to the number and the length of the rows, since kernels are chosen by length (one warp, one
+    block, or several passes a row); here a few small trees correct the memory's roofline. Half precision is estimated as
     float32 rows of as many bytes.
     """
 

@@ -1,14 +1,14 @@
 """Operator times by linear regression within the trace, for each kind of operator (name and phase).
 
 Li et al., "Path Forward Beyond Simulators" (MICRO 2023): the time of a kernel is linear in its FLOPs, its input bytes or its
-output bytes, whichever fits best. One driver alone does not fit what is bound by both: over the ten convolutions of VGG-13
-it misses by 44% and more, and explains the rest by a fixed time of half a millisecond, which makes a larger batch far too
-cheap. So this is the regression over any of the drivers together,
+output bytes, whichever fits best. One of these drivers alone does not fit kernels that are bound by arithmetic and by memory:
+for the ten convolutions of VGG-13 it is off by 44% and more, with a fixed time of half a millisecond, which makes a larger
+batch far too cheap. So this is the regression over any of the drivers together,
 
     time = a + b1 * FLOPs + b2 * input bytes + b3 * output bytes,    a, b1, b2, b3 >= 0,
 
-with relative errors as what is made small, and with as few of the terms as explain the points about as well as more would.
-Without negative terms, an operator of k times the size takes between once and k times as long.
+which minimises relative errors and has as few of the terms as fit the points about as well as more would. Without negative
+terms, an operator of k times the size takes between once and k times as long.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ _LEAST_ERROR = 0.01
 #: The relative error of a ratio for each factor of e between two sizes, in measured tables (``uncertainty.resizing_error``).
 PER_E_FOLD = (0.23, 0.20, 0.11)
 
-Kind = tuple[str, str]
-_POOLED: Kind = ("", "")
+_NameAndPhase = tuple[str, str]
+_POOLED: _NameAndPhase = ("", "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +55,12 @@ class LinearFit:
 
 
 class Linear(ComputeModel):
-    """Linear regression within the trace, by operator kind. ``lines`` shows what was found."""
+    """Linear regression within the trace; ``lines`` are the fits by operator name and phase."""
 
     name = "linear"
 
     def __init__(self) -> None:
-        self.lines: dict[Kind, LinearFit] = {}
+        self.lines: dict[_NameAndPhase, LinearFit] = {}
         self.gpu = ""
 
     def fit(self, trace: Trace) -> None:
@@ -72,7 +72,7 @@ class Linear(ComputeModel):
         self.gpu = gpu
         drivers = _drivers(operators)
         seconds = np.array([operator.seconds for operator in operators])
-        rows: dict[Kind, list[int]] = {}
+        rows: dict[_NameAndPhase, list[int]] = {}
         for row, operator in enumerate(operators):
             rows.setdefault((operator.name, operator.phase), []).append(row)
         self.lines = {kind: fit_line(drivers[members], seconds[members]) for kind, members in rows.items()}
@@ -99,12 +99,12 @@ class Linear(ComputeModel):
 
 
 def _drivers(operators: Sequence[Operator]) -> Array:
-    """One row an operator; one for the fixed time, then one column a driver."""
+    """Return a row for each operator: 1 for the fixed time, then its drivers."""
     return np.column_stack([np.ones(len(operators)), OperatorSequence.of(operators).drivers])
 
 
 def fit_line(drivers: Array, seconds: Array) -> LinearFit:
-    """The simplest of the regressions that are about as good as the best."""
+    """Return the simplest of the regressions that are about as good as the best."""
     timed = seconds > 0.0
     points = int(timed.sum())
     if not points:
@@ -132,7 +132,7 @@ def fit_line(drivers: Array, seconds: Array) -> LinearFit:
 
 
 def _left_out(relative: Array) -> float:
-    """The mean absolute residual of each point on the line through the others: r / (1 - h), h of the hat matrix."""
+    """Return the mean absolute residual of each point on the line through the others: r / (1 - h), h of the hat matrix."""
     scaled = relative / relative.max(axis=0)
     # Of the hat matrix, one row and column a point, its diagonal and row sums are enough.
     inverse = np.linalg.pinv(scaled)
@@ -142,7 +142,7 @@ def _left_out(relative: Array) -> float:
 
 
 def _solve(relative: Array) -> tuple[Array, float] | None:
-    """Least squares of relative errors: the coefficients and the standard error; None where one is not positive."""
+    """Return the coefficients and standard error of least relative squares; None where a coefficient is not positive."""
     scale = relative.max(axis=0)
     if not (scale > 0.0).all():
         return None

@@ -5,8 +5,8 @@
 Williams, Waterman and Patterson, "Roofline" (CACM 2009). The efficiencies e_c and e_m belong to a class of operators. The
 defaults are coarse, rounded fits to the measured tables that docs/compute-models.md names, over all of their GPUs; ``fit``
 replaces those of the classes that a trace has enough operators of. Float32 convolutions run in TF32 where the GPU has it,
-as PyTorch's default is, and products do not: these compute at what the board's power allows, where that is less than their
-part of the peak. The products of a recurrent layer's steps wait for each other: it has a launch for each.
+as PyTorch's default is; float32 products do not, and their rate is limited by the board's power. The products of a recurrent
+layer's steps wait for each other: it has a launch for each.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from triosim.operators.kinds import kind_of
 from triosim.trace import Operator, Trace
 
 #: The launch of a kernel; its arithmetic or bytes come on top.
-FLOOR_SECONDS = 2e-6
-#: What a launch takes where the operators of a trace show none: the next kernel starts while one drains.
+LAUNCH_SECONDS = 2e-6
+#: A launch where the operators of a trace show none: the next kernel starts while one drains.
 _LEAST_LAUNCH = 0.5e-6
 #: The GPU whose data sheet stands for a GPU that is not in the catalogue.
 STAND_IN = "A100"
-#: The factor of the errors for such a GPU: what the L4's steps in another size show when it is taken for an unknown GPU.
+#: The factor of the errors for such a GPU: that of the L4's steps in another size, treated as an unknown GPU.
 OF_UNKNOWN_GPU = 1.4
 #: A class of fewer operators than this keeps its efficiencies.
 FEWEST = 4
@@ -49,11 +49,11 @@ class Efficiency:
     compute: float
     memory: float
     errors: Errors
-    launch: float = FLOOR_SECONDS
+    launch: float = LAUNCH_SECONDS
 
     @property
     def error(self) -> float:
-        """The error of a long operator."""
+        """The relative error of a long operator."""
         return self.errors[-1]
 
 
@@ -82,7 +82,7 @@ _GRID = np.geomspace(0.02, 1.6, 56)
 
 
 class Roofline(ComputeModel):
-    """The roofline of a GPU of the catalogue. ``efficiencies`` shows those of the fit, by class, phase and dtype."""
+    """The roofline of a GPU; ``efficiencies`` are the fitted ones, by class, phase and dtype."""
 
     name = "roofline"
 
@@ -91,11 +91,11 @@ class Roofline(ComputeModel):
         self.efficiencies: dict[Key, Efficiency] = {}
 
     def fit(self, trace: Trace) -> None:
-        """Find the efficiencies of each class, phase and dtype that the trace has operators of."""
+        """Fit the efficiencies of each class, phase and dtype that the trace has operators of."""
         self.learn(trace.operators, trace.gpu)
 
     def learn(self, operators: Sequence[Operator], gpu: str) -> None:
-        """Find the efficiencies from operators of a trace of a GPU."""
+        """Fit the efficiencies to operators that were measured on a GPU."""
         self.gpu = gpu
         self.efficiencies = {}
         found = _ceilings(operators, _gpu(gpu))
@@ -109,7 +109,7 @@ class Roofline(ComputeModel):
 
     @deduplicated
     def estimate(self, operators: Sequence[Operator], gpu: str = "") -> Estimates:
-        """Return each operator's time on a GPU; efficiencies that were fitted on another one are taken to hold for it."""
+        """Return each operator's time on a GPU, with the fitted efficiencies even if they are another GPU's."""
         found = _ceilings(operators, _gpu(gpu))
         used = [self.efficiencies.get(key) or default(key) for key in found.classes]
         compute = np.array([one.compute for one in used])
@@ -138,7 +138,7 @@ def default(key: Key) -> Efficiency:
 
 
 def class_of(operator: Operator, forward: Operator | None = None) -> str:
-    """Return the class of an operator, whose efficiencies it has: that of the operator that it differentiates, where known."""
+    """Return the class whose efficiencies an operator has: that of the operator that it differentiates, where known."""
     if operator.phase == "optimizer":
         return "optimizer"
     name = features.base_name((forward or operator).name)
@@ -154,7 +154,7 @@ def class_of(operator: Operator, forward: Operator | None = None) -> str:
 
 
 def arithmetic_dtype(operator: Operator, gpu: gpus.Gpu, kind: str) -> str:
-    """Return the dtype that an operator computes in: that of its first tensor of numbers."""
+    """Return the dtype that an operator computes in: that of its first floating-point tensor."""
     dtype = next((t.dtype for t in (*operator.inputs, *operator.outputs) if "float" in t.dtype), "float32")
     return "tf32" if dtype == "float32" and kind == "convolution" and "tf32" in gpu.flops else dtype
 
@@ -194,11 +194,11 @@ def _ceilings(operators: Sequence[Operator], gpu: gpus.Gpu) -> _Ceilings:
 
 
 def _rate(gpu: gpus.Gpu, dtype: str, kind: str) -> float:
-    """Return the rate that a class reaches a part of."""
+    """Return the FLOP/s that the efficiency of a class is a part of."""
     peak = gpu.rate(dtype)
     if kind != "product":
         return peak
-    return min(peak, attainable_rate.PLAIN.power_limit(gpu, dtype) / DEFAULTS["product"].compute)
+    return min(peak, attainable_rate.DEFAULT.power_limit(gpu, dtype) / DEFAULTS["product"].compute)
 
 
 def _fit(arithmetic: Array, traffic: Array, seconds: Array, default: Efficiency) -> Efficiency:
@@ -220,7 +220,7 @@ def _fit(arithmetic: Array, traffic: Array, seconds: Array, default: Efficiency)
     busy = np.maximum(arithmetic_once / compute[:, None, None], traffic_once / _GRID[:, None])
     off = (np.abs((busy + launch) / seconds_once - 1.0) for launch in launches)
     errors = np.array([[row.take(distinct_rows, axis=1).mean(axis=1) for row in one] for one in off])
-    # Nothing shows an efficiency that bounds none of the operators: of equally good pairs, take the nearest to the default.
+    # An efficiency that limits none of the operators cannot be fitted: of equally good pairs, take the nearest to the default.
     far = np.abs(np.log(compute / default.compute))[:, None] + np.abs(np.log(_GRID / default.memory))
     good = errors <= errors.min() * (1.0 + _AS_GOOD) + _NEGLIGIBLE
     which, row, column = np.unravel_index(int(np.where(good, far, np.inf).argmin()), errors.shape)

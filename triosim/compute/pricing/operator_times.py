@@ -38,7 +38,7 @@ class OperatorTimeEntry:
     phase: str | None = None
 
     def matches(self, operator: Operator) -> bool:
-        """Whether the entry is about an operator."""
+        """Whether the entry gives the time of an operator."""
         return (
             (self.id is None or operator.id == self.id)
             and (self.operator is None or self.operator in (operator.name, base_name(operator.name)))

@@ -1,4 +1,4 @@
-"""Predicts the operator times of a trace without any: a capture without a GPU, or a described model."""
+"""Predicts all operator times of a trace that was captured without a GPU, or of a described model."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from triosim.compute.compute_model import ComputeModel, checked
 from triosim.compute.models.auto import Auto
 from triosim.compute.pricing.repricing import with_prediction
 from triosim.operators.features import is_free
-from triosim.trace import Operator, Trace
+from triosim.trace import Trace
 
 
 def with_predicted_times(trace: Trace, model: ComputeModel | None = None) -> Trace:
     """Return a trace with the operator times that a compute model predicts for its GPU; by default ``auto``.
 
-    Operators that only make a view take no time; those that communicate get theirs from the network. Raises ``OptionError``
+    Operators that only make a view take no time, nor do those that communicate, which the network times. Raises ``OptionError``
     for a GPU that is not in the catalogue.
     """
     target = gpus.find(trace.gpu)
     model = model or Auto()
-    working = [operator for operator in trace.operators if _works(operator)]
+    working = [one for one in trace.operators if one.communication is None and not is_free(one)]
     found = checked(model.estimate(working, target.name), working, model)
     priced = {
         operator.id: with_prediction(operator.with_times(seconds, operator.busy_seconds, operator.flops), found, row)
@@ -31,7 +31,3 @@ def with_predicted_times(trace: Trace, model: ComputeModel | None = None) -> Tra
         for one in trace.operators
     )
     return replace(trace, operators=operators, times="predicted", step_seconds=None)
-
-
-def _works(operator: Operator) -> bool:
-    return operator.communication is None and not is_free(operator)

@@ -1,9 +1,9 @@
 """The time of an operator in other shapes or on another GPU: its known time, times the ratio of two predictions.
 
 TrioSim 4.4: a measured time is used untouched, to the last bit, where nothing changed; elsewhere it is scaled by
-predicted(new shapes) / predicted(old shapes), never by the plain ratio of sizes. Ratios chain: what was priced can be
-reshaped and priced again, and so can a piece that was given a share of an operator's time. A trace of one GPU becomes that
-of another by the ratio of the two GPUs' predictions. What was priced carries its model's name and expected error.
+predicted(new shapes) / predicted(old shapes), never by the plain ratio of sizes. Ratios chain: an operator that was priced can
+be reshaped and priced again. A trace of one GPU becomes that of another by the ratio of the two GPUs' predictions. Predicted
+operators name their model and its expected error.
 """
 
 from __future__ import annotations
@@ -57,10 +57,10 @@ def reprice(
 
 
 def on_gpu(trace: Trace, target: gpus.Gpu, model: ComputeModel) -> Trace:
-    """Return the trace as it would be on another GPU; the same trace where that is the GPU it was measured on.
+    """Return the trace as it would be on another GPU; the same trace if that is its own.
 
-    Measured times are scaled by predicted(target) / predicted(trace's GPU). Where nothing was measured, or on a GPU that
-    the catalogue does not have, the prediction stands alone. What the host needs for each call stays as it is.
+    Measured times are scaled by predicted(target) / predicted(trace's GPU). Where nothing was measured, or on a GPU that the
+    catalogue does not have, the prediction replaces them. Host times do not change.
     """
     source = gpus.get(trace.gpu)
     if source == target:
@@ -109,11 +109,11 @@ def scaled(operator: Operator, ratio: float, measured: Operator | None = None) -
 def with_prediction(operator: Operator, found: Estimates, row: int, old: Operator | None = None) -> Operator:
     """Return an operator with the name of the model that its time comes from, and its expected relative error.
 
-    The error of a time that was predicted before is added to that of another model as independent of it; a chain of ratios
-    of one model is one ratio, and has the larger of its errors.
+    A time that was predicted before by another model has both errors, as independent ones; a chain of ratios of one model is
+    one ratio, and has the larger of its errors.
     """
     if operator.seconds == 0.0:
-        return operator  # what takes no time does so on any GPU and in any shape
+        return operator  # it takes no time on any GPU and in any shape
     name = found.model[row] or "unnamed"
     error = float(found.relative_error[row])
     if old is not None and old.predicted_by is not None:
