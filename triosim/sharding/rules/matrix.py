@@ -1,114 +1,91 @@
-"""Rules for products: which dimensions of their factors are one, and which of these the result has."""
+"""Rules for products, as equations of einsum: equal letters are one dimension, ``...`` are dimensions that broadcast."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from triosim.operators.features import base_name
 from triosim.operators.products import named
-from triosim.sharding.dimensions import Dim, Dims, broadcast_dims, join, join_equal_sizes, name_heads, new_dims, size
-from triosim.sharding.rules.common import Rules
+from triosim.sharding.dimensions import Dim, Dims, broadcast_dims, join, name_heads, new_dims, size
+from triosim.sharding.rules.common import Rule, Rules, output_shape
 from triosim.trace import Operator
 
 
-def matmul(operator: Operator, inputs: Sequence[Dims]) -> list[Dims] | None:
-    """``matmul``, ``mm``, ``bmm``: the last of the first with the last but one of the second."""
-    if len(inputs) < 2 or not inputs[0] or not inputs[1]:
-        return None
-    a, b = inputs[0], inputs[1]
-    if size(a[-1]) != size(b[-2] if len(b) > 1 else b[-1]):
-        return None
-    if not any(tensor.category == "parameter" for tensor in operator.inputs):  # what attention multiplies
-        name_heads(a[:-2])
-        name_heads(b[:-2])
-    join(a[-1], b[-2] if len(b) > 1 else b[-1])
-    batch = broadcast_dims(a[:-2], b[:-2])
-    rows = a[-2:-1]
-    columns = b[-1:] if len(b) > 1 else ()
-    return [(*batch, *rows, *columns)]
+def product(*equations: str, after_summand: bool = False, of_heads: bool = False) -> Rule:
+    """Return the rule of a product: the first of some equations whose factors have as many dimensions as the operator's.
 
+    A tensor after the factors, or before them with ``after_summand``, is added to the product. ``of_heads``: where no factor
+    is a parameter, leading dimensions are heads of attention.
+    """
+    count = equations[0].count(",") + 1
 
-def addmm(operator: Operator, inputs: Sequence[Dims]) -> list[Dims] | None:
-    """A product plus a tensor that broadcasts to it."""
-    found = matmul(operator, inputs[1:3]) if len(inputs) > 2 else None
-    if found:
-        broadcast_dims(found[0], inputs[0])
-    return found
+    def rule(operator: Operator, inputs: Sequence[Dims]) -> list[Dims] | None:
+        factors = inputs[after_summand:][:count]
+        added = inputs[:1] if after_summand else inputs[count : count + 1]
+        if len(factors) < count:
+            return None
+        if of_heads and not any(tensor.category == "parameter" for tensor in operator.inputs):
+            for dims in factors:
+                name_heads(dims[:-2])
+        fitting = (_contracted(equation, factors, output_shape(operator)) for equation in equations)
+        found = next((dims for dims in fitting if dims is not None), None)
+        for dims in added if found is not None else ():
+            broadcast_dims(found or (), dims)
+        return None if found is None else [found]
 
-
-def summed(operator: Operator, inputs: Sequence[Dims]) -> list[Dims] | None:
-    """``addbmm``: a batch of products, added up over the batch."""
-    found = matmul(operator, inputs[1:3]) if len(inputs) > 2 else None
-    return [found[0][-2:]] if found else None
-
-
-def grouped(operator: Operator, inputs: Sequence[Dims]) -> list[Dims] | None:
-    """Rows, columns or depths of groups one after the other: (t, k) by (g, k, n), (g, m, k) by (k, t), (m, t) by (t, n)."""
-    if len(inputs) < 2 or not {len(inputs[0]), len(inputs[1])} <= {2, 3} or size(inputs[0][-1]) != size(inputs[1][-2]):
-        return None
-    a, b = inputs[:2]
-    join(a[-1], b[-2])
-    if len(a) == len(b) == 3:
-        return [(*broadcast_dims(a[:1], b[:1]), a[1], b[2])]
-    if len(a) == len(b) == 2:
-        return [(*new_dims(operator.outputs[0].shape[0]), a[0], b[1])]
-    return [(a[-2], b[-1])]
-
-
-def bilinear(operator: Operator, inputs: Sequence[Dims]) -> list[Dims] | None:
-    """(..., i), (..., j) and a weight (o, i, j)."""
-    if len(inputs) < 3 or len(inputs[2]) != 3 or not inputs[0] or not inputs[1]:
-        return None
-    join_equal_sizes(inputs[0][-1], inputs[2][1])
-    join_equal_sizes(inputs[1][-1], inputs[2][2])
-    for dims in inputs[3:4]:
-        if len(dims) == 1:
-            join_equal_sizes(dims[0], inputs[2][0])
-    return [(*broadcast_dims(inputs[0][:-1], inputs[1][:-1]), inputs[2][0])]
-
-
-def outer(operator: Operator, inputs: Sequence[Dims]) -> list[Dims] | None:
-    """Two vectors."""
-    return [(inputs[0][0], inputs[1][0])] if len(inputs) > 1 and len(inputs[0]) == len(inputs[1]) == 1 else None
-
-
-def linear(operator: Operator, inputs: Sequence[Dims]) -> list[Dims] | None:
-    """(..., k) by (n, k): a weight as ``torch.nn.Linear`` has it; ``cdist`` has a batch of both."""
-    if len(inputs) < 2 or not inputs[0] or not inputs[1] or size(inputs[0][-1]) != size(inputs[1][-1]):
-        return None
-    join(inputs[0][-1], inputs[1][-1])
-    made = (*inputs[0][:-1], *inputs[1][:-1])
-    if base_name(operator.name) == "cdist":
-        made = (*broadcast_dims(inputs[0][:-2], inputs[1][:-2]), *inputs[0][-2:-1], *inputs[1][-2:-1])
-    for bias in inputs[2:3]:
-        broadcast_dims(made, bias)
-    return [made]
+    return rule
 
 
 def einsum(operator: Operator, inputs: Sequence[Dims]) -> list[Dims] | None:
-    """Dimensions with one letter are one."""
+    """``einsum``, without dimensions that broadcast."""
     equation = str(operator.attributes.get("equation", "")).replace(" ", "")
-    left, arrow, right = equation.partition("->")
-    terms = left.split(",")
-    if not arrow or "." in equation or [len(term) for term in terms] != [len(dims) for dims in inputs]:
+    if "->" not in equation or "." in equation or equation.count(",") != len(inputs) - 1:
         return None
+    found = _contracted(equation, inputs, output_shape(operator))
+    return None if found is None else [found]
+
+
+def _contracted(equation: str, factors: Sequence[Dims], shape: Sequence[int]) -> Dims | None:
+    """Return the dimensions of a product by an equation; None where it does not fit the factors.
+
+    A letter of the result that no factor has is a new axis, of the size that the result's ``shape`` has there.
+    """
+    left, _, right = equation.partition("->")
     letters: dict[str, Dim] = {}
-    for term, dims in zip(terms, inputs, strict=True):
-        for letter, dim in zip(term, dims, strict=True):
-            if size(letters.setdefault(letter, dim)) == size(dim):
-                join(letters[letter], dim)
-            elif size(letters[letter]) == 1:
+    equal: list[tuple[Dim, Dim]] = []
+    leading: list[Dims] = []
+    for term, dims in zip(left.split(","), factors, strict=True):
+        names = term.removeprefix("...")
+        start = len(dims) - len(names)
+        if start < 0 or (start and names == term):
+            return None
+        leading.append(dims[:start])
+        for letter, dim in zip(names, dims[start:], strict=True):
+            known = letters.setdefault(letter, dim)
+            if size(known) == size(dim):
+                equal.append((known, dim))
+            elif size(known) == 1:
                 letters[letter] = dim
-    return [tuple(letters[letter] for letter in right)] if set(right) <= letters.keys() else None
+            elif size(dim) != 1:
+                return None
+    for known, dim in equal:
+        join(known, dim)
+    found: Dims = ()
+    for dims in leading:
+        found = broadcast_dims(found, dims)
+    names = right.removeprefix("...")
+    sizes = zip(names, shape[len(shape) - len(names) :], strict=False)
+    return (*found, *[letters[letter] if letter in letters else new_dims(length)[0] for letter, length in sizes])
 
 
+_MATRICES = ("...mk,...kn->...mn", "k,...kn->...n", "...mk,k->...m", "k,k->")
 RULES: Rules = {
-    matmul: named("matrix"),
-    addmm: named("added"),
-    summed: named("summed"),
-    linear: named("rows"),
-    grouped: named("grouped"),
-    bilinear: "bilinear",
-    outer: "outer ger",
+    product(*_MATRICES, of_heads=True): named("matrix"),
+    product(*_MATRICES, of_heads=True, after_summand=True): named("added"),
+    product("bmk,bkn->mn", of_heads=True, after_summand=True): named("summed"),
+    product("...k,nk->...n", "...k,k->..."): " ".join(name for name in named("rows").split() if name != "cdist"),
+    product("...mk,...nk->...mn"): "cdist",
+    product("tk,gkn->tn", "gmk,kt->mt", "gmk,gkn->gmn", "mt,tn->gmn"): named("grouped"),
+    product("...i,...j,oij->...o"): "bilinear",
+    product("i,j->ij"): "outer ger",
     einsum: "einsum",
 }
