@@ -14,7 +14,7 @@ from triosim.compute.models.auto import Auto
 from triosim.compute.models.linear import Linear
 from triosim.compute.models.roofline import Roofline
 from triosim.compute.pricing.repricing import reprice
-from triosim.sharding.reshape import with_batch_size
+from triosim.sharding import reshape
 from validation.report import Row, data, relative
 
 SMALL, LARGE = "traces/h100_vgg13_bs128", "traces/h100_vgg13_bs512_raw"
@@ -34,7 +34,7 @@ def rows() -> list[Row]:
 def rescaled(trace: Trace, batch_size: int, model: ComputeModel) -> list[Operator]:
     """Return the operators as a model predicts them for another batch size."""
     model.fit(trace)
-    shapes = with_batch_size(trace.operators, trace.batch_size, batch_size)
+    shapes = reshape.rescaled(trace.operators, trace.batch_size, batch_size).operators
     return reprice(trace.operators, shapes, model, trace.gpu)
 
 

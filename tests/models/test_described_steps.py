@@ -14,7 +14,8 @@ from triosim.memory import analyse
 from triosim.models import GPT, Gemma, Llama
 from triosim.models.catalogue import MODELS
 from triosim.operators.features import unknown
-from triosim.sharding.reshape import rescaled, with_sequence_length
+from triosim.sharding.reshape import rescaled, resized
+from triosim.sharding.step_dimensions import StepDimensions
 from triosim.tasks import Send
 from triosim.trace import Operator, Trace
 
@@ -76,7 +77,7 @@ def test_another_sequence_length_is_what_would_be_described(name: str, attention
     lengths = length(name, 128), length(name, 96)
     assert lengths[0] is not None
     assert lengths[1] is not None
-    assert shapes(with_sequence_length(trace.operators, 6, *lengths).operators) == shapes(other.operators)
+    assert shapes(resized(StepDimensions(trace.operators, 6), "sequence", *lengths)) == shapes(other.operators)
 
 
 @pytest.mark.parametrize("precision", ["plain", "mixed"])

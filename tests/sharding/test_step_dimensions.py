@@ -18,7 +18,6 @@ import pytest
 import traces
 
 import triosim
-from triosim.errors import OptionError, TraceError
 from triosim.sharding.dimensions import (
     LogicalAxis,
     concatenated,
@@ -32,7 +31,7 @@ from triosim.sharding.dimensions import (
     sliced,
 )
 from triosim.sharding.kernel_patterns import pattern_of
-from triosim.sharding.reshape import rescaled, with_sequence_length
+from triosim.sharding.reshape import rescaled, resized
 from triosim.sharding.step_dimensions import StepDimensions
 from triosim.trace import Operator
 from triosim.trace.formats.native import trace_json as json_format
@@ -64,8 +63,8 @@ def test_a_capture_at_another_batch_size_has_the_shapes_that_were_predicted(name
 def test_a_capture_at_another_sequence_length_has_the_shapes_that_were_predicted(name: str) -> None:
     trace = json_format.read(DATA / f"{name}.json.gz")
     old, new, captured = EXPECTED[name]["sequence"]
-    found = with_sequence_length(trace.operators, trace.batch_size, old, new)
-    assert differences(found.operators, captured) == []
+    found = resized(StepDimensions(trace.operators, trace.batch_size), "sequence", old, new)
+    assert differences(found, captured) == []
 
 
 @pytest.mark.parametrize("name", EXPECTED)
@@ -139,7 +138,7 @@ def test_what_arange_counts_is_known_once_it_is_added_to_the_words() -> None:
     b.run("aten::arange", [], [positions], layer="model")
     b.run("aten::embedding", [b.parameter(64, 16), positions], [places], layer="wpe")
     b.run("aten::add", [rows, places], [total], layer="model")
-    after = with_sequence_length(b.operators, 4, 10, 20).operators
+    after = resized(StepDimensions(b.operators, 4), "sequence", 10, 20)
     assert after[1].outputs[0].shape == (20,)
     assert after[2].outputs[0].shape == (20, 16)
 
@@ -235,15 +234,6 @@ def test_a_trace_whose_dataflow_is_broken_scales_by_sizes_and_says_so() -> None:
     found = rescaled(b.operators, 8, 16)
     assert "dataflow is broken" in found.notes[0]
     assert found.operators[0].outputs[0].shape == (16, 2)
-
-
-def test_a_network_without_a_sequence_of_that_length_says_which_it_has() -> None:
-    trace = json_format.read(DATA / "gpt2.json.gz")
-    with pytest.raises(TraceError, match="length 7") as raised:
-        with_sequence_length(trace.operators, trace.batch_size, 7, 14)
-    assert "12" in str(raised.value.fix)
-    with pytest.raises(OptionError, match="0 tokens"):
-        with_sequence_length(trace.operators, trace.batch_size, 12, 0)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="PyTorch is not installed")

@@ -16,7 +16,7 @@ Which question which module answers, from the ground up:
 - ``propagation``: if an operator's inputs are sharded so, how are its output and its backward operators, and who reads these?
 - ``layers``, ``parameters``: which operators have weights, and which tensors are parameters under another id?
 - ``shards``: what is left of an operator, a parameter and the optimizer on one rank?
-- ``reshape``: what are the shapes at another batch size or sequence length?
+- ``reshape``: what are the shapes at another batch size?
 
 Which layers are sharded, and what is communicated, is decided in ``triosim.extrapolators.tensor`` and ``.expert``.
 """

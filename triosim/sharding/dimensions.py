@@ -134,9 +134,24 @@ def kind_of_axis(axis: LogicalAxis) -> AxisKind | None:
     return next((kind for kind in AXIS_KINDS if follows((axis,), kind)), None)
 
 
+def new_dim(length: int) -> Dim:
+    """Return a dimension of a new axis, of which nothing is known but its size."""
+    return (LogicalAxis(length),) if length != 1 else ()
+
+
 def new_dims(*sizes: int) -> Dims:
-    """Return dimensions of new axes, of which nothing is known but their sizes."""
-    return tuple((LogicalAxis(one),) if one != 1 else () for one in sizes)
+    """Return dimensions of new axes."""
+    return tuple(map(new_dim, sizes))
+
+
+def shape_of(dims: Dims) -> tuple[int, ...]:
+    """Return the shape of a tensor with some dimensions."""
+    return tuple(map(size, dims))
+
+
+def kept_where_equal(dims: Dims, shape: Sequence[int]) -> Dims:
+    """Return the dimensions of a tensor of a shape: those of another tensor where the sizes are equal, and new ones."""
+    return tuple(dim if size(dim) == length else new_dim(length) for dim, length in zip(dims, shape, strict=True))
 
 
 def join(first: Dim, second: Dim) -> bool:
@@ -201,7 +216,7 @@ def sliced(dim: Dim, length: int) -> Dim:
     if length > 1 and any(axis.tracked for axis in leaves(dim)):
         return concatenated([dim], length - whole)
     if length <= 1 or not any(axis.kind for axis in leaves(dim)):
-        return new_dims(length)[0]
+        return new_dim(length)
     if 2 * length > whole:
         return _shifted(dim, length - whole)
     if whole % length == 0:
@@ -210,7 +225,7 @@ def sliced(dim: Dim, length: int) -> Dim:
         base = parts[0] if len(parts) == 1 else concatenated([dim, ()], -1)[0]
         part.share = (base, whole // length)
         return (part,)
-    return new_dims(length)[0]
+    return new_dim(length)
 
 
 def padded(dim: Dim, length: int) -> Dim:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import pairwise
 
-from triosim.sharding.dimensions import Dim, Dims, LogicalAxis, axes_of, concatenated, join, new_dims, reshaped, size
+from triosim.sharding.dimensions import Dim, Dims, LogicalAxis, axes_of, concatenated, join, new_dim, reshaped, size
 
 _ONE, _FOLDED, _ADDED = "1", ".", "+"
 #: A dimension: the terms that stand one after the other, each a product of axes.
@@ -59,8 +59,8 @@ def dims_by_pattern(pattern: str, shapes: Sequence[tuple[int, ...]], known: Sequ
     def of(terms: Terms, length: int) -> Dim:
         if terms not in found:
             whole = _put_together(terms, sizes, found)
-            found[terms] = whole if whole is not None and size(whole) == length else new_dims(length)[0]
-        return found[terms] if size(found[terms]) == length else new_dims(length)[0]
+            found[terms] = whole if whole is not None and size(whole) == length else new_dim(length)
+        return found[terms] if size(found[terms]) == length else new_dim(length)
 
     return [
         tuple(of(terms, length) for terms, length in zip(dims, shape, strict=True))
@@ -167,7 +167,7 @@ def _put_together(terms: Terms, sizes: dict[str, int], found: dict[Terms, Dim]) 
             if key not in found:
                 if name not in sizes:
                     return None
-                found[key] = new_dims(sizes[name])[0]
+                found[key] = new_dim(sizes[name])
             line += found[key]
         lines.append(tuple(line))
     return lines[0] if len(lines) == 1 else concatenated(lines)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from triosim.sharding.dimensions import Dim, Dims, LogicalAxis, axes_of, leaves, new_dims, size
+from triosim.sharding.dimensions import Dim, Dims, LogicalAxis, axes_of, leaves, new_dim, size
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +84,6 @@ def axes_around(axes: Iterable[LogicalAxis], shard: Shard) -> tuple[Dim, Dim]:
         whole *= axis.size
     inner = whole // (shard.outer * shard.size)
     return (
-        tuple(before) if size(before) == shard.outer else new_dims(shard.outer)[0],
-        tuple(after) if size(after) == inner else new_dims(inner)[0],
+        tuple(before) if size(before) == shard.outer else new_dim(shard.outer),
+        tuple(after) if size(after) == inner else new_dim(inner),
     )

@@ -1,4 +1,4 @@
-"""Changes the batch size or the sequence length of a step: the same operators, ids and times in other shapes.
+"""Changes the batch size of a step: the same operators, ids and times in other shapes.
 
 Which dimensions scale is found by propagating logical axes (``triosim.sharding.step_dimensions``), not by comparing sizes: a
 dimension that merely equals the batch size, as the 128 channels of VGG in a trace of batch 128, stays. Where a trace's dataflow
@@ -32,11 +32,6 @@ class RescaledOperators:
     notes: tuple[str, ...] = ()
 
 
-def with_batch_size(operators: Sequence[Operator], old: int, new: int) -> list[Operator]:
-    """Return the same operators, with the same ids and times, in the shapes of batch size ``new``."""
-    return rescaled(operators, old, new).operators
-
-
 def rescaled(operators: Sequence[Operator], old: int, new: int) -> RescaledOperators:
     """Return the operators of batch size ``old`` in the shapes of batch size ``new``.
 
@@ -48,36 +43,12 @@ def rescaled(operators: Sequence[Operator], old: int, new: int) -> RescaledOpera
         return RescaledOperators(list(operators))
     dimensions = StepDimensions(operators, old)
     if not dimensions.is_connected:
-        return RescaledOperators(_Rescaling(operators, old, new).operators(), (_BROKEN,))
-    return RescaledOperators(_resized(dimensions, "batch", old, new))
+        return RescaledOperators(_RescalingBySizes(operators, old, new).operators(), (_BROKEN,))
+    return RescaledOperators(resized(dimensions, "batch", old, new))
 
 
-def with_sequence_length(operators: Sequence[Operator], batch_size: int, old: int, new: int) -> RescaledOperators:
-    """Return the operators in the shapes of sequence length ``new``, where every sequence of length ``old`` changes.
-
-    Raises ``OptionError`` for a length of none, ``TraceError`` where the network is fed no sequence of that length.
-    """
-    if new < 1:
-        raise OptionError(f"a sequence of {new} tokens", fix="use a length of at least 1")
-    if new == old:
-        return RescaledOperators(list(operators))
-    dimensions = StepDimensions(operators, batch_size)
-    lengths = dimensions.lengths
-    if old not in lengths:
-        raise TraceError(
-            f"no input of the network has a sequence of length {old}",
-            fix=f"its sequences have the length {', '.join(map(str, lengths))}" if lengths else "it is fed no sequence",
-        )
-    fixed = (
-        "a parameter has a row for each position of the sequence, so that another length needs another parameter"
-        if dimensions.positions
-        else ""
-    )
-    return RescaledOperators(_resized(dimensions, "sequence", old, new), (fixed,) if fixed else ())
-
-
-def _resized(dimensions: StepDimensions, kind: AxisKind, old: int, new: int) -> list[Operator]:
-    """The operators in new shapes; one that does not change is the same object."""
+def resized(dimensions: StepDimensions, kind: AxisKind, old: int, new: int) -> list[Operator]:
+    """Return the operators of a step whose batch (or sequence) is ``new`` instead of ``old``."""
     sized: dict[int, Tensor] = {}
 
     def of(tensor: Tensor) -> Tensor:
@@ -97,7 +68,7 @@ def _resized(dimensions: StepDimensions, kind: AxisKind, old: int, new: int) -> 
     return changed
 
 
-class _Rescaling:
+class _RescalingBySizes:
     """Scales what depends on the network's input, by sizes alone, in one pass over the step."""
 
     def __init__(self, operators: Sequence[Operator], old: int, new: int) -> None:

@@ -25,9 +25,11 @@ from triosim.sharding.dimensions import (
     axes_of,
     follows,
     guessed_view,
+    new_dim,
     new_dims,
     reshaped,
     resized,
+    shape_of,
     size,
 )
 from triosim.sharding.kernel_patterns import dims_by_pattern
@@ -122,15 +124,6 @@ class StepDimensions:
         axes = [axis.root for tensor in self._inputs() for dim in self._of(tensor) for axis in dim]
         return sorted({axis.size for axis in axes if axis.kind == "sequence"})
 
-    @cached_property
-    def positions(self) -> list[Tensor]:
-        """The parameters that have an entry for each position of a sequence."""
-        return [t for t in self._parameter_tensors() if self.follows(t, "sequence")]
-
-    def _parameter_tensors(self) -> Iterator[Tensor]:
-        for operator in self.operators:
-            yield from (tensor for tensor in operator.inputs if tensor.id in self._parameters)
-
     def resized(self, tensor: Tensor, kind: AxisKind, old: int, new: int) -> tuple[int, ...]:
         """Return a tensor's shape when the batch (or the sequence) is ``new`` instead of ``old``."""
 
@@ -187,7 +180,7 @@ class StepDimensions:
             if (whole and len(shape) == 2) or (not whole and len(shape) == 3):
                 dims[1 - batch] = (LogicalAxis(shape[1 - batch], "sequence"),) if shape[1 - batch] > 1 else ()
         elif shape and shape[0] and self.batch_size and shape[0] % self.batch_size == 0:
-            dims[0] = (LogicalAxis(self.batch_size, "batch"), *new_dims(shape[0] // self.batch_size)[0])
+            dims[0] = (LogicalAxis(self.batch_size, "batch"), *new_dim(shape[0] // self.batch_size))
         return tuple(dims)
 
     def _name_unused_counts(self) -> None:
@@ -225,7 +218,7 @@ class StepDimensions:
             self._storages[tensor.storage] = known
             self._parameters[tensor.id] = known
         shape = tensor.shape
-        if tuple(map(size, known)) == shape:
+        if shape_of(known) == shape:
             # A square matrix under another id is the transpose: an unchanged view of a parameter has the parameter's id.
             turned = tensor.id not in self._parameters and len(shape) == 2 and shape[0] == shape[1]
             return known[::-1] if turned else known
@@ -324,7 +317,7 @@ class StepDimensions:
         return tensor.category != "parameter" and tensor.id not in self._dims
 
     def _set(self, tensor: Tensor, dims: Dims) -> None:
-        if tuple(map(size, dims)) == tensor.shape and tensor.id not in self._dims:
+        if shape_of(dims) == tensor.shape and tensor.id not in self._dims:
             self._dims[tensor.id] = self._latest[tensor.storage] = dims
             for whole, axis in self._paired_axes(tensor, dims):
                 self._met.setdefault(whole, []).append(axis)
@@ -362,7 +355,7 @@ class StepDimensions:
                 return reshaped(given[0], tensor.shape)
             if stem in _TRANSPOSES:
                 return transposed(given[0], tensor.shape)
-            if tensor.shape == tuple(map(size, given[0])) and not stem.startswith(_SECOND_FIRST):
+            if tensor.shape == shape_of(given[0]) and not stem.startswith(_SECOND_FIRST):
                 return given[0]
         return self._input_gradient(operator, forward, tensor.shape, given)
 
@@ -370,9 +363,9 @@ class StepDimensions:
         """The dimensions of a parameter's gradient: the parameter's, or those of the view of it that a product multiplied."""
         if base_name(operator.name).startswith((*_PRODUCTS, "GroupedMmBackward")):
             for read, dims in zip(operator.inputs, given, strict=True):
-                if self._storages.get(read.storage) is own and tuple(map(size, dims)) == tensor.shape:
+                if self._storages.get(read.storage) is own and shape_of(dims) == tensor.shape:
                     return dims
-        return own if tuple(map(size, own)) == tensor.shape else guessed_view(own, tensor.shape)
+        return own if shape_of(own) == tensor.shape else guessed_view(own, tensor.shape)
 
     def _input_gradient(
         self, operator: Operator, forward: Operator, shape: tuple[int, ...], given: Sequence[Dims]
@@ -386,7 +379,7 @@ class StepDimensions:
             saved = [(t, dims) for t, dims in pairs if t.category != "gradient" and not (linked and _is_weight(t))]
             sources = [(-index, dims) for index, (_, dims) in enumerate(saved, 1)]
         sources += [(t.id, self._of(t)) for t in forward.inputs if not linked or not _is_weight(t)]
-        same_shape = [(number, dims) for number, dims in sources if tuple(map(size, dims)) == shape]
+        same_shape = [(number, dims) for number, dims in sources if shape_of(dims) == shape]
         if not same_shape:
             return None
         counts = [self._taken.get((operator.id, number), 0) for number, _ in same_shape]
@@ -397,7 +390,7 @@ class StepDimensions:
     def _copy_dims(self, tensors: Iterable[Tensor], known: Sequence[Dims]) -> None:
         """Give tensors without dimensions those of a known tensor of the same shape."""
         for tensor in tensors:
-            found = next((dims for dims in known if tuple(map(size, dims)) == tensor.shape), None)
+            found = next((dims for dims in known if shape_of(dims) == tensor.shape), None)
             if found is not None and tensor.id not in self._dims:
                 self._set(tensor, found)
 
@@ -406,7 +399,7 @@ class StepDimensions:
         for tensor in tensors:
             if tensor.id in self._dims or tensor.category == "parameter":
                 continue
-            same_shape = [dims for dims in known if tuple(map(size, dims)) == tensor.shape]
+            same_shape = [dims for dims in known if shape_of(dims) == tensor.shape]
             views = (guessed_view(dims, tensor.shape, partial(self._fits, tensor)) for dims in known)
             candidates = chain(same_shape, (new for new in views if new is not None)) if known else iter(())
             first = next(candidates, None)
@@ -446,5 +439,5 @@ def _by_size(dims: Sequence[Dim], shape: Sequence[int]) -> Dims:
         dim = next((one for one in left if size(one) == length), None)
         if dim is not None and length > 1:
             left.remove(dim)
-        found.append(dim if dim is not None else new_dims(length)[0])
+        found.append(dim if dim is not None else new_dim(length))
     return tuple(found)

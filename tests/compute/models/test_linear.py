@@ -10,7 +10,7 @@ import pytest
 
 from triosim.compute.models.linear import Linear
 from triosim.compute.pricing.repricing import reprice
-from triosim.sharding.reshape import with_batch_size
+from triosim.sharding.reshape import rescaled
 from triosim.trace import Operator, Tensor, Trace
 from triosim.trace.formats import read
 
@@ -95,6 +95,6 @@ def test_vgg13_at_another_batch_size_is_within_6_percent_both_ways(data_dir: Pat
     for one, other in (traces, reversed(traces)):
         model = Linear()
         model.fit(one)
-        shapes = with_batch_size(one.operators, one.batch_size, other.batch_size)
+        shapes = rescaled(one.operators, one.batch_size, other.batch_size).operators
         predicted = sum(operator.seconds for operator in reprice(one.operators, shapes, model))
         assert predicted == pytest.approx(other.seconds, rel=0.06)

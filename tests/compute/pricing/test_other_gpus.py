@@ -15,7 +15,7 @@ from triosim.compute.models.forest import Forest
 from triosim.compute.models.linear import Linear
 from triosim.compute.models.roofline import Roofline
 from triosim.compute.pricing.repricing import on_gpu, reprice
-from triosim.sharding.reshape import with_batch_size
+from triosim.sharding.reshape import rescaled
 from triosim.trace import Operator, Tensor, Trace
 from triosim.trace.formats.native import trace_json as json_format
 
@@ -81,7 +81,7 @@ def test_errors_of_another_gpu_and_of_other_shapes_are_added_as_independent() ->
     moved = on_gpu(trace_of("A100"), gpus.find("H100"), Roofline())
     model = Linear()
     model.fit(moved)
-    shapes = with_batch_size(moved.operators, moved.batch_size, 2 * moved.batch_size)
+    shapes = rescaled(moved.operators, moved.batch_size, 2 * moved.batch_size).operators
     after = reprice(moved.operators, shapes, model, moved.gpu)
     for first, second in zip(moved.operators, after, strict=True):
         if second.predicted_by == "roofline, linear" and first.relative_error and second.relative_error:

@@ -8,7 +8,7 @@ import traces
 from triosim.compute.models.linear import Linear
 from triosim.compute.pricing.repricing import FLOOR_SECONDS, reprice
 from triosim.errors import OptionError, TraceError
-from triosim.sharding.reshape import with_batch_size
+from triosim.sharding.reshape import rescaled
 from triosim.trace import Operator, Trace
 
 
@@ -19,12 +19,12 @@ def by_id(operators: list[Operator]) -> dict[int, Operator]:
 def repriced(trace: Trace, batch: int) -> list[Operator]:
     model = Linear()
     model.fit(trace)
-    return reprice(trace.operators, with_batch_size(trace.operators, trace.batch_size, batch), model)
+    return reprice(trace.operators, rescaled(trace.operators, trace.batch_size, batch).operators, model)
 
 
 @pytest.mark.parametrize("trace", [traces.mlp(), traces.convnet(), traces.transformer()])
 def test_everything_about_samples_scales_and_nothing_about_parameters(trace: Trace) -> None:
-    scaled = with_batch_size(trace.operators, trace.batch_size, 3 * trace.batch_size)
+    scaled = rescaled(trace.operators, trace.batch_size, 3 * trace.batch_size).operators
     for before, after in zip(trace.operators, scaled, strict=True):
         pairs = zip((*before.inputs, *before.outputs), (*after.inputs, *after.outputs), strict=True)
         for old, new in pairs:
@@ -35,7 +35,7 @@ def test_everything_about_samples_scales_and_nothing_about_parameters(trace: Tra
 
 def test_channels_that_equal_the_batch_size_do_not_scale() -> None:
     trace = traces.convnet(batch=8, channels=8)
-    weight = with_batch_size(trace.operators, 8, 32)[1].inputs[1]
+    weight = rescaled(trace.operators, 8, 32).operators[1].inputs[1]
     assert weight.shape == (8, 8, 3, 3)
 
 
@@ -45,7 +45,7 @@ def test_an_unlinked_gradient_of_a_weight_does_not_scale_even_if_its_channels_eq
     conv = b.run("aten::conv2d", [data, weight], [out], layer="conv")
     gradients = [b.tensor(8, 8, 6, 6, category="gradient"), b.tensor(8, 4, 3, 3, category="gradient")]
     b.run("ConvolutionBackward0", gradients[:1], gradients[1:], layer="conv", phase="backward", forward=conv)
-    backward = with_batch_size(b.operators, 8, 16)[1]
+    backward = rescaled(b.operators, 8, 16).operators[1]
     assert backward.inputs[0].shape == (16, 8, 6, 6)
     assert backward.outputs[0].shape == (8, 4, 3, 3)
 
@@ -54,7 +54,7 @@ def test_the_statistics_that_a_batch_norm_saves_are_of_channels() -> None:
     b = traces.Builder(8)
     data, scale, out = b.tensor(8, 8, 6, 6, category="input"), b.parameter(8), b.tensor(8, 8, 6, 6)
     b.run("aten::native_batch_norm", [data, scale], [out, b.tensor(8), b.tensor(8)], layer="bn")
-    norm = with_batch_size(b.operators, 8, 16)[0]
+    norm = rescaled(b.operators, 8, 16).operators[0]
     assert [tensor.shape for tensor in norm.outputs] == [(16, 8, 6, 6), (8,), (8,)]
 
 
@@ -63,7 +63,7 @@ def test_batch_and_sequence_folded_into_one_scale_together() -> None:
     words = b.tensor(4, 10, category="input", dtype="int64")
     rows = b.tensor(40, 16)
     b.run("aten::embedding", [b.parameter(100, 16), words], [rows], layer="wte")
-    assert with_batch_size(b.operators, 4, 6)[0].outputs[0].shape == (60, 16)
+    assert rescaled(b.operators, 4, 6).operators[0].outputs[0].shape == (60, 16)
 
 
 def test_the_transpose_of_an_activation_scales_in_its_last_dimension() -> None:
@@ -76,7 +76,7 @@ def test_the_transpose_of_an_activation_scales_in_its_last_dimension() -> None:
     b.run(
         "aten::mm", [turned, data], [b.tensor(4096, 16, category="gradient", of=weight)], layer="fc", phase="backward"
     )
-    product = with_batch_size(b.operators, 128, 256)[2]
+    product = rescaled(b.operators, 128, 256).operators[2]
     assert product.inputs[0].shape == (4096, 256)
     assert product.outputs[0].shape == (4096, 16)
 
@@ -85,9 +85,9 @@ def test_a_network_that_is_fed_nothing_of_the_batch_size_cannot_be_scaled() -> N
     b = traces.Builder(7)
     b.run("aten::linear", [b.tensor(8, 4, category="input"), b.parameter(2, 4)], [b.tensor(8, 2)], layer="fc")
     with pytest.raises(TraceError, match="batch size 7"):
-        with_batch_size(b.operators, 7, 14)
+        rescaled(b.operators, 7, 14)
     with pytest.raises(OptionError, match="0 samples"):
-        with_batch_size(b.operators, 8, 0)
+        rescaled(b.operators, 8, 0)
 
 
 def test_the_same_batch_size_leaves_every_measured_time_as_it_is() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from triosim.operators.features import heads_dim
-from triosim.sharding.dimensions import Dims, broadcast_dims, join_equal_sizes, name_heads, new_dims, size
+from triosim.sharding.dimensions import Dims, broadcast_dims, join_equal_sizes, name_heads, new_dim, shape_of, size
 from triosim.sharding.rules.common import broadcasts_to
 from triosim.trace import Operator
 
@@ -21,12 +21,12 @@ def attention(operator: Operator, inputs: Sequence[Dims]) -> list[Dims] | None:
     place = heads_dim(operator)
     for dims in (key, value) if len(query) > 3 else ():
         shared = size(query[place]) // max(size(dims[place]), 1)  # heads of queries that share one of keys and values
-        join_equal_sizes(query[place], (*dims[place], *new_dims(shared)[0]))
+        join_equal_sizes(query[place], (*dims[place], *new_dim(shared)))
     for dims in (query, key, value):
         name_heads((dims[place],))
     scores = (*query[:-1], key[-2])
     for dims in inputs[3:4]:
-        if dims and broadcasts_to(tuple(map(size, dims)), tuple(map(size, scores))):
+        if dims and broadcasts_to(shape_of(dims), shape_of(scores)):
             broadcast_dims(scores, dims)
     out = (*query[:-1], value[-1])
     shapes = [tensor.shape for tensor in operator.outputs[1:3]]
@@ -37,7 +37,7 @@ def attention(operator: Operator, inputs: Sequence[Dims]) -> list[Dims] | None:
         return [out, (heads, query[-2], depth), (heads, depth, length), *saved]
     found = []
     for tensor in operator.outputs:  # some of the output's shape, the log-sum-exp, the state of a random generator
-        like = next((dims for dims in (out, query[:-1]) if tuple(map(size, dims)) == tensor.shape), None)
+        like = next((dims for dims in (out, query[:-1]) if shape_of(dims) == tensor.shape), None)
         if like is None:
             break
         found.append(like)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from triosim.sharding.dimensions import Dims, broadcast_dims, in_proportion, join_equal_sizes, reshaped, size
+from triosim.sharding.dimensions import Dims, broadcast_dims, in_proportion, join_equal_sizes, reshaped, shape_of
 from triosim.sharding.rules.common import Rules, output_shape
 from triosim.sharding.rules.pointwise import like_first
 from triosim.trace import Operator
@@ -30,7 +30,7 @@ def index(operator: Operator, inputs: Sequence[Dims]) -> list[Dims] | None:
     for dims in inputs[1:]:
         found = broadcast_dims(found, dims)
     whole = (*found, *inputs[0][len(inputs) - 1 :])
-    return [whole] if tuple(map(size, whole)) == output_shape(operator) else None
+    return [whole] if shape_of(whole) == output_shape(operator) else None
 
 
 def index_put(operator: Operator, inputs: Sequence[Dims]) -> list[Dims] | None:
@@ -43,7 +43,7 @@ def index_put(operator: Operator, inputs: Sequence[Dims]) -> list[Dims] | None:
 
 def gather(operator: Operator, inputs: Sequence[Dims]) -> list[Dims] | None:
     """The output is like the index."""
-    return [inputs[1]] if len(inputs) > 1 and tuple(map(size, inputs[1])) == output_shape(operator) else None
+    return [inputs[1]] if len(inputs) > 1 and shape_of(inputs[1]) == output_shape(operator) else None
 
 
 RULES: Rules = {

@@ -45,9 +45,8 @@ def reduces_over_shards(operator: Operator, placements: Placements) -> bool:
     if not any(tensor.numel for tensor in operator.outputs):
         return False
     name = base_name(operator.name)
-    outputs = (
-        operator.outputs if name == "chain" else operator.outputs[:1]
-    )  # others may be what a kernel keeps for itself
+    # Outputs after the first may be what a kernel keeps for itself.
+    outputs = operator.outputs if name == "chain" else operator.outputs[:1]
     if not any(tensor.id in placements for tensor in outputs):
         return True
     data = operator.inputs[0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from triosim.operators.products import named
-from triosim.sharding.dimensions import Dim, Dims, broadcast_dims, join, name_heads, new_dims, size
+from triosim.sharding.dimensions import Dim, Dims, broadcast_dims, join, name_heads, new_dim, size
 from triosim.sharding.rules.common import Rule, Rules, output_shape
 from triosim.trace import Operator
 
@@ -74,7 +74,7 @@ def _contracted(equation: str, factors: Sequence[Dims], shape: Sequence[int]) ->
         found = broadcast_dims(found, dims)
     names = right.removeprefix("...")
     sizes = zip(names, shape[len(shape) - len(names) :], strict=False)
-    return (*found, *[letters[letter] if letter in letters else new_dims(length)[0] for letter, length in sizes])
+    return (*found, *[letters[letter] if letter in letters else new_dim(length) for letter, length in sizes])
 
 
 _MATRICES = ("...mk,...kn->...mn", "k,...kn->...n", "...mk,k->...m", "k,k->")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from triosim.sharding.dimensions import Dims, broadcast_dims, size
+from triosim.sharding.dimensions import Dims, broadcast_dims, shape_of
 from triosim.sharding.rules.common import Rules, broadcasts_to, output_shape
 from triosim.trace import Operator
 
@@ -12,13 +12,13 @@ from triosim.trace import Operator
 def broadcast(operator: Operator, inputs: Sequence[Dims]) -> list[Dims] | None:
     """The inputs broadcast to the output; all outputs up to the first of another shape are alike."""
     shape = output_shape(operator)
-    fitting = [dims for dims in inputs if broadcasts_to(tuple(map(size, dims)), shape)]
+    fitting = [dims for dims in inputs if broadcasts_to(shape_of(dims), shape)]
     if not fitting:
         return None
     found: Dims = ()
     for dims in fitting:
         found = broadcast_dims(found, dims)
-    if tuple(map(size, found)) != shape:
+    if shape_of(found) != shape:
         return None
     same = [tensor.shape == shape for tensor in operator.outputs]
     return [found] * (same.index(False) if False in same else len(same))
@@ -31,7 +31,7 @@ def like_first(operator: Operator, inputs: Sequence[Dims]) -> list[Dims] | None:
 
 def copy(operator: Operator, inputs: Sequence[Dims]) -> list[Dims] | None:
     """A copy into the first input, which has the dimensions of the second."""
-    if len(inputs) > 1 and broadcasts_to(tuple(map(size, inputs[1])), tuple(map(size, inputs[0]))):
+    if len(inputs) > 1 and broadcasts_to(shape_of(inputs[1]), shape_of(inputs[0])):
         broadcast_dims(inputs[0], inputs[1])
     return like_first(operator, inputs)
 
@@ -39,7 +39,7 @@ def copy(operator: Operator, inputs: Sequence[Dims]) -> list[Dims] | None:
 def creation(operator: Operator, inputs: Sequence[Dims]) -> list[Dims] | None:
     """New tensors: like an input that has the output's shape, or else unknown."""
     for dims in inputs:
-        if dims and tuple(map(size, dims)) == output_shape(operator):
+        if dims and shape_of(dims) == output_shape(operator):
             return [dims]
     return None
 

@@ -6,22 +6,23 @@ from collections.abc import Sequence
 from itertools import combinations
 
 from triosim.operators.features import base_name
-from triosim.sharding.dimensions import Dims, broadcast_dims, join, join_equal_sizes, new_dims, size
+from triosim.sharding.dimensions import (
+    Dims,
+    broadcast_dims,
+    join,
+    join_equal_sizes,
+    kept_where_equal,
+    new_dims,
+    shape_of,
+    size,
+)
 from triosim.sharding.rules.common import Rules, output_shape, place_of
 from triosim.sharding.rules.pointwise import broadcast
 from triosim.trace import Operator
 
+_CHANNEL_NORMS = "batch_norm native_batch_norm cudnn_batch_norm miopen_batch_norm batch_norm_impl_index instance_norm"
 #: Norms whose statistics are one a channel, and those that normalise over the last dimensions.
-CHANNEL_NORMS = frozenset(
-    (
-        "batch_norm",
-        "native_batch_norm",
-        "cudnn_batch_norm",
-        "miopen_batch_norm",
-        "batch_norm_impl_index",
-        "instance_norm",
-    )
-)
+CHANNEL_NORMS = frozenset(_CHANNEL_NORMS.split())
 LAST_NORMS = frozenset(("layer_norm", "native_layer_norm", "rms_norm", "fused_rms_norm"))
 
 
@@ -37,15 +38,14 @@ def norm(operator: Operator, inputs: Sequence[Dims]) -> list[Dims] | None:
         elif "group_norm" in name and len(tensor.shape) == 2 and tensor.shape[0] == size(data[0]):
             found.append((data[0], *new_dims(tensor.shape[1])))
         elif len(tensor.shape) == len(data):
-            pairs = zip(data, tensor.shape, strict=True)
-            found.append(tuple(dim if size(dim) == length else new_dims(length)[0] for dim, length in pairs))
+            found.append(kept_where_equal(data, tensor.shape))
         else:
             break
     for dims in inputs[1:]:  # weights and biases, running statistics
         if len(dims) == 1 and len(data) > 1 and ("batch_norm" in name or "group_norm" in name):
             if size(dims[0]) == size(data[1]):
                 join(dims[0], data[1])
-        elif 0 < len(dims) <= len(data) and tuple(map(size, dims)) == tuple(map(size, data[-len(dims) :])):
+        elif 0 < len(dims) <= len(data) and shape_of(dims) == shape_of(data[-len(dims) :]):
             broadcast_dims(data, dims)
     return found
 
@@ -67,7 +67,7 @@ def reduction(operator: Operator, inputs: Sequence[Dims]) -> list[Dims] | None:
     for gone in candidates:
         for kept in (True, False):
             found = tuple(() if place in gone else dim for place, dim in enumerate(dims) if kept or place not in gone)
-            if tuple(map(size, found)) == shape:
+            if shape_of(found) == shape:
                 return [found] * len(operator.outputs)
     return None
 
@@ -78,7 +78,7 @@ def loss(operator: Operator, inputs: Sequence[Dims]) -> list[Dims] | None:
         join_equal_sizes(inputs[0][0], inputs[1][0]) if inputs[1] else None
         for one, other in zip(inputs[0][2:], inputs[1][1:], strict=False):
             join_equal_sizes(one, other)
-        return [inputs[1]] if output_shape(operator) == tuple(map(size, inputs[1])) else []
+        return [inputs[1]] if output_shape(operator) == shape_of(inputs[1]) else []
     return broadcast(operator, inputs)
 
 

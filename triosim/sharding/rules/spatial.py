@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from triosim.operators.features import base_name
 from triosim.operators.products import CONVOLUTIONS, TRANSPOSED_CONVOLUTIONS
-from triosim.sharding.dimensions import Dim, Dims, follows, join_equal_sizes, new_dims, padded, size
-from triosim.sharding.rules.common import Rules, Shape, output_shape
+from triosim.sharding.dimensions import Dim, Dims, follows, join_equal_sizes, kept_where_equal, new_dim, padded, size
+from triosim.sharding.rules.common import Rules, output_shape
 from triosim.trace import Operator
 
 POOLINGS = frozenset(
@@ -26,25 +26,20 @@ def convolution(operator: Operator, inputs: Sequence[Dims]) -> list[Dims] | None
     transposes = base_name(operator.name) in TRANSPOSED_CONVOLUTIONS or bool(operator.attributes.get("transposed"))
     channels = weight[1 if transposes else 0]
     if size(channels) != shape[1]:
-        channels = (*new_dims(shape[1] // size(channels))[0], *channels) if shape[1] % size(channels) == 0 else ()
+        channels = (*new_dim(shape[1] // size(channels)), *channels) if shape[1] % size(channels) == 0 else ()
     else:
         join_equal_sizes(data[1], weight[0 if transposes else 1])
     for bias in inputs[2:3]:
         if len(bias) == 1:
             join_equal_sizes(bias[0], channels)
-    return [(data[0], channels, *_positions(data[2:], shape[2:]))]
+    return [(data[0], channels, *map(_positions, data[2:], shape[2:]))]
 
 
-def _positions(dims: Dims, shape: Shape) -> Dims:
-    """Positions after a convolution: those of the data where their number stays."""
-    return tuple(
-        dim if size(dim) == length else _resized_positions(dim, length)
-        for dim, length in zip(dims, shape, strict=False)
-    )
-
-
-def _resized_positions(dim: Dim, length: int) -> Dim:
-    return padded(dim, length) if follows(dim, "sequence") else new_dims(length)[0]
+def _positions(dim: Dim, length: int) -> Dim:
+    """Positions after a convolution: a sequence that is padded stays one."""
+    if size(dim) == length:
+        return dim
+    return padded(dim, length) if follows(dim, "sequence") else new_dim(length)
 
 
 def pool(operator: Operator, inputs: Sequence[Dims]) -> list[Dims] | None:
@@ -52,13 +47,8 @@ def pool(operator: Operator, inputs: Sequence[Dims]) -> list[Dims] | None:
     shape = output_shape(operator)
     if not inputs or len(inputs[0]) != len(shape):
         return None
-    if "pad" in operator.name and "pool" not in operator.name:
-        found = tuple(padded(dim, length) for dim, length in zip(inputs[0], shape, strict=True))
-    else:
-        found = (*inputs[0][: max(len(shape) - 2, 1)], *inputs[0][max(len(shape) - 2, 1) :])
-        found = tuple(
-            dim if size(dim) == length else new_dims(length)[0] for dim, length in zip(found, shape, strict=True)
-        )
+    pads = "pad" in operator.name and "pool" not in operator.name
+    found = tuple(map(padded, inputs[0], shape)) if pads else kept_where_equal(inputs[0], shape)
     return [found] * len(operator.outputs)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from triosim.operators.features import base_name, is_attention
-from triosim.sharding.dimensions import Dims, size
+from triosim.sharding.dimensions import Dims, shape_of
 from triosim.sharding.rules import indexing, matrix, pointwise, reductions, spatial, views
 from triosim.sharding.rules.attention import attention
 from triosim.sharding.rules.common import Rule
@@ -29,7 +29,7 @@ def output_dims(operator: Operator, inputs: Sequence[Dims]) -> list[Dims]:
     shapes = [tensor.shape for tensor in operator.outputs]
     fitting = []
     for dims, shape in zip(found or [], shapes, strict=False):
-        if tuple(map(size, dims)) != shape:
+        if shape_of(dims) != shape:
             break
         fitting.append(dims)
     return fitting

@@ -13,8 +13,10 @@ from triosim.sharding.dimensions import (
     concatenated,
     follows,
     join,
+    new_dim,
     new_dims,
     reshaped,
+    shape_of,
     size,
     sliced,
 )
@@ -74,7 +76,7 @@ def expand(operator: Operator, inputs: Sequence[Dims]) -> list[Dims] | None:
         if before == length:
             found.append(dim)
         elif before and length % before == 0:
-            times = new_dims(length // before)[0]
+            times = new_dim(length // before)
             inner = base_name(operator.name) == "repeat_interleave"
             found.append((*dim, *times) if inner else (*times, *dim))
         else:
@@ -102,7 +104,7 @@ def select(operator: Operator, inputs: Sequence[Dims]) -> list[Dims] | None:
     places = [place_of(operator.attributes["dim"], len(dims))] if "dim" in operator.attributes else range(len(dims))
     for place in sorted(places, key=lambda one: follows(dims[one], "batch")):
         rest = (*dims[:place], *dims[place + 1 :])
-        if tuple(map(size, rest)) == shape:
+        if shape_of(rest) == shape:
             return [rest] * len(operator.outputs)
     return None
 
@@ -138,7 +140,7 @@ def stack(operator: Operator, inputs: Sequence[Dims]) -> list[Dims] | None:
     places = [place_of(dim, len(shape))] if dim is not None else range(len(shape))
     for place in places:
         found = (*dims[:place], *new_dims(count), *dims[place:])
-        if tuple(map(size, found)) == shape:
+        if shape_of(found) == shape:
             return [found]
     return None
 
