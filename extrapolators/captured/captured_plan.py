@@ -108,7 +108,7 @@ class CapturedPlan:
         return Batch(parts, command.stream, command.issuer, command.parts[0].group, command.layers)
 
     def _uneven_exchanges(self) -> dict[tuple[Communicator, int], _Sent]:
-        """Return who sends whom how much in all-to-alls of unequal parts, by group and position in its order."""
+        """Return the bytes from each member to each of all-to-alls with unequal parts, by group and position in its order."""
         found: dict[tuple[Communicator, int], _Sent] = {}
         for group in dict.fromkeys(group for known in self._groups for group in known.values()):
             members = [self._collectives_of(self.streams.like[rank], group.name) for rank in group.ranks]

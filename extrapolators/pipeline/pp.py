@@ -336,7 +336,7 @@ class Pipeline:
     def _exchanges(self, blocks_of_ranks: Sequence[tuple[Block, ...]]) -> list[tuple[Block, ...]]:
         """Pipeline ranks that use the same parameters (a tied embedding, a second copy) sum the gradients before the update.
 
-        Each sends its own to the other, which for two ranks is what a ring all-reduce comes to.
+        Each sends its own to the other; between two ranks a ring all-reduce sends the same bytes.
         """
         used = [{tensor.storage for tensor in Stage(blocks).parameters} for blocks in blocks_of_ranks]
         if not self._program.training or sum(map(len, used)) == len(set().union(*used)):

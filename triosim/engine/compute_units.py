@@ -31,7 +31,7 @@ _ROUNDING = 1e-9  # of a time; smaller differences come from another order of ad
 
 @dataclass(slots=True)
 class ComputeProgress:
-    """How far a computation has come: it waits for compute units, runs on them, or is finished.
+    """The progress of a computation, which waits for compute units, runs on them, or is finished.
 
     The first ``done`` operators are finished; the next ones run since ``resumed``, up to operator ``last``, after which the
     computation gives the units back. ``starts`` are the starts of operators, where these do not simply follow on from the
@@ -199,10 +199,9 @@ class ComputeUnits:
         """Take the end of a computation, or of its turn."""
         stopped: tuple[ComputeProgress, int] = event.value  # type: ignore[assignment]  # the value of our timeout
         computation, number = stopped
-        if number != computation.timeout_number:
-            return
-        self._record(computation)
-        self._release_units(computation)
+        if number == computation.timeout_number:
+            self._record(computation)
+            self._release_units(computation)
 
     def _release_units(self, computation: ComputeProgress) -> None:
         """Give the units of a computation back, for good or until its next turn."""
@@ -210,6 +209,7 @@ class ComputeUnits:
         rank.running.remove(computation)
         rank.free_share += computation.task.share
         if computation.finishes:
+            self._recording.count_compute(rank.index, computation.task)
             self._finish(rank, computation.handle)
         else:
             self._requeue(computation)
@@ -218,11 +218,10 @@ class ComputeUnits:
 
     def _requeue(self, computation: ComputeProgress) -> None:
         """Put a computation at the end of the queue."""
-        following = computation.last + 1
         if computation.launch_start is not None:
-            for operator in computation.task.operators[computation.done : following]:
+            for operator in computation.task.operators[computation.done : computation.last + 1]:
                 computation.launch_start += self._launch_seconds(operator)
-        computation.done = following
+        computation.done = computation.last + 1
         computation.rank.waiting.append(computation)
 
     def _record(self, computation: ComputeProgress) -> None:
@@ -247,7 +246,6 @@ class ComputeUnits:
             if computation.starts:
                 computation.handle.operator_starts = tuple(computation.starts)
             record.compute_seconds += task.seconds
-            self._recording.count_compute(computation.rank.index, task)
 
     def _record_intervals(self, computation: ComputeProgress, intervals: list[Interval]) -> None:
         """Record operators that ran at a changing speed, and how much longer they took than at full speed."""
@@ -267,4 +265,3 @@ class ComputeUnits:
         if computation.finishes:
             handle = computation.handle
             handle.operator_starts, handle.operator_ends = tuple(computation.starts), tuple(computation.ends)
-            self._recording.count_compute(computation.rank.index, computation.task)

@@ -1,4 +1,4 @@
-"""The error for task streams that can never go on: it names each stuck rank, the task it waits in, and whom it waits for."""
+"""The error for task streams that can never go on: it names each stuck rank, its task, and the ranks that it waits for."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import simpy
@@ -176,28 +176,23 @@ class Engine:
 
     def _run_on_host(self, rank: RankState, task: Task) -> Generator[simpy.Event, Any, Answer]:
         """Run a task that the host itself executes."""
+        where = f"rank {rank.index}"
         if isinstance(task, Synchronize):
             handles = task.handles or tuple(rank.unfinished)
             yield from self._wait_on_host(handles, len(handles))
             return Answer(self.env.now, handles)
-        if isinstance(task, WaitAny):
-            if not 0 <= task.count <= len(task.handles):
-                raise SimulationError(
-                    f"WaitAny asks for {task.count} of {len(task.handles)} handles", where=f"rank {rank.index}"
-                )
-            yield from self._wait_on_host(task.handles, task.count)
-            return Answer(self.env.now, tuple(handle for handle in task.handles if handle.done))
-        if isinstance(task, Poll):
+        if isinstance(task, (Poll, WaitAny)):
+            count = 0 if isinstance(task, Poll) else task.count
+            if not 0 <= count <= len(task.handles):
+                raise SimulationError(f"WaitAny asks for {count} of {len(task.handles)} handles", where=where)
+            yield from self._wait_on_host(task.handles, count)
             return Answer(self.env.now, tuple(handle for handle in task.handles if handle.done))
         if isinstance(task, Host):
             if not 0 <= task.seconds < math.inf:
-                where = f"rank {rank.index}"
                 raise SimulationError(f"Host of {task.seconds} seconds", where=where, fix="times are 0 or more")
             yield self.env.timeout(task.seconds)
             return Answer(self.env.now, ())
-        raise SimulationError(
-            f"the stream yielded {task!r:.80}", where=f"rank {rank.index}", fix="yield tasks of triosim.tasks"
-        )
+        raise SimulationError(f"the stream yielded {task!r:.80}", where=where, fix="yield tasks of triosim.tasks")
 
     def _issue_limited(self, rank: RankState, task: Task) -> Generator[simpy.Event, Any, Handle]:
         """Issue a Compute task, and wait until its operators are launched, ``run_ahead`` of them ahead of the device."""
@@ -209,15 +204,10 @@ class Engine:
             yield self.env.timeout(handle.launch_end - self.env.now)
         return handle
 
-    def _wait_on_host(self, handles: Iterable[Handle], count: int) -> Generator[simpy.Event, Any, None]:
+    def _wait_on_host(self, handles: Sequence[Handle], count: int) -> Generator[simpy.Event, Any, None]:
         """Wait until ``count`` of the handles are done."""
-        missing = count
-        unfinished = []
-        for handle in handles:
-            if handle.done:
-                missing -= 1
-            else:
-                unfinished.append(handle)
+        unfinished = [handle for handle in handles if not handle.done]
+        missing = count - (len(handles) - len(unfinished))
         if missing <= 0:
             return
         wakeup = self.env.event()

@@ -53,7 +53,7 @@ class TransferIntervals:
 
 @dataclass(slots=True)
 class RankRecord:
-    """What one rank did.
+    """The record of one rank.
 
     compute, communication: when it computed and communicated.
     launch_waits: when its compute units waited for a launch, whether or not something else ran on the GPU meanwhile.
@@ -119,14 +119,14 @@ TransferKey = tuple[str, str, int, float]
 
 @dataclass(slots=True)
 class Recording:
-    """What a run left behind.
+    """The record of a run.
 
     compute_counts: by ``id`` of a Compute task, the task and how often each rank ran it. The key is an ``id`` because equal
         ranks share their task objects, and hashing the operators of a task takes long; the task in the value keeps the
         ``id`` its own.
     transfers: how often each kind and size of transfer ran, and for how long.
     handles: every task of every rank, in order of issue, if a timeline was asked for.
-    represented: the ranks that each simulated rank stands for, itself among them; None where all ranks are simulated.
+    represented: the ranks that each simulated rank represents, itself among them; None where all ranks are simulated.
     """
 
     ranks: list[RankRecord]
@@ -137,7 +137,7 @@ class Recording:
     represented: Mapping[int, Sequence[int]] | None = None
 
     def count_transfer(self, key: TransferKey, seconds: float, multiplicity: int = 1) -> None:
-        """Count a transfer or collective that has ended, and that stands for so many."""
+        """Count a transfer or collective that has ended, as often as folding says."""
         counted = self.transfers.setdefault(key, TransferCount())
         counted.count += multiplicity
         counted.seconds += seconds * multiplicity
@@ -148,6 +148,6 @@ class Recording:
         counts[rank] = counts.get(rank, 0) + 1
 
     def expanded(self, represented: Mapping[int, Sequence[int]]) -> Recording:
-        """Return the recording of all ranks, given the ranks that each simulated rank stands for."""
+        """Return the recording of all ranks, given the ranks that each simulated rank represents."""
         ranks = [replace(record, rank=rank) for record in self.ranks for rank in represented[record.rank]]
         return replace(self, ranks=sorted(ranks, key=lambda record: record.rank), represented=represented)

@@ -1,7 +1,7 @@
 """The rendezvous of ranks: collectives wait for all members, sends and receives for their partner.
 
 Members of a collective are matched by communicator and order of issue, as in NCCL; sends and receives by pair, tag and
-order. The network carries what is matched, and says when it is delivered.
+order. The network delivers what is matched.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Rank folding: ranks that do the same are simulated once, with exactly the same results.
+"""Rank folding: ranks that run the same tasks are simulated once, with exactly the same results.
 
 Each question has one mechanism:
 
-- Which ranks do the same? The plan's symmetry (:mod:`triosim.extrapolators.core.symmetry`): one representative for each class.
+- Which ranks run the same tasks? The plan's symmetry (:mod:`triosim.extrapolators.core.symmetry`): one represents each class.
 - What do the representatives send? A dry run of their task streams (:mod:`triosim.folding.dry_run`).
 - Which flows get the same rate because a rotation of the ranks maps the topology to itself? Classes of links
   (:mod:`triosim.folding.link_folding`, :mod:`triosim.networks.topology.link_symmetry`): one flow of each class is simulated.

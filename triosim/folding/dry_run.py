@@ -53,7 +53,7 @@ class PatternUse:
 
 @dataclass(frozen=True, slots=True)
 class DryRun:
-    """What ranks send and receive in their first iteration.
+    """The transfers of ranks in their first iteration.
 
     patterns: the patterns of what they send.
     received: source and destination of what they receive.

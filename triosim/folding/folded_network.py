@@ -1,4 +1,4 @@
-"""The network of a folded run, which carries the representatives' transfers and the copies that share links with them."""
+"""The network of a folded run: it simulates the representatives' transfers and the copies that share links with them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _TOLERANCE = 1e-9  # by what part of its time the end of a copy may differ from 
 
 
 class FoldedNetwork(Network, LinkCounter, FigureReporter):
-    """A network of which only what influences the representatives is simulated. ``patterns`` is what they send.
+    """A network that simulates only what influences the representatives. ``patterns`` is what they send.
 
     Raises ``AsymmetryError`` where the times of what is left out are not known to be the same.
     """
@@ -104,13 +104,13 @@ class FoldedNetwork(Network, LinkCounter, FigureReporter):
         return event
 
     def bytes_by_link(self) -> dict[str, float]:
-        """Return the bytes that each link carried; links of copies that were left out carried what the originals' did."""
-        carried = self._network.bytes_by_link() if isinstance(self._network, LinkCounter) else {}
-        if carried:
-            carried.update(self._uncontended.bytes_by_link())
+        """Return the bytes that went over each link; over those of copies that are left out, as many as over the originals'."""
+        found = self._network.bytes_by_link() if isinstance(self._network, LinkCounter) else {}
+        if found:
+            found.update(self._uncontended.bytes_by_link())
             for image in self._images:
-                carried.update({to: carried[link] for link, to in image.items()})
-        return carried if self._link_classes is None else self._link_classes.expanded(carried)
+                found.update({to: found[link] for link, to in image.items()})
+        return found if self._link_classes is None else self._link_classes.expanded(found)
 
     def figures(self) -> Mapping[str, float]:
         """Return what the network has counted."""
@@ -118,7 +118,7 @@ class FoldedNetwork(Network, LinkCounter, FigureReporter):
 
 
 class _EqualEnds:
-    """Checks that copies end when the transfer does of which they are copies."""
+    """Checks that copies of a transfer end together with it."""
 
     def __init__(self, env: simpy.Environment, event: simpy.Event, copies: Sequence[simpy.Event]) -> None:
         self._env = env

@@ -1,4 +1,4 @@
-"""The search for rotations of the ranks that map the topology and everything that is sent to themselves: classes of links."""
+"""Finds classes of links: rotations of the ranks that map the topology, and everything that is sent, to itself."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def pattern_edges(network: FoldableNetwork, pattern: TransferPattern, nbytes: fl
 def find_link_classes(
     network: FoldableNetwork, topology: Topology, symmetry: Symmetry, patterns: Mapping[TransferPattern, PatternUse]
 ) -> tuple[LinkClasses | None, tuple[Rotation, ...]]:
-    """Return the classes of links, if any, and the axes along which one flow then stands for all.
+    """Return the classes of links, if any, and the axes along which one flow is then simulated for all.
 
     Each axis is rotated as a whole, or, where that is no symmetry (as in recursive halving), by each digit of the position
     when it is written with the prime factors of the axis' size as bases. Axes with most ranks are tried first.

@@ -15,7 +15,7 @@ from triosim.networks.extensions import LinkCounter
 
 @dataclass(slots=True)
 class _IdleRun:
-    """What a collective took on the idle network, what its links carried, and how often it was run."""
+    """A collective on the idle network: its seconds and the bytes on its links, and how often the run had it."""
 
     seconds: float
     bytes_by_link: Mapping[str, float]
@@ -35,7 +35,7 @@ class UncontendedCollectives:
         self._links = links
         self._idle_runs: dict[tuple[TransferPattern, float], _IdleRun] = {}
         self._ends: dict[tuple[int, ...], float] = {}
-        self._carried: Mapping[str, float] | None = None  # by the idle network so far
+        self._idle_bytes: Mapping[str, float] | None = None  # over each link of the idle network so far
 
     def __contains__(self, pattern: TransferPattern) -> bool:
         return pattern in self._links
@@ -54,18 +54,18 @@ class UncontendedCollectives:
         return event
 
     def bytes_by_link(self) -> dict[str, float]:
-        """Return the bytes that each link has carried."""
-        carried: dict[str, float] = {}
+        """Return the bytes that went over each link."""
+        found: dict[str, float] = {}
         for run in self._idle_runs.values():
             for name, nbytes in run.bytes_by_link.items():
-                carried[name] = carried.get(name, 0.0) + nbytes * run.count
-        return carried
+                found[name] = found.get(name, 0.0) + nbytes * run.count
+        return found
 
     def _run_on_idle_network(self, pattern: TransferPattern, start: Callable[[Network], simpy.Event]) -> _IdleRun:
         idle, links = self._idle, self._links[pattern]
-        began, before = idle.env.now, self._carried or _bytes_by_link(idle)
+        began, before = idle.env.now, self._idle_bytes or _bytes_by_link(idle)
         idle.env.run(until=start(idle))
-        after = self._carried = _bytes_by_link(idle)
+        after = self._idle_bytes = _bytes_by_link(idle)
         return _IdleRun(idle.env.now - began, {name: after[name] - before[name] for name in links if name in after})
 
 

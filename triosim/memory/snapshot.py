@@ -81,7 +81,7 @@ class _Snapshot:
         self._frames = cache(self._stack)
 
     def segment(self, segment: Segment) -> Iterator[dict[str, Any]]:
-        """Yield a segment; of an expandable one, each run of blocks that has memory behind it."""
+        """Yield a segment; of an expandable one, each run of blocks that has memory."""
         for is_mapped, run in groupby(segment.blocks(), key=lambda block: block.mapped):
             if not is_mapped:
                 continue

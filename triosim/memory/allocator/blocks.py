@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 
 class MemoryBlock:
-    """A piece of a segment: in use, free, or, in an expandable segment, address space without memory behind it."""
+    """A piece of a segment: in use, free, or, in an expandable segment, address space without memory."""
 
     __slots__ = ("address", "age", "mapped", "next", "owner", "previous", "requested", "segment", "size", "used")
 
@@ -43,7 +43,7 @@ class MemoryBlock:
         self.used, self.requested, self.owner = False, 0, -1
 
     def split(self, size: int) -> MemoryBlock:
-        """Keep the first ``size`` bytes, and return the rest as a block behind this one."""
+        """Keep the first ``size`` bytes, and return the rest as the block that follows."""
         rest = MemoryBlock(self.segment, self.address + size, self.size - size)
         rest.previous, rest.next = self, self.next
         if self.next is not None:
@@ -70,7 +70,7 @@ class MemoryBlock:
 
 @dataclass(eq=False, slots=True)
 class Segment:
-    """Memory of one cudaMalloc; an expandable one is address space, of which ``mapped`` bytes have memory behind them."""
+    """Memory of one cudaMalloc; an expandable one is address space, of which ``mapped`` bytes have memory."""
 
     address: int
     size: int

@@ -45,9 +45,8 @@ class ExpandableSegments:
                 return None
             block = grown
         while block.size < size:
-            behind = block.next
-            assert behind is not None
-            grown = self._map(behind, size - block.size)
+            assert block.next is not None
+            grown = self._map(block.next, size - block.size)
             if grown is None:
                 return None
             block = grown
@@ -99,7 +98,7 @@ class ExpandableSegments:
         return segment
 
     def _map(self, block: MemoryBlock, size: int) -> MemoryBlock | None:
-        """Put memory behind the first ``size`` bytes of an unmapped block, in whole pages; return what it joined."""
+        """Map memory into the first ``size`` bytes of an unmapped block, in whole pages; return the block that it becomes."""
         segment = block.segment
         page = self._page(segment.small)
         nbytes = min(-(-size // page) * page, block.size)
@@ -120,8 +119,8 @@ class ExpandableSegments:
 
 def _reach(block: MemoryBlock) -> int:
     """Return how large a free block can grow."""
-    behind = block.next
-    return block.size + (behind.size if behind is not None and not behind.mapped else 0)
+    following = block.next
+    return block.size + (following.size if following is not None and not following.mapped else 0)
 
 
 def _free_from(block: MemoryBlock) -> int:

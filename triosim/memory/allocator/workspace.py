@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from triosim.gpus import Gpu
 from triosim.trace import Operator
 
-#: The category of this memory, beside those of a trace.
+#: The category of this memory, which traces do not have.
 WORKSPACE = "workspace"
 
 #: ``aten::addmm``, ``aten::linear_backward``, and the profiler's ``AddmmBackward0``.
@@ -27,8 +27,8 @@ def workspaces(operators: Sequence[Operator], gpu: Gpu) -> Iterator[tuple[int, i
     """Yield the bytes of each workspace of a step, and the position of the product that first needs it."""
     size = _BY_ARCHITECTURE.get(gpu.architecture.lower(), _OTHERWISE)
     threads: set[tuple[bool, str]] = set()
-    for place, operator in enumerate(operators):
+    for position, operator in enumerate(operators):
         thread = (operator.phase == "backward", operator.stream)
         if size and thread not in threads and _PRODUCT.fullmatch(operator.name.partition(".")[0]):
             threads.add(thread)
-            yield size, place
+            yield size, position

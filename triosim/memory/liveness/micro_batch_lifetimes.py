@@ -105,7 +105,7 @@ class ProgramStorages:
 
 
 class CapturedStorages:
-    """What a capture recorded of storages: when each was freed, and those that are no operator's input or output."""
+    """The storages that a capture recorded: when each was freed, and those that are no operator's input or output."""
 
     def __init__(self, trace: Trace, shown: Mapping[int, Tensor]) -> None:
         self.storages: dict[int, Storage] = {}

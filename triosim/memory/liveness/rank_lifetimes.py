@@ -1,4 +1,4 @@
-"""The memory of a rank over a step: of its micro-batches, and what its data parallelism and pipeline allocate besides.
+"""The memory of a rank over a step: its micro-batches', and what its data parallelism and pipeline allocate.
 
 Two trackers follow a rank's training loop in the order in which its host launches operators, which is the order in which
 PyTorch allocates. ``PeakTracker`` adds up bytes by category and finds the peak; ``LifetimeTracker`` records every allocation
