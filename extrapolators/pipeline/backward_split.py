@@ -15,7 +15,7 @@ from dataclasses import replace
 from triosim.errors import TraceError
 from triosim.extrapolators.core.program import BlockItem, Program, Stage
 from triosim.operators.features import base_name
-from triosim.sharding.dataflow import Dataflow, Value, is_view
+from triosim.sharding.dataflow import Dataflow, StoredValue, is_view
 from triosim.sharding.layers import split_gradients, weight_layer
 from triosim.trace import Operator
 
@@ -56,7 +56,7 @@ def weight_part(stage: Stage) -> frozenset[int]:
     of_parameters = _gradients_of_parameters(flow, stage)
     found: set[int] = set()
 
-    def leads_to_weights(operator: Operator, value: Value) -> bool:
+    def leads_to_weights(operator: Operator, value: StoredValue) -> bool:
         readers = flow.readers[value]
         if value in of_parameters:
             return all(reader.id in found for reader in readers)
@@ -81,10 +81,10 @@ def weight_part(stage: Stage) -> frozenset[int]:
     return frozenset(found)
 
 
-def _gradients_of_parameters(flow: Dataflow, stage: Stage) -> set[Value]:
+def _gradients_of_parameters(flow: Dataflow, stage: Stage) -> set[StoredValue]:
     """Return the values of the backward pass that are gradients of parameters, by its own tensors or the optimizer's."""
-    found: set[Value] = set()
-    last: dict[int, Value] = {}
+    found: set[StoredValue] = set()
+    last: dict[int, StoredValue] = {}
     for operator in flow.forward:
         last.update((value.storage, value) for value, _ in flow.writes[operator.id])
         found.update(last[t.storage] for t in operator.outputs if t.parameter is not None and t.storage in last)

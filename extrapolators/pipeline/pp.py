@@ -45,7 +45,7 @@ from triosim.extrapolators.pipeline.stages import (
     named_starts,
     whole_units,
 )
-from triosim.sharding.dataflow import Dataflow, Value
+from triosim.sharding.dataflow import Dataflow, StoredValue
 from triosim.sharding.parameters import owners, parameter_storages
 from triosim.trace import Operator, Tensor
 
@@ -242,9 +242,9 @@ class Pipeline:
 
     def _activations(self) -> list[StageTransfer]:
         """The activations that are sent, in the order in which they are made; constants are made in each stage."""
-        sizes: dict[Value, float] = {}
-        used: dict[tuple[Value, int], dict[int, Tensor]] = {}
-        users: dict[tuple[Value, int], set[int]] = {}
+        sizes: dict[StoredValue, float] = {}
+        used: dict[tuple[StoredValue, int], dict[int, Tensor]] = {}
+        users: dict[tuple[StoredValue, int], set[int]] = {}
         for operator in self._flow.forward:
             stage = self._stage_of[operator.id]
             for value, tensor in (*self._flow.writes[operator.id], *self._flow.reads[operator.id]):

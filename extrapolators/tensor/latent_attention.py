@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 
-from triosim.sharding.dataflow import Dataflow, Value
+from triosim.sharding.dataflow import Dataflow, StoredValue
 from triosim.sharding.layers import WeightLayer
 from triosim.sharding.propagation import ShardingPropagator
 from triosim.sharding.rules.local import is_local
@@ -22,7 +22,7 @@ from triosim.trace import Operator, Tensor
 class HeadExpansion:
     """A value without heads that a view expands to all heads: ``source`` is the tensor, ``expanded`` what ``reader`` reads."""
 
-    value: Value
+    value: StoredValue
     view: Operator
     source: Tensor
     expanded: Tensor
@@ -39,10 +39,10 @@ class LatentAttention:
     _flow: Dataflow
     _layers: Mapping[int, WeightLayer]
     _propagator: ShardingPropagator
-    _activations: Container[Value]
-    _views: Mapping[Value, list[int]]
+    _activations: Container[StoredValue]
+    _views: Mapping[StoredValue, list[int]]
 
-    def expansion(self, value: Value, expanded: Tensor, reader: Operator) -> HeadExpansion | None:
+    def expansion(self, value: StoredValue, expanded: Tensor, reader: Operator) -> HeadExpansion | None:
         """Return how a value that an operator reads is expanded to all heads; None where it is not."""
         source = next((tensor for made, tensor in self._flow.writes[value.producer] if made == value), None)
         if source is None or not self._propagator.step.expands_to_heads(expanded, source):
@@ -77,7 +77,7 @@ class LatentAttention:
     def _readers(self, number: int) -> Iterable[Operator]:
         return (reader for value, _ in self._flow.writes[number] for reader in self._flow.readers[value])
 
-    def _paths_to_layers(self, start: Value, taken: Container[int]) -> set[int] | None:
+    def _paths_to_layers(self, start: StoredValue, taken: Container[int]) -> set[int] | None:
         """Return the operators on all paths from a value back to layers, with these; None where a path leads elsewhere."""
         found: set[int] = set()
         todo, seen = [start], {start}

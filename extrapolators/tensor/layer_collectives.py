@@ -15,7 +15,7 @@ from triosim.extrapolators.tensor.insertions import Insertions
 from triosim.extrapolators.tensor.latent_attention import HeadExpansion
 from triosim.extrapolators.tensor.layer_gradients import LayerGradients
 from triosim.operators.features import is_free
-from triosim.sharding.dataflow import Dataflow, Value
+from triosim.sharding.dataflow import Dataflow, StoredValue
 from triosim.sharding.layers import WeightLayer
 from triosim.tasks import CollectiveKind
 from triosim.trace import Operator, Tensor
@@ -50,7 +50,7 @@ class LayerCollectives:
         self._partial: set[int] = set()  # storages of replicated parameters whose gradients are reduced
         self._unreduced: set[int] = set()  # storages of gradients that are summed in full before they are reduced
 
-    def input_value(self, layer: WeightLayer) -> Value | None:
+    def input_value(self, layer: WeightLayer) -> StoredValue | None:
         """Return the value that a layer multiplies."""
         return self._flow.read_by(layer.operator, layer.input) if layer.input is not None else None
 
@@ -79,7 +79,7 @@ class LayerCollectives:
 
     def reduce_input_gradients(self, layers: Iterable[WeightLayer]) -> None:
         """Reduce the gradient of each input of column-parallel layers, once for all layers that read it."""
-        groups: dict[Value | None, list[WeightLayer]] = {}
+        groups: dict[StoredValue | None, list[WeightLayer]] = {}
         for layer in layers:
             groups.setdefault(self.input_value(layer), []).append(layer)
         for group in groups.values():

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 
 from triosim.operators.features import base_name, is_autograd_node, is_free
-from triosim.sharding.dataflow import Dataflow, Value
+from triosim.sharding.dataflow import Dataflow, StoredValue
 from triosim.sharding.layers import WeightLayer
 from triosim.sharding.propagation import OperatorSharding
 from triosim.trace import Operator, Tensor
@@ -53,7 +53,7 @@ class LayerGradients:
         products = [operator for operator in computing if not is_free(operator)]
         return (products or computing or backward)[-1]
 
-    def reader(self, last: Operator, backward: Sequence[Operator], value: Value | None) -> Operator | None:
+    def reader(self, last: Operator, backward: Sequence[Operator], value: StoredValue | None) -> Operator | None:
         """Return the next backward operator that needs the gradient of ``value``, the layers' input.
 
         ``last`` of their ``backward`` operators completes it. Where none is known to read it, this is the next operator.

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from triosim.extrapolators.tensor.latent_attention import HeadExpansion, LatentAttention
 from triosim.operators.features import base_name, is_attention
-from triosim.sharding.dataflow import Dataflow, Value, is_loss, is_view
+from triosim.sharding.dataflow import Dataflow, StoredValue, is_loss, is_view
 from triosim.sharding.layers import WeightLayer
 from triosim.sharding.placements import Placements, Shard
 from triosim.sharding.propagation import ForwardPlacements, HeadsDoNotDivideError, OperatorSharding, ShardingPropagator
@@ -81,9 +81,9 @@ class PairFinder:
         self._propagator = propagator
         self._ranks = ranks
         self._order = {operator.id: position for position, operator in enumerate(flow.forward)}
-        self._views: dict[Value, list[int]] = {}
+        self._views: dict[StoredValue, list[int]] = {}
         # The values that depend on a layer or on the network's input; the others are tables and masks.
-        self._activations: set[Value] = set()
+        self._activations: set[StoredValue] = set()
         for operator in flow.forward:
             layer = layers.get(operator.id)
             if (layer is not None and layer.input is not None) or self._reads_activations(operator):
@@ -96,7 +96,7 @@ class PairFinder:
         """Whether an embedding looks up the network's input, or what is computed from it (and not positions)."""
         return self._reads_activations(embedding.operator)
 
-    def is_activation(self, value: Value) -> bool:
+    def is_activation(self, value: StoredValue) -> bool:
         """Whether a value depends on a parameter and on the network's input: it is no mask and no table."""
         return value in self._activations and value in self._flow.differentiable
 
@@ -202,14 +202,14 @@ class PairFinder:
         views = {number for value in values for number in self._views.get(value, ())}
         return _Paths(paths.layers, paths.between | views | {reader.id for reader in others}, paths.expansions)
 
-    def _paths_back(self, start: Value, taken: Container[int]) -> _Paths | None:
+    def _paths_back(self, start: StoredValue, taken: Container[int]) -> _Paths | None:
         """Return the paths from a value back to layers that can be column-parallel; None where one leads elsewhere.
 
         A path also ends where a value without heads is expanded to all heads.
         """
         layers: dict[int, WeightLayer] = {}
         between: set[int] = set()
-        expansions: dict[Value, HeadExpansion] = {}
+        expansions: dict[StoredValue, HeadExpansion] = {}
         todo, seen = deque((start,)), {start}
         while todo:
             producer = self._flow.by_id[todo.popleft().producer]
@@ -245,7 +245,7 @@ class PairFinder:
                     found.update(self._layers_behind(self._flow.read_by(operator, tensor), paths))
         return [paths.layers[number] for number in sorted(of_single - of_queries)] if of_queries else []
 
-    def _layers_behind(self, value: Value | None, paths: _Paths) -> set[int]:
+    def _layers_behind(self, value: StoredValue | None, paths: _Paths) -> set[int]:
         """Return the layers of some paths that a value comes from."""
         producers = self._flow.producers(value, lambda number: number in paths.between and number not in paths.layers)
         return {producer.id for producer in producers if producer.id in paths.layers}

@@ -15,7 +15,7 @@ from triosim.errors import OptionError, TraceError
 from triosim.extrapolators.core.hooks import ReduceOnce
 from triosim.extrapolators.core.program import Gradient, HooksFactory, RankHooksFactory, Stage
 from triosim.operators.features import base_name, is_attention
-from triosim.sharding.dataflow import Dataflow, Value
+from triosim.sharding.dataflow import Dataflow, StoredValue
 from triosim.sharding.step_dimensions import StepDimensions
 from triosim.trace import Operator, Tensor
 
@@ -69,7 +69,7 @@ class SequenceRegion:
         sharded: Container[int],
         step: StepDimensions,
         ranks: int,
-        is_activation: Callable[[Value], bool],
+        is_activation: Callable[[StoredValue], bool],
     ) -> None:
         require_divisible(step, ranks, "sequence parallel")
         self._flow = flow
@@ -86,7 +86,7 @@ class SequenceRegion:
         """Whether a forward operator, by id, works on a share of the sequence."""
         return number not in self._sharded and number not in self._computed_in_full
 
-    def is_sharded(self, value: Value | None) -> bool:
+    def is_sharded(self, value: StoredValue | None) -> bool:
         """Whether each rank has a share of a value's sequence."""
         return value is not None and self.contains(value.producer)
 

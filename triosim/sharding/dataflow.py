@@ -35,8 +35,8 @@ def is_loss(operator: Operator) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Value:
-    """What one operator, the ``producer``, wrote into one storage."""
+class StoredValue:
+    """A value: what one operator, the ``producer``, wrote into one storage."""
 
     producer: int
     storage: int
@@ -56,20 +56,20 @@ class Dataflow:
         everything = list(operators)
         self.forward = [op for op in everything if op.phase == "forward"] if followed is None else followed
         self.by_id = {operator.id: operator for operator in everything}
-        self.reads: dict[int, list[tuple[Value, Tensor]]] = {}
-        self.writes: dict[int, list[tuple[Value, Tensor]]] = {}
-        self.readers: dict[Value, list[Operator]] = {}
-        self.differentiable: set[Value] = set()
-        self.constants: set[Value] = set()
+        self.reads: dict[int, list[tuple[StoredValue, Tensor]]] = {}
+        self.writes: dict[int, list[tuple[StoredValue, Tensor]]] = {}
+        self.readers: dict[StoredValue, list[Operator]] = {}
+        self.differentiable: set[StoredValue] = set()
+        self.constants: set[StoredValue] = set()
         self.backward: dict[int, list[Operator]] = {}
-        last: dict[int, Value] = {}  # by storage
+        last: dict[int, StoredValue] = {}  # by storage
         for operator in self.forward:
             self._add(operator, last)
         for operator in everything:
             if operator.phase == "backward" and operator.forward is not None:
                 self.backward.setdefault(operator.forward, []).append(operator)
 
-    def _add(self, operator: Operator, last: dict[int, Value]) -> None:
+    def _add(self, operator: Operator, last: dict[int, StoredValue]) -> None:
         """Add an operator. ``last`` are the values that were written last, which it updates."""
         reads = [(last[tensor.storage], tensor) for tensor in operator.inputs if tensor.storage in last]
         self.reads[operator.id], self.writes[operator.id] = reads, []
@@ -87,7 +87,7 @@ class Dataflow:
             and not any(tensor.category == "input" for tensor in operator.outputs)
         )
         for tensor in operator.outputs:
-            value = last[tensor.storage] = Value(operator.id, tensor.storage)
+            value = last[tensor.storage] = StoredValue(operator.id, tensor.storage)
             self.readers.setdefault(value, [])
             self.writes[operator.id].append((value, tensor))
             if is_constant:
@@ -95,11 +95,11 @@ class Dataflow:
             if differentiable and tensor.dtype.startswith(("float", "bfloat", "complex")):
                 self.differentiable.add(value)
 
-    def read_by(self, operator: Operator, tensor: Tensor) -> Value | None:
+    def read_by(self, operator: Operator, tensor: Tensor) -> StoredValue | None:
         """Return the value that an operator reads in one of its inputs; None for what was there before the step."""
         return next((value for value, read in self.reads[operator.id] if read.storage == tensor.storage), None)
 
-    def producers(self, value: Value | None, goes_on: Callable[[int], bool] = lambda _: True) -> list[Operator]:
+    def producers(self, value: StoredValue | None, goes_on: Callable[[int], bool] = lambda _: True) -> list[Operator]:
         """Return the operators that a value depends on, its own producer first.
 
         Paths back end at operators for which ``goes_on`` of their id is false; these are still listed.

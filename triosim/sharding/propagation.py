@@ -15,7 +15,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
-from triosim.sharding.dataflow import Dataflow, Value
+from triosim.sharding.dataflow import Dataflow, StoredValue
 from triosim.sharding.dimensions import (
     AXIS_KINDS,
     AxisKind,
@@ -248,7 +248,7 @@ class ForwardPlacements:
     def __init__(self, flow: Dataflow, propagator: ShardingPropagator) -> None:
         self._flow = flow
         self._propagator = propagator
-        self._sharded: set[Value] = set()
+        self._sharded: set[StoredValue] = set()
         self._placements: dict[int, Shard] = {}
         self._last_shown: dict[int, Tensor] = {}  # by storage
 
