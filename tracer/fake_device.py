@@ -38,7 +38,7 @@ from triosim.tracer.patches import Patches, only_capture
 from triosim.tracer.pytorch_version import check_version
 from triosim.tracer.recorder.recorded_trace import trace_of
 from triosim.tracer.recorder.recorder import Recorder
-from triosim.tracer.steps import StepObservations, class_name, module_calls, optimizer_steps, unwrapped
+from triosim.tracer.steps import StepCounter, StepObservations, class_name, module_calls, optimizer_steps, unwrapped
 
 
 class FakeDevice:
@@ -155,37 +155,24 @@ class fake_capture(FakeDevice):  # noqa: N801  (used as a function)
         rank: int = 0,
     ) -> None:
         super().__init__(gpu, devices=devices, world=world, rank=rank)
-        self._skip = skip
-        self._count = 0
         self._observed = StepObservations(batch_size=batch_size)
+        self._counter = StepCounter(self, self._observed, skip, steps=1)
 
     @property
     def trace(self) -> Trace:
         """The captured step. Raises ``CaptureError`` when there is none."""
         if not self.traces:
             raise CaptureError(
-                f"no step was captured: {self._count} of {self._skip + 1} steps ended",
+                f"no step was captured: {self._counter.number + self._counter.skip} of {self._counter.skip + 1} steps ended",
                 fix="a step ends with optimizer.step(); run more of them, or give a smaller skip",
             )
         return self.traces[0]
 
     def _install(self, patches: Patches) -> None:
-        patches.enter_context(optimizer_steps(self._over, self._observed))
+        patches.enter_context(optimizer_steps(self._counter.over, self._observed))
         patches.enter_context(module_calls(self._observed))
         super()._install(patches)
-        self._begin()
-
-    def _begin(self) -> None:
-        if self._count == self._skip:
-            self.step_begins(0, self._observed)
-
-    def _over(self, _: torch.optim.Optimizer) -> None:
-        if self._count == self._skip and self._skip and self._observed.joined:
-            self._skip += 1  # an optimizer made its states in this step, as in no later one
-        if self._count == self._skip:
-            self.step_ends(0, self._observed)
-        self._count += 1
-        self._begin()
+        self._counter.begin()
 
 
 def _software() -> dict[str, str]:

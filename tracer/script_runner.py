@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from triosim.errors import CaptureError, OptionError
-from triosim.tracer.steps import Observer, StepObservations, module_calls, optimizer_steps
+from triosim.tracer.steps import Observer, StepCounter, StepObservations, module_calls, optimizer_steps
 
 if TYPE_CHECKING:
     import torch
@@ -51,7 +51,7 @@ def run_script(
     """
     check_script(path)
     observed = StepObservations(batch_size=batch_size)
-    counter = _StepCounter(observer, observed, skip, steps)
+    counter = _ScriptSteps(observer, observed, skip, steps)
     needed = steps if least is None else least
     with optimizer_steps(counter.over, observed), counter.calls:
         counter.calls.enter_context(module_calls(observed))
@@ -66,8 +66,8 @@ def run_script(
                 raise counter.no_step(path, _exit_reason(left), needed) from None
         except Exception as error:
             if counter.number < steps:
-                if told := _capture_error(path, error):
-                    raise told from None
+                if (refused := _capture_error(path, error)) is not None:
+                    raise refused from None
                 _show(error)
                 raise counter.no_step(path, f"the script raised {type(error).__name__}", steps) from None
     if counter.number < needed:
@@ -75,39 +75,32 @@ def run_script(
     return observed
 
 
-class _StepCounter:
-    """Counts the steps of a script. ``number`` is that of the running step, negative while steps are skipped.
+class _ScriptSteps(StepCounter):
+    """The counter of a script's steps, which stops the script after the last one.
 
     Calls of modules are observed (``calls``) until step 0 is over, because that costs each call a little.
     """
 
     def __init__(self, observer: Observer, observed: StepObservations, skip: int, steps: int) -> None:
-        self.number = -skip
+        super().__init__(observer, observed, skip, steps)
         self.calls = ExitStack()
-        self._observer, self._observed, self._skip, self._steps = observer, observed, skip, steps
 
     def begin(self) -> None:
-        """Tell the observer that a step begins, unless it is skipped."""
-        if self.number >= 0:
-            self._observer.step_begins(self.number, self._observed)
-
-    def over(self, _: torch.optim.Optimizer) -> None:
-        """Tell the observer that a step ended. Raises ``EnoughSteps`` after the last one."""
-        if self.number == 0 and self._skip and self._observed.joined:  # an optimizer first made its states in it
-            self.number, self._skip = -1, self._skip + 1
-        if 0 <= self.number < self._steps:
-            self._observer.step_ends(self.number, self._observed)
-        if self.number == 0:
+        """Begin a step."""
+        if self.number > 0:
             self.calls.close()
-        self.number += 1
-        if self.number >= self._steps:
+        super().begin()
+
+    def over(self, optimizer: torch.optim.Optimizer) -> None:
+        """End a step. Raises ``EnoughSteps`` after the last one."""
+        super().over(optimizer)
+        if self.number >= self.steps:
             raise EnoughSteps
-        self.begin()
 
     def no_step(self, path: str | os.PathLike[str], why: str, needed: int) -> CaptureError:
         """Return the error of a script with too few steps; it has a remedy unless the script itself failed."""
-        if (count := self.number + self._skip) > 0:
-            what = f"the capture has no step: {why} after {count} of {self._skip + needed} steps"
+        if (count := self.number + self.skip) > 0:
+            what = f"the capture has no step: {why} after {count} of {self.skip + needed} steps"
             fix = "let it train longer, or ask for fewer with --skip and --steps"
         else:
             what = f"the capture has no step: {why} before an optimizer's step() returned"
@@ -151,8 +144,8 @@ def _capture_error(path: str | os.PathLike[str], error: Exception) -> CaptureErr
     where = f"{os.fspath(path)}: line {_line(path, error)}"
     if isinstance(error, CaptureError):
         return CaptureError(error.what, where=error.where or where, fix=error.fix)
-    told = _device_error(error)
-    return None if told is None else CaptureError(told[0], where=where, fix=told[1])
+    found = _device_error(error)
+    return None if found is None else CaptureError(found[0], where=where, fix=found[1])
 
 
 def _device_error(error: Exception) -> tuple[str, str] | None:

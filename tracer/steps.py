@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Observer(Protocol):
-    """Is told when a step begins and ends. Steps count from 0, skipped ones not included."""
+    """An object that learns when a step begins and ends. Steps count from 0, skipped ones not included."""
 
     def step_begins(self, number: int, observed: StepObservations) -> None:
         """Step ``number`` begins; it may never end."""
@@ -29,7 +29,7 @@ class Observer(Protocol):
 
 
 class StepObservations:
-    """What was observed so far: ``optimizers`` in the order in which they were first called, ``model``, ``batch_size``.
+    """The observed ``optimizers``, in the order in which they were first called, the ``model`` and the ``batch_size``.
 
     The model is the module with the most parameters among those that the script itself called in the last step that called any
     (a loss is a module too). The batch size is the sum of the first dimensions of its first tensor argument over the calls in
@@ -64,6 +64,33 @@ class StepObservations:
             self.model = largest if self._given_model is None else self._given_model
             self.batch_size = self._given_batch_size or self._samples[largest] or None
         self._samples = {}
+
+
+class StepCounter:
+    """The counter of steps, of which an observer is told of ``steps`` after the first ``skip``.
+
+    ``number`` is that of the running step, negative while steps are skipped. Where any are, so is one more in which a further
+    optimizer ran for the first time: it allocated its states, as in no later step.
+    """
+
+    def __init__(self, observer: Observer, observed: StepObservations, skip: int, steps: int) -> None:
+        self.number = -skip
+        self.skip, self.steps = skip, steps
+        self._observer, self._observed = observer, observed
+
+    def begin(self) -> None:
+        """Tell the observer that a step begins, unless it is skipped or comes after the last one."""
+        if 0 <= self.number < self.steps:
+            self._observer.step_begins(self.number, self._observed)
+
+    def over(self, _: torch.optim.Optimizer) -> None:
+        """Tell the observer that a step ended, and that the next one begins."""
+        if self.number == 0 and self.skip and self._observed.joined:
+            self.number, self.skip = -1, self.skip + 1
+        if 0 <= self.number < self.steps:
+            self._observer.step_ends(self.number, self._observed)
+        self.number += 1
+        self.begin()
 
 
 def unwrapped(model: torch.nn.Module) -> torch.nn.Module:

@@ -52,7 +52,7 @@ def index_of(device: Any = None) -> int:
 
 
 class Stream(torch.Stream):
-    """A CUDA stream, told by its number."""
+    """A CUDA stream, identified by its number."""
 
     def __new__(  # noqa: D102
         cls,
@@ -322,14 +322,16 @@ def _random(cuda: Any, devices: int) -> Iterator[Patch]:
 def _memory(gpu: Gpu, recorder: Recorder) -> Iterator[Patch]:
     """Yield patches of memory statistics; reserved memory is reported to be what is allocated."""
 
+    storages = recorder.storages
+
     def now(device: Any = None) -> int:
-        return recorder.memory_in_use()[0]
+        return storages.in_use
 
     def peak(device: Any = None) -> int:
-        return recorder.memory_in_use()[1]
+        return storages.peak
 
     def reset(device: Any = None) -> None:
-        recorder.reset_peak()
+        storages.reset_peak()
 
     def statistics(device: Any = None) -> dict[str, int]:
         kinds = ("allocated_bytes", "active_bytes", "reserved_bytes", "requested_bytes")

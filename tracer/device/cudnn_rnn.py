@@ -11,7 +11,7 @@ gates, the cell state of an LSTM, the reset part of a GRU's candidate, and the o
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -74,32 +74,27 @@ def install(patches: Patches, mode: DeviceMode) -> None:
     kernels: dict[str, Callable[..., Any]] = {}
     for kind in _RESERVED:
         operators = getattr(torch.ops.aten, kind)
-        kernels[f"{kind}.input"] = _of_one_length(kind, operators.input, run)
-        kernels[f"{kind}.data"] = _of_packed(kind, operators.data, run)
+        kernels[f"{kind}.input"] = _kernel(kind, operators.input, run, packed=False)
+        kernels[f"{kind}.data"] = _kernel(kind, operators.data, run, packed=True)
     patches.register_kernels(kernels)
     mode.add_shape_rules({torch.ops.aten._pack_padded_sequence.default: _packed})
     # A module asks this to flatten its weights into one buffer, for which it would need their addresses.
     patches.make([Patch(torch.backends.cudnn, "is_acceptable", lambda tensor: False)])
 
 
-def _of_one_length(kind: str, plain: Any, run: Callable[[_RnnCall], Any]) -> Callable[..., Any]:
-    def layer(data: Any, states: Any, weights: Sequence[Any], *options: Any) -> Any:
-        _, _, _, trains, both, batch_first = options
-        if not _is_acceptable(data):
-            return _step_by_step(plain, data, states, weights, *options)
-        return run(_RnnCall(kind, data, _tuple(states), tuple(weights), 2 if both else 1, trains, batch_first, False))
+def _kernel(kind: str, plain: Any, run: Callable[[_RnnCall], Any], *, packed: bool) -> Callable[..., Any]:
+    """Return a kernel for samples of one length, or for ``packed`` samples of different lengths."""
 
-    return layer
+    def kernel(data: Any, *others: Any) -> Any:
+        if not _is_acceptable(
+            data
+        ):  # PyTorch's decomposition, which is what the operator is on any device without cuDNN
+            return plain._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, data, *others)
+        states, weights, _, _, _, trains, both, *batch_first = others[1:] if packed else others
+        states = tuple(states) if isinstance(states, (list, tuple)) else (states,)
+        return run(_RnnCall(kind, data, states, tuple(weights), 2 if both else 1, trains, any(batch_first), packed))
 
-
-def _of_packed(kind: str, plain: Any, run: Callable[[_RnnCall], Any]) -> Callable[..., Any]:
-    def layer(data: Any, sizes: Any, states: Any, weights: Sequence[Any], *options: Any) -> Any:
-        _, _, _, trains, both = options
-        if not _is_acceptable(data):
-            return _step_by_step(plain, data, sizes, states, weights, *options)
-        return run(_RnnCall(kind, data, _tuple(states), tuple(weights), 2 if both else 1, trains, False, True))
-
-    return layer
+    return kernel
 
 
 def _packed(data: torch.Tensor, lengths: torch.Tensor, batch_first: bool) -> Any:
@@ -115,10 +110,6 @@ def _packed(data: torch.Tensor, lengths: torch.Tensor, batch_first: bool) -> Any
     return data.new_empty((sum(each), *data.shape[2:])), sizes
 
 
-def _tuple(states: Any) -> tuple[Any, ...]:
-    return tuple(states) if isinstance(states, (list, tuple)) else (states,)
-
-
 def _is_acceptable(data: torch.Tensor) -> bool:
     """Whether PyTorch uses cuDNN's operator; under autocast, for the dtype that the data is cast to."""
     dtype = torch.get_autocast_dtype("cuda") if _is_cast(data) else data.dtype
@@ -128,11 +119,6 @@ def _is_acceptable(data: torch.Tensor) -> bool:
 
 def _is_cast(data: torch.Tensor) -> bool:
     return torch.is_autocast_enabled("cuda") and data.is_floating_point() and data.dtype != torch.float64
-
-
-def _step_by_step(plain: Any, *arguments: Any) -> Any:
-    """Run PyTorch's decomposition, which is what the operator is on any device without cuDNN."""
-    return plain._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *arguments)
 
 
 def _cudnn_rnn(mode: DeviceMode) -> Callable[[_RnnCall], Any]:

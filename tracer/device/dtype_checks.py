@@ -45,7 +45,7 @@ def check_of(name: str) -> Check | None:
 
     def check(arguments: tuple[Any, ...]) -> None:
         if same_dtype is not None:
-            one_dtype(name, [arguments[place] for place in same_dtype if place < len(arguments)])
+            one_dtype(name, [arguments[position] for position in same_dtype if position < len(arguments)])
         if allowed is not None and allowed[0] < len(arguments):
             found = arguments[allowed[0]].dtype
             if found not in allowed[1]:

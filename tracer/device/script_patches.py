@@ -7,6 +7,7 @@ have no data.
 from __future__ import annotations
 
 import importlib
+import inspect
 import sys
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -168,17 +169,17 @@ def _resize(recorder: Recorder) -> Any:
 
 def _loader(recorder: Recorder) -> Any:
     original = DataLoader.__init__
-    workers = 5  # the position of num_workers among the positional arguments
+    signature = inspect.signature(original)
 
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
-        wanted = args[workers] if len(args) > workers else kwargs.get("num_workers", 0)
-        if wanted:
-            recorder.note(f"the data loader's {wanted} processes are not started: it loads in the script's own process")
-            if len(args) > workers:
-                args = (*args[:workers], 0, *args[workers + 1 :])
+    def __init__(*args: Any, **kwargs: Any) -> None:  # noqa: N807
+        given = signature.bind(*args, **kwargs).arguments
+        if given.get("num_workers"):
+            recorder.note(
+                f"the data loader's {given['num_workers']} processes are not started: it loads in the script's own process"
+            )
             for name in ("num_workers", "persistent_workers", "prefetch_factor", "multiprocessing_context", "timeout"):
-                kwargs.pop(name, None)
-        kwargs.pop("pin_memory", None)
-        original(self, *args, **kwargs)
+                given.pop(name, None)
+        given.pop("pin_memory", None)
+        original(**given)
 
     return __init__

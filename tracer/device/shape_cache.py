@@ -139,13 +139,13 @@ class ShapeCache:
             return None
         if type(tensor) is not FakeTensor or tensor.constant is not None or tensor.layout is not torch.strided:
             return _NEW
-        places = [place for place, one in enumerate(given) if one is tensor]
-        if places:
-            return places[0] if len(places) == 1 else _NEW
+        positions = [position for position, one in enumerate(given) if one is tensor]
+        if positions:
+            return positions[0] if len(positions) == 1 else _NEW
         if tensor.requires_grad or tensor.fake_mode is not self._mode:
             return _NEW
         shape, stride, offset, storage, nbytes = *_state(tensor)[:3], tensor.untyped_storage()._cdata, 0
-        owners = [place for place, one in enumerate(given) if one.untyped_storage()._cdata == storage]
+        owners = [position for position, one in enumerate(given) if one.untyped_storage()._cdata == storage]
         made = _Made(shape, stride, offset, tensor.dtype, tensor.fake_device, owners[0] if owners else None)
         if not owners:
             with torch._C._DisableTorchDispatch():

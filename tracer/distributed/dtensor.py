@@ -70,14 +70,14 @@ def _once_for_equal(function: Any) -> Any:
         if kinds is None:
             return function(propagator, schema)
         first = list(dict.fromkeys(kinds))
-        places = [kinds.index(kind) for kind in first]
-        found = function(propagator, _at(schema, places, len(kinds)))
-        number = {kind: place for place, kind in enumerate(first)}
+        positions = [kinds.index(kind) for kind in first]
+        found = function(propagator, _at(schema, positions, len(kinds)))
+        number = {kind: position for position, kind in enumerate(first)}
         back = [number[kind] for kind in kinds]
         asked, specs = found.redistribute_schema, found.output_spec
         return replace(
             found,
-            output_spec=tuple([specs[place] for place in back]) if isinstance(specs, (list, tuple)) else specs,
+            output_spec=tuple([specs[position] for position in back]) if isinstance(specs, (list, tuple)) else specs,
             redistribute_schema=None if asked is None else _at(asked, back, len(first)),
         )
 
@@ -98,10 +98,12 @@ def _kinds(schema: Any) -> list[Any] | None:
     return kinds if len(set(kinds)) < len(kinds) else None
 
 
-def _at(schema: Any, places: Sequence[int], length: int) -> Any:
+def _at(schema: Any, positions: Sequence[int], length: int) -> Any:
     """Return a schema whose lists of a length are reduced to some of their positions."""
     arguments = [
-        type(one)([one[place] for place in places]) if isinstance(one, (list, tuple)) and len(one) == length else one
+        type(one)([one[position] for position in positions])
+        if isinstance(one, (list, tuple)) and len(one) == length
+        else one
         for one in schema.args_schema
     ]
     return replace(schema, args_schema=tuple(arguments), _comparison_key=None)

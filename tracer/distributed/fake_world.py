@@ -124,7 +124,7 @@ def _process_groups(groups: ProcessGroups, rank: int, world: int) -> Iterator[Pa
         parent = list(range(world)) if parent_pg is None else dist.get_process_group_ranks(parent_pg)
         mine = None
         for part in split_ranks:
-            members = [parent[place] for place in part]
+            members = [parent[position] for position in part]
             group = _new_group_with_tag(members, group_desc=group_desc)
             mine = group if rank in members else mine
         return mine

@@ -43,13 +43,13 @@ class RecordedOperator:
     name: str
     phase: Phase
     layer: str
-    inputs: list[int]
-    outputs: list[int]
     attributes: Mapping[str, Any]
     stream: str
     forward: int | None = None
-    communication: Communication | None = None
     outside: bool = False
+    communication: Communication | None = None
+    inputs: list[int] = field(default_factory=list)
+    outputs: list[int] = field(default_factory=list)
 
 
 @dataclass(slots=True, eq=False)
@@ -71,7 +71,7 @@ class RecordedStep:
 
 
 class Recorder:
-    """Records a step. It is told of each operator, and follows modules, optimizers and autograd by itself."""
+    """The recorder of a step, which is given each operator, and follows modules, optimizers and autograd by itself."""
 
     def __init__(self) -> None:
         self.context = AllocationContext()
@@ -104,7 +104,7 @@ class Recorder:
 
     def begin(self) -> None:
         """Begin a step: forget what was recorded before."""
-        self._settle_outside()
+        self._assign_outside()
         self.reads.forget()
         self.step = RecordedStep()
         self.context.position = -1
@@ -120,9 +120,9 @@ class Recorder:
     def end(self) -> RecordedStep:
         """Return what was recorded since the step began."""
         self._read(None)
-        self._settle_outside()
+        self._assign_outside()
         for root in self.modules.roots:
-            self._settle_module(root)
+            self._categorise_module(root)
         return self.step
 
     # ---- operators ------------------------------------------------------------------------------------------------
@@ -208,24 +208,24 @@ class Recorder:
             if self.modules.active and torch.is_grad_enabled():
                 self._note_node(position)
                 self.context.recomputing = True
-                return RecordedOperator(name, "backward", self.modules.active[-1], [], [], attributes, stream)
+                return RecordedOperator(name, "backward", self.modules.active[-1], attributes, stream)
             if self._outside == "optimizer":
-                self._settle_outside()
+                self._assign_outside()
             layer = self.modules.active[-1] if self.modules.active else self.context.layer
             if link is not None and link < position:
                 layer = self.step.operators[link].layer
             self._note_backward()
-            return RecordedOperator(name, "backward", layer, [], [], attributes, stream, link)
+            return RecordedOperator(name, "backward", layer, attributes, stream, link)
         if self._optimizers and not self.modules.active and _sequence_number() == self._sequence:
-            return RecordedOperator(name, "optimizer", "optimizer", [], [], attributes, stream)
+            return RecordedOperator(name, "optimizer", "optimizer", attributes, stream)
         self._note_node(position)
         if self.modules.active:
-            return RecordedOperator(name, "forward", self.modules.active[-1], [], [], attributes, stream)
+            return RecordedOperator(name, "forward", self.modules.active[-1], attributes, stream)
         if self._in_backward:
             self._in_backward = False
             self._begin_outside()
         layer = "optimizer" if self._outside == "optimizer" else "loss" if self._root_ran else "input"
-        return RecordedOperator(name, self._outside, layer, [], [], attributes, stream, outside=True)
+        return RecordedOperator(name, self._outside, layer, attributes, stream, outside=True)
 
     def _note_backward(self) -> None:
         """Note that a backward pass runs; the gradient of the loss, made just before it began, is moved to it."""
@@ -281,23 +281,23 @@ class Recorder:
     # ---- what runs outside of modules, autograd and optimizer -----------------------------------------------------
 
     def _begin_outside(self) -> None:
-        """Assume that what runs outside from here on is the optimizer's, until ``_settle_outside``."""
+        """Assign what runs outside from here on to the optimizer, until ``_assign_outside`` knows better."""
         self._outside = "optimizer"
         self._outside_since = len(self.step.operators)
 
-    def _settle_outside(self) -> None:
-        """Leave to the optimizer, of what ran outside since the last backward pass, only what works on gradients."""
+    def _assign_outside(self) -> None:
+        """Assign what ran outside since the last backward pass: to the optimizer where it works on gradients, else to forward."""
         if self._outside != "optimizer":
             return
         self._outside = "forward"
-        mine: set[int] = set()
+        of_gradients: set[int] = set()  # numbers of storages
         for operator in self.step.operators[self._outside_since :]:
             if not operator.outside or operator.phase != "optimizer":
                 continue
             storages = [self.step.tensors[number].storage for number in operator.inputs]
             scales = operator.name.startswith("aten::_amp_")  # the gradients' scaler
-            if scales or any(storage.number in mine or _is_of_the_optimizer(storage) for storage in storages):
-                mine.update(self.step.tensors[number].storage.number for number in operator.outputs)
+            if scales or any(storage.number in of_gradients or _is_of_the_optimizer(storage) for storage in storages):
+                of_gradients.update(self.step.tensors[number].storage.number for number in operator.outputs)
                 if operator.communication is not None and any(map(_is_of_gradients, storages)):
                     # the script reduces gradients by itself
                     operator.phase, operator.layer = "backward", "communication"
@@ -314,15 +314,15 @@ class Recorder:
         if torch._C._current_graph_task_id() != -1:
             return  # recomputed
         self._in_backward = False
-        self._settle_outside()
+        self._assign_outside()
         self._root_ran = True
-        self._settle(arguments, "input")
+        self._categorise_new(arguments, "input")
 
     def _root_left(self, module: nn.Module, result: Any) -> None:
         if torch._C._current_graph_task_id() == -1:
-            self._settle(result, "output")
+            self._categorise_new(result, "output")
 
-    def _settle(self, values: Any, category: Any) -> None:
+    def _categorise_new(self, values: Any, category: Any) -> None:
         """Categorise tensors of the device that have no category yet."""
         for value in tree_leaves(values):
             if on_device(value):
@@ -330,28 +330,28 @@ class Recorder:
                 if storage.category is None:
                     storage.category = category
 
-    def _settle_module(self, module: nn.Module) -> None:
+    def _categorise_module(self, module: nn.Module) -> None:
         for parameter in module.parameters():
-            self._settle_parameter(parameter)
+            self._categorise_parameter(parameter)
         for buffer in module.buffers():
             for local in local_tensors(buffer):
                 self.storages.of(local).category = "buffer"
 
-    def _settle_parameter(self, parameter: Any) -> None:
+    def _categorise_parameter(self, parameter: Any) -> None:
         for local in local_tensors(parameter):
             storage = self.storages.of(local)
             storage.category = "parameter"
             for gradient in local_tensors(parameter.grad):
-                mine = self.storages.of(gradient)
-                mine.category, mine.owner = "gradient", storage
+                found = self.storages.of(gradient)
+                found.category, found.owner = "gradient", storage
 
     def _optimizer_begins(self, optimizer: Any, *_: Any) -> None:
-        self._settle_outside()
+        self._assign_outside()
         for root in self.modules.roots:
-            self._settle_module(root)
+            self._categorise_module(root)
         for group in optimizer.param_groups:
             for parameter in group["params"]:
-                self._settle_parameter(parameter)
+                self._categorise_parameter(parameter)
         self._optimizers.append(optimizer)
 
     def _optimizer_ends(self, optimizer: Any, *_: Any) -> None:
@@ -409,14 +409,6 @@ class Recorder:
         if self._unrecorded:
             return
         self.step.marks.append(Mark(len(self.step.operators), kind, stream, number, source))
-
-    def memory_in_use(self) -> tuple[int, int]:
-        """Return the bytes in use now, and their peak, as the caching allocator rounds them."""
-        return self.storages.in_use, self.storages.peak
-
-    def reset_peak(self) -> None:
-        """Reset the peak to the bytes in use now."""
-        self.storages.reset_peak()
 
 
 def on_device(value: Any) -> bool:

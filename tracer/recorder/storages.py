@@ -58,7 +58,7 @@ class StorageTracker:
         self.context = context
         self.clock = 0  # births and deaths so far
         self.started = 0  # the clock when the step began
-        self.in_use = 0
+        self.in_use = 0  # bytes, as the caching allocator rounds them
         self.peak = 0
         self._live: dict[int, tuple[RecordedStorage, Any]] = {}  # by PyTorch's address of the storage
         self._dead: list[RecordedStorage] = []

@@ -120,11 +120,11 @@ def _nearest(pool: RankPool, chosen: Sequence[int], world: int) -> tuple[int, ..
         return tuple(chosen)
     coordinates = _coordinates(independent_axes(pool.summaries(chosen)[0].groups, world), world)
 
-    def likeness(rank: int, other: int) -> tuple[int, bool, int]:
+    def closeness(rank: int, other: int) -> tuple[int, bool, int]:
         same = sum(one == two for one, two in zip(coordinates[rank], coordinates[other], strict=True))
         return same, rank <= other, rank if rank <= other else -rank
 
-    return tuple(max(chosen, key=lambda rank: likeness(rank, other)) for other in range(world))
+    return tuple(max(chosen, key=lambda rank: closeness(rank, other)) for other in range(world))
 
 
 def independent_axes(axes: Mapping[str, Groups], world: int) -> list[Groups]:
@@ -177,7 +177,7 @@ def _same(pool: RankPool, group: Sequence[int], start: int, end: int) -> bool:
 
 
 def _all_axes(summaries: Iterable[RankSummary]) -> dict[str, Groups]:
-    """Return the groups that any captured rank made. Raises ``CaptureError`` where one name stands for different groups."""
+    """Return the groups that any captured rank made. Raises ``CaptureError`` where one name has different groups."""
     found: dict[str, Groups] = {}
     for summary in summaries:
         for name, groups in summary.groups.items():
