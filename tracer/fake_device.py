@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import sys
 from contextlib import ExitStack
-from types import TracebackType
 
 import torch
 import torch._dynamo
@@ -81,9 +80,7 @@ class FakeDevice:
             self._stack = patches.pop_all()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stack.close()
 
     def _install(self, patches: Patches) -> None:

@@ -79,7 +79,7 @@ def measure(
     check_writable(path)
     timer, name = _device(torch, device)
     limits = plan.limits or _limits(torch, timer, name)
-    table = _Table(path, name, f"torch {torch.__version__}")
+    table = _MeasurementTable(path, name, f"torch {torch.__version__}")
     order = [(number, benchmark, dtype) for number in range(plan.count) for benchmark in names for dtype in plan.dtypes]
     until = time.monotonic() + (math.inf if plan.seconds is None else plan.seconds)
     too_large = []
@@ -101,8 +101,8 @@ def measure(
     return MeasurementOutcome(len(table.rows), table.new, (*table.notes, *too_large))
 
 
-class _Table:
-    """The rows of a table's file and those that are added for a device; cases that failed are notes, and not tried again."""
+class _MeasurementTable:
+    """The measured rows, from a file and new ones of a device; failed cases are notes, and not tried again."""
 
     def __init__(self, path: str, device: str, software: str) -> None:
         there = Path(path).is_file() and Path(path).stat().st_size
@@ -138,7 +138,7 @@ class _Table:
         return f"{case.name} on {self._device}: "
 
 
-def _measure_case(torch: Any, case: BenchmarkCase, timer: CallTimer, table: _Table) -> None:
+def _measure_case(torch: Any, case: BenchmarkCase, timer: CallTimer, table: _MeasurementTable) -> None:
     reason = ""
     try:
         table.add(case, list(_rows(torch, case, timer)))

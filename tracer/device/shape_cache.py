@@ -27,8 +27,8 @@ _META = torch.device("meta")
 
 
 @dataclass(frozen=True, slots=True)
-class _Made:
-    """A tensor that a call returned: a new one, or, with ``of``, a view of the argument with that position."""
+class _NewTensor:
+    """A tensor that a call makes: a new one, or, with ``of``, a view of the argument with that position."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
@@ -39,7 +39,7 @@ class _Made:
 
 
 #: An argument, by its position among the call's tensors; a tensor; or nothing.
-_Part = int | _Made | None
+_Part = int | _NewTensor | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +66,10 @@ class ShapeCache:
         key = self._key(function, args, kwargs)
         if key is None:
             return function(*args, **kwargs)
-        recipe = self._recipes.get(key, _NEW)
+        recipe = self._recipes.get(key, _UNKNOWN)
         if recipe is None:
             return function(*args, **kwargs)
-        if recipe is not _NEW:
+        if recipe is not _UNKNOWN:
             return self._result(recipe, given)
         before = [(*_state(tensor), tensor.untyped_storage()._cdata) for tensor in given]
         result = function(*args, **kwargs)
@@ -125,7 +125,7 @@ class ShapeCache:
         whole = [result] if kind is None else list(result)
         parts = [self._part(given, one) for one in whole]
         storages = [one.untyped_storage()._cdata for one, part in zip(whole, parts, strict=True) if _is_new(part)]
-        if any(part is _NEW for part in parts) or len(set(storages)) != len(storages):
+        if any(part is _UNKNOWN for part in parts) or len(set(storages)) != len(storages):
             return None
         found = _Recipe(tuple(parts), kind)
         made = self._result(found, given)
@@ -138,21 +138,21 @@ class ShapeCache:
         if tensor is None:
             return None
         if type(tensor) is not FakeTensor or tensor.constant is not None or tensor.layout is not torch.strided:
-            return _NEW
+            return _UNKNOWN
         positions = [position for position, one in enumerate(given) if one is tensor]
         if positions:
-            return positions[0] if len(positions) == 1 else _NEW
+            return positions[0] if len(positions) == 1 else _UNKNOWN
         if tensor.requires_grad or tensor.fake_mode is not self._mode:
-            return _NEW
+            return _UNKNOWN
         shape, stride, offset, storage, nbytes = *_state(tensor)[:3], tensor.untyped_storage()._cdata, 0
         owners = [position for position, one in enumerate(given) if one.untyped_storage()._cdata == storage]
-        made = _Made(shape, stride, offset, tensor.dtype, tensor.fake_device, owners[0] if owners else None)
+        made = _NewTensor(shape, stride, offset, tensor.dtype, tensor.fake_device, owners[0] if owners else None)
         if not owners:
             with torch._C._DisableTorchDispatch():
                 nbytes = _empty(made).untyped_storage().nbytes()
             if offset or nbytes != tensor.untyped_storage().nbytes():
-                return _NEW
-        return made if len(owners) < 2 else _NEW
+                return _UNKNOWN
+        return made if len(owners) < 2 else _UNKNOWN
 
     def _result(self, recipe: _Recipe, given: Sequence[torch.Tensor]) -> Any:
         """Return the result of a recipe for the tensors of another call with the same key."""
@@ -165,7 +165,7 @@ class ShapeCache:
             return None
         if type(part) is int:
             return given[part]
-        assert isinstance(part, _Made)
+        assert isinstance(part, _NewTensor)
         with torch._C._DisableTorchDispatch():
             if part.of is None:
                 element = _empty(part)
@@ -188,11 +188,11 @@ class ShapeCache:
         return made
 
 
-_NEW: Any = object()
+_UNKNOWN: Any = object()
 
 
 def _is_new(part: Any) -> bool:
-    return isinstance(part, _Made) and part.of is None
+    return isinstance(part, _NewTensor) and part.of is None
 
 
 def _state(tensor: torch.Tensor) -> tuple[Any, ...]:
@@ -200,5 +200,5 @@ def _state(tensor: torch.Tensor) -> tuple[Any, ...]:
     return tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.untyped_storage().nbytes()
 
 
-def _empty(made: _Made) -> torch.Tensor:
+def _empty(made: _NewTensor) -> torch.Tensor:
     return torch.empty_strided(made.shape, made.stride, dtype=made.dtype, device=_META)

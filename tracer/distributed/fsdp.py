@@ -19,14 +19,9 @@ from triosim.tracer.patches import Patch, Patches
 from triosim.tracer.pytorch_version import required
 from triosim.tracer.recorder.recorder import Recorder
 
-#: FSDP2's streams, as ``FSDPCommContext`` names them.
-_STREAMS = {
-    "all_gather_copy_in_stream": "all_gather_copy_in",
-    "all_gather_stream": "all_gather",
-    "reduce_scatter_stream": "reduce_scatter",
-    "all_reduce_stream": "all_reduce",
-}
-#: FSDP1's.
+#: FSDP2's streams: the attributes of ``FSDPCommContext`` are ``all_gather_stream`` and so on.
+_STREAMS = ("all_gather_copy_in", "all_gather", "reduce_scatter", "all_reduce")
+#: FSDP1's streams, by attribute of its state.
 _STREAMS_OF_FSDP1 = {
     "_unshard_stream": "all_gather",
     "_pre_unshard_stream": "all_gather_copy_in",
@@ -50,8 +45,8 @@ def _patches_of_fsdp2(recorder: Recorder, calls: CommunicationCalls) -> Iterator
 
     def lazy_init(self: Any, *args: Any, **kwargs: Any) -> None:
         begin(self, *args, **kwargs)
-        for attribute, name in _STREAMS.items():
-            recorder.name_stream(getattr(self, attribute).stream_id, name)
+        for name in _STREAMS:
+            recorder.name_stream(getattr(self, f"{name}_stream").stream_id, name)
 
     def foreach_all_gather_copy_out(result: Any, params: Any, group: Any) -> None:
         """Unpack gathered parameters, whose memory is of the category communication and no activation."""

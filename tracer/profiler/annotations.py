@@ -12,7 +12,7 @@ put its own around that. So all annotations but ours are left out while a profil
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -57,25 +57,16 @@ def annotated_modules() -> Iterator[None]:
     """Annotate each module's forward pass with its path in the outermost module; that one's own path is its class."""
     paths: dict[Any, str] = {}
     open_annotations: list[Any] = []
-    depth = 0
 
     def enters(module: torch.nn.Module, *_: Any) -> None:
-        nonlocal depth
-        if depth == 0:
+        if not open_annotations:
             _add_paths(module, paths)
-        depth += 1
-        annotation = _annotation(LAYER_PREFIX + paths[module]) if module in paths else None
-        if annotation is not None:
-            annotation.__enter__()
-        open_annotations.append(annotation)
+        open_annotations.append(_annotation(LAYER_PREFIX + paths[module]) if module in paths else nullcontext())
+        open_annotations[-1].__enter__()
 
     def leaves(module: torch.nn.Module, arguments: Any, keywords: Any, *_: Any) -> None:
-        nonlocal depth
-        depth -= 1
-        annotation = open_annotations.pop()
-        if annotation is not None:
-            annotation.__exit__(None, None, None)
-        if depth == 0:
+        open_annotations.pop().__exit__(None, None, None)
+        if not open_annotations:
             _annotate_inputs((arguments, keywords))
 
     with module_hooks(enters, leaves):

@@ -13,7 +13,6 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -91,9 +90,7 @@ class capture:  # noqa: N801  # it is used as a function is
             self._calls.close()  # observing calls costs each call of a module a little
         self._profiler.step_begins(self._number, self._observed)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Make the trace; an exception of the block goes on its way."""
         with self._running:
             if kind is not None:

@@ -108,11 +108,6 @@ class StepProfiler:
         self._profiler = None
 
     @property
-    def has_step(self) -> bool:
-        """Whether a step was profiled in full."""
-        return "full" in self._times
-
-    @property
     def cost(self) -> ProfilingCost:
         """The seconds of the steps."""
         plain, light = self._times.get("plain", []), self._times.get("light", [])
@@ -129,7 +124,7 @@ class StepProfiler:
 
         Raises ``CaptureError`` without a step, ``TraceError`` for files that make no trace, ``OutputError`` for a full disk.
         """
-        if not self.has_step:
+        if "full" not in self._times:
             raise CaptureError("the capture has no step", fix="run at least one training step in it")
         self._check_files()
         trace, separate = pytorch.read_step(
@@ -147,11 +142,8 @@ class StepProfiler:
         """Raise ``OutputError`` where PyTorch could not write a file, which it does not report."""
         for path in (self._folder / PROFILER_FILE, self._folder / EXECUTION_TRACE_FILE, *self._light):
             if not path.exists() or not path.stat().st_size:
-                raise OutputError(
-                    "the profiler could not write it",
-                    where=str(path),
-                    fix="make room, or set TMPDIR to a folder with some",
-                )
+                fix = "make room, or set TMPDIR to a folder with some"
+                raise OutputError("the profiler could not write it", where=str(path), fix=fix)
 
     def _description(self, separate: bool) -> str:
         cost = self.cost
@@ -159,12 +151,10 @@ class StepProfiler:
             return "ran in full during the timed step, which it slows down"
         if not separate:
             return f"ran in full during the timed step, which took {cost.full / cost.plain:.2f} times as long"
-        return (
-            f"adds {100 * cost.overhead:.1f}% to a step (one with it and one without; how much steps vary is not known)"
-            if cost.steps == 1
-            else f"adds {100 * cost.overhead:.1f}% to a step "
-            f"(medians of {cost.steps}, alternating; without it steps vary by {100 * cost.spread:.1f}%)"
-        )
+        compared = f"medians of {cost.steps}, alternating; without it steps vary by {100 * cost.spread:.1f}%"
+        if cost.steps == 1:
+            compared = "one with it and one without; how much steps vary is not known"
+        return f"adds {100 * cost.overhead:.1f}% to a step ({compared})"
 
     def _kind(self, number: int) -> StepKind:
         return self._kinds[number] if number < len(self._kinds) else "idle"

@@ -286,7 +286,7 @@ class Recorder:
         self._outside_since = len(self.step.operators)
 
     def _assign_outside(self) -> None:
-        """Assign what ran outside since the last backward pass: to the optimizer where it works on gradients, else to forward."""
+        """Assign what ran outside since the last backward pass to the optimizer if it works on gradients, else to forward."""
         if self._outside != "optimizer":
             return
         self._outside = "forward"

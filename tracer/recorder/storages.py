@@ -19,10 +19,9 @@ GRANULE = 512
 
 @dataclass(slots=True)
 class AllocationContext:
-    """Where the script is, for what is allocated now.
+    """The operator that allocates: its ``position`` in the step, or, between two, that of the one that ran last.
 
-    ``position`` is that of the operator that runs, or, between two, of the one that ran last. ``recomputing`` says that a
-    forward pass runs again inside of the backward pass.
+    ``recomputing`` says that a forward pass runs again inside of the backward pass.
     """
 
     position: int = -1
@@ -71,15 +70,11 @@ class StorageTracker:
 
     def of_the_step(self) -> Iterator[RecordedStorage]:
         """Yield all storages that were alive during the step, by birth."""
-        yield from sorted((*self._dead, *self.living()), key=lambda recorded: recorded.born)
+        yield from sorted((*self._dead, *[one for one, _ in self._live.values()]), key=lambda recorded: recorded.born)
 
     def reset_peak(self) -> None:
         """Set the peak to the bytes in use now."""
         self.peak = self.in_use
-
-    def living(self) -> list[RecordedStorage]:
-        """Return the storages that are alive."""
-        return [recorded for recorded, _ in self._live.values()]
 
     def of(self, tensor: Any) -> RecordedStorage:
         """Return the storage of a tensor, which is born when it is first asked for."""

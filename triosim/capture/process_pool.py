@@ -20,7 +20,6 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal
 
 from triosim.errors import CaptureError, TriosimError
@@ -30,6 +29,7 @@ from triosim.tracer.pytorch_version import require_torch
 
 #: What runs in each process. It is loaded by name, because it imports PyTorch.
 _WORKER = "triosim.capture.worker"
+_PROCESSES = os.cpu_count() or 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,6 @@ class RankPool:
 
     job: CaptureJob
     folder: Path
-    most: int = field(default_factory=lambda: os.cpu_count() or 1)
     _method: Literal["fork", "forkserver"] = "fork"
     _workers: dict[int, _Worker] = field(default_factory=dict)
     _todo: list[int] = field(default_factory=list)
@@ -85,9 +84,7 @@ class RankPool:
             _import_worker()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for worker in self._workers.values():
             worker.process.terminate()
             worker.connection.close()
@@ -118,7 +115,7 @@ class RankPool:
 
     def _fill(self) -> None:
         """Start processes while there are ranks to capture and idle processors."""
-        while self._todo and sum(one.summary is None and not one.waits for one in self._workers.values()) < self.most:
+        while self._todo and sum(one.summary is None and not one.waits for one in self._workers.values()) < _PROCESSES:
             self._start(self._todo.pop(0))
 
     def _start(self, rank: int) -> None:
