@@ -73,8 +73,8 @@ class _CommandWriter:
         self.alone = alone
         self.commands: list[Command] = []
         self.tails: dict[str, int] = {}  # by stream: its last command
-        self.events: dict[int, int | None] = {}  # by number: the stream's last command when it was recorded
-        self.works: dict[int, list[int]] = {}
+        self.events: dict[int | None, tuple[int, ...]] = {}  # by number: the stream's last command when it was recorded
+        self.works: dict[int | None, list[int]] = {}
         self.barriers: set[int] = set()  # works for which the host waits
         self.waited: dict[str, dict[str, int]] = {}  # by stream: up to which command of another stream it has waited
         self.joined: list[Operator] = []  # operators of one stream that are no command yet
@@ -130,34 +130,32 @@ class _CommandWriter:
     # ---- marks --------------------------------------------------------------------------------------------------
 
     def mark(self, mark: Mark) -> None:
+        stream, number = mark.stream, mark.number
+        if mark.kind == "synchronize":
+            if number is not None:
+                self.host_waits(self.events.get(number, ()))
+            elif stream is not None:
+                self.flush(stream)
+                self.host_waits(self.tail(stream))
+            else:
+                self.flush()
+                self.commands.append(CommandWait(()))
+            return
+        assert stream is not None
         if mark.kind == "record":
-            assert mark.stream is not None
-            assert mark.number is not None
-            self.flush(mark.stream)
-            self.events[mark.number] = self.tails.get(mark.stream)
+            self.flush(stream)
+            self.events[number] = self.tail(stream)
         elif mark.kind == "wait":
-            assert mark.stream is not None
-            self.wait(mark.stream, self.recorded(mark))
-        elif mark.kind == "wait_work":
-            assert mark.stream is not None
-            self.wait_work(mark.stream, mark)
-        elif mark.number is not None:
-            self.host_waits(self.recorded(mark))
-        elif mark.stream is not None:
-            self.flush(mark.stream)
-            self.host_waits((self.tails[mark.stream],) if mark.stream in self.tails else ())
+            self.wait(stream, self.events.get(number, ()))
         else:
-            self.flush()
-            self.commands.append(CommandWait(()))
+            self.wait_work(stream, mark)
 
-    def recorded(self, mark: Mark) -> tuple[int, ...]:
-        """Return the command that an event stands for; none where it was recorded before the step, or on an empty stream."""
-        assert mark.number is not None
-        command = self.events.get(mark.number)
-        return () if command is None else (command,)
+    def tail(self, stream: str) -> tuple[int, ...]:
+        """Return the last command of a stream; nothing for a stream that is empty."""
+        return (self.tails[stream],) if stream in self.tails else ()
 
     def wait_work(self, stream: str, mark: Mark) -> None:
-        works = self.works.get(mark.number) if mark.number is not None else None
+        works = self.works.get(mark.number)
         if works is None:
             raise TraceError(
                 f"the mark before operator {mark.position} waits for communication {mark.number}, which nothing before started",
