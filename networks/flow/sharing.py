@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, MutableSequen
 from functools import lru_cache
 from heapq import heapify, heappop, heappush
 from importlib.util import find_spec
+from types import FunctionType
 from typing import Any
 
 from triosim.errors import OptionError
@@ -40,15 +41,12 @@ _CROSSINGS = {"link_of": 0, "flow_of": 0, "hop": -1, "following": -1, "previous"
 _COLUMNS: dict[str, float] = {**_LINKS, **_FLOWS, **_CROSSINGS}
 
 Refill = Callable[..., tuple[int, int, int]]
+Columns = tuple[Any, ...]  # of links, of flows or of crossings, in the order of their tables
 
 
 def refill(
-    now: float, started: Sequence[int], freed: Sequence[int], stamp: int, patience: int,
-    capacity: Any, count: Any, head: Any, seen: Any, left: Any, unsettled: Any, highest: Any, reached: Any,
-    first: Any, rate: Any, wanted: Any, remaining: Any, updated: Any, finish: Any, bottleneck: Any,
-    marked: Any, settled: Any, members: Any,
-    link_of: Any, flow_of: Any, hop: Any, following: Any, previous: Any,
-) -> tuple[int, int, int]:  # fmt: skip
+    now: float, started: Sequence[int], freed: Sequence[int], stamp: int, patience: int, *columns: Any
+) -> tuple[int, int, int]:
     """Set the rates, remaining bytes and finish times of the flows that a change affects.
 
     The arguments are the time; the flows that have ``started`` and have no rate yet; the links that flows have left
@@ -56,10 +54,35 @@ def refill(
     after which all connected flows are taken (``patience``); and the columns of ``_LINKS``, ``_FLOWS`` and ``_CROSSINGS``.
 
     Returns how many flows have another rate now, which are the first ones in ``members``; the next stamp; and the work done,
-    in crossings looked at. It takes columns and not objects so that numba can compile it: plain Python on lists and compiled
-    code on arrays run the same operations in the same order, and agree to the last bit.
+    in crossings looked at. It takes columns and not objects so that numba can compile it, and the six functions that it
+    calls: plain Python on lists and compiled code on arrays run the same operations in the same order, to the last bit.
     """
+    links, flows, crossings = columns[:8], columns[8:18], columns[18:]
     call = stamp
+    n = _first_guess(started, freed, call, links, flows, crossings)
+    rounds = 0
+    work = 0
+    before = 0
+    while n > before:
+        before = n
+        rounds += 1
+        stamp += 1
+        r, looked_at = _free_bandwidth(n, call, stamp, links, flows, crossings)
+        work += looked_at
+        _fill(n, r, call, stamp, links, flows, crossings)
+        n = _add_unfair(n, r, call, stamp, links, flows, crossings)
+        if n > before and rounds == patience:
+            n = _add_connected(n, call, links, flows, crossings)
+    return _set_rates(n, now, flows), stamp + 1, work
+
+
+def _first_guess(
+    started: Sequence[int], freed: Sequence[int], call: int, links: Columns, flows: Columns, crossings: Columns
+) -> int:
+    """Put into ``members`` the flows that a change affects at first sight; return how many they are."""
+    capacity, count, head, _, _, _, _, _ = links
+    first, rate, _, _, _, _, bottleneck, marked, _, members = flows
+    link_of, flow_of, hop, following, _ = crossings
     n = 0  # members: the flows among which is shared
     for f in started:
         if marked[f] != call:
@@ -88,122 +111,152 @@ def refill(
                 members[n] = g
                 n += 1
             x = following[x]
+    return n
 
-    rounds = 0
+
+def _free_bandwidth(
+    n: int, call: int, stamp: int, links: Columns, flows: Columns, crossings: Columns
+) -> tuple[int, int]:
+    """Work out for each link that members cross, in ``reached``, what others leave of it, and the highest rate among those.
+
+    Returns how many links there are, and the crossings looked at.
+    """
+    capacity, count, head, seen, left, unsettled, highest, reached = links
+    first, rate, _, _, _, _, _, marked, _, members = flows
+    link_of, flow_of, hop, following, _ = crossings
+    r = 0
     work = 0
-    before = 0
-    while n > before:
-        before = n
-        rounds += 1
-        stamp += 1
-        # What the others leave of each link, and the highest rate among them.
-        r = 0
-        for i in range(n):
-            c = first[members[i]]
-            while c >= 0:
-                m = link_of[c]
-                if seen[m] != stamp:
-                    seen[m] = stamp
-                    reached[r] = m
-                    r += 1
-                    work += count[m]
-                    free = capacity[m]
-                    top = 0.0
-                    k = 0
-                    x = head[m]
-                    while x >= 0:
-                        g = flow_of[x]
-                        if marked[g] == call:
-                            k += 1
-                        else:
-                            v = rate[g]
-                            free -= v
-                            if v > top:
-                                top = v
-                        x = following[x]
-                    left[m] = free if free > 0.0 else 0.0
-                    unsettled[m] = k
-                    highest[m] = top
-                c = hop[c]
-        # Progressive filling. A link's fair share only grows, so that one which grew since it was put in goes back.
-        heap = [(left[m] / unsettled[m], m) for m in reached[:r]]
-        heapify(heap)
-        to_settle = n
-        while to_settle > 0:
-            share, m = heappop(heap)
-            k = unsettled[m]
-            if k == 0:
-                continue
-            fair = left[m] / k
-            if fair > share:
-                heappush(heap, (fair, m))
-                continue
-            x = head[m]
-            while x >= 0:
-                g = flow_of[x]
-                if marked[g] == call and settled[g] != stamp:
-                    settled[g] = stamp
-                    to_settle -= 1
-                    wanted[g] = share
-                    bottleneck[g] = m
-                    c = first[g]
-                    while c >= 0:
-                        left[link_of[c]] -= share
-                        unsettled[link_of[c]] -= 1
-                        c = hop[c]
-                x = following[x]
-            left[m] = 0.0
-        # Has every flow on these links still a bottleneck?
-        for i in range(r):
-            m = reached[i]
-            if highest[m] == 0.0:  # there are members alone
-                continue
-            top = highest[m]
-            least = top  # among the members whose bottleneck this is
-            x = head[m]
-            resting = False  # is it the bottleneck of others too?
-            while x >= 0:
-                g = flow_of[x]
-                if marked[g] != call:
-                    if bottleneck[g] == m:
-                        resting = True
-                elif settled[g] == stamp:  # not one that joined just now
-                    v = wanted[g]
-                    if v > top:
-                        top = v
-                    if bottleneck[g] == m and v < least:
-                        least = v
-                x = following[x]
-            least *= 1 + SLACK
-            if resting or least < highest[m]:
-                free_again = left[m] > SLACK * capacity[m]
-                top *= 1 - SLACK
+    for i in range(n):
+        c = first[members[i]]
+        while c >= 0:
+            m = link_of[c]
+            if seen[m] != stamp:
+                seen[m] = stamp
+                reached[r] = m
+                r += 1
+                work += count[m]
+                free = capacity[m]
+                top = 0.0
+                k = 0
                 x = head[m]
                 while x >= 0:
                     g = flow_of[x]
-                    if marked[g] != call:
+                    if marked[g] == call:
+                        k += 1
+                    else:
                         v = rate[g]
-                        if v > least or (bottleneck[g] == m and (free_again or v < top)):
-                            marked[g] = call
-                            members[n] = g
-                            n += 1
+                        free -= v
+                        if v > top:
+                            top = v
                     x = following[x]
-        if n > before and rounds == patience:
-            i = 0
-            while i < n:
-                c = first[members[i]]
-                while c >= 0:
-                    x = head[link_of[c]]
-                    while x >= 0:
-                        g = flow_of[x]
-                        if marked[g] != call:
-                            marked[g] = call
-                            members[n] = g
-                            n += 1
-                        x = following[x]
-                    c = hop[c]
-                i += 1
+                left[m] = free if free > 0.0 else 0.0
+                unsettled[m] = k
+                highest[m] = top
+            c = hop[c]
+    return r, work
 
+
+def _fill(n: int, r: int, call: int, stamp: int, links: Columns, flows: Columns, crossings: Columns) -> None:
+    """Share among the members what is left: progressive filling. A link's fair share only grows; one that grew goes back."""
+    _, _, head, _, left, unsettled, _, reached = links
+    first, _, wanted, _, _, _, bottleneck, marked, settled, _ = flows
+    link_of, flow_of, hop, following, _ = crossings
+    heap = [(left[m] / unsettled[m], m) for m in reached[:r]]
+    heapify(heap)
+    to_settle = n
+    while to_settle > 0:
+        share, m = heappop(heap)
+        k = unsettled[m]
+        if k == 0:
+            continue
+        fair = left[m] / k
+        if fair > share:
+            heappush(heap, (fair, m))
+            continue
+        x = head[m]
+        while x >= 0:
+            g = flow_of[x]
+            if marked[g] == call and settled[g] != stamp:
+                settled[g] = stamp
+                to_settle -= 1
+                wanted[g] = share
+                bottleneck[g] = m
+                c = first[g]
+                while c >= 0:
+                    left[link_of[c]] -= share
+                    unsettled[link_of[c]] -= 1
+                    c = hop[c]
+            x = following[x]
+        left[m] = 0.0
+
+
+def _add_unfair(n: int, r: int, call: int, stamp: int, links: Columns, flows: Columns, crossings: Columns) -> int:
+    """Add the flows on the links reached that have no bottleneck any more to the members; return how many these are now."""
+    capacity, _, head, _, left, _, highest, reached = links
+    _, rate, wanted, _, _, _, bottleneck, marked, settled, members = flows
+    _, flow_of, _, following, _ = crossings
+    for i in range(r):
+        m = reached[i]
+        if highest[m] == 0.0:  # there are members alone
+            continue
+        top = highest[m]
+        least = top  # among the members whose bottleneck this is
+        x = head[m]
+        resting = False  # is it the bottleneck of others too?
+        while x >= 0:
+            g = flow_of[x]
+            if marked[g] != call:
+                if bottleneck[g] == m:
+                    resting = True
+            elif settled[g] == stamp:  # not one that joined just now
+                v = wanted[g]
+                if v > top:
+                    top = v
+                if bottleneck[g] == m and v < least:
+                    least = v
+            x = following[x]
+        least *= 1 + SLACK
+        if resting or least < highest[m]:
+            free_again = left[m] > SLACK * capacity[m]
+            top *= 1 - SLACK
+            x = head[m]
+            while x >= 0:
+                g = flow_of[x]
+                if marked[g] != call:
+                    v = rate[g]
+                    if v > least or (bottleneck[g] == m and (free_again or v < top)):
+                        marked[g] = call
+                        members[n] = g
+                        n += 1
+                x = following[x]
+    return n
+
+
+def _add_connected(n: int, call: int, links: Columns, flows: Columns, crossings: Columns) -> int:
+    """Add all flows that are connected to members through links; return how many these are now."""
+    _, _, head, _, _, _, _, _ = links
+    first, _, _, _, _, _, _, marked, _, members = flows
+    link_of, flow_of, hop, following, _ = crossings
+    i = 0
+    while i < n:
+        c = first[members[i]]
+        while c >= 0:
+            x = head[link_of[c]]
+            while x >= 0:
+                g = flow_of[x]
+                if marked[g] != call:
+                    marked[g] = call
+                    members[n] = g
+                    n += 1
+                x = following[x]
+            c = hop[c]
+        i += 1
+    return n
+
+
+def _set_rates(n: int, now: float, flows: Columns) -> int:
+    """Give the members their new rates and finish times, those whose rate changes first in ``members``; return how many."""
+    _, rate, wanted, remaining, updated, finish, _, _, _, members = flows
     changed = 0
     for i in range(n):
         f = members[i]
@@ -217,7 +270,7 @@ def refill(
             finish[f] = now + remaining[f] / v
             members[changed] = f
             changed += 1
-    return changed, stamp + 1, work
+    return changed
 
 
 def can_compile() -> bool:
@@ -237,12 +290,17 @@ def compiled_refill() -> Refill:
         )
     import numba
 
-    compiled: Refill
+    steps = (_first_guess, _free_bandwidth, _fill, _add_unfair, _add_connected, _set_rates)
+
+    def compiled(**options: bool) -> Refill:
+        names = {step.__name__: numba.njit(**options)(step) for step in steps}
+        found: Refill = numba.njit(**options)(FunctionType(refill.__code__, {**globals(), **names}, refill.__name__))
+        return found
+
     try:
-        compiled = numba.njit(cache=True)(refill)
+        return compiled(cache=True)
     except RuntimeError:  # nowhere to write a cache
-        compiled = numba.njit(refill)
-    return compiled
+        return compiled()
 
 
 class FlowRates:
