@@ -22,8 +22,7 @@ from triosim.networks.collectives.algorithm import (
     checked_operation,
     latency_of,
 )
-from triosim.networks.collectives.execution import Done
-from triosim.networks.collectives.lowering import CollectiveLowering, Form
+from triosim.networks.collectives.lowering import CollectiveLowering, Done, Form
 from triosim.networks.events import when
 from triosim.networks.topology import NodeRef, Topology
 from triosim.tasks import CollectiveKind

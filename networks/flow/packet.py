@@ -19,7 +19,7 @@ import simpy
 
 from triosim.config import Option
 from triosim.config.option import SYSTEM
-from triosim.errors import AsymmetryError, OptionError, nearest
+from triosim.errors import AsymmetryError
 from triosim.networks.base import SendingNetwork
 from triosim.networks.calibration.calibrated_times import CalibratedNetwork, calibrated_collectives
 from triosim.networks.collectives.algorithm import (
@@ -29,8 +29,7 @@ from triosim.networks.collectives.algorithm import (
     SteadyState,
     checked_operation,
 )
-from triosim.networks.collectives.execution import Done
-from triosim.networks.collectives.lowering import Form, Layout
+from triosim.networks.collectives.lowering import Done, Form, Layout
 from triosim.networks.events import AFTER_ALL, call_at
 from triosim.networks.extensions import ChangeableLinks, FlowRecord, FoldableNetwork, LinkRate, LinkRecorder
 from triosim.networks.flow import sharing
@@ -110,10 +109,7 @@ class PacketNetwork(SendingNetwork, LinkRecorder, ChangeableLinks, FoldableNetwo
         self.rates: list[LinkRate] = []
         self._classes: LinkClasses | None = None  # of links, of which one is simulated
         self.calibrated = calibrated_collectives(topology) if algorithm is None and form == "pipelined" else None
-        if kernel not in get_args(Kernel):
-            raise OptionError(f"unknown kernel '{kernel}'", fix=nearest(str(kernel), get_args(Kernel)))
-        if fold not in get_args(Fold):
-            raise OptionError(f"'{fold}' is not a value of fold", where="fold", fix=nearest(str(fold), get_args(Fold)))
+        kernel, fold = (option.parse(value) for option, value in zip(self.options, (kernel, fold), strict=True))
         self._symmetric = SymmetricExecution(self, self._lowering.algorithm, fold)
         self._link_names = list(topology.links)
         self._link_numbers = {

@@ -10,12 +10,12 @@ keep rates that are fair.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableSequence, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from heapq import heapify, heappop, heappush
 from importlib.util import find_spec
 from types import FunctionType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from triosim.errors import OptionError
 
@@ -292,15 +292,15 @@ def compiled_refill() -> Refill:
 
     steps = (_first_guess, _free_bandwidth, _fill, _add_unfair, _add_connected, _set_rates)
 
-    def compiled(**options: bool) -> Refill:
-        names = {step.__name__: numba.njit(**options)(step) for step in steps}
-        found: Refill = numba.njit(**options)(FunctionType(refill.__code__, {**globals(), **names}, refill.__name__))
+    def compiled(*, cache: bool) -> Refill:
+        names = {step.__name__: numba.njit(cache=cache)(step) for step in steps}
+        found: Refill = numba.njit(cache=cache)(FunctionType(refill.__code__, {**globals(), **names}, refill.__name__))
         return found
 
     try:
         return compiled(cache=True)
     except RuntimeError:  # nowhere to write a cache
-        return compiled()
+        return compiled(cache=False)
 
 
 class FlowRates:
@@ -310,21 +310,9 @@ class FlowRates:
     instant, ``settle`` applies them together.
     """
 
-    capacity: MutableSequence[float]
-    count: MutableSequence[int]
-    head: MutableSequence[int]
-    first: MutableSequence[int]
-    rate: MutableSequence[float]
-    remaining: MutableSequence[float]
-    updated: MutableSequence[float]
-    finish: MutableSequence[float]
-    bottleneck: MutableSequence[int]
-    members: MutableSequence[int]
-    link_of: MutableSequence[int]
-    flow_of: MutableSequence[int]
-    hop: MutableSequence[int]
-    following: MutableSequence[int]
-    previous: MutableSequence[int]
+    if TYPE_CHECKING:  # the columns are attributes of the names in _COLUMNS
+
+        def __getattr__(self, name: str) -> Any: ...
 
     def __init__(self, capacities: Iterable[float], *, patience: int = PATIENCE) -> None:
         self.work = 0  # done in plain Python, in crossings looked at
@@ -458,7 +446,8 @@ class FlowRates:
 
             begun, left = np.array(started, dtype="q"), np.array(freed, dtype="q")
             changed, self._stamp, _ = self._compiled(now, begun, left, self._stamp, self._patience, *self._columns)
-        return self.members[:changed]
+        found: Sequence[int] = self.members[:changed]
+        return found
 
     def _grow(self, columns: Mapping[str, float], free: list[int], least: int) -> None:
         """Double the room for flows or for crossings."""

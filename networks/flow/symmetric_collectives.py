@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import simpy
 
 from triosim.networks.collectives.algorithm import CollectiveAlgorithm, CollectiveOperation
-from triosim.networks.collectives.execution import after_last
+from triosim.networks.collectives.lowering import after_last
 from triosim.networks.collectives.phased.symmetric import SymmetricCollective
 from triosim.networks.events import call_at
 

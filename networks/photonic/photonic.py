@@ -23,8 +23,7 @@ import simpy
 from triosim.errors import OptionError
 from triosim.networks.base import SendingNetwork
 from triosim.networks.collectives.algorithm import CollectiveAlgorithm
-from triosim.networks.collectives.execution import Done
-from triosim.networks.collectives.lowering import Form
+from triosim.networks.collectives.lowering import Done, Form
 from triosim.networks.events import AFTER_ALL, call_at
 from triosim.networks.extensions import FigureReporter, FlowRecord, LinkRate, LinkRecorder
 from triosim.networks.flow.packet import PacketNetwork

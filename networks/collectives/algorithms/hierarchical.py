@@ -40,12 +40,7 @@ class Hierarchical(PhasedAlgorithm):
     options = (Option("chunks", "whole", CHUNKS, "hierarchical: into how many chunks the data are cut.", panel=SYSTEM),)
 
     def __init__(self, chunks: int | str = CHUNKS) -> None:
-        try:
-            super().__init__(int(chunks))
-        except ValueError:
-            self.chunks = 0
-        if self.chunks < 1:
-            raise OptionError(f"{chunks} is not a number of chunks", where="chunks", fix="give 1 or more")
+        super().__init__(self.options[0].parse(chunks))
 
     def grid(self, group: Sequence[int], topology: Topology) -> Grid:
         """Return the group as a box of coordinates."""

@@ -129,5 +129,5 @@ def test_large_groups_are_folded_unless_that_is_forbidden_or_flows_are_recorded(
         network = PacketNetwork(simpy.Environment(), Topology.load(name), algorithm=Hierarchical(2), **keys)  # type: ignore[arg-type]
         network.collective("all_gather", range(128), 1e6)
         assert (network._sent > 0) == flows
-    with pytest.raises(OptionError, match="'sometimes' is not a value of fold"):
+    with pytest.raises(OptionError, match="fold: 'sometimes' is not known"):
         network_of(name, "sometimes")  # type: ignore[arg-type]
