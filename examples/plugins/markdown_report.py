@@ -1,10 +1,11 @@
 """A report: the step and its slowest layers as a Markdown table, for a pull request say.
 
-triosim simulate trace.json -p ddp -n 8 --write markdown_report.py:Markdown=step.md
+triosim simulate trace.json -p ddp -n 8 --write markdown_report.py:Markdown=step.md --option rows=10
 """
 
 from __future__ import annotations
 
+from triosim.config import Option
 from triosim.output_files import PathLike, writing_text
 from triosim.reports import Report
 from triosim.results.result import Result
@@ -12,6 +13,8 @@ from triosim.units import format_time
 
 
 class Markdown(Report):
+    options = (Option("rows", "whole", 5, "How many layers are listed."),)
+
     def __init__(self, rows: int = 5) -> None:
         self.rows = rows
 

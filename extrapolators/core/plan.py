@@ -137,13 +137,20 @@ def plan(
         for variants in programs
     )
     program, writer = programs[0][0], parallelisms.task_writer
+    notes = program.notes
+    said = (config.batch_size, config.global_batch_size)
+    if config.micro_batch_size is not None and said == (None, None) and "described" not in trace.software:
+        notes = (
+            *notes,
+            f"--micro-batch-size makes a replica's batch {batch_size} samples, not the trace's {trace.batch_size}",
+        )
     return ParallelPlan(
         parallel=str(parallelisms),
         mesh=parallelisms.mesh,
         program=program,
         batch_size=batch_size,
         global_batch_size=batch_size * parallelisms.replicas,
-        notes=program.notes,
+        notes=notes,
         options=parallelisms.options,
         declared=parallelisms.options if parallelisms.declare_their_options else None,
         work=((trace, batch_size * parallelisms.replicas / trace.batch_size),),
@@ -221,7 +228,7 @@ def batches(parallelisms: Parallelisms, config: RunConfig, traced: int) -> tuple
             what = (
                 f"a batch of {batch_size} is not {'a number of' if count is None else count} micro-batches of {micro}"
             )
-            fix = "give a size that divides the batch, and leave out --micro-batches"
+            fix = "give a batch size that they fill"
             raise OptionError(what, where="--micro-batch-size", fix=fix)
         return batch_size, batch_size // micro
     count = count or max(part.default_micro_batches for part in parallelisms.all)

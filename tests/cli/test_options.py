@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import inspect
+import subprocess
+import sys
 from importlib import import_module
+from itertools import pairwise, takewhile
 
 import pytest
 
 import triosim
 from triosim.cli import main as cli
 from triosim.cli import subject
+from triosim.cli.calibrate import CalibrateCommands
 from triosim.cli.simulate import OPTIONS
 from triosim.config import COMMON, CONDITIONS, RunConfig, flags
 from triosim.config.option import EVERY_COMMAND
@@ -44,6 +48,38 @@ def test_what_the_list_of_commands_says_is_the_first_sentence_of_the_command(nam
     loaded = import_module(module)
     command = getattr(loaded, "command", None) or loaded.calibrate
     assert " ".join((command.__doc__ or "").partition("\n\n")[0].split()) == sentence
+
+
+@pytest.mark.parametrize("command", [*cli.Commands.lazy, *(f"calibrate {name}" for name in CalibrateCommands.lazy)])
+def test_a_help_text_is_neither_cut_nor_broken_in_the_middle_of_a_line(
+    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert cli.run([*command.split(), "--help"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert not [line for line in lines if "…" in line]
+    text = [line.strip() for line in takewhile(lambda line: not line.startswith((" Example", "╭")), lines)]
+    short = [one for one, after in pairwise(text) if one and after and len(one) + 1 + len(after.split()[0]) <= 78]
+    assert short == []
+
+
+def test_an_option_that_has_one_value_is_given_once(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in (["-p", "dp=2", "-p", "tp=2"], ["-p", "dp=2", "--parallel=dp=2"]):
+        assert cli.run(["simulate", "trace.json", *arguments]) == 2
+        assert capsys.readouterr().err == "triosim: error: --parallel: is given twice; give it once\n"
+
+
+@pytest.mark.parametrize("command", ["simulate", "compare", "memory"])
+def test_help_imports_nothing_that_it_does_not_show(command: str) -> None:
+    program = (
+        f"import sys; from triosim.cli import run; run(['{command}', '--help']); print(*sys.modules, file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    loaded = set(done.stderr.split())
+    assert loaded.isdisjoint(
+        {"numpy", "simpy", "triosim.simulation", "triosim.engine", "triosim.extrapolators.data.fsdp"}
+    )
 
 
 @pytest.mark.parametrize("command", ["simulate", "compare"])

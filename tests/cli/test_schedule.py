@@ -36,6 +36,16 @@ def test_the_table_tells_a_persons_figures(capsys: pytest.CaptureFixture[str]) -
     assert "a step takes 21 s" in shown
 
 
+def test_an_option_of_a_plug_in_is_given_by_name(capsys: pytest.CaptureFixture[str]) -> None:
+    eager = Path(__file__).parents[2] / "examples" / "plugins" / "eager_1f1b.py"
+    command = ["schedule", f"{eager}:Eager1F1B", "--stages", "2", "--micro-batches", "4", "--format", "json"]
+    held = []
+    for ahead in (1, 3):
+        assert run([*command, "--option", f"ahead={ahead}"]) == 0
+        held.append(json.loads(capsys.readouterr().out)["ranks"][0]["micro_batches_held"])
+    assert held == [2, 4]  # so many forward passes ahead, and the one that runs
+
+
 @pytest.mark.parametrize("suffix", ["png", "svg", "pdf"])
 def test_a_picture_and_a_table_are_written(suffix: str, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")

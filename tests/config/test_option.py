@@ -78,6 +78,11 @@ def test_what_a_value_cannot_be_is_said_with_the_option_and_a_remedy(option: Opt
 @pytest.mark.parametrize(
     ("given", "said"),
     [
+        (
+            {"parallel": ["dp"]},
+            r"--parallel: '\['dp'\]' names no parallelism; write ddp or dp=2,tp=4; in Python also {'dp': 2",
+        ),
+        ({"topology": 4}, "--topology: '4' is not a topology; give a file, or a name such as dgx-h100; in Python also"),
         ({"gpu": 4}, "--gpu: '4' is neither a name nor a path"),
         ({"operator_times": 3}, "--operator-times: '3' is neither a name nor a path"),
         ({"network": 7}, "--network: '7' is neither a name nor a class"),
@@ -90,7 +95,7 @@ def test_what_a_value_cannot_be_is_said_with_the_option_and_a_remedy(option: Opt
 def test_a_value_of_another_type_is_one_line(given: dict[str, Any], said: str) -> None:
     trace = Path(__file__).parents[2] / "examples" / "traces" / "vgg13_a100_fake.json.gz"
     with pytest.raises(OptionError, match=said):
-        triosim.simulate(str(trace), parallel="ddp", gpus=2, **given)
+        triosim.simulate(str(trace), **{"parallel": "ddp", "gpus": 2, **given})
 
 
 def test_what_is_no_trace_is_one_line() -> None:

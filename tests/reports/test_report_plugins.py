@@ -69,3 +69,25 @@ def test_the_command_line_writes_reports_and_records_what_they_need(tmp_path: Pa
     assert own.read_text().startswith("**vgg13, tp=2 on 2 x A100-SXM-80GB, dgx-a100**")
     assert '"ph":"X"' in timeline.read_text()
     assert links.stat().st_size > 1000
+
+
+def test_the_options_of_a_report_are_given_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace = EXAMPLE.parents[1] / "traces" / "vgg13_a100_fake.json.gz"
+    command = ["simulate", str(trace), "-q", "--write", f"{EXAMPLE}:Markdown={tmp_path / 'step.md'}"]
+    assert cli.run([*command, "--option", "rows=2"]) == 0
+    assert (
+        sum(line.startswith("| ") for line in (tmp_path / "step.md").read_text().splitlines()) == 2 + 2
+    )  # two lines of the head
+    assert cli.run([*command, "--option", "row=2"]) == 2
+    assert "no part of this run takes 'row'" in capsys.readouterr().err
+
+
+def test_a_report_that_writes_nothing_is_said(tmp_path: Path) -> None:
+    class Silent:
+        def write(self, result: object, path: Path) -> None:
+            pass
+
+    for path in (tmp_path / "new.txt", tmp_path / "old.txt"):
+        (tmp_path / "old.txt").write_text("of an earlier run")
+        with pytest.raises(PluginError, match=r"Silent: did not write '.*txt'; let its write\(result, path\) do so"):
+            run.result().write(Silent, path)

@@ -167,6 +167,7 @@ def _measured(request: CaptureRequest) -> Trace:
             raise OptionError(
                 "there is no GPU here", where="--device cuda", fix="capture without one: --fake --gpu H100"
             )
+    trace: Trace
     trace, _ = tracer.capture_script(
         request.script,
         request.arguments,

@@ -62,7 +62,8 @@ class QuickCommand(TyperCommand):
         """Convert the parameters plainly. Raises ``OptionError`` for an option that is given twice."""
         _convert_plainly(self.get_params(ctx))
         *_, order = self.make_parser(ctx).parse_args(list(args))
-        for option, times in Counter(order).items():
+        parameters: Counter[Any] = Counter(order)
+        for option, times in parameters.items():
             if times > 1 and not (option.multiple or option.is_flag):
                 raise OptionError("is given twice", where=option.opts[0], fix="give it once")
         return super().parse_args(ctx, args)

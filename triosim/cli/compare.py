@@ -24,17 +24,17 @@ OPTIONS = (o.CONFIG, o.SAVE_CONFIG, GPUS, o.PLOT, o.WRITE, o.FORMAT, o.QUIET)
 def command(trace: TracePath = None, **given: Any) -> None:
     """Compare all strategies on one number of GPUs, the fastest first.
 
-    Speed-up and efficiency are those of the samples per second against one GPU: data parallelism gives each GPU the
-    trace's batch, the others divide the work of one batch. Give --global-batch-size to hold the batch fixed. What an
-    option is about (--schedule: pp) is where it holds; --tp-style is that of the combinations.
+    Speed-up and efficiency compare samples per second with those of one GPU. Data parallelism gives each GPU the trace's
+    batch, other strategies divide one batch among the GPUs; with --global-batch-size all have the same. An option of one
+    parallelism (--schedule, of pp) is used by the strategies that have it, --tp-style by the combinations with tp.
 
     [bold]Examples[/]
 
     [cyan]triosim compare trace.json --gpus 8 --topology dgx-h100 --plot strategies.png[/]
     [cyan]triosim compare trace.json --gpus 8 --global-batch-size 1024 --format json[/]
 
-    One GPU is slow, pipelines run 1F1B, and a GPU costs 2.50 an hour:
-    [cyan]triosim compare trace.json -n 8 --slow-gpus 3=1.5 --schedule 1f1b --price 2.5[/]
+    The first GPU is slow, pipelines run 1F1B, and a GPU costs 2.50 an hour:
+    [cyan]triosim compare trace.json -n 8 --slow-gpus 0=1.5 --schedule 1f1b --price 2.5[/]
     """
     run = configured("compare", trace, given, OPTIONS)
     if run.config.gpus is None:

@@ -43,7 +43,8 @@ def inputs_of(subject: Subject, config: RunConfig, topology: Topology) -> dict[s
         "versions": versions(),
         "config": config_values(subject, config),
         "files": {
-            name: {"path": path, "sha256": sha256(Path(path))} for name, path in files_of(subject, config).items()
+            name: {"path": absolute(path), "sha256": sha256(Path(path))}
+            for name, path in files_of(subject, config).items()
         },
         "parallel": CapturedPlan.parallel if subject.streams is not None else str(config.parallel),
         "trace": {
@@ -52,6 +53,7 @@ def inputs_of(subject: Subject, config: RunConfig, topology: Topology) -> dict[s
             "batch_size": trace.batch_size,
             "times": trace.times,
             "operators": len(trace.operators),
+            "described": subject.described,
         },
         "topology": {"name": topology.name, "gpus": len(topology.gpus), "links": len(topology.links)},
     }

@@ -72,7 +72,8 @@ def plan(priced: PricedSubject, config: RunConfig, system: System | None = None)
             fix="ask for fewer, or give a larger topology",
         )
     if config.host_overhead == "trace" and not any(operator.host_seconds for operator in subject.trace.operators):
-        notes.append("the trace has no host times: launches cost nothing")
+        what = "the described step" if subject.described else "the trace"
+        notes.append(f"{what} has no host times: launches cost nothing")
     return PlannedRun(priced, planned, system, network, new_network, heterogeneity, memory, tuple(notes))
 
 

@@ -6,10 +6,15 @@ report is a class with ``write(result, path)``, named as ``file.py:Class`` or by
 
 from __future__ import annotations
 
+import os
+import stat
+import time
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 from triosim import plugins
-from triosim.errors import OptionError
+from triosim.config import Option
+from triosim.errors import OptionError, PluginError
 from triosim.output_files import PathLike
 
 #: What a run keeps for a report that asks for it: every task with its times, or the load of each link over time.
@@ -19,13 +24,15 @@ Subject = Literal["result", "comparison"]
 
 
 class Report:
-    """A view of a result as a file. The constructor's keywords are the report's options.
+    """A view of a result as a file. The constructor's keywords are the report's options; ``--option`` gives them too.
 
-    ``subject`` is what it writes; ``records`` is what the run must have recorded for it.
+    ``subject`` is what it writes; ``records`` is what the run must have recorded for it. ``options`` declares options, so that
+    what ``--option`` gives is checked and converted; of others it gives the text.
     """
 
     subject: ClassVar[Subject] = "result"
     records: ClassVar[tuple[Records, ...]] = ()
+    options: ClassVar[tuple[Option, ...]] = ()
 
     @classmethod
     def check(cls, path: PathLike) -> None:
@@ -64,7 +71,19 @@ def check(report: Any, path: PathLike) -> None:
             report.check(path)
 
 
-def write(report: Any, written: Any, path: PathLike, options: dict[str, Any]) -> None:
-    """Make a report with its options and write it."""
+def write(report: Any, written: Any, path: PathLike, options: Mapping[str, Any]) -> None:
+    """Make a report with its options and write it. Raises ``PluginError`` where it then left the file as it was."""
+    before = _state(path)
     with plugins.blamed():
         report(**options).write(written, path)
+    if before == _state(path):
+        raise PluginError(f"did not write '{path}'", where=report.__qualname__, fix="let its write(result, path) do so")
+
+
+def _state(path: PathLike) -> tuple[int, int] | None:
+    """Return what changes when a file is written; None where there is none. A device or a pipe is always another."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return (found.st_ino, found.st_mtime_ns) if stat.S_ISREG(found.st_mode) else (0, time.monotonic_ns())

@@ -34,7 +34,7 @@ from triosim.results.values import (
     ResultData,
     WhatIf,
 )
-from triosim.units import parse_ranks
+from triosim.units import format_time, parse_ranks
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -54,10 +54,10 @@ class Result:
     """
 
     data: ResultData
-    recording: Recording | None = field(default=None, repr=False, compare=False)
-    topology: Topology | None = field(default=None, repr=False, compare=False)
-    network: Network | None = field(default=None, repr=False, compare=False)
-    memory: WorldMemory | None = field(default=None, repr=False, compare=False)  # None where it comes from a file
+    recording: Recording | None = field(default=None, compare=False)
+    topology: Topology | None = field(default=None, compare=False)
+    network: Network | None = field(default=None, compare=False)
+    memory: WorldMemory | None = field(default=None, compare=False)  # None where it comes from a file
 
     # ---- the main figures ---------------------------------------------------------------------------------------
 
@@ -247,6 +247,9 @@ class Result:
         topology = self.inputs.get("topology", {}).get("name", "")
         where = f", {topology}" if topology and self.world > 1 else ""
         return f"{trace.get('model', 'model')}, {self.inputs.get('parallel', 'simulated')} on {gpus}{where}"
+
+    def __repr__(self) -> str:
+        return f"<Result of {self.title}: {format_time(self.step_time_s)} a step>"
 
     def __str__(self) -> str:
         return str(reports.find("text")().text(self))

@@ -129,7 +129,8 @@ def _facts(data: ResultData) -> Iterator[tuple[str, str | Text]]:
     yield "GPU", f"{trace.get('gpu', 'unknown')}, times {trace.get('times', 'unknown')}"
     yield "parallelism", f"{data.inputs.get('parallel', 'unknown')} on {world} GPU{'s' if world > 1 else ''}"
     yield "topology", f"{topology.get('name', 'unknown')} ({topology.get('links', '?')} links)"
-    yield "global batch", f"{data.global_batch_size:,} samples (the trace: {trace.get('batch_size', '?')})"
+    of = "micro-batches of" if trace.get("described") else "the trace:"
+    yield "global batch", f"{data.global_batch_size:,} samples ({of} {trace.get('batch_size', '?')})"
     interval = data.step_time_interval_s
     between = "" if interval is None else f", {format_time(interval[0])} to {format_time(interval[1])}"
     mean = f"   (mean of {many} iterations)" if many > 1 else ""
