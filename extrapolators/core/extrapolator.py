@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 Level = Literal["operators", "hooks", "schedule"]
 
-#: The order of axes in the mesh, fastest first. A plug-in may stand between.
+#: The order of axes in the mesh, fastest first. The axis of a plug-in may lie between two of these.
 TENSOR_ORDER, EXPERT_ORDER, CONTEXT_ORDER, DATA_ORDER, PIPELINE_ORDER = 0, 5, 10, 20, 30
 
 
@@ -34,10 +34,9 @@ class Extrapolator:
     """The base class of parallelisms: override ``transform``, or ``tasks`` where there is nothing to transform (Hop).
 
     - ``axis`` names the axis of the mesh and its communicators, by default as the user wrote it.
-    - ``level`` says what it acts on.
+    - ``level`` is the level that it acts at.
     - ``order`` is the axis' order in the mesh, the fastest axis first.
-    - ``default_size`` is the size of the axis where the user names none, whatever the number of GPUs; None takes what
-      the other axes leave.
+    - ``default_size`` is the size of the axis where the user gives none; with None it takes the GPUs that the other axes leave.
     - ``adds_ranks`` is False for ep, which divides ranks that other parallelisms add: those that see other data.
     - ``sums_gradients``: the ranks along the axis have the same parameters and see other data, so that gradients are reduced
       along this axis too; ``shards_optimizer``: each keeps the optimizer states of a share of the parameters.
@@ -71,9 +70,9 @@ class Extrapolator:
         return program
 
     def tasks(self, rank: int) -> TaskStream:
-        """Return the tasks of one rank, for a parallelism that stands alone and writes them itself.
+        """Return the tasks of one rank, for a parallelism that writes them itself and combines with no other.
 
-        ``program`` is then what ``transform`` returned.
+        ``program`` is then the one that ``transform`` returned.
         """
         raise OptionError(f"{type(self).__name__} writes no tasks; it transforms a program")
 

@@ -27,7 +27,7 @@ from triosim.tasks import Compute, Layers
 from triosim.trace import Operator
 
 HookedParameters = frozenset[int] | None  # those for whose gradients some hook is called; None for all
-ParameterKey = Callable[[Block], Hashable]  # what TrainingHooks.parameter_key returns, of all hooks
+ParameterKey = Callable[[Block], Hashable]  # TrainingHooks.parameter_key of all hooks
 
 T = TypeVar("T")
 
@@ -98,7 +98,7 @@ class Lowering:
         self.input_bytes = [float(sum(tensor.nbytes for tensor in stage.inputs)) for stage in program.stages]
         self.held = [program.held(pipeline_rank) for pipeline_rank in range(len(program.schedule.rows))]
         self.gradients = [stage.gradients(program.gradient_dtype) for stage in self.held]
-        # By pipeline rank: pairs of an axis and what makes a rank's hooks.
+        # By pipeline rank: pairs of an axis and the factory of a rank's hooks.
         self.hooks = [
             [(axis, make(stage, gradients)) for axis, make in program.hooks]
             for stage, gradients in zip(self.held, self.gradients, strict=True)

@@ -1,7 +1,7 @@
 """The interface of memory trackers, which follow what a rank allocates and frees in its training loop.
 
-The loop reports the operators that run; the program says what these make and how long it lives. Hooks report what they allocate
-themselves: gathered parameters, buffers that are sent from, shares of gradients.
+The loop reports the operators that run; the program has the lifetimes of their results. Hooks report their own allocations:
+gathered parameters, buffers that are sent from, shares of gradients.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ class MemoryTracker:
         """Allocate ``nbytes`` under a key, unless there is an allocation under it already."""
 
     def free(self, key: Hashable) -> None:
-        """Free what is allocated under a key, if anything is."""
+        """Free the allocation under a key, if there is one."""
 
     def receive_posted(self, posted: PostedReceive) -> None:
         """A receive from another stage is posted."""
 
     def action_begins(self, act: ScheduledAction) -> None:
-        """An action of the schedule begins; what it receives is there."""
+        """An action of the schedule begins; the tensors that it receives have arrived."""
 
     def operators_ran(self, script: InstructionList, first: int, end: int, micro_batch: int) -> None:
         """Operators ``first`` to ``end`` - 1 of a list ran for a micro-batch (-1: the optimizer's)."""

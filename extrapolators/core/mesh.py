@@ -1,6 +1,6 @@
 """The mesh: the layout of ranks along the axes of the parallelisms, and the communicators along them.
 
-Ranks count up along the first axis first. Axes stand in Megatron's order (Narayanan et al. 2021): tensor fastest, so that
+Ranks count up along the first axis first. Axes are in Megatron's order (Narayanan et al. 2021): tensor fastest, so that
 its groups sit in one node, then context, then data, then pipeline slowest; a parallelism's ``order`` says where its axis goes.
 """
 

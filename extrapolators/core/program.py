@@ -160,7 +160,7 @@ class Gradient:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Layers that a GPU runs together. A micro-batch goes through ``forward`` and ``backward``; ``optimizer`` comes once."""
+    """Layers that a GPU runs together: ``forward`` and ``backward`` for each micro-batch, ``optimizer`` once a step."""
 
     forward: tuple[Block, ...]
     backward: tuple[Block, ...] = ()
@@ -258,7 +258,7 @@ class Stage:
 
 #: Makes the hooks of one rank.
 RankHooksFactory = Callable[["RankContext"], "TrainingHooks"]
-#: Makes hooks in two steps: what the ranks of a stage share, from the stage and its gradients; then each rank's own.
+#: Makes hooks in two steps: from a stage and its gradients what its ranks share, and then the hooks of each rank.
 HooksFactory = Callable[["Stage", "tuple[Gradient, ...]"], RankHooksFactory]
 
 
@@ -269,7 +269,7 @@ class Program:
     - ``stages``, and the ``schedule`` by which micro-batches go through them. In a pipeline, ``stage_axis`` is its axis,
       ``stage_starts`` are the first blocks of the stages, and ``optimizers`` those of the pipeline's ranks.
     - ``weight_part``: the backward operators that compute gradients of parameters alone, where a schedule runs them apart.
-    - ``hooks``: pairs of an axis (or several, taken as one) and what makes each rank's hooks along it.
+    - ``hooks``: pairs of an axis (or several, taken as one) and the factory of each rank's hooks along it.
     - ``data_axes``: the axes whose ranks have the same parameters and see other data, so that gradients are summed over all of
       them together; ``sharded_axes`` are those over which the optimizer is sharded.
     - ``experts``: the storages of experts' parameters, which only the ranks at equal coordinates of ``expert_axis`` share.

@@ -91,7 +91,7 @@ class _Recomputation:
         return tuple(found)
 
     def _keep(self, forward: Sequence[Block], backward: Sequence[Block]) -> None:
-        """Keep saved results until the first operator of a unit's backward pass; compiled code keeps what it reads."""
+        """Keep saved results until the first operator of a unit's backward pass; compiled code keeps those that it reads."""
         operators = [operator for block in forward for operator in block.operators]
         if self._saved is None or any(operator.name == _COMPILED for operator in operators):
             return
@@ -118,9 +118,9 @@ class _Recomputation:
 
 
 def _with_collectives(items: Sequence[BlockItem], chosen: set[int]) -> Iterable[BlockItem]:
-    """Yield the chosen operators, and the collectives and transfers for them, which stand after an operator.
+    """Yield the chosen operators, and the collectives and transfers that follow them.
 
-    Those ahead of a block's first operator are for that one.
+    Those ahead of a block's first operator belong to that one.
     """
     numbers = [item.id for item in items if isinstance(item, Operator)]
     current = numbers[0] if numbers else None
@@ -133,7 +133,7 @@ def _with_collectives(items: Sequence[BlockItem], chosen: set[int]) -> Iterable[
 
 
 def _policy(text: str, program: Program) -> tuple[Again, Saved | None] | None:
-    """Return what a policy runs again of a unit, and whose results it saves; None for no recomputation."""
+    """Return the operators of a unit that a policy runs again, and those whose results it saves; None for none."""
     if text == "none":
         return None
     if text in _POLICIES:
@@ -208,7 +208,7 @@ def _all(forward: Sequence[Operator], backward: Sequence[Operator]) -> set[int]:
 
 
 def _needed(forward: Sequence[Operator], backward: Sequence[Operator], saved: Container[int] = frozenset()) -> set[int]:
-    """Return the operators that make what is read, from what was saved; by storage, so that views come with their bases."""
+    """Return the operators whose results are read and not saved, and those that they need, by storage: views with bases."""
     wanted = {tensor.storage for operator in backward for tensor in operator.inputs}
     found: set[int] = set()
     for operator in reversed(forward):

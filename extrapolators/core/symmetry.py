@@ -1,7 +1,7 @@
 """Symmetries of a mesh: ranks along some axes run the same tasks, each with its own communicators.
 
-So one representative stands for all ranks that differ from it along these axes alone, and one group or transfer for its orbit:
-the groups or transfers that shifts along the axes turn it into.
+One representative is simulated for all ranks that differ from it along these axes alone, and one group or transfer for its
+orbit: the groups or transfers that shifts along the axes turn it into.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class Symmetry:
         yield from product(*(range(0, 1 if axis in still else axis.size, step) for axis, step in axes))
 
     def group_multiplicity(self, ranks: Sequence[int]) -> int:
-        """Return how many groups a simulated group stands for."""
+        """Return how many groups a simulated group represents."""
         key = tuple(ranks)
         if key not in self._multiplicities:
             found = self.orbit(key)
@@ -103,7 +103,7 @@ class Symmetry:
         return self._multiplicities[key]
 
     def transfer_multiplicity(self, source: int, destination: int) -> int:
-        """Return how many transfers a simulated transfer stands for."""
+        """Return how many transfers a simulated transfer represents."""
         found = self.transfer_orbit(source, destination)
         return 1 if found is None else self._size(found)
 

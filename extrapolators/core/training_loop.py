@@ -99,7 +99,7 @@ class TrainingLoop:
         yield from self._act(self._only("backward", last=last))
 
     def optimizer(self) -> TaskStream:
-        """Wait for what is pending, then update the parameters."""
+        """Wait for the pending collectives, then update the parameters."""
         for hooks in self._hooks:
             yield from _all(hooks.before_optimizer())
         if all(hooks.runs_optimizer for hooks in self._hooks):

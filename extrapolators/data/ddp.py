@@ -86,7 +86,7 @@ class ReduceBuckets(TrainingHooks):
         self.hooked_parameters = hooked if not self.alone else frozenset()
 
     def accumulated_bytes(self, gradient: Gradient) -> float:
-        """Return the bytes of a gradient as it is computed: what is reduced is a copy."""
+        """Return the bytes of a gradient as it is computed: its copy in the bucket is reduced."""
         return float(gradient.parameter.nbytes)
 
     def step_begins(self) -> None:

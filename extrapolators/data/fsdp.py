@@ -302,7 +302,7 @@ class ShardUnits(TrainingHooks):
         return super().before_optimizer()
 
     def after_optimizer(self) -> TaskStream | None:
-        """Forget what was gathered: the parameters have changed."""
+        """Forget the gathered units: the parameters have changed."""
         self._gathered.clear()
         self._phase, self._inside = None, ()
         return None

@@ -85,7 +85,7 @@ class Hop(Extrapolator):
         queued = (self.settings.max_gap + 1) * len(self.graph.sources[rank]) * self._nbytes
         sent = self._nbytes if self.graph.destinations[rank] else 0.0
         return MemoryFootprint(
-            buffers=(("update queues", "communication", queued), ("what is sent", "communication", sent))
+            buffers=(("update queues", "communication", queued), ("parameters being sent", "communication", sent))
         )
 
 

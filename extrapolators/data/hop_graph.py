@@ -27,9 +27,9 @@ class WorkerGraph:
 
     @classmethod
     def of(cls, name: str, size: int, edges: Iterable[Edge]) -> WorkerGraph:
-        """Return the graph of ``size`` workers with directed edges; what a worker sends to itself is left out.
+        """Return the graph of ``size`` workers with directed edges; those from a worker to itself are left out.
 
-        Raises ``OptionError`` where what one worker learns never reaches another.
+        Raises ``OptionError`` where no path leads from one worker to another.
         """
         destinations: dict[int, list[int]] = {worker: [] for worker in range(size)}
         sources: dict[int, list[int]] = {worker: [] for worker in range(size)}

@@ -117,7 +117,7 @@ class ShardState(TrainingHooks):
     def gradient_ready(self, gradient: Gradient) -> TaskStream:
         """Reduce the buckets that the gradient completes."""
         for layers in self._buckets.due[gradient.parameter.id]:
-            self.memory.free(("bucket", self))  # the one before; what is communicated lies in one piece
+            self.memory.free(("bucket", self))  # the one before; each is communicated from one buffer
             self.memory.allocate(("bucket", self), layers.total, "communication", next(iter(layers.nbytes), ""))
             if self.each_micro_batch:
                 self._keep_shares(self._buckets.gradients[layers])

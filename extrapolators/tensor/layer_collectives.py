@@ -86,7 +86,7 @@ class LayerCollectives:
             self._reduce_input_gradient(group)
 
     def _reduce_input_gradient(self, layers: list[WeightLayer]) -> None:
-        """One reduction for layers with the same input, beside the product for the last one's weight gradient."""
+        """Insert one reduction for layers with the same input; it overlaps with the last one's weight gradient."""
         self.joint_inputs.append(layers)
         backward = self._gradients.operators(layers)
         if layers[0].input is None or not self._has_input_gradient(layers[0]) or not backward:
@@ -127,13 +127,17 @@ class LayerCollectives:
         for tensor in tensors:
             self._inserted.before(operator, Communicate("all_gather", float(tensor.nbytes), self._axis))
 
-    def reduce_partial_gradient(self, parameter: Tensor, operator: Operator) -> None:
-        """All-reduce the gradient of a replicated parameter that a rank uses for its own features only."""
-        self._reduce_parameter(parameter, operator, parameter.nbytes, 1)
+    def reduce_parameter(self, parameter: Tensor, operator: Operator, heads: int = 1) -> None:
+        """All-reduce a parameter's gradient, once for all operators that use it.
 
-    def reduce_shared_heads(self, parameter: Tensor, operator: Operator, heads: int) -> None:
-        """All-reduce the gradient of each of some heads among the ranks that have it."""
-        self._reduce_parameter(parameter, operator, parameter.nbytes / heads, heads)
+        It is replicated, and a rank uses it for its own features only; or it has fewer heads than there are ranks, and the
+        gradient of each of its ``heads`` is reduced among the ranks that have it.
+        """
+        backward = self._flow.backward.get(operator.id)
+        if backward and self._training and parameter.storage not in self._partial:
+            self._partial.add(parameter.storage)
+            collective = Communicate("all_reduce", parameter.nbytes / heads, self._axis, None, heads, of_weights=True)
+            self._inserted.after(backward[-1], collective)
 
     def reduce_expansion(self, expansion: HeadExpansion) -> None:
         """Reduce the gradient of a value that is expanded to all heads; with sequence parallelism, gather the value first."""
@@ -148,14 +152,6 @@ class LayerCollectives:
     def sums_unreduced_gradients(self, operator: Operator) -> bool:
         """Whether an operator adds up the gradients of several layers' input before the sum is reduced over the ranks."""
         return operator.forward is None and any(t.storage in self._unreduced for t in operator.inputs)
-
-    def _reduce_parameter(self, parameter: Tensor, operator: Operator, nbytes: float, parts: int) -> None:
-        """All-reduce a parameter's gradient, once for all operators that use it, in each of the ``parts`` of the axis."""
-        backward = self._flow.backward.get(operator.id)
-        if backward and self._training and parameter.storage not in self._partial:
-            self._partial.add(parameter.storage)
-            collective = Communicate("all_reduce", float(nbytes), self._axis, None, parts, of_weights=True)
-            self._inserted.after(backward[-1], collective)
 
     def _after(self, operator: Operator, kind: CollectiveKind, nbytes: float, key: TransferKey | None = None) -> None:
         self._inserted.after(operator, Communicate(kind, float(nbytes), self._axis, key))

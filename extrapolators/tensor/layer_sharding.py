@@ -145,10 +145,9 @@ class LayerSharding:
         return [layer.operator.layer for layer in self._projections if layer.output_features % self._ranks]
 
     def _is_vocabulary(self, layer: WeightLayer) -> bool:
-        """Whether a layer looks up the network's input (and not positions), in a table of some size."""
-        if layer.input is not None or layer.weight.shape[0] < layer.weight.shape[1]:
-            return False
-        return self._pairs.looks_up_samples(layer)
+        """Whether a layer looks up the network's input, or values computed from it, in a large table; no positions."""
+        is_table = layer.input is None and layer.weight.shape[0] >= layer.weight.shape[1]
+        return is_table and self._pairs.reads_activations(layer.operator)
 
     def _shard_embedding(self, layer: WeightLayer) -> None:
         """Shard an embedding by vocabulary: a rank looks up the words of its shard, and zeros for the others."""
@@ -173,10 +172,10 @@ class LayerSharding:
         for expansion in pair.expansions:
             self._collectives.reduce_expansion(expansion)
         for parameter, operator in pair.partial_gradients:
-            self._collectives.reduce_partial_gradient(parameter, operator)
+            self._collectives.reduce_parameter(parameter, operator)
         for parameter, operator, heads in pair.shared_heads:
             self._shared_heads.setdefault(heads, []).append(operator.layer)
-            self._collectives.reduce_shared_heads(parameter, operator, heads)
+            self._collectives.reduce_parameter(parameter, operator, heads)
 
     def _reduce_output(self, layer: WeightLayer) -> None:
         """Reduce a row-parallel layer's output. With sequence parallelism its bias is added to a rank's own tokens only."""

@@ -22,7 +22,7 @@ from triosim.trace import Operator, Tensor
 
 
 def overlapped(program: Program, axis: str, ranks: int, step: StepDimensions) -> Program:
-    """Return the program whose products overlap with the all-gathers and reduce-scatters of ``axis`` beside them.
+    """Return the program whose products overlap with the all-gathers before and the reduce-scatters after them.
 
     ``step`` are the dimensions of the step; a product whose tokens do not divide by ``ranks`` stays as it is.
     """
@@ -38,7 +38,7 @@ class _Overlap:
         self._added = AddedOperators(program)
 
     def items(self, block: Block) -> Iterator[BlockItem]:
-        """Yield a block's items, with rings in place of a collective and a product that stand side by side."""
+        """Yield a block's items, with rings in place of a collective and a product next to it."""
         waiting: list[BlockItem] = list(block.items)
         while waiting:
             item = waiting.pop(0)

@@ -27,7 +27,7 @@ from triosim.sharding.rules.local import (
 )
 from triosim.trace import Operator, Tensor
 
-#: How many operators may stand between a router and the ranking of its experts: a cast, a softmax, a bias.
+#: The most operators between a router and the ranking of its experts: a cast, a softmax, a bias.
 _OPERATORS_TO_RANKING = 4
 
 
@@ -86,15 +86,17 @@ class PairFinder:
         self._activations: set[StoredValue] = set()
         for operator in flow.forward:
             layer = layers.get(operator.id)
-            if (layer is not None and layer.input is not None) or self._reads_activations(operator):
+            if (layer is not None and layer.input is not None) or self.reads_activations(operator):
                 self._activations.update(value for value, _ in flow.writes[operator.id])
             for value, _ in flow.reads[operator.id] if is_view(operator) else ():
                 self._views.setdefault(value, []).append(operator.id)
         self._latent = LatentAttention(flow, layers, propagator, self._activations, self._views)
 
-    def looks_up_samples(self, embedding: WeightLayer) -> bool:
-        """Whether an embedding looks up the network's input, or what is computed from it (and not positions)."""
-        return self._reads_activations(embedding.operator)
+    def reads_activations(self, operator: Operator) -> bool:
+        """Whether an operator reads the network's input, or values that depend on it or on a layer."""
+        return any(self._propagator.is_network_input(tensor) for tensor in operator.inputs) or any(
+            value in self._activations for value, _ in self._flow.reads[operator.id]
+        )
 
     def is_activation(self, value: StoredValue) -> bool:
         """Whether a value depends on a parameter and on the network's input: it is no mask and no table."""
@@ -159,11 +161,6 @@ class PairFinder:
         return found if any(is_loss(self._flow.by_id[number]) for number in found) else None
 
     # ---- the dataflow -------------------------------------------------------------------------------------------
-
-    def _reads_activations(self, operator: Operator) -> bool:
-        return any(self._propagator.is_network_input(tensor) for tensor in operator.inputs) or any(
-            value in self._activations for value, _ in self._flow.reads[operator.id]
-        )
 
     def _ordered(self, numbers: Iterable[int]) -> list[Operator]:
         """Operators in the order of the forward pass."""

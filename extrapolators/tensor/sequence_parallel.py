@@ -91,7 +91,7 @@ class SequenceRegion:
         return value is not None and self.contains(value.producer)
 
     def local_operator(self, operator: Operator) -> Operator:
-        """Return what a rank computes of an operator."""
+        """Return an operator on a rank's share of the sequence, or in full where the rank needs all tokens."""
         number = operator.id if operator.phase == "forward" else operator.forward
         if number is not None and (not self.contains(number) or number in self.mixing_tokens):
             return operator

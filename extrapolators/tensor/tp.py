@@ -5,14 +5,14 @@ features. In the forward pass each such layer's output is all-gathered, in the b
 all-reduced. An embedding whose table is also the weight of another layer is sharded as that is, by vocabulary.
 
 Style "megatron" (Shoeybi et al. 2019): layers in pairs, the first column-parallel, the second row-parallel, with an all-reduce
-of the second's output in the forward pass and of the gradient of the first's input in the backward pass, beside the product
-that gives the weight's gradient. The embedding is sharded by vocabulary (an all-reduce of its output), and so is the projection
-to the vocabulary before the loss (the loss all-reduces maxima and sums, one number a token). Layers that are in no pair are
-sharded in the style "gather".
+of the second's output in the forward pass and of the gradient of the first's input in the backward pass, which overlaps with
+the product for the weight's gradient. The embedding is sharded by vocabulary (an all-reduce of its output), and so is the
+projection to the vocabulary before the loss (the loss all-reduces maxima and sums, one number a token). Layers that are in no
+pair are sharded in the style "gather".
 
 With sequence parallelism (Korthikanti et al. 2022, section 4.2.2) a rank has a share of the sequence between the pairs: each
 all-reduce becomes a reduce-scatter, and an all-gather ahead of the next pair. The backward pass gathers the gradient of a
-pair's output, and once more the pair's input for the gradients of weights, beside the product that gives the input's. Layers
+pair's output, and once more the pair's input for the gradients of weights, while the input's gradient is computed. Layers
 that are in no pair work on a share of the sequence.
 """
 
