@@ -1,6 +1,6 @@
 """The logical axes of tensors' dimensions: the batch, the sequence, heads, a parameter's features, or products of these.
 
-As in Flax and einops, an axis has a meaning and a dimension a place: a batch and a sequence folded into one dimension are the
+As in Flax and einops, an axis has a meaning and a dimension a position: a batch and a sequence folded into one are the
 product ``(batch, sequence)``, the outermost axis first, and a dimension of size 1 is ``()``. Axes that turn out to be the same
 are joined (union-find), so that what is learnt late, at an addition say, holds for everything before it: the positions that
 ``arange`` made are the sequence's once their embedding is added to the words'. (Axes of the device mesh are another thing.)
@@ -324,7 +324,7 @@ def resized(dim: Dim, new_size: Callable[[LogicalAxis], int]) -> int:
 
 
 def guessed_view(dims: Dims, shape: Sequence[int], fits: Callable[[Dims], bool] | None = None) -> Dims | None:
-    """Return the dimensions of a view that no operator of the trace made: elements folded, unfolded, two dimensions swapped.
+    """Return the dimensions of a view that no operator made: elements folded, unfolded, two dimensions swapped.
 
     Where sizes allow several views, the one that splits the fewest axes, and the batch last of all. ``fits`` chooses the first
     that it accepts, if any, where more is known of the view.

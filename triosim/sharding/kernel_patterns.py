@@ -82,10 +82,10 @@ def _terms(dim: Dim, numbers: dict[tuple[LogicalAxis, int], int], seen: dict[Log
     for term in terms if len(terms) > 1 else [axes]:
         line = []
         for axis in term:
-            place = seen.get(axis, 0)
+            occurrence = seen.get(axis, 0)
             if len(terms) <= 1:
-                seen[axis] = place + 1
-            line.append(numbers.setdefault((axis, place), len(numbers)))
+                seen[axis] = occurrence + 1
+            line.append(numbers.setdefault((axis, occurrence), len(numbers)))
         found.append(line)
     return found
 

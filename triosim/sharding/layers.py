@@ -38,12 +38,12 @@ class WeightLayer:
 
     @property
     def output_features(self) -> int:
-        """How many output features the weight has."""
+        """The number of the weight's output features."""
         return self.weight.shape[self.output_dim]
 
     @property
     def input_features(self) -> int:
-        """How many input features the weight has, or how many rows the embedding's table."""
+        """The number of the weight's input features, or of the rows of an embedding's table."""
         return self.weight.shape[self.input_dim]
 
     @property

@@ -46,15 +46,15 @@ Placements = Mapping[int, Shard]
 def shards_of(dims: Dims, sharded: set[LogicalAxis]) -> list[Shard]:
     """Return where sharded axes stand in a tensor; axes that stand side by side in one dimension are one shard."""
     found: list[Shard] = []
-    for place, dim in enumerate(dims):
+    for index, dim in enumerate(dims):
         outer = 1
         for axis in axes_of(dim):
             if leaves((axis,)) & sharded:
                 last = found[-1] if found else None
-                if last is not None and last.dim == place and last.outer * last.size == outer:
-                    found[-1] = Shard(place, last.size * axis.size, last.outer)
+                if last is not None and last.dim == index and last.outer * last.size == outer:
+                    found[-1] = Shard(index, last.size * axis.size, last.outer)
                 else:
-                    found.append(Shard(place, axis.size, outer))
+                    found.append(Shard(index, axis.size, outer))
             outer *= axis.size
     return found
 

@@ -35,7 +35,7 @@ from triosim.trace import Operator, Tensor
 
 @dataclass(frozen=True, slots=True)
 class OperatorSharding:
-    """How the tensors of an operator and of its backward operators are placed; ``dims`` tells a tensor's dimensions."""
+    """The placements of the tensors of an operator and of its backward operators; ``dims`` gives a tensor's dimensions."""
 
     placements: Placements
     dims: Callable[[Tensor], Dims]
@@ -120,7 +120,7 @@ class ShardingPropagator:
         return self._sharded_by(sharded_axes(step[output], shard), operators, step, by_heads=False)
 
     def through_view(self, base: Tensor, shard: Shard, view: Tensor, *, by_heads: bool) -> Shard | None:
-        """Return the shard of a view that no operator of the trace made, of a tensor that is sharded."""
+        """Return the shard of a view that no operator made, of a tensor that is sharded."""
         dims, axis = self._with_own_axes(self.step[base], shard)
         wanted = _followed_kinds(self.step[view])
         found = guessed_view(dims, view.shape, lambda new: _followed_kinds(new) == wanted)
@@ -135,30 +135,25 @@ class ShardingPropagator:
         for tensor in every:
             tensors.setdefault(tensor.id, tensor)
         positions = {number: position for position, number in enumerate(tensors)}
-        places = {one.id: place for place, one in enumerate(operators)}
-        storages: dict[int, int] = {}
+        indices: dict[int | None, int] = {one.id: index for index, one in enumerate(operators)}
         calls = [
-            (
-                *(one.name, one.phase, repr(one.attributes) if one.attributes else ""),
-                None if one.forward is None else places.get(one.forward),
-            )
+            (*(one.name, one.phase, repr(one.attributes), indices.get(one.forward)), len(one.inputs), len(one.outputs))
             for one in operators
         ]
-        counts = [(len(one.inputs), len(one.outputs)) for one in operators]
+        storages: dict[int, int] = {}
         met: dict[LogicalAxis, int] = {}
-        structures = [self._structure(t) for t in every]
         described = [
             (
                 *(positions[t.id], storages.setdefault(t.storage, len(storages)), t.shape, t.dtype, t.category),
                 *(-1 if t.parameter is None else positions.get(t.parameter, -2), structure),
                 *[met.setdefault(axis, len(met)) for axis in axes],
             )
-            for t, (structure, axes) in zip(every, structures, strict=True)
+            for t, (structure, axes) in zip(every, map(self._structure, every), strict=True)
         ]
-        return dict(enumerate(tensors.values())), (tuple(calls), tuple(counts), tuple(described))
+        return dict(enumerate(tensors.values())), (tuple(calls), tuple(described))
 
     def _structure(self, tensor: Tensor) -> tuple[Hashable, tuple[LogicalAxis, ...]]:
-        """What the step knows of a tensor's dimensions: the sizes and kinds of their axes, and the axes."""
+        """The sizes and kinds of a tensor's axes, as the step has them, and the axes."""
         found = self._structures.get(tensor.id)
         if found is None:
             dims = [axes_of(dim) for dim in self.step[tensor]]
@@ -208,7 +203,7 @@ class ShardingPropagator:
         return self._choose(tensor, shards_of(step[tensor], axes), by_heads) if axes else None
 
     def _choose(self, tensor: Tensor, candidates: Sequence[Shard], by_heads: bool) -> Shard | None:
-        """Of several places where the sharded axes stand in a tensor: that of the heads, or else the first that divides.
+        """Choose a shard of a tensor: that of the heads, or else the first whose size divides.
 
         Where there are fewer heads than ranks, each rank has one head, if every head is on as many ranks.
         """
@@ -217,9 +212,9 @@ class ShardingPropagator:
         for shard in candidates if by_heads else ():
             outer = 1
             axes = axes_of(self.step[tensor][shard.dim])
-            for place, axis in enumerate(axes):
+            for index, axis in enumerate(axes):
                 if axis.heads and shard.contains(outer, axis.size):
-                    heads = math.prod(one.size for one in takewhile(lambda one: one.heads, axes[place:]))
+                    heads = math.prod(one.size for one in takewhile(lambda one: one.heads, axes[index:]))
                     if heads % self._ranks and self._ranks % heads:
                         raise HeadsDoNotDivideError(heads)
                     return Shard(shard.dim, heads, outer)
@@ -230,9 +225,9 @@ class ShardingPropagator:
         """Equal dimensions of new axes, of the same sizes and kinds; and the new axis that is sharded."""
         found: list[Dim] = []
         sharded: LogicalAxis | None = None
-        for place, dim in enumerate(dims):
+        for index, dim in enumerate(dims):
             axes = axes_of(dim)
-            if shard is None or shard.dim != place:
+            if shard is None or shard.dim != index:
                 found.append(_copied(axes))
                 continue
             before, after = axes_around(axes, shard)
@@ -243,7 +238,7 @@ class ShardingPropagator:
 
 
 class ForwardPlacements:
-    """The placements of values on their way through the forward pass, by the tensors that show them."""
+    """The placements of the forward pass's values, by the tensors that show them."""
 
     def __init__(self, flow: Dataflow, propagator: ShardingPropagator) -> None:
         self._flow = flow
@@ -277,7 +272,7 @@ class ForwardPlacements:
 
 
 def _followed_kinds(dims: Dims) -> list[list[bool]]:
-    """Which dimensions follow the batch, and which the sequence."""
+    """Whether each dimension follows the batch, and whether the sequence."""
     return [[follows(dim, kind) for kind in AXIS_KINDS] for dim in dims]
 
 

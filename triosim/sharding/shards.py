@@ -21,16 +21,13 @@ def local_operator(operator: Operator, placements: Placements, ranks: int) -> Op
 
 @dataclass(frozen=True, slots=True)
 class ShardedParameters:
-    """How parameters are sharded, by storage; ``shapes`` says how all parameters of one shape are.
-
-    A shape whose parameters are not all sharded alike is not among ``shapes``.
-    """
+    """The shards of parameters, by storage, and those that all parameters of one of the ``shapes`` have."""
 
     parameters: Mapping[int, tuple[Tensor, Shard]]
     shapes: Mapping[tuple[int, ...], Shard]
 
     def with_repeated(self, repeated: Callable[[Tensor], Iterable[Tensor]]) -> ShardedParameters:
-        """Return the sharding of more layers: ``repeated`` are a parameter and those of equal layers in its place."""
+        """Return the sharding of more layers: ``repeated`` are a parameter and those of equal layers."""
         every = ((tensor, shard) for one, shard in self.parameters.values() for tensor in repeated(one))
         return ShardedParameters({tensor.storage: (tensor, shard) for tensor, shard in every}, self.shapes)
 
@@ -73,8 +70,7 @@ def local_optimizer_operator(
 ) -> Operator:
     """Return what a rank computes of an optimizer's operator. ``owners``: the storage of the parameter of each tensor.
 
-    Where a trace does not link a tensor to a parameter, it is sharded like the parameters of its shape, if these are all
-    sharded alike.
+    A tensor that is linked to no parameter is sharded like the parameters of its shape, if these all have one shard.
     """
 
     def shard_of(tensor: Tensor) -> Shard | None:

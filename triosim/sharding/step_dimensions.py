@@ -62,9 +62,7 @@ class StepDimensions:
     ) -> None:
         self.operators = operators
         self._within = within
-        self._met: dict[
-            LogicalAxis, list[LogicalAxis]
-        ] = {}  # by axis of the whole step: the axes of this part in its place
+        self._met: dict[LogicalAxis, list[LogicalAxis]] = {}  # by axis of the whole step: this part's axes for it
         self.batch_size = batch_size
         self._by_id = {operator.id: operator for operator in operators}
         self._dims: dict[int, Dims] = {}  # by tensor
@@ -95,7 +93,7 @@ class StepDimensions:
 
     def follows(self, tensor: Tensor, kind: AxisKind) -> list[int]:
         """Return the dimensions of a tensor that change with the batch (or the sequence)."""
-        return [place for place, dim in enumerate(self._of(tensor)) if follows(dim, kind)]
+        return [index for index, dim in enumerate(self._of(tensor)) if follows(dim, kind)]
 
     def expands_to_heads(self, view: Tensor, source: Tensor) -> bool:
         """Whether a view expands a tensor without heads of attention to all heads."""
@@ -171,10 +169,10 @@ class StepDimensions:
     def _input_dims(self, tensor: Tensor) -> Dims:
         """An input's dimensions: the batch by its size; token ids and (batch, length, features) also have a sequence."""
         shape = tensor.shape
-        places = [place for place, length in enumerate(shape[:2]) if length == self.batch_size]
+        indices = [index for index, length in enumerate(shape[:2]) if length == self.batch_size]
         dims = list(new_dims(*shape))
-        if places:
-            batch = places[0]
+        if indices:
+            batch = indices[0]
             dims[batch] = (LogicalAxis(self.batch_size, "batch"),)
             whole = tensor.dtype.startswith(("int", "uint", "bool"))
             if (whole and len(shape) == 2) or (not whole and len(shape) == 3):
@@ -203,7 +201,7 @@ class StepDimensions:
         return found
 
     def _leaf(self, tensor: Tensor) -> Dims:
-        """What no operator so far produced: a parameter has its own axes; other tensors those of a view, or unknown ones."""
+        """The dimensions of a tensor that no operator so far made: a parameter's own, those of a view, or unknown ones."""
         if tensor.category != "parameter":
             known = self._latest.get(tensor.storage)
             return (guessed_view(known, tensor.shape, _is_unmixed) if known is not None else None) or new_dims(
@@ -212,8 +210,8 @@ class StepDimensions:
         known = self._storages.get(tensor.storage)
         if known is None:
             known = tuple(
-                (LogicalAxis(length, owner=(tensor.id, place)),) if length > 1 else ()
-                for place, length in enumerate(tensor.shape)
+                (LogicalAxis(length, owner=(tensor.id, index)),) if length > 1 else ()
+                for index, length in enumerate(tensor.shape)
             )
             self._storages[tensor.storage] = known
             self._parameters[tensor.id] = known
@@ -251,11 +249,11 @@ class StepDimensions:
 
     def _find_attention_views(self, operator: Operator) -> None:
         """Find views of queries, keys and values that no operator made, by the dimension in which attention has tokens."""
-        place = length_dim(operator)
+        index = length_dim(operator)
         for tensor in operator.inputs[:3]:
             known = self._latest.get(tensor.storage)
             if self._is_unknown(tensor) and known is not None and len(tensor.shape) > 3:
-                found = guessed_view(known, tensor.shape, lambda dims: follows(dims[place], "sequence"))
+                found = guessed_view(known, tensor.shape, lambda dims: follows(dims[index], "sequence"))
                 if found is not None:
                     self._dims[tensor.id] = found
 
@@ -323,9 +321,9 @@ class StepDimensions:
                 self._met.setdefault(whole, []).append(axis)
 
     def _paired_axes(self, tensor: Tensor, dims: Dims) -> Iterator[tuple[LogicalAxis, LogicalAxis]]:
-        """Yield the axes of a tensor in the whole step, each with the axis in its place in this part."""
-        for there, here in zip(self._within[tensor], dims, strict=False) if self._within is not None else ():
-            ones, others = axes_of(there), axes_of(here)
+        """Yield the axes of a tensor in the whole step, each with its axis in this part."""
+        for whole, part in zip(self._within[tensor], dims, strict=False) if self._within is not None else ():
+            ones, others = axes_of(whole), axes_of(part)
             if [axis.size for axis in ones] == [axis.size for axis in others]:
                 yield from zip(ones, others, strict=True)
 
@@ -333,8 +331,8 @@ class StepDimensions:
         """Whether a tensor may have these dimensions: they agree with its dimensions in the whole step, as far as known."""
         if self._within is None:
             return True
-        for there, here in zip(self._within[tensor], dims, strict=False):
-            if any(follows(there, kind) != follows(here, kind) for kind in AXIS_KINDS):
+        for whole, part in zip(self._within[tensor], dims, strict=False):
+            if any(follows(whole, kind) != follows(part, kind) for kind in AXIS_KINDS):
                 return False
         pairs = ((self._met.get(whole), axis.root) for whole, axis in self._paired_axes(tensor, dims))
         return all(met is None or axis in {one.root for one in met} for met, axis in pairs)

@@ -18,12 +18,12 @@ def attention(operator: Operator, inputs: Sequence[Dims]) -> list[Dims] | None:
     join_equal_sizes(query[0], key[0])
     join_equal_sizes(key[-2], value[-2])
     join_equal_sizes(query[-1], key[-1])
-    place = heads_dim(operator)
+    index = heads_dim(operator)
     for dims in (key, value) if len(query) > 3 else ():
-        shared = size(query[place]) // max(size(dims[place]), 1)  # heads of queries that share one of keys and values
-        join_equal_sizes(query[place], (*dims[place], *new_dim(shared)))
+        shared = size(query[index]) // max(size(dims[index]), 1)  # heads of queries that share one of keys and values
+        join_equal_sizes(query[index], (*dims[index], *new_dim(shared)))
     for dims in (query, key, value):
-        name_heads((dims[place],))
+        name_heads((dims[index],))
     scores = (*query[:-1], key[-2])
     for dims in inputs[3:4]:
         if dims and broadcasts_to(shape_of(dims), shape_of(scores)):

@@ -24,7 +24,7 @@ def broadcasts_to(shape: Shape, into: Shape) -> bool:
     return len(shape) <= len(into) and all(one in (1, other) for one, other in zip(shape, tail, strict=True))
 
 
-def place_of(value: object, count: int) -> int:
+def wrapped_dim(value: object, count: int) -> int:
     """Return a dimension counted from the front, of one that may be counted from the end."""
     number = value if isinstance(value, int) else 0
     return number % count if count else 0

@@ -10,7 +10,7 @@ from triosim.trace import Operator
 
 
 def broadcast(operator: Operator, inputs: Sequence[Dims]) -> list[Dims] | None:
-    """The inputs broadcast to the output; all outputs up to the first of another shape are alike."""
+    """The inputs broadcast to the output; all outputs up to the first of another shape have them."""
     shape = output_shape(operator)
     fitting = [dims for dims in inputs if broadcasts_to(shape_of(dims), shape)]
     if not fitting:

@@ -16,7 +16,7 @@ from triosim.sharding.dimensions import (
     shape_of,
     size,
 )
-from triosim.sharding.rules.common import Rules, output_shape, place_of
+from triosim.sharding.rules.common import Rules, output_shape, wrapped_dim
 from triosim.sharding.rules.pointwise import broadcast
 from triosim.trace import Operator
 
@@ -59,14 +59,14 @@ def reduction(operator: Operator, inputs: Sequence[Dims]) -> list[Dims] | None:
     along = operator.attributes.get("dim", operator.attributes.get("dims"))
     candidates: Sequence[Sequence[int]]
     if isinstance(along, (int, list)) and not isinstance(along, bool):
-        places = along if isinstance(along, list) else [along]
-        candidates = [[place_of(place, count) for place in places] or range(count)]
+        indices = along if isinstance(along, list) else [along]
+        candidates = [[wrapped_dim(index, count) for index in indices] or range(count)]
     else:
         lost = range(count + 1 if count < 7 else 0)
         candidates = [gone for number in lost for gone in combinations(reversed(range(count)), number)]
     for gone in candidates:
         for kept in (True, False):
-            found = tuple(() if place in gone else dim for place, dim in enumerate(dims) if kept or place not in gone)
+            found = tuple(() if index in gone else dim for index, dim in enumerate(dims) if kept or index not in gone)
             if shape_of(found) == shape:
                 return [found] * len(operator.outputs)
     return None

@@ -20,7 +20,7 @@ from triosim.sharding.dimensions import (
     size,
     sliced,
 )
-from triosim.sharding.rules.common import Rules, Shape, output_shape, place_of
+from triosim.sharding.rules.common import Rules, Shape, output_shape, wrapped_dim
 from triosim.trace import Operator
 
 
@@ -37,14 +37,14 @@ def transpose(operator: Operator, inputs: Sequence[Dims]) -> list[Dims] | None:
     dims, count, attributes = inputs[0], len(inputs[0]), operator.attributes
     order = list(range(count))
     if "dim0" in attributes and "dim1" in attributes and count:
-        one, two = place_of(attributes["dim0"], count), place_of(attributes["dim1"], count)
+        one, two = wrapped_dim(attributes["dim0"], count), wrapped_dim(attributes["dim1"], count)
         order[one], order[two] = two, one
     elif isinstance(attributes.get("dims"), list):
-        order = [place_of(place, count) for place in attributes["dims"]]
+        order = [wrapped_dim(index, count) for index in attributes["dims"]]
     else:
         found = transposed(dims, output_shape(operator))
         return None if found is None else [found]
-    return [tuple(dims[place] for place in order)] if sorted(order) == list(range(count)) else None
+    return [tuple(dims[index] for index in order)] if sorted(order) == list(range(count)) else None
 
 
 def transposed(dims: Dims, shape: Shape) -> Dims | None:
@@ -55,12 +55,12 @@ def transposed(dims: Dims, shape: Shape) -> Dims | None:
         if two < count:
             order = list(range(count))
             order[one], order[two] = two, one
-            if tuple(size(dims[place]) for place in order) == shape:
-                return tuple(dims[place] for place in order)
+            if tuple(size(dims[index]) for index in order) == shape:
+                return tuple(dims[index] for index in order)
     if count <= 6:
         for order in map(list, permutations(range(count))):
-            if tuple(size(dims[place]) for place in order) == shape:
-                return tuple(dims[place] for place in order)
+            if tuple(size(dims[index]) for index in order) == shape:
+                return tuple(dims[index] for index in order)
     return None
 
 
@@ -101,9 +101,9 @@ def select(operator: Operator, inputs: Sequence[Dims]) -> list[Dims] | None:
     if not inputs or not inputs[0]:
         return None
     dims, shape = inputs[0], output_shape(operator)
-    places = [place_of(operator.attributes["dim"], len(dims))] if "dim" in operator.attributes else range(len(dims))
-    for place in sorted(places, key=lambda one: follows(dims[one], "batch")):
-        rest = (*dims[:place], *dims[place + 1 :])
+    indices = [wrapped_dim(operator.attributes["dim"], len(dims))] if "dim" in operator.attributes else range(len(dims))
+    for index in sorted(indices, key=lambda one: follows(dims[one], "batch")):
+        rest = (*dims[:index], *dims[index + 1 :])
         if shape_of(rest) == shape:
             return [rest] * len(operator.outputs)
     return None
@@ -115,10 +115,10 @@ def cat(operator: Operator, inputs: Sequence[Dims]) -> list[Dims] | None:
     if not inputs or any(len(dims) != len(shape) for dims in inputs):
         return None
     found: list[Dim] = []
-    for place, length in enumerate(shape):
-        rows = [dims[place] for dims in inputs]
+    for index, length in enumerate(shape):
+        rows = [dims[index] for dims in inputs]
         along = operator.attributes.get("dim")
-        if (along is None or place_of(along, len(shape)) == place) and sum(map(size, rows)) == length:
+        if (along is None or wrapped_dim(along, len(shape)) == index) and sum(map(size, rows)) == length:
             found.append(concatenated(rows))
         else:
             for row in rows[1:]:
@@ -137,9 +137,9 @@ def stack(operator: Operator, inputs: Sequence[Dims]) -> list[Dims] | None:
     for other in inputs[1:]:
         dims = broadcast_dims(dims, other) if len(other) == len(dims) else dims
     dim = operator.attributes.get("dim")
-    places = [place_of(dim, len(shape))] if dim is not None else range(len(shape))
-    for place in places:
-        found = (*dims[:place], *new_dims(count), *dims[place:])
+    indices = [wrapped_dim(dim, len(shape))] if dim is not None else range(len(shape))
+    for index in indices:
+        found = (*dims[:index], *new_dims(count), *dims[index:])
         if shape_of(found) == shape:
             return [found]
     return None
