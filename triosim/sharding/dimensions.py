@@ -342,11 +342,11 @@ def _views(dims: Dims, shape: Sequence[int]) -> Iterator[Dims]:
     allowed: tuple[Literal["none", "features", "any"], ...] = ("none", "features", "any")
     for divide in allowed:
         for one, two in _swaps(len(shape)):  # unfolded, then swapped
-            found = reshaped(dims, _swapped(shape, one, two), divide)
+            found = reshaped(dims, swapped(shape, one, two), divide)
             if found is not None:
-                yield _swapped(found, one, two)
+                yield swapped(found, one, two)
         for one, two in _swaps(len(dims))[1:]:  # swapped, then folded
-            found = reshaped(_swapped(dims, one, two), shape, divide)
+            found = reshaped(swapped(dims, one, two), shape, divide)
             if found is not None:
                 yield found
 
@@ -357,7 +357,8 @@ def _swaps(count: int) -> list[tuple[int, int]]:
     return [(one, two) for one, two in pairs if 0 <= one <= two < max(count, 1)]
 
 
-def _swapped(entries: Sequence[T], one: int, two: int) -> tuple[T, ...]:
+def swapped(entries: Sequence[T], one: int, two: int) -> tuple[T, ...]:
+    """Return dimensions, or the lengths of a shape, with two of them swapped."""
     order = list(entries)
     if order:
         order[one], order[two] = order[two], order[one]

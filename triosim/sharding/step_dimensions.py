@@ -399,16 +399,12 @@ class StepDimensions:
                 continue
             same_shape = [dims for dims in known if shape_of(dims) == tensor.shape]
             views = (guessed_view(dims, tensor.shape, partial(self._fits, tensor)) for dims in known)
-            candidates = chain(same_shape, (new for new in views if new is not None)) if known else iter(())
+            candidates = chain(same_shape, (new for new in views if new is not None))
             first = next(candidates, None)
-            found = first
-            while found is not None and not self._fits(tensor, found):
-                found = next(candidates, None)
-            found = first if found is None else found
-            if found is None and known and tensor.id in self._made:
-                found = _by_size([dim for dims in known for dim in dims], tensor.shape)
-            if found is not None:
-                self._set(tensor, found)
+            if first is not None:
+                self._set(tensor, next((one for one in chain((first,), candidates) if self._fits(tensor, one)), first))
+            elif known and tensor.id in self._made:
+                self._set(tensor, _by_size([dim for dims in known for dim in dims], tensor.shape))
 
 
 def _is_unmixed(dims: Dims) -> bool:

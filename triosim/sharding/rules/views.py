@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import combinations, permutations
+from itertools import chain, combinations, permutations
 
 from triosim.operators.features import base_name
 from triosim.sharding.dimensions import (
@@ -19,6 +19,7 @@ from triosim.sharding.dimensions import (
     shape_of,
     size,
     sliced,
+    swapped,
 )
 from triosim.sharding.rules.common import Rules, Shape, output_shape, wrapped_dim
 from triosim.trace import Operator
@@ -35,33 +36,22 @@ def transpose(operator: Operator, inputs: Sequence[Dims]) -> list[Dims] | None:
     if not inputs:
         return None
     dims, count, attributes = inputs[0], len(inputs[0]), operator.attributes
-    order = list(range(count))
     if "dim0" in attributes and "dim1" in attributes and count:
-        one, two = wrapped_dim(attributes["dim0"], count), wrapped_dim(attributes["dim1"], count)
-        order[one], order[two] = two, one
-    elif isinstance(attributes.get("dims"), list):
+        return [swapped(dims, *(wrapped_dim(attributes[key], count) for key in ("dim0", "dim1")))]
+    if isinstance(attributes.get("dims"), list):
         order = [wrapped_dim(index, count) for index in attributes["dims"]]
-    else:
-        found = transposed(dims, output_shape(operator))
-        return None if found is None else [found]
-    return [tuple(dims[index] for index in order)] if sorted(order) == list(range(count)) else None
+        return [tuple(dims[index] for index in order)] if sorted(order) == list(range(count)) else None
+    found = transposed(dims, output_shape(operator))
+    return None if found is None else [found]
 
 
 def transposed(dims: Dims, shape: Shape) -> Dims | None:
     """Return the dimensions in the order that gives a shape: the last two swapped, or the two after the first, or any."""
     count = len(dims)
-    swaps = [(count - 2, count - 1), (1, 2), *combinations(range(count), 2)] if count > 1 else []
-    for one, two in swaps:
-        if two < count:
-            order = list(range(count))
-            order[one], order[two] = two, one
-            if tuple(size(dims[index]) for index in order) == shape:
-                return tuple(dims[index] for index in order)
-    if count <= 6:
-        for order in map(list, permutations(range(count))):
-            if tuple(size(dims[index]) for index in order) == shape:
-                return tuple(dims[index] for index in order)
-    return None
+    pairs = [(count - 2, count - 1), (1, 2), *combinations(range(count), 2)] if count > 1 else []
+    swaps = (swapped(dims, one, two) for one, two in pairs if two < count)
+    orders = chain(swaps, permutations(dims) if count <= 6 else ())
+    return next((found for found in orders if shape_of(found) == shape), None)
 
 
 def expand(operator: Operator, inputs: Sequence[Dims]) -> list[Dims] | None:
