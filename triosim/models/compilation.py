@@ -5,11 +5,11 @@ transformers. What is in no numbered module (embeddings, the last norm, the loss
 
 - Element-wise operators, copies, and reductions over the last dimension that depend on each other are one kernel, up to an
   operator that is not one of these (a product, attention) and reads what they made. A kernel writes what others read.
-- A reduction over rows (the gradient of a norm's weight) is a kernel of its own, which computes again what it reads.
-- The backward pass computes again what the forward pass had in no memory, from what it had; small results, such as one
-  number a row, are kept.
+- A reduction over rows (the gradient of a norm's weight) is a kernel of its own, which recomputes what it reads.
+- The backward pass recomputes what the forward pass did not write to memory; small results, such as one number a row, are
+  kept.
 - What a view shows to every head of attention is in memory: ranks that have some of the heads each add its gradients up.
-- Views stay what they are; operators in place, and the optimizer's, are left alone.
+- Views, operators in place and those of the optimizer stay as they are.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def compiled(trace: Trace) -> Trace:
 
 @dataclass(slots=True, eq=False)
 class _Kernel:
-    """Operators that are one kernel, which runs in the place of the operator ``at``.
+    """Operators that are one kernel, which runs when the operator ``at`` did.
 
     ``rows``: it reduces over rows. It is ``closed``, and runs no later, once another operator reads what it made.
     """
@@ -69,12 +69,12 @@ class _Compilation:
         self._kernel: dict[int, _Kernel] = {}  # by operator
         self._sources: dict[tuple[int, bool], dict[int, Tensor]] = {}
         for operator in operators:
-            self._place(operator)
+            self._assign(operator)
         self._in_memory = self._find_in_memory()
 
     # ---- operators to kernels ------------------------------------------------------------------------------
 
-    def _place(self, operator: Operator) -> None:
+    def _assign(self, operator: Operator) -> None:
         for tensor in (*operator.inputs, *operator.outputs):
             self._base.setdefault(tensor.storage, tensor.numel)
         form = _form(operator)
@@ -108,11 +108,9 @@ class _Compilation:
         running = [one for one in able if not one.closed]
         for other in running[1:]:
             self._merge(running[0], other)
-        if running or able:
-            return (running or able)[0]
-        beside = [self._readers[tensor.storage] for tensor in operator.inputs if tensor.storage in self._readers]
-        same = [one for one in beside if one.numel == _numel(operator) and self._takes(one, operator)]
-        return same[0] if same else None
+        readers = [self._readers[tensor.storage] for tensor in operator.inputs if tensor.storage in self._readers]
+        same = (one for one in readers if one.numel == _numel(operator) and self._takes(one, operator))
+        return (running or able)[0] if able else next(same, None)
 
     def _takes(self, kernel: _Kernel, operator: Operator) -> bool:
         """Whether an operator may be part of a kernel: in its module, of its size, and with all that it reads there in time.
@@ -122,7 +120,7 @@ class _Compilation:
         sizes = kernel.numel, _numel(operator)
         if kernel.rows or kernel.unit != (operator.phase, numbered_module_of(operator.layer)) or not min(sizes):
             return False
-        if max(sizes) % min(sizes) or any(self._is_shown_to_heads(tensor, kernel) for tensor in operator.inputs):
+        if max(sizes) % min(sizes) or any(self._expands_to_heads(tensor, kernel.made) for tensor in operator.inputs):
             return False
         others = [tensor for tensor in operator.inputs if tensor.storage not in kernel.made]
         makers = (self._made_by(tensor) for tensor in others)
@@ -130,9 +128,8 @@ class _Compilation:
             return False  # it reads this kernel's results by way of another kernel
         return not kernel.closed or all(self._is_ready(tensor, kernel.at) for tensor in others)
 
-    def _is_shown_to_heads(self, tensor: Tensor, kernel: _Kernel) -> bool:
-        made = kernel.made.get(tensor.storage)
-        return made is not None and self._step.expands_to_heads(tensor, made)
+    def _expands_to_heads(self, tensor: Tensor, made: Mapping[int, Tensor]) -> bool:
+        return tensor.storage in made and self._step.expands_to_heads(tensor, made[tensor.storage])
 
     def _is_ready(self, tensor: Tensor, at: int) -> bool:
         of = self._made_by(tensor)
@@ -178,15 +175,12 @@ class _Compilation:
                 continue
             linked = replace(operator, forward=ends.get(operator.forward or 0, operator.forward))
             of = next(filter(None, map(self._made_by, operator.inputs)), None) if is_free(operator) else None
-            if of is None:
-                yield linked
-            elif any(tensor.storage in wanted for tensor in operator.outputs):
-                if of.at > operator.id:
-                    waiting.setdefault(of.at, []).append(linked)
-                else:
-                    yield linked
-            else:
+            if of is not None and not any(tensor.storage in wanted for tensor in operator.outputs):
                 ends[operator.id] = of.at  # a view that only the kernel had
+            elif of is not None and of.at > operator.id:
+                waiting.setdefault(of.at, []).append(linked)
+            else:
+                yield linked
 
     def _read(self, kernel: _Kernel) -> list[Tensor]:
         """Return the tensors that a kernel reads from memory, one a storage: where several views are read, the whole."""
@@ -195,16 +189,16 @@ class _Compilation:
             for tensor in member.inputs:
                 if tensor.storage in kernel.made:
                     continue
-                for source in self._from(tensor, kernel):
+                for source in self._sources_of(tensor, kernel):
                     before = found.get(source.storage)
                     if before is None or before.numel < source.numel <= self._base[source.storage]:
                         found[source.storage] = source
         return list(found.values())
 
-    def _from(self, tensor: Tensor, reader: _Kernel) -> Iterable[Tensor]:
+    def _sources_of(self, tensor: Tensor, reader: _Kernel) -> Iterable[Tensor]:
         """Return the tensors in memory that a kernel reads for a tensor: itself, or those it is recomputed from."""
         of = self._made_by(tensor)
-        if of is None or of is reader or of.rows or not self._again(tensor, of, reader):
+        if of is None or of is reader or of.rows or not self._recomputes(tensor, of, reader):
             return (tensor,)
         maker = self._maker[tensor.storage]
         key = maker.id, reader.rows
@@ -212,13 +206,13 @@ class _Compilation:
             found: dict[int, Tensor] = {}
             for given in maker.inputs:
                 inner = self._made_by(given)
-                sources = (given,) if inner is None or self._small(given, of) else self._from(given, reader)
+                sources = (given,) if inner is None or self._small(given, of) else self._sources_of(given, reader)
                 found.update((one.storage, one) for one in sources)
             self._sources[key] = found
         return self._sources[key].values()
 
-    def _again(self, tensor: Tensor, of: _Kernel, reader: _Kernel) -> bool:
-        """Whether a result is computed again: a large one that is in no memory, by row sums or another pass."""
+    def _recomputes(self, tensor: Tensor, of: _Kernel, reader: _Kernel) -> bool:
+        """Whether a kernel recomputes a result: a large one that is in no memory, for row sums or another pass."""
         if self._small(tensor, of) or tensor.storage in self._in_memory:
             return False
         return reader.rows or of.unit[0] != reader.unit[0]

@@ -25,21 +25,19 @@ _ADAMW = (
 
 def adamw(tape: Tape) -> None:
     """``torch.optim.AdamW`` as it is by default on a GPU."""
-    lists = _lists(tape)
-    lists |= {"means": _states(tape, lists["parameters"]), "squares": _states(tape, lists["parameters"])}
+    parameters, gradients = _trained(tape)
+    lists = {"parameters": parameters, "gradients": gradients}
+    lists |= {"means": _states(tape, parameters), "squares": _states(tape, parameters)}
     for name, read in _ADAMW:
         given = [value for one in read for value in lists[one]]
         if name == "_foreach_sqrt":
             lists["roots"] = [tape.new(value.shape, value.dtype) for value in lists["squares"]]
-            tape.record(name, given, lists["roots"])
-        else:
-            tape.record(name, given, lists[read[0]])
+        tape.record(name, given, lists["roots" if name == "_foreach_sqrt" else read[0]])
 
 
 def fused_adamw(tape: Tape) -> None:
     """``torch.optim.AdamW(fused=True)``."""
-    lists = _lists(tape)
-    parameters, gradients = lists["parameters"], lists["gradients"]
+    parameters, gradients = _trained(tape)
     means, squares = _states(tape, parameters), _states(tape, parameters)
     steps = [_state(tape, parameter, (), "float32") for parameter in parameters]
     tape.record("_foreach_add_", steps, steps)
@@ -49,8 +47,7 @@ def fused_adamw(tape: Tape) -> None:
 
 def master_adamw(tape: Tape) -> None:
     """A fused AdamW on fp32 copies of the parameters, which are then rounded (Micikevicius et al. 2018)."""
-    lists = _lists(tape)
-    parameters, gradients = lists["parameters"], lists["gradients"]
+    parameters, gradients = _trained(tape)
     masters, means, squares = ([_state(tape, one, one.shape, "float32") for one in parameters] for _ in range(3))
     written = [*masters, *gradients, *means, *squares]
     tape.record("_fused_adamw_", written, written)
@@ -59,8 +56,7 @@ def master_adamw(tape: Tape) -> None:
 
 def sgd(tape: Tape) -> None:
     """``torch.optim.SGD`` with momentum and weight decay."""
-    lists = _lists(tape)
-    parameters, gradients = lists["parameters"], lists["gradients"]
+    parameters, gradients = _trained(tape)
     decayed = [tape.new(value.shape, value.dtype) for value in gradients]
     tape.record("_foreach_add", [*gradients, *parameters], decayed)
     momenta = _states(tape, parameters)
@@ -71,7 +67,7 @@ def sgd(tape: Tape) -> None:
 
 def none(tape: Tape) -> None:
     """No optimizer: gradients alone."""
-    _lists(tape)
+    _trained(tape)
 
 
 OPTIMIZERS: Mapping[str, Callable[[Tape], None]] = {
@@ -83,11 +79,11 @@ OPTIMIZERS: Mapping[str, Callable[[Tape], None]] = {
 }
 
 
-def _lists(tape: Tape) -> dict[str, list[Value]]:
-    """Return the parameters that have gradients, and these."""
+def _trained(tape: Tape) -> tuple[list[Value], list[Value]]:
+    """Start the optimizer's phase; return the parameters that have gradients, and these."""
     pairs = tape.gradients()
     tape.phase, tape.layer = "optimizer", "optimizer"
-    return {"parameters": [one for one, _ in pairs], "gradients": [gradient for _, gradient in pairs]}
+    return [one for one, _ in pairs], [gradient for _, gradient in pairs]
 
 
 def _states(tape: Tape, parameters: Sequence[Value]) -> list[Value]:

@@ -1,6 +1,6 @@
 """A tape of operators: records a step as a capture would, and differentiates it as PyTorch's autograd does.
 
-A model is a function that calls operators on values (``triosim.models.operators`` and its neighbours); the tape keeps them in
+A model is a function that calls operators of ``triosim.models.operators`` on values; the tape keeps them in
 order with their shapes, storages and layers. The backward pass goes through the forward operators from the last to the first,
 which is the engine's order (a node's priority is its sequence number), adds up the gradients of what was used more than once
 as they arrive, and reduces those of what was broadcast.
@@ -117,9 +117,7 @@ class Tape:
     def new(self, shape: Shape, dtype: str, strides: Strides | None = None, category: Category | None = None) -> Value:
         """Return a value in new memory."""
         self._storages += 1
-        if category is None:
-            category = _CATEGORIES[self.phase]
-        self.categories[self._storages] = category
+        self.categories[self._storages] = category or _CATEGORIES[self.phase]
         return Value(self, shape, dtype, self._storages, strides)
 
     def parameter(self, name: str, shape: Shape, dtype: str | None = None) -> Value:
@@ -237,20 +235,15 @@ class Tape:
                 continue
             self.differentiates, self.layer = node.operator, node.layer
             made = node.backward(*node.gradients)
+            # All gradients are reduced before the first is added up.
             wanted = [
-                (
-                    value,
-                    gradient
-                    if gradient.shape == value.shape and gradient.dtype == value.dtype
-                    else sum_to(gradient, value),
-                )
+                (value, value.node, sum_to(gradient, value))
                 for value, gradient in zip(node.inputs, made, strict=True)
                 if value is not None and value.node is not None and gradient is not None
             ]
-            for value, gradient in wanted:
-                assert value.node is not None
-                before = value.node.gradients[value.output]
-                value.node.gradients[value.output] = gradient if before is None else add(before, gradient)
+            for value, source, gradient in wanted:
+                before = source.gradients[value.output]
+                source.gradients[value.output] = gradient if before is None else add(before, gradient)
             node.gradients = []
         self.differentiates = None
 
