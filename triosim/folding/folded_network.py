@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import simpy
 
@@ -98,7 +98,7 @@ class FoldedNetwork(Network, LinkCounter, FigureReporter):
             raise AsymmetryError(f"the first iteration had no {pattern}")
         event = start(())
         if len(shifts) > 1:
-            _EqualEnds(self.env, event, [start(shift) for shift in shifts[1:]])
+            _check_equal_ends(self.env, [event, *(start(shift) for shift in shifts[1:])])
             if isinstance(self._network, ContentionFree):  # copies that took the same time once always do
                 del shifts[1:]
         return event
@@ -117,19 +117,17 @@ class FoldedNetwork(Network, LinkCounter, FigureReporter):
         return self._network.figures() if isinstance(self._network, FigureReporter) else {}
 
 
-class _EqualEnds:
-    """Checks that copies of a transfer end together with it."""
+def _check_equal_ends(env: simpy.Environment, events: Iterable[simpy.Event]) -> None:
+    """Raise ``AsymmetryError`` during the run if transfers that begin now do not end together."""
+    start = env.now
+    first_end: float | None = None
 
-    def __init__(self, env: simpy.Environment, event: simpy.Event, copies: Sequence[simpy.Event]) -> None:
-        self._env = env
-        self._start = env.now
-        self._first_end: float | None = None
-        for one in (event, *copies):
-            one.callbacks.append(self._ended)
-
-    def _ended(self, _: simpy.Event) -> None:
-        now = self._env.now
-        if self._first_end is None:
-            self._first_end = now
-        if now - self._first_end > _TOLERANCE * (now - self._start):
+    def ended(_: simpy.Event) -> None:
+        nonlocal first_end
+        if first_end is None:
+            first_end = env.now
+        if env.now - first_end > _TOLERANCE * (env.now - start):
             raise AsymmetryError("copies of a transfer take different times")
+
+    for event in events:
+        event.callbacks.append(ended)

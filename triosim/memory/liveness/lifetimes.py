@@ -28,6 +28,8 @@ MEMORY_CATEGORIES: tuple[str, ...] = (
     WORKSPACE,
 )
 COLUMN = {name: position for position, name in enumerate(MEMORY_CATEGORIES)}
+#: The categories of what exists before and after a step.
+PERSISTENT = ("parameter", "buffer", "optimizer_state", "input")
 _TRANSIENT = ("input", "activation", "output", "temporary", "communication")
 assert set(CATEGORIES) < set(MEMORY_CATEGORIES)
 
@@ -174,7 +176,7 @@ class _StorageUse:
     @property
     def persists(self) -> bool:
         """Whether the storage exists before and after the step."""
-        return not self.is_written or self.tensor.category in ("parameter", "buffer", "optimizer_state", "input")
+        return not self.is_written or self.tensor.category in PERSISTENT
 
 
 def _estimated(trace: Trace) -> Iterator[Lifetime]:

@@ -17,11 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from triosim.extrapolators.core.program import Await, Block, Communicate, Gradient, Program, SendToStage, TransferKey
-from triosim.memory.liveness.lifetimes import COLUMN, MEMORY_CATEGORIES, whole_blocks
+from triosim.memory.liveness.lifetimes import COLUMN, MEMORY_CATEGORIES, PERSISTENT, whole_blocks
 from triosim.operators.features import base_name
 from triosim.trace import Category, Operator, Storage, Tensor, Trace
-
-PERSISTENT = ("parameter", "buffer", "optimizer_state", "input")
 
 
 @dataclass(slots=True, eq=False)
@@ -80,28 +78,22 @@ class ProgramStorages:
     """The storages of a whole program: which persist, which are parameters, and what was captured of them."""
 
     def __init__(self, program: Program, trace: Trace) -> None:
-        self.first: dict[int, Tensor] = {}
-        self.made: set[int] = set()
+        first: dict[int, Tensor] = {}  # by storage
+        made: set[int] = set()
         self.parameters: dict[int, int] = {}  # storage of a parameter, by the ids that it goes by
         self.kept_until = program.kept_until
         for operator in program.operators:
             given = {tensor.storage for tensor in operator.inputs}
-            for tensor in operator.inputs:
-                self.first.setdefault(tensor.storage, tensor)
-                if tensor.category == "parameter":
-                    self.parameters[tensor.id] = tensor.storage
-            for tensor in operator.outputs:
-                self.first.setdefault(tensor.storage, tensor)
-                if tensor.storage not in given:
-                    self.made.add(tensor.storage)
+            for tensor in (*operator.inputs, *operator.outputs):
+                first.setdefault(tensor.storage, tensor)
+            self.parameters.update((one.id, one.storage) for one in operator.inputs if one.category == "parameter")
+            made.update(tensor.storage for tensor in operator.outputs if tensor.storage not in given)
         self.persistent = {  # by storage: whether it existed before the step, and is not followed
-            storage: tensor.category in PERSISTENT or storage not in self.made for storage, tensor in self.first.items()
+            storage: tensor.category in PERSISTENT or storage not in made for storage, tensor in first.items()
         }
-        self.captured = CapturedStorages(trace, self.first)
-        blocks = (block for stage in program.stages for block in stage.blocks)
-        self.sent_bytes = {
-            item.key: item.nbytes for block in blocks for item in block.items if isinstance(item, SendToStage)
-        }
+        self.captured = CapturedStorages(trace, first)
+        items = (item for stage in program.stages for block in stage.blocks for item in block.items)
+        self.sent_bytes = {item.key: item.nbytes for item in items if isinstance(item, SendToStage)}
 
 
 class CapturedStorages:
@@ -176,8 +168,6 @@ class MicroBatchLiveness:
         self._scattered: dict[tuple[MicroBatchLifetime, float], MicroBatchLifetime] = {}
         self._rotating: dict[TransferKey | None, MicroBatchLifetime] = {}  # buffers that are being received, by key
         self._pass = ""
-        captured = storages.captured
-        self._follows_capture = bool(captured.hidden or captured.freed or storages.kept_until)
         self._gathered: set[float] = set()  # bytes of each tensor that this pass has gathered
 
     def add_pass(self, name: str, blocks: Iterable[Block]) -> None:
@@ -235,8 +225,7 @@ class MicroBatchLiveness:
                 lifetime.nbytes = max(lifetime.nbytes, self._storages.captured.scale(storage, nbytes))
             lifetime.last = position
             self._seen[tensor.id] = _TensorMemory(self._generations[storage], nbytes, {nbytes: lifetime})
-        if self._follows_capture:
-            self._capture(operator, position)
+        self._capture(operator, position)
         for gradient, kept in self._ready.get(operator.id, ()):
             self._complete(gradient, kept, operator, position)
 
