@@ -26,7 +26,7 @@ def check_version(*, device: bool = False) -> None:
 
     versions = TESTED_WITH_A_DEVICE if device else TESTED
     if not any(torch.__version__ == tested or torch.__version__.startswith(f"{tested}.") for tested in versions):
-        what = "with a device" if device else "without a GPU"
+        what = "on a real device" if device else "without a GPU"
         warnings.warn(
             f"captures {what} were tested with PyTorch {', '.join(versions)}, and this is {torch.__version__}",
             CaptureWarning,

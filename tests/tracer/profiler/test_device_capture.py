@@ -320,7 +320,7 @@ def test_an_untried_version_of_pytorch_warns_and_goes_on(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(pytorch_version, "TESTED_WITH_A_DEVICE", ("1.0", "1.1"))
     model, optimizer, step = small_network()
-    with pytest.warns(UserWarning, match=r"captures with a device were tested with PyTorch 1\.0, 1\.1, and this is"):
+    with pytest.warns(UserWarning, match=r"captures on a real device were tested with PyTorch 1\.0, 1\.1, and this is"):
         trace = capture_step(step, model, optimizer, warmup=0, steps=0)
     assert trace.operators
 
