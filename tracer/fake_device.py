@@ -41,14 +41,14 @@ from triosim.tracer.steps import StepCounter, StepObservations, class_name, modu
 
 
 class FakeDevice:
-    """While it is entered, PyTorch has a GPU of the given kind, on which operators compute shapes and no data.
+    """A GPU that PyTorch has while this context is entered, on which operators compute shapes and no data.
 
     With a ``world``, this process is one ``rank`` of it (``triosim.tracer.distributed.fake_world``), and ``groups`` are the
     process groups that the script has made. Ranks that are captured at the same time exchange through ``messages`` what they
     need to know of each other.
 
     It is also an observer for ``triosim.tracer.script_runner.run_script``: each step that it is told of becomes a trace in
-    ``traces``. Only one can be entered at a time.
+    ``traces``. No other capture can run at the same time.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class FakeDevice:
 
 
 class fake_capture(FakeDevice):  # noqa: N801  (used as a function)
-    """Captures one step of the code inside of it, the first one after ``skip`` steps.
+    """A capture of one step of the code inside it, the first one after ``skip`` steps.
 
     A step ends when the optimizer that was called first returns from ``step()``. ``gpu`` is a name of the catalogue, or a
     ``triosim.gpus.Gpu``. Afterwards ``trace`` is the step's; its operators have no times yet

@@ -19,7 +19,7 @@ _MISSING = object()
 
 @dataclass(frozen=True, slots=True)
 class Patch:
-    """``owner.name`` becomes ``replacement``. ``missing`` says whether an unknown name is an error, left out, or added."""
+    """The replacement of ``owner.name``. ``missing`` says whether an unknown name is an error, left out, or added."""
 
     owner: Any
     name: str

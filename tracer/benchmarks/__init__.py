@@ -1,1 +1,1 @@
-"""Micro-benchmarks of operators on the device at hand, whose times the compute models are fitted to."""
+"""Micro-benchmarks of operators on a real device, whose times the compute models are fitted to."""

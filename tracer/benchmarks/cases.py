@@ -70,7 +70,7 @@ class BenchmarkCase:
 
 
 class SizeSampler:
-    """Draws sizes; half of those from 64 up are rounded to a multiple of 64, as most sizes of models are."""
+    """A sampler of log-uniform sizes; half of those from 64 up are rounded to a multiple of 64, as most sizes of models are."""
 
     def __init__(self, random: np.random.Generator) -> None:
         self._random = random

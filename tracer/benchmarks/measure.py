@@ -1,4 +1,4 @@
-"""Measures operators one by one on the device at hand, forward and backward, with warm and with cold caches.
+"""Measures operators one by one on a real device, forward and backward, with warm and with cold caches.
 
 Each time is a median after warm-up, by CUDA's events on a GPU and by the clock on a CPU. The GPU is kept busy while the host
 prepares a call, so that launches are not in the time. With a warm cache a call follows itself; before a call with a cold
@@ -40,7 +40,7 @@ Progress = Callable[[int, int, str], None]
 
 @dataclass(frozen=True)
 class MeasurementPlan:
-    """What to measure: ``count`` cases of each operator and dtype, drawn from ``seed``, for at most ``seconds``."""
+    """The cases to measure: ``count`` of each operator and dtype, drawn from ``seed``, for at most ``seconds``."""
 
     operators: Sequence[str] = ()
     dtypes: Sequence[str] = ("float32", "bfloat16")

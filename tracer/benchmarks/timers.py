@@ -21,7 +21,7 @@ _AHEAD, _AHEAD_SECONDS = 2.0, 50e-6
 
 
 class CallTimer(ABC):
-    """Times calls on one ``device``."""
+    """A timer of calls on one ``device``."""
 
     device: str
 
@@ -53,7 +53,7 @@ class CallTimer(ABC):
 
 
 class CpuTimer(CallTimer):
-    """Times by the clock. The cost of the call on the host is included, as it is in a CPU profile."""
+    """A timer that reads the clock. The cost of the call on the host is included, as it is in a CPU profile."""
 
     device = "cpu"
 
@@ -64,7 +64,7 @@ class CpuTimer(CallTimer):
 
 
 class CudaTimer(CallTimer):
-    """Times by events around the call, after a wait on the GPU during which the host launches all of it."""
+    """A timer that records events around the call, after a wait on the GPU during which the host launches all of it."""
 
     device = "cuda"
 

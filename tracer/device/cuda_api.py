@@ -149,7 +149,7 @@ def set_stream(stream: Any) -> None:
 
 
 class StreamContext:
-    """Makes a stream the current one inside a block."""
+    """A context in which a stream is the current one."""
 
     def __init__(self, stream: Any) -> None:
         self.stream = stream
@@ -166,7 +166,7 @@ class StreamContext:
 
 
 class DeviceContext:
-    """Makes a device the current one inside a block."""
+    """A context in which a device is the current one."""
 
     def __init__(self, device: Any) -> None:
         self._number = -1 if device is None else index_of(device)
@@ -182,7 +182,7 @@ class DeviceContext:
 
 
 class DeviceOf(DeviceContext):
-    """Makes a tensor's device the current one inside a block."""
+    """A context in which a tensor's device is the current one."""
 
     def __init__(self, tensor: Any) -> None:
         super().__init__(tensor.get_device() if tensor.is_cuda else None)
@@ -207,7 +207,7 @@ def _yes(*_: Any, **__: Any) -> bool:
 
 
 def _properties(gpu: Gpu) -> types.SimpleNamespace:
-    """Return what ``torch.cuda.get_device_properties`` gives."""
+    """Return the value of ``torch.cuda.get_device_properties``."""
     major, minor = _capability(gpu)
     return types.SimpleNamespace(
         name=gpu.name,

@@ -2,8 +2,7 @@
 
 Below this mode is PyTorch's own ``FakeTensorMode``, which knows the shape that each operator returns. A tensor on the host
 of no more than a few megabytes is a real one, so that a script's settings, indices and labels have their values; a larger one
-(the weights before they move to the GPU) is a fake tensor. Where the shape of a result depends on data that does not exist,
-every element is assumed to count.
+(the weights before they move to the GPU) is a fake tensor.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ _IN_PLACE_ONLY = frozenset(("aten::_fused_sgd_", "aten::_fused_adagrad_", "aten:
 
 
 class OperatorInfo:
-    """What an operator's schema says: its name, its other arguments, the arguments that it changes, its dtype check."""
+    """An operator's name, attributes and changed arguments, from its schema, and its dtype check."""
 
     def __init__(self, function: OpOverload) -> None:
         schema = function._schema
@@ -101,7 +100,7 @@ def flat(value: Any) -> Iterator[torch.Tensor]:
 
 
 class DeviceMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Runs each operator as far as it can be, and tells the recorder of those on the device."""
+    """The dispatch mode that runs each operator as far as it can, and records those on the device."""
 
     supports_higher_order_operators = True
 

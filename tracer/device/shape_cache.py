@@ -44,14 +44,14 @@ _Part = int | _NewTensor | None
 
 @dataclass(frozen=True, slots=True)
 class _Recipe:
-    """What a call returns: one part, or a tuple or list of parts."""
+    """The recipe of a call's result: one part, or a tuple or list of parts."""
 
     parts: tuple[_Part, ...]
     kind: Callable[[Iterable[Any]], Any] | None
 
 
 class ShapeCache:
-    """Runs operators on fake tensors of ``mode``, by its rules for the first of equal calls."""
+    """A cache of calls on fake tensors of ``mode``, of which the first of equal ones runs by its rules."""
 
     def __init__(self, mode: FakeTensorMode) -> None:
         self._mode = mode

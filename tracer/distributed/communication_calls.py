@@ -65,7 +65,7 @@ _FUNCTIONAL: dict[str, tuple[CommunicationKind, str]] = {
 
 
 class CommunicationCalls:
-    """Records communications, and the works that they return."""
+    """The recorder of communications, and of the works that they return."""
 
     def __init__(self, recorder: Recorder, mode: DeviceMode, groups: ProcessGroups, rank: int) -> None:
         self.recorder = recorder

@@ -26,7 +26,7 @@ _PASSES_BEFORE_BUCKETS = 2
 
 
 class _NoLogger:
-    """Replaces the reducer's logger, which would ask the device for times."""
+    """A logger that ignores everything, in place of the reducer's, which would ask the device for times."""
 
     def __getattr__(self, name: str) -> Any:
         return lambda *_, **__: None

@@ -20,7 +20,7 @@ _TIMEOUT_SECONDS = 300.0
 
 
 class RankMessages:
-    """Sends and receives the messages of one rank. ``waits(other)`` is called each time that it waits for another rank."""
+    """The messages that one rank sends and receives. ``waits(other)`` is called each time that it waits for another rank."""
 
     def __init__(self, folder: str | os.PathLike[str], rank: int, waits: Callable[[int], None] | None = None) -> None:
         self.folder = Path(folder)

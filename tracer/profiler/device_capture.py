@@ -1,4 +1,4 @@
-"""Captures a step on the device at hand, of a block of code, a function or a script, with PyTorch's profiler.
+"""Captures a step on a real device, of a block of code, a function or a script, with PyTorch's profiler.
 
 with triosim.tracer.capture(model, optimizer) as captured:
     for batch in loader:
@@ -28,7 +28,7 @@ from triosim.tracer.steps import StepObservations, module_calls, optimizer_steps
 
 
 class capture:  # noqa: N801  # it is used as a function is
-    """Captures a block of code; afterwards ``trace`` is the trace of a step, and ``cost`` what profiling it cost.
+    """A capture of a block of code; afterwards ``trace`` is the trace of a step, and ``cost`` the cost of profiling it.
 
     A step ends when ``optimizer.step()`` returns, or that of the optimizer that the block calls first. The first step is
     profiled, so that one is enough. If there are more, the first ``skip`` only warm up, the next one is profiled instead, and

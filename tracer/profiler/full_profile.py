@@ -23,7 +23,7 @@ from triosim.tracer.steps import module_hooks
 
 
 class FullProfile:
-    """Profiles a block in full, and writes the file ``execution_trace``.
+    """The full profile of a block, with the file ``execution_trace``.
 
     When tensors are swapped outside of all modules, what was recorded is dropped, and recording begins again at the next call
     of a module, or where the block ends. ``begins`` is called each time that it begins.

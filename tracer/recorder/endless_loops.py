@@ -16,7 +16,7 @@ MOST_PASSES, OPERATORS_OF_A_PASS = 500, 20
 
 
 class ValueReads:
-    """Counts reads of assumed values by line of the script, from one step of the optimizer to the next."""
+    """The counts of reads of assumed values by line of the script, from one step of the optimizer to the next."""
 
     def __init__(self) -> None:
         self._by_line: dict[str, tuple[int, int]] = {}  # count, and operators before the first

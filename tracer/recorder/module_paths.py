@@ -21,7 +21,7 @@ _DATA_PARALLEL = frozenset(("DistributedDataParallel", "DataParallel"))
 
 
 class ModulePaths:
-    """Follows the calls of modules. Calls ``entered(module, arguments)`` and ``left(module, result)`` for outermost ones.
+    """The paths of called modules. ``entered(module, arguments)`` and ``left(module, result)`` are called for outermost ones.
 
     ``active`` are the paths of the modules that are being called, outermost first.
     """

@@ -68,7 +68,7 @@ class _Worker:
 
 @dataclass(slots=True)
 class RankPool:
-    """Captures ranks as they are asked for. On leaving, all processes end. ``folder`` is for the files of this run alone."""
+    """A pool that captures ranks on request. On leaving, all processes end. ``folder`` is for the files of this run alone."""
 
     job: CaptureJob
     folder: Path
