@@ -22,19 +22,16 @@ Weights = tuple[float, ...]
 NO_CORRECTION: Weights = (0.0, 0.0, 0.0, 0.0)
 _CENTRE = math.log(2.0**18)  # about the middle of the sizes that are measured, so that weights are of one order
 
-#: What each GPU sends of the bytes of a collective of n GPUs.
-_BOTH_WAYS = frozenset({"all_reduce"})
-_WHOLE = frozenset({"broadcast", "reduce"})
 #: Kinds that nobody measured take the bandwidth and the latency of the kind that is most like them.
 LIKE = {"broadcast": "all_gather", "reduce": "reduce_scatter", "gather": "all_to_all", "scatter": "all_to_all"}
 
 
 def sent(kind: str, gpus: int) -> float:
     """Return what each GPU sends of one byte of a collective, as nccl-tests counts it for the bus bandwidth."""
-    if kind in _WHOLE:
+    if kind in ("broadcast", "reduce"):
         return 1.0
     share = (gpus - 1) / gpus
-    return 2.0 * share if kind in _BOTH_WAYS else share
+    return 2.0 * share if kind == "all_reduce" else share
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,13 +73,11 @@ class Calibration:
             wide = tier.parts(kind, nodes, gpus, nbytes)
         inside = math.ceil(gpus / nodes)
         near = self._inside(kind, inside, nbytes) if inside > 1 else TimeParts(0.0, 0.0)
-        if near is None and wide is None:
+        parts = [part for part in (near, wide) if part is not None]
+        if not parts:
             return None
         ratio = self.stragglers.get(kind, Straggler()).ratio(gpus, nbytes)
-        latency, moving = 0.0, 0.0
-        for part in (near, wide):
-            if part is not None:
-                latency, moving = latency + part.latency, max(moving, part.moving)
+        latency, moving = sum(part.latency for part in parts), max(part.moving for part in parts)
         return TimeParts(latency * ratio + self.wait, moving * ratio)
 
     def _inside(self, kind: str, gpus: int, nbytes: float) -> TimeParts | None:

@@ -81,6 +81,11 @@ class CollectiveOperation(NamedTuple):
     root: int | None = None
     shares: tuple[float, ...] | None = None
 
+    def divided(self, parts: int) -> CollectiveOperation:
+        """Return one of so many equal parts of the collective."""
+        shares = None if self.shares is None else tuple([share / parts for share in self.shares])
+        return self._replace(nbytes=self.nbytes / parts, shares=shares)
+
     @property
     def first(self) -> int:
         """The root or, of a kind without one, the first rank."""
@@ -243,17 +248,13 @@ def checked_transfers(
             raise PluginError(f"transfer {number} is a {type(transfer).__name__}", where=where, fix="yield Transfer")
         source, destination, _, size, _, after = transfer
         if unknown(source) or unknown(destination) or source == destination:
-            raise PluginError(
-                f"transfer {number} goes from rank {source} to rank {destination}",
-                where=where,
-                fix="send between two different ranks of the group",
-            )
+            fix = "send between two different ranks of the group"
+            raise PluginError(f"transfer {number} goes from rank {source} to rank {destination}", where=where, fix=fix)
         if not 0 <= size < math.inf:
             raise PluginError(f"transfer {number} has {size} bytes", where=where, fix="give 0 or more")
         if after and not 0 <= min(after) <= max(after) < number:
-            raise PluginError(
-                f"transfer {number} waits for {after}", where=where, fix="wait for earlier transfers only"
-            )
+            fix = "wait for earlier transfers only"
+            raise PluginError(f"transfer {number} waits for {after}", where=where, fix=fix)
         yield transfer
 
 

@@ -285,9 +285,8 @@ def compiled_refill() -> Refill:
     Raises ``OptionError`` without numba.
     """
     if not can_compile():
-        raise OptionError(
-            "numba is not installed", where="kernel", fix="pip install triosim[fast], or leave it to 'auto'"
-        )
+        fix = "pip install triosim[fast], or leave it to 'auto'"
+        raise OptionError("numba is not installed", where="kernel", fix=fix)
     import numba
 
     steps = (_first_guess, _free_bandwidth, _fill, _add_unfair, _add_connected, _set_rates)

@@ -282,11 +282,8 @@ def _from_spec(spec: ShapeSpec, said: schema.ShapeModel | None, location: Locati
         raise TopologyError(f"{asked} GPUs are asked", where=location.source, fix="ask for at least one")
     for key in said.model_fields_set if said else ():
         if spec.topology not in _OF_SHAPE.get(key, SHAPES):
-            raise TopologyError(
-                f"a {spec.topology} has no '{key}'",
-                where=location.where((key,)),
-                fix=f"it is for {', '.join(_OF_SHAPE[key])}",
-            )
+            fix = f"it is for {', '.join(_OF_SHAPE[key])}"
+            raise TopologyError(f"a {spec.topology} has no '{key}'", where=location.where((key,)), fix=fix)
     if spec.inter_node is None:
         for key in ("nodes", "gpus_per_node"):
             if getattr(spec, key) is not None:

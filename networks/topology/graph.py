@@ -47,14 +47,11 @@ class Link:
 
     def __post_init__(self) -> None:
         if not (0 < self.bandwidth < math.inf):
-            raise TopologyError(
-                f"bandwidth of link '{self.name}' is {self.bandwidth:g} bytes per second", fix="it must be positive"
-            )
+            fix = "it must be positive"
+            raise TopologyError(f"bandwidth of link '{self.name}' is {self.bandwidth:g} bytes per second", fix=fix)
         if not (0 <= self.latency <= LONGEST_LATENCY):
-            raise TopologyError(
-                f"latency of link '{self.name}' is {self.latency:g} s",
-                fix=f"it must be from 0 to {LONGEST_LATENCY:g} s",
-            )
+            fix = f"it must be from 0 to {LONGEST_LATENCY:g} s"
+            raise TopologyError(f"latency of link '{self.name}' is {self.latency:g} s", fix=fix)
 
 
 @dataclass(frozen=True, slots=True)

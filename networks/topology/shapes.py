@@ -174,9 +174,8 @@ def _sized(spec: ShapeSpec, asked: int | None) -> tuple[ShapeSpec, int]:
     if spec.inter_node is not None:
         one = spec.gpus_per_node or natural
         if one is None:
-            raise TopologyError(
-                "gpus_per_node is missing", fix="say how many GPUs a node has, such as 'gpus_per_node: 8'"
-            )
+            fix = "say how many GPUs a node has, such as 'gpus_per_node: 8'"
+            raise TopologyError("gpus_per_node is missing", fix=fix)
         wanted = spec.gpus or (spec.nodes * one if spec.nodes else None) or asked or spec.default_gpus or one
         nodes = spec.nodes or math.ceil(wanted / one)
         if spec.gpus is not None and spec.gpus != nodes * one:
@@ -192,9 +191,8 @@ def _sized(spec: ShapeSpec, asked: int | None) -> tuple[ShapeSpec, int]:
         raise TopologyError("the number of GPUs is missing", fix="write for example 'gpus: 8'")
     if asked is not None and count * nodes < asked:
         name = spec.name or spec.topology
-        raise TopologyError(
-            f"{name} has {count * nodes} GPUs, {asked} are asked", fix=f"ask for at most {count * nodes}, or enlarge it"
-        )
+        fix = f"ask for at most {count * nodes}, or enlarge it"
+        raise TopologyError(f"{name} has {count * nodes} GPUs, {asked} are asked", fix=fix)
     return _fitted(spec, count), nodes
 
 

@@ -122,12 +122,9 @@ class Topology:
     @property
     def mapping(self) -> Mapping[str, Any] | None:
         """What a topology file would hold to describe it; None where no file can."""
-        more = self.dimensions or self.sections or self.preset or self.coordinates or self.reducing
-        return (
-            file.custom_mapping(self.name, self.graph, self.routing)
-            if self._mapping is None and not more
-            else self._mapping
-        )
+        if self._mapping or self.dimensions or self.sections or self.preset or self.coordinates or self.reducing:
+            return self._mapping
+        return file.custom_mapping(self.name, self.graph, self.routing)
 
     @cached_property
     def graph(self) -> Graph:
@@ -181,9 +178,8 @@ class Topology:
         if isinstance(rank_or_name, str):
             if rank_or_name in self.nodes:
                 return rank_or_name
-            raise TopologyError(
-                f"unknown node '{rank_or_name}'", where=self.name, fix=suggested(rank_or_name, self.nodes)
-            )
+            fix = suggested(rank_or_name, self.nodes)
+            raise TopologyError(f"unknown node '{rank_or_name}'", where=self.name, fix=fix)
         rank = operator.index(rank_or_name)
         if 0 <= rank < len(self.gpus):
             return self.gpus[rank]

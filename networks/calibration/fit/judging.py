@@ -29,12 +29,9 @@ class ErrorSummary:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the figures by name: those of all rows, and the mean of either class."""
-        return {
-            **self.total.as_dict(),
-            "mape_large_percent": None if self.large is None else self.large.mape_percent,
-            "mape_small_percent": None if self.small is None else self.small.mape_percent,
-            "rows_large": 0 if self.large is None else self.large.rows,
-        }
+        large, small = self.large, self.small
+        means = {"mape_large_percent": large and large.mape_percent, "mape_small_percent": small and small.mape_percent}
+        return {**self.total.as_dict(), **means, "rows_large": large.rows if large else 0}
 
 
 def judged(rows: Sequence[MeasuredCollective], predicted: Sequence[float]) -> ErrorSummary:

@@ -35,16 +35,11 @@ class BidirectionalRing(OperationAlgorithm):
 
     def transfers_of(self, operation: CollectiveOperation, topology: Topology) -> Iterator[Transfer]:
         """Yield the transfers of a collective."""
-        kind, ranks, nbytes, _, shares = operation
+        kind, ranks = operation.kind, operation.ranks
         if kind in ("gather", "scatter"):
             return direct.gather_or_scatter(operation)
         if kind == "all_to_all":
             return _OneDirection().transfers_of(operation, topology)
         chunks = len(ranks) if kind in ("broadcast", "reduce") else 1
-        half = operation._replace(
-            nbytes=nbytes / 2, shares=None if shares is None else tuple(share / 2 for share in shares)
-        )
-        directions = (
-            _OneDirection(chunks, backward=backward).transfers_of(half, topology) for backward in (False, True)
-        )
-        return merged(directions, len(ranks))
+        rings = (_OneDirection(chunks), _OneDirection(chunks, backward=True))
+        return merged((ring.transfers_of(operation.divided(2), topology) for ring in rings), len(ranks))

@@ -45,20 +45,14 @@ class Hierarchical(PhasedAlgorithm):
     def grid(self, group: Sequence[int], topology: Topology) -> Grid:
         """Return the group as a box of coordinates."""
         if not topology.dimensions:
-            raise OptionError(
-                f"{topology.name} has no dimensions",
-                where="hierarchical",
-                fix="give a regular topology such as 'Ring(4)_Switch(2)', or another algorithm",
-            )
+            fix = "give a regular topology such as 'Ring(4)_Switch(2)', or another algorithm"
+            raise OptionError(f"{topology.name} has no dimensions", where="hierarchical", fix=fix)
         sides = coordinates(group, topology.dimensions)
         shape = tuple(len(side) for side in sides if len(side) > 1)
         if math.prod(shape) != len(group):
             text = " x ".join(str(len(side)) for side in sides)
-            raise OptionError(
-                f"{len(group)} ranks do not fill their {text} coordinates",
-                where="hierarchical",
-                fix="take another algorithm for such a group: ring, or auto",
-            )
+            fix = "take another algorithm for such a group: ring, or auto"
+            raise OptionError(f"{len(group)} ranks do not fill their {text} coordinates", where="hierarchical", fix=fix)
         moving = [number for number, side in enumerate(sides) if len(side) > 1]
         blocks = [_block(topology.dimensions[number]) for number in moving] if topology.uniform else []
         return Grid(

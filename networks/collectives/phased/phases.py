@@ -227,10 +227,8 @@ class PhasedAlgorithm(OperationAlgorithm):
                 where, members = grid.line_topologies[phase.dimension]
                 ends = [members]
             else:
-                where, ends = (
-                    topology,
-                    [tuple(grid.places[place] for place in line) for line in lines(grid, phase, root)],
-                )
+                where = topology
+                ends = [tuple(grid.places[place] for place in line) for line in lines(grid, phase, root)]
             edges = [Edge(line[i], line[j], size) for (i, j), size in phase.pairs().items() for line in ends]
             late = {latency_of(where, source, destination) for source, destination, _ in edges}
             latency += hops * max(late, default=0.0)
@@ -262,12 +260,9 @@ class SingleBlock(PhasedAlgorithm):
 
 def _laid_out(operation: CollectiveOperation, grid: Grid, root: int, chunks: int) -> Iterator[Transfer]:
     """Yield the transfers chunk by chunk; a rank starts a phase when it has done the same phase of the chunk before."""
-    kind, _, nbytes, _, shares = operation
-    part = operation._replace(
-        nbytes=nbytes / chunks, shares=None if shares is None else tuple([s / chunks for s in shares])
-    )
-    pieces = Pieces(part, grid)
-    order = phases(kind, grid, nbytes, root)
+    kind = operation.kind
+    pieces = Pieces(operation.divided(chunks), grid)
+    order = phases(kind, grid, operation.nbytes, root)
     reduces = kind in ("all_reduce", "reduce_scatter", "reduce")
     number = 0
     queued: list[dict[int, tuple[int, ...]]] = [{} for _ in order]  # the last transfers of each rank, by phase
