@@ -2,8 +2,7 @@
 
 A transfer takes the latency of its route and its bytes over the least bandwidth on it (Hockney 1994). A collective takes
 the latency of its algorithm and what its busiest link needs for the bytes that the algorithm sends over it, with all its
-chunks under way; along several dimensions that is the formula of ASTRA-sim 2.0 (IV-B). What else is on the links does not
-matter, so that two collectives at once do not slow each other down.
+chunks under way; along several dimensions that is the formula of ASTRA-sim 2.0 (IV-B).
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from triosim.tasks import CollectiveKind
 
 
 class AnalyticalNetwork(Network, ContentionFree, CalibratedNetwork):
-    """Every transfer and collective as if it were alone. A group is looked at once, its other collectives cost nothing.
+    """Every transfer and collective as if it were alone; a group is examined once, its other collectives cost nothing.
 
     ``algorithm`` is a name or a ``CollectiveAlgorithm``; without one it is ``auto``, and on a calibrated topology collectives
     take what was measured. There is one form of collectives, the pipelined one.

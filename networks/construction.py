@@ -31,7 +31,7 @@ def make_network(
 ) -> Network:
     """Return a network, given by name or class, on a clock of its own; ``algorithm`` None is the network's default.
 
-    Raises ``PluginError`` for a plug-in that cannot be made or is no network.
+    Raises ``PluginError`` for a plug-in that cannot be made or is not a network.
     """
     kind = plugins.find("networks", network)
     chosen = {"algorithm": algorithm, "form": form, "record": record}

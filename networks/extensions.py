@@ -72,10 +72,7 @@ class ChangeableLinks(ABC):
 
 
 class ContentionFree(ABC):  # noqa: B024 - it says something about a network and asks nothing of it
-    """Promises that transfers and collectives which run at the same time do not slow each other down.
-
-    Ranks that do the same may then be simulated once, whatever links they use.
-    """
+    """Promises that simultaneous transfers and collectives do not slow each other down, so that ranks may be folded."""
 
 
 class FoldableNetwork(ABC):

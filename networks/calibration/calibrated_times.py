@@ -58,10 +58,7 @@ class CalibratedCollectives:
     def seconds(
         self, kind: CollectiveKind, ranks: Sequence[int], nbytes: float, nodes: int, root: int | None
     ) -> float | None:
-        """Return what a collective takes alone, or None where the calibration says nothing of it.
-
-        Where links are slower than those of the machine that was measured, so is what goes over them.
-        """
+        """Return the seconds of a collective alone, scaled where links are slower than measured; None if uncalibrated."""
         parts = self.calibration.parts(kind, len(ranks), nbytes, nodes)
         if parts is None:
             return None
@@ -71,10 +68,7 @@ class CalibratedCollectives:
         return parts.latency + parts.moving * (busiest(steady.edges, self.topology) / idle if idle else 1.0)
 
     def plan(self, operation: CollectiveOperation) -> CalibratedCollective | None:
-        """Return how a collective runs, or None where the calibration says nothing of it.
-
-        Unequal shares load the links as they are, stretched as equal shares would be.
-        """
+        """Return how a collective runs, or None if uncalibrated; unequal shares are stretched as equal ones would be."""
         kind, ranks, nbytes, _, shares = operation
         parts = self.calibration.parts(kind, len(ranks), nbytes, self.nodes(ranks))
         if parts is None:
@@ -110,9 +104,9 @@ class CalibratedCollectives:
 
 
 class CalibratedNetwork(ABC):
-    """An extension of networks: collectives take what was measured, where the topology is calibrated.
+    """An extension of networks: collectives take what was measured.
 
-    ``calibrated`` is None where it is not, and where a run asked for an algorithm or for steps.
+    ``calibrated`` is None where the topology has no calibration, or where a run asked for an algorithm or for steps.
     """
 
     calibrated: CalibratedCollectives | None

@@ -18,9 +18,9 @@ OTHER_MACHINE = frozenset(
 
 
 def calibration_of(topology: Topology) -> Calibration | None:
-    """Return what collectives were measured to take on a machine, or None where nothing is known.
+    """Return the calibration of a topology, or None; between nodes, where nothing was measured, it has an assumption.
 
-    Between nodes, where nothing was measured, it has an assumption. Raises ``TopologyError`` for a wrong section.
+    Raises ``TopologyError`` for a wrong section.
     """
     section = topology.sections.get("calibration")
     if section is not None:

@@ -56,9 +56,9 @@ class Edge(NamedTuple):
 class SteadyState(NamedTuple):
     """The pipelined form of a collective: cut into so many chunks that all its edges are busy at once.
 
-    The edges start ``latency`` seconds after the collective, which is the time of filling the pipeline. ``fill`` are further
-    seconds for an algorithm with few chunks: its slowest phase waits for the first chunk, and others finish the last one. It
-    grows with the size; the latency does not."""
+    The edges start ``latency`` seconds after the collective, when the pipeline is filled. With few chunks its slowest phase
+    waits for the first one, and others finish the last one, for ``fill`` seconds, which grow with the size.
+    """
 
     edges: tuple[Edge, ...]
     latency: float
@@ -130,10 +130,7 @@ class CollectiveAlgorithm(ABC):
         """
 
     def steady_state(self, operation: CollectiveOperation, topology: Topology) -> SteadyState:
-        """Return the steady state: each edge with all its bytes, and the latency of filling the pipeline.
-
-        That is the latency along the longest chain of transfers that pass one chunk on.
-        """
+        """Return the steady state: each edge with all its bytes, and the latency of the longest chain of one chunk."""
         return steady_state_of(checked_transfers(self, operation, topology), topology)
 
     def cost(self, operation: CollectiveOperation, topology: Topology) -> Cost:
@@ -282,10 +279,7 @@ def checked_operation(
     root: int | None = None,
     shares: Shares = None,
 ) -> CollectiveOperation:
-    """Return a collective as one value; its root is the first rank unless it is given.
-
-    Raises ``TriosimError`` for a collective that cannot be.
-    """
+    """Return a collective as one value; its root is the first rank by default. Raises ``TriosimError`` for wrong ones."""
     kinds = get_args(CollectiveKind)
     if kind not in kinds:
         raise OptionError(f"unknown collective '{kind}'", fix=nearest(str(kind), kinds))

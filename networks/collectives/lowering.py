@@ -41,8 +41,7 @@ class SendFunction(Protocol):
 class TransferGraph:
     """The transfers of a collective and their dependencies, in arrays.
 
-    ``followers[first[i]:first[i + 1]]`` are the transfers that wait for transfer i; ``unmet[i]`` is the number of those that
-    transfer i itself waits for.
+    ``followers[first[i]:first[i + 1]]`` wait for transfer i, which itself waits for ``unmet[i]`` others.
     """
 
     __slots__ = ("ends", "first", "followers", "ready", "sizes", "unmet")

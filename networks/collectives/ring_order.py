@@ -25,10 +25,9 @@ _Score = tuple[float, float, int]
 
 
 def ring_order(topology: Topology, ranks: Sequence[int]) -> tuple[int, ...]:
-    """Return ``ranks`` in the order in which a ring visits them.
+    """Return ``ranks`` in the order in which a ring visits them, beginning with the least.
 
-    Where any order is as good (a switch, a bus, all pairs linked), it is the order given; otherwise it does not depend on
-    that, and begins with the least rank.
+    Where any order is as good (a switch, a bus, all pairs linked), it is the order given.
     """
     given = tuple(ranks)
     if given not in topology.ring_orders:
@@ -243,9 +242,9 @@ def comb(rows: int, columns: int) -> list[tuple[int, int]]:
 
 
 def wrapped(shape: Sequence[int]) -> list[tuple[int, ...]]:
-    """Return a cycle through a torus all of whose sides are odd: each row is walked round, and the next begins beside.
+    """Return a cycle through a torus all of whose sides are odd: each row is walked round, and the next begins a cell further.
 
-    Rows are walked forward or backward, so many of each that the shifts, one cell a row, add up to once round.
+    Rows are walked forward or backward, so many of each that the shifts add up to once round.
     """
     if len(shape) == 1:
         return [(cell,) for cell in range(shape[0])]

@@ -77,10 +77,9 @@ class PacketNetwork(SendingNetwork, LinkRecorder, ChangeableLinks, FoldableNetwo
     """Flows with max-min fair rates. See ``Network`` for what it does and for the other options.
 
     Without an ``algorithm``, collectives are rings, and on a calibrated topology, pipelined, they take what was measured.
-    ``kernel`` is ``python``, ``numba`` (compiled; the extra ``fast``), or ``auto``: plain Python first, compiled once
-    that repays. The results are the same to the last bit. ``fold`` is whether a
-    collective in which all ranks do the same is simulated for one of them while it is alone: of large groups (``auto``),
-    ``always`` or ``never``.
+    ``kernel`` is ``python``, ``numba`` (compiled; the extra ``fast``), or ``auto``: compiled once that repays, with equal
+    results. ``fold`` (``auto`` for large groups, ``always`` or ``never``) simulates a collective in which all ranks do the
+    same for one of them, while nothing else is sent.
     """
 
     options = (
@@ -179,7 +178,7 @@ class PacketNetwork(SendingNetwork, LinkRecorder, ChangeableLinks, FoldableNetwo
         return idle and self._lowering.form == "pipelined" and not self.record
 
     def set_bandwidth(self, source: NodeRef, destination: NodeRef, bandwidth: float) -> None:
-        """Let the links from one node to another have a bandwidth from now on, in bytes per second; with 0 they carry nothing.
+        """Set the bandwidth of the links from one node to another, in bytes per second; 0: they carry nothing.
 
         Routes and the orders of collectives stay as they are. Raises ``TopologyError`` where there is no such link.
         """

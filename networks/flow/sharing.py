@@ -117,7 +117,7 @@ def _first_guess(
 def _free_bandwidth(
     n: int, call: int, stamp: int, links: Columns, flows: Columns, crossings: Columns
 ) -> tuple[int, int]:
-    """Work out for each link that members cross, in ``reached``, what others leave of it, and the highest rate among those.
+    """Find the links that members cross (``reached``), what others leave of each, and the highest rate among the others.
 
     Returns how many links there are, and the crossings looked at.
     """
@@ -280,10 +280,7 @@ def can_compile() -> bool:
 
 @lru_cache(maxsize=1)
 def compiled_refill() -> Refill:
-    """Return ``refill``, compiled without fast-math: the same operations in the same order.
-
-    Raises ``OptionError`` without numba.
-    """
+    """Return ``refill`` compiled without fast-math, the same operations in the same order; ``OptionError`` without numba."""
     if not can_compile():
         fix = "pip install triosim[fast], or leave it to 'auto'"
         raise OptionError("numba is not installed", where="kernel", fix=fix)
@@ -305,8 +302,7 @@ def compiled_refill() -> Refill:
 class FlowRates:
     """The flows on a set of links, their rates (bytes per second) and finish times (seconds).
 
-    Flows are known by slots, small numbers that are used again. ``add`` and ``remove`` gather the changes of one
-    instant, ``settle`` applies them together.
+    A flow is known by its slot, a number that is used again. ``settle`` applies what ``add`` and ``remove`` have gathered.
     """
 
     if TYPE_CHECKING:  # the columns are attributes of the names in _COLUMNS

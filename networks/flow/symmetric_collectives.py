@@ -1,8 +1,7 @@
-"""Symmetric collectives on the packet network: simulated for one rank as long as nothing else is sent.
+"""Symmetric collectives on the packet network, simulated for one rank until something else is sent.
 
 In a collective along the dimensions of a regular system all ranks do the same, so that the links of one rank say how long it
-takes (see :mod:`triosim.networks.collectives.phased.symmetric`). As soon as anything else is sent,
-every flow of every rank is simulated, with the bytes that it has left.
+takes (:mod:`triosim.networks.collectives.phased.symmetric`). When anything else is sent, every flow is simulated from there on.
 """
 
 from __future__ import annotations

@@ -79,10 +79,7 @@ def _parsed(section: Section) -> Optics:
 
 
 def changed(optics: Optics, said: Mapping[str, Any], error: Callable[[str, str, str | None], Exception]) -> Optics:
-    """Return optics with some values replaced, which are numbers or texts with units.
-
-    What cannot be is raised as ``error(key, what, fix)``.
-    """
+    """Return optics with other values, numbers or texts with units; a wrong one is raised as ``error(key, what, fix)``."""
     known = {option.name: option for option in OPTIONS}
     values: dict[str, Any] = {}
     for key, value in said.items():

@@ -78,7 +78,7 @@ class PresetUse:
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """A topology of ``gpus`` GPUs. ``graph`` builds its nodes and links; where they are regular nobody may ever need them.
+    """A topology of ``gpus`` GPUs; ``graph`` builds its nodes and links, which of a regular one nobody may ever need.
 
     ``mapping`` is what a file would hold to describe it, or None where no file can.
     """

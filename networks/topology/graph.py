@@ -173,10 +173,7 @@ def graph_of(
 
 
 def path(links: Mapping[str, Link], source: str, destination: str, names: Sequence[str]) -> tuple[Link, ...]:
-    """Return the links of a route that is given, having checked that each begins where the one before ends.
-
-    A link without ends fits anywhere.
-    """
+    """Return the links of a given route, each of which must begin where the one before ends; one without ends fits anywhere."""
     here = source
     found: list[Link] = []
     for name in names:

@@ -1,10 +1,9 @@
 """Symmetry classes of links: which links carry the same because a rotation of the ranks maps one to the other.
 
 A rotation moves every rank one position on along an axis, the last one to the first. Where it maps the whole graph to
-itself, and every message has a unique shortest route, it maps flows to flows. Max-min fair rates are unique (Bertsekas and
-Gallager, Data Networks, 2nd edition, section 6.5.2), so that all flows of a class get the same rate. One flow of each class
-is then simulated, on one representative link of each class, provided that every link of a class carries as many flows as
-its representative.
+itself, and routes are unique, it maps flows to flows; max-min fair rates are unique (Bertsekas and Gallager, Data Networks,
+2nd edition, section 6.5.2), so all flows of a class get the same rate. One flow of each class is then simulated, on one
+representative link of each class, provided that every link of a class carries as many flows as its representative.
 """
 
 from __future__ import annotations
@@ -129,7 +128,7 @@ class LinkPermutations:
 
 
 class LinkClasses:
-    """The links of a topology in classes, each with one representative: links that rotations map to each other.
+    """The links of a topology in classes that rotations map to each other, each with one representative.
 
     ``permutations`` is the permutation of the links that each of the rotations induces.
     """

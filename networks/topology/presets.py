@@ -1,8 +1,7 @@
 """Presets: the topologies of known systems, from their public data sheets, scaled to several nodes.
 
-Bandwidths are of one direction, per GPU. They are the peak of the data sheet, except where a note says that it is
-what is achieved; what a collective reaches is less, and depends on the message's size. Latencies are assumptions, of the size
-that is commonly measured: NVLink and NVSwitch 1 us from GPU to GPU, InfiniBand 2 us, PCIe 1 us to the host.
+Bandwidths are of one direction, per GPU: the data sheet's peak, unless a note says that it is what is achieved. Latencies are
+assumptions of the size that is commonly measured: NVLink and NVSwitch 1 us from GPU to GPU, InfiniBand 2 us, PCIe 1 us.
 
 Between nodes there is one fabric that is never a bottleneck itself: a GPU (or the GPUs that share a network card)
 enters it by a link of the card's speed. Every node has a host memory that each of its GPUs reaches by its own PCIe link.

@@ -213,10 +213,7 @@ class Router:
         return table if start in table else None
 
     def _search(self, start: str | None, stop: str) -> tuple[dict[str, list[_Step]], int]:
-        """Return the links that lead on towards ``stop``, of all nodes or of those no farther than ``start``.
-
-        The other number is how many nodes were looked at.
-        """
+        """Return the links towards ``stop``, of all nodes or those up to ``start``, and how many nodes were looked at."""
         distance = {stop: 0}
         onward: dict[str, list[_Step]] = {}
         heap = [(0, stop)]

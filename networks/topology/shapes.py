@@ -26,10 +26,7 @@ _SINGLE = ((0, 1), (0, 2), (1, 3), (2, 6), (3, 7), (4, 5), (4, 6), (5, 7))
 
 @dataclass(frozen=True, slots=True)
 class Wire:
-    """The link of a GPU to the fabric between nodes, or to its host: bytes per second in each direction, and seconds.
-
-    ``gpus_per_nic`` GPUs share one such link to the fabric.
-    """
+    """The link of a GPU to the fabric or to its host: bytes per second in each direction, seconds, and GPUs that share it."""
 
     bandwidth: float
     latency: float = 0.0

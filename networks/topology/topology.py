@@ -37,8 +37,7 @@ class Topology:
     """Nodes, links, and the route of a message from one node to another.
 
     ``routes`` are explicit routes: names of links by (source, destination); all others are found. The graph of a regular
-    topology is built when somebody first asks for it, because the links of many GPUs take seconds to make and closed forms
-    need none of them.
+    topology is built when somebody first asks for it: making the links of many GPUs takes seconds, and closed forms need none.
     """
 
     def __init__(

@@ -1,9 +1,8 @@
-"""Fits the curves of collectives to measured times.
+"""Fits the curves of collectives to the logarithms of measured times, so that 10 us weigh as much as 10 ms.
 
-Everything is fitted to the logarithm of the time, so that a row of 10 us weighs as much as one of 10 ms. The sigmoid of each
-kind and group size comes first, with a loss that grows linearly for rows far off, and least for those that must have been
-disturbed, because a larger size took less time; then the
-linear correction of a kind, by ridge regression; then what remains, smoothed by a Gaussian process over ln(size).
+First the sigmoid of each kind and group size, with a loss that grows linearly for outliers and trusts least those rows that a
+larger size undercuts; then the linear correction of a kind, by ridge regression; then what remains, smoothed by a Gaussian
+process over ln(size).
 """
 
 from __future__ import annotations

@@ -31,11 +31,10 @@ COLLECTIVE_FIX = "add a column 'collective', or give --collective all_reduce, sa
 def read(
     path: str | os.PathLike[str], *, collective: str | None = None, gpu: str | None = None, system: str = ""
 ) -> list[MeasuredCollective]:
-    """Return the rows of a file. ``gpu`` takes those of one GPU, where a table is about several.
+    """Return the rows of a file. ``collective`` says which one it is, where the file does not.
 
-    Without it, they are those of the GPU that ``system``, a topology, has in its name (dgx-a100).
-    ``collective`` says which one it is, where the file does not. Raises ``TriosimError`` with file, line and what would be
-    right.
+    Of a table about several GPUs they are the rows of ``gpu``, or of the GPU in the name of the topology ``system``
+    (dgx-a100). Raises ``TriosimError`` with file, line and what would be right.
     """
     place = os.fspath(path)
     text = _text(place)

@@ -1,14 +1,12 @@
 """The choice of an algorithm, as NCCL makes it: the one that is expected to finish first, by latency and bandwidth.
 
-NCCL's tuner works out for each algorithm a latency and a bandwidth on the topology that it found, and takes the one with
-the least latency + bytes/bandwidth for the size at hand (``ncclTopoTuneModel`` in its src/graph/tuning.cc). Here it is the
-cost of the pipelined form. What there is to choose from is NCCL's too: for an all-reduce the ring, the double binary tree and,
-where the switch can reduce, NVLS; for all-gather and reduce-scatter the ring and NVLS; for broadcast and reduce the ring;
-all-to-all, gather and scatter are sends straight to their receivers.
+NCCL's tuner takes the algorithm with the least latency + bytes/bandwidth on the topology that it found (``ncclTopoTuneModel``
+in its src/graph/tuning.cc); here it is the cost of the pipelined form. The candidates are NCCL's too: for an all-reduce the
+ring, the double binary tree and, where the switch can reduce, NVLS; for all-gather and reduce-scatter the ring and NVLS; for
+the others the ring, whose gather, scatter and all-to-all are direct.
 
-NCCL lays as many rings as there are network cards, so that all of them are busy between nodes; a single ring cannot show
-that. The hierarchical algorithm, whose every rank uses its own card, stands in for it where a group is a box of several
-dimensions, and is always taken in networks that are written as dimensions.
+NCCL lays a ring for each network card, which a single ring cannot show. The hierarchical algorithm, whose every rank uses its
+own card, stands in for it where a group is a box of several dimensions; networks written as dimensions always take it.
 """
 
 from __future__ import annotations

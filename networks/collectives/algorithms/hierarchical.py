@@ -78,10 +78,7 @@ def coordinates(group: Sequence[int], dimensions: Sequence[Dimension]) -> list[s
 
 
 def offset(group: Sequence[int], dimensions: Sequence[Dimension]) -> int:
-    """Return by how much the ranks of a group can be less: the coordinates that all have become zero.
-
-    Where no link differs from another of its dimension, such a group is as good.
-    """
+    """Return by how much the ranks of a group can be less, so that the coordinates that all have in common become zero."""
     found, before = 0, 1
     for side, dimension in zip(coordinates(group, dimensions), dimensions, strict=True):
         found += before * next(iter(side)) if len(side) == 1 else 0

@@ -163,10 +163,7 @@ class _SwitchTree:
 
 
 def switch_tree(topology: Topology, group: Sequence[int], asked_by: str = "in-switch") -> Parents:
-    """Return what is above each rank and switch, up to the one switch that is above all ranks.
-
-    Raises ``OptionError`` where ranks reach each other without a switch, or through another GPU.
-    """
+    """Return the parent of each rank and switch, up to one switch above all ranks; ``OptionError`` where there is none."""
     best = meeting(topology, group)
     if best is None:
         raise OptionError(

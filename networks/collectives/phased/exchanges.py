@@ -86,10 +86,7 @@ class LineExchange(Exchange):
 
 
 class DoublingExchange(Exchange):
-    """Recursive doubling: each round doubles the data of a member.
-
-    For a power of two it exchanges with one partner, otherwise it sends to one member and receives from another.
-    """
+    """Recursive doubling with one partner a round or, of a group that is no power of two, from one member and to another."""
 
     def all_gather(self, n: int) -> Rounds:
         """Every member ends with the data of all."""

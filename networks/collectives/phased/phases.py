@@ -133,8 +133,8 @@ def lines(grid: Grid, phase: Phase, root: int) -> Iterator[tuple[int, ...]]:
 class PhasedAlgorithm(OperationAlgorithm):
     """An algorithm that arranges the group in a grid, which the subclass chooses, and exchanges data along its dimensions.
 
-    The data are cut into ``chunks``, which follow each other through the phases. With a single phase in which every rank is
-    always busy, chunks would only add latency, and the data stay whole.
+    The data are cut into ``chunks``, which follow each other through the phases, unless there is a single phase in which every
+    rank is always busy.
     """
 
     proportional = True
