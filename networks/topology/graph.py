@@ -142,9 +142,9 @@ class GraphDraft:
         routes = {ends: path(self.links, *ends, names) for ends, names in self.routes.items()}
         return Graph(self.nodes, self.links, routes, self.coordinates, frozenset(self.reducing))
 
-    def regularity(self, *, by_dimension: bool = False) -> Regularity:
+    def regularity(self) -> Regularity:
         """Return what is known of the graph."""
-        return Regularity(tuple(self.dimensions), self.uniform, by_dimension)
+        return Regularity(tuple(self.dimensions), self.uniform)
 
 
 def graph_of(
