@@ -98,6 +98,7 @@ def test_inputs_say_what_is_needed_to_run_it_again() -> None:
         "batch_size": 32,
         "times": "measured",
         "operators": 5,
+        "described": False,
     }
 
 
