@@ -10,7 +10,7 @@ from triosim.config import Option
 
 GRADIENT_DTYPE = Option(
     "gradient_dtype", "dtype", None, metavar="DTYPE", of_training=True, of_step=True,
-    help="The dtype in which gradients are reduced: fp32, bf16, ... (default: each parameter's own).",
+    help="The dtype in which gradients are reduced: fp32, bf16, ... By default each parameter's own.",
 )  # fmt: skip
 BUCKET_SIZE = Option(
     "bucket_size", "bytes", "25 MiB", unit="bytes", metavar="SIZE", of_training=True, of_step=True,
@@ -30,7 +30,7 @@ TP_STYLE = Option(
 )  # fmt: skip
 SEQUENCE_PARALLEL = Option(
     "sequence_parallel", "flag", False, of_step=True, commands=("simulate", "memory"),
-    help="tp, style megatron: norms and residuals on a share of the sequence; reduce-scatters and all-gathers.",
+    help="tp, style megatron: shard norms and residuals by tokens, between all-gathers and reduce-scatters.",
 )  # fmt: skip
 STAGES = Option(
     "stages", "names", None, metavar="LAYER,...", of_step=True, commands=("simulate", "memory"),

@@ -86,7 +86,7 @@ class PacketNetwork(SendingNetwork, LinkRecorder, ChangeableLinks, FoldableNetwo
         _choice(
             "kernel",
             get_args(Kernel),
-            "packet: how rates are computed: in plain Python, compiled by numba, or as repays.",
+            "packet: how rates are computed: in plain Python, compiled by numba, or whichever is faster.",
         ),
         _choice("fold", get_args(Fold), "packet: simulate a collective for one rank where all ranks do the same."),
     )

@@ -40,7 +40,7 @@ def command(
         str,
         o.argument(
             "MODEL",
-            "A name (llama3-8b; an unknown one says those that are known), or a config.json of transformers.",
+            "A name, such as llama3-8b (for another, the error lists those that are known), or a config.json of transformers.",
             "model",
         ),
     ],

@@ -51,7 +51,7 @@ OPTIONS = (
     Option("context", "bytes", metavar="SIZE", panel=SYSTEM, unit="bytes", help=
         "The part of a GPU's memory that the CUDA context takes."),
     Option("allocator", default="", metavar="CONF", panel=SYSTEM, help=
-        "As in PYTORCH_CUDA_ALLOC_CONF: expandable_segments:True."),
+        "Settings of the caching allocator, as in PYTORCH_CUDA_ALLOC_CONF: expandable_segments:True."),
     Option("workspace", "flag", True, flag="--workspace/--no-workspace", panel=SYSTEM, help=
         "Count the workspaces of cuBLAS."),
     Option("fail_on_oom", "flag", False, panel=SYSTEM, help=f"Exit with status {DOES_NOT_FIT} where it does not fit."),

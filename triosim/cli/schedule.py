@@ -23,13 +23,15 @@ tables = LaterModule("reports.terminal.schedule_table")
 # fmt: off
 OPTIONS = (
     Option("stages", "whole", required=True, metavar="P", panel=GENERAL, help="How many ranks the pipeline has."),
-    Option("micro_batches", "whole", metavar="M", panel=GENERAL, help="By default as many as ranks, or as it needs."),
+    Option("micro_batches", "whole", metavar="M", panel=GENERAL, help=
+        "How many micro-batches. By default as many as ranks, or as the schedule needs."),
     Option("virtual_stages", "whole", metavar="V", panel=GENERAL, help=
         "interleaved: how many stages a rank has. By default 2."),
     replace(COMMON["options"], panel=GENERAL, help="An option of a plug-in's schedule. Repeatable."),
     Option("times", "text", "1,1,1", metavar="F,I,W", panel=GENERAL, help=
         "The seconds of a forward pass, and of the backward pass for the input and for the weights."),
-    Option("output", metavar="FILE", short="-o", panel=GENERAL, help="The schedule as a table (.csv), to change and use."),
+    Option("output", metavar="FILE", short="-o", panel=GENERAL, help=
+        "Write the schedule as a table (.csv), which --schedule reads."),
     replace(o.PLOT, panel=GENERAL),
     o.FORMAT,
     o.QUIET,

@@ -65,7 +65,7 @@ class RunConfig:
     gpus: int | None = _option("whole", metavar="N", short="-n", commands=_PARALLELISED, help=
         "How many GPUs. By default the product of the sizes in --parallel, or all GPUs of the topology.")
     batch_size: int | None = _option("whole", unit="samples", metavar="N", short="-b", of_step=True, help=
-        "Samples of each data-parallel replica. By default the trace's; of a described model, as many as micro-batches.")
+        "Samples of each data-parallel replica. By default the trace's, or one for each micro-batch of a described model.")
     global_batch_size: int | None = _option("whole", unit="samples", metavar="N", of_step=True, help=
         "Samples of all replicas together, instead of --batch-size.")
     training: bool = _option(
@@ -76,14 +76,14 @@ class RunConfig:
         "The number of micro-batches in a batch: by default as many as pp has GPUs, or as its schedule needs. "
         "Without pp, gradients accumulate.")
     micro_batch_size: int | None = _option("whole", unit="samples", metavar="N", of_step=True, help=
-        "Samples in a micro-batch. Without a batch size, a replica's batch is one micro-batch, or as many as pp runs.")
+        "Samples in a micro-batch. Without a batch size it sets that too: the number of micro-batches times this.")
     recompute: str = _option("text", "none", metavar="POLICY", of_training=True, of_step=True, help=
         "Which activations the backward pass recomputes: none, selective (attention), full, checkpoint (as "
         "torch.utils.checkpoint), save=mm,attention for all but these, or modules=mlp for those of these modules.")
     topology: Any = _option("topology", panel=SYSTEM, metavar="NAME", short="-t", help=
-        "dgx-h100, 'ring(8, bandwidth=50 GB/s)' or a YAML file. By default the usual machine of the trace's GPU.")
+        "A name (dgx-h100), a shape ('ring(8, bandwidth=50 GB/s)') or a YAML file. By default the usual machine of the GPU.")
     network: str | type = _option("part", "packet", panel=SYSTEM, metavar="NAME", help=
-        "The sharing rule: packet, analytical, photonic, module:Class or file.py:Class.")
+        "How transfers share links: packet, analytical, photonic, module:Class or file.py:Class.")
     collective: str | type | None = _option("part", panel=SYSTEM, metavar="NAME", help=
         "The collective algorithm: auto (as NCCL chooses), ring, tree, nvls, ... or file.py:Class. By default ring.")
     collective_form: Literal["pipelined", "steps"] = _option(
@@ -102,7 +102,8 @@ class RunConfig:
         "The number of random draws (of stragglers, slow links, tokens of ep); more than one show how step times vary.")
     options: Mapping[str, Any] = _option(
         "mapping", panel=SYSTEM, flag="--option", metavar="KEY=VALUE", repeatable=True, commands=EVERY_COMMAND, help=
-        "An option of a parallelism (fsdp: prefetch=2), network, collective or plug-in. Repeatable.", python_help=
+        "An option of a part of the run by name: of a parallelism (prefetch=2, of fsdp), a network, a collective algorithm, a "
+        "report or a plug-in. Repeatable.", python_help=
         "Options of parallelisms, network, collective or plug-ins, by name: {'prefetch': 2} for fsdp.")
     fail_on_oom: bool = _option("flag", False, panel=SYSTEM, commands=("simulate",), help=
         "Stop with exit status 3 if a rank does not fit its GPU.")
@@ -111,9 +112,9 @@ class RunConfig:
     gpu: Any = _option("file", panel=TIMES, metavar="NAME", help=
         "Predict for another GPU than the trace's: a name that 'triosim gpus' lists, or a YAML file.")
     operator_times: str | None = _option("file", panel=TIMES, metavar="FILE", help=
-        "Times that replace the trace's, by operator or layer.")
+        "A file of times that replace the trace's, by operator or layer.")
     compute_model: str | type = _option("part", "auto", panel=TIMES, metavar="NAME", help=
-        "What estimates operators of other shapes: auto, linear, roofline, module:Class or file.py:Class.")
+        "The model of operator times for other shapes than the trace's: auto, linear, roofline, module:Class or file.py:Class.")
     tokens_per_sample: float | None = _option("number", panel=OUTPUT, unit="tokens", metavar="N", help=
         "Tokens in a sample, for tokens per second. By default the input length of the embedding.")
     price: float | None = _option("number", panel=OUTPUT, metavar="PRICE", help=
@@ -230,7 +231,7 @@ def _condition(name: str, metavar: str, help: str, **more: Any) -> Option:
 #: The keys of ``conditions``, each with a flag of its own.
 CONDITIONS: tuple[Option, ...] = (
     _condition("compute_slowdown", "FACTOR",
-        "How many times longer computation takes beside a collective: 1.2, or all_reduce=1.2,send=1.1."),
+        "How many times longer computation takes during a collective: 1.2, or all_reduce=1.2,send=1.1."),
     _condition("collective_slowdown", "FACTOR",
         "How many times longer a collective takes while a member computes: 1.1, or all_reduce=1.1."),
     _condition("slow_gpus", "RANKS=FACTOR", repeatable=True, help=
@@ -238,13 +239,13 @@ CONDITIONS: tuple[Option, ...] = (
     _condition("gpu_kinds", "RANKS=GPU", repeatable=True, help=
         "GPUs of another model than the others: 4-7=V100-SXM2-32GB. Repeatable."),
     _condition("stragglers", "LAW",
-        "Random slow-downs of GPUs: uniform, exponential or lognormal, with its spread, seed and every (iteration, run): "
-        "uniform,spread=0.1,seed=1."),
+        "Random slow-downs of GPUs: uniform, exponential or lognormal, its spread and seed, and how often it is drawn "
+        "(every=run or iteration): uniform,spread=0.1."),
     _condition("slow_links", "LAW",
         "Random slow-downs of links: uniform, exponential or lognormal, with its spread and seed: uniform,spread=9."),
     _condition("events", "EVENT", flag="--event", repeatable=True, help=
-        "A GPU or link that slows down or fails at a time: at=0.5s,gpu=3,slowdown=2, or from=gpu0,to=gpu1 and bandwidth=1GB/s "
-        "in place of the GPU. Repeatable."),
+        "A GPU or link that slows down or fails at a time: at=0.5s,gpu=3,slowdown=2. A link is from=gpu0,to=gpu1, and may get "
+        "a bandwidth=1GB/s. Repeatable."),
 )
 # fmt: on
 
