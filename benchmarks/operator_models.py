@@ -18,7 +18,7 @@ import numpy as np
 from triosim import gpus
 from triosim.compute.families import FamilyCalls
 from triosim.compute.learned import model_files
-from triosim.compute.models.auto import Auto
+from triosim.compute.models.auto import AutoComputeModel
 from triosim.trace import Operator, Trace
 from triosim.trace import formats as trace_formats
 
@@ -39,7 +39,7 @@ def main() -> None:
     assert isinstance(trace, Trace)
     repeated = several(trace.operators, -(-COUNT // len(trace.operators)))
     unlike = [replace(one, attributes={**one.attributes, "number": row}) for row, one in enumerate(repeated)]
-    auto = Auto()
+    auto = AutoComputeModel()
     auto.fit(trace)
     for what, operators in (("auto, a step's layers repeat", repeated), ("auto, no two operators alike", unlike)):
 

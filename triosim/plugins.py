@@ -71,7 +71,7 @@ BUILT_IN: dict[Group, dict[str, str]] = {
         "elementwise": "triosim.compute.models.elementwise:Elementwise",
         "reduction": "triosim.compute.models.forest:Reduction",
         "forest": "triosim.compute.models.forest:Forest",
-        "auto": "triosim.compute.models.auto:Auto",
+        "auto": "triosim.compute.models.auto:AutoComputeModel",
     },
     "trace_formats": {
         "streams": "triosim.trace.formats.native.streams_json",  # before "json", because traces stand in it

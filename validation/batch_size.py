@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from triosim import Operator, Trace, load_trace
 from triosim.compute.compute_model import ComputeModel
-from triosim.compute.models.auto import Auto
+from triosim.compute.models.auto import AutoComputeModel
 from triosim.compute.models.linear import Linear
 from triosim.compute.models.roofline import Roofline
 from triosim.compute.pricing.repricing import reprice
@@ -24,7 +24,7 @@ def rows() -> list[Row]:
     small, large = load_trace(data(SMALL)), load_trace(data(LARGE))
     found = []
     for one, other in ((small, large), (large, small)):
-        for name, model in (("auto", Auto()), ("linear", Linear()), ("roofline", Roofline())):
+        for name, model in (("auto", AutoComputeModel()), ("linear", Linear()), ("roofline", Roofline())):
             predicted = sum(operator.seconds for operator in rescaled(one, other.batch_size, model))
             what = f"VGG-13 on an H100: step at batch {other.batch_size} from {one.batch_size} by {name}"
             found.append(Row(what, "measured operators", 1, relative(predicted, other.seconds), 0.06))
@@ -44,7 +44,7 @@ def main() -> None:
     for operator in large.operators:
         calls.setdefault((operator.name, operator.phase), []).append(operator)
     pairs = []
-    for operator, traced in zip(rescaled(small, large.batch_size, Auto()), small.operators, strict=True):
+    for operator, traced in zip(rescaled(small, large.batch_size, AutoComputeModel()), small.operators, strict=True):
         same = calls.get((operator.name, operator.phase))
         if same:
             pairs.append((replace(operator, layer=traced.layer), traced, same.pop(0)))

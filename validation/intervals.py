@@ -21,7 +21,7 @@ from triosim.compute.fit import family_fitting as calibration
 from triosim.compute.fit.family_fitting import FamilyRows
 from triosim.compute.learned import model_files
 from triosim.compute.learned.family_model import FamilyModel
-from triosim.compute.models.auto import Auto
+from triosim.compute.models.auto import AutoComputeModel
 from triosim.compute.models.linear import Linear
 from triosim.compute.models.roofline import Roofline
 from triosim.compute.pricing.repricing import reprice
@@ -188,7 +188,11 @@ def steps(table: str, rows: FamilyRows) -> Iterator[Coverage]:
 
 
 def _steps_of(table: str, rows: FamilyRows, gpu: Gpu, column: str) -> Iterator[Coverage]:
-    models: tuple[tuple[str, type[ComputeModel]], ...] = (("auto", Auto), ("linear", Linear), ("roofline", Roofline))
+    models: tuple[tuple[str, type[ComputeModel]], ...] = (
+        ("auto", AutoComputeModel),
+        ("linear", Linear),
+        ("roofline", Roofline),
+    )
     drawn = list(_drawn(rows, column))
     if len(drawn) < _STEPS // 2:
         return

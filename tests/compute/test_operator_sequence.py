@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from triosim.compute.models.auto import Auto
+from triosim.compute.models.auto import AutoComputeModel
 from triosim.compute.operator_sequence import OperatorSequence
 from triosim.trace import Operator, Tensor, Trace
 from triosim.trace import formats as trace_formats
@@ -43,7 +43,7 @@ def test_a_backward_operator_is_like_another_only_if_their_forward_operators_are
 def test_a_step_many_times_over_is_estimated_as_one(target: str) -> None:
     trace = trace_formats.read(TRACES[0])
     assert isinstance(trace, Trace)
-    auto, gpu = Auto(), target or trace.gpu
+    auto, gpu = AutoComputeModel(), target or trace.gpu
     auto.fit(trace)
     largest = 1 + max(operator.id for operator in trace.operators)
     second = [

@@ -39,7 +39,7 @@ class CsvTable:
                 raise TriosimError(f"two columns '{name}'", where=self.where)
 
     def require_rows(self) -> None:
-        """Raise ``TriosimError`` where there is a header alone."""
+        """Raise ``TriosimError`` where there are no rows under the header."""
         if not self.rows:
             file = self.where.rpartition(":")[0]
             raise TriosimError("holds no rows", where=file, fix="give at least one row under the header")

@@ -22,7 +22,7 @@ Model = TypeVar("Model", bound=ComputeModel)
 
 
 class OperatorSequence(Sequence[Operator]):
-    """Operators with cached features; without ``deduplicate``, equal operators are kept apart."""
+    """Operators with cached features; without ``deduplicate``, equal operators count as distinct."""
 
     def __init__(self, operators: Iterable[Operator], *, deduplicate: bool = True) -> None:
         self._all = tuple(operators)
@@ -107,7 +107,7 @@ class OperatorSequence(Sequence[Operator]):
 def deduplicated(
     estimate: Callable[[Model, Sequence[Operator], str], Estimates],
 ) -> Callable[[Model, Sequence[Operator], str], Estimates]:
-    """Decorate a model's ``estimate`` so that it is asked about distinct operators alone."""
+    """Decorate a model's ``estimate`` so that it computes equal operators once."""
 
     @wraps(estimate)
     def asked(self: Model, operators: Sequence[Operator], gpu: str = "") -> Estimates:

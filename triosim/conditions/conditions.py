@@ -16,7 +16,7 @@ SlowdownFactors = Mapping[str, float]
 
 Distribution = Literal["uniform", "exponential", "lognormal"]
 
-#: Whether a GPU draws its factor once for the whole run, or anew in each iteration.
+#: Whether a GPU draws its factor once for the run or in each iteration.
 DrawnEvery = Literal["run", "iteration"]
 
 

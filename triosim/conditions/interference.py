@@ -193,7 +193,7 @@ class GpuSpeed:
 class SlowedTransfer:
     """A transfer that takes ``factor`` times as long while any of its members computes.
 
-    The network says when the transfer would end if no member computed; what is not done by then is done afterwards.
+    The network's delivery is the end if no member computes; the work that is left by then is done afterwards.
     """
 
     def __init__(self, factor: float, members: Sequence[GpuSpeed], done: Callable[[simpy.Event], None]) -> None:

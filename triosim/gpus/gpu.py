@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-#: What a GPU without arithmetic of a dtype computes it in. Half precision without tensor cores is emulated in float32.
+#: The dtype that a GPU without arithmetic of a dtype computes in. Half precision without tensor cores is emulated in float32.
 _INSTEAD: Mapping[str, str] = {
     "float8_e5m2": "float8_e4m3fn",
     "float8_e4m3fn": "float16",
@@ -26,8 +26,8 @@ class Gpu:
     """One GPU: ``flops`` in FLOP/s by dtype, bandwidths in bytes per second and one direction, sizes in bytes.
 
     ``nvlink_bandwidth`` is that of all links to other GPUs together (NVLink, Infinity Fabric), 0 without any; ``sms`` is how
-    many multiprocessors (compute units, cores) it has; ``joules_per_flop`` what a FLOP of a long half-precision product costs
-    on tensor cores, with all that the board draws beside it; 0 stands for what is not known.
+    many multiprocessors (compute units, cores) it has; ``joules_per_flop`` is the whole board's energy for a FLOP of a long
+    half-precision product on tensor cores. 0 means unknown.
     """
 
     name: str
@@ -47,7 +47,7 @@ class Gpu:
     source: str = ""
 
     def rate(self, dtype: str) -> float:
-        """Return the peak FLOP/s of a dtype (``tf32`` is one here), or of what it is computed in on this GPU."""
+        """Return the peak FLOP/s of a dtype (``tf32`` is one here), or of the dtype that this GPU computes it in."""
         while dtype not in self.flops:
             dtype = _INSTEAD.get(dtype, "float32")
         return self.flops[dtype]

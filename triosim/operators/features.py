@@ -41,7 +41,7 @@ _PER_ELEMENT: Mapping[Kind, float] = {
 }
 #: These read their data twice: once for the statistics over all samples, once to normalise it.
 _TWO_PASSES = frozenset(("batch_norm", "native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm", "instance_norm"))
-#: These do not read their input: it is where they write, or gives shape and dtype alone.
+#: These do not read their input: they write to it, or take its shape and dtype.
 _OVERWRITTEN = frozenset(("zero", "fill", "bernoulli", "normal", "uniform", "random", "exponential"))
 #: These read the rows of their first tensor that the others point to.
 _LOOK_UPS = frozenset(("embedding", "index_select", "gather", "index", "take_along_dim"))
@@ -180,11 +180,10 @@ def _fills_a_copy(operator: Operator) -> bool:
 
 
 def tensors(operator: Operator, forward: Operator | None = None) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
-    """Return what an operator reads and writes.
+    """Return the tensors that an operator reads and writes.
 
-    Some traces list an autograd node with part of its tensors only. When the gradient that it starts from is missing,
-    what it reads and writes follows from the forward operator: it reads the gradients of its outputs and its inputs,
-    and writes the gradients of its inputs.
+    Some traces list an autograd node with part of its tensors only. If the gradient that it starts from is missing, the forward
+    operator's tensors stand for them: it reads the gradients of the outputs, and the inputs, and writes the inputs' gradients.
     """
     if forward is None or not forward.outputs or not _is_whole(base_name(operator.name), forward):
         return operator.inputs, operator.outputs
@@ -236,7 +235,7 @@ def _largest(operator: Operator) -> float:
 
 
 def _plain(operator: Operator) -> float:
-    """FLOPs per element of the largest tensor; of all tensors for operators on lists; a pooling's window for each output."""
+    """Return the FLOPs per element of the largest tensor, of all tensors of a list, or of each window of a pooling."""
     name = base_name(operator.name)
     of = kind_of(name)
     if of == "optimizer" or name.startswith("foreach_"):
@@ -274,7 +273,7 @@ def _backward(name: str, operator: Operator, forward: Operator | None) -> float:
 
 
 def _gradients(operator: Operator, forward: Operator) -> float:
-    """How many times the forward operator's FLOPs: once for each factor with a gradient, which the network's input has not."""
+    """Return the multiple of the forward operator's FLOPs: 1 for each factor, except the network's input."""
     name = base_name(forward.name)
     of = kind_of(name)
     if of == "recurrent":

@@ -1,6 +1,6 @@
 """Checks that an operator's shapes fit together: a product's inner dimensions, a convolution's channels, a missing weight.
 
-The rules are those of PyTorch's own operators; what is not listed here is not looked at.
+The rules are those of PyTorch's own operators; other operators are not checked.
 """
 
 from __future__ import annotations

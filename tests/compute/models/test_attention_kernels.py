@@ -7,7 +7,7 @@ import math
 import pytest
 
 from triosim.compute.models.attention_kernels import AttentionKernels
-from triosim.compute.models.auto import Auto
+from triosim.compute.models.auto import AutoComputeModel
 from triosim.trace import Operator, Tensor
 
 #: TFLOP/s on an H100 of 16,384 tokens, whose heads have 2,048 features together (Shah et al. 2024, figures 5 and 6).
@@ -55,8 +55,8 @@ def test_the_published_rates_are_met_within_7_percent(
 
 
 def test_what_pytorch_calls_flash_attention_is_slower_on_hopper_than_the_tables_of_flash_attention_3() -> None:
-    ours = Auto().estimate(call("flash", "forward", True, 128, 8192), "H100-SXM")
-    table = Auto().estimate(call("flash", "forward", True, 128, 8192, kernel="measured"), "H100-SXM")
+    ours = AutoComputeModel().estimate(call("flash", "forward", True, 128, 8192), "H100-SXM")
+    table = AutoComputeModel().estimate(call("flash", "forward", True, 128, 8192, kernel="measured"), "H100-SXM")
     assert (ours.model, table.model) == (["attention"], ["forest"])
     assert 1.6 < ours.seconds[0] / table.seconds[0] < 2.0  # 602 / 333 TFLOP/s in the paper
 
@@ -65,7 +65,7 @@ def test_the_h200_computes_attention_as_the_h100_does_and_other_chips_have_their
     calls = call("flash", "forward", True, 128, 4096)
     assert seconds(calls, "H200") == pytest.approx(seconds(calls), rel=1e-12)
     assert math.isnan(seconds(calls, "A100-SXM-80GB"))
-    assert Auto().estimate(calls, "A100-SXM-80GB").model == ["forest"]
+    assert AutoComputeModel().estimate(calls, "A100-SXM-80GB").model == ["forest"]
 
 
 def test_causal_attention_of_long_sequences_takes_half_as_long_or_a_little_more() -> None:

@@ -15,7 +15,7 @@ from triosim import gpus
 from triosim.cli import run
 from triosim.compute.fit import kind_fitting, operator_rows
 from triosim.compute.learned import model_files
-from triosim.compute.models.auto import Auto
+from triosim.compute.models.auto import AutoComputeModel
 from triosim.compute.models.calibrated import Calibrated, kind_features
 from triosim.compute.models.roofline import DEFAULTS
 from triosim.trace import Operator, Tensor, Trace
@@ -139,7 +139,7 @@ def calibrated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
 
 
 def test_auto_uses_the_laws_of_every_kind_that_the_trace_held(calibrated: Trace) -> None:
-    found = Auto().estimate(calibrated.operators, "H100")
+    found = AutoComputeModel().estimate(calibrated.operators, "H100")
     assert {*found.model} == {"calibrated"}
     np.testing.assert_allclose(found.seconds, [one.seconds for one in calibrated.operators], rtol=0.05)
     same = Calibrated().estimate(calibrated.operators, "H100")
@@ -149,7 +149,7 @@ def test_auto_uses_the_laws_of_every_kind_that_the_trace_held(calibrated: Trace)
 def test_a_trace_of_another_gpu_takes_the_times_of_the_calibrated_one(calibrated: Trace) -> None:
     """Of an operator that took 1 ms on an A100 too, the law says 1 ms for the H100, where data sheets say half."""
     elsewhere = replace(calibrated, gpu="A100")
-    model = Auto()
+    model = AutoComputeModel()
     model.fit(elsewhere)
     ratios = model.ratios(elsewhere.operators, elsewhere.operators, "A100", "H100")
     assert {*ratios.model} == {"calibrated"}
@@ -159,14 +159,14 @@ def test_a_trace_of_another_gpu_takes_the_times_of_the_calibrated_one(calibrated
 def test_what_the_trace_did_not_hold_is_left_to_other_models(calibrated: Trace) -> None:
     half = tuple(Tensor(k, (4096, 4096), "bfloat16") for k in range(3))
     product = Operator(1, "aten::mm", "forward", "fc", half[:2], half[2:], 0.0)
-    assert Auto().estimate([product], "H100").model == ["forest"]
+    assert AutoComputeModel().estimate([product], "H100").model == ["forest"]
     assert np.isnan(Calibrated().estimate([product], "H100").seconds).all()
     assert np.isnan(Calibrated().estimate(calibrated.operators, "A100").seconds).all()
 
 
 def test_a_name_that_the_trace_did_not_hold_goes_by_its_class(calibrated: Trace) -> None:
     other = [replace(one, name="aten::cudnn_convolution") for one in calibrated.operators[:1]]
-    found = Auto().estimate(other, "H100")
+    found = AutoComputeModel().estimate(other, "H100")
     assert found.model == ["calibrated"]
     assert found.seconds[0] == pytest.approx(1e-3, rel=0.05)
 

@@ -7,7 +7,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from triosim.compute.models.auto import Auto
+from triosim.compute.models.auto import AutoComputeModel
 from triosim.compute.models.forest import Forest
 from triosim.compute.models.roofline import Roofline
 from triosim.compute.operator_sequence import OperatorSequence
@@ -28,8 +28,8 @@ SIZES = list(product((1, 8, 64), (8, 32), (128, 512, 2048, 8192), (64, 128)))
 
 @pytest.mark.parametrize("gpu", ["H100", "A100", "T4"])
 def test_full_attention_takes_longer_than_causal_and_at_most_twice_as_long(gpu: str) -> None:
-    causal = Auto().estimate([attention(*one, is_causal=True) for one in SIZES], gpu)
-    full = Auto().estimate([attention(*one, is_causal=False) for one in SIZES], gpu)
+    causal = AutoComputeModel().estimate([attention(*one, is_causal=True) for one in SIZES], gpu)
+    full = AutoComputeModel().estimate([attention(*one, is_causal=False) for one in SIZES], gpu)
     ratio = full.seconds / causal.seconds
     assert (ratio >= 1.0).all()
     assert (ratio <= 2.0).all()
@@ -89,6 +89,6 @@ def test_gradients_on_an_h100_are_within_what_is_stated() -> None:
 
 
 def test_the_models_choose_the_trees_for_gradients() -> None:
-    found = Auto().estimate(linear(4096, 8192, 4096, "bfloat16"), "H100")
+    found = AutoComputeModel().estimate(linear(4096, 8192, 4096, "bfloat16"), "H100")
     assert found.model == ["forest", "forest"]
     assert found.relative_error[1] < Roofline().estimate(linear(4096, 8192, 4096, "bfloat16"), "H100").relative_error[1]

@@ -8,7 +8,7 @@ import pytest
 
 from triosim import gpus
 from triosim.compute.attainable_rate import DEFAULT
-from triosim.compute.models.auto import Auto
+from triosim.compute.models.auto import AutoComputeModel
 from triosim.compute.models.roofline import Roofline
 from triosim.trace import Operator, Tensor
 
@@ -28,16 +28,16 @@ def board(folder: Path, text: str) -> str:
 def test_a_long_product_takes_its_energy_over_the_power_of_the_board(tmp_path: Path) -> None:
     """2 * 8192^3 FLOPs of 1 pJ each at 500 W are 2.2 ms; the measured H100 takes 1.4 ms."""
     name = board(tmp_path, "tdp_watts: 500 W\njoules_per_flop: 1 pJ\n")
-    found = Auto().estimate([product(8192, 8192, 8192)], name)
+    found = AutoComputeModel().estimate([product(8192, 8192, 8192)], name)
     assert found.seconds[0] == pytest.approx(2 * 8192**3 * 1e-12 / 500, rel=1e-9)
     assert found.model[0] == "forest"
-    assert Auto().estimate([product(8192, 8192, 8192)], "H100-SXM").seconds[0] < 0.8 * found.seconds[0]
+    assert AutoComputeModel().estimate([product(8192, 8192, 8192)], "H100-SXM").seconds[0] < 0.8 * found.seconds[0]
 
 
 def test_without_an_energy_the_same_chip_computes_as_the_measured_one_does(tmp_path: Path) -> None:
     name = board(tmp_path, "capacity: 96 GB\n")
     several = [product(8192, 8192, 8192), product(4096, 1024, 4096)]
-    ours, measured = (Auto().estimate(several, one) for one in (name, "H100-SXM"))
+    ours, measured = (AutoComputeModel().estimate(several, one) for one in (name, "H100-SXM"))
     assert ours.seconds == pytest.approx(measured.seconds, rel=1e-9)
     assert (ours.relative_error > measured.relative_error).all()
 
@@ -45,7 +45,7 @@ def test_without_an_energy_the_same_chip_computes_as_the_measured_one_does(tmp_p
 def test_slower_memory_prolongs_what_waits_for_memory(tmp_path: Path) -> None:
     name = board(tmp_path, "bandwidth: 2.4 TB/s\n")
     thin, square = product(16, 16384, 16384), product(8192, 8192, 8192)
-    ours, measured = (Auto().estimate([thin, square], one).seconds for one in (name, "H100-SXM"))
+    ours, measured = (AutoComputeModel().estimate([thin, square], one).seconds for one in (name, "H100-SXM"))
     assert 1.2 < ours[0] / measured[0] < 1.5
     assert 0.97 < ours[1] / measured[1] < 1.06
 

@@ -12,7 +12,7 @@ import traces
 from triosim import gpus
 from triosim.compute.compute_model import ComputeModel, Estimates
 from triosim.compute.models import linear, roofline
-from triosim.compute.models.auto import Auto, best
+from triosim.compute.models.auto import AutoComputeModel, best
 from triosim.compute.models.linear import Linear
 from triosim.compute.models.roofline import DEFAULTS, LAUNCH_SECONDS, Roofline
 from triosim.trace import Operator, Tensor, Trace
@@ -186,7 +186,7 @@ def test_the_model_that_is_expected_to_err_least_is_taken_operator_by_operator()
 
 def test_auto_names_what_it_used_and_knows_every_operator() -> None:
     trace = traces.transformer()
-    model = Auto()
+    model = AutoComputeModel()
     model.fit(trace)
     for gpu in (trace.gpu, "H100"):
         found = model.estimate(trace.operators, gpu)
@@ -210,7 +210,7 @@ class Rising(ComputeModel):
 
 
 def test_a_ratio_takes_both_its_estimates_from_one_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = Auto()
+    model = AutoComputeModel()
     monkeypatch.setattr("triosim.compute.models.auto.stored", lambda gpu: (Rising(),))
     small, large = addition(2**10), addition(2**28)
     found = model.ratios([small], [large], "H100", "H100")

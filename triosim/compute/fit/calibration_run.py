@@ -27,7 +27,7 @@ from triosim.compute.models.elementwise import Segments, memory_seconds
 from triosim.errors import OutputError, TriosimError
 from triosim.output_files import check_outputs, writing_text
 
-#: So many different shapes of a family, measured on one GPU among other operators, are worth a model of the family.
+#: The distinct shapes of a family, measured on one GPU, from which it gets a model.
 ENOUGH_FOR_FAMILY = 200
 #: The sources, by dtype, of the tables that the shipped models are fitted to.
 _SOURCES = {

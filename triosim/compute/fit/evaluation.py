@@ -12,7 +12,7 @@ from triosim.compute.compute_model import CLASS_EDGES, Array
 from triosim.compute.fit.operator_rows import OperatorRows
 from triosim.compute.learned import model_files
 from triosim.compute.learned.family_model import CLASSES
-from triosim.compute.models.auto import Auto
+from triosim.compute.models.auto import AutoComputeModel
 from triosim.compute.models.calibrated import bare_name
 
 
@@ -90,7 +90,7 @@ def already_fitted(rows: OperatorRows, families: Collection[tuple[str, str]]) ->
 
 def evaluate(rows: OperatorRows) -> Evaluation:
     """Compare measured operators with the estimates of ``auto``, which has fitted models and the roofline alone."""
-    found = Auto().estimate(rows.operators, rows.gpu.name)
+    found = AutoComputeModel().estimate(rows.operators, rows.gpu.name)
     predicted, measured = found.seconds[rows.measured], rows.seconds
     keys = [f"{bare_name(one.name)} {one.phase}" for one in rows.rows()]
     names = np.array(found.model)[rows.measured]

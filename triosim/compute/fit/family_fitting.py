@@ -24,7 +24,7 @@ from triosim.compute.learned.family_model import CLASSES, FamilyModel
 from triosim.gpus import Gpu
 
 FOLDS = 5
-#: So many rows of one GPU get trees of their own; the trees of several GPUs together also read the GPU's specifications.
+#: The rows from which a GPU gets trees of its own; trees of several GPUs together also read the GPU's specifications.
 ENOUGH_ALONE = 15000
 _ALONE = TreeSettings(trees=250, leaves=63, rate=0.12, least=8)
 _POOLED = TreeSettings(trees=300, leaves=31, rate=0.1, least=5)

@@ -70,7 +70,7 @@ class FamilyTable:
         return replace(self, shapes=self.shapes.select(rows), seconds=self.seconds[rows], devices=devices)
 
     def gpus(self) -> list[str]:
-        """Return the names of the GPUs that the table tells apart."""
+        """Return the names of the GPUs in the table."""
         return [] if self.devices is None else sorted(set(self.devices.tolist()))
 
 

@@ -23,14 +23,14 @@ from triosim.compute.models.roofline import LAUNCH_SECONDS
 
 Fit = Callable[["_Points"], KindRegression]
 
-#: So many different sizes are worth trees.
+#: The number of distinct sizes from which trees are tried.
 ENOUGH_FOR_TREES = 40
 _TREES = TreeSettings(trees=80, leaves=12, rate=0.12, least=4, robust=False)
-#: No regression states less: what the time of one call varies by from run to run.
+#: The least error that a regression states: the variation of a call's time from run to run.
 LEAST_ERROR = 0.01
-#: A line is fitted to at most so many points, chosen at random.
+#: The most points of a line's fit; of more, a random choice.
 _MOST_POINTS = 500
-#: Each size is held out alone, up to so many folds.
+#: The most folds: up to these, each size is held out by itself.
 _MOST_FOLDS, _FOLDS_OF_TREES = 20, 5
 #: The share of the sizes at either end that are held out to find the error beyond the measured sizes.
 _END = 0.2

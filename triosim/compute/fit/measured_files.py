@@ -88,7 +88,7 @@ def unknown_names(several: Sequence[OperatorRows]) -> list[str]:
     names = sorted({name for rows in several for name in features.unknown(rows.rows())})
     if not names:
         return []
-    return [f"nothing is known of {', '.join(names)}: their times are predicted from the bytes of their tensors alone"]
+    return [f"unknown operators: {', '.join(names)}; their times are predicted from the bytes of their tensors"]
 
 
 def _is_trace(path: str) -> bool:

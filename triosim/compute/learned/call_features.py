@@ -3,7 +3,7 @@
 Ratios that carry over from one GPU to another: arithmetic intensity against that of the GPU, working sets against its L2
 cache, tiles over its multiprocessors (waves, and how full the last one is), and sizes against the tiles'. NeuSight (Lee et
 al., ASPLOS 2025) and TorchSim (appendix E) predict utilisation from such features. Where the traffic of a product's tiles
-comes from is Hong and Kung (1981): each tile reads its rows and columns anew.
+comes from is Hong and Kung (1981): each tile reads its rows and columns again.
 """
 
 from __future__ import annotations

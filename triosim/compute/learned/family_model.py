@@ -27,7 +27,7 @@ from triosim.compute.learned.call_features import call_features, specifications
 from triosim.gpus import Gpu
 
 CLASSES = ("<20us", "20-200us", ">200us")
-#: What an estimate is taken to err by where cross-validation had no such rows.
+#: The assumed error of an estimate where cross-validation had no such rows.
 UNKNOWN_ERROR = 0.25
 _MOST_DOUBLINGS = 3.0
 #: The factor of the error for the same chip with other memory or another power limit.

@@ -29,7 +29,7 @@ _FORMAT = "triosim fitted operator models 1"
 SHIPPED = Path(__file__).resolve().parent / "data"
 ENVIRONMENT = "TRIOSIM_MODELS"
 _WRITE_ONE = "write one: triosim calibrate compute"
-#: Files with the time of their last change and their size, so that one that was written anew is read anew.
+#: Files with the time of their last change and their size, so that a file that has changed is read again.
 _Files = tuple[tuple[str, int, int], ...]
 
 

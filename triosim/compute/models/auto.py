@@ -42,7 +42,7 @@ _STORED: tuple[ComputeModel, ...] = (Calibrated(), Forest(), AttentionKernels(),
 _COMPARED = (Forest.name, AttentionKernels.name, Elementwise.name, Reduction.name, Roofline.name)
 
 
-class Auto(ComputeModel):
+class AutoComputeModel(ComputeModel):
     """Chooses by expected error, operator by operator; each estimate names the model that it comes from."""
 
     def __init__(self) -> None:

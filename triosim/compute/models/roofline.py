@@ -68,7 +68,7 @@ DEFAULTS = {
     "optimizer": Efficiency(0.5, 0.7, (0.4, 0.3, 0.3)),
 }
 Key = tuple[str, str, str]  # class, phase, and what it computes in: "" for a class that only moves bytes
-#: The classes that compute: they are told apart by dtype, the others move bytes of whatever dtype.
+#: The classes whose efficiencies depend on the dtype; all others only move bytes.
 ARITHMETIC = ("product", "convolution", "attention")
 _REDUCTIONS = ("norm", "softmax", "sum", "mean", "pool", "loss", "var", "argmax", "cumsum", "topk", "sort", "embedding")
 #: The relative error of a ratio for each factor of e between two sizes, in measured tables (``uncertainty.resizing_error``);

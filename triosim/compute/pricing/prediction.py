@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from triosim import gpus
 from triosim.compute.compute_model import ComputeModel, checked
-from triosim.compute.models.auto import Auto
+from triosim.compute.models.auto import AutoComputeModel
 from triosim.compute.pricing.repricing import with_prediction
 from triosim.operators.features import is_free
 from triosim.trace import Trace
@@ -19,7 +19,7 @@ def with_predicted_times(trace: Trace, model: ComputeModel | None = None) -> Tra
     for a GPU that is not in the catalogue.
     """
     target = gpus.find(trace.gpu)
-    model = model or Auto()
+    model = model or AutoComputeModel()
     working = [one for one in trace.operators if one.communication is None and not is_free(one)]
     found = checked(model.estimate(working, target.name), working, model)
     priced = {

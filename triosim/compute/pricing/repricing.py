@@ -16,7 +16,7 @@ import numpy as np
 
 from triosim import gpus
 from triosim.compute.compute_model import ComputeModel, Estimates, checked
-from triosim.compute.models.auto import Auto
+from triosim.compute.models.auto import AutoComputeModel
 from triosim.compute.operator_sequence import OperatorSequence
 from triosim.trace import Operator, Trace
 
@@ -86,7 +86,7 @@ def on_gpu(trace: Trace, target: gpus.Gpu, model: ComputeModel) -> Trace:
         if measured:
             times += f" without those measured on '{trace.gpu}', which is not in the GPU catalogue"
     if not known:
-        times += f" by auto, since {type(model).__name__.lower()} says nothing of another GPU than a trace's"
+        times += f" by auto, because {type(model).__name__.lower()} estimates no operator on another GPU"
     return replace(trace, operators=tuple(operators), gpu=target.name, times=times, step_seconds=None)
 
 
@@ -146,7 +146,7 @@ def _answers(
     known = np.isfinite(found.seconds)
     if known.all():
         return found, True
-    auto = Auto()
+    auto = AutoComputeModel()
     if trace is not None:
         auto.fit(trace)
     other = ask(auto)
