@@ -17,7 +17,7 @@ import numpy.typing as npt
 from triosim.compute.fit import family_fitting as calibration
 from triosim.compute.fit import measured_files
 from triosim.compute.fit.evaluation import Statistics, by_class, statistics
-from triosim.compute.fit.family_fitting import FamilyRows
+from triosim.compute.fit.family_tables import FamilyTable
 from triosim.compute.models import elementwise
 from triosim.compute.models.elementwise import memory_seconds
 from validation.report import Row, data
@@ -100,23 +100,23 @@ def figures() -> list[Figure]:
     return found
 
 
-def read(*names: str) -> list[FamilyRows]:
+def read(*names: str) -> list[FamilyTable]:
     """Return the rows of tables of measured operators, by family and dtype."""
     paths = [str(data(f"operators/{name}.csv.gz")) for name in names]
-    return calibration.collect(measured_files.read(paths, measured_files.ALL_GPUS).tables)
+    return calibration.joined(measured_files.read(paths, measured_files.ALL_GPUS).tables)
 
 
-def _segments(rows: FamilyRows, how: str) -> Array:
+def _segments(rows: FamilyTable, how: str) -> Array:
     """Return predictions of the element-wise segments, each row's from a fit without it."""
     predicted = np.full(len(rows), np.nan)
     assert rows.shapes.kinds is not None
     kinds = rows.shapes.kinds
     memory = np.empty(len(rows))
-    for gpu, mask in rows.each():
+    for gpu, mask in rows.by_gpu():
         memory[mask] = memory_seconds(rows.shapes.select(mask), gpu)
     fold = np.random.default_rng(0).permutation(len(rows)) % calibration.FOLDS
-    whole = {gpu.name: elementwise.fit(memory[m], rows.seconds[m], kinds[m]) for gpu, m in rows.each()}
-    for gpu, mask in rows.each():
+    whole = {gpu.name: elementwise.fit(memory[m], rows.seconds[m], kinds[m]) for gpu, m in rows.by_gpu()}
+    for gpu, mask in rows.by_gpu():
         if how == "GPU":
             others = elementwise.of_others(whole, gpu)
             predicted[mask] = others.seconds(memory[mask], kinds[mask])
@@ -128,10 +128,10 @@ def _segments(rows: FamilyRows, how: str) -> Array:
     return predicted
 
 
-def _judged(table: str, rows: FamilyRows, predicted: Array, how: str) -> Iterator[Figure]:
+def _judged(table: str, rows: FamilyTable, predicted: Array, how: str) -> Iterator[Figure]:
     """Yield a figure for each GPU, and one for the mean of all."""
     several = []
-    for gpu, mask in rows.each():
+    for gpu, mask in rows.by_gpu():
         seen = mask & np.isfinite(predicted)
         if seen.any():
             total = statistics(predicted[seen], rows.seconds[seen])
@@ -169,20 +169,20 @@ def floors() -> list[tuple[str, str, int, float]]:
         )
     )
     (one,) = read("bmm_fp32_multi_gpu")
-    for gpu, mask in one.each():
+    for gpu, mask in one.by_gpu():
         count, error = _swapped(one.select(mask))
         if count:
             found.append((f"bmm {gpu.name}", "m and n exchanged", count, error))
     return found
 
 
-def _intensity(rows: FamilyRows) -> Array:
+def _intensity(rows: FamilyTable) -> Array:
     m, n, k = (rows.shapes[name] for name in "mnk")
     intensity: Array = m * n * k / (m * k + n * k + m * n)
     return intensity
 
 
-def _key(rows: FamilyRows, names: str | tuple[str, ...]) -> list[tuple[float, ...]]:
+def _key(rows: FamilyTable, names: str | tuple[str, ...]) -> list[tuple[float, ...]]:
     return list(zip(*(rows.shapes[name].tolist() for name in names), strict=True))
 
 
@@ -193,7 +193,7 @@ def _spread(logs: list[float]) -> tuple[int, float]:
     return len(values), float(np.abs(values - np.median(values)).mean() / np.sqrt(2.0))
 
 
-def _pairs(rows: FamilyRows, column: str, step: float) -> tuple[int, float]:
+def _pairs(rows: FamilyTable, column: str, step: float) -> tuple[int, float]:
     names = tuple(rows.shapes.columns)
     place = names.index(column)
     times = dict(zip(_key(rows, names), np.log(rows.seconds).tolist(), strict=True))
@@ -205,16 +205,16 @@ def _pairs(rows: FamilyRows, column: str, step: float) -> tuple[int, float]:
     return _spread(logs)
 
 
-def _between(rows: FamilyRows, chosen: object) -> tuple[int, float]:
+def _between(rows: FamilyTable, chosen: object) -> tuple[int, float]:
     assert callable(chosen)
     rows = rows.select(chosen(rows))
     names = tuple(rows.shapes.columns)
-    parts = [rows.select(mask) for _, mask in rows.each()]
+    parts = [rows.select(mask) for _, mask in rows.by_gpu()]
     first, second = (dict(zip(_key(part, names), np.log(part.seconds).tolist(), strict=True)) for part in parts)
     return _spread([first[key] - second[key] for key in first if key in second])
 
 
-def _swapped(rows: FamilyRows) -> tuple[int, float]:
+def _swapped(rows: FamilyTable) -> tuple[int, float]:
     times = dict(zip(_key(rows, ("b", "m", "n", "k")), np.log(rows.seconds).tolist(), strict=True))
     return _spread([t - times[b, n, m, k] for (b, m, n, k), t in times.items() if m < n and (b, n, m, k) in times])
 

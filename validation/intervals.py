@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from triosim.compute.compute_model import CLASS_EDGES, ComputeModel
 from triosim.compute.fit import family_fitting as calibration
-from triosim.compute.fit.family_fitting import FamilyRows
+from triosim.compute.fit.family_tables import FamilyTable
 from triosim.compute.learned import model_files
 from triosim.compute.learned.family_model import FamilyModel
 from triosim.compute.models.auto import AutoComputeModel
@@ -120,11 +120,11 @@ def covered(what: str, table: str, gpu: Gpu, predicted: Array, measured: Array, 
     return Coverage(what, table, gpu.name, len(measured), float(inside.mean()), error, float(stated.mean()))
 
 
-def at_random(table: str, rows: FamilyRows) -> Iterator[Coverage]:
+def at_random(table: str, rows: FamilyTable) -> Iterator[Coverage]:
     """Rows of one fold of five, with the errors that ship."""
     shipped = _shipped(rows)
     predicted = calibration.at_random(rows, most=1 if len(rows) > 2000 else calibration.FOLDS)
-    for gpu, mask in rows.each():
+    for gpu, mask in rows.by_gpu():
         seen = mask & np.isfinite(predicted)
         stated = shipped.relative_error(rows.shapes.select(seen), gpu, predicted[seen])
         measured = rows.seconds[seen]
@@ -145,17 +145,17 @@ def sums(table: str, gpu: Gpu, predicted: Array, measured: Array, stated: Array)
     return covered("sum of 50 to 300 such rows", table, gpu, step, seconds, error)
 
 
-def by_roofline(table: str, rows: FamilyRows, most: int = 500) -> Iterator[Coverage]:
+def by_roofline(table: str, rows: FamilyTable, most: int = 500) -> Iterator[Coverage]:
     """Rows predicted by the efficiencies that no trace was fitted to."""
-    for gpu, mask in rows.each():
+    for gpu, mask in rows.by_gpu():
         some = rows.select(mask).select(_some(int(mask.sum()), most))
         found = Roofline().estimate(operators(some), gpu.name)
         yield covered("row, roofline without a fit", table, gpu, found.seconds, some.seconds, found.relative_error)
 
 
-def left_out(table: str, rows: FamilyRows) -> Iterator[Coverage]:
+def left_out(table: str, rows: FamilyTable) -> Iterator[Coverage]:
     """Rows of a GPU by a model that was fitted to the others, with errors of those that were left out of fits without it."""
-    present = list(rows.each())
+    present = list(rows.by_gpu())
     without = {number: calibration.fit(rows.select(~mask), known=False) for number, (_, mask) in enumerate(present)}
     predicted: dict[tuple[int, int], Array] = {}
     for one, (_, first) in enumerate(present):
@@ -173,7 +173,7 @@ def left_out(table: str, rows: FamilyRows) -> Iterator[Coverage]:
         yield covered("row, GPU left out of the fit", table, gpu, found, rows.seconds[mask], stated)
 
 
-def steps(table: str, rows: FamilyRows) -> Iterator[Coverage]:
+def steps(table: str, rows: FamilyTable) -> Iterator[Coverage]:
     """Steps in another size by each model, of layers that no fit saw."""
     held = _held_layers(rows, tuple(_LAYERS[table]))
     shipped = _shipped(rows)
@@ -183,11 +183,11 @@ def steps(table: str, rows: FamilyRows) -> Iterator[Coverage]:
         model_files.save([refit], path)
         with model_files.using(path):
             for column in _CHANGES[table]:
-                for gpu, mask in rows.each():
+                for gpu, mask in rows.by_gpu():
                     yield from _steps_of(f"{table}, another {column}", rows.select(mask & held), gpu, column)
 
 
-def _steps_of(table: str, rows: FamilyRows, gpu: Gpu, column: str) -> Iterator[Coverage]:
+def _steps_of(table: str, rows: FamilyTable, gpu: Gpu, column: str) -> Iterator[Coverage]:
     models: tuple[tuple[str, type[ComputeModel]], ...] = (
         ("auto", AutoComputeModel),
         ("linear", Linear),
@@ -209,7 +209,7 @@ def _steps_of(table: str, rows: FamilyRows, gpu: Gpu, column: str) -> Iterator[C
         yield covered(f"step in another size, {name}", table, gpu, predicted, seconds, stated)
 
 
-def _drawn(rows: FamilyRows, column: str) -> Iterator[tuple[list[Operator], list[Operator], float]]:
+def _drawn(rows: FamilyTable, column: str) -> Iterator[tuple[list[Operator], list[Operator], float]]:
     """Yield steps of 4 to 10 layers, 2 to 12 times each, before and after a column changed by at most 16 times."""
     names = list(rows.shapes.columns)
     place = names.index(column)
@@ -233,7 +233,7 @@ def _drawn(rows: FamilyRows, column: str) -> Iterator[tuple[list[Operator], list
         yield before, after, float(sum(rows.seconds[b] for _, b in pairs))
 
 
-def operators(rows: FamilyRows) -> list[Operator]:
+def operators(rows: FamilyTable) -> list[Operator]:
     """Return the operators that rows of a table are."""
     names = list(rows.shapes.columns)
     kinds = ["" for _ in range(len(rows))] if rows.shapes.kinds is None else rows.shapes.kinds.tolist()
@@ -241,7 +241,7 @@ def operators(rows: FamilyRows) -> list[Operator]:
     return [_operator(rows, number, one, kind) for number, (one, kind) in enumerate(zip(sizes, kinds, strict=True), 1)]
 
 
-def _operator(rows: FamilyRows, number: int, sizes: tuple[int, ...], kind: str) -> Operator:
+def _operator(rows: FamilyTable, number: int, sizes: tuple[int, ...], kind: str) -> Operator:
     family, attributes = rows.shapes.family, {}
     if family == "product":
         b, m, n, k = sizes
@@ -262,13 +262,13 @@ def _operator(rows: FamilyRows, number: int, sizes: tuple[int, ...], kind: str) 
     )
 
 
-def _shipped(rows: FamilyRows) -> FamilyModel:
+def _shipped(rows: FamilyTable) -> FamilyModel:
     found = model_files.find(rows.shapes.family, rows.shapes.dtype, "")
     assert found is not None
     return found
 
 
-def _held_layers(rows: FamilyRows, columns: tuple[str, ...], share: float = 0.2) -> Mask:
+def _held_layers(rows: FamilyTable, columns: tuple[str, ...], share: float = 0.2) -> Mask:
     keys = list(zip(*(rows.shapes[name].tolist() for name in columns), strict=True))
     layers = sorted(set(keys))
     chosen = np.random.default_rng(1).permutation(len(layers))[: int(share * len(layers))]

@@ -16,7 +16,6 @@ import numpy as np
 from triosim.compute import families
 from triosim.compute.fit import family_fitting, kind_fitting, measured_files
 from triosim.compute.fit.boosting import regressor
-from triosim.compute.fit.family_fitting import FamilyRows
 from triosim.compute.fit.family_tables import FamilyTable
 from triosim.compute.fit.measured_files import ALL_GPUS
 from triosim.compute.fit.operator_rows import OperatorRows
@@ -37,7 +36,7 @@ _SOURCES = {
 _OPERATORS_FILE = "operators.npz"
 
 
-def is_folder(path: str) -> bool:
+def _is_folder(path: str) -> bool:
     """Whether fitted models go into a folder, a file for each, instead of one file. Raises ``OutputError`` for other files."""
     target = Path(path)
     if target.suffix == ".npz" and not target.is_dir():
@@ -58,12 +57,12 @@ def run(
     """Read tables and traces, fit, cross-validate and write; return where to. ``gpu`` is a name, ``all`` for every row of the
     tables, or None: each file then says what it is about.
     """
-    if path is not None and not is_folder(path):
+    if path is not None and not _is_folder(path):
         check_outputs(path, reading=data)
     measured = measured_files.read(data, gpu, operator, cache)
     named = measured.gpus()
     path = path or f"{named[0] if len(named) == 1 else 'models'}.npz"
-    folder = is_folder(path)
+    folder = _is_folder(path)
     together = folder and gpu == ALL_GPUS
     rows = measured.operators if together else measured.by_gpu()
     for line in measured_files.unknown_names(rows):
@@ -93,14 +92,14 @@ def _fit_families(
     models, text = [], ""
     if tables:
         regressor()  # says what is missing before anything takes long
-    for rows in family_fitting.collect(tables):
+    for rows in family_fitting.joined(tables):
         source = _SOURCES.get(rows.shapes.dtype, "") if together else ""
         if rows.shapes.family == "elementwise":
             text = segments(rows, source)
             continue
-        if sum(_different(rows.shapes.select(mask)) for _, mask in rows.each()) < ENOUGH_FOR_FAMILY:
+        if sum(_different(rows.shapes.select(mask)) for _, mask in rows.by_gpu()) < ENOUGH_FOR_FAMILY:
             what = f"{len(rows)} rows of {rows.shapes.family} in {rows.shapes.dtype} are too few for all GPUs together"
-            raise TriosimError(what, where=", ".join(rows.sources), fix=f"leave out --gpu {ALL_GPUS}")
+            raise TriosimError(what, where=rows.source, fix=f"leave out --gpu {ALL_GPUS}")
         model = family_fitting.calibrate(rows, progress, source=source)
         models.append(model)
         for name, errors in model.errors["random"].items():
@@ -122,13 +121,13 @@ def _different(shapes: families.FamilyCalls) -> int:
     return int(np.unique(np.stack(list(shapes.columns.values())), axis=1).shape[1])
 
 
-def segments(rows: FamilyRows, source: str = "") -> str:
+def segments(rows: FamilyTable, source: str = "") -> str:
     """Return the JSON text of each GPU's segments, and any other's, with errors from five folds and from GPUs left out."""
     fitted: dict[str, Segments] = {}
     left_out: dict[str, float] = {}
     every_kind = rows.shapes.kinds
-    memory = {gpu.name: memory_seconds(rows.shapes.select(mask), gpu) for gpu, mask in rows.each()}
-    for gpu, mask in rows.each():
+    memory = {gpu.name: memory_seconds(rows.shapes.select(mask), gpu) for gpu, mask in rows.by_gpu()}
+    for gpu, mask in rows.by_gpu():
         kinds = None if every_kind is None else every_kind[mask]
         seconds, bytes_time = rows.seconds[mask], memory[gpu.name]
         fold = np.random.default_rng(0).permutation(len(seconds)) % family_fitting.FOLDS
@@ -140,7 +139,7 @@ def segments(rows: FamilyRows, source: str = "") -> str:
             off.append(np.abs(predicted / seconds[held] - 1))
         error = float(np.concatenate(off).mean())
         fitted[gpu.name] = replace(elementwise.fit(bytes_time, seconds, kinds), error=round(error, 4))
-    for gpu, mask in rows.each() if len(fitted) > 1 else []:
+    for gpu, mask in rows.by_gpu() if len(fitted) > 1 else []:
         predicted = elementwise.of_others(fitted, gpu).seconds(
             memory[gpu.name], None if every_kind is None else every_kind[mask]
         )
@@ -148,8 +147,8 @@ def segments(rows: FamilyRows, source: str = "") -> str:
     unknown = float(np.mean(list(left_out.values()))) if left_out else 0.25
     fitted[""] = replace(next(iter(fitted.values())), error=round(unknown, 4))
     about = {
-        "files": list(rows.sources),
-        "rows": {gpu.name: int(mask.sum()) for gpu, mask in rows.each()},
+        "files": rows.source.split(", "),
+        "rows": {gpu.name: int(mask.sum()) for gpu, mask in rows.by_gpu()},
         "left out": {name: round(value, 4) for name, value in left_out.items()},
         "source": source,
     }

@@ -6,15 +6,15 @@ Errors are those of rows that the fit did not see: rows held out at random (five
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from triosim import gpus
 from triosim.compute import attainable_rate
-from triosim.compute.compute_model import CLASS_EDGES, Array, Mask, Rows
+from triosim.compute.compute_model import CLASS_EDGES, Array, Mask
 from triosim.compute.families import COLUMNS, Family, FamilyCalls
 from triosim.compute.fit.boosting import TreeSettings, grow
 from triosim.compute.fit.family_tables import FamilyTable
@@ -35,60 +35,30 @@ _FEW_OTHER = TreeSettings(trees=40, leaves=4, rate=0.1, least=25, features=1.0)
 _FEW_ROWS = 2000
 
 
-@dataclass(frozen=True)
-class FamilyRows:
-    """Measured calls of one family and dtype: ``gpu`` is each row's index in ``gpus``."""
-
-    shapes: FamilyCalls
-    seconds: Array
-    gpu: Rows
-    gpus: tuple[Gpu, ...]
-    sources: tuple[str, ...] = ()
-
-    def __len__(self) -> int:
-        return len(self.seconds)
-
-    def select(self, rows: Mask) -> FamilyRows:
-        """Return some of the rows."""
-        return replace(self, shapes=self.shapes.select(rows), seconds=self.seconds[rows], gpu=self.gpu[rows])
-
-    def each(self) -> Iterator[tuple[Gpu, Mask]]:
-        """Yield the GPUs that have rows, and which."""
-        for number, gpu in enumerate(self.gpus):
-            mask = self.gpu == number
-            if mask.any():
-                yield gpu, mask
-
-
-def collect(tables: Sequence[FamilyTable]) -> list[FamilyRows]:
-    """Return the rows of tables that name their GPUs, by family and dtype."""
-    found: dict[tuple[Family, str], list[tuple[FamilyTable, list[Gpu]]]] = {}
+def joined(tables: Sequence[FamilyTable]) -> list[FamilyTable]:
+    """Return one table for each family and dtype, with the rows of all tables of it; the tables name their GPUs."""
+    found: dict[tuple[Family, str], list[FamilyTable]] = {}
     for table in tables:
-        assert table.devices is not None, "tables name their GPUs"
-        by_name = {name: gpus.find(name) for name in table.gpus()}
-        each = [by_name[name] for name in table.devices.tolist()]
-        found.setdefault((table.shapes.family, table.shapes.dtype), []).append((table, each))
-    collected = []
+        found.setdefault((table.shapes.family, table.shapes.dtype), []).append(table)
+    result = []
     for (family, dtype), parts in found.items():
-        known = dict(sorted({gpu.name: gpu for _, each in parts for gpu in each}.items()))
-        columns = {name: np.concatenate([part.shapes[name] for part, _ in parts]) for name in COLUMNS[family]}
-        kinds = [part.shapes.kinds for part, _ in parts if part.shapes.kinds is not None]
+        columns = {name: np.concatenate([part.shapes[name] for part in parts]) for name in COLUMNS[family]}
+        kinds = [part.shapes.kinds for part in parts if part.shapes.kinds is not None]
         shapes = FamilyCalls(family, dtype, columns, np.concatenate(kinds) if kinds else None)
-        seconds = np.concatenate([part.seconds for part, _ in parts])
-        gpu = np.array([list(known).index(gpu.name) for _, each in parts for gpu in each])
-        sources = tuple(part.source.rpartition("/")[2] for part, _ in parts)
-        collected.append(FamilyRows(shapes, seconds, gpu, tuple(known.values()), sources))
-    return collected
+        devices = np.concatenate([part.devices for part in parts if part.devices is not None])
+        files = ", ".join(Path(name).name for part in parts for name in part.source.split(", "))
+        result.append(FamilyTable(shapes, np.concatenate([part.seconds for part in parts]), devices, files))
+    return result
 
 
-def fit(rows: FamilyRows, *, known: bool = True, others: bool = True) -> FamilyModel:
+def fit(rows: FamilyTable, *, known: bool = True, others: bool = True) -> FamilyModel:
     """Fit a model to rows: ``known``, the trees of the rows' GPUs; ``others``, those of any other GPU."""
-    reached = {gpu.name: _rate(rows, gpu, mask) for gpu, mask in rows.each()}
-    present = [gpu for gpu, _ in rows.each()]
+    reached = {gpu.name: _rate(rows, gpu, mask) for gpu, mask in rows.by_gpu()}
+    present = [gpu for gpu, _ in rows.by_gpu()]
     attainable = attainable_rate.fit(present, [reached[gpu.name] for gpu in present], rows.shapes.dtype)
     own: dict[str, BoostedTrees] = {}
     features, told, target, group = [], [], [], []
-    for number, (gpu, mask) in enumerate(rows.each()):
+    for number, (gpu, mask) in enumerate(rows.by_gpu()):
         calls = call_features(rows.shapes.select(mask), gpu, reached[gpu.name])
         wanted = np.log(rows.seconds[mask] / calls.roofline)
         if known and int(mask.sum()) >= ENOUGH_ALONE:
@@ -109,7 +79,7 @@ def fit(rows: FamilyRows, *, known: bool = True, others: bool = True) -> FamilyM
     return FamilyModel(rows.shapes.family, rows.shapes.dtype, reached, attainable, own, pooled, other, sizes)
 
 
-def _rate(rows: FamilyRows, gpu: Gpu, mask: Mask) -> float:
+def _rate(rows: FamilyTable, gpu: Gpu, mask: Mask) -> float:
     """Return the FLOP/s that large calls reach."""
     shapes, seconds = rows.shapes.select(mask), rows.seconds[mask]
     if shapes.family == "product":
@@ -122,15 +92,15 @@ def _rate(rows: FamilyRows, gpu: Gpu, mask: Mask) -> float:
     return float(np.quantile(flops[large] / seconds[large], 0.75))
 
 
-def predict(model: FamilyModel, rows: FamilyRows) -> Array:
+def predict(model: FamilyModel, rows: FamilyTable) -> Array:
     """Return the model's seconds for each row."""
     found = np.empty(len(rows))
-    for gpu, mask in rows.each():
+    for gpu, mask in rows.by_gpu():
         found[mask] = model.seconds(rows.shapes.select(mask), gpu)
     return found
 
 
-def at_random(rows: FamilyRows, most: int = FOLDS, *, by_shape: bool = False) -> Array:
+def at_random(rows: FamilyTable, most: int = FOLDS, *, by_shape: bool = False) -> Array:
     """Return predictions of each row by a model that was fitted without it and its fold; NaN beyond ``most`` folds.
 
     With ``by_shape``, the rows of one shape on all GPUs are in one fold.
@@ -143,7 +113,7 @@ def at_random(rows: FamilyRows, most: int = FOLDS, *, by_shape: bool = False) ->
     return _held_out(rows, [fold == number for number in range(most)])
 
 
-def by_slices(rows: FamilyRows, column: str) -> Array:
+def by_slices(rows: FamilyTable, column: str) -> Array:
     """Return predictions of the rows of a fifth of a column's values by a model that saw none of these values; NaN elsewhere.
 
     The smallest and the largest value stay: errors beyond all measurements are another question.
@@ -153,16 +123,16 @@ def by_slices(rows: FamilyRows, column: str) -> Array:
     return _held_out(rows, [np.isin(rows.shapes[column], inner[: max(1, round(0.2 * len(values)))])])
 
 
-def by_gpus(rows: FamilyRows) -> Array:
+def by_gpus(rows: FamilyTable) -> Array:
     """Return predictions of each GPU's rows by a model that was fitted to the other GPUs."""
     found = np.full(len(rows), np.nan)
-    masks = [mask for _, mask in rows.each()]
+    masks = [mask for _, mask in rows.by_gpu()]
     for mask in masks if len(masks) > 1 else []:
         found[mask] = predict(fit(rows.select(~mask), known=False), rows.select(mask))
     return found
 
 
-def _held_out(rows: FamilyRows, masks: Sequence[Mask]) -> Array:
+def _held_out(rows: FamilyTable, masks: Sequence[Mask]) -> Array:
     found = np.full(len(rows), np.nan)
     for mask in masks:
         if mask.any() and not mask.all():
@@ -170,13 +140,13 @@ def _held_out(rows: FamilyRows, masks: Sequence[Mask]) -> Array:
     return found
 
 
-def columns_with_slices(rows: FamilyRows) -> list[str]:
+def columns_with_slices(rows: FamilyTable) -> list[str]:
     """Return the columns with enough values to hold some out."""
     return [name for name in COLUMNS[rows.shapes.family] if len(np.unique(rows.shapes[name])) >= 8]
 
 
 def calibrate(
-    rows: FamilyRows, progress: Callable[[str], None] = lambda text: None, *, source: str = ""
+    rows: FamilyTable, progress: Callable[[str], None] = lambda text: None, *, source: str = ""
 ) -> FamilyModel:
     """Fit to all rows, with errors from cross-validation."""
     name = f"{rows.shapes.family} in {rows.shapes.dtype}"
@@ -187,13 +157,13 @@ def calibrate(
     progress(f"{name}: fitting to all rows")
     model = fit(rows)
     errors = {
-        "random": {gpu.name: _errors(rows, random, mask) for gpu, mask in rows.each()},
-        "slices": {gpu.name: _pooled_errors(rows, slices, mask) for gpu, mask in rows.each()},
+        "random": {gpu.name: _errors(rows, random, mask) for gpu, mask in rows.by_gpu()},
+        "slices": {gpu.name: _pooled_errors(rows, slices, mask) for gpu, mask in rows.by_gpu()},
         "left out": {"all": _errors(rows, left_out, np.ones(len(rows), dtype=bool))},
     }
     used: dict[str, Any] = {
-        "files": list(rows.sources),
-        "rows": {gpu.name: int(mask.sum()) for gpu, mask in rows.each()},
+        "files": rows.source.split(", "),
+        "rows": {gpu.name: int(mask.sum()) for gpu, mask in rows.by_gpu()},
         "fit": "boosted trees on log(seconds / roofline)",
         "folds": FOLDS,
         "source": source,
@@ -201,7 +171,7 @@ def calibrate(
     return replace(model, errors=errors, provenance=used)
 
 
-def _errors(rows: FamilyRows, predicted: Array, mask: Mask) -> dict[str, float]:
+def _errors(rows: FamilyTable, predicted: Array, mask: Mask) -> dict[str, float]:
     """Return mean relative errors, all together and by size class as predicted."""
     seen = mask & np.isfinite(predicted)
     if not seen.any():
@@ -215,7 +185,7 @@ def _errors(rows: FamilyRows, predicted: Array, mask: Mask) -> dict[str, float]:
     return found
 
 
-def _pooled_errors(rows: FamilyRows, several: Sequence[Array], mask: Mask) -> dict[str, float]:
+def _pooled_errors(rows: FamilyTable, several: Sequence[Array], mask: Mask) -> dict[str, float]:
     found: dict[str, list[float]] = {}
     for predicted in several:
         for name, value in _errors(rows, predicted, mask).items():

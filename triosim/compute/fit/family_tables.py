@@ -17,17 +17,19 @@ A column ``dtype``, the same throughout, says another dtype.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
+from triosim import gpus
 from triosim.compute import csv_table
 from triosim.compute.compute_model import Array, Mask
 from triosim.compute.families import BINARY, COLUMNS, FAMILIES, Family, FamilyCalls
 from triosim.errors import TriosimError, nearest
+from triosim.gpus import Gpu
 from triosim.trace import DTYPE_BYTES, Operator, Tensor, dtype_name
 
 _TIMES = {"latency_ms": 1e-3, "latency_us": 1e-6, "seconds": 1.0}
@@ -68,6 +70,12 @@ class FamilyTable:
         """Return some of the rows."""
         devices = None if self.devices is None else self.devices[rows]
         return replace(self, shapes=self.shapes.select(rows), seconds=self.seconds[rows], devices=devices)
+
+    def by_gpu(self) -> Iterator[tuple[Gpu, Mask]]:
+        """Yield the GPUs of a table that names them as the catalogue does, and which rows are theirs."""
+        assert self.devices is not None, "the table names its GPUs"
+        for name in self.gpus():
+            yield gpus.find(name), self.devices == name
 
     def gpus(self) -> list[str]:
         """Return the names of the GPUs in the table."""

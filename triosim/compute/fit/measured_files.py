@@ -30,8 +30,8 @@ _IN_FILE_NAMES = ("a100", "h100", "h200")
 
 @dataclass(frozen=True)
 class MeasuredFiles:
-    """The measured operators of files: tables of one family, which name their GPUs, and rows of any operators, one entry for
-    each GPU and file.
+    """The measured operators of files: tables of one family, which name their GPUs as the catalogue does, and rows of any
+    operators, one entry for each GPU and file.
     """
 
     tables: list[FamilyTable]
@@ -40,7 +40,7 @@ class MeasuredFiles:
     def gpus(self) -> list[str]:
         """Return the names of the GPUs that were measured."""
         return sorted(
-            {gpu.name for table in self.tables for gpu in _gpus_of(table)} | {one.gpu.name for one in self.operators}
+            {name for table in self.tables for name in table.gpus()} | {one.gpu.name for one in self.operators}
         )
 
     def single_gpu(self, where: str) -> Gpu:
@@ -52,13 +52,9 @@ class MeasuredFiles:
 
     def by_gpu(self) -> list[OperatorRows]:
         """Return everything that was measured as rows of operators, one entry a GPU."""
-        tables = (operator_rows.of_table(rows_of(table, gpu), gpu) for table in self.tables for gpu in _gpus_of(table))
+        parts = ((table.select(rows), gpu) for table in self.tables for gpu, rows in table.by_gpu())
+        tables = (operator_rows.of_table(part, gpu) for part, gpu in parts)
         return operator_rows.by_gpu([*self.operators, *tables])
-
-
-def _gpus_of(table: FamilyTable) -> list[Gpu]:
-    found = {gpu.name: gpu for gpu in map(gpus.find, table.gpus())}
-    return [found[name] for name in sorted(found)]
 
 
 def read(data: Sequence[str], gpu: str | None, operator: str | None = None, cache: str | None = None) -> MeasuredFiles:
@@ -110,7 +106,8 @@ def _table(path: str, gpu: str | None, operator: str | None) -> FamilyTable:
             raise OptionError("does not say which GPU it is about", where=path, fix="add --gpu NAME")
         return replace(table, devices=np.full(len(table), name))
     _check_devices(table.first_lines, path)
-    return table
+    names = {name: gpus.find(name).name for name in table.gpus()}
+    return replace(table, devices=np.array([names[name] for name in table.devices.tolist()]))
 
 
 def _operators(path: str, gpu: str | None, cache: str | None) -> list[OperatorRows]:
