@@ -38,13 +38,7 @@ from triosim.extrapolators.core.schedule_table import ScheduleTable
 from triosim.extrapolators.pipeline.backward_split import split_backward
 from triosim.extrapolators.pipeline.schedule import PipelineSchedule
 from triosim.extrapolators.pipeline.schedule_choice import chosen_schedule, table_of
-from triosim.extrapolators.pipeline.stages import (
-    balanced_starts,
-    block_seconds,
-    equal_starts,
-    named_starts,
-    whole_units,
-)
+from triosim.extrapolators.pipeline.stages import block_seconds, stage_starts
 from triosim.sharding.dataflow import Dataflow, StoredValue
 from triosim.sharding.parameters import owners, parameter_storages
 from triosim.trace import Operator, Tensor
@@ -85,7 +79,7 @@ class PipelineParallel(Extrapolator):
 
     @property
     def default_micro_batches(self) -> int:
-        """As many as ranks, which keeps every one busy at some time, or as the schedule needs."""
+        """The schedule's default."""
         return self._schedule.micro_batches(self.size)
 
     @cached_property
@@ -94,19 +88,20 @@ class PipelineParallel(Extrapolator):
 
     @property
     def read_options(self) -> tuple[Option, ...]:
-        """Its own, and those of the schedule."""
+        """The options of pipeline parallelism and those of the schedule."""
         return (*self.options, *self._schedule.options)
 
     def transform(self, program: Program, mesh: Mesh) -> Program:
         """Return the program divided into stages."""
         if len(program.stages) != 1:
-            raise OptionError("a program that has stages already cannot be divided into stages", fix="use one pipeline")
+            raise OptionError("a program that has stages cannot be divided into stages again", fix="use one pipeline")
         schedule = table_of(self._schedule, self.size, program.micro_batches, training=program.training)
         if schedule.splits:
             program = split_backward(program)
         starts = program.stage_starts
-        if starts is None:  # where ranks or iterations have other programs, layers stay where they are
-            starts = tuple(self._starts(program, schedule, mesh))
+        if starts is None:  # known already where ranks or iterations have different programs
+            seconds_by_stage = self._seconds_by_stage(program, schedule, mesh)
+            starts = tuple(stage_starts(self.config, program.stages[0], schedule.stages, seconds_by_stage))
         pipeline = Pipeline(program, starts, schedule, self._parts(mesh))
         return replace(
             program,
@@ -130,42 +125,17 @@ class PipelineParallel(Extrapolator):
         parts = next((axis.size for axis in mesh.axes if axis.name == _TENSOR_AXIS), 1)
         if parts == 1:
             raise OptionError(
-                "there is no tp whose GPUs could each send a part",
+                "there is no tp, so no GPUs hold the same activations and could each send a part",
                 where="--option sends",
                 fix="leave it out, or add tp",
             )
         if self.config.stages is None and self.config.stage_division == "balanced":
             raise OptionError(
-                "balanced stages may begin inside a layer, where each GPU holds its part alone",
+                "balanced stages may begin inside a layer, where each GPU holds only its shard",
                 where="--option sends",
                 fix="add --option stages=whole",
             )
         return parts
-
-    def _starts(self, program: Program, schedule: ScheduleTable, mesh: Mesh) -> list[int]:
-        """Return the first block of each stage."""
-        division = self.config.stage_division
-        whole = program.stages[0]
-        if self.config.stages is not None:
-            if division != "balanced":
-                raise OptionError(
-                    f"--stages and --option stages={division} both say where stages begin", where="stages"
-                )
-            return named_starts(whole.forward, self.config.stages, schedule.stages)
-        if division == "equal":
-            if self.config.balance_stages:
-                raise OptionError(
-                    "--option stages=equal gives each stage as many layers, which balances nothing",
-                    where="--balance-stages",
-                )
-            return equal_starts(whole.forward, schedule.stages)
-        by_stage = self._seconds_by_stage(program, schedule, mesh)
-        seconds = block_seconds(whole)
-        if division == "balanced":
-            return balanced_starts(seconds, schedule.stages, by_stage)
-        first = whole_units(whole.forward)
-        rows = None if by_stage is None else [_unit_seconds(row, first) for row in by_stage]
-        return [first[unit] for unit in balanced_starts(_unit_seconds(seconds, first), schedule.stages, rows)]
 
     def _seconds_by_stage(self, program: Program, schedule: ScheduleTable, mesh: Mesh) -> list[list[float]] | None:
         """Return the blocks' times on the slowest GPU of each stage, with ``balance_stages`` on unequal GPUs."""
@@ -179,11 +149,6 @@ class PipelineParallel(Extrapolator):
             for stage in schedule.stages_of(mesh.coordinate(self.axis, rank)):
                 found[stage] = max(found[stage], seconds, key=math.fsum)
         return found
-
-
-def _unit_seconds(seconds: Sequence[float], starts: Sequence[int]) -> list[float]:
-    """Return the times of units that start at these blocks, from those of the blocks."""
-    return [math.fsum(seconds[start:end]) for start, end in zip(starts, (*starts[1:], len(seconds)), strict=True)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from triosim.extrapolators.core.schedule_table import ScheduleTable
 
 
 class PipelineSchedule(ABC):
-    """Derive from this and override ``table``, and ``micro_batches`` where as many as the pipeline has ranks do not do.
+    """Base class of schedules: override ``table``, and ``micro_batches`` where its default, as many as ranks, is not allowed.
 
     ``options`` declares the options that the schedule reads; their values are attributes of ``config``.
     """
@@ -21,9 +21,9 @@ class PipelineSchedule(ABC):
         self.config = config.of_part(type(self))
 
     def micro_batches(self, ranks: int) -> int:
-        """Return into how many micro-batches a batch is divided where the user does not say: as many as ranks."""
+        """Return the default number of micro-batches of a batch: as many as pipeline ranks."""
         return ranks
 
     @abstractmethod
     def table(self, ranks: int, micro_batches: int) -> ScheduleTable:
-        """Return what each of a pipeline's ranks runs, in order. Raises ``OptionError`` for numbers that cannot be."""
+        """Return what each pipeline rank runs, in order. Raises ``OptionError`` for numbers that are not allowed."""

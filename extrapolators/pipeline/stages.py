@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from triosim.config import RunConfig
 from triosim.errors import OptionError, nearest
 from triosim.extrapolators.core.program import Block, Stage
 from triosim.trace import Operator
@@ -33,6 +34,39 @@ def block_seconds(stage: Stage, slowdown: Callable[[Operator], float] | None = N
     for block, index in zip(stage.backward, stage.forward_blocks_of_backward(), strict=True):
         seconds[index] += time(block)
     return seconds
+
+
+def stage_starts(
+    config: RunConfig, whole: Stage, stages: int, by_stage: Sequence[Sequence[float]] | None = None
+) -> list[int]:
+    """Return the first block of each stage, by the options ``stages``, ``stage_division`` and ``balance_stages``.
+
+    ``by_stage`` are the seconds of the blocks on the GPUs of each stage, where they are unequal. Raises ``OptionError``.
+    """
+    division = config.stage_division
+    if config.stages is not None:
+        if division != "balanced":
+            raise OptionError(f"--stages and --option stages={division} both say where stages begin", where="stages")
+        return named_starts(whole.forward, config.stages, stages)
+    if division == "equal":
+        if config.balance_stages:
+            raise OptionError(
+                "--option stages=equal gives each stage equally many layers, however long they take",
+                where="--balance-stages",
+                fix="leave out one of the two",
+            )
+        return equal_starts(whole.forward, stages)
+    seconds = block_seconds(whole)
+    if division == "balanced":
+        return balanced_starts(seconds, stages, by_stage)
+    first = whole_units(whole.forward)
+    rows = None if by_stage is None else [_unit_seconds(row, first) for row in by_stage]
+    return [first[unit] for unit in balanced_starts(_unit_seconds(seconds, first), stages, rows)]
+
+
+def _unit_seconds(seconds: Sequence[float], starts: Sequence[int]) -> list[float]:
+    """Return the times of units that start at these blocks, from those of the blocks."""
+    return [math.fsum(seconds[start:end]) for start, end in zip(starts, (*starts[1:], len(seconds)), strict=True)]
 
 
 def balanced_starts(

@@ -22,7 +22,7 @@ class EngineOptions:
     run_ahead: how many operators the host may be ahead of the device, where launches cost time; None: as many as CUDA's launch
         queue holds.
     timeline: keep the handle of every task in the recording.
-    conditions: interference and events. That GPUs are unequal from the start is in their task streams.
+    conditions: interference and events. The times of unequal GPUs are in their task streams.
     """
 
     host_overhead: HostOverhead = None

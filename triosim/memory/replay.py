@@ -1,9 +1,9 @@
 """Replays a step's allocations through the caching allocator, several times over, to find what is reserved and whether it fits.
 
-A training run does not begin in its steady state. In the first step the optimizer's states do not exist until the optimizer
-has run, and are then allocated from what the activations left in the cache; later steps find the cache of those before. So the
-replay begins with an empty GPU: the first step has nothing that only an earlier one can have left, and the step as it was
-captured follows until no more is reserved.
+A training run does not begin in its steady state: in its first step the optimizer's states are allocated when the optimizer
+first runs, from cached blocks that the activations left, and later steps find the cache of the steps before. So the replay
+begins with an empty GPU and a first step without what only an earlier step can have left; then the captured step is repeated
+until no more is reserved.
 """
 
 from __future__ import annotations
@@ -118,14 +118,14 @@ class _StepReplay:
 
     def _begin(self) -> None:
         """Allocate what existed before the step, without what an earlier step left or the first step allocates itself."""
-        for number in self.lifetimes.found:
+        for number in self.lifetimes.initial:
             item = self.lifetimes.items[number]
             if item.first_born is None and number not in self.kept_for:
                 self._allocate(number)
 
     def _run_step(self) -> tuple[list[int], list[int]]:
         late: dict[int, list[int]] = defaultdict(list)
-        for number in self.lifetimes.found if self.step == 1 else ():
+        for number in self.lifetimes.initial if self.step == 1 else ():
             clock = self.lifetimes.items[number].first_born
             if clock is not None and number not in self.kept_for:
                 late[clock].append(number)
@@ -143,7 +143,7 @@ class _StepReplay:
         return allocated, reserved
 
     def _inherit(self) -> None:
-        """Let what outlives the step be what the next one finds, but for what goes unseen."""
+        """Hand what outlives the step to the next one, except what is freed without a record."""
         for number, item in enumerate(self.lifetimes.items):
             if item.freed_later:
                 self._free(number)
@@ -180,10 +180,10 @@ class _StepReplay:
 
 
 def _match_steps(lifetimes: Lifetimes, events: list[LifetimeEvent]) -> tuple[dict[int, int], int, int]:
-    """Match what the step found and freed with what it allocated and kept, of one size and stream, in order.
+    """Match the initial lifetimes that the step ends with those that it begins and keeps, by size and stream, in order.
 
-    Return, by number of what it found, the number of what the step before kept for it, and the bytes without a match: of what
-    is kept, and of what is freed.
+    Return the kept lifetime by number of the initial one that it becomes in the next step, and the bytes without a match: of
+    kept lifetimes, and of initial ones.
     """
     kept: dict[tuple[int, str], list[int]] = defaultdict(list)
     for event in events:
@@ -192,14 +192,14 @@ def _match_steps(lifetimes: Lifetimes, events: list[LifetimeEvent]) -> tuple[dic
             kept[item.nbytes, item.stream].append(event.number)
     kept_for: dict[int, int] = {}
     lost = 0
-    for number in lifetimes.found:
+    for number in lifetimes.initial:
         item = lifetimes.items[number]
         if item.died is None:
             continue
-        makers = kept[item.nbytes, item.stream]
-        if makers:
-            kept_for[number] = makers.pop(0)
+        candidates = kept[item.nbytes, item.stream]
+        if candidates:
+            kept_for[number] = candidates.pop(0)
         else:
             lost += item.nbytes
-    left = sum(key[0] * len(makers) for key, makers in kept.items())
+    left = sum(nbytes * len(numbers) for (nbytes, _), numbers in kept.items())
     return kept_for, left, lost

@@ -25,7 +25,7 @@ _LIKE = "write stage, letter and micro-batch, such as 0F0: F forward, B backward
 
 
 class CsvSchedule(PipelineSchedule):
-    """The schedule in a file, which is for one number of ranks and of micro-batches."""
+    """The schedule in a file, for one number of ranks and of micro-batches."""
 
     @staticmethod
     def recognises(name: str) -> bool:

@@ -94,8 +94,8 @@ class Lifetimes:
         return sorted(found, key=lambda event: event.clock)
 
     @property
-    def found(self) -> list[int]:
-        """The numbers of what existed before the step, in order of birth."""
+    def initial(self) -> list[int]:
+        """The numbers of the lifetimes that began before the step, in order of birth."""
         return [number for number, item in enumerate(self.items) if item.born is None]
 
 

@@ -140,7 +140,7 @@ class CapturedStorages:
 
 @dataclass(slots=True)
 class _TensorMemory:
-    """The memory that a tensor is in, by the bytes that operators see of it; ``generation`` counts how often it was made."""
+    """The lifetimes of a tensor by the bytes that operators read; ``generation`` counts how often its storage was allocated."""
 
     generation: int
     nbytes: int

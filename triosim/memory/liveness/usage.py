@@ -51,7 +51,7 @@ class Usage:
 
     def alive(self, index: int | None = None) -> list[int]:
         """Return the numbers of the lifetimes that are alive after ``index`` events; by default at the peak."""
-        found = dict.fromkeys(self.lifetimes.found)
+        found = dict.fromkeys(self.lifetimes.initial)
         for event in self.events[: self.peak.index if index is None else index]:
             if event.birth:
                 found[event.number] = None
@@ -72,7 +72,7 @@ def usage(lifetimes: Lifetimes) -> Usage:
     sizes = [whole_blocks(item.nbytes) for item in items]
     change = np.zeros((len(events) + 1, len(MEMORY_CATEGORIES)), np.int64)
     requested = np.zeros(len(events) + 1, np.int64)
-    for number in lifetimes.found:
+    for number in lifetimes.initial:
         change[0, COLUMN[items[number].category]] += sizes[number]
         requested[0] += items[number].nbytes
     for row, event in enumerate(events, 1):
