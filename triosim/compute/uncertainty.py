@@ -55,14 +55,10 @@ def resizing_error(
     measured = np.array([operator.seconds or np.inf for operator in before])
     shorter = measured * np.where(np.isfinite(ratios), np.minimum(ratios, 1.0), 1.0)
     each = np.array(per_e_fold)[np.searchsorted(CLASS_EDGES, shorter, side="right")]
-    found: Array = np.hypot(known, each * size_change(before, after))
-    return found
-
-
-def size_change(before: Sequence[Operator], after: Sequence[Operator]) -> Array:
-    """Return the logarithm of how much each operator's size changed: that of FLOPs or bytes, whichever changed most."""
     old, new = (np.maximum(OperatorSequence.of(some).drivers, 1.0) for some in (before, after))
-    return np.asarray(np.abs(np.log(new / old)).max(axis=1))
+    change = np.abs(np.log(new / old)).max(axis=1)  # of FLOPs or bytes, whichever changed most
+    found: Array = np.hypot(known, each * change)
+    return found
 
 
 def small_sample_factor(samples: int) -> float:

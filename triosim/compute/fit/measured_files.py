@@ -104,7 +104,7 @@ def _table(path: str, gpu: str | None, operator: str | None) -> FamilyTable:
         name = next((one for one in _IN_FILE_NAMES if one in stem), None) if gpu == ALL_GPUS else None
         if name is None:
             raise OptionError("does not say which GPU it is about", where=path, fix="add --gpu NAME")
-        return replace(table, devices=np.full(len(table), name))
+        return replace(table, devices=np.full(len(table), gpus.find(name).name))
     _check_devices(table.first_lines, path)
     names = {name: gpus.find(name).name for name in table.gpus()}
     return replace(table, devices=np.array([names[name] for name in table.devices.tolist()]))

@@ -30,7 +30,7 @@ _OTHER_FORMAT_ERROR = 0.05
 _FULL_ERROR, _TURNED_ERROR = 0.25, 0.25
 _BLOCK = 128
 #: The name of a model of the user's own, instead of that of the model that ships.
-OWN = "own"
+_OWN = "own"
 
 
 class Forest(ComputeModel):
@@ -72,8 +72,9 @@ class Forest(ComputeModel):
     def _name(self, found: Estimates, rows: Rows, model: FamilyModel, gpu: Gpu) -> None:
         assert found.extrapolated is not None
         found.extrapolated[rows] = model.measured_gpu(gpu) is None
+        name = _OWN if model_files.is_own(model) else self.name
         for row in rows.tolist():
-            found.model[row] = OWN if model_files.is_own(model) else self.name
+            found.model[row] = name
 
 
 def _predict(model: FamilyModel, calls: FamilyCalls, gpu: Gpu) -> tuple[Array, Array]:
