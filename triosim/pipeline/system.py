@@ -59,7 +59,7 @@ def system_of(subject: Subject, config: RunConfig) -> System:
     notes: tuple[str, ...] = ()
     if config.topology is None and nominal.links:
         notes = (f"no topology given: {assumed_topology(subject.trace.gpu, subject.gpus)} is assumed",)
-    return System.under(parse_conditions(config.conditions, no_condition, conditions_of(nominal)), nominal, notes)
+    return System.under(parse_conditions(config.conditions, _condition_error, conditions_of(nominal)), nominal, notes)
 
 
 def topology_for(trace: Trace, topology: TopologyLike | None, gpus: int | None, *, copy_input: bool) -> Topology:
@@ -103,8 +103,8 @@ def check_sections(topology: Topology) -> None:
     conditions_of(topology)
 
 
-def no_condition(path: tuple[str | int, ...], what: str, fix: str | None) -> OptionError:
-    """Return the error for a condition that cannot be."""
+def _condition_error(path: tuple[str | int, ...], what: str, fix: str | None) -> OptionError:
+    """Return the error for a condition that cannot be, named by its flag."""
     option = "event" if path[0] == "events" else str(path[0]).replace("_", "-")
     return OptionError(what, where=f"--{option}", fix=fix)
 

@@ -13,6 +13,7 @@ import os
 import zipfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,6 +29,8 @@ from triosim.output_files import writing_bytes
 _FORMAT = "triosim fitted operator models 1"
 SHIPPED = Path(__file__).resolve().parent / "data"
 ENVIRONMENT = "TRIOSIM_MODELS"
+#: A path that is chosen instead of the environment's, within a block of ``using``.
+_chosen: ContextVar[str | None] = ContextVar("models of the user", default=None)
 _WRITE_ONE = "write one: triosim calibrate compute"
 #: Files with the time of their last change and their size, so that a file that has changed is read again.
 _Files = tuple[tuple[str, int, int], ...]
@@ -124,12 +127,11 @@ def fitted_files(families: Collection[tuple[str, str]]) -> tuple[set[str], set[s
 @contextmanager
 def using(path: str | os.PathLike[str] | None) -> Iterator[None]:
     """Within the block, read the user's models from ``path`` instead of the environment's; None changes nothing."""
-    before = _named()
-    os.environ[ENVIRONMENT] = before if path is None else os.fspath(path)
+    token = _chosen.set(_named() if path is None else os.fspath(path))
     try:
         yield
     finally:
-        os.environ[ENVIRONMENT] = before
+        _chosen.reset(token)
 
 
 def file_name(family: str, dtype: str) -> str:
@@ -144,7 +146,8 @@ def _shipped(family: str, dtype: str) -> FamilyModel | None:
 
 
 def _named() -> str:
-    return os.environ.get(ENVIRONMENT, "")
+    chosen = _chosen.get()
+    return os.environ.get(ENVIRONMENT, "") if chosen is None else chosen
 
 
 def _files(name: str) -> _Files:
