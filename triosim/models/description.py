@@ -65,7 +65,7 @@ def described(
     compute_model: ComputeModel | None = None,
 ) -> Trace:
     """Return the trace of ``describe``, of choices that are gathered in one value."""
-    sizes = found_model(model)
+    sizes = find_model(model)
     if choices.layers is not None:
         sizes = with_layers(sizes, choices.layers)
     target = gpus.find(gpu).name
@@ -93,7 +93,7 @@ def _recorded(model: Model, choices: StepChoices, gpu: str) -> Trace:
     return tape.trace(batch_size=choices.batch, model=model.name, gpu=gpu, software=software)
 
 
-def found_model(model: str | os.PathLike[str] | Model) -> Model:
+def find_model(model: str | os.PathLike[str] | Model) -> Model:
     """Return a model by the path of its config, by its name, or as it is.
 
     A file or folder comes before a model of its name. Raises ``OptionError`` for an unknown name, and for a folder without a

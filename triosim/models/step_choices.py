@@ -68,7 +68,7 @@ class StepChoices:
 
 
 class ChoiceReader:
-    """The choices about kernels as a model asks for them. It remembers which were asked for: others would have no effect."""
+    """Gives a model the choices about kernels, and remembers which it asked for: the others would have no effect."""
 
     def __init__(self, choices: StepChoices) -> None:
         self._choices = choices

@@ -8,6 +8,7 @@ one dimension, a plus puts several one after the other, and a dimension of one e
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import pairwise
@@ -25,7 +26,10 @@ def pattern_of(inputs: Sequence[Dims], outputs: Sequence[Dims]) -> str:
     An axis that stands twice in one tensor (the queries' tokens, and the keys') is two.
     """
     numbers: dict[tuple[LogicalAxis, int], int] = {}
-    tensors = [_numbered(dims, numbers) for dims in (*inputs, *outputs)]
+    tensors = []
+    for dims in (*inputs, *outputs):
+        seen: Counter[LogicalAxis] = Counter()
+        tensors.append([_terms(dim, numbers, seen) for dim in dims])
     products = [term for dims in tensors for terms in dims for term in terms]
     together = _together(products)
     names: dict[int, str] = {}
@@ -68,32 +72,26 @@ def dims_by_pattern(pattern: str, shapes: Sequence[tuple[int, ...]], known: Sequ
     ]
 
 
-def _numbered(dims: Dims, numbers: dict[tuple[LogicalAxis, int], int]) -> list[list[list[int]]]:
-    seen: dict[LogicalAxis, int] = {}
-    return [_terms(dim, numbers, seen) for dim in dims]
-
-
-def _terms(dim: Dim, numbers: dict[tuple[LogicalAxis, int], int], seen: dict[LogicalAxis, int]) -> list[list[int]]:
+def _terms(dim: Dim, numbers: dict[tuple[LogicalAxis, int], int], seen: Counter[LogicalAxis]) -> list[list[int]]:
     """The numbers of a dimension's axes, a list for each term; ``seen`` counts how often the tensor has each axis."""
-    axes = tuple(_seen(dim))
+    axes = tuple(_split_axes(dim))
     whole = axes[0] if len(axes) == 1 else None
-    terms = [tuple(_seen(term)) for term in whole.terms] if whole is not None and not whole.offset else []
+    terms = [tuple(_split_axes(term)) for term in whole.terms] if whole is not None and not whole.offset else []
     found = []
     for term in terms if len(terms) > 1 else [axes]:
         line = []
         for axis in term:
-            occurrence = seen.get(axis, 0)
+            line.append(numbers.setdefault((axis, seen[axis]), len(numbers)))
             if len(terms) <= 1:
-                seen[axis] = occurrence + 1
-            line.append(numbers.setdefault((axis, occurrence), len(numbers)))
+                seen[axis] += 1
         found.append(line)
     return found
 
 
-def _seen(dim: Dim) -> Iterator[LogicalAxis]:
+def _split_axes(dim: Dim) -> Iterator[LogicalAxis]:
     """Yield a dimension's axes; a parameter's axis in the parts that a view last split it into."""
     for axis in axes_of(dim):
-        yield from (axis,) if axis.split_into is None else _seen(axis.split_into)
+        yield from (axis,) if axis.split_into is None else _split_axes(axis.split_into)
 
 
 def _together(products: Iterable[Sequence[int]]) -> set[int]:

@@ -1,4 +1,4 @@
-"""The inputs, the patches and the loss of models that classify images."""
+"""Inputs, patch embeddings and the class loss of models that read images."""
 
 from __future__ import annotations
 

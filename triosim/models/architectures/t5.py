@@ -89,13 +89,13 @@ class _ForwardPass:
             found = embedding(token_ids, model.vocab, model.hidden, weight=self.table())
         found = module("dropout", dropout, found, self.dropped)
         bias: Value | None = None
-        nothing: Value | None = None
+        zero_bias: Value | None = None
         for number in range(model.layers):
             with tape.at(f"block.{number}"):
                 found, bias = module("layer.0", self._self_attention, found, bias, causal=encoded is not None)
                 found = _within_range(found)
                 if encoded is not None:
-                    found, nothing = module("layer.1", self._cross_attention, found, encoded, nothing)
+                    found, zero_bias = module("layer.1", self._cross_attention, found, encoded, zero_bias)
                     found = _within_range(found)
                 found = module("layer.1" if encoded is None else "layer.2", self._feed_forward, found)
                 found = _within_range(found)
@@ -116,23 +116,23 @@ class _ForwardPass:
         found = module("dropout", dropout, found, self.dropped)
         return add(x, found), bias
 
-    def _cross_attention(self, x: Value, encoded: Value, nothing: Value | None) -> tuple[Value, Value]:
+    def _cross_attention(self, x: Value, encoded: Value, zero_bias: Value | None) -> tuple[Value, Value]:
         """Cross-attention of the decoder to the encoder's output, without position bias."""
         tape = self.tape
         found = module("layer_norm", _norm, x)
         with tape.at("EncDecAttention"):
             parts = self._projected(found, encoded)
-            if nothing is None:
+            if zero_bias is None:
                 lengths = (x.shape[1], encoded.shape[1])
                 zeros = tape.result("zeros", (), (1, self.model.heads, *lengths), tape.dtype)
                 if self.fused is None:
-                    nothing = add(zeros, self._mask(x.shape[0], encoded.shape[1], causal=False))
+                    zero_bias = add(zeros, self._mask(x.shape[0], encoded.shape[1], causal=False))
                 else:
-                    nothing = expand(zeros, (x.shape[0], self.model.heads, *lengths))
-            found = self._attended(parts, nothing, causal=False)
+                    zero_bias = expand(zeros, (x.shape[0], self.model.heads, *lengths))
+            found = self._attended(parts, zero_bias, causal=False)
             found = module("o", linear, found, self.model.hidden, bias=False)
         found = module("dropout", dropout, found, self.dropped)
-        return add(x, found), nothing
+        return add(x, found), zero_bias
 
     def _attended(self, parts: list[Value], bias: Value, *, causal: bool) -> Value:
         """Return (batch, length, features) of queries, keys and values; a bias for each sample is masked already."""

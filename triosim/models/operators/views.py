@@ -1,4 +1,4 @@
-"""Views (``view``, ``transpose``, ``expand`` ...) and what may copy instead (``reshape``, ``contiguous``, ``cat``)."""
+"""Views (``view``, ``transpose``, ``expand`` ...) and operators that may copy (``reshape``, ``contiguous``, ``cat``)."""
 
 from __future__ import annotations
 
