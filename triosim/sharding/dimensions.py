@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Literal, TypeVar
 
 T = TypeVar("T")
@@ -17,6 +18,7 @@ AxisKind = Literal["batch", "sequence"]
 AXIS_KINDS: tuple[AxisKind, ...] = ("batch", "sequence")
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class LogicalAxis:
     """A logical axis; ``kind`` is set where its size is that of the batch or of the sequence.
 
@@ -28,22 +30,17 @@ class LogicalAxis:
     views may split it otherwise.
     """
 
-    __slots__ = (
-        "_same", "factors", "heads", "kind", "offset", "owner", "share", "size", "split_into", "terms", "tracked",
-    )  # fmt: skip
-
-    def __init__(self, size: int, kind: AxisKind | None = None, owner: tuple[int, int] | None = None) -> None:
-        self.size = size
-        self.kind = kind
-        self.owner = owner
-        self.heads = False
-        self.tracked = False
-        self.terms: tuple[Dim, ...] = ()
-        self.offset = 0
-        self.share: tuple[LogicalAxis, int] | None = None
-        self.factors: Dim | None = None
-        self.split_into: Dim | None = None
-        self._same: LogicalAxis | None = None
+    size: int
+    kind: AxisKind | None = None
+    owner: tuple[int, int] | None = None
+    heads: bool = False
+    tracked: bool = False
+    terms: tuple[Dim, ...] = ()
+    offset: int = 0
+    share: tuple[LogicalAxis, int] | None = None
+    factors: Dim | None = None
+    split_into: Dim | None = None
+    _same: LogicalAxis | None = None
 
     @property
     def root(self) -> LogicalAxis:
@@ -203,9 +200,8 @@ def concatenated(dims: Sequence[Dim], offset: int = 0) -> Dim:
         return (LogicalAxis(len(parts)), *parts[0])
     if not offset and len(parts) == 1:
         return parts[0]
-    whole = LogicalAxis(sum(size(part) for part in parts) + offset)
-    whole.terms, whole.offset = tuple(parts), offset
-    return (whole,) if whole.size > 0 else (LogicalAxis(whole.size),)
+    length = sum(map(size, parts)) + offset
+    return (LogicalAxis(length, terms=tuple(parts), offset=offset) if length > 0 else LogicalAxis(length),)
 
 
 def sliced(dim: Dim, length: int) -> Dim:
@@ -220,11 +216,9 @@ def sliced(dim: Dim, length: int) -> Dim:
     if 2 * length > whole:
         return _shifted(dim, length - whole)
     if whole % length == 0:
-        part = LogicalAxis(length)
         parts = axes_of(dim)
         base = parts[0] if len(parts) == 1 else concatenated([dim, ()], -1)[0]
-        part.share = (base, whole // length)
-        return (part,)
+        return (LogicalAxis(length, share=(base, whole // length)),)
     return new_dim(length)
 
 
@@ -247,10 +241,8 @@ def in_proportion(dim: Dim, length: int) -> Dim:
     if source and size(source) == length:
         return source
     common = math.gcd(length, whole)
-    several, part = LogicalAxis(length // common * whole), LogicalAxis(length)
-    several.factors = (LogicalAxis(length // common), *dim)
-    part.share = (several, whole // common)
-    return (part,)
+    several = LogicalAxis(length // common * whole, factors=(LogicalAxis(length // common), *dim))
+    return (LogicalAxis(length, share=(several, whole // common)),)
 
 
 def _shifted(dim: Dim, by: int) -> Dim:
@@ -285,8 +277,7 @@ def reshaped(dims: Dims, shape: Sequence[int], divide: Literal["any", "features"
             outer = math.gcd(wanted, axis.size)
             if outer != wanted or divide == "none" or (divide == "features" and any(a.kind for a in leaves((axis,)))):
                 return None
-            inner = axis.size // outer
-            first, second = _parts(axis, outer, inner)
+            first, second = _parts(axis, outer, axis.size // outer)
             taken.append(first)
             source.append(second)
             wanted = 1
@@ -296,15 +287,13 @@ def reshaped(dims: Dims, shape: Sequence[int], divide: Literal["any", "features"
 
 def _parts(axis: LogicalAxis, outer: int, inner: int) -> tuple[LogicalAxis, LogicalAxis]:
     """The two axes that an axis is split into; a plain axis is known as their product from now on."""
-    first, second = LogicalAxis(outer), LogicalAxis(inner)
     if axis.kind or axis.terms or axis.share:
-        first.share = (axis, inner)
-    else:
-        first.owner = axis.owner
-        if axis.is_plain:
-            axis.factors = (first, second)
-        axis.split_into = (first, second)
-    return first, second
+        return LogicalAxis(outer, share=(axis, inner)), LogicalAxis(inner)
+    parts = LogicalAxis(outer, owner=axis.owner), LogicalAxis(inner)
+    if axis.is_plain:
+        axis.factors = parts
+    axis.split_into = parts
+    return parts
 
 
 def resized(dim: Dim, new_size: Callable[[LogicalAxis], int]) -> int:

@@ -44,11 +44,11 @@ def owners(optimizer: Iterable[Operator], storages: dict[int, int]) -> dict[int,
 
 def casts_of_parameters(operators: Iterable[Operator]) -> dict[int, int]:
     """Return the storages of parameters that the forward pass casts to another dtype (autocast), each with the parameter's."""
-    found: dict[int, int] = {}
-    for operator in operators:
-        if operator.phase == "forward" and is_cast_of_parameter(operator):
-            found[operator.outputs[0].storage] = operator.inputs[0].storage
-    return found
+    return {
+        operator.outputs[0].storage: operator.inputs[0].storage
+        for operator in operators
+        if operator.phase == "forward" and is_cast_of_parameter(operator)
+    }
 
 
 def is_cast_of_parameter(operator: Operator) -> bool:

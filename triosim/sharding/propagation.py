@@ -231,8 +231,7 @@ class ShardingPropagator:
                 found.append(_copied(axes))
                 continue
             before, after = axes_around(axes, shard)
-            sharded = LogicalAxis(shard.size)
-            sharded.tracked = True
+            sharded = LogicalAxis(shard.size, tracked=True)
             found.append((*_copied(before), sharded, *_copied(after)))
         return tuple(found), sharded
 

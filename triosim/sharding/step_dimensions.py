@@ -192,7 +192,7 @@ class StepDimensions:
             if operator.phase == "forward" and (name == "arange" or repeated):
                 for axis in (axis.root for t in operator.outputs for dim in self._of(t) for axis in dim):
                     if axis.is_plain and axis.size == self.batch_size:
-                        axis.kind = "batch"
+                        axis.join(LogicalAxis(axis.size, "batch"))
 
     def _of(self, tensor: Tensor) -> Dims:
         found = self._dims.get(tensor.id)
