@@ -17,9 +17,8 @@ class TaskStreams:
     """The streams of ``len(like)`` ranks.
 
     ``traces`` are those of the captured ranks; ``like[rank]`` is the captured rank that runs the same operators as ``rank``,
-    which communicates in groups of its own. ``groups`` are families of groups by name ("tp", "fsdp", "world"): each rank is
-    in at most one group of a
-    family, and all ranks of a family's groups are in the order that roots, peers and shares count by.
+    which communicates in groups of its own. ``groups`` are families of groups by name ("tp", "fsdp", "world"): each rank is in
+    at most one group of a family, and all ranks of a family's groups are in the order that roots, peers and shares count by.
     ``global_batch_size`` is how many samples all ranks together work on in a step, None where that is not known.
     """
 

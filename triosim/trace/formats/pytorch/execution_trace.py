@@ -1,8 +1,7 @@
 """Reads PyTorch's execution trace (``torch.profiler.ExecutionTraceObserver``): every call with its input and output tensors.
 
-Schema 1.0.1 has a node's properties at its top and its caller under ``parent``; the newest (1.1.1-chakra.0.0.4) has them in
-``attrs`` and the caller under ``ctrl_deps``, and knows strides. A tensor is ``[id, storage, offset, elements, bytes of one,
-device]``.
+Schema 1.0 has a node's properties at its top and its caller under ``parent``; 1.1 has them in ``attrs`` and the caller under
+``ctrl_deps``, and knows strides. A tensor is ``[id, storage, offset, elements, bytes of one, device]``.
 """
 
 from __future__ import annotations
@@ -23,49 +22,21 @@ BACKWARD_SCOPE = 1
 
 #: dtypes by the names that PyTorch's files give them.
 DTYPES = {
-    "float": "float32",
-    "double": "float64",
-    "long int": "int64",
-    "long": "int64",
-    "long long": "int64",
-    "int": "int32",
-    "short int": "int16",
-    "short": "int16",
-    "signed char": "int8",
-    "char": "int8",
-    "unsigned char": "uint8",
-    "bool": "bool",
-    "c10::Half": "float16",
-    "c10::BFloat16": "bfloat16",
-    "c10::Float8_e4m3fn": "float8_e4m3fn",
-    "c10::Float8_e5m2": "float8_e5m2",
-    "c10::complex<float>": "complex64",
-    "c10::complex<double>": "complex128",
-    "unsigned short": "uint16",
-    "unsigned int": "uint32",
-    "unsigned long": "uint64",
-}
+    "double": "float64", "float": "float32", "c10::Half": "float16", "c10::BFloat16": "bfloat16",
+    "c10::Float8_e4m3fn": "float8_e4m3fn", "c10::Float8_e5m2": "float8_e5m2",
+    "c10::complex<float>": "complex64", "c10::complex<double>": "complex128",
+    "long int": "int64", "long": "int64", "long long": "int64", "int": "int32", "short int": "int16", "short": "int16",
+    "signed char": "int8", "char": "int8", "unsigned char": "uint8", "unsigned short": "uint16",
+    "unsigned int": "uint32", "unsigned long": "uint64", "bool": "bool",
+}  # fmt: skip
 _BY_SIZE = {1: "uint8", 2: "float16", 4: "float32", 8: "int64", 16: "complex128"}
 
 #: The arguments that a trace keeps as an operator's attributes. Not those that are sizes or positions along the batch.
-ATTRIBUTES = frozenset(
-    (
-        *(
-            "dim",
-            "dims",
-            "dim0",
-            "dim1",
-            "keepdim",
-            "start_dim",
-            "end_dim",
-            "equation",
-            "num_groups",
-            "normalized_shape",
-        ),
-        *("stride", "padding", "output_padding", "dilation", "groups", "transposed", "kernel_size", "ceil_mode"),
-        *("is_causal", "enable_gqa", "dropout_p", "scale", "reduction", "exponent", "training"),
-    )
-)
+ATTRIBUTES = frozenset({
+    "dim", "dims", "dim0", "dim1", "keepdim", "start_dim", "end_dim", "equation", "num_groups", "normalized_shape",
+    "stride", "padding", "output_padding", "dilation", "groups", "transposed", "kernel_size", "ceil_mode",
+    "is_causal", "enable_gqa", "dropout_p", "scale", "reduction", "exponent", "training",
+})  # fmt: skip
 
 
 @dataclass(slots=True, eq=False)
@@ -75,13 +46,13 @@ class ExecutionTraceNode:
     number: int
     name: str
     parent: int
-    function: int  # the "rf_id": Kineto's "Record function id"
-    sequence: int
-    scope: int
-    thread: int
-    schema: str
-    arguments: list[list[RawTensor]]
-    returned: list[list[RawTensor]]
+    function: int = -1  # the "rf_id": Kineto's "Record function id"
+    sequence: int = -1
+    scope: int = 0
+    thread: int = 0
+    schema: str = ""
+    arguments: list[list[RawTensor]] = field(default_factory=list)
+    returned: list[list[RawTensor]] = field(default_factory=list)
     scalars: list[Any] = field(default_factory=list)  # by argument: its value, None where it is tensors
     children: list[ExecutionTraceNode] = field(default_factory=list)
 
@@ -108,13 +79,13 @@ class ExecutionTraceNode:
 
     @property
     def attributes(self) -> dict[str, Any]:
-        """The arguments that are not tensors, by name: those that say what the operator does, whatever the batch."""
+        """The arguments by name that are not tensors and do not depend on the batch."""
         named = zip(self.argument_names, self.scalars, strict=False)
         return {name: value for name, value in named if name in ATTRIBUTES and _plain(value)}
 
     @property
     def changed(self) -> list[RawTensor]:
-        """The tensors that the call changes in place, as the schema's ``(a!)`` tells."""
+        """The tensors that the call changes in place, which the schema marks by ``(a!)``."""
         marked = [mutable for _, mutable in _signature(self.schema)]
         return [tensor for mutable, row in zip(marked, self.arguments, strict=False) if mutable for tensor in row]
 
@@ -131,10 +102,7 @@ def recognises(path: Path) -> bool:
 
 
 def read(path: Path, *, on_gpu: bool) -> list[ExecutionTraceNode]:
-    """Return the nodes in the order in which they began, with their children.
-
-    With ``on_gpu`` tensors on the host are left out.
-    """
+    """Return the nodes in the order in which they began, with their children; ``on_gpu`` leaves tensors on the host out."""
     data = read_json(path)
     schema = str(data.get("schema"))
     if not re.match(r"1\.[01]\.", schema):
@@ -155,40 +123,29 @@ def read(path: Path, *, on_gpu: bool) -> list[ExecutionTraceNode]:
 
 def _node(row: dict[str, Any], on_gpu: bool) -> ExecutionTraceNode:
     if "attrs" in row:
-        of = {attribute["name"]: attribute["value"] for attribute in row["attrs"]}
-        parent = row["ctrl_deps"]
-        arguments, returned = (
-            _tensors(side["values"], side["shapes"], side["types"], side.get("strides"), on_gpu)
-            for side in (row["inputs"], row["outputs"])
-        )
+        of, parent = {attribute["name"]: attribute["value"] for attribute in row["attrs"]}, row["ctrl_deps"]
+        given, results = row["inputs"], row["outputs"]
     else:
         of, parent = row, row["parent"]
-        arguments = _tensors(row["inputs"], row["input_shapes"], row["input_types"], None, on_gpu)
-        returned = _tensors(row["outputs"], row["output_shapes"], row["output_types"], None, on_gpu)
+        given, results = (
+            {"values": row[f"{side}s"], "shapes": row[f"{side}_shapes"], "types": row[f"{side}_types"]}
+            for side in ("input", "output")
+        )
     name = str(row["name"])
     if not name:
         raise ValueError(f"node {row['id']} has no name")
+    numbers = (int(of[key]) for key in ("rf_id", "seq_id", "scope", "tid"))
+    tensors = _tensors(given, on_gpu), _tensors(results, on_gpu)
     return ExecutionTraceNode(
-        int(row["id"]),
-        name,
-        int(parent),
-        int(of["rf_id"]),
-        int(of["seq_id"]),
-        int(of["scope"]),
-        int(of["tid"]),
-        str(of["op_schema"]),
-        arguments,
-        returned,
-        row["inputs"]["values"] if "attrs" in row else row["inputs"],
+        int(row["id"]), name, int(parent), *numbers, str(of["op_schema"]), *tensors, given["values"]
     )
 
 
-def _tensors(
-    values: list[Any], shapes: list[Any], types: list[str], strides: list[Any] | None, on_gpu: bool
-) -> list[list[RawTensor]]:
-    """Return for each value the tensors in it: one, several of a list, or none."""
+def _tensors(side: dict[str, Any], on_gpu: bool) -> list[list[RawTensor]]:
+    """Return the tensors in each value of a call's inputs or outputs: one, several of a list, or none."""
     found: list[list[RawTensor]] = []
-    for index, (value, shape, kind) in enumerate(zip(values, shapes, types, strict=False)):
+    strides = side.get("strides")
+    for index, (value, shape, kind) in enumerate(zip(side["values"], side["shapes"], side["types"], strict=False)):
         step = strides[index] if strides is not None and index < len(strides) else None
         rows: list[tuple[Any, Any, str, Any]] = []
         if kind.startswith("Tensor("):

@@ -1,7 +1,7 @@
 """Reads files of the PyTorch profiler (Kineto): calls on the host, modules, and the work of the GPU.
 
-The file is in Chrome's trace format: events with a start and a duration in microseconds. A kernel is joined to the call that
-launched it by its correlation id and the place of the launch on the host's thread.
+They are in Chrome's trace format: events with a start and a duration in microseconds. A correlation id joins a kernel to
+its launch on a thread of the host.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Work:
 
 
 class MemoryEvent(NamedTuple):
-    """That memory was taken (``nbytes`` above 0) or given back, at a moment in microseconds."""
+    """An allocation (``nbytes`` above 0) or a free, at a moment in microseconds."""
 
     moment: float
     thread: str
@@ -66,7 +66,7 @@ class MemoryEvent(NamedTuple):
 
 @dataclass(slots=True)
 class Profile:
-    """What is used of a profiler file."""
+    """The parts of a profiler file that are used."""
 
     calls: list[Span] = field(default_factory=list)  # operators and annotations of the host
     steps: list[Span] = field(default_factory=list)
@@ -78,7 +78,7 @@ class Profile:
 
 
 class Spans:
-    """The spans of one thread, nested as calls are, to ask which of them hold a moment."""
+    """The spans of one thread, nested as calls are, to look up those that contain a moment."""
 
     def __init__(self, spans: Iterable[Span]) -> None:
         self.spans = sorted(spans, key=lambda span: (span.start, -span.end, span.order))
@@ -91,8 +91,8 @@ class Spans:
             self._parents.append(open_spans[-1] if open_spans else -1)
             open_spans.append(index)
 
-    def holding(self, moment: float) -> list[Span]:
-        """Return the spans that hold a moment, the outermost first."""
+    def at(self, moment: float) -> list[Span]:
+        """Return the spans that contain a moment, the outermost first."""
         found: list[Span] = []
         index = bisect.bisect_right(self._starts, moment) - 1
         while index >= 0:
@@ -175,14 +175,8 @@ def _span(event: dict[str, Any], order: int) -> Span:
 
 
 def _memory(event: dict[str, Any]) -> MemoryEvent:
-    arguments = event["args"]
-    return MemoryEvent(
-        float(event["ts"]),
-        str(event["tid"]),
-        int(arguments["Bytes"]),
-        int(arguments["Addr"]),
-        int(arguments["Device Type"]) != 0,
-    )
+    nbytes, address, device = (int(event["args"][key]) for key in ("Bytes", "Addr", "Device Type"))
+    return MemoryEvent(float(event["ts"]), str(event["tid"]), nbytes, address, device != 0)
 
 
 def _moments(event: dict[str, Any]) -> tuple[float, float]:

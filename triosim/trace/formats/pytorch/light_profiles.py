@@ -1,9 +1,8 @@
-"""Takes operator times from steps with light profiling, joined to the calls of a step with full profiling.
+"""Joins operator times of lightly profiled steps to the calls of a fully profiled one.
 
 Recording shapes and the execution trace slows small calls down by half and more; Kineto alone costs a few percent. So one
-step gives the calls, and others, with the same calls in the same order, their times: those of the median step, in which each
-call of a host without a GPU takes the median of all steps. Medians leave out disturbances of single calls, so that their sum
-is less than a usual step; they are stretched to the length of one.
+step gives the calls, and the median one of the others their times; on a host without a GPU each call takes the median of all
+steps. Medians leave out disturbances of single calls, so they are stretched to the length of the median step.
 """
 
 from __future__ import annotations
@@ -17,16 +16,16 @@ from triosim.trace.autograd import ENGINE_PREFIX
 from triosim.trace.formats.pytorch.kineto import Profile, Span
 from triosim.trace.formats.pytorch.profiled_step import CATEGORY_PREFIX
 
-#: Steps that have a smaller share of their calls in common are not the same step.
-ENOUGH_ALIKE = 0.9
+#: Steps with a smaller share of calls in common are not the same step.
+LEAST_IN_COMMON = 0.9
 
 
 def with_light_times(structure: Profile, others: list[Profile]) -> Profile | None:
-    """Return the middle one of the ``others``, whose outermost calls carry the numbers of the ``structure``'s.
+    """Return the median one of the ``others``, its outermost calls numbered as those of ``structure``.
 
-    Calls are joined in their order, by name; a few may be in one step only, as those of a data loader are: what is in the
-    structure alone is added with its own time, less what the full profiler slows the others down by. Steps that are less alike
-    are left out; None when all are. What the host did between two calls is put down to the first of them.
+    Calls are joined in their order, by name. A call of ``structure`` alone (a data loader's) is added with its own time,
+    scaled to the lighter profiling. Steps with too few calls in common are left out; None when all are. The host's time
+    between two calls counts as the first one's.
     """
     threads = _threads(structure)
     known = outermost(structure, threads)
@@ -46,7 +45,10 @@ def with_light_times(structure: Profile, others: list[Profile]) -> Profile | Non
         call.function = None
     moment = 0.0
     for index, numbered in enumerate(known):
-        call = middle.calls.get(index) or _added(numbered, moment, lengths[index], middle.profile)
+        call = middle.calls.get(index)
+        if call is None:
+            call = Span(numbered.name, numbered.thread, moment, moment + lengths[index], numbered.order)
+            middle.profile.calls.append(call)
         if index in middle.calls and not middle.profile.work:
             call.end = call.start + usual * lengths[index]
         moment = call.end
@@ -72,27 +74,14 @@ class _Step:
     def of(profile: Profile, calls: list[Span], known: list[Span]) -> _Step | None:
         """Join a step's calls to the known ones; None when it is another step."""
         matcher = SequenceMatcher(None, [_key(call) for call in known], [_key(call) for call in calls], autojunk=False)
-        pairs = {
-            block.a + number: block.b + number
-            for block in matcher.get_matching_blocks()
-            for number in range(block.size)
-        }
-        if len(pairs) < ENOUGH_ALIKE * max(len(known), len(calls)) or not pairs:
+        blocks = matcher.get_matching_blocks()
+        pairs = {block.a + number: block.b + number for block in blocks for number in range(block.size)}
+        if len(pairs) < LEAST_IN_COMMON * max(len(known), len(calls)) or not pairs:
             return None
         pauses = _pauses(calls)
-        return _Step(
-            profile,
-            {index: calls[own] for index, own in pairs.items()},
-            {index: calls[own].end - calls[own].start for index, own in pairs.items()},
-            {index: pauses[own] for index, own in pairs.items()},
-        )
-
-
-def _added(known: Span, start: float, length: float, profile: Profile) -> Span:
-    """Add a call to a profile that does not have it."""
-    call = Span(known.name, known.thread, start, start + length, known.order)
-    profile.calls.append(call)
-    return call
+        joined = {index: calls[own] for index, own in pairs.items()}
+        lengths = {index: call.end - call.start for index, call in joined.items()}
+        return _Step(profile, joined, lengths, {index: pauses[own] for index, own in pairs.items()})
 
 
 def _key(call: Span) -> tuple[str, str]:
@@ -100,7 +89,7 @@ def _key(call: Span) -> tuple[str, str]:
 
 
 def outermost(profile: Profile, threads: set[str]) -> list[Span]:
-    """Return the calls of some threads that are inside of no other call, thread by thread; annotations are no calls."""
+    """Return the outermost calls of some threads, thread by thread; annotations are no calls."""
     found: list[Span] = []
     ordered = sorted(profile.calls, key=lambda span: (span.thread, span.start, -span.end, span.order))
     thread, covered = "", 0.0
@@ -119,7 +108,7 @@ def outermost(profile: Profile, threads: set[str]) -> list[Span]:
 
 
 def _threads(profile: Profile) -> set[str]:
-    """Return the thread with the most calls, and those on which autograd runs; others, a loader's say, keep their own time."""
+    """Return the thread with the most calls and those of autograd; others, such as a loader's, keep their own time."""
     counts: dict[str, int] = {}
     for call in profile.calls:
         counts[call.thread] = counts.get(call.thread, 0) + 1
@@ -128,7 +117,7 @@ def _threads(profile: Profile) -> set[str]:
 
 
 def _pauses(calls: list[Span]) -> list[float]:
-    """Return for each call the time until the next one begins, on any thread, as far as no other call fills it."""
+    """Return for each call the time until the next one begins on any thread, without that of other calls."""
     order = sorted(range(len(calls)), key=lambda index: calls[index].start)
     found = [0.0] * len(calls)
     covered = float("-inf")

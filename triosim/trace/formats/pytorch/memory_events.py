@@ -1,10 +1,8 @@
 """The storages of a profiled step, from the profiler's memory events and the tracer's annotations of tensors.
 
-The allocator knows bytes and addresses, and nothing of tensors. What parameters, gradients and optimizer states are is told
-by annotations that name their addresses (``triosim.tracer``). Everything else is what its birth and death make it.
-
-The execution trace, from which the tensors are, has no addresses. So a storage has the number that tensors give it where it
-was annotated, and otherwise one that no tensor has.
+The allocator knows bytes and addresses, not tensors. Annotations of ``triosim.tracer`` name the addresses of parameters,
+gradients and optimizer states; the category of other storages follows from the phases of their birth and death. The tensors
+come from the execution trace, which has no addresses, so only annotated storages have the number that tensors give them.
 """
 
 from __future__ import annotations
@@ -24,6 +22,8 @@ _ZERO_GRAD = "Optimizer.zero_grad#"
 
 @dataclasses.dataclass(slots=True)
 class _Block:
+    """A storage from its allocation or annotation on."""
+
     nbytes: int
     born: int
     operator: int
@@ -47,23 +47,21 @@ def storages(
 ) -> tuple[Storage, ...]:
     """Return the storages of a step by birth; none when the profile has no memory events.
 
-    ``moments`` are the step's calls and the positions of their operators in ``operators``; ``known`` are, by annotation, the
-    storages of tensors that it was stated of, in order.
+    ``moments`` are the step's calls with the indices of their operators; ``known`` are the tensors' storages by annotation.
     """
     on_gpu = bool(profile.work)
     events = [event for event in profile.memory if event.on_gpu == on_gpu]
     if not events:
         return ()
     numbers = {annotation: deque(found) for annotation, found in (known or {}).items()}
-    marks = [
-        (span.start, span.name) for span in profile.calls if span.annotation and span.name.startswith(CATEGORY_PREFIX)
-    ]
+    annotations = (span for span in profile.calls if span.annotation and span.name.startswith(CATEGORY_PREFIX))
     stated = [
-        (moment, name, found.popleft() if (found := numbers.get(name)) else None) for moment, name in sorted(marks)
+        (moment, name, found.popleft() if (found := numbers.get(name)) else None)
+        for moment, name in sorted((span.start, span.name) for span in annotations)
     ]
     position = _Positions(moments)
     blocks = _blocks(events, stated, position)
-    unseen = _unseen(blocks, [span.end for span in profile.calls if span.name.startswith(_ZERO_GRAD)], events)
+    unseen = _unseen_frees(blocks, [span.end for span in profile.calls if span.name.startswith(_ZERO_GRAD)], events)
     if unseen:
         blocks = _blocks(sorted([*unseen, *events], key=lambda event: event.moment), stated, position)
     before = [block for block in blocks if block.born < 0]
@@ -92,10 +90,12 @@ def _blocks(
     return blocks
 
 
-def _unseen(blocks: Sequence[_Block], zeroed: Sequence[float], events: Sequence[MemoryEvent]) -> list[MemoryEvent]:
-    """Return the ends of old gradients that ``zero_grad`` freed: on a host the profiler tells of none that it saw no birth of.
+def _unseen_frees(
+    blocks: Sequence[_Block], zeroed: Sequence[float], events: Sequence[MemoryEvent]
+) -> list[MemoryEvent]:
+    """Return frees of old gradients by ``zero_grad``, which a profile of a host leaves out.
 
-    One ended with the last ``zero_grad`` before its successor's birth; without one, before all else.
+    Each is at the last ``zero_grad`` before its successor's birth, or else before all events.
     """
     births = {block.name: block.moment for block in blocks if block.category == "gradient" and block.born > 0}
     found = []
@@ -151,8 +151,8 @@ def _state(annotation: str, number: int | None, clock: int, blocks: list[_Block]
 def _kept(blocks: Sequence[_Block], operators: Sequence[Operator]) -> Category:
     """Return the category of a storage of the backward pass that has no annotation and no free.
 
-    Where gradients are named and collectives run, it is theirs: on a host the last to let go of what a collective was given can
-    be the thread of the process group, and the profiler sees no free there.
+    Where gradients are named and collectives run, it is a collective's buffer: the process group's thread may free it last,
+    and the profiler does not see that.
     """
     named = any(block.category == "gradient" for block in blocks)
     return "communication" if named and any(one.name.startswith("c10d::") for one in operators) else "gradient"

@@ -36,7 +36,7 @@ _FRAME = "[pytorch|profiler|execution_trace|"
 
 
 class _Call(NamedTuple):
-    """A call that may become an operator, with the annotations around it, the outermost first."""
+    """A call with the annotations around it, the outermost first."""
 
     node: ExecutionTraceNode
     span: Span
@@ -103,7 +103,7 @@ class ProfiledStep:
         keys: list[float] = []
         for _, operator in kept:
             keys.append(starts.get(operator, keys[-1] if keys else 0.0))
-        return [kept[index][1] for index in sorted(range(len(kept)), key=lambda index: keys[index])]
+        return [kept[index][1] for index in sorted(range(len(kept)), key=keys.__getitem__)]
 
     def _converted(self) -> tuple[list[tuple[_Call, UnclassifiedOperator]], dict[int, UnclassifiedOperator]]:
         """Return an operator for every call with its tensors, and the forward operators by sequence number."""
@@ -164,8 +164,8 @@ class ProfiledStep:
     def _phases(self) -> list[Phase]:
         """Return the phase of each call.
 
-        What comes after the last backward node (clipping, say) is the optimizer's, unless a module calls it. An optimizer may
-        call the model and its backward pass in its step (LBFGS).
+        Calls after the last backward node, such as clipping, are the optimizer's, unless a module makes them. An optimizer's
+        step may call the model and its backward pass (LBFGS).
         """
         backward = [
             call.node.name.startswith(ENGINE_PREFIX) or call.node.scope == BACKWARD_SCOPE for call in self.calls
@@ -188,7 +188,7 @@ class ProfiledStep:
         if named:
             return named[-1].removeprefix(LAYER_PREFIX)
         spans = self.profile.modules.get(call.span.thread)
-        path = [span.name for span in spans.holding(call.span.start)] if spans is not None else []
+        path = [span.name for span in spans.at(call.span.start)] if spans is not None else []
         if path:
             return ".".join(path[1:] or path)
         return ".".join(call.annotations)
@@ -206,7 +206,7 @@ class ProfiledStep:
                 moment, thread = by_external[work.external].start, by_external[work.external].thread
             if window is not None and not window.start <= (moment or work.start) <= window.end:
                 continue
-            holding = threads[thread].holding(moment) if thread in threads else []
+            holding = threads[thread].at(moment) if thread in threads else []
             if holding:
                 found.setdefault(by_span[holding[-1]].node.number, []).append(work)
             else:
@@ -216,7 +216,7 @@ class ProfiledStep:
     def _orphan(self, work: Work, kept: list[tuple[float, UnclassifiedOperator]]) -> UnclassifiedOperator:
         """Return an operator of its own for work that no call launched, named after the annotation around its launch."""
         spans = self._annotations.get(work.thread or "")
-        around = [span.name for span in spans.holding(work.launched)] if spans is not None else []
+        around = [span.name for span in spans.at(work.launched)] if spans is not None else []
         moment = work.launched or work.start
         before = [operator for start, operator in kept if start <= moment]
         neighbour = before[-1] if before else kept[0][1] if kept else None
@@ -345,11 +345,7 @@ def _created(node: ExecutionTraceNode) -> set[tuple[int, int]]:
 
 
 def _times(calls: list[_Call], work: dict[int, list[Work]]) -> list[tuple[float, float]]:
-    """Return each call's seconds, and those in which its kernels ran.
-
-    Where calls overlap on several streams, time that an earlier one covers is not counted again, so that all seconds
-    together are what the step took.
-    """
+    """Return each call's seconds, and those in which its kernels ran; overlap with an earlier call counts once."""
     found = [(0.0, 0.0)] * len(calls)
     busy_until = float("-inf")
     working = [(index, rows) for index, call in enumerate(calls) if (rows := work.get(call.node.number))]
@@ -374,11 +370,8 @@ def join(profile: Profile, nodes: list[ExecutionTraceNode], where: str) -> dict[
     else:
         found = _join_by_order(profile, calls)
     if not found:
-        raise TraceError(
-            "the profiler file and the execution trace have no call in common",
-            where=where,
-            fix="capture them in one run",
-        )
+        what = "the profiler file and the execution trace have no call in common"
+        raise TraceError(what, where=where, fix="capture them in one run")
     return found
 
 
@@ -395,10 +388,8 @@ def _join_by_order(profile: Profile, calls: list[ExecutionTraceNode]) -> dict[in
             # Spans of one microsecond may nest either way round: the order in which they were numbered tells.
             ordered = sorted(candidates, key=lambda span: (span.external or 0, span.start))
             listed = [span.name for span in ordered]
-            start = next(
-                (at for at in range(len(listed) - len(names), -1, -1) if listed[at : at + len(names)] == names), None
-            )
-            if start is not None:
+            starts = (at for at in range(len(listed) - len(names), -1, -1) if listed[at : at + len(names)] == names)
+            if (start := next(starts, None)) is not None:
                 found.update((node.number, ordered[start + index]) for index, node in enumerate(nodes))
                 break
     return found
@@ -417,24 +408,18 @@ def last_step(profile: Profile) -> Span | None:
 
 
 def _outermost(nodes: list[ExecutionTraceNode], spans: dict[int, Span]) -> list[_Call]:
-    """Return the outermost calls, that is, those inside of annotations only, in the order in which they began."""
+    """Return the calls that are inside of annotations only, in the order in which they began."""
     numbers = {node.number for node in nodes}
     found: list[_Call] = []
 
     def descend(node: ExecutionTraceNode, annotations: tuple[str, ...]) -> None:
-        if node.name.startswith(_FRAME):
-            inside = annotations
-        elif node.scope == USER_SCOPE and node.name.startswith(CATEGORY_PREFIX):
-            return
-        elif node.scope == USER_SCOPE:
-            inside = annotations if node.name.startswith("ProfilerStep#") else (*annotations, node.name)
-        elif node.number in spans:
+        frame = node.name.startswith(_FRAME)
+        if frame or (node.scope == USER_SCOPE and not node.name.startswith(CATEGORY_PREFIX)):
+            named = () if frame or node.name.startswith("ProfilerStep#") else (node.name,)
+            for child in node.children:
+                descend(child, annotations + named)
+        elif node.scope != USER_SCOPE and node.number in spans:
             found.append(_Call(node, spans[node.number], annotations))
-            return
-        else:
-            return
-        for child in node.children:
-            descend(child, inside)
 
     for node in nodes:
         if node.parent not in numbers or node.parent >= node.number:
@@ -461,9 +446,7 @@ def _stated_categories(nodes: list[ExecutionTraceNode]) -> list[_StatedCategory]
 
 
 def parse_category_annotation(annotation: str) -> tuple[Category, int, int, str]:
-    """Return category, address, bytes and parameter of what ``CATEGORY_PREFIX`` begins. Raises ``ValueError`` for no
-    category.
-    """
+    """Return category, address, bytes and parameter of an annotation. Raises ``ValueError`` where they are none."""
     category, address, nbytes, name = annotation.removeprefix(CATEGORY_PREFIX).split(" ", 3)
     if category not in CATEGORIES:
         raise ValueError(f"there is no category '{category}'")

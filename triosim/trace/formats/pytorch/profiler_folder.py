@@ -1,8 +1,8 @@
 """The trace format of PyTorch's own files: a profiler file and the execution trace of the same step, in one directory.
 
-An operator is the outermost ATen call of the forward pass, a node of the autograd graph in the backward pass, and a call of the
-optimizer. Its time runs from its first kernel's start to its last kernel's end. The execution trace tells which tensors a call
-took and gave; the profiler file tells the times. A profile without a GPU's work is of the host, whose calls are then timed.
+An operator is an outermost ATen call of the forward pass, an autograd node of the backward pass, or a call of the optimizer.
+Its time, from its first kernel's start to its last kernel's end, comes from the profiler file, its tensors from the execution
+trace. In a profile without work of a GPU, calls on the host are timed.
 """
 
 from __future__ import annotations
@@ -42,27 +42,23 @@ def read(path: Path, *, batch_size: int | None = None) -> Trace:
     lightly = [file for file in profiles if file.name.startswith(LIGHT_PROFILE_PREFIX)] if len(profiles) > 1 else []
     profiles = [file for file in profiles if file not in lightly]
     if not profiles:
-        raise TraceError(
-            f"there is no profiler file beside {graphs[0].name if graphs else 'it'}",
-            where=str(path),
-            fix="give a directory with both, as triosim.tracer.capture() writes them",
-        )
+        what = f"there is no profiler file beside {graphs[0].name if graphs else 'it'}"
+        fix = "give a directory with both, as triosim.tracer.capture() writes them"
+        raise TraceError(what, where=str(path), fix=fix)
     for kind, found in (("profiler file", profiles), ("execution trace", graphs)):
         if len(found) > 1:
-            names = " and ".join(file.name for file in found[:2])
-            raise TraceError(
-                f"there is more than one {kind}: {names}", where=str(path), fix="keep one step a directory"
-            )
+            what = f"there is more than one {kind}: {found[0].name} and {found[1].name}"
+            raise TraceError(what, where=str(path), fix="keep one step a directory")
     return read_step(path, profiles[0], graphs[0] if graphs else None, lightly=lightly, batch_size=batch_size)[0]
 
 
 def read_step(
     source: Path, profile: Path, graph: Path | None, *, lightly: Sequence[Path] = (), batch_size: int | None = None
 ) -> tuple[Trace, bool]:
-    """Return the trace of a step whose files are named, and whether its times are from other steps than its calls.
+    """Return the trace of a step whose files are named, and whether its times come from other steps.
 
-    ``lightly`` are profiler files of further steps, without shapes or an execution trace, whose times are taken where they have
-    the same calls. ``source`` is the path that errors name.
+    ``lightly`` are profiler files of further steps, whose times are taken where they have the same calls. Errors name
+    ``source``.
     """
     full = _parsed(kineto.read, profile, "PyTorch's profiler writes it")
     if graph is None:
@@ -79,7 +75,8 @@ def _parsed(read: Callable[[Path], Parsed], path: Path, how: str) -> Parsed:
     try:
         return read(path)
     except (KeyError, TypeError, IndexError, AttributeError, ValueError, OverflowError) as error:
-        raise TraceError(f"is not as {how}: {_said(error)}", where=str(path)) from error
+        reason = f"no {error}" if isinstance(error, KeyError) else str(error)
+        raise TraceError(f"is not as {how}: {reason}", where=str(path)) from error
 
 
 def _trace(
@@ -113,7 +110,7 @@ def _trace(
 def _files(path: Path) -> tuple[list[Path], list[Path]]:
     """Return the profiler files and the execution traces at a path; for a file, the ones that go with it."""
     if path.is_dir():
-        files = sorted(file for file in path.iterdir() if file.is_file() and _may_be_json(file))
+        files = sorted(file for file in path.iterdir() if file.is_file() and ".json" in file.suffixes[-2:])
         graphs = [file for file in files if execution_trace.recognises(file)]
         return [file for file in files if file not in graphs and kineto.recognises(file)], graphs
     if not path.is_file():
@@ -123,11 +120,3 @@ def _files(path: Path) -> tuple[list[Path], list[Path]]:
     if kineto.recognises(path):
         return [path], _files(path.parent)[1]
     return [], []
-
-
-def _may_be_json(file: Path) -> bool:
-    return ".json" in file.suffixes[-2:] or file.suffix == ".json"
-
-
-def _said(error: Exception) -> str:
-    return f"no {error}" if isinstance(error, KeyError) else str(error)

@@ -1,9 +1,9 @@
-"""Concludes the nodes of an execution trace from a PyTorch profiler file alone.
+"""Infers the nodes of an execution trace from a PyTorch profiler file alone.
 
-The profiler knows the shapes that a call was given (``record_shapes=True``), and neither what it returned nor which tensor is
-which. Three things are concluded: the argument of a forward call whose gradient is accumulated is a parameter; the first other
-argument of a call is what the call before it returned, so that the pass is a chain; a backward call returns the gradients
-that are accumulated after it, and what the next one is given.
+The profiler knows the shapes of a call's inputs (``record_shapes=True``), neither its outputs nor the identity of a tensor. So
+the argument of a forward call whose gradient is accumulated is taken for a parameter, the first other argument of a call for
+the output of the call before it, and a backward call returns the gradients that are accumulated after it and the next one's
+input.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _OPTIMIZER = "Optimizer.step#"
 
 
 def nodes(profile: Profile, where: str) -> list[ExecutionTraceNode]:
-    """Return a node for each call and annotation, in the order in which they began, and number the profile's spans by them.
+    """Return a node for each call and annotation, in order of start, and number the profile's spans by them.
 
     Raises ``TraceError`` when the profile has no shapes.
     """
@@ -36,16 +36,13 @@ def nodes(profile: Profile, where: str) -> list[ExecutionTraceNode]:
             fix="profile with record_shapes=True, and best register a torch.profiler.ExecutionTraceObserver too",
         )
     found = _tree(profile)
-    calls = [node for node in found if node.parent < 0 or found[node.parent].scope == USER_SCOPE]
+    calls = [node for node in found if node.scope != USER_SCOPE]
+    outermost = [node for node in calls if node.parent < 0 or found[node.parent].scope == USER_SCOPE]
     step = last_step(profile)
-    begins = {span.function: span.start for span in profile.calls}
-    return _Tensors(found).given_to(
-        [
-            node
-            for node in calls
-            if node.scope != USER_SCOPE and (step is None or step.start <= begins[node.number] <= step.end)
-        ]
-    )
+    if step is not None:
+        begins = {span.function: span.start for span in profile.calls}
+        outermost = [node for node in outermost if step.start <= begins[node.number] <= step.end]
+    return _InferredTensors(found).given_to(outermost)
 
 
 def _tree(profile: Profile) -> list[ExecutionTraceNode]:
@@ -64,7 +61,7 @@ def _tree(profile: Profile) -> list[ExecutionTraceNode]:
         backward = bool(span.arguments.get("Fwd thread id")) or span.name.startswith(ENGINE_PREFIX)
         scope = USER_SCOPE if span.annotation else BACKWARD_SCOPE if backward else 0
         above = -1 if parent is None else parent.number
-        node = ExecutionTraceNode(number, span.name, above, number, sequence, scope, threads[span.thread], "", [], [])
+        node = ExecutionTraceNode(number, span.name, above, number, sequence, scope, threads[span.thread])
         node.scalars = list(_shaped(span.arguments))
         found.append(node)
         around.append((span, node))
@@ -73,8 +70,8 @@ def _tree(profile: Profile) -> list[ExecutionTraceNode]:
     return found
 
 
-class _Tensors:
-    """Gives calls the tensors that they must take and return, concluded from shapes."""
+class _InferredTensors:
+    """Gives calls input and output tensors, inferred from shapes."""
 
     def __init__(self, found: list[ExecutionTraceNode]) -> None:
         self._nodes = found
@@ -92,7 +89,7 @@ class _Tensors:
         self._chain_back(backward)
         for node in calls:
             if node.number in updates or (node.scope != BACKWARD_SCOPE and node.number > last):
-                node.arguments = [[self._new(*shape) for shape in row] for row in node.scalars]
+                self._give_new(node, node.scalars)
         for node in self._nodes:
             node.scalars = []
         return [*self._stated, *self._nodes]
@@ -133,8 +130,8 @@ class _Tensors:
         before: ExecutionTraceNode | None = None
         for node in forward:
             if not any(shape for row in node.scalars for shape, _ in row):
-                node.arguments = [[self._new(*shape) for shape in row] for row in node.scalars]
-                continue  # nothing but scalars, a counter say: nothing flows through it
+                self._give_new(node, node.scalars)
+                continue  # nothing but scalars, such as a counter: nothing flows through it
             flows = True
             for argument, row in enumerate(node.scalars):
                 known = parameters.get((node.number, argument))
@@ -156,12 +153,14 @@ class _Tensors:
         for node in backward:
             if node.name == _ACCUMULATE:
                 continue
-            given = next((part.scalars for part in node.walk() if any(part.scalars)), [])
-            node.arguments = [[self._new(*shape) for shape in row] for row in given]
+            self._give_new(node, next((part.scalars for part in node.walk() if any(part.scalars)), []))
             first = next((row[0] for row in node.arguments if row), None)
             if before is not None and first is not None:
                 before.returned.append([first])
             before = node
+
+    def _give_new(self, node: ExecutionTraceNode, shapes: list[Any]) -> None:
+        node.arguments = [[self._new(*shape) for shape in row] for row in shapes]
 
     def _new(self, shape: tuple[int, ...], dtype: str) -> RawTensor:
         self._count += 1
@@ -169,9 +168,9 @@ class _Tensors:
 
     def _state(self, category: Category, name: str, tensor: RawTensor) -> RawTensor:
         """State a tensor's category as the tracer does, ahead of all calls."""
-        said = ExecutionTraceNode(-2, f"{CATEGORY_PREFIX}{category} 0 0 {name}", -1, -1, -1, USER_SCOPE, 0, "", [], [])
-        said.children.append(ExecutionTraceNode(-1, "aten::detach", -2, -1, -1, 0, 0, "", [[tensor]], []))
-        self._stated.append(said)
+        annotation = ExecutionTraceNode(-2, f"{CATEGORY_PREFIX}{category} 0 0 {name}", -1, scope=USER_SCOPE)
+        annotation.children.append(ExecutionTraceNode(-1, "aten::detach", -2, arguments=[[tensor]]))
+        self._stated.append(annotation)
         return tensor
 
 
