@@ -3,41 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from triosim.engine import Recording
 from triosim.trace import Operator
 
 if TYPE_CHECKING:
+    from triosim.extrapolators.captured.captured_plan import CapturedPlan
+    from triosim.extrapolators.core.plan import ParallelPlan
     from triosim.memory.world_memory import WorldMemory
     from triosim.networks.base import Network
     from triosim.trace import Trace
-
-
-class SimulatedStep(Protocol):
-    """The simulated step as results see it; an extrapolation's plan is one."""
-
-    @property
-    def global_batch_size(self) -> int:
-        """Samples in a step."""
-
-    @property
-    def notes(self) -> Sequence[str]:
-        """Assumptions that a reader of the figures should know."""
-
-    @property
-    def work(self) -> Sequence[tuple[Trace, float]]:
-        """The traces whose operators a step consists of, each with how many times it runs."""
-
-    @property
-    def training(self) -> bool:
-        """Whether a step has a backward pass."""
-
-    @property
-    def pipeline_axis(self) -> str | None:
-        """The axis along which pipeline stages follow each other; None without a pipeline."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +24,7 @@ class FinishedRun:
 
     recording: Recording
     trace: Trace
-    step: SimulatedStep
+    step: ParallelPlan | CapturedPlan
     network: Network
     memory: WorldMemory | None = None
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from triosim.errors import TriosimError
-from triosim.results.values import ROWS, SCHEMA, ResultData
+from triosim.results.values import SCHEMA, ResultData
 
 
 def read_result(path: Path) -> ResultData:
@@ -41,24 +41,22 @@ def read_json(path: Path) -> Any:
         raise TriosimError(f"is not JSON: {error}", where=str(path), fix="name a file that --output wrote") from None
 
 
-def _read(kind: type, values: Any, file: str, place: str) -> Any:
-    """Return a dataclass from a JSON object, field by field."""
+def _read(kind: type, values: Any, file: str, within: str) -> Any:
+    """Return a dataclass from a JSON object, field by field; ``within`` is the object's key."""
     if not isinstance(values, dict):
-        raise TriosimError(f"{place or 'the result'} is not an object", where=file)
+        raise TriosimError(f"{within or 'the result'} is not an object", where=file)
     found: dict[str, Any] = {}
     hints = typing.get_type_hints(kind)
     for column in fields(kind):
-        name, hint = column.name, hints[column.name]
-        key = f"{place}.{name}" if place else name
-        if name not in values and column.default is not MISSING:
-            continue  # a key that was added within the version, or what is not known of a row
-        if name not in values:
+        key = f"{within}.{column.name}" if within else column.name
+        if column.name in values:
+            found[column.name] = _value(hints[column.name], values[column.name], file, key)
+        elif column.default is MISSING:  # a key with a default was added within the version, or is not known of a row
             raise TriosimError(f"has no '{key}'", where=file, fix="name a file that --output wrote")
-        found[name] = _value(name, hint, values[name], file, key)
     return kind(**found)
 
 
-def _value(name: str, hint: Any, value: Any, file: str, key: str) -> Any:
+def _value(hint: Any, value: Any, file: str, key: str) -> Any:
     if isinstance(hint, types.UnionType):
         if value is None:
             return None
@@ -66,32 +64,23 @@ def _value(name: str, hint: Any, value: Any, file: str, key: str) -> Any:
     if typing.get_origin(hint) is tuple:
         if not isinstance(value, list):
             raise TriosimError(f"'{key}' is not a list", where=file)
-        if name in ROWS:
-            return tuple(_read(ROWS[name], row, file, f"{key}[{index}]") for index, row in enumerate(value))
         item, rest = typing.get_args(hint)
         if rest is not Ellipsis and len(value) != 2:
             raise TriosimError(f"'{key}' is not a pair", where=file)
-        return tuple(_value(name, item, entry, file, f"{key}[{index}]") for index, entry in enumerate(value))
-    if isinstance(hint, type) and is_dataclass(hint):
-        return _read(hint, value, file, key)
-    expected: Any = {float: (int, float), int: int, str: str, bool: bool}.get(hint, dict)
-    if (
-        isinstance(value, bool) is not (expected is bool)
-        or not isinstance(value, expected)
-        or (expected is not dict and not _finite(value))
-    ):
-        raise TriosimError(f"'{key}' is {value!r:.40}, which is not {_NAMES[expected]}", where=file)
+        return tuple(_value(item, entry, file, f"{key}[{index}]") for index, entry in enumerate(value))
+    if is_dataclass(hint):
+        return _read(typing.cast(type, hint), value, file, key)
+    expected, name = _EXPECTED.get(hint, (dict, "an object"))
+    right = isinstance(value, expected) and isinstance(value, bool) is (hint is bool)
+    if not right or (isinstance(value, float) and not math.isfinite(value)):
+        raise TriosimError(f"'{key}' is {value!r:.40}, which is not {name}", where=file)
     return value
 
 
-def _finite(value: Any) -> bool:
-    return isinstance(value, str) or math.isfinite(value)
-
-
-_NAMES: dict[Any, str] = {
-    (int, float): "a number",
-    int: "a whole number",
-    str: "text",
-    bool: "true or false",
-    dict: "an object",
+#: The types of a JSON value by that of a field, and what to call them.
+_EXPECTED: dict[Any, tuple[Any, str]] = {
+    float: ((int, float), "a number"),
+    int: (int, "a whole number"),
+    str: (str, "text"),
+    bool: (bool, "true or false"),
 }

@@ -27,16 +27,16 @@ from triosim.results.finished_run import FinishedRun, MetricOptions, RankClass
 from triosim.results.values import AxisTraffic, CollectiveTimes, ExposedShare, Metrics, RankTimes
 from triosim.trace import Operator, Trace
 
-#: What counts; a recurrent layer is mostly products.
+#: The kinds of operators whose FLOPs count; a recurrent layer is mostly matrix products.
 COUNTED: tuple[Kind, ...] = ("product", "convolution", "attention", "recurrent")
 
-#: Of attention's backward, what is no recomputation: four products of five (Dao et al. 2022).
+#: The share of attention's backward that is no recomputation: four products of five (Dao et al. 2022).
 _WITHOUT_SCORES = 0.8
 
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """The time of a step, one of ``iterations``, in seconds; the times of its ranks, what they ran, and what was exposed."""
+    """The mean time of ``iterations`` steps in seconds; the ranks' times, operators, and exposed communication."""
 
     seconds: float
     iterations: int
@@ -90,7 +90,7 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 
 def doubts(found: Metrics) -> Iterable[str]:
-    """Yield a note where a GPU would do more than its peak."""
+    """Yield a note where the GPUs would exceed their peak."""
     if found.hfu is not None and found.hfu > 1.0:
         yield (
             f"HFU is {found.hfu:.0%} of the {found.peak_dtype} peak: the trace's operators ran in another format (tf32), "
@@ -113,7 +113,7 @@ def axis_traffic(collectives: Iterable[CollectiveTimes], exposed: Iterable[Expos
 
 
 def tokens_of(trace: Trace) -> float | None:
-    """Return the tokens of a sample: how many numbers the network is fed that it looks up in a table; None without any."""
+    """Return the tokens of a sample: its indices into an embedding table; None without any."""
     fed = [
         tensor.numel / trace.batch_size
         for operator in trace.operators
@@ -125,7 +125,7 @@ def tokens_of(trace: Trace) -> float | None:
 
 
 def model_flops(work: Iterable[tuple[Trace, float]], gpu: Gpu | None, *, training: bool = True) -> dict[str, float]:
-    """Return the FLOPs that a step needs, by the dtype that they are computed in: so many times those of each trace."""
+    """Return the FLOPs of a step by their dtype; ``work`` are traces, each with how many times it runs."""
     found: dict[str, float] = {}
     for trace, times in work:
         forwards = {one.id: one for one in trace.operators if one.phase == "forward"}
@@ -161,7 +161,7 @@ def hardware_flops(classes: Iterable[RankClass]) -> float:
 
 
 def counted(operator: Operator, forward: Operator | None = None, *, again: bool = True) -> float:
-    """Return an operator's FLOPs if it is of a kind that counts; ``again`` with those that attention's backward repeats."""
+    """Return an operator's FLOPs if its kind counts; ``again`` includes scores that attention's backward computes again."""
     name = features.base_name(operator.name)
     kind = kind_of(name)
     if kind not in COUNTED and forward is not None and features.is_autograd_node(name):

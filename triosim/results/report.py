@@ -1,7 +1,7 @@
-"""The interface of a report: what writes a result, or a comparison, to a file.
+"""The interface of a report, which writes a result or a comparison to a file.
 
-A result is values and knows no report: it finds one by name in the plug-in registry (group ``triosim.reports``). A user's
-report is a class with ``write(result, path)``, named as ``file.py:Class`` or by an entry point of that group.
+A result finds its reports by name in the plug-in registry (group ``triosim.reports``). A user's report is a class with
+``write(result, path)``, named as ``file.py:Class`` or by an entry point of that group.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from triosim.config import Option
 from triosim.errors import OptionError, PluginError
 from triosim.output_files import PathLike
 
-#: What a run keeps for a report that asks for it: every task with its times, or the load of each link over time.
+#: Records that a run keeps on demand: every task with its times, or the load of each link over time.
 Records = Literal["timeline", "links"]
-#: What a report is of: a ``Result``, or a ``Comparison`` of strategies.
+#: The subject of a report: a ``Result``, or a ``Comparison`` of strategies.
 Subject = Literal["result", "comparison"]
 
 
 class Report:
-    """A view of a result as a file. The constructor's keywords are the report's options; ``--option`` gives them too.
+    """A view of a ``subject`` as a file; the run must have kept the ``records``.
 
-    ``subject`` is what it writes; ``records`` is what the run must have recorded for it. ``options`` declares options, so that
-    what ``--option`` gives is checked and converted; of others it gives the text.
+    The constructor's keywords are its options, which ``--option`` gives too: checked and converted for those declared in
+    ``options``, else as texts.
     """
 
     subject: ClassVar[Subject] = "result"
@@ -36,10 +36,7 @@ class Report:
 
     @classmethod
     def check(cls, path: PathLike) -> None:
-        """Raise ``TriosimError`` where the file cannot be written, for a kind of picture that is not known say.
-
-        It is called before the run, so that nobody waits for a simulation whose report then fails.
-        """
+        """Raise ``TriosimError``, before the run, where the file cannot be written, as for an unknown kind of picture."""
 
     def write(self, result: Any, path: PathLike) -> None:
         """Write a ``Result`` (or ``Comparison``, by ``subject``) to a file; see ``triosim.output_files`` for whole files."""

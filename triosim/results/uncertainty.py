@@ -1,9 +1,9 @@
-"""The uncertainty of a step time that comes from predicted operator times, and the models that it comes from.
+"""The uncertainty of a step time from predicted operator times, and the models that predicted them.
 
-The errors of one model for one kind of operator (its name and phase) are taken as fully correlated, so they add up; those
-of different kinds or models as independent, so they add in squares. An operator's ``relative_error`` is the mean absolute
-error that is expected; of normal errors, 90% are within ``WIDTH`` times that. An error of a rank's compute time changes
-the step in proportion, except where it waits for bytes on the network or for the host's launches.
+Errors of one model for one kind of operator (name and phase) are taken as fully correlated, so they add up; others as
+independent, so they add in squares. An operator's ``relative_error`` is its expected mean absolute error; 90% of normal errors
+are within ``WIDTH`` times that. A rank's error changes the step in proportion to its time without bytes on the network and
+waiting for launches.
 """
 
 from __future__ import annotations

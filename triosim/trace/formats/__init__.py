@@ -1,8 +1,7 @@
-"""Trace formats: reading, where a format is chosen by a file's content, and writing.
+"""Trace formats: reading, in a format that is found by a file's content, and writing.
 
 A format is a module, or an object, with ``NAME``, ``recognises(path) -> bool`` and ``read(path)``, which returns a ``Trace``
-or, for a distributed step, ``TaskStreams``. The built-in ones are asked first, then the entry points of the group
-``triosim.trace_formats``.
+or, for a distributed step, ``TaskStreams``. The built-in ones are tried before the entry points of ``triosim.trace_formats``.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ __all__ = ["TraceFormat", "find", "read", "read_trace", "write"]
 
 
 class TraceFormat(Protocol):
-    """What a trace format must have, as a module or as an object."""
+    """The interface of a trace format, which is a module or an object."""
 
     NAME: str
 
@@ -59,11 +58,8 @@ def read_trace(path: str | os.PathLike[str], format: str | TraceFormat | None = 
     """Return the trace of one GPU at ``path``, as ``read`` does. Raises ``TraceError`` where it holds task streams."""
     found = read(path, format)
     if isinstance(found, TaskStreams):
-        raise TraceError(
-            f"holds the task streams of {found.world} ranks, not a trace of one GPU",
-            where=str(path),
-            fix="run them with 'triosim simulate', or give a trace",
-        )
+        what = f"holds the task streams of {found.world} ranks, not a trace of one GPU"
+        raise TraceError(what, where=str(path), fix="run them with 'triosim simulate', or give a trace")
     return found
 
 
@@ -93,11 +89,9 @@ def find(path: Path, format: str | TraceFormat | None = None) -> TraceFormat:
 
 
 def _formats() -> Iterator[TraceFormat]:
-    for name in plugins.BUILT_IN["trace_formats"]:
-        yield _load(name)
-    for name in plugins.names("trace_formats"):
-        if name not in plugins.BUILT_IN["trace_formats"]:
-            yield _load(name)
+    built_in = plugins.BUILT_IN["trace_formats"]
+    yield from map(_load, built_in)  # before the entry points, which take long to find
+    yield from (_load(name) for name in plugins.names("trace_formats") if name not in built_in)
 
 
 def _load(format: str | TraceFormat) -> TraceFormat:

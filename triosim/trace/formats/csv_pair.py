@@ -1,8 +1,8 @@
 """The trace format of the original TrioSim (arXiv 2506.01018): a directory with ``trace.csv`` and ``tensor.csv``.
 
-``trace.csv`` has an operator a row, with times in microseconds and its tensors by id; ``tensor.csv`` has a row for each time
-that an operator names a tensor. What the table left out is put back where the rest tells it: which forward operator a
-backward one differentiates, where a gradient comes from, and which parameter it belongs to.
+``trace.csv`` has an operator a row, with times in microseconds and its tensors by id; ``tensor.csv`` has a row for each use of
+a tensor. The reader infers what they leave out: which forward operator a backward one differentiates, where a gradient comes
+from, and which parameter it belongs to.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import csv
 import math
 import re
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
 
@@ -31,19 +32,15 @@ NAME = "csv"
 FILES = ("trace.csv", "tensor.csv")
 
 OPERATOR_COLUMNS = (
-    "OperatorID",
-    "OperatorName",
-    "Operator_input",
-    "Operator_output",
-    "Operator_cudatime",
-    "Operator_cudatimenooverlap",
+    "OperatorID", "OperatorName", "Operator_input", "Operator_output", "Operator_cudatime", "Operator_cudatimenooverlap",
     "stage",
-)
+)  # fmt: skip
 TENSOR_COLUMNS = ("TensorID", "TensorShape", "TensorNumElement", "TensorEachByte", "TensorType", "TensorStorgeid")
 
 MICROSECONDS = 1e6
 
-#: The only GPUs that a directory's name is taken to mean: a word of its own such as ``h100``.
+_DTYPES = {0: "float32", 1: "bool", 2: "float16", 4: "float32", 8: "int64"}  # by the bytes of an element
+#: The GPUs that a directory's name can mean: a word of its own such as ``h100``.
 _GPU = re.compile(r"(?:^|[_\-. ])([abhlptv]\d{1,3}s?|gb\d{3}|rtx\d{4}|mi\d{3}x?)(?=$|[_\-. ])", re.IGNORECASE)
 _BATCH = re.compile(r"(?:^|[_\-. ])(?:bs|batch)\d+(?=$|[_\-. ])", re.IGNORECASE)
 
@@ -61,24 +58,22 @@ def read(path: Path) -> Trace:
     incoming: set[int] = set()
     operators = _operators(path / FILES[0], table, hints, incoming)
     _name_layers(operators)
-    _mend(operators, tensor_categories.parameters_of(operators, hints), incoming)
+    _add_dataflow(operators, tensor_categories.parameters_of(operators, hints), incoming)
     found = tensor_categories.assign(operators, hints)
-    batch = tensor_categories.batch_size(operators, hints, tensor_categories.parameters_of(operators, hints))
+    batch = tensor_categories.batch_size(operators, hints)
     if not batch:
         raise TraceError("no operator reads an input, so the batch size is unknown", where=str(path / FILES[0]))
-    model, gpu = _said_by_name(path.resolve().name)
+    model, gpu = _model_and_gpu(path.resolve().name)
     return Trace(tensor_categories.build(operators, found), batch, model, gpu, "measured", source=str(path))
 
 
+@dataclass(slots=True)
 class _TensorRow:
-    """A tensor as its rows in the table describe it together."""
+    """A tensor as all of its rows describe it; ``raw`` is None for an undefined tensor, which has no bytes."""
 
-    __slots__ = ("number", "raw", "types")
-
-    def __init__(self, number: int, raw: RawTensor | None) -> None:
-        self.number = number
-        self.raw = raw  # None for an undefined tensor, which has no bytes
-        self.types: set[str] = set()
+    number: int
+    raw: RawTensor | None
+    types: set[str] = field(default_factory=set)
 
 
 def _tensors(path: Path) -> Iterable[_TensorRow]:
@@ -91,11 +86,10 @@ def _tensors(path: Path) -> Iterable[_TensorRow]:
         count = _integer(row["TensorNumElement"], f"{cell}: TensorNumElement")
         if count and math.prod(shape) != count:
             _fail(f"{cell}: TensorNumElement", f"{count} elements do not make the shape {list(shape)}")
-        dtypes = {0: "float32", 1: "bool", 2: "float16", 4: "float32", 8: "int64"}
-        if size not in dtypes:
+        if size not in _DTYPES:
             _fail(f"{cell}: TensorEachByte", f"no element has {size} bytes", "1, 2, 4 or 8")
         storage = _integer(row["TensorStorgeid"], f"{cell}: TensorStorgeid")
-        raw = RawTensor(number, storage, tuple(shape), dtypes[size]) if count and size else None
+        raw = RawTensor(number, storage, tuple(shape), _DTYPES[size]) if count and size else None
         known = found.setdefault(number, _TensorRow(number, raw))
         if known.raw != raw:
             _fail(f"{cell}: TensorID", f"tensor {number} differs from an earlier row's", "each id is one tensor")
@@ -157,9 +151,9 @@ def _hint(types: set[str], storage: int, phase: Phase, hints: CategoryHints) -> 
 
 
 def _split(operator: UnclassifiedOperator, parameters: int) -> list[list[UnclassifiedTensor]]:
-    """Return the lists that an optimizer's for-each call was given, from one row of all of them.
+    """Return the lists of tensors of an optimizer's for-each call, which its row has one after the other.
 
-    Each has the same shapes in the same order; there are as many as parameters, or else the fewest that repeat.
+    Each has the same shapes in the same order: as many as there are parameters, or else the fewest that repeat.
     """
     shapes = [tensor.shape for tensor in operator.inputs]
     for period in (parameters, *range(1, len(shapes) + 1)):
@@ -198,12 +192,12 @@ def _name_layers(operators: list[UnclassifiedOperator]) -> None:
             operator.layer = "optimizer"
 
 
-def _mend(operators: list[UnclassifiedOperator], parameters: set[int], incoming: set[int]) -> None:
-    """Put back the dataflow of the backward pass that the table leaves out.
+def _add_dataflow(operators: list[UnclassifiedOperator], parameters: set[int], incoming: set[int]) -> None:
+    """Add the dataflow of the backward pass that the table leaves out.
 
-    A matrix product's row names only its transposed weight. It reads the gradient that the operator before it made and
-    nobody took, and its forward operator's input; it makes the gradients of its parameters, and the gradient that the next
-    operator reads. ``incoming`` are the tensors that the table calls gradients of an operator's output.
+    A matrix product's row names only its transposed weight. It also reads the last operator's unused gradient and its forward
+    operator's input, and makes the gradients of its parameters and the one that the next operator reads. ``incoming`` are the
+    tensors that the table calls gradients of an operator's output.
     """
     backward = [operator for operator in operators if operator.phase == "backward"]
     forward_reads = {tensor.storage for one in operators if one.phase == "forward" for tensor in one.inputs}
@@ -240,7 +234,7 @@ def _mend(operators: list[UnclassifiedOperator], parameters: set[int], incoming:
 
 
 def _gradients(operators: list[UnclassifiedOperator], parameters: set[int]) -> dict[int, UnclassifiedTensor]:
-    """Return each parameter's gradient: the tensor at its position that the optimizer reads and does not change."""
+    """Return each parameter's gradient: the tensor at its position in the optimizer's lists that does not change."""
     changed = {tensor.storage for operator in operators if operator.phase == "optimizer" for tensor in operator.outputs}
     found: dict[int, UnclassifiedTensor] = {}
     slots = tensor_categories.slots(operators, parameters)
@@ -253,8 +247,8 @@ def _gradients(operators: list[UnclassifiedOperator], parameters: set[int]) -> d
     return found
 
 
-def _said_by_name(name: str) -> tuple[str, str]:
-    """Return model and GPU as a directory's name has them: ``h100_vgg13_bs128``."""
+def _model_and_gpu(name: str) -> tuple[str, str]:
+    """Return the model and GPU in a directory's name: ``h100_vgg13_bs128``."""
     gpu = _GPU.search(name)
     rest = _BATCH.sub("", name)
     rest = _GPU.sub("", rest) if gpu else rest

@@ -1,9 +1,9 @@
 """Derives the category of each tensor from the operators that write and read it.
 
-A storage that is read before anything wrote it was there before the step: a parameter if the optimizer changes it or the
-call's signature says so, a gradient, an optimizer's state, the input, or a buffer. What the forward pass writes is an
-activation, what the backward pass writes a gradient, what the optimizer writes afresh is temporary. Gradients and states are
-linked to their parameters by the position that they share in the optimizer's lists.
+A storage that is read before it is written existed before the step: a parameter if the optimizer changes it or the call's
+signature says so, a gradient, an optimizer state, the input, or a buffer. New storages of the forward pass are activations, of
+the backward pass gradients, of the optimizer temporary. Gradients and states belong to the parameter at their position in the
+optimizer's lists.
 """
 
 from __future__ import annotations
@@ -11,28 +11,25 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from triosim.trace.formats.unclassified import Categories, CategoryHints, UnclassifiedOperator, UnclassifiedTensor
-from triosim.trace.trace import Category, Operator, Phase, Tensor
+from triosim.trace.trace import PHASES, Category, Operator, Phase, Tensor
+
+#: The category of a new storage by the phase that writes it, if nothing else is known.
+_WRITTEN: dict[Phase, Category] = {"forward": "activation", "backward": "gradient", "optimizer": "temporary"}
 
 
 def assign(operators: list[UnclassifiedOperator], hints: CategoryHints) -> Categories:
     """Return category and parameter of every storage; the parameter is a storage too."""
-    use = _Use(operators)
+    use = _StorageUse(operators)
     categories: Categories = {}
-    parameters = _parameters(operators, use, hints)
+    parameters = _parameters(use, hints)
     owners = slots(operators, parameters)
-    batch = batch_size(operators, hints, parameters)
+    batch = batch_size(operators, hints)
     outputs = _outputs(operators, use)
     said = any(category == "parameter" for category, _ in hints.known.values())
     for storage, phase in use.written_in.items():
-        category: Category = "activation"
-        if phase == "backward":
-            category = "gradient"
-        elif phase == "optimizer":
-            category = "temporary"
-        elif storage in hints.inputs:
-            category = "input"
-        elif storage in outputs:
-            category = "output"
+        category = _WRITTEN[phase]
+        if phase == "forward" and (storage in hints.inputs or storage in outputs):
+            category = "input" if storage in hints.inputs else "output"
         categories[storage] = (category, owners.get(storage) if category == "gradient" else None)
     for storage, tensor in use.leaves.items():
         if storage in parameters:
@@ -40,9 +37,9 @@ def assign(operators: list[UnclassifiedOperator], hints: CategoryHints) -> Categ
         elif use.read_in[storage] != "forward":
             # Gradients that live on between steps are added to in the backward pass; states are the optimizer's alone.
             other: Category = "temporary" if said else "optimizer_state"
-            category = "gradient" if storage in use.changed_in_backward else other
+            category = "gradient" if storage in use.changed["backward"] else other
             categories[storage] = (category, owners.get(storage))
-        elif storage in hints.buffers or storage in use.changed_in_forward:
+        elif storage in hints.buffers or storage in use.changed["forward"]:
             categories[storage] = ("buffer", None)
         else:
             fed = storage in hints.inputs or _is_of_samples(tensor, batch)
@@ -76,31 +73,21 @@ def build(operators: list[UnclassifiedOperator], categories: Categories) -> tupl
     numbers = {operator: number for number, operator in enumerate(operators, 1)}
     return tuple(
         Operator(
-            number,
-            operator.name,
-            operator.phase,
-            operator.layer,
-            tensors(operator.inputs),
-            tensors(operator.outputs),
-            operator.seconds,
-            operator.busy_seconds,
-            operator.host_seconds,
-            numbers.get(operator.forward) if operator.forward is not None else None,
-            None,
-            operator.kernels,
-            attributes=operator.attributes,
+            *(numbers[one], one.name, one.phase, one.layer, tensors(one.inputs), tensors(one.outputs)),
+            *(one.seconds, one.busy_seconds, one.host_seconds),
+            forward=None if one.forward is None else numbers.get(one.forward),
+            kernels=one.kernels,
+            attributes=one.attributes,
         )
-        for number, operator in enumerate(operators, 1)
+        for one in operators
     )
 
 
-def batch_size(operators: list[UnclassifiedOperator], hints: CategoryHints, parameters: set[int]) -> int | None:
-    """Return the first dimension of the network's input: the first tensor of the forward pass that is no parameter.
-
-    None when the forward pass has no such tensor, and nobody said it.
-    """
+def batch_size(operators: list[UnclassifiedOperator], hints: CategoryHints) -> int | None:
+    """Return the stated batch size, or the first dimension of the first tensor of the forward pass that is no parameter."""
     if hints.batch_size is not None:
         return hints.batch_size
+    parameters = parameters_of(operators, hints)
     written: set[int] = set()
     for operator in operators:
         if operator.phase != "forward":
@@ -114,21 +101,14 @@ def batch_size(operators: list[UnclassifiedOperator], hints: CategoryHints, para
     return None
 
 
-class _Use:
-    """Who writes and reads each storage first."""
+class _StorageUse:
+    """The phases in which each storage is first read, written and changed."""
 
     def __init__(self, operators: list[UnclassifiedOperator]) -> None:
         self.leaves: dict[int, UnclassifiedTensor] = {}  # storages that were there before the step, as first seen
         self.read_in: dict[int, Phase] = {}  # the phase that first read a leaf
         self.written_in: dict[int, Phase] = {}  # the phase that made the others
-        self.changed_in_forward: set[int] = set()
-        self.changed_in_backward: set[int] = set()
-        self.changed_in_optimizer: set[int] = set()
-        changed = {
-            "forward": self.changed_in_forward,
-            "backward": self.changed_in_backward,
-            "optimizer": self.changed_in_optimizer,
-        }
+        self.changed: dict[Phase, set[int]] = {phase: set() for phase in PHASES}  # leaves that are written to
         for operator in operators:
             for tensor in operator.inputs:
                 if tensor.storage not in self.written_in and tensor.storage not in self.leaves:
@@ -139,7 +119,7 @@ class _Use:
                 if tensor.storage not in self.leaves:
                     self.written_in.setdefault(tensor.storage, operator.phase)
                 elif tensor.id in given and not _hands_on(operator, tensor):
-                    changed[operator.phase].add(tensor.storage)
+                    self.changed[operator.phase].add(tensor.storage)
 
 
 def _hands_on(operator: UnclassifiedOperator, tensor: UnclassifiedTensor) -> bool:
@@ -151,23 +131,20 @@ def _hands_on(operator: UnclassifiedOperator, tensor: UnclassifiedTensor) -> boo
 
 def parameters_of(operators: list[UnclassifiedOperator], hints: CategoryHints) -> set[int]:
     """Return the storages of the parameters."""
-    return _parameters(operators, _Use(operators), hints)
+    return _parameters(_StorageUse(operators), hints)
 
 
-def _parameters(operators: list[UnclassifiedOperator], use: _Use, hints: CategoryHints) -> set[int]:
+def _parameters(use: _StorageUse, hints: CategoryHints) -> set[int]:
     if hints.known:
         return {storage for storage, (category, _) in hints.known.items() if category == "parameter"}
-    found = {storage for storage in use.leaves if use.read_in[storage] == "forward" and storage in hints.parameters}
-    return found | {
-        storage for storage in use.leaves if use.read_in[storage] == "forward" and storage in use.changed_in_optimizer
-    }
+    read_forward = {storage for storage, phase in use.read_in.items() if phase == "forward"}
+    return read_forward & (hints.parameters | use.changed["optimizer"])
 
 
 def slots(operators: list[UnclassifiedOperator], parameters: set[int]) -> dict[int, int]:
-    """Return the parameter (its storage) that the optimizer uses each gradient and state with.
+    """Return the parameter (its storage) of each gradient and state of the optimizer.
 
-    What stands at one position of an operator's lists belongs together; a group that way joined that has exactly one parameter
-    belongs to it.
+    Tensors at one position of an operator's lists are joined; a group of joined ones with exactly one parameter belongs to it.
     """
     parent: dict[int, int] = {}
 
@@ -197,7 +174,7 @@ def slots(operators: list[UnclassifiedOperator], parameters: set[int]) -> dict[i
     return slots
 
 
-def _outputs(operators: list[UnclassifiedOperator], use: _Use) -> set[int]:
+def _outputs(operators: list[UnclassifiedOperator], use: _StorageUse) -> set[int]:
     """Return the outputs of the forward pass: results that nothing reads (the loss), and the input of the loss."""
     read: set[int] = set()
     made: list[UnclassifiedTensor] = []

@@ -1,7 +1,7 @@
-"""Operators and tensors whose categories are not known yet, as readers of foreign formats first build them.
+"""Operators and tensors before their categories are known, as readers of foreign formats first build them.
 
-Ids of tensors and storages are reused after a free, in the PyTorch execution trace and in what is made from it, and nothing
-tells of the free. So identity follows from the order of calls: what a call returns is new, unless the call was given it.
+PyTorch's execution trace reuses the ids of tensors and storages after a free, and does not show the free. So identity follows
+from the order of calls: a call's output is new, unless it is one of its inputs.
 """
 
 from __future__ import annotations
@@ -14,10 +14,7 @@ from triosim.trace.trace import Category, Phase
 
 
 class RawTensor(NamedTuple):
-    """What a file says of a tensor: its id and its storage's there, its shape and dtype.
-
-    ``layout`` is offset and strides, as far as the file has them.
-    """
+    """A tensor as a file describes it, with the file's ids; ``layout`` is offset and strides, as far as the file has them."""
 
     number: int
     storage: int
@@ -66,29 +63,29 @@ class TensorIdentities:
     def __init__(self) -> None:
         self._tensors: dict[int, UnclassifiedTensor] = {}  # by the file's id: the one that has it now
         self._storages: dict[int, tuple[int, str]] = {}  # by the file's id: ours, and the dtype that it was seen with
-        self._by_place: dict[tuple[object, ...], UnclassifiedTensor] = {}
+        self._by_layout: dict[tuple[object, ...], UnclassifiedTensor] = {}
         self._storage_count = 0
         self._count = 0
 
     def read(self, raw: RawTensor) -> UnclassifiedTensor:
-        """Return the tensor that a call was given, or what it returned, once the calls inside it have made it."""
+        """Return an input of a call, or an output that a call inside of it has made."""
         storage = self._storages.get(raw.storage)
         if storage is None:
             storage = self._new_storage(raw)
         known = self._tensors.get(raw.number)
-        if known is not None and known.storage == storage[0] and _alike(known, raw):
+        if known is not None and (known.storage, known.shape, known.dtype, known.layout) == (storage[0], *raw[2:]):
             return known
         if storage[1] != raw.dtype:  # not the one of that id which we know
             storage = self._new_storage(raw)
         # A saved tensor comes back under a new id: it is the tensor of the same bytes and shape.
-        alias = self._by_place.get((storage[0], raw.shape, raw.dtype, raw.layout))
+        alias = self._by_layout.get((storage[0], raw.shape, raw.dtype, raw.layout))
         if alias is None:
             return self._new(raw, storage[0])
         self._tensors[raw.number] = alias
         return alias
 
     def write(self, raw: RawTensor, given: Iterable[RawTensor]) -> UnclassifiedTensor:
-        """Return the tensor that a call returned, which was ``given`` those: the same, a view of one, or a new one."""
+        """Return an output of a call: one of the ``given`` inputs, a view of one, or a new tensor."""
         storages = set()
         for other in given:
             storages.add(other.storage)
@@ -98,7 +95,7 @@ class TensorIdentities:
         return self._new(raw, (storage or self._new_storage(raw))[0])
 
     def alias(self, raw: RawTensor, of: RawTensor) -> UnclassifiedTensor:
-        """Return the tensor that a call returned which only gave ``of`` another id (``aten::detach``)."""
+        """Return the output of a call that only gives ``of`` another id (``aten::detach``)."""
         self._tensors[raw.number] = found = self.read(of)
         return found
 
@@ -111,17 +108,13 @@ class TensorIdentities:
         self._count += 1
         found = UnclassifiedTensor(self._count, storage, raw.shape, raw.dtype, raw.layout)
         self._tensors[raw.number] = found
-        self._by_place.setdefault((storage, raw.shape, raw.dtype, raw.layout), found)
+        self._by_layout.setdefault((storage, raw.shape, raw.dtype, raw.layout), found)
         return found
-
-
-def _alike(known: UnclassifiedTensor, raw: RawTensor) -> bool:
-    return known.shape == raw.shape and known.dtype == raw.dtype and known.layout == raw.layout
 
 
 @dataclass(slots=True)
 class CategoryHints:
-    """What a reader knows about storages before their categories are derived."""
+    """A reader's knowledge of storages before their categories are derived."""
 
     parameters: set[int] = field(default_factory=set)
     buffers: set[int] = field(default_factory=set)

@@ -87,8 +87,7 @@ def _trace(
     found = step.operators()
     if not found:
         raise TraceError("the trace has no operators", where=str(path), fix="capture at least one step")
-    parameters = tensor_categories.parameters_of(found, step.hints)
-    batch = tensor_categories.batch_size(found, step.hints, parameters)
+    batch = tensor_categories.batch_size(found, step.hints)
     if not batch:
         raise TraceError("no operator reads an input, so the batch size is unknown", where=str(graph_path))
     operators = tensor_categories.build(found, tensor_categories.assign(found, step.hints))
