@@ -21,7 +21,7 @@ from triosim.networks.construction import network_options
 from triosim.output_files import PathLike
 from triosim.pipeline.planning import refuse_unknown
 from triosim.pipeline.reading import TraceLike, read
-from triosim.results import report as reports
+from triosim.results.report import Reportable
 from triosim.results.result import Result
 from triosim.simulation import simulate_config
 
@@ -65,9 +65,10 @@ class StrategyResult:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class Comparison(Reportable):
     """The results of all strategies, the fastest first, and those that cannot run at the end."""
 
+    subject = "comparison"
     title: str
     gpus: int
     runs: tuple[StrategyResult, ...]
@@ -80,19 +81,9 @@ class Comparison:
         """Return the comparison as JSON text."""
         return json.dumps(self.to_dict(), indent=2, allow_nan=False) + "\n"
 
-    def write(self, report: str | type, path: PathLike, **options: Any) -> None:
-        """Write a report of a comparison: "comparison-text", "comparison-html", "comparison-plot", a plug-in, or a class."""
-        reports.write(reports.find(report, "comparison"), self, path, options)
-
     def plot(self, path: PathLike) -> None:
         """Draw the strategies' step times and speeds as bars."""
         self.write("comparison-plot", path)
-
-    def __str__(self) -> str:
-        return str(reports.find("comparison-text", "comparison")().text(self))
-
-    def _repr_html_(self) -> str:
-        return str(reports.find("comparison-html", "comparison")().text(self))
 
 
 def strategies(gpus: int) -> Iterator[Strategy]:
@@ -140,11 +131,8 @@ def compare_config(
     """Do what ``compare`` does, with the options in one value."""
     subject = read(trace, config.replaced(parallel="single", gpus=None))
     if subject.streams is not None:
-        raise TriosimError(
-            "task streams run as they were captured: there are no strategies to compare",
-            where=subject.path,
-            fix="give a trace of one GPU",
-        )
+        what = "task streams run as they were captured: there are no strategies to compare"
+        raise TriosimError(what, where=subject.path, fix="give a trace of one GPU")
     if gpus < 1:
         raise TriosimError(f"{gpus} GPUs", where="--gpus", fix="ask for 1 or more")
     _check_options(config, gpus)

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal
 from triosim import plugins
 from triosim.config import Option
 from triosim.errors import OptionError, PluginError
-from triosim.output_files import PathLike
+from triosim.output_files import PathLike, writing_text
 
 #: Records that a run keeps on demand: every task with its times, or the load of each link over time.
 Records = Literal["timeline", "links"]
@@ -41,6 +41,43 @@ class Report:
     def write(self, result: Any, path: PathLike) -> None:
         """Write a ``Result`` (or ``Comparison``, by ``subject``) to a file; see ``triosim.output_files`` for whole files."""
         raise NotImplementedError
+
+
+class TextReport(Report):
+    """A report that is a text, also for ``print``."""
+
+    def text(self, subject: Any) -> str:
+        """Return the text, without a line end."""
+        raise NotImplementedError
+
+    def write(self, subject: Any, path: PathLike) -> None:
+        """Write the text."""
+        with writing_text(path) as file:
+            file.write(self.text(subject) + "\n")
+
+
+class Reportable:
+    """A subject of reports; it prints as its text, and notebooks show its HTML."""
+
+    subject: ClassVar[Subject]
+
+    def write(self, report: str | type, path: PathLike, **options: Any) -> None:
+        """Write a report: one that ships with triosim ("csv", "html", "plot"), a plug-in ("file.py:Class"), or a class.
+
+        ``options`` are the report's. Raises ``TriosimError`` where there is no such report of this subject, or the run did not
+        record what it needs.
+        """
+        write(find(report, self.subject), self, path, options)
+
+    def __str__(self) -> str:
+        return self._as("text")
+
+    def _repr_html_(self) -> str:
+        return self._as("html")
+
+    def _as(self, name: str) -> str:
+        report = name if self.subject == "result" else f"{self.subject}-{name}"
+        return str(find(report, self.subject)().text(self))
 
 
 def find(report: str | type, subject: Subject = "result") -> Any:

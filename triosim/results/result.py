@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 from triosim.errors import OptionError, TriosimError
 from triosim.networks.extensions import LinkRecorder
 from triosim.output_files import PathLike, writing_text
-from triosim.results import report as reports
 from triosim.results.link_loads import edges, loads
 from triosim.results.loading import read_result
+from triosim.results.report import Reportable
 from triosim.results.values import (
     ROWS,
     AxisTraffic,
@@ -46,13 +46,14 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Result:
+class Result(Reportable):
     """A simulation's result: plain values under ``data``, pandas tables as attributes, files and pictures by methods.
 
     A result that was just simulated also knows when each rank did what, and so can draw a timeline and a Gantt chart;
     one that was loaded from a file does not.
     """
 
+    subject = "result"
     data: ResultData
     recording: Recording | None = field(default=None, compare=False)
     topology: Topology | None = field(default=None, compare=False)
@@ -199,14 +200,6 @@ class Result:
 
     # ---- reports ------------------------------------------------------------------------------------------------
 
-    def write(self, report: str | type, path: PathLike, **options: Any) -> None:
-        """Write a report: one that ships with triosim ("csv", "html", "plot"), a plug-in ("file.py:Class"), or a class.
-
-        ``options`` are the report's. Raises ``TriosimError`` where there is no such report, or the run did not record what
-        it needs.
-        """
-        reports.write(reports.find(report), self, path, options)
-
     def to_csv(self, path: PathLike) -> None:
         """Write every figure as a row ``table,item,quantity,value,unit``."""
         self.write("csv", path)
@@ -232,9 +225,8 @@ class Result:
         Raises ``OptionError`` where they were not recorded.
         """
         if self.recording is None or not isinstance(self.network, LinkRecorder) or not self.network.record:
-            raise OptionError(
-                "this result holds no link loads", fix="simulate with links=True, on a network that has some"
-            )
+            fix = "simulate with links=True, on a network that has some"
+            raise OptionError("this result holds no link loads", fix=fix)
         return self.recording, self.network
 
     # ---- for reading --------------------------------------------------------------------------------------------
@@ -250,12 +242,6 @@ class Result:
 
     def __repr__(self) -> str:
         return f"<Result of {self.title}: {format_time(self.step_time_s)} a step>"
-
-    def __str__(self) -> str:
-        return str(reports.find("text")().text(self))
-
-    def _repr_html_(self) -> str:
-        return str(reports.find("html")().text(self))
 
 
 def _columns(kind: type) -> list[str]:
@@ -289,7 +275,6 @@ def _pandas() -> Any:
     try:
         import pandas
     except ImportError:
-        raise TriosimError(
-            "tables need pandas", fix="pip install 'triosim[pandas]', or read the rows in result.data"
-        ) from None
+        fix = "pip install 'triosim[pandas]', or read the rows in result.data"
+        raise TriosimError("tables need pandas", fix=fix) from None
     return pandas

@@ -27,24 +27,10 @@ CATEGORIES: tuple[Category, ...] = get_args(Category)
 
 #: Bytes of one element, by dtype as PyTorch names it (without ``torch.``).
 DTYPE_BYTES: Mapping[str, int] = {
-    "float64": 8,
-    "float32": 4,
-    "float16": 2,
-    "bfloat16": 2,
-    "float8_e4m3fn": 1,
-    "float8_e5m2": 1,
-    "complex64": 8,
-    "complex128": 16,
-    "int64": 8,
-    "int32": 4,
-    "int16": 2,
-    "int8": 1,
-    "uint8": 1,
-    "uint16": 2,
-    "uint32": 4,
-    "uint64": 8,
-    "bool": 1,
-}
+    "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1,
+    "complex64": 8, "complex128": 16, "int64": 8, "int32": 4, "int16": 2, "int8": 1,
+    "uint8": 1, "uint16": 2, "uint32": 4, "uint64": 8, "bool": 1,
+}  # fmt: skip
 #: What people write for a dtype, besides PyTorch's name of it.
 _SHORT = {
     "fp64": "float64", "double": "float64", "fp32": "float32", "float": "float32", "fp16": "float16", "half": "float16",
@@ -182,32 +168,29 @@ class Operator:
 
     def with_tensors(self, inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...]) -> Operator:
         """Return the same call of other tensors."""
-        measured = self.seconds, self.busy_seconds, self.flops
-        return self._with(inputs, outputs, measured, self.predicted_by, self.relative_error)
+        times = self.seconds, self.busy_seconds, self.flops
+        return self._with((inputs, outputs), times, (self.predicted_by, self.relative_error))
 
     def with_times(self, seconds: float, busy_seconds: float | None, flops: float | None) -> Operator:
         """Return the same call with other times and FLOPs."""
-        measured = seconds, busy_seconds, flops
-        return self._with(self.inputs, self.outputs, measured, self.predicted_by, self.relative_error)
+        prediction = self.predicted_by, self.relative_error
+        return self._with((self.inputs, self.outputs), (seconds, busy_seconds, flops), prediction)
 
     def predicted(self, by: str, relative_error: float | None) -> Operator:
         """Return the same call, whose time a model has predicted."""
-        return self._with(self.inputs, self.outputs, (self.seconds, self.busy_seconds, self.flops), by, relative_error)
+        times = self.seconds, self.busy_seconds, self.flops
+        return self._with((self.inputs, self.outputs), times, (by, relative_error))
 
     def _with(
         self,
-        inputs: tuple[Tensor, ...],
-        outputs: tuple[Tensor, ...],
-        measured: tuple[float, float | None, float | None],
-        by: str | None,
-        relative_error: float | None,
+        tensors: tuple[tuple[Tensor, ...], tuple[Tensor, ...]],
+        times: tuple[float, float | None, float | None],
+        prediction: tuple[str | None, float | None],
     ) -> Operator:
         """Return a copy; written out, because dataclasses.replace() takes several times as long, and there are many."""
-        seconds, busy_seconds, flops = measured
         return Operator(
-            self.id, self.name, self.phase, self.layer, inputs, outputs, seconds, busy_seconds, self.host_seconds,
-            self.forward, flops, self.kernels, by, relative_error, self.attributes, self.stream, self.communication,
-            self.recomputed,
+            self.id, self.name, self.phase, self.layer, *tensors, times[0], times[1], self.host_seconds, self.forward,
+            times[2], self.kernels, *prediction, self.attributes, self.stream, self.communication, self.recomputed,
         )  # fmt: skip
 
 

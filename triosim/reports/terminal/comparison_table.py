@@ -14,22 +14,17 @@ from triosim.output_files import PathLike, writing_text
 from triosim.reports.files.html import html_table
 from triosim.reports.terminal.result_tables import per_million
 from triosim.reports.terminal.tables import percent, plain_text, table
-from triosim.results.report import Report
+from triosim.results.report import Report, TextReport
 from triosim.results.values import MemoryRow, ResultData, mean_of_ranks
 from triosim.units import format_rate, format_time
 
 _NUMBER = re.compile(r"(\d+)")
 
 
-class ComparisonText(Report):
+class ComparisonText(TextReport):
     """The table as plain text."""
 
     subject = "comparison"
-
-    def write(self, comparison: Comparison, path: PathLike) -> None:
-        """Write the table."""
-        with writing_text(path) as file:
-            file.write(self.text(comparison) + "\n")
 
     def text(self, comparison: Comparison) -> str:
         """Return the table."""

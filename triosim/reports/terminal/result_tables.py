@@ -10,10 +10,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from triosim.output_files import PathLike, writing_text
 from triosim.reports.terminal.tables import facts_panel, note_lines, percent, plain_text, shorten, spaced, table
 from triosim.results.memory_rows import fullest
-from triosim.results.report import Report
+from triosim.results.report import TextReport
 from triosim.results.result import Result
 from triosim.results.values import CollectiveTimes, Draws, LinkLoad, MemoryRow, Prediction, RankTimes, ResultData
 from triosim.units import format_bytes, format_ranks, format_rate, format_time, parse_ranks
@@ -53,13 +52,8 @@ RANK_COLUMNS: tuple[tuple[str, Callable[[RankTimes], float]], ...] = (
 )
 
 
-class ResultText(Report):
+class ResultText(TextReport):
     """The tables of the terminal as plain text."""
-
-    def write(self, result: Result, path: PathLike) -> None:
-        """Write the tables."""
-        with writing_text(path) as file:
-            file.write(self.text(result) + "\n")
 
     def text(self, result: Result) -> str:
         """Return the tables."""
