@@ -1,7 +1,7 @@
 """Simulates a pipeline schedule on a model of equal stages, without communication.
 
-It shows what the schedule costs: the bubble, in which a rank is idle, and how many micro-batches' activations it holds. Each
-stage is one linear layer; its forward pass and the two parts of its backward pass take what the caller says.
+It shows the schedule's bubble, in which a rank is idle, and how many micro-batches' activations a rank holds. Each stage is one
+linear layer; its forward pass and the two parts of its backward pass take given times.
 """
 
 from __future__ import annotations
@@ -116,18 +116,8 @@ def uniform_trace(stages: int, times: ActionTimes) -> Trace:
         return Tensor(tensors, shape, "float32", category, tensors, None if of is None else of.id)
 
     def run(name: str, phase: Phase, stage: int, inputs: tuple[Tensor, ...], output: Tensor, seconds: float) -> None:
-        operators.append(
-            Operator(
-                len(operators) + 1,
-                name,
-                phase,
-                f"stage {stage}",
-                inputs,
-                (output,),
-                seconds,
-                forward=stage + 1 if phase == "backward" else None,
-            )
-        )
+        number, forward = len(operators) + 1, stage + 1 if phase == "backward" else None
+        operators.append(Operator(number, name, phase, f"stage {stage}", inputs, (output,), seconds, forward=forward))
 
     weights = [tensor(_WIDTH, _WIDTH, category="parameter") for _ in range(stages)]
     data = [tensor(1, _WIDTH, category="input"), *(tensor(1, _WIDTH) for _ in range(stages))]

@@ -197,7 +197,6 @@ def _operators(classes: list[RankClass], steps: int) -> Iterable[OperatorTimes]:
 
 
 def _collectives(recording: Recording, steps: int) -> list[CollectiveTimes]:
-    """Return all transfers by kind and size, those that took longest first."""
     rows = [
         CollectiveTimes(kind, size, _count(nbytes), _count(found.count / steps), found.seconds / steps, axis)
         for (kind, axis, size, nbytes), found in recording.transfers.items()

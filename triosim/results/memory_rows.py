@@ -11,12 +11,8 @@ from triosim.units import format_ranks
 
 #: The categories that have a column; the others are taken together.
 COLUMNS: Mapping[str, str] = {
-    "parameter": "parameter_bytes",
-    "gradient": "gradient_bytes",
-    "optimizer_state": "optimizer_state_bytes",
-    "activation": "activation_bytes",
-    "temporary": "temporary_bytes",
-    "communication": "communication_bytes",
+    name: f"{name}_bytes"
+    for name in ("parameter", "gradient", "optimizer_state", "activation", "temporary", "communication")
 }
 _MOST = 3
 GIB = 2**30

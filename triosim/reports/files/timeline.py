@@ -210,7 +210,6 @@ class _EventWriter:
     # ---- events -------------------------------------------------------------------------------------------------
 
     def _names(self) -> None:
-        """Name and order processes and tracks."""
         gpus = len(self.topology.gpus)
         for name, process in self.processes.items():
             if process not in self.tracks and process != self.link_process:
@@ -249,7 +248,6 @@ def _track_order(stream: str) -> tuple[int, str]:
 
 
 def _transfer(task: Transfer, waiting: int) -> str:
-    """Return name and details of a transfer's slice."""
     args: dict[str, Any] = {"waiting_us": waiting / 1000}
     name: str
     if isinstance(task, Collective):

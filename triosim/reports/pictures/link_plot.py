@@ -114,7 +114,6 @@ def _rows(found: Mapping[str, LoadCurve], names: Sequence[str], bounds: Any) -> 
 
 
 def _raster(axes: Any, rows: Sequence[tuple[str, Any]], bounds: Any) -> None:
-    """Draw one row for each link, the busiest on top."""
     import numpy as np
 
     end = float(bounds[-1])

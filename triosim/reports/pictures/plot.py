@@ -94,7 +94,6 @@ class Plot(PictureReport):
 
 
 def _histogram(axes: Any, draws: Draws) -> None:
-    """Draw a histogram of the step times of all draws."""
     unit, scale = unit_of(draws.max_s)
     axes.hist([seconds * scale for seconds in draws.step_times_s], bins="auto", color="#CCBB44", edgecolor="white")
     for name, seconds in (("p5", draws.p5_s), ("p50", draws.p50_s), ("p95", draws.p95_s)):

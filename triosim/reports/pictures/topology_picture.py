@@ -18,6 +18,7 @@ from triosim.networks.collectives.ring_order import ring_order
 from triosim.networks.topology import Topology
 from triosim.output_files import PathLike
 from triosim.reports.pictures.plot import new_figure, save_figure
+from triosim.reports.terminal.topology_table import plural
 from triosim.units import format_bandwidth, format_time
 
 Position = tuple[float, float]
@@ -311,13 +312,6 @@ def draw_nodes(axes: Any, drawing: Drawing, inch: float) -> None:
 
 def _title(topology: Topology, left_out: set[str]) -> str:
     kinds = Counter(node.kind for node in topology.nodes.values())
-    counts = ", ".join(f"{count} {_plural(kind, count)}" for kind, count in kinds.items())
-    note = f" ({_plural('memory', len(left_out))} not drawn)" if left_out else ""
+    counts = ", ".join(f"{count} {'host ' * (kind == 'memory')}{plural(kind, count)}" for kind, count in kinds.items())
+    note = f" (host {plural('memory', len(left_out))} not drawn)" if left_out else ""
     return f"{topology.name}: {counts}{note}"
-
-
-def _plural(kind: str, count: int) -> str:
-    name = {"gpu": "GPU", "switch": "switch", "memory": "host memory"}.get(kind, kind)
-    if count == 1:
-        return name
-    return {"switch": "switches", "memory": "host memories"}.get(kind, f"{name}s")

@@ -69,12 +69,10 @@ def _columns(comparison: Comparison) -> list[str]:
 
 
 def _is_priced(comparison: Comparison) -> bool:
-    """Whether a price of a GPU was given."""
     return any(run.result is not None and run.result.inputs["config"].get("price") for run in comparison.runs)
 
 
 def _is_drawn(comparison: Comparison) -> bool:
-    """Whether the runs were drawn several times."""
     return any(run.result is not None and run.result.data.draws is not None for run in comparison.runs)
 
 
@@ -88,7 +86,6 @@ def _step(data: ResultData) -> list[str]:
 
 
 def _rows(comparison: Comparison) -> Iterator[list[str]]:
-    """Yield a row for each strategy that runs."""
     priced = _is_priced(comparison)
     for run in comparison.runs:
         if run.result is None:
@@ -111,7 +108,6 @@ def _rows(comparison: Comparison) -> Iterator[list[str]]:
 
 
 def _reasons(comparison: Comparison) -> Iterator[str]:
-    """Yield why strategies cannot run."""
     return (f"{run.label} cannot run: {run.reason}" for run in comparison.runs if run.result is None)
 
 
@@ -128,7 +124,6 @@ def _legend(comparison: Comparison) -> str:
 
 
 def _notes(comparison: Comparison) -> list[str]:
-    """Return the notes of all strategies, each once."""
     return merged(dict.fromkeys(note for run in comparison.runs if run.result for note in run.result.notes))
 
 

@@ -168,7 +168,6 @@ def _cells(by_category: Mapping[str, int], total: int) -> list[str]:
 
 
 def _short(nbytes: int) -> str:
-    """Return bytes in MiB, without the unit, which the table's title names."""
     value = nbytes / 2**20
     return "-" if not nbytes else "<0.1" if value < 0.05 else f"{value:,.1f}" if value < 99.95 else f"{value:,.0f}"
 

@@ -116,7 +116,6 @@ def _action_in_words(action: str) -> str:
 
 
 def _facts(data: ResultData) -> Iterator[tuple[str, str | Text]]:
-    """Yield the facts of the summary, those that are known."""
     trace, topology = data.inputs.get("trace", {}), data.inputs.get("topology", {})
     world, many = len(data.ranks), len(data.iterations)
     yield "model", f"{trace.get('model', 'unknown')} ({trace.get('operators', '?')} operators)"
@@ -159,7 +158,6 @@ def spread(draws: Draws) -> str:
 
 
 def _metrics(data: ResultData) -> Iterator[tuple[str, str]]:
-    """Yield the metrics that are known, a line each."""
     found = data.metrics
     if found is None:
         return
@@ -204,7 +202,6 @@ def _exposed_axes(data: ResultData) -> str:
 
 
 def _network(figures: Mapping[str, float]) -> str:
-    """Return the network's figures other than zeros."""
     return ", ".join(
         f"{name.removesuffix('_s').replace('_', ' ')}: "
         + (format_time(value) if name.endswith("_s") else f"{value:,.12g}")
@@ -337,7 +334,6 @@ def _load(link: LinkLoad, step: float) -> tuple[str, ...]:
 
 
 def _exposed(data: ResultData) -> RenderableType:
-    """Return the exposed communication by layer and axis."""
     if not data.exposed_communication:
         return Text("no communication is exposed")
 

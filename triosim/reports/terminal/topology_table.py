@@ -24,14 +24,14 @@ MAX_LINKS = 64
 def render(topology: Topology) -> RenderableType:
     """Return a topology as something that rich can show."""
     facts = summary(topology)
-    counted = ", ".join(f"{count} {_plural(kind, count)}" for kind, count in facts.nodes.items())
+    counted = ", ".join(f"{count} {plural(kind, count)}" for kind, count in facts.nodes.items())
     total = len(topology.links)
     parts: list[RenderableType] = [
-        Text.assemble((topology.name, "bold"), f": {counted}, {total} {_plural('link', total)} (one direction each)")
+        Text.assemble((topology.name, "bold"), f": {counted}, {total} {plural('link', total)} (one direction each)")
     ]
     if facts.diameter is not None and facts.longest_latency is not None and facts.bisection is not None:
         far, wide = format_time(facts.longest_latency), format_bandwidth(facts.bisection)
-        hops = f"{facts.diameter} {_plural('link', facts.diameter)}"
+        hops = f"{facts.diameter} {plural('link', facts.diameter)}"
         parts.append(Text(f"GPUs at most {hops} ({far}) apart, {wide} between their halves"))
     calibration = calibration_of(topology)
     if calibration is not None:
@@ -75,7 +75,7 @@ def _optics(optics: Optics) -> str:
     each = "" if optics.ports_per_circuit == 1 else f", {optics.ports_per_circuit} to a circuit"
     buffer = "" if math.isinf(optics.buffer) else f", a buffer of {format_bytes(optics.buffer)}"
     return (
-        f"{optics.ports} {_plural('port', optics.ports)} a GPU of {format_bandwidth(optics.bandwidth)}{each}, "
+        f"{optics.ports} {plural('port', optics.ports)} a GPU of {format_bandwidth(optics.bandwidth)}{each}, "
         f"circuits set up in {format_time(optics.setup)} with a latency of {format_time(optics.latency)}{buffer}"
     )
 
@@ -108,7 +108,7 @@ def pairs(links: Iterable[Link]) -> list[tuple[Link, bool]]:
     return list(found.values())
 
 
-def _plural(word: str, count: int) -> str:
-    if count == 1:
-        return word.upper() if word == "gpu" else word
-    return {"gpu": "GPUs", "switch": "switches", "memory": "memories"}.get(word, f"{word}s")
+def plural(word: str, count: int) -> str:
+    """Return a kind of node, or another noun, for so many of it."""
+    one = word.upper() if word == "gpu" else word
+    return one if count == 1 else {"switch": "switches", "memory": "memories"}.get(word, f"{one}s")

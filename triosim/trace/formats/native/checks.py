@@ -57,8 +57,9 @@ class Checks:
 
     def number(self, value: Any, key_path: str, most: float) -> float | None:
         """Return a finite number from 0 to ``most``; None stays None."""
-        if value is None:
-            return None
+        if value is None or (type(value) is float and 0 <= value <= most):
+            found: float | None = value
+            return found
         if type(value) is not float and type(value) is not int:
             self.fail(key_path, f"{shown(value)} is not a number")
         if value != value or value in (math.inf, -math.inf):

@@ -35,12 +35,14 @@ TENSOR_KEYS = {"id": True, "shape": True, "dtype": True, "category": True, "stor
 OPERATOR_KEYS = keys_of(Operator)
 del OPERATOR_KEYS["recomputed"]  # which a simulation finds out
 
-MOST_FLOPS = 1e30
-LARGEST_ERROR = 1e6
 MOST_ELEMENTS = 2**59
+#: The largest values of an operator's optional numbers.
+_MOST = {"busy_seconds": LONGEST_SECONDS, "host_seconds": LONGEST_SECONDS, "flops": 1e30, "relative_error": 1e6}
 
 _NEEDED = tuple(key for key, needed in OPERATOR_KEYS.items() if needed)
 _needed = itemgetter(*_NEEDED)
+_OPERATOR_NEEDED = frozenset(_NEEDED)
+_TENSOR_NEEDED = frozenset(key for key, needed in TENSOR_KEYS.items() if needed)
 _CATEGORIES = frozenset(CATEGORIES)
 _PHASES = frozenset(PHASES)
 
@@ -98,14 +100,10 @@ class TraceReader(Checks):
         linked: list[tuple[int, int]] = []
         plain = _all_integers(items, "shape")
         for index, item in enumerate(items):
-            try:
-                number, shape, dtype, category = item["id"], item["shape"], item["dtype"], item["category"]
-                storage, parameter = item.get("storage"), item.get("parameter")
-                complete = len(item) == 4 + ("storage" in item) + ("parameter" in item)
-            except (KeyError, TypeError, AttributeError):
-                complete = False
-            if not complete:
+            if type(item) is not dict or not _TENSOR_NEEDED <= item.keys() <= TENSOR_KEYS.keys():
                 self.keys(item, TENSOR_KEYS, f"tensors[{index}]")
+            number, shape, dtype, category = item["id"], item["shape"], item["dtype"], item["category"]
+            storage, parameter = item.get("storage"), item.get("parameter")
             if type(number) is not int or not 0 <= number <= LARGEST_INTEGER:
                 self.integer(number, f"tensors[{index}].id")
             if number in found:
@@ -131,11 +129,8 @@ class TraceReader(Checks):
             found[number] = Tensor(number, tuple(shape), dtype, category, storage, parameter)
         for index, parameter in linked:
             if parameter not in found or found[parameter].category != "parameter":
-                what = (
-                    f"tensor {parameter} is not a parameter"
-                    if parameter in found
-                    else f"there is no tensor {parameter}"
-                )
+                missing = f"there is no tensor {parameter}"
+                what = f"tensor {parameter} is not a parameter" if parameter in found else missing
                 self.fail(f"tensors[{index}].parameter", what, "name the id of a tensor of the category 'parameter'")
         return found
 
@@ -146,23 +141,17 @@ class TraceReader(Checks):
         find = tensors.__getitem__
         plain = _all_integers(items, "inputs") and _all_integers(items, "outputs")
         for index, item in enumerate(items):
-            try:
-                number, name, phase, layer, inputs, outputs, seconds = _needed(item)
-                complete = len(item) == len(_NEEDED) or item.keys() <= OPERATOR_KEYS.keys()
-            except (KeyError, TypeError, AttributeError):
-                complete = False
-            if not complete:
+            if type(item) is not dict or not _OPERATOR_NEEDED <= item.keys() <= OPERATOR_KEYS.keys():
                 self.keys(item, OPERATOR_KEYS, f"operators[{index}]")
+            number, name, phase, layer, inputs, outputs, seconds = _needed(item)
             if not (
                 (type(number) is int and 0 <= number <= LARGEST_INTEGER and number not in found)
                 and (type(name) is str and name and type(layer) is str and type(phase) is str and phase in _PHASES)
                 and (type(seconds) is float and 0 <= seconds <= LONGEST_SECONDS)
             ):
                 seconds = self.checked_seconds(item, index, found)
-            if name not in texts:
-                texts[name] = f"operators[{index}].name"
-            if layer not in texts:
-                texts[layer] = f"operators[{index}].layer"
+            texts.setdefault(name, f"operators[{index}].name")
+            texts.setdefault(layer, f"operators[{index}].layer")
             details = self.details(item, index, texts) if len(item) > len(_NEEDED) else ()
             try:
                 if not plain:
@@ -194,23 +183,18 @@ class TraceReader(Checks):
     def details(self, item: dict[str, Any], index: int, texts: dict[str, str]) -> tuple[Any, ...]:
         """Return an operator's optional values, in the order of the fields of ``Operator`` from ``busy_seconds`` on."""
         get = item.get
-        busy, host, forward = get("busy_seconds"), get("host_seconds"), get("forward")
-        flops, error = get("flops"), get("relative_error")
-        if busy is not None and not (type(busy) is float and 0 <= busy <= LONGEST_SECONDS):
-            busy = self.number(busy, f"operators[{index}].busy_seconds", LONGEST_SECONDS)
-        if host is not None and not (type(host) is float and 0 <= host <= LONGEST_SECONDS):
-            host = self.number(host, f"operators[{index}].host_seconds", LONGEST_SECONDS)
+        busy, host, flops, error = (
+            self.number(item[key], f"operators[{index}].{key}", most) if key in item else None
+            for key, most in _MOST.items()
+        )
+        forward = get("forward")
         if forward is not None and type(forward) is not int:
             self.integer(forward, f"operators[{index}].forward")
-        if flops is not None:
-            flops = self.number(flops, f"operators[{index}].flops", MOST_FLOPS)
         kernels = self.kernels(item["kernels"], index, texts) if "kernels" in item else ()
         model, stream = get("predicted_by"), get("stream", "compute")
         if model is not None and (type(model) is not str or not model or model not in texts):
             where = f"operators[{index}].predicted_by"
             texts[self.text(model, where, filled=True)] = where
-        if error is not None:
-            error = self.number(error, f"operators[{index}].relative_error", LARGEST_ERROR)
         attributes = get("attributes")
         attributes = {} if attributes is None else self.attributes(attributes, f"operators[{index}].attributes")
         if type(stream) is not str or not stream or stream not in texts:
@@ -225,18 +209,14 @@ class TraceReader(Checks):
         for number, kernel in enumerate(self.rows(value, f"operators[{index}].kernels", "a list of names")):
             if type(kernel) is not str:
                 self.text(kernel, f"operators[{index}].kernels[{number}]")
-            if kernel not in texts:
-                texts[kernel] = f"operators[{index}].kernels[{number}]"
+            texts.setdefault(kernel, f"operators[{index}].kernels[{number}]")
         return tuple(value)
 
     def check_forward(self, number: int, forward: Operator | None, index: int) -> None:
         """Check that an operator differentiates one of the forward pass."""
-        if forward is None:
-            self.fail(
-                f"operators[{index}].forward", f"there is no operator {number}", "name the id of a forward operator"
-            )
-        if forward.phase != "forward":
-            what = f"operator {number} is not one of the forward pass"
+        if forward is None or forward.phase != "forward":
+            missing = f"there is no operator {number}"
+            what = missing if forward is None else f"operator {number} is not one of the forward pass"
             self.fail(f"operators[{index}].forward", what, "name the id of a forward operator")
 
     def attributes(self, value: Any, key_path: str) -> dict[str, Any]:

@@ -145,7 +145,6 @@ class ProfiledStep:
     def _link(
         self, operators: list[tuple[_Call, UnclassifiedOperator]], by_sequence: dict[int, UnclassifiedOperator]
     ) -> None:
-        """Give backward operators their forward operator and its layer."""
         makers: dict[int, UnclassifiedOperator] = {}
         layer = next((operator.layer for _, operator in reversed(operators) if operator.phase == "forward"), "")
         for call, operator in operators:

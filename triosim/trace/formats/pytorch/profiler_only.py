@@ -46,7 +46,6 @@ def nodes(profile: Profile, where: str) -> list[ExecutionTraceNode]:
 
 
 def _tree(profile: Profile) -> list[ExecutionTraceNode]:
-    """Return the calls and annotations nested as they are on their threads."""
     ordered = sorted([*profile.calls, *profile.steps], key=lambda span: (span.start, -span.end, span.order))
     threads = {thread: number for number, thread in enumerate(dict.fromkeys(span.thread for span in ordered))}
     running: dict[str, list[tuple[Span, ExecutionTraceNode]]] = {}
