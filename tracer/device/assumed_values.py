@@ -88,38 +88,22 @@ def _same(first: Any, *_: Any) -> Value:
 _OVERWRITES = frozenset(
     ("zeros_like", "ones_like", "full_like", "fill", "zero", "copy", "new_zeros", "new_ones", "new_full")
 )
+_COMPARISONS = ("ne", "eq", "lt", "le", "gt", "ge")
 #: Operators whose rule applies to unknown values too.
-_ALWAYS = _OVERWRITES - {"copy"} | {
-    "zeros",
-    "ones",
-    "full",
-    "ne",
-    "eq",
-    "lt",
-    "le",
-    "gt",
-    "ge",
-    "isnan",
-    "isinf",
-    "logical_not",
-}
+_ALWAYS = (_OVERWRITES - {"copy"}).union(_COMPARISONS, ("zeros", "ones", "full", "isnan", "isinf", "logical_not"))
 _RULES: Mapping[str, Callable[..., Value]] = {
-    **{name: _of_two(getattr(operator, name)) for name in ("ne", "eq", "lt", "le", "gt", "ge")},
-    **{name: _of_two(getattr(operator, name)) for name in ("add", "sub", "mul")},
+    **{name: _of_two(getattr(operator, name)) for name in (*_COMPARISONS, "add", "sub", "mul")},
     **dict.fromkeys(("clone", "detach", "view", "_to_copy", "any", "all", "max", "min", "alias", "expand"), _same),
     **dict.fromkeys(("squeeze", "unsqueeze", "select", "slice", "lift_fresh", "amax", "amin", "mean"), _same),
     "copy": lambda target, source, *_: value(source),
     "div": _of_two(operator.truediv),
     "abs": lambda one: abs(value(one)),
-    "logical_not": lambda one: not value(one),
-    "bitwise_not": lambda one: not value(one),
-    "logical_and": lambda first, second: bool(value(first) and value(second)),
-    "bitwise_and": lambda first, second: bool(value(first) and value(second)),
-    "logical_or": lambda first, second: bool(value(first) or value(second)),
-    "bitwise_or": lambda first, second: bool(value(first) or value(second)),
-    **{name: (lambda *_: 0) for name in ("zeros", "zeros_like", "zero", "new_zeros", "isinf", "isnan")},
-    **{name: (lambda *_: 1) for name in ("ones", "ones_like", "new_ones")},
-    **{name: (lambda first, second, *_: value(second)) for name in ("full", "full_like", "fill")},
+    **dict.fromkeys(("logical_not", "bitwise_not"), lambda one: not value(one)),
+    **dict.fromkeys(("logical_and", "bitwise_and"), lambda first, second: bool(value(first) and value(second))),
+    **dict.fromkeys(("logical_or", "bitwise_or"), lambda first, second: bool(value(first) or value(second))),
+    **dict.fromkeys(("zeros", "zeros_like", "zero", "new_zeros", "isinf", "isnan"), lambda *_: 0),
+    **dict.fromkeys(("ones", "ones_like", "new_ones"), lambda *_: 1),
+    **dict.fromkeys(("full", "full_like", "fill"), lambda first, second, *_: value(second)),
     "cumsum": lambda one, *_: _running_sum(value(one)),
     "new_full": lambda first, shape, second, *_: value(second),
 }

@@ -16,6 +16,7 @@ import torch
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, UnsupportedOperatorException
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
 
 from triosim.trace.formats.pytorch.execution_trace import ATTRIBUTES
 from triosim.tracer.device import assumed_values, dtype_checks
@@ -191,7 +192,8 @@ class DeviceMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             fakes = _fake_copies(given)
             try:
                 if fakes:
-                    result = function(*_replaced(args, fakes), **_replaced(kwargs, fakes))
+                    arguments = tree_map_only(torch.Tensor, lambda one: fakes.get(id(one), one), (args, kwargs))
+                    result = function(*arguments[0], **arguments[1])
                 else:
                     result = self._shapes.run(function, given, args, kwargs)
             except NotImplementedError as error:  # without a rule for the shape, PyTorch tries the kernel itself
@@ -260,16 +262,6 @@ def _fake_copies(given: list[torch.Tensor]) -> dict[int, torch.Tensor]:
         for one in given
         if not hasattr(one, "fake_device") and one.dim()
     }
-
-
-def _replaced(value: Any, by: Mapping[int, torch.Tensor]) -> Any:
-    if isinstance(value, torch.Tensor):
-        return by.get(id(value), value)
-    if isinstance(value, (list, tuple)):
-        return type(value)(_replaced(one, by) for one in value)
-    if isinstance(value, dict):
-        return {key: _replaced(one, by) for key, one in value.items()}
-    return value
 
 
 def fake_tensor_mode() -> FakeTensorMode:

@@ -80,14 +80,11 @@ def install(
 
 
 def _set_environment(patches: Patches, values: Mapping[str, str]) -> None:
-    before = {name: os.environ.get(name) for name in values}
+    before = dict(os.environ)
 
     def undo() -> None:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+        os.environ.clear()
+        os.environ.update(before)
 
     patches.callback(undo)
     os.environ.update(values)
