@@ -64,10 +64,8 @@ class ShapeCache:
     ) -> Any:
         """Return what an operator returns; ``given`` are all tensors among its arguments, in order."""
         key = self._key(function, args, kwargs)
-        if key is None:
-            return function(*args, **kwargs)
-        recipe = self._recipes.get(key, _UNKNOWN)
-        if recipe is None:
+        recipe = None if key is None else self._recipes.get(key, _UNKNOWN)
+        if key is None or recipe is None:
             return function(*args, **kwargs)
         if recipe is not _UNKNOWN:
             return self._result(recipe, given)
