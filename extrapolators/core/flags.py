@@ -8,46 +8,31 @@ from __future__ import annotations
 
 from triosim.config import Option
 
-GRADIENT_DTYPE = Option(
-    "gradient_dtype", "dtype", None, metavar="DTYPE", of_training=True, of_step=True,
-    help="The dtype in which gradients are reduced: fp32, bf16, ... By default each parameter's own.",
-)  # fmt: skip
-BUCKET_SIZE = Option(
-    "bucket_size", "bytes", "25 MiB", unit="bytes", metavar="SIZE", of_training=True, of_step=True,
-    help="ddp, zero1, zero2: bytes of a gradient bucket.",
-)  # fmt: skip
+# fmt: off
+GRADIENT_DTYPE = Option("gradient_dtype", "dtype", None, metavar="DTYPE", of_training=True, of_step=True, help=
+    "The dtype in which gradients are reduced: fp32, bf16, ... By default each parameter's own.")
+BUCKET_SIZE = Option("bucket_size", "bytes", "25 MiB", unit="bytes", metavar="SIZE", of_training=True, of_step=True, help=
+    "ddp, zero1, zero2: bytes of a gradient bucket.")
 FIRST_BUCKET_SIZE = Option(
-    "first_bucket_size", "bytes", "1 MiB", unit="bytes", metavar="SIZE", of_training=True, of_step=True,
-    help="ddp, zero1, zero2: bytes of the first gradient bucket.",
-)  # fmt: skip
+    "first_bucket_size", "bytes", "1 MiB", unit="bytes", metavar="SIZE", of_training=True, of_step=True, help=
+    "ddp, zero1, zero2: bytes of the first gradient bucket.")
 DP_STYLE = Option(
     "dp_style", "choice", "all-reduce", choices=("all-reduce", "replicate"), metavar="STYLE", of_step=True,
-    commands=("simulate", "memory"), help="dp: all-reduce, or replicate (what torch.nn.DataParallel does).",
-)  # fmt: skip
-TP_STYLE = Option(
-    "tp_style", "choice", "gather", choices=("gather", "megatron"), metavar="STYLE", of_step=True,
-    help="tp: gather (each layer's output) or megatron (layers in pairs, one all-reduce for two).",
-)  # fmt: skip
-SEQUENCE_PARALLEL = Option(
-    "sequence_parallel", "flag", False, of_step=True, commands=("simulate", "memory"),
-    help="tp, style megatron: shard norms and residuals by tokens, between all-gathers and reduce-scatters.",
-)  # fmt: skip
-STAGES = Option(
-    "stages", "names", None, metavar="LAYER,...", of_step=True, commands=("simulate", "memory"),
-    help="pp: the first layer of each stage after the first. By default balanced by time.",
-)  # fmt: skip
-BALANCE_STAGES = Option(
-    "balance_stages", "flag", False, of_step=True, commands=("simulate", "compare"),
-    help="pp: balance by the times on each stage's own GPUs, so that slower ones get fewer layers.",
-)  # fmt: skip
-SCHEDULE = Option(
-    "schedule", "part", "gpipe", metavar="NAME", of_step=True, group="schedules",
-    help="pp: gpipe, 1f1b, interleaved, zero-bubble, dualpipe, file.py:Class, or a CSV file (rank, slot, action).",
-)  # fmt: skip
-VIRTUAL_STAGES = Option(
-    "virtual_stages", "whole", None, unit="stages", metavar="V", of_step=True,
-    help="pp, interleaved: how many stages a rank has. By default 2.",
-)  # fmt: skip
+    commands=("simulate", "memory"), help=
+    "dp: all-reduce, or replicate (what torch.nn.DataParallel does).")
+TP_STYLE = Option("tp_style", "choice", "gather", choices=("gather", "megatron"), metavar="STYLE", of_step=True, help=
+    "tp: gather (each layer's output) or megatron (layers in pairs, one all-reduce for two).")
+SEQUENCE_PARALLEL = Option("sequence_parallel", "flag", False, of_step=True, commands=("simulate", "memory"), help=
+    "tp, style megatron: shard norms and residuals by tokens, between all-gathers and reduce-scatters.")
+STAGES = Option("stages", "names", None, metavar="LAYER,...", of_step=True, commands=("simulate", "memory"), help=
+    "pp: the first layer of each stage after the first. By default balanced by time.")
+BALANCE_STAGES = Option("balance_stages", "flag", False, of_step=True, commands=("simulate", "compare"), help=
+    "pp: balance by the times on each stage's own GPUs, so that slower ones get fewer layers.")
+SCHEDULE = Option("schedule", "part", "gpipe", metavar="NAME", of_step=True, group="schedules", help=
+    "pp: gpipe, 1f1b, interleaved, zero-bubble, dualpipe, file.py:Class, or a CSV file (rank, slot, action).")
+VIRTUAL_STAGES = Option("virtual_stages", "whole", None, unit="stages", metavar="V", of_step=True, help=
+    "pp, interleaved: how many stages a rank has. By default 2.")
+# fmt: on
 
 FLAGS = (
     DP_STYLE, GRADIENT_DTYPE, BUCKET_SIZE, FIRST_BUCKET_SIZE, TP_STYLE, SEQUENCE_PARALLEL, STAGES, BALANCE_STAGES, SCHEDULE,

@@ -1,6 +1,6 @@
 """Parameter and gradient hooks, which a rank calls when a parameter is about to be used, a gradient is ready, or the step ends.
 
-Data-parallel methods (dp, ddp, fsdp, zero) leave the operators alone and communicate in hooks, as PyTorch's DDP and FSDP do.
+Data-parallel methods (dp, ddp, fsdp, zero) do not change operators: they communicate in hooks, as PyTorch's DDP and FSDP do.
 Each rank has hooks of its own. A hook is a generator that yields tasks and is answered with their handles; one that is not
 overridden costs nothing.
 """

@@ -60,7 +60,7 @@ class Zero1(Extrapolator):
                 due,
                 dict(zip(chain.from_iterable(due.values()), filled, strict=True)),
                 layers_of(replace(one, nbytes=float(one.parameter.nbytes)) for one in gradients),
-                self._reduces_whole(),
+                not self.each_micro_batch and self.config.reduce == "all-reduce",
                 self.each_micro_batch,
             )
             hooked = frozenset(due)
@@ -68,19 +68,13 @@ class Zero1(Extrapolator):
 
         return make
 
-    def _reduces_whole(self) -> bool:
-        return bool(self.config.reduce == "all-reduce")
-
 
 class Zero2(Zero1):
-    """The parallelism ``zero2``: as ``zero1``, and each rank keeps the gradients of its share alone."""
+    """The parallelism ``zero2``: as ``zero1``, and each rank keeps the gradients of its share alone, so it scatters them."""
 
     axis = "zero2"
     options = (BUCKET_SIZE, FIRST_BUCKET_SIZE, GRADIENT_DTYPE)
     each_micro_batch = True
-
-    def _reduces_whole(self) -> bool:
-        return False  # a rank has no room for whole gradients
 
 
 @dataclass(frozen=True, slots=True)
