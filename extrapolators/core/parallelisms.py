@@ -21,16 +21,11 @@ DEFAULT_GRADIENT_REDUCTION = "ddp"
 
 
 class NamedParallelism(NamedTuple):
-    """A parallelism as a user names it: its name or class, its class, and its size if one is given."""
+    """A parallelism that a user names: the name as messages show it, its class, and its size if one is given."""
 
-    name: Any
+    shown: str
     kind: type[Extrapolator]
     size: int | None
-
-    @property
-    def shown(self) -> str:
-        """The name as a message shows it."""
-        return _shown(self.name)
 
     @property
     def known_size(self) -> int | None:
@@ -147,7 +142,7 @@ def named_parallelisms(parallel: Parallel) -> list[NamedParallelism]:
         if size is not None and (not isinstance(size, int) or size < 1):
             fix = "give a whole number of 1 or more"
             raise OptionError(f"{_shown(name)} on {size} GPUs", where="parallel", fix=fix)
-    return [NamedParallelism(name, _load(name), size) for name, size in entries]
+    return [NamedParallelism(_shown(name), _load(name), size) for name, size in entries]
 
 
 def _parse_one(text: str) -> tuple[str, int | None]:

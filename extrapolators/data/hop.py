@@ -103,11 +103,9 @@ class HopSettings:
         """Raise ``OptionError`` where a worker would wait for nobody, or could not fall behind."""
         for worker, sources in graph.sources.items():
             if sources and self.backup >= len(sources):
-                raise OptionError(
-                    f"worker {worker} has {len(sources)} neighbours and would wait for none of them",
-                    where=f"--option backup={self.backup}",
-                    fix=f"give {len(sources) - 1} or less, or a graph of more edges",
-                )
+                what = f"worker {worker} has {len(sources)} neighbours and would wait for none of them"
+                fix = f"give {len(sources) - 1} or less, or a graph of more edges"
+                raise OptionError(what, where=f"--option backup={self.backup}", fix=fix)
         if self.skip and not (self.backup or self.staleness):
             what, fix = "no worker can fall behind while all wait for each other", "give backup or staleness too"
             raise OptionError(what, where="--option skip", fix=fix)

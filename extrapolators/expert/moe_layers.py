@@ -99,11 +99,9 @@ class MoELayers:
         self._owners = owners((op for op in program.operators if op.phase == "optimizer"), self._parameters)
         self.found = tuple(self._with_backward(layer) for layer in self._forward_layers() if layer.last)
         if not self.found:
-            raise TraceError(
-                "the trace has no experts: no grouped product (aten::_grouped_mm) of rows and stacked weights",
-                where=self.axis,
-                fix="use a model whose experts run as grouped products, or leave ep out",
-            )
+            what = "the trace has no experts: no grouped product (aten::_grouped_mm) of rows and stacked weights"
+            fix = "use a model whose experts run as grouped products, or leave ep out"
+            raise TraceError(what, where=self.axis, fix=fix)
         grouped = filter(self._is_grouped, self._flow.forward)
         self.weights = frozenset(tensor.storage for operator in grouped for tensor in self._weights(operator))
 

@@ -104,7 +104,7 @@ class _SequenceSharding:
         with_all_keys = {
             one.id: gathered.with_all_keys(one, self._local[one.id], attention)
             for attention in attentions
-            for one in (attention, *self._differentiating(attention))
+            for one in (attention, *self._backward(attention))
         }
         program, replaced = self._on_local_tokens(with_all_keys)
         known = {operator.id: operator for operator in program.operators}
@@ -113,11 +113,8 @@ class _SequenceSharding:
             replaced |= gathered.collectives(attention, known[attention.id], backward)
         return program.rewritten(lambda block: _replaced(block, replaced))
 
-    def _differentiating(self, attention: Operator) -> list[Operator]:
-        return [operator for operator in self._flow.backward.get(attention.id, ()) if not is_free(operator)]
-
     def _backward(self, attention: Operator) -> list[Operator]:
-        return self._differentiating(attention) if self._program.training else []
+        return [operator for operator in self._flow.backward.get(attention.id, ()) if not is_free(operator)]
 
     def _on_local_tokens(self, attention: Mapping[int, Operator]) -> tuple[Program, dict[int, list[BlockItem]]]:
         """Return the program on a rank's tokens, and the all-gathers ahead of the operators that need all tokens.

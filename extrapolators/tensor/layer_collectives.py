@@ -30,21 +30,13 @@ class LayerCollectives:
     """
 
     def __init__(
-        self,
-        flow: Dataflow,
-        gradients: LayerGradients,
-        inserted: Insertions,
-        axis: str,
-        *,
-        training: bool,
-        by_sequence: bool,
+        self, flow: Dataflow, gradients: LayerGradients, inserted: Insertions, axis: str, *, by_sequence: bool
     ) -> None:
         self.joint_inputs: list[list[WeightLayer]] = []
         self._flow = flow
         self._gradients = gradients
         self._inserted = inserted
         self._axis = axis
-        self._training = training
         self._by_sequence = by_sequence
         self._reduction: CollectiveKind = "reduce_scatter" if by_sequence else "all_reduce"
         self._partial: set[int] = set()  # storages of replicated parameters whose gradients are reduced
@@ -66,7 +58,7 @@ class LayerCollectives:
         """Reduce a row-parallel layer's output; with sequence parallelism also gather its gradient in the backward pass."""
         nbytes = layer.output.nbytes
         self._after(layer.operator, self._reduction, nbytes)
-        backward = self._gradients.operators([layer]) if self._by_sequence and self._training else []
+        backward = self._gradients.operators([layer]) if self._by_sequence else []
         if backward:
             first = next((operator for operator in backward if not is_free(operator)), backward[0])
             self._inserted.before(first, Communicate("all_gather", float(nbytes), self._axis))
@@ -113,7 +105,7 @@ class LayerCollectives:
         self._inserted.before(first, gather)
         backward = [operator for operator in self._gradients.operators(layers) if not is_free(operator)]
         users = [operator for operator in backward if self._gradients.may_compute_weights(operator)]
-        if not users or not self._training:
+        if not users:
             return
         key = TransferKey("input again", first.id)
         user = users[0]
@@ -134,7 +126,7 @@ class LayerCollectives:
         gradient of each of its ``heads`` is reduced among the ranks that have it.
         """
         backward = self._flow.backward.get(operator.id)
-        if backward and self._training and parameter.storage not in self._partial:
+        if backward and parameter.storage not in self._partial:
             self._partial.add(parameter.storage)
             collective = Communicate("all_reduce", parameter.nbytes / heads, self._axis, None, heads, of_weights=True)
             self._inserted.after(backward[-1], collective)
@@ -146,7 +138,7 @@ class LayerCollectives:
             gather = Communicate("all_gather", float(nbytes), self._axis, operator=expansion.reader)
             self._inserted.before(expansion.view, gather)
         backward = self._flow.backward.get(expansion.view.id)
-        if backward and self._training:
+        if backward:
             self._after(backward[-1], self._reduction, nbytes)
 
     def sums_unreduced_gradients(self, operator: Operator) -> bool:
@@ -158,4 +150,4 @@ class LayerCollectives:
 
     def _has_input_gradient(self, layer: WeightLayer) -> bool:
         """Whether the gradient of a layer's input is computed, as it is unless this is the network's input."""
-        return self._training and self.input_value(layer) in self._flow.differentiable
+        return self.input_value(layer) in self._flow.differentiable

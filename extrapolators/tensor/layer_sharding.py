@@ -54,9 +54,7 @@ class LayerSharding:
         backward = [operator for operator in program.operators if operator.phase == "backward"]
         gradients = LayerGradients(self._flow, self._layers, backward, self._shardings)
         self._inserted = Insertions(max(self._flow.by_id) + 1, gradients.of_weights)
-        self._collectives = LayerCollectives(
-            self._flow, gradients, self._inserted, axis, training=program.training, by_sequence=by_sequence
-        )
+        self._collectives = LayerCollectives(self._flow, gradients, self._inserted, axis, by_sequence=by_sequence)
         self._region: SequenceRegion | None = None
         self._reduced_at_end: set[int] = set()  # storages of parameters whose gradients are reduced when the step ends
         self._projections: list[WeightLayer] = []  # to the vocabulary

@@ -20,10 +20,8 @@ def all_tokens(axis: str, layers: Sequence[str]) -> list[str]:
 def require_sharded(any_layer: bool, any_backward: bool, ranks: int) -> None:
     """Raise ``TraceError`` where no layer can be sharded, or a training step has no backward operators of sharded layers."""
     if not any_layer:
-        raise TraceError(
-            f"no linear, convolution or embedding layer can be divided among {ranks} GPUs",
-            fix="capture a trace with the shapes of parameters, or use another number",
-        )
+        what = f"no linear, convolution or embedding layer can be divided among {ranks} GPUs"
+        raise TraceError(what, fix="capture a trace with the shapes of parameters, or use another number")
     if not any_backward:
         raise TraceError(
             "the backward operators do not say which forward operators they differentiate, so tensor parallelism "
