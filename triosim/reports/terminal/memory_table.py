@@ -34,7 +34,12 @@ _COLUMNS: Mapping[str, tuple[str, ...]] = {
 
 def render(report: MemoryReport, rank: int | None = None, depth: int | None = None) -> RenderableType:
     """Return the memory of one rank as something that rich can show."""
-    parts = [_summary(report, rank), _categories(report), _modules(report, depth), _tensors(report)]
+    parts: list[RenderableType] = [
+        _summary(report, rank),
+        _categories(report),
+        _modules(report, depth),
+        _tensors(report),
+    ]
     return Group(*spaced(parts), *note_lines(report.notes))
 
 
@@ -127,8 +132,8 @@ def _categories(report: MemoryReport) -> Table:
             rows.append((_words(name), size(start), size(peak), percent(peak, usage.peak.live), size(most)))
     columns = "category", "at the start", "at the peak", "of the peak", "at most"
     made = table("Live tensors by category", *columns, rows=rows)
-    most = size(int(usage.total.max()))
-    made.add_row("all", size(int(usage.total[0])), size(usage.peak.live), "", most, style="bold")
+    sizes = size(int(usage.total[0])), size(usage.peak.live), "", size(int(usage.total.max()))
+    made.add_row("all", *sizes, style="bold")
     return made
 
 

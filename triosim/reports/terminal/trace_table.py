@@ -17,7 +17,7 @@ MAX_ROWS = 15
 def render(trace: Trace) -> RenderableType:
     """Return a trace as something that rich can show."""
     sizes = summary.bytes_by_category(trace).items()
-    parts = [
+    parts: list[RenderableType] = [
         _facts(trace),
         _groups(trace, "Time by phase", "phase", [*summary.by_phase(trace).values()]),
         _groups(trace, "Operators by kind", "operator", summary.by_name(trace)),

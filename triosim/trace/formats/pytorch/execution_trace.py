@@ -134,11 +134,10 @@ def _node(row: dict[str, Any], on_gpu: bool) -> ExecutionTraceNode:
     name = str(row["name"])
     if not name:
         raise ValueError(f"node {row['id']} has no name")
-    numbers = (int(of[key]) for key in ("rf_id", "seq_id", "scope", "tid"))
+    function, sequence, scope, thread = (int(of[key]) for key in ("rf_id", "seq_id", "scope", "tid"))
+    identity = int(row["id"]), name, int(parent), function, sequence, scope, thread
     tensors = _tensors(given, on_gpu), _tensors(results, on_gpu)
-    return ExecutionTraceNode(
-        int(row["id"]), name, int(parent), *numbers, str(of["op_schema"]), *tensors, given["values"]
-    )
+    return ExecutionTraceNode(*identity, str(of["op_schema"]), *tensors, given["values"])
 
 
 def _tensors(side: dict[str, Any], on_gpu: bool) -> list[list[RawTensor]]:

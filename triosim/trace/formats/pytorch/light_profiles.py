@@ -41,8 +41,8 @@ def with_light_times(structure: Profile, others: list[Profile]) -> Profile | Non
         for index in range(len(known))
     ]
     usual = median(step.seconds for step in steps) / sum(lengths[index] for index in middle.calls)
-    for call in middle.profile.calls:
-        call.function = None
+    for span in middle.profile.calls:
+        span.function = None
     moment = 0.0
     for index, numbered in enumerate(known):
         call = middle.calls.get(index)
