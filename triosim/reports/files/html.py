@@ -4,26 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from html import escape
+from typing import Any
 
 from triosim.output_files import PathLike, writing_text
 from triosim.reports.terminal.result_tables import RANK_COLUMNS, spread
 from triosim.results.report import Report
 from triosim.results.result import Result
-from triosim.results.values import ResultData
+from triosim.results.values import CollectiveTimes, ResultData
 from triosim.units import format_bytes, format_rate, format_time
 
 _ROWS = 10
 
 
-class Html(Report):
+class HtmlReport(Report):
     """A page without scripts or outside references."""
 
-    def write(self, result: Result, path: PathLike) -> None:
+    def text(self, subject: Any) -> str:
+        """Return the page's body."""
+        raise NotImplementedError
+
+    def write(self, subject: Any, path: PathLike) -> None:
         """Write the page."""
         with writing_text(path) as file:
-            file.write(
-                f'<!doctype html><meta charset="utf-8"><title>{escape(result.title)}</title>{self.text(result)}\n'
-            )
+            title = f"<title>{escape(subject.title)}</title>"
+            file.write(f'<!doctype html><meta charset="utf-8">{title}{self.text(subject)}\n')
+
+
+class Html(HtmlReport):
+    """A result as tables."""
 
     def text(self, result: Result) -> str:
         """Return the page's body."""
@@ -49,20 +57,18 @@ class Html(Report):
             html_table(
                 ["transfer", "ranks", "count", "bytes", "time"],
                 [
-                    [
-                        f"{one.kind} {one.axis}",
-                        str(one.group_size),
-                        f"{one.count:g}",
-                        format_bytes(one.bytes),
-                        format_time(one.total_s),
-                    ]
-                    for one in data.collectives
+                    [f"{row.kind} {row.axis}", f"{row.group_size}", f"{row.count:g}", *_bytes_and_time(row)]
+                    for row in data.collectives
                 ],
                 _ROWS,
             ),
             *(f"<p>note: {escape(note)}</p>" for note in data.notes),
         ]
         return "".join(parts)
+
+
+def _bytes_and_time(row: CollectiveTimes) -> tuple[str, str]:
+    return format_bytes(row.bytes), format_time(row.total_s)
 
 
 def _mfu(data: ResultData) -> str:

@@ -10,11 +10,10 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from triosim.comparison.strategies import Comparison
-from triosim.output_files import PathLike, writing_text
-from triosim.reports.files.html import html_table
+from triosim.reports.files.html import HtmlReport, html_table
 from triosim.reports.terminal.result_tables import per_million
 from triosim.reports.terminal.tables import percent, plain_text, table
-from triosim.results.report import Report, TextReport
+from triosim.results.report import TextReport
 from triosim.results.values import MemoryRow, ResultData, mean_of_ranks
 from triosim.units import format_rate, format_time
 
@@ -31,19 +30,16 @@ class ComparisonText(TextReport):
         return plain_text(render(comparison))
 
 
-class ComparisonHtml(Report):
-    """The table as HTML without scripts or outside references."""
+class ComparisonHtml(HtmlReport):
+    """The table as HTML."""
 
     subject = "comparison"
 
-    def write(self, comparison: Comparison, path: PathLike) -> None:
-        """Write the page."""
-        with writing_text(path) as file:
-            file.write(f'<!doctype html><meta charset="utf-8">{as_html(comparison)}\n')
-
     def text(self, comparison: Comparison) -> str:
         """Return the page's body."""
-        return as_html(comparison)
+        paragraphs = [*_reasons(comparison), _legend(comparison), *(f"note: {note}" for note in _notes(comparison))]
+        rows = html_table(_columns(comparison), list(_rows(comparison)))
+        return f"<h4>{escape(comparison.title)}</h4>{rows}{''.join(f'<p>{escape(text)}</p>' for text in paragraphs)}"
 
 
 def render(comparison: Comparison) -> RenderableType:
@@ -53,13 +49,6 @@ def render(comparison: Comparison) -> RenderableType:
     reasons = (Text(reason, style="dim") for reason in _reasons(comparison))
     notes = (Text(f"note: {note}", style="yellow") for note in _notes(comparison))
     return Group(made, *reasons, Text(_legend(comparison), style="dim"), *notes)
-
-
-def as_html(comparison: Comparison) -> str:
-    """Return a comparison as HTML without scripts or outside references."""
-    paragraphs = [*_reasons(comparison), _legend(comparison), *(f"note: {note}" for note in _notes(comparison))]
-    rows = html_table(_columns(comparison), list(_rows(comparison)))
-    return f"<h4>{escape(comparison.title)}</h4>{rows}{''.join(f'<p>{escape(text)}</p>' for text in paragraphs)}"
 
 
 def _columns(comparison: Comparison) -> list[str]:
