@@ -91,7 +91,7 @@ class Hop(Extrapolator):
 
 @dataclass(frozen=True, slots=True)
 class HopSettings:
-    """How far workers may be apart, in neighbours and in iterations. ``serial``: parameters are sent after the update."""
+    """Bounds on how far workers may be apart, in neighbours and iterations; if ``serial``, they send after the update."""
 
     backup: int
     staleness: int
@@ -113,7 +113,7 @@ class HopSettings:
 
 @dataclass(slots=True)
 class HopStep:
-    """What all workers share: the number of iterations, in each of which ``nbytes`` of parameters go to each neighbour.
+    """The state that all workers share: in each iteration ``nbytes`` of parameters are sent to each neighbour.
 
     ``skipped`` are the iterations that each worker has left out so far, which its messages would tell the others.
     """

@@ -1,4 +1,4 @@
-"""Context parallelism: every rank has a share of the sequence in all operators, and attends to the keys of the others.
+"""Context parallelism: every rank has a share of the sequence in all operators, and attends to the keys of all ranks.
 
 Keys and values are exchanged in a ring (``triosim.extrapolators.tensor.ring_attention``), or with ``--option cp=all-gather``
 gathered before attention, and their gradients reduce-scattered after it.

@@ -1,4 +1,4 @@
-"""Tensor parallelism: each rank has a shard of every large layer.
+"""Tensor parallelism: each rank has a shard of every linear, convolution and embedding layer.
 
 Style "gather" (TrioSim 4.3, after BlackSamorez/tensor_parallel): linear, convolution and embedding layers are sharded by output
 features. In the forward pass each such layer's output is all-gathered, in the backward pass the gradient of its input is
