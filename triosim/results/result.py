@@ -91,7 +91,7 @@ class Result(Reportable):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a reader of the figures should know."""
+        """Assumptions and doubts that a reader of the figures should know."""
         return self.data.notes
 
     @property

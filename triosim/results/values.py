@@ -164,7 +164,7 @@ class Metrics:
 
 @dataclass(frozen=True, slots=True)
 class AxisTraffic:
-    """What a step communicates along one axis ("dp", "tp", "pp").
+    """The communication of a step along one axis ("dp", "tp", "pp").
 
     ``bytes`` are the sizes of its transfers on all ranks together, as ``CollectiveTimes`` counts them, ``transfers`` how many
     there are. ``exposed_s`` is the mean over all ranks, ``waiting_s`` of it moves no bytes.
@@ -183,7 +183,7 @@ class MemoryRow:
 
     The others are at that moment: in ``action`` of the schedule ("0F3": stage 0, forward, micro-batch 3; of a captured rank
     the phase), in ``layer``. ``other_bytes`` are buffers, inputs, outputs and cuBLAS's workspaces. ``capacity_bytes`` is what a
-    process can have of the GPU's memory beside the CUDA context, ``fits`` whether the tensors do, or, of a captured rank,
+    process can have of the GPU's memory next to the CUDA context, ``fits`` whether the tensors do, or, of a captured rank,
     whether the caching allocator finds room for them; both are None where the GPU is not known.
     """
 
@@ -204,7 +204,7 @@ class MemoryRow:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """What one model predicted: the mean over the ranks.
+    """The predictions of one model: the mean over the ranks.
 
     ``operators`` is how many ran, ``names`` which, those of the most time first, ``seconds`` their times together, and
     ``relative_error`` the mean absolute error that the model states for them (0.05 is 5%).
@@ -271,7 +271,7 @@ class ResultData:
     schema: str = SCHEMA
 
 
-#: What the rows of each list of ``result.json`` are.
+#: The rows of each list of ``result.json``.
 ROWS: Mapping[str, type] = {
     "ranks": RankTimes,
     "layers": LayerTimes,

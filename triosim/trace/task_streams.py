@@ -42,7 +42,7 @@ class TaskStreams:
 
     @property
     def world(self) -> int:
-        """How many ranks take part."""
+        """Number of ranks."""
         return len(self.like)
 
     def group(self, family: str, rank: int) -> tuple[int, ...]:

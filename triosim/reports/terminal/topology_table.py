@@ -36,8 +36,8 @@ def render(topology: Topology) -> RenderableType:
     calibration = calibration_of(topology)
     if calibration is not None:
         assumed = "; between nodes assumed" if any(one.assumed for one in calibration.between.values()) else ""
-        said = f"{', '.join(calibration.kinds)}: {calibration.note or 'no note'}{assumed}"
-        parts.append(Text(f"collectives are calibrated ({said})"))
+        source = f"{', '.join(calibration.kinds)}: {calibration.note or 'no note'}{assumed}"
+        parts.append(Text(f"collectives are calibrated ({source})"))
     reason = reason_uncalibrated(topology)
     if reason:
         parts.append(Text(f"collectives are not calibrated: {reason}"))
@@ -71,7 +71,7 @@ def render(topology: Topology) -> RenderableType:
 
 
 def _optics(optics: Optics) -> str:
-    """Return the optical circuits that take the place of links."""
+    """Return the optical circuits that replace links."""
     each = "" if optics.ports_per_circuit == 1 else f", {optics.ports_per_circuit} to a circuit"
     buffer = "" if math.isinf(optics.buffer) else f", a buffer of {format_bytes(optics.buffer)}"
     return (

@@ -121,7 +121,7 @@ class CategoryHints:
     inputs: set[int] = field(default_factory=set)
     batch_size: int | None = None  # where it was stated
     known: Categories = field(default_factory=dict)  # storages whose category was stated
-    said: dict[str, list[int]] = field(default_factory=dict)  # storages by annotation, as often as it was stated
+    annotated: dict[str, list[int]] = field(default_factory=dict)  # storages by annotation, as often as it was stated
 
 
 #: Category and parameter of each storage.

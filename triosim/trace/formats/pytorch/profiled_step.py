@@ -205,9 +205,9 @@ class ProfiledStep:
                 moment, thread = by_external[work.external].start, by_external[work.external].thread
             if window is not None and not window.start <= (moment or work.start) <= window.end:
                 continue
-            holding = threads[thread].at(moment) if thread in threads else []
-            if holding:
-                found.setdefault(by_span[holding[-1]].node.number, []).append(work)
+            around = threads[thread].at(moment) if thread in threads else []
+            if around:
+                found.setdefault(by_span[around[-1]].node.number, []).append(work)
             else:
                 orphans.append(work)
         return found, orphans
@@ -251,7 +251,7 @@ class _Dataflow:
     def note_category(self, stated: _StatedCategory) -> None:
         """Note the category of a tensor that the tracer stated."""
         storage = self.identities.read(stated.tensor).storage
-        self.hints.said.setdefault(stated.annotation, []).append(storage)
+        self.hints.annotated.setdefault(stated.annotation, []).append(storage)
         if stated.category == "parameter":
             self._parameters[stated.name] = storage
             self.hints.parameters.add(storage)

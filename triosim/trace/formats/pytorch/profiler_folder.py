@@ -102,7 +102,7 @@ def _trace(
         "measured",
         software=timed.software,
         source=str(path),
-        storages=memory_events.storages(full, moments, operators, step.hints.said),
+        storages=memory_events.storages(full, moments, operators, step.hints.annotated),
     )
 
 
