@@ -15,9 +15,9 @@ from pathlib import Path
 from triosim.errors import TraceError, TriosimError, nearest
 from triosim.trace.formats.files import head, read_text
 
-#: No kernel, and no call on a CPU, is shorter; no operator takes a day.
+#: The shortest and the longest time of an operator, in seconds.
 SHORTEST, LONGEST = 1e-8, 1e5
-#: No dimension of a tensor that fits into a memory is longer.
+#: The longest dimension of a tensor that fits into a memory.
 LARGEST_SIZE = 10**12
 _SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "bars"}
 

@@ -35,7 +35,7 @@ ELEMENTWISE = frozenset((
     "add", "sub", "rsub", "mul", "div", "pow", "relu", "gelu", "tanh", "sigmoid", "silu", "neg", "exp", "sqrt", "rsqrt",
     "abs", "clamp", "hardtanh", "leaky_relu", "square",
 ))  # fmt: skip
-#: Element-wise operators of two tensors; with one tensor and a number, tables put a ``u`` behind their name.
+#: Element-wise operators of two tensors; for one tensor and a number, tables append a ``u`` to the name.
 BINARY = frozenset(("add", "sub", "mul", "div", "pow"))
 #: The kind of attention that is not causal; the tables hold none.
 FULL = "full"

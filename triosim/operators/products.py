@@ -17,7 +17,7 @@ _FORM_OF: Mapping[str, ProductForm] = {name: form for form, names in PRODUCTS_BY
 
 CONVOLUTIONS = frozenset(name for name in names("convolution") if "transpose" not in name)
 TRANSPOSED_CONVOLUTIONS = names("convolution") - CONVOLUTIONS
-#: Of two factors, each of which has a gradient of as many FLOPs.
+#: Products of two factors, whose gradients have as many FLOPs each.
 PRODUCTS = frozenset(name for name, form in _FORM_OF.items() if form in ("rows", "matrix", "added", "grouped"))
 #: One product of matrices or a batch of them, which is what the tables of measured operators hold.
 DENSE = frozenset(

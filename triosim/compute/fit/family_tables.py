@@ -47,7 +47,7 @@ _RENAMED: Mapping[Family, tuple[str, ...]] = {
     "attention": ("batch_size", "sequence_length", "num_heads", "num_key_value_heads", "head_dim"),
     **dict.fromkeys(("elementwise", "softmax", "layer_norm"), ("b", "h")),
 }
-#: What a file's name says, where the columns leave it open.
+#: The families that words in a file's name stand for, where the columns do not say it.
 _NAMED: dict[str, Family] = {"softmax": "softmax", "ln": "layer_norm", "layer": "layer_norm", "norm": "layer_norm"}
 
 

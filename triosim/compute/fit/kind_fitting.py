@@ -51,7 +51,7 @@ def fit(rows: OperatorRows, progress: Callable[[str], None] = lambda text: None)
     every = {tuple(several): _Points.of(known, seconds, np.array(several)) for several in by_kind.values()}
     if any(points.sizes >= ENOUGH_FOR_TREES for points in every.values()):
         regressor()  # says what is missing before anything takes long
-    fitted: dict[tuple[int, ...], KindRegression] = {}  # a class of one name is that name
+    fitted: dict[tuple[int, ...], KindRegression] = {}  # a class with one name has the name's regression
     for kind, several in by_kind.items():
         one = fitted.get(tuple(several))
         if one is None:

@@ -24,7 +24,7 @@ from triosim.trace.formats.files import head
 
 #: The name that stands for the GPUs of all rows.
 ALL_GPUS = "all"
-#: The GPUs that the names of tables stand for, where their rows do not say.
+#: The GPUs that tables name in their file names, if not in their rows.
 _IN_FILE_NAMES = ("a100", "h100", "h200")
 
 

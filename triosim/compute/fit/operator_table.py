@@ -13,7 +13,7 @@
 | cache | ``warm`` or ``cold``, or nothing |
 | seconds | how long it took |
 
-Further columns (``runs``, ``case``, ``software``) are for people. Lines that begin with # are no rows.
+Further columns (``runs``, ``case``, ``software``) are for people. Lines that begin with # are comments.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ COLUMNS = (
 )  # fmt: skip
 CACHES = ("warm", "cold")
 _SCALAR = "scalar"
-_FIRST_OUTPUT = 1_000_000  # ids of outputs, apart from those of inputs
+_FIRST_OUTPUT = 1_000_000  # the ids of outputs begin here, those of inputs at 0
 
 
 @dataclass(frozen=True)
@@ -94,15 +94,15 @@ def write(rows: Sequence[MeasuredOperator], path: str | os.PathLike[str], notes:
 
 
 def notes(path: str | os.PathLike[str]) -> list[str]:
-    """Return the lines of a table that are no rows."""
+    """Return the comments of a table."""
     return [line[2:] for line in read_text(Path(path)).splitlines() if line.startswith("# ")]
 
 
 def operators(rows: Sequence[MeasuredOperator], gpu: Gpu, source: str, cache: str | None = None) -> OperatorRows | None:
-    """Return rows as the measured operators of a GPU, each with the forward operator that it differentiates; None of none.
+    """Return rows as the measured operators of a GPU, with the forward operators that they differentiate; None without any.
 
-    Of operators that were measured warm and cold, one is taken: ``cache``, or by itself the one that is nearer to a training
-    step, in which the forward pass reads what was just written and the others what was written long ago.
+    Of operators that were measured warm and cold, ``cache`` names the one to take; by default it is warm in the forward pass,
+    which reads what was just written, and cold in the others, as in a training step.
     """
     warm, cold = ({(row.case, row.operator.name) for row in rows if row.cache == one} for one in CACHES)
     made: list[Operator] = []

@@ -30,7 +30,7 @@ _LAUNCH_SECONDS = 8e-6
 #: The relative error: of the formula, and of what the figures leave out, such as other numbers of heads.
 _ERROR = 0.1
 _BLOCK = 128
-_EMPTY_THERE = 16 / (2048 / 132)  # waves that are launched, over what they could hold
+_EMPTY_THERE = 16 / (2048 / 132)  # the waves of the figures' calls, over the full waves that their blocks would make
 _PEAK = 989.4e12  # of the H100 of the figures
 _HALF = ("float16", "bfloat16")
 
@@ -56,7 +56,7 @@ _CURVES: Mapping[tuple[str, str, bool], Mapping[int, RateCurve]] = {
     ("cudnn", "forward", False): {64: RateCurve(417, 120), 128: RateCurve(615, 80), 256: RateCurve(590, 110)},
     ("cudnn", "backward", False): {64: RateCurve(442, 340), 128: RateCurve(535, 385)},
 }
-_BACKWARD = 2.5  # products, of the forward pass's two: Dao et al. 2022
+_BACKWARD = 2.5  # times the arithmetic of the forward pass: Dao et al. 2022
 
 
 class AttentionKernels(ComputeModel):
@@ -103,7 +103,7 @@ def _call(operator: Operator, forward: Operator | None) -> tuple[str, bool, tupl
         return None
     given = [tensor for tensor in of.inputs if len(tensor.shape) == 4]
     if forward is None and name.endswith("_backward"):
-        given = given[1:]  # the gradient goes ahead of the queries
+        given = given[1:]  # the first input is the gradient
     if len(given) < 3 or given[0].dtype not in _HALF:
         return None
     (batch, heads, length, width), (_, _, keys, _) = given[0].shape, given[1].shape

@@ -25,9 +25,9 @@ from triosim.trace import Operator
 _SAME_UNITS = {"float16": "bfloat16"}
 _OTHER_FORMAT_ERROR = 0.05
 #: The additional relative error of full attention and of gradients: the tables hold causal attention, and products of rows
-#: by the transposed weight, whereas one of the gradients' factors is turned. The six float32 linear layers' gradients of two
+#: by the transposed weight, but one of the gradients' factors is transposed. The six float32 linear layers' gradients of two
 #: traces of an H100 are off by 32% on average, where forward calls of the same layers are off by 15%.
-_FULL_ERROR, _TURNED_ERROR = 0.25, 0.25
+_FULL_ERROR, _GRADIENT_ERROR = 0.25, 0.25
 _BLOCK = 128
 #: The name of a model of the user's own, instead of that of the model that ships.
 _OWN = "own"
@@ -58,7 +58,7 @@ class Forest(ComputeModel):
             model = self._model(calls, target)
             if model is not None:
                 seconds, error = _predict(model, calls, target)
-                _add(found, rows, seconds, error + _TURNED_ERROR)
+                _add(found, rows, seconds, error + _GRADIENT_ERROR)
                 self._name(found, rows, model, target)
         return found
 

@@ -32,7 +32,7 @@ _LEAST_LAUNCH = 0.5e-6
 STAND_IN = "A100"
 #: The factor of the errors for such a GPU: that of the L4's steps in another size, treated as an unknown GPU.
 OF_UNKNOWN_GPU = 1.4
-#: A class of fewer operators than this keeps its efficiencies.
+#: The fewest operators to which the efficiencies of a class are fitted.
 FEWEST = 4
 
 Errors = tuple[float, float, float]
@@ -67,7 +67,7 @@ DEFAULTS = {
     "elementwise": Efficiency(0.5, 0.78, (0.2, 0.12, 0.12)),
     "optimizer": Efficiency(0.5, 0.7, (0.4, 0.3, 0.3)),
 }
-Key = tuple[str, str, str]  # class, phase, and what it computes in: "" for a class that only moves bytes
+Key = tuple[str, str, str]  # class, phase and dtype; the dtype is empty for a class that only moves bytes
 #: The classes whose efficiencies depend on the dtype; all others only move bytes.
 ARITHMETIC = ("product", "convolution", "attention")
 _REDUCTIONS = ("norm", "softmax", "sum", "mean", "pool", "loss", "var", "argmax", "cumsum", "topk", "sort", "embedding")
@@ -75,7 +75,7 @@ _REDUCTIONS = ("norm", "softmax", "sum", "mean", "pool", "loss", "var", "argmax"
 #: and the part of the error of one estimate that is left in the ratio of two on one GPU.
 PER_E_FOLD = (0.14, 0.13, 0.09)
 _SAME_GPU = 0.5
-#: A fit counts as good whose error is larger than the best by this part, and this much: the candidates are 8% apart.
+#: A fit is as good as the best within these margins of the error, relative and absolute: the candidates are 8% apart.
 _AS_GOOD, _NEGLIGIBLE = 0.02, 0.03
 #: The candidates of a fit.
 _GRID = np.geomspace(0.02, 1.6, 56)
@@ -147,7 +147,7 @@ def class_of(operator: Operator, forward: Operator | None = None) -> str:
     if of in ARITHMETIC:
         return of
     if of == "recurrent":
-        return "product"  # of which most of it is
+        return "product"  # most of its arithmetic
     if of == "unknown" and "convolution" in lower:
         return "convolution"
     return "reduction" if any(word in lower for word in _REDUCTIONS) else "elementwise"
@@ -207,7 +207,7 @@ def _fit(arithmetic: Array, traffic: Array, seconds: Array, default: Efficiency)
     if not points:
         return default
     launches = (min(default.launch, float(seconds.min()) / 2.0), min(_LEAST_LAUNCH, float(seconds.min()) / 2.0))
-    if points < FEWEST:  # scale the efficiency that bounds them; keep the default error, which so few cannot show
+    if points < FEWEST:  # scale the efficiency that limits them; so few show no error, so keep the default one
         by_compute, by_memory = arithmetic / default.compute, traffic / default.memory
         level = float(np.median(np.fmax(by_compute, by_memory) / (seconds - launches[0]))) or 1.0
         if (by_compute > by_memory).mean() >= 0.5:
