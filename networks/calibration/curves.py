@@ -62,12 +62,8 @@ class Residuals:
         """Return the factor of a size; beyond the sizes that there are, the nearest one's."""
         if not self.sizes:
             return 1.0
-        place = bisect_right(self.sizes, nbytes)
-        if place == 0 or place == len(self.sizes):
-            return self.factors[min(place, len(self.sizes) - 1)]
-        low, high = self.sizes[place - 1], self.sizes[place]
-        part = math.log(nbytes / low) / math.log(high / low)
-        return float(self.factors[place - 1] ** (1.0 - part) * self.factors[place] ** part)
+        low, high, part = _bracket(self.sizes, nbytes)
+        return float(self.factors[low] ** (1.0 - part) * self.factors[high] ** part)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,12 +140,18 @@ class KindCurves:
 
     def _around(self, gpus: int) -> tuple[Curve, Curve, float]:
         """Return the curves on both sides of a group size, and how far it is from the first to the second."""
-        place = bisect_right([curve.gpus for curve in self.curves], gpus)
-        if place == 0 or place == len(self.curves):
-            nearest = self.curves[min(place, len(self.curves) - 1)]
-            return nearest, nearest, 0.0
-        low, high = self.curves[place - 1], self.curves[place]
-        return low, high, math.log(gpus / low.gpus) / math.log(high.gpus / low.gpus)
+        low, high, part = _bracket([curve.gpus for curve in self.curves], gpus)
+        return self.curves[low], self.curves[high], part
+
+
+def _bracket(known: Sequence[float], value: float) -> tuple[int, int, float]:
+    """Return the neighbours of a value among ascending ones, and how far it is from the first to the second, in logarithms."""
+    place = bisect_right(known, value)
+    if place == 0 or place == len(known):
+        nearest = min(place, len(known) - 1)
+        return nearest, nearest, 0.0
+    low, high = known[place - 1], known[place]
+    return place - 1, place, math.log(value / low) / math.log(high / low)
 
 
 def features(gpus: int, nbytes: float) -> tuple[float, float, float, float]:

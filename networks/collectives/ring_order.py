@@ -35,13 +35,14 @@ def ring_order(topology: Topology, ranks: Sequence[int]) -> tuple[int, ...]:
             raise TopologyError(f"a ring of {len(given)} ranks has one of them twice", where=topology.name)
         group = _Group(topology, sorted(given))
         any_order = len(given) < 3 or group.interchangeable()
-        topology.ring_orders[given] = given if any_order else _rotated(group.best())
+        topology.ring_orders[given] = given if any_order else rooted(group.best(), min(given))
     return topology.ring_orders[given]
 
 
-def _rotated(order: Sequence[int]) -> tuple[int, ...]:
-    first = order.index(min(order))
-    return (*order[first:], *order[:first])
+def rooted(ring: Sequence[int], root: int | None) -> tuple[int, ...]:
+    """Return a ring, cut so that it begins with the root."""
+    start = 0 if root is None else ring.index(root)
+    return (*ring[start:], *ring[:start])
 
 
 class _Group:

@@ -104,19 +104,19 @@ class Graph:
     reducing: frozenset[str] = frozenset()
 
 
+@dataclass(eq=False)
 class GraphDraft:
     """A graph that is being put together. Raises ``TopologyError`` for a name that is there already."""
 
-    def __init__(self, name: str, routing: Routing = "shortest") -> None:
-        self.name = name
-        self.routing = routing
-        self.nodes: dict[str, Node] = {}
-        self.links: dict[str, Link] = {}
-        self.routes: dict[tuple[str, str], Sequence[str]] = {}  # names of links, which may still change
-        self.coordinates: dict[str, tuple[int, ...]] = {}
-        self.dimensions: list[Dimension] = []
-        self.uniform = True
-        self.reducing: list[str] = []
+    name: str
+    routing: Routing = "shortest"
+    nodes: dict[str, Node] = field(default_factory=dict)
+    links: dict[str, Link] = field(default_factory=dict)
+    routes: dict[tuple[str, str], Sequence[str]] = field(default_factory=dict)  # names of links, which may still change
+    coordinates: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    dimensions: list[Dimension] = field(default_factory=list)
+    uniform: bool = True
+    reducing: list[str] = field(default_factory=list)
 
     def node(self, name: str, kind: NodeKind) -> str:
         """Add a node and return its name."""

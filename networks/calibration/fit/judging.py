@@ -17,6 +17,7 @@ from triosim.networks.calibration.lookup import calibration_of
 from triosim.networks.topology import Topology
 
 LARGE = 2**20  # bytes; from there on bandwidth decides, below it latency
+MOST_FITS = 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +81,8 @@ def group_of(topology: Topology, row: MeasuredCollective) -> tuple[int, ...]:
         fix = "give a topology with larger nodes"
         raise OptionError(f"{inside} GPUs a node are more than its {per_node}", where=topology.name, fix=fix)
     if (nodes - 1) * per_node + inside > len(topology.gpus):
-        raise OptionError(
-            f"{row.gpus} GPUs on {nodes} nodes do not fit into {len(topology.gpus)}",
-            where=topology.name,
-            fix="name a larger system, such as 'dgx-h100(nodes=4)'",
-        )
+        what, fix = f"{row.gpus} GPUs on {nodes} nodes do not fit into {len(topology.gpus)}", "name a larger system"
+        raise OptionError(what, where=topology.name, fix=f"{fix}, such as 'dgx-h100(nodes=4)'")
     return tuple(node * per_node + place for node in range(nodes) for place in range(inside))
 
 
@@ -94,24 +92,14 @@ def held_out(rows: Sequence[MeasuredCollective]) -> tuple[list[MeasuredCollectiv
     said: list[float] = []
     for kind in sorted({row.kind for row in rows}):
         mine = [row for row in rows if row.kind == kind and row.nodes == 1]
-        for one in _classes(sorted({row.nbytes for row in mine})):
-            left = [row for row in mine if row.nbytes not in one]
-            out = [row for row in mine if row.nbytes in one]
+        inner = sorted({row.nbytes for row in mine})[1:-1]
+        fits = min(len(inner), MOST_FITS)  # of many sizes, every n-th is held out together
+        for sizes in [frozenset(inner[start::fits]) for start in range(fits)]:
+            left = [row for row in mine if row.nbytes not in sizes]
+            out = [row for row in mine if row.nbytes in sizes]
             if not left:
                 continue
             curves = fit_kind(kind, left)
             found.extend(out)
             said.extend(curves.parts(row.gpus, row.nbytes).total for row in out)
     return found, said
-
-
-MOST_FITS = 24
-
-
-def _classes(sizes: Sequence[float]) -> list[frozenset[float]]:
-    """Return the sizes to hold out together: one by one; of many, every n-th, so that there are not too many fits."""
-    inner = sizes[1:-1]
-    every = -(-len(inner) // MOST_FITS)
-    if every <= 1:
-        return [frozenset((size,)) for size in inner]
-    return [frozenset(inner[start::MOST_FITS]) for start in range(MOST_FITS)]

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from triosim.networks.collectives.algorithms.tree import Parents, Tree, chain, rooted
+from triosim.networks.collectives.algorithms.tree import Parents, Tree, chain
 from triosim.networks.collectives.phased.exchanges import LineExchange
 from triosim.networks.collectives.phased.phases import SingleBlock
-from triosim.networks.collectives.ring_order import ring_order
+from triosim.networks.collectives.ring_order import ring_order, rooted
 from triosim.networks.topology import Topology
 
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from triosim.networks.collectives.algorithms.tree import Parents, Tree, binary, chain, rooted
-from triosim.networks.collectives.ring_order import ring_order
+from triosim.networks.collectives.algorithms.tree import Parents, Tree, binary, chain
+from triosim.networks.collectives.ring_order import ring_order, rooted
 from triosim.networks.topology import Topology
 
 

@@ -22,7 +22,7 @@ from triosim.networks.collectives.algorithm import (
     latency_of,
 )
 from triosim.networks.collectives.algorithms import direct
-from triosim.networks.collectives.ring_order import ring_order
+from triosim.networks.collectives.ring_order import ring_order, rooted
 from triosim.networks.topology import Topology
 from triosim.tasks import CollectiveKind
 
@@ -83,8 +83,8 @@ class Ring(OperationAlgorithm):
 
 def _chain(kind: CollectiveKind, ring: Sequence[int], root: int | None) -> Sequence[int]:
     """Return the ring, cut so that it begins with the root of a broadcast or ends with the root of a reduce."""
-    start = 0 if root is None else ring.index(root) + (kind == "reduce")
-    return (*ring[start:], *ring[:start])
+    chain = rooted(ring, root)
+    return chain if kind == "broadcast" or root is None else (*chain[1:], chain[0])
 
 
 def _along(chain: Sequence[int], nbytes: float, action: Action) -> Iterator[Transfer]:

@@ -19,7 +19,7 @@ from triosim.networks.collectives.algorithm import (
     steady_state_of,
 )
 from triosim.networks.collectives.algorithms.ring import Ring
-from triosim.networks.collectives.ring_order import ring_order
+from triosim.networks.collectives.ring_order import ring_order, rooted
 from triosim.networks.topology import Topology
 from triosim.tasks import CollectiveKind
 
@@ -70,12 +70,6 @@ class Tree(OperationAlgorithm):
             for side in sides
         ]
         return SteadyState(tuple(edge for one in found for edge in one.edges), max(one.latency for one in found))
-
-
-def rooted(ring: Sequence[int], root: int | None) -> Sequence[int]:
-    """Return a ring, cut so that it begins with the root."""
-    start = 0 if root is None else list(ring).index(root)
-    return (*ring[start:], *ring[:start])
 
 
 def chunks_of(nbytes: float) -> int:
