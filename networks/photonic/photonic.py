@@ -12,7 +12,7 @@ What is not between two GPUs, such as a copy from host memory, goes over the lin
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -177,20 +177,22 @@ class PhotonicNetwork(SendingNetwork, LinkRecorder, FigureReporter):
         self._gpus = {name: _Gpu(self.optics.buffer) for name in self.topology.gpus}
         self._ends: dict[tuple[NodeRef, NodeRef], tuple[str, str]] = {}  # of messages that go by circuits
         self._circuits: dict[tuple[str, str], _Circuit] = {}  # by both orders of their ends
-        self._carried: dict[str, float] = {}  # by circuits that are torn down
+        self._carried: dict[str, float] = defaultdict(float)  # by circuits that are torn down
         self._stirred: dict[str, None] = {}  # GPUs at which a port may go to somebody
         self._dealing = False
         self._due: dict[float, list[Callable[[], None]]] = {}  # what is to happen, by time
 
     def bytes_by_link(self) -> dict[str, float]:
         """Return how many bytes each circuit has delivered in each direction, and each link beside them."""
-        carried = {name: n for name, n in self._electrical.bytes_by_link().items() if name in self.topology.links}
+        links = self.topology.links
+        electrical = self._electrical.bytes_by_link().items()
+        carried = defaultdict(float, {name: n for name, n in electrical if name in links})
         for name, nbytes in self._carried.items():
-            carried[name] = carried.get(name, 0.0) + nbytes
+            carried[name] += nbytes
         for circuit in dict.fromkeys(self._circuits.values()):
             for lane in circuit.lanes.values():
-                carried[lane.link.name] = carried.get(lane.link.name, 0.0) + lane.carried
-        return carried
+                carried[lane.link.name] += lane.carried
+        return dict(carried)
 
     def figures(self) -> Mapping[str, float]:
         """Return the statistics by name."""
@@ -338,7 +340,7 @@ class PhotonicNetwork(SendingNetwork, LinkRecorder, FigureReporter):
         here, there = circuit.ends
         del self._circuits[here, there], self._circuits[there, here]
         for lane in circuit.lanes.values():
-            self._carried[lane.link.name] = self._carried.get(lane.link.name, 0.0) + lane.carried
+            self._carried[lane.link.name] += lane.carried
         for end in circuit.ends:
             gpu = self._gpus[end]
             del gpu.idle[circuit]

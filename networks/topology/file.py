@@ -148,16 +148,12 @@ def _notation(text: str) -> dict[str, Any]:
     return {"topology": "_".join(blocks), **figures}
 
 
-def _dimensional(
-    said: schema.DimensionalModel, words: list[str], sizes: list[int], location: Location, asked: int | None
-) -> Description:
+def _dimensional(said: schema.DimensionalModel, words: list[str], sizes: list[int], location: Location) -> Description:
     """Return the description of blocks and their sizes, one bandwidth and latency a dimension."""
-    for key in ("bandwidth", "latency"):
-        count = len(getattr(said, key))
-        if count != len(words):
-            where = location.where((key,))
-            fix = "write one for each, the innermost first"
-            raise TopologyError(f"{count} values for {len(words)} dimensions", where=where, fix=fix)
+    for key, values in (("npus_count", sizes), ("bandwidth", said.bandwidth), ("latency", said.latency)):
+        if len(values) != len(words):
+            what, fix = f"{len(values)} values for {len(words)} dimensions", "write one for each, the innermost first"
+            raise TopologyError(what, where=location.where((key,)), fix=fix)
     with location.at("topology"):
         blocks = [dimensional.block_of(word) for word in words]
     dimensions = [
@@ -170,21 +166,14 @@ def _dimensional(
         _override(result, said.overrides, location)
 
     with location.at():
-        found = dimensional.description(name, dimensions, change if said.overrides else None)
-    if asked is not None and found.gpus < asked:
-        raise TopologyError(f"it has {found.gpus} GPUs, {asked} are asked", where=location.source)
-    return found
+        return dimensional.description(name, dimensions, change if said.overrides else None)
 
 
-def _from_dimensions(mapping: dict[str, Any], location: Location, asked: int | None) -> Description:
+def _from_dimensions(mapping: dict[str, Any], location: Location) -> Description:
     """Return the description of a mapping in the notation of dimensions, or with the keys of ASTRA-sim's network.yml."""
     if "npus_count" in mapping or isinstance(mapping["topology"], list):
         astra = _validated("AstraModel", mapping, location)
-        if len(astra.npus_count) != len(astra.topology):
-            fix = "write one for each, the innermost first"
-            what = f"{len(astra.npus_count)} values for {len(astra.topology)} dimensions"
-            raise TopologyError(what, where=location.where(("npus_count",)), fix=fix)
-        return _dimensional(astra.figures(), astra.topology, astra.npus_count, location, asked)
+        return _dimensional(astra.figures(), astra.topology, astra.npus_count, location)
     words, sizes = [], []
     with location.at("topology"):
         for word, size in dimensional.parts(mapping["topology"]):
@@ -197,7 +186,7 @@ def _from_dimensions(mapping: dict[str, Any], location: Location, asked: int | N
         value = values.get(key, missing)
         if value is not None and not isinstance(value, list):
             values[key] = [value] * len(words)
-    return _dimensional(_validated("DimensionalModel", values, location), words, sizes, location, asked)
+    return _dimensional(_validated("DimensionalModel", values, location), words, sizes, location)
 
 
 def _split(arguments: str) -> list[str]:
@@ -216,6 +205,10 @@ def _from_mapping(mapping: dict[str, Any], location: Location, asked: int | None
     graph = {key: value for key, value in mapping.items() if key not in SECTIONS}
     sections = {key: Section(key, mapping[key], location) for key in SECTIONS if key in mapping}
     found = _graph(graph, location, asked)
+    if asked is not None and found.gpus < asked:
+        by_name = "nodes are GPUs if their names begin with gpu or they say 'kind: gpu'"
+        fix = None if found.regularity.by_dimension else by_name
+        raise TopologyError(f"it has {found.gpus} GPUs, {asked} are asked", where=location.source, fix=fix)
     implied: dict[
         str, Any
     ] = {}  # what the mapping leaves to the file's name, or to the number of GPUs that was asked for
@@ -248,9 +241,8 @@ def _graph(mapping: dict[str, Any], location: Location, asked: int | None) -> De
         if preset.preset not in PRESETS:
             fix = nearest(preset.preset, PRESETS)
             raise TopologyError(f"unknown preset '{preset.preset}'", where=location.where(("preset",)), fix=fix)
-        spec = replace(
-            PRESETS[preset.preset].spec, **preset.changes() | {"topology": PRESETS[preset.preset].spec.topology}
-        )
+        spec = PRESETS[preset.preset].spec
+        spec = replace(spec, **preset.changes() | {"topology": spec.topology})
         plain = None
         if preset.overrides:
             plain = _from_spec(spec, preset.model_copy(update={"overrides": []}), location, asked)
@@ -259,7 +251,7 @@ def _graph(mapping: dict[str, Any], location: Location, asked: int | None) -> De
     custom = "links" in mapping or "routes" in mapping or isinstance(mapping.get("nodes"), list)
     kind = mapping.get("topology", "custom" if custom else None)
     if "npus_count" in mapping or dimensional.is_written(kind):
-        return _from_dimensions({"topology": "", **mapping}, location, asked)
+        return _from_dimensions({"topology": "", **mapping}, location)
     if kind is None:
         known = _schema().top_keys()
         for key in [key for key in mapping if key not in known]:
@@ -267,7 +259,7 @@ def _graph(mapping: dict[str, Any], location: Location, asked: int | None) -> De
         fix = "write for example 'topology: switch', or 'preset: dgx-h100'"
         raise TopologyError("'topology' is missing", where=location.source, fix=fix)
     if kind == "custom":
-        return _custom(_validated("CustomModel", mapping, location), location, asked)
+        return _custom(_validated("CustomModel", mapping, location), location)
     if not isinstance(kind, str) or kind not in SHAPES:
         fix = nearest(str(kind), (*SHAPES, "custom"))
         if str(kind) in PRESETS:
@@ -303,7 +295,7 @@ def _from_spec(spec: ShapeSpec, said: schema.ShapeModel | None, location: Locati
         return described(result)
 
 
-def _custom(said: schema.CustomModel, location: Location, asked: int | None) -> Description:
+def _custom(said: schema.CustomModel, location: Location) -> Description:
     result = GraphDraft(said.name or os.path.basename(location.source), said.routing)
     for index, node in enumerate(said.nodes or ()):
         with location.at("nodes", index):
@@ -324,11 +316,7 @@ def _custom(said: schema.CustomModel, location: Location, asked: int | None) -> 
             result.routes[pair] = route.links
     _override(result, said.overrides, location)
     with location.at():
-        found = described(result)
-    if asked is not None and found.gpus < asked:
-        fix = "nodes are GPUs if their names begin with gpu or they say 'kind: gpu'"
-        raise TopologyError(f"it has {found.gpus} GPUs, {asked} are asked", where=location.source, fix=fix)
-    return found
+        return described(result)
 
 
 def kind_of(name: str) -> NodeKind:

@@ -237,7 +237,7 @@ class AstraModel(_Strict):
     def figures(self) -> DimensionalModel:
         """Return it with bandwidths and latencies in our units."""
         return DimensionalModel(
-            topology="_".join(f"{word}({n})" for word, n in zip(self.topology, self.npus_count, strict=True)),
+            topology="_".join(self.topology),
             bandwidth=[rate * GIB for rate in self.bandwidth],
             latency=[late / NS for late in self.latency],
         )

@@ -176,10 +176,8 @@ def _sized(spec: ShapeSpec, asked: int | None) -> tuple[ShapeSpec, int]:
         wanted = spec.gpus or (spec.nodes * one if spec.nodes else None) or asked or spec.default_gpus or one
         nodes = spec.nodes or math.ceil(wanted / one)
         if spec.gpus is not None and spec.gpus != nodes * one:
-            raise TopologyError(
-                f"{spec.gpus} GPUs are not {f'{spec.nodes} nodes' if spec.nodes else 'whole nodes'} of {one}",
-                fix=f"write {nodes * one}, or another gpus_per_node",
-            )
+            fix, whole = f"write {nodes * one}, or another gpus_per_node", f"{spec.nodes or 'whole'} nodes"
+            raise TopologyError(f"{spec.gpus} GPUs are not {whole} of {one}", fix=fix)
         count = one
     else:
         nodes = 1
