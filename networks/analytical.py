@@ -29,7 +29,7 @@ from triosim.tasks import CollectiveKind
 
 
 class AnalyticalNetwork(Network, ContentionFree, CalibratedNetwork):
-    """Every transfer and collective as if it were alone; a group is examined once, its other collectives cost nothing.
+    """Closed-form times of transfers and collectives, each as if it were alone; the routes of a group are examined once.
 
     ``algorithm`` is a name or a ``CollectiveAlgorithm``; without one it is ``auto``, and on a calibrated topology collectives
     take what was measured. There is one form of collectives, the pipelined one.

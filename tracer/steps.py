@@ -67,7 +67,7 @@ class StepObservations:
 
 
 class StepCounter:
-    """The counter of steps, of which an observer is told of ``steps`` after the first ``skip``.
+    """Counts steps, and tells an observer of ``steps`` of them after the first ``skip``.
 
     ``number`` is that of the running step, negative while steps are skipped. Where any are, so is one more in which a further
     optimizer ran for the first time: it allocated its states, as in no later step.

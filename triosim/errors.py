@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 
 class TriosimError(Exception):
-    """The base class: something that the user can mend.
+    """The base class of errors that the user can correct.
 
     ``what`` says what is wrong, ``where`` names the file, line, key or option, ``fix`` says what would be right.
     """
@@ -43,7 +43,7 @@ class TopologyError(TriosimError):
 
 
 class OptionError(TriosimError):
-    """An option, or a combination of options, that cannot be."""
+    """An option, or a combination of options, that is not valid."""
 
 
 class CaptureError(TriosimError):
@@ -51,7 +51,7 @@ class CaptureError(TriosimError):
 
 
 class CaptureWarning(UserWarning):
-    """What a capture does differently from the script on its own, such as leaving out compilation."""
+    """A difference between the capture and the script on its own, such as compilation that is left out."""
 
 
 class PluginError(TriosimError):

@@ -7,7 +7,7 @@ from contextlib import ContextDecorator
 
 
 class without_collecting(ContextDecorator):  # noqa: N801  # read as a statement, like ``contextlib.suppress``
-    """Look for no garbage meanwhile: going over hundreds of thousands of objects again and again takes as long as the rest.
+    """Pauses garbage collection: going over hundreds of thousands of objects again and again takes as long as the rest.
 
     It is no generator: the end of one makes an object, and with it begins a collection of all that was just made.
     """

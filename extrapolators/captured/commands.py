@@ -22,7 +22,7 @@ MOST_JOINED = 256
 
 @dataclass(frozen=True, slots=True)
 class GroupCollective:
-    """A collective of the rank's group of a family; it waits for the last command on the stream ``issuer``."""
+    """A collective of the rank with its group; it waits for the last command on the stream ``issuer``."""
 
     communication: Communication
     stream: str
@@ -42,7 +42,7 @@ class PointToPoint:
 
 @dataclass(frozen=True, slots=True)
 class CommandWait:
-    """A stream, or without one the host, waits for earlier commands, by index; the host without any for all of them."""
+    """A wait of a stream, or of the host (None), for the commands with these indices; the host without any waits for all."""
 
     commands: tuple[int, ...]
     stream: str | None = None
@@ -68,6 +68,8 @@ def commands_of(trace: Trace, alone: frozenset[str] = frozenset()) -> tuple[Comm
 
 
 class _CommandWriter:
+    """Turns operators and marks of a trace into commands."""
+
     def __init__(self, trace: Trace, alone: frozenset[str]) -> None:
         self.trace = trace
         self.alone = alone

@@ -34,14 +34,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class RunOperators:
-    """The operators of the list up to ``end`` run now."""
+    """Run the operators of the list up to ``end``."""
 
     end: int
 
 
 @dataclass(frozen=True, slots=True)
 class GradientReady:
-    """A gradient has been added to: it is ``complete``, or there are micro-batches to come."""
+    """A gradient has been accumulated; it is ``complete`` unless other micro-batches are still to add to it."""
 
     gradient: Gradient
     complete: bool

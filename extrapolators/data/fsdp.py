@@ -92,7 +92,7 @@ def _usually(chosen: str, usual: str, mesh: Mesh) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class FsdpChoices:
-    """A user's choices: parameters are gathered in ``dtype``, shares kept and updated in ``shard_dtype``; None is their own."""
+    """The user's options. ``dtype`` is that of gathered parameters, ``shard_dtype`` that of kept shares; None is their own."""
 
     unit: str
     prefetch: int

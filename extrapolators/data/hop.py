@@ -91,7 +91,7 @@ class Hop(Extrapolator):
 
 @dataclass(frozen=True, slots=True)
 class HopSettings:
-    """Bounds on how far workers may be apart, in neighbours and iterations; if ``serial``, they send after the update."""
+    """Limits on how far workers may drift apart, by neighbours and iterations; ``serial`` ones send after the update."""
 
     backup: int
     staleness: int

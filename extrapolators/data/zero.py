@@ -70,7 +70,7 @@ class Zero1(Extrapolator):
 
 
 class Zero2(Zero1):
-    """The parallelism ``zero2``: as ``zero1``, and each rank keeps the gradients of its share alone, so it scatters them."""
+    """The parallelism ``zero2``: as ``zero1``, with reduce-scattered gradients, of which each rank keeps its share."""
 
     axis = "zero2"
     options = (BUCKET_SIZE, FIRST_BUCKET_SIZE, GRADIENT_DTYPE)
@@ -79,7 +79,7 @@ class Zero2(Zero1):
 
 @dataclass(frozen=True, slots=True)
 class ShardedBuckets:
-    """The buckets of a stage, shared by its ranks: ``due`` by the parameter whose gradient completes them.
+    """The buckets of a stage, shared by its ranks: ``due`` has each by the parameter whose gradient completes it.
 
     ``gradients`` are those in a bucket, ``updated`` the bytes of the updated parameters by layer. ``whole`` gradients are
     all-reduced, others reduce-scattered.

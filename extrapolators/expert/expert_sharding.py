@@ -106,7 +106,7 @@ class ExpertSharding:
 
 
 class _ReceivedTensors:
-    """The ids and storages that tensors of some storages have on the ranks of their experts, by their own ids."""
+    """New tensors, with ids and storages of their own, for the rows that the ranks of experts receive."""
 
     def __init__(self, storages: set[int], numbers: Iterator[int]) -> None:
         self._storages = {storage: next(numbers) for storage in sorted(storages)}

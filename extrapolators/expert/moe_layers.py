@@ -72,7 +72,7 @@ class MoELayer:
 
 @dataclass(slots=True)
 class _Forward:
-    """The forward operators of a layer's experts, as far as they have been met."""
+    """The forward operators of a layer's experts that have been found so far."""
 
     first: list[Operator] = field(default_factory=list)
     last: list[Operator] = field(default_factory=list)

@@ -168,7 +168,7 @@ class StageTransfer:
 
 
 class Pipeline:
-    """Divides a program of one stage into several; each transfer goes in so many ``parts``, from one rank each."""
+    """Divides a program of one stage into several; each transfer is divided into ``parts``, which different ranks send."""
 
     def __init__(self, program: Program, starts: Sequence[int], schedule: ScheduleTable, parts: int = 1) -> None:
         self._program = program

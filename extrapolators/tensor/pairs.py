@@ -55,7 +55,7 @@ class LayerPair:
 
 @dataclass(frozen=True, slots=True)
 class UndividedHeads:
-    """The reason why layers are no pair: the number of heads of the attention between them does not divide."""
+    """The reason why layers form no pair: the heads of the attention between them do not divide among the ranks."""
 
     layer: str
     heads: int

@@ -1,1 +1,1 @@
-"""Calibration of collectives: times fitted to measurements on real machines, kept with a topology, and judged on other rows."""
+"""Calibration of collectives: times fitted to measurements on real machines, kept with a topology, evaluated on other rows."""

@@ -104,7 +104,7 @@ class CalibratedCollectives:
 
 
 class CalibratedNetwork(ABC):
-    """An extension of networks: collectives take what was measured.
+    """An extension of networks: collectives take their measured times.
 
     ``calibrated`` is None where the topology has no calibration, or where a run asked for an algorithm or for steps.
     """

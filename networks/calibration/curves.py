@@ -68,7 +68,7 @@ class Residuals:
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """Collectives of one kind in groups of one size: latency in seconds, achieved bandwidth, and what remains."""
+    """Collectives of one kind in groups of one size: latency in seconds, achieved bandwidth, and residuals."""
 
     gpus: int
     latency: float
@@ -78,7 +78,7 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class TimeParts:
-    """A time in seconds: what no byte can hasten, and what the bytes take."""
+    """A time in seconds: the latency, which no bandwidth shortens, and the time of the bytes."""
 
     latency: float
     moving: float

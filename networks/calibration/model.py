@@ -18,7 +18,7 @@ ANY = "any"  # the kind whose figures between nodes stand for all that have none
 
 @dataclass(frozen=True, slots=True)
 class InterNodeTimes:
-    """The way between nodes: seconds a hop, and the bandwidth that a GPU's network card achieves by the bytes it sends."""
+    """Times between nodes: seconds per hop, and the bandwidth that a GPU's network card achieves by the bytes it sends."""
 
     latency: float
     sigmoid: Sigmoid

@@ -151,7 +151,7 @@ def _weights(entry: _Entry) -> tuple[float, ...]:
 
 
 class _Entry:
-    """A mapping in a file, and where it stands there."""
+    """A mapping in a file, with its location."""
 
     def __init__(self, said: Any, where: Where, path: Key) -> None:
         self.where = where

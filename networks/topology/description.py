@@ -48,7 +48,7 @@ class Location:
 
 @dataclass(eq=False, slots=True)
 class Section:
-    """What a topology file says under one of the keys ``SECTIONS``, as it was read, and where it stands."""
+    """A section of a topology file, under one of the keys ``SECTIONS``: its value as it was read, and its location."""
 
     key: str
     said: Any
@@ -78,7 +78,7 @@ class PresetUse:
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """A topology of ``gpus`` GPUs; ``graph`` builds its nodes and links, which of a regular one nobody may ever need.
+    """A topology of ``gpus`` GPUs; ``graph`` builds its nodes and links when they are first needed.
 
     ``mapping`` is what a file would hold to describe it, or None where no file can.
     """

@@ -69,7 +69,7 @@ class Dimension:
 
 @dataclass(frozen=True, slots=True)
 class Regularity:
-    """What is known of a topology without looking at its links.
+    """The properties of a topology that are known without its links.
 
     ``dimensions``, the innermost first, say how the GPUs are joined in the order of their ranks. ``uniform`` means that all
     links are as the dimensions say; ``by_dimension`` that the topology was written as dimensions (``Ring(4)_Switch(2)``).
@@ -91,7 +91,7 @@ IRREGULAR = Regularity()
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """Nodes and links by name, explicit routes by (source, destination), and what algorithms may know of the nodes.
+    """Nodes and links by name, explicit routes by (source, destination), and properties of nodes for algorithms.
 
     ``coordinates`` place the GPUs of a mesh or a ring, for laying a ring on it and for drawing it. ``reducing`` are the
     switches that can add up what comes in (NVLS, SHARP).

@@ -1,4 +1,4 @@
-"""Symmetry classes of links: which links carry the same because a rotation of the ranks maps one to the other.
+"""Symmetry classes of links: links that carry the same bytes because a rotation of the ranks maps one to another.
 
 A rotation moves every rank one position on along an axis, the last one to the first. Where it maps the whole graph to
 itself, and routes are unique, it maps flows to flows; max-min fair rates are unique (Bertsekas and Gallager, Data Networks,

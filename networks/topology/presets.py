@@ -24,7 +24,7 @@ _PCIE5 = Wire(50 * GB, US)
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """A system: its topology, and what its figures are taken from."""
+    """A system: its topology, and the sources of its figures."""
 
     spec: ShapeSpec
     note: str

@@ -1,4 +1,4 @@
-"""Routes: the shortest by latency, then by hops (Dijkstra 1959), or ECMP over all that tie.
+"""Routes: the shortest by latency, then by hops (Dijkstra 1959), or ECMP over all shortest ones.
 
 Latencies are compared as whole femtoseconds, so that routes whose latencies are the same in another order do tie; the
 tie is broken by the link that was declared first, or with ECMP by a hash of source and destination, hop by hop, as a

@@ -1,4 +1,4 @@
-"""What a topology file may hold, as pydantic models; docs/topology-format.md is written from it."""
+"""The schema of topology files, as pydantic models, from which docs/topology-format.md is written."""
 
 from __future__ import annotations
 
@@ -209,7 +209,7 @@ class ShapeModel(_Strict):
 
 
 class PresetModel(ShapeModel):
-    """A known system, and what is different in this one."""
+    """A known system, with changed figures."""
 
     topology: str = ""
     preset: str

@@ -1,4 +1,4 @@
-"""The micro-benchmarks: operators with random shapes, log-uniform in the ranges of models in use, and how each is called.
+"""The micro-benchmarks: operators with random shapes, log-uniform in the ranges of common models, and their calls.
 
 After TorchSim, appendix E, which draws products, attention and convolutions whose runs take from 10 us up. PyTorch is needed
 only to call an operator. The same seed, operator, dtype and number always give the same case, so that an interrupted

@@ -51,7 +51,7 @@ class _Recipe:
 
 
 class ShapeCache:
-    """A cache of calls on fake tensors of ``mode``, of which the first of equal ones runs by its rules."""
+    """A cache of calls on fake tensors of ``mode``, whose shape rules run for the first of equal calls."""
 
     def __init__(self, mode: FakeTensorMode) -> None:
         self._mode = mode

@@ -42,7 +42,7 @@ def plan(steps: int, *, warmup: int = 1) -> list[StepKind]:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ProfilingCost:
-    """Seconds of a step without a profiler, under Kineto, and under the full profiler: medians of ``steps`` each, but one full.
+    """Seconds of a step without a profiler and under Kineto, medians of ``steps`` each, and of one under the full profiler.
 
     ``plain`` and ``light`` are None where no such step ran.
     """

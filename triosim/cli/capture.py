@@ -29,11 +29,11 @@ many_ranks = LaterModule("capture.many_ranks")
 
 #: From so many times a step's time on, the operators are another step's: one that allocated states, or ran more iterations.
 _ANOTHER_STEP = 1.5
-STEP, DEVICE = "Which step", "Which device"
+STEP, DEVICE = "Captured step", "Captured device"
 
 
 class CaptureCommand(QuickCommand):
-    """A command that ends at the script: what stands behind it is the script's, but for an ``-o`` at the very end."""
+    """A command whose options end at the script: later arguments are the script's, except for a final ``-o``."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Take a last ``-o FILE`` for ours where none stands before the script."""

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class _Plain:
-    """Converts what stands on the command line: what typer calls a runtime parameter."""
+    """Converts the values of a parameter, in the place of typer's runtime parameter."""
 
     def __init__(self, convert: Callable[[Any], Any]) -> None:
         self.convert = convert
@@ -79,7 +79,7 @@ class QuickGroup(TyperGroup):
 
 
 class LazyGroup(QuickGroup):
-    """A group whose commands are imported when they run; their names and first sentences are known without.
+    """A group whose commands are imported when they run; their names and first sentences are known before.
 
     A module has a function ``command`` (and may have a class for it, ``COMMAND``), or an ``app`` with commands of its own.
     """
@@ -110,7 +110,7 @@ class LazyGroup(QuickGroup):
 
 
 class LaterModule:
-    """A module of triosim that is imported when something of it is asked for: a command's help does not need it."""
+    """A module of triosim that is imported when an attribute of it is first used: a command's help does not need it."""
 
     def __init__(self, name: str) -> None:
         self._name = name

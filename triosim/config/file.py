@@ -35,7 +35,7 @@ _ELSEWHERE = {
 
 @dataclass(frozen=True, slots=True)
 class ConfigFile:
-    """What a configuration file says: the trace, or the model, and options as they were written."""
+    """The content of a configuration file: the trace, or the model, and options as they were written."""
 
     trace: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""The options of an engine, and what launching a task costs the host."""
+"""The options of an engine, and the cost of a launch to the host."""
 
 from __future__ import annotations
 

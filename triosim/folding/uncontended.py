@@ -15,7 +15,7 @@ from triosim.networks.extensions import LinkCounter
 
 @dataclass(slots=True)
 class _IdleRun:
-    """A collective on the idle network: its seconds and the bytes on its links, and how often the run had it."""
+    """A collective on the idle network: its seconds, the bytes on its links, and its number of uses."""
 
     seconds: float
     bytes_by_link: Mapping[str, float]

@@ -24,7 +24,7 @@ MOST_STEPS = 4
 
 @dataclass(frozen=True, slots=True)
 class OutOfMemory:
-    """The allocation that failed: in which step of the run, while which operator ran, and the memory at that moment."""
+    """The allocation that failed: the step of the run, the operator that ran, and the memory at that moment."""
 
     step: int
     operator: int

@@ -22,7 +22,7 @@ TraceLike = Trace | TaskStreams | str | PathLike[str]
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What is simulated: the trace of a step on one GPU, or the task streams of a distributed step that was captured.
+    """The subject of a simulation: the trace of a step on one GPU, or the task streams of a captured distributed step.
 
     ``path`` is the file that it was read from, or the name of the model that was ``described``. ``gpus`` is how many GPUs are
     asked for; None leaves it to the topology.

@@ -21,7 +21,7 @@ from triosim.trace import Trace
 
 @dataclass(frozen=True, slots=True)
 class Execution:
-    """What a run left behind: the recording, the network with what its links carried, and notes."""
+    """The outcome of a run: the recording, the network with the bytes of its links, and notes."""
 
     recording: Recording
     network: Network

@@ -1,4 +1,4 @@
-"""The system that a run takes place on: its topology, what is uneven or slow in it, and the network that shares its links."""
+"""The system that a run takes place on: its topology, its conditions, and the network that shares its links."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ class FinishedRun:
 
 @dataclass(frozen=True, slots=True)
 class MetricOptions:
-    """Inputs of the metrics that are not in the run. ``gpu_kinds``: the GPU of each rank that has another than the trace's."""
+    """Inputs of the metrics that no run records. ``gpu_kinds``: the GPU of each rank that has another than the trace's."""
 
     tokens_per_sample: float | None = None
     price_per_gpu_hour: float | None = None

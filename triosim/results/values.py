@@ -122,7 +122,7 @@ class ExposedShare:
 
 @dataclass(frozen=True, slots=True)
 class WhatIf:
-    """The step with one part of the system ``factor`` times as fast: ``links`` of them, or none where it is the GPUs.
+    """The step with one part of the system ``factor`` times as fast: ``links`` counts the links in it (0 for GPUs).
 
     ``saved_s`` is how much less a step takes, ``speed_up`` how many times as fast it is.
     """
@@ -179,7 +179,7 @@ class AxisTraffic:
 
 @dataclass(frozen=True, slots=True)
 class MemoryRow:
-    """The most bytes of live tensors on each of ``ranks``, which all have as many, in blocks of 512 bytes.
+    """The peak of live tensors on each of ``ranks``, whose peaks are equal, in bytes, in blocks of 512.
 
     The others are at that moment: in ``action`` of the schedule ("0F3": stage 0, forward, micro-batch 3; of a captured rank
     the phase), in ``layer``. ``other_bytes`` are buffers, inputs, outputs and cuBLAS's workspaces. ``capacity_bytes`` is what a
@@ -219,7 +219,7 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True)
 class Draws:
-    """The step times of several draws, in seconds, in the order of their seeds, and how they are spread."""
+    """The step times of several draws, in seconds, in the order of their seeds, and their distribution."""
 
     step_times_s: tuple[float, ...]
     mean_s: float

@@ -57,7 +57,7 @@ class OperatorSharding:
 
 
 class HeadsDoNotDivideError(Exception):
-    """Attention is sharded by heads, and their number is no multiple of the ranks, nor the ranks of it."""
+    """Raised where attention is sharded by heads, and neither heads nor ranks are a multiple of the other."""
 
     def __init__(self, heads: int) -> None:
         super().__init__(heads)

@@ -1,4 +1,4 @@
-"""1F1B (PipeDream-Flush, Narayanan et al. 2021): after a start-up, one forward and one backward pass in turn."""
+"""1F1B (PipeDream-Flush, Narayanan et al. 2021): after a warm-up, forward and backward passes alternate."""
 
 from __future__ import annotations
 

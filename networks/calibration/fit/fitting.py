@@ -32,7 +32,7 @@ Array = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class MeasuredCollective:
-    """One measured collective: ``nbytes`` as nccl-tests counts them; ``nodes`` is over how many the GPUs are spread."""
+    """One measured collective: ``nbytes`` as nccl-tests counts them; ``nodes`` is the number of nodes that its GPUs span."""
 
     kind: str
     gpus: int
@@ -109,7 +109,7 @@ def fit_kind(kind: str, rows: Sequence[MeasuredCollective]) -> KindCurves:
 
 @dataclass(frozen=True, slots=True)
 class _Problem:
-    """What a latency and a sigmoid are fitted to: ln t = ln(extra + hops l + max(floor, factor S / B(S)))."""
+    """The fit of a latency and a sigmoid: ln t = ln(extra + hops l + max(floor, factor S / B(S)))."""
 
     sizes: Array
     target: Array

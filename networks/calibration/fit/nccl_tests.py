@@ -24,7 +24,7 @@ _ROW = re.compile(rf"(?:^|[^\d.\w])\s*(\d+)\s+(\d+)\s+({_TYPES})\s+(\S.*)$")
 
 @dataclass(slots=True)
 class TestRow:
-    """One row of a run: bytes, seconds, and what of the row tells which collective it was."""
+    """One row of a run: bytes, seconds, and the columns that identify the collective."""
 
     number: int
     nbytes: int

@@ -25,7 +25,7 @@ LARGE = 1024  # ranks; of a larger regular group only the hierarchical algorithm
 
 
 class Auto(OperationAlgorithm):
-    """The quickest of the algorithms that there are for a collective, its group, its size and the topology."""
+    """Chooses the fastest available algorithm for a collective, its group, its size and the topology."""
 
     def __init__(self) -> None:
         self.ring, self.trees, self.in_switch = Ring(), DoubleBinaryTree(), SlicedInSwitch()

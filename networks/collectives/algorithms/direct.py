@@ -14,7 +14,7 @@ from triosim.networks.collectives.phased.phases import SingleBlock
 
 
 class Direct(SingleBlock):
-    """Every collective in one round of messages between all pairs (an all-reduce in two): where all are linked to all."""
+    """Every collective in one round of messages between all pairs (an all-reduce in two), for fully connected GPUs."""
 
     exchange = Exchange()
 

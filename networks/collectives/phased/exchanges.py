@@ -86,7 +86,7 @@ class LineExchange(Exchange):
 
 
 class DoublingExchange(Exchange):
-    """Recursive doubling with one partner a round or, of a group that is no power of two, from one member and to another."""
+    """Recursive doubling with one partner per round; if the size is no power of two, a source and another destination."""
 
     def all_gather(self, n: int) -> Rounds:
         """Every member ends with the data of all."""

@@ -1,4 +1,4 @@
-"""Which pieces of a collective's data belong to which rank, for ranks that are arranged in a grid.
+"""The pieces of a collective's data that belong to each rank, for ranks that are arranged in a grid.
 
 Piece i belongs to the i-th rank of the group, and i N + j of an all-to-all is what the i-th has for the j-th.
 """

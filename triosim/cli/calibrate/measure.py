@@ -54,7 +54,7 @@ def _words(text: str | None) -> list[str]:
 
 
 class _Bar:
-    """A progress bar on standard error, where a person looks."""
+    """A progress bar on standard error, if that is a terminal."""
 
     def __init__(self) -> None:
         self._bar: Any = None

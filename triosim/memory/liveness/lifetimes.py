@@ -164,7 +164,7 @@ def _owners(trace: Trace) -> dict[int, str]:
 
 @dataclass(slots=True)
 class _StorageUse:
-    """Where the tensors of a storage are used: at operators ``first`` to ``last``, of which the first writes it or reads it."""
+    """The uses of a storage's tensors, by operators ``first`` to ``last``; the first one writes or reads the storage."""
 
     tensor: Tensor
     first: int

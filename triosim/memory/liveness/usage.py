@@ -20,7 +20,7 @@ Integers = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Peak:
-    """The moment of the most live bytes: after how many of the step's events, and while which operator ran (-1: before)."""
+    """The moment of the most live bytes: the number of events before it, and the operator that ran (-1: none yet)."""
 
     index: int
     operator: int

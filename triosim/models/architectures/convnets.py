@@ -28,7 +28,7 @@ _VGG_WIDTHS = (64, 128, 256, 512, 512)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VGG:
-    """``convolutions`` counts those of each stage, between two poolings."""
+    """``convolutions`` is their number in each stage, between two poolings."""
 
     convolutions: Sequence[int]
     normalised: bool = False
@@ -65,7 +65,7 @@ class VGG:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResNet:
-    """``blocks`` counts those of each stage; ``bottleneck`` are blocks of three convolutions, ``width`` that of a group."""
+    """``blocks`` is their number in each stage; ``bottleneck`` blocks have three convolutions, with groups of ``width``."""
 
     blocks: Sequence[int]
     bottleneck: bool = True
@@ -117,7 +117,7 @@ class ResNet:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DenseNet:
-    """``blocks`` counts the layers of each block; every layer adds ``growth`` channels to its input."""
+    """``blocks`` is the number of layers in each block; every layer adds ``growth`` channels to its input."""
 
     blocks: Sequence[int]
     growth: int = 32

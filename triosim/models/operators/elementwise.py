@@ -1,4 +1,4 @@
-"""Element-wise operators and reductions, and how PyTorch differentiates them (``tools/autograd/derivatives.yaml``)."""
+"""Element-wise operators and reductions, with their derivatives in PyTorch (``tools/autograd/derivatives.yaml``)."""
 
 from __future__ import annotations
 

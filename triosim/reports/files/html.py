@@ -17,7 +17,7 @@ _ROWS = 10
 
 
 class HtmlReport(Report):
-    """A page without scripts or outside references."""
+    """A page without scripts or external references."""
 
     def text(self, subject: Any) -> str:
         """Return the page's body."""

@@ -62,7 +62,7 @@ class PictureReport(Report):
 
 
 class Plot(PictureReport):
-    """When each rank computed and communicated, and what its step time consists of."""
+    """A Gantt chart of the ranks, and the parts of their step times."""
 
     records = ("timeline",)
 

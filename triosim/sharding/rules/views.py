@@ -1,4 +1,4 @@
-"""Rules for views and for what rearranges a tensor: reshape, transpose, expand, slice, select, cat, stack."""
+"""Rules for views and for operators that rearrange a tensor: reshape, transpose, expand, slice, select, cat, stack."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ _WRITTEN: dict[Phase, Category] = {"forward": "activation", "backward": "gradien
 
 def assign(operators: list[UnclassifiedOperator], hints: CategoryHints) -> Categories:
     """Return category and parameter of every storage; the parameter is a storage too."""
-    use = _StorageUse(operators)
+    use = _StoragePhases(operators)
     categories: Categories = {}
     parameters = _parameters(use, hints)
     owners = slots(operators, parameters)
@@ -101,7 +101,7 @@ def batch_size(operators: list[UnclassifiedOperator], hints: CategoryHints) -> i
     return None
 
 
-class _StorageUse:
+class _StoragePhases:
     """The phases in which each storage is first read, written and changed."""
 
     def __init__(self, operators: list[UnclassifiedOperator]) -> None:
@@ -131,10 +131,10 @@ def _hands_on(operator: UnclassifiedOperator, tensor: UnclassifiedTensor) -> boo
 
 def parameters_of(operators: list[UnclassifiedOperator], hints: CategoryHints) -> set[int]:
     """Return the storages of the parameters."""
-    return _parameters(_StorageUse(operators), hints)
+    return _parameters(_StoragePhases(operators), hints)
 
 
-def _parameters(use: _StorageUse, hints: CategoryHints) -> set[int]:
+def _parameters(use: _StoragePhases, hints: CategoryHints) -> set[int]:
     if hints.known:
         return {storage for storage, (category, _) in hints.known.items() if category == "parameter"}
     read_forward = {storage for storage, phase in use.read_in.items() if phase == "forward"}
@@ -174,7 +174,7 @@ def slots(operators: list[UnclassifiedOperator], parameters: set[int]) -> dict[i
     return slots
 
 
-def _outputs(operators: list[UnclassifiedOperator], use: _StorageUse) -> set[int]:
+def _outputs(operators: list[UnclassifiedOperator], use: _StoragePhases) -> set[int]:
     """Return the outputs of the forward pass: results that nothing reads (the loss), and the input of the loss."""
     read: set[int] = set()
     made: list[UnclassifiedTensor] = []
