@@ -95,7 +95,7 @@ def test_a_link_to_a_file_stays_a_link(tmp_path: Path) -> None:
 
 def test_a_file_that_is_read_is_not_written_over(tmp_path: Path) -> None:
     (tmp_path / "trace.json").write_text("{}")
-    with pytest.raises(OutputError, match="would be lost"):
+    with pytest.raises(OutputError, match="would be overwritten"):
         check_outputs(tmp_path / "." / "trace.json", reading=(None, tmp_path / "trace.json"))
     check_outputs(tmp_path / "result.json", reading=(tmp_path / "trace.json",))
 

@@ -137,7 +137,10 @@ class Mine(Network):
     ("body", "said"),
     [
         ("def __init__(self, env, topology): pass\n    def transfer(self, s, d, n): ...", "call super().__init__"),
-        ("def __init__(self, env): pass\n    def transfer(self, s, d, n): ...", "Mine: cannot be made: TypeError"),
+        (
+            "def __init__(self, env): pass\n    def transfer(self, s, d, n): ...",
+            "Mine: cannot be constructed: TypeError",
+        ),
         (
             "def transfer(self, s, d, n): return 1.5",
             "mine.py:Mine: the network returned 1.5, which is not an event; return a SimPy event",

@@ -51,9 +51,11 @@ def check_outputs(*paths: PathLike | None, reading: Iterable[PathLike | None] = 
         check_writable(path)
         real = os.path.realpath(path)
         if real in seen and _replaceable(Path(path)):
-            raise OutputError("is named for two outputs", where=str(path), fix="give each its own file")
+            raise OutputError("is given for two outputs", where=str(path), fix="give each its own file")
         if real in read:
-            raise OutputError("is a file that is read, and would be lost", where=str(path), fix="choose another path")
+            raise OutputError(
+                "is an input of this command, and would be overwritten", where=str(path), fix="choose another path"
+            )
         seen.add(real)
 
 

@@ -182,7 +182,7 @@ def make(plugin: Any, *arguments: Any, options: Mapping[str, Any], settings: Map
         raise
     except (Exception, SystemExit) as error:
         where = line_in_plugin(error) or label(plugin)
-        raise PluginError(f"cannot be made: {_said(error)}", where=where, fix=FOR_TRACEBACK) from error
+        raise PluginError(f"cannot be constructed: {_said(error)}", where=where, fix=FOR_TRACEBACK) from error
 
 
 @contextmanager

@@ -56,7 +56,7 @@ class _Reader:
 
     def value(self, event: Any, path: Path) -> Any:
         if isinstance(event, self.yaml.AliasEvent) or getattr(event, "anchor", None):
-            raise self.error("anchors and aliases (& and *) are not read", event, "write the value out")
+            raise self.error("anchors and aliases (& and *) are not supported", event, "write the value out")
         if len(path) > DEEPEST:
             raise self.error("nested too deep", event, "a topology needs no more than a list of mappings")
         self.lines.setdefault(path, event.start_mark.line + 1)

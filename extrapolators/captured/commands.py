@@ -159,10 +159,8 @@ class _CommandWriter:
     def wait_work(self, stream: str, mark: Mark) -> None:
         works = self.works.get(mark.number)
         if works is None:
-            raise TraceError(
-                f"the mark before operator {mark.position} waits for communication {mark.number}, which nothing before started",
-                where=self.trace.source or None,
-            )
+            what = f"the mark before operator {mark.position} waits for communication {mark.number}"
+            raise TraceError(f"{what}, which no earlier operator started", where=self.trace.source or None)
         self.wait(stream, works)
         if mark.number in self.barriers:
             self.host_waits(tuple(works))

@@ -19,7 +19,7 @@ FIRST_BUCKET_SIZE = Option(
 DP_STYLE = Option(
     "dp_style", "choice", "all-reduce", choices=("all-reduce", "replicate"), metavar="STYLE", of_step=True,
     commands=("simulate", "memory"), help=
-    "dp: all-reduce, or replicate (what torch.nn.DataParallel does).")
+    "dp: all-reduce, or replicate (as torch.nn.DataParallel).")
 TP_STYLE = Option("tp_style", "choice", "gather", choices=("gather", "megatron"), metavar="STYLE", of_step=True, help=
     "tp: gather (each layer's output) or megatron (layers in pairs, one all-reduce for two).")
 SEQUENCE_PARALLEL = Option("sequence_parallel", "flag", False, of_step=True, commands=("simulate", "memory"), help=
@@ -31,7 +31,7 @@ BALANCE_STAGES = Option("balance_stages", "flag", False, of_step=True, commands=
 SCHEDULE = Option("schedule", "part", "gpipe", metavar="NAME", of_step=True, group="schedules", help=
     "pp: gpipe, 1f1b, interleaved, zero-bubble, dualpipe, file.py:Class, or a CSV file (rank, slot, action).")
 VIRTUAL_STAGES = Option("virtual_stages", "whole", None, unit="stages", metavar="V", of_step=True, help=
-    "pp, interleaved: how many stages a rank has. By default 2.")
+    "pp, interleaved: the number of stages of a rank. By default 2.")
 # fmt: on
 
 FLAGS = (

@@ -41,7 +41,7 @@ class RunOperators:
 
 @dataclass(frozen=True, slots=True)
 class GradientReady:
-    """A gradient has been accumulated; it is ``complete`` unless other micro-batches are still to add to it."""
+    """A gradient has been accumulated; it is ``complete`` unless later micro-batches add to it."""
 
     gradient: Gradient
     complete: bool

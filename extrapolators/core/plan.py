@@ -225,10 +225,9 @@ def batches(parallelisms: Parallelisms, config: RunConfig, traced: int) -> tuple
     micro, count = config.micro_batch_size, config.micro_batches
     if micro is not None and batch_size is not None:
         if batch_size % micro or count not in (None, batch_size // micro):
-            what = (
-                f"a batch of {batch_size} is not {'a number of' if count is None else count} micro-batches of {micro}"
-            )
-            fix = "give a batch size that they fill"
+            many = "whole" if count is None else count
+            what = f"a batch of {batch_size} does not consist of {many} micro-batches of {micro}"
+            fix = f"give a multiple of {micro}" if count is None else f"give a batch size of {count * micro}"
             raise OptionError(what, where="--micro-batch-size", fix=fix)
         return batch_size, batch_size // micro
     count = count or max(part.default_micro_batches for part in parallelisms.all)
@@ -236,7 +235,7 @@ def batches(parallelisms: Parallelisms, config: RunConfig, traced: int) -> tuple
         return micro * count, count
     batch_size = batch_size or traced
     if batch_size % count:
-        fix = "choose a batch size and a number of micro-batches that divide"
+        fix = "choose a number of micro-batches that divides the batch"
         raise OptionError(f"a batch of {batch_size} does not divide into {count} micro-batches", fix=fix)
     return batch_size, count
 

@@ -392,7 +392,7 @@ def _stand_in(gpu: str, priced: Iterable[Operator]) -> Iterable[str]:
     if gpus.get(gpu) is None and any("roofline" in (operator.predicted_by or "") for operator in priced):
         yield (
             f"the trace's GPU '{gpu}' is not in the catalogue: the roofline assumes the proportions of an {STAND_IN}, "
-            "with a larger error; describe it in a file of that name: --gpu my_gpu.yaml"
+            "with a larger error; describe it, with this name, in a file: --gpu my_gpu.yaml"
         )
 
 

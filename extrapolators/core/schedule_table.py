@@ -132,7 +132,7 @@ class ScheduleTable:
             for action in self.actions(rank):
                 if action.phase not in LETTERS:
                     known = nearest(str(action.phase), LETTERS)
-                    raise OptionError(f"{action!r} is of no known kind", where=f"schedule, rank {rank}", fix=known)
+                    raise OptionError(f"{action!r} is of an unknown kind", where=f"schedule, rank {rank}", fix=known)
                 if action in seen:
                     raise self._wrong(rank, action, f"runs a second time: rank {seen[action]} has it")
                 seen[action] = rank
@@ -182,7 +182,7 @@ class ScheduleTable:
             action, missing = next((a, m) for a in slot if (m := self._missing(a, done)) is not None)
             holder = self._ranks[missing.stage, missing.micro_batch]
             if rank in seen:
-                what = f"waits for {missing}, which rank {holder} never comes to"
+                what = f"waits for {missing}, which rank {holder} never reaches"
                 raise self._wrong(rank, action, what, "change the order")
             seen.add(rank)
             rank = holder

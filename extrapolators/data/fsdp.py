@@ -42,15 +42,15 @@ class FullyShardedDataParallel(Extrapolator):
     options = (
         GRADIENT_DTYPE,
         Option("unit", "choice", "block", choices=("block", "layer", "model"),
-               help="fsdp: what is gathered at once: a numbered module, a layer, or the whole model."),
-        Option("prefetch", "whole", 1, "fsdp: how many units are gathered ahead.", unit="units", least=0),
+               help="fsdp: the unit that is gathered at once: a numbered module, a layer, or the whole model."),
+        Option("prefetch", "whole", 1, "fsdp: the number of units that are gathered ahead.", unit="units", least=0),
         Option("reshard", "choice", "auto", choices=("auto", "yes", "no"),
                help="fsdp: whether parameters are freed after the forward pass; auto: not within a pipeline."),
         Option("reduce", "choice", "auto", choices=("auto", "each", "last"),
                help="fsdp: whether each micro-batch reduces gradients, or the last; auto: the last within a pipeline."),
-        Option("parameter_dtype", "dtype", None, "fsdp: what parameters are gathered in. By default their own."),
+        Option("parameter_dtype", "dtype", None, "fsdp: the dtype in which parameters are gathered. By default their own."),
         Option("shard_dtype", "dtype",
-               help="fsdp: what shares are kept and updated in. By default the parameters' own."),
+               help="fsdp: the dtype in which shares are kept and updated. By default the parameters' own."),
     )  # fmt: skip
 
     def transform(self, program: Program, mesh: Mesh) -> Program:

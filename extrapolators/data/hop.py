@@ -40,11 +40,11 @@ class Hop(Extrapolator):
 
     axis = "hop"
     options = (
-        Option("graph", "text", "ring-based", "hop: who sends to whom: ring-based, ..., or a file."),
-        Option("backup", "whole", 0, "hop: for how many neighbours a worker does not wait.", least=0),
-        Option("staleness", "whole", 0, "hop: how many iterations old an update may be.", least=0),
-        Option("max_gap", "whole", 4, "hop: how many iterations a worker may be ahead of a neighbour."),
-        Option("skip", "whole", 0, "hop: how many iterations a slow worker may skip at once.", least=0),
+        Option("graph", "text", "ring-based", "hop: the graph of workers: ring-based, ..., or a file of edges."),
+        Option("backup", "whole", 0, "hop: the number of neighbours that a worker need not wait for.", least=0),
+        Option("staleness", "whole", 0, "hop: the largest age of an update, in iterations.", least=0),
+        Option("max_gap", "whole", 4, "hop: the most iterations that a worker may be ahead of a neighbour."),
+        Option("skip", "whole", 0, "hop: the most iterations that a slow worker may skip at once.", least=0),
         Option("order", "choice", "parallel", choices=("parallel", "serial"),
                help="hop: whether a worker computes while it exchanges (parallel), or before (serial)."),
     )  # fmt: skip
@@ -91,7 +91,7 @@ class Hop(Extrapolator):
 
 @dataclass(frozen=True, slots=True)
 class HopSettings:
-    """Limits on how far workers may drift apart, by neighbours and iterations; ``serial`` ones send after the update."""
+    """Settings of Hop, as its options are called; ``serial`` workers send parameters after their update."""
 
     backup: int
     staleness: int

@@ -40,7 +40,7 @@ class WorkerGraph:
         for neighbours, direction in ((graph.destinations, "from worker 0 to"), (graph.sources, "to worker 0 from")):
             lost = sorted(set(range(size)) - _reached(neighbours))
             if lost:
-                fix = "join all workers, or let the file name every GPU"
+                fix = "connect all workers; the file must name every GPU"
                 raise OptionError(f"no path leads {direction} worker {lost[0]}", where=f"graph {name}", fix=fix)
         return graph
 

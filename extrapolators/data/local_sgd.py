@@ -19,7 +19,9 @@ class LocalSGD(Extrapolator):
     """The parallelism ``local-sgd``; it combines with those that divide a replica (tp, cp, pp)."""
 
     axis = "local-sgd"
-    options = (Option("every", "whole", 4, "local-sgd: after how many steps parameters are averaged."),)
+    options = (
+        Option("every", "whole", 4, "local-sgd: the number of steps from one average of the parameters to the next."),
+    )
 
     def transform(self, program: Program, mesh: Mesh) -> Program:
         """Return the program that averages its parameters at the end of each ``every``-th step."""

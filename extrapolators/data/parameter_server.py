@@ -42,11 +42,11 @@ class ParameterServer(Extrapolator):
     axis = "parameter-server"
     options = (
         GRADIENT_DTYPE,
-        Option("servers", "whole", 1, "parameter-server: how many of the GPUs are servers."),
+        Option("servers", "whole", 1, "parameter-server: the number of GPUs that are servers."),
         Option("updates", "choice", "sync", choices=("sync", "async"),
-               help="parameter-server: sync, once all gradients are there, or async, with each worker's."),
+               help="parameter-server: updates take all workers' gradients (sync), or each worker's (async)."),
         Option("staleness", "whole", None, least=0, help=
-               "parameter-server, async: by how many iterations a worker may be ahead of the slowest. By default any."),
+               "parameter-server, async: the most iterations that a worker may be ahead of the slowest. By default unlimited."),
     )  # fmt: skip
 
     @property

@@ -31,11 +31,11 @@ class ExpertParallel(Extrapolator):
     adds_ranks = False
     options = (
         Option("load", "choice", LOADS[0], choices=LOADS,
-               help="ep: how tokens are spread over experts; all but balanced are drawn at random."),
+               help="ep: the distribution of tokens over experts; all but balanced are drawn at random."),
         Option("skew", "number", 1.0, "ep, load zipf: the exponent of the distribution."),
         Option("seed", "whole", 0, "ep: the seed of the drawn loads.", least=0),
         Option("capacity", "number", None,
-               "ep: tokens that an expert takes, as a multiple of the mean; the others are dropped. By default all."),
+               "ep: the most tokens that an expert takes, as a multiple of the mean; others are dropped. By default no limit."),
     )  # fmt: skip
 
     def __init__(self, size: int, config: RunConfig, name: str = "") -> None:

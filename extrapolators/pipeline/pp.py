@@ -63,8 +63,8 @@ class PipelineParallel(Extrapolator):
             "stage_division",
             "choice",
             "balanced",
-            "pp: whether stages begin anywhere, balanced by time, or at whole transformer layers: balanced as well, or "
-            "as many in each stage.",
+            "pp: balanced: stages of equal time that begin at any layer; whole: the same, but only at transformer layers; "
+            "equal: the same number of transformer layers in each stage.",
             choices=("balanced", "whole", "equal"),
             key="stages",
         ),
@@ -72,7 +72,7 @@ class PipelineParallel(Extrapolator):
             "sends",
             "choice",
             "whole",
-            "pp with tp: whether each GPU sends whole activations to the next stage, or its part of them.",
+            "pp with tp: whether each GPU sends whole activations to the next stage, or only its part of them.",
             choices=("whole", "parts"),
         ),
     )
@@ -125,7 +125,7 @@ class PipelineParallel(Extrapolator):
         parts = next((axis.size for axis in mesh.axes if axis.name == _TENSOR_AXIS), 1)
         if parts == 1:
             raise OptionError(
-                "there is no tp, so no GPUs hold the same activations and could each send a part",
+                "without tp no two GPUs hold the same activations, so none can send a part of them",
                 where="--option sends",
                 fix="leave it out, or add tp",
             )

@@ -42,7 +42,7 @@ class ContextParallel(Extrapolator):
     sums_gradients = True
     options = (
         Option("cp", "choice", "ring", choices=("ring", "all-gather"),
-               help="cp: how keys and values are exchanged: in a ring, or all at once."),
+               help="cp: the exchange of keys and values: in a ring, or by an all-gather."),
     )  # fmt: skip
 
     def transform(self, program: Program, mesh: Mesh) -> Program:

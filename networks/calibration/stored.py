@@ -146,7 +146,7 @@ def _weights(entry: _Entry) -> tuple[float, ...]:
         raise entry.error(f"{len(found)} weights, not 4", "correction")
     if max(map(abs, found)) > LARGEST_WEIGHT:
         largest = max(found, key=abs)
-        raise entry.error(f"{largest:g} is not a weight of the correction", "correction", fix="write about 0")
+        raise entry.error(f"{largest:g} is not a weight of the correction", "correction", fix="write a number near 0")
     return found
 
 

@@ -86,7 +86,7 @@ class PacketNetwork(SendingNetwork, LinkRecorder, ChangeableLinks, FoldableNetwo
         _choice(
             "kernel",
             get_args(Kernel),
-            "packet: how rates are computed: in plain Python, compiled by numba, or whichever is faster.",
+            "packet: the code that computes rates: plain Python, compiled by numba, or the faster of both.",
         ),
         _choice("fold", get_args(Fold), "packet: simulate a collective for one rank where all ranks do the same."),
     )

@@ -86,7 +86,7 @@ def _check_size(name: str, dimensions: Sequence[Dimension]) -> None:
         raise TopologyError(f"{gpus} GPUs are too many", where=name, fix=f"write at most {MOST_GPUS}")
     links = sum(gpus * (one.size - 1 if one.block == "fully_connected" else 2) for one in dimensions)
     if links > MOST_LINKS:
-        raise TopologyError(f"it has {links} links", where=name, fix=f"at most {MOST_LINKS} can be")
+        raise TopologyError(f"it has {links} links", where=name, fix=f"use at most {MOST_LINKS}")
 
 
 def drafted(name: str, dimensions: Sequence[Dimension]) -> GraphDraft:

@@ -208,7 +208,7 @@ def _from_mapping(mapping: dict[str, Any], location: Location, asked: int | None
     if asked is not None and found.gpus < asked:
         by_name = "nodes are GPUs if their names begin with gpu or they say 'kind: gpu'"
         fix = None if found.regularity.by_dimension else by_name
-        raise TopologyError(f"it has {found.gpus} GPUs, {asked} are asked", where=location.source, fix=fix)
+        raise TopologyError(f"it has {found.gpus} GPUs, {asked} are asked for", where=location.source, fix=fix)
     implied: dict[
         str, Any
     ] = {}  # what the mapping leaves to the file's name, or to the number of GPUs that was asked for
@@ -237,7 +237,9 @@ def _graph(mapping: dict[str, Any], location: Location, asked: int | None) -> De
     if "preset" in mapping:
         preset = _validated("PresetModel", mapping, location)
         if preset.topology:
-            raise TopologyError("a preset has its topology", where=location.where(("topology",)), fix="leave one out")
+            raise TopologyError(
+                "a preset has a topology of its own", where=location.where(("topology",)), fix="leave one out"
+            )
         if preset.preset not in PRESETS:
             fix = nearest(preset.preset, PRESETS)
             raise TopologyError(f"unknown preset '{preset.preset}'", where=location.where(("preset",)), fix=fix)
@@ -271,7 +273,7 @@ def _graph(mapping: dict[str, Any], location: Location, asked: int | None) -> De
 
 def _from_spec(spec: ShapeSpec, said: schema.ShapeModel | None, location: Location, asked: int | None) -> Description:
     if asked is not None and asked < 1:
-        raise TopologyError(f"{asked} GPUs are asked", where=location.source, fix="ask for at least one")
+        raise TopologyError(f"{asked} GPUs are asked for", where=location.source, fix="ask for at least one")
     for key in said.model_fields_set if said else ():
         if spec.topology not in _OF_SHAPE.get(key, SHAPES):
             fix = f"it is for {', '.join(_OF_SHAPE[key])}"
@@ -352,7 +354,9 @@ def _add_link(
     latency = said.latency if link.latency is None else link.latency
     source, destination = (_known(result, name) if name else "" for name in (link.source, link.destination))
     if bool(source) != bool(destination):
-        raise TopologyError("a link has both 'from' and 'to', or neither", fix="neither serves only explicit routes")
+        raise TopologyError(
+            "a link has both 'from' and 'to', or neither", fix="a link without them is used by explicit routes alone"
+        )
     if source and source == destination:
         raise TopologyError(f"a link leads from {source} to itself", fix="name two nodes")
     if isinstance(key, str):

@@ -194,4 +194,4 @@ def path(links: Mapping[str, Link], source: str, destination: str, names: Sequen
 def suggested(word: str, names: Collection[str]) -> str:
     """Return the nearest name, or all of them if they are few."""
     near = names if len(names) <= MOST_LISTED else difflib.get_close_matches(word, names, n=1)
-    return nearest(word, near) if near else f"none of the {len(names)} names is near"
+    return nearest(word, near) if near else f"none of the {len(names)} names is similar"

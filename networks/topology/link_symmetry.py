@@ -206,7 +206,7 @@ class LinkClasses:
         for same in found.values():
             ends, sizes = {edge[:2] for edge in same}, {edge.nbytes for edge in same}
             if not len(ends) == len(same) == expected or len(sizes) > 1:
-                raise AsymmetryError(f"of ranks {format_ranks(ranks, most=8)}, some send more than others")
+                raise AsymmetryError(f"some of ranks {format_ranks(ranks, most=8)} send more than others")
         return tuple(
             [edges[0]._replace(source=s, destination=d, nbytes=same[0].nbytes) for (s, d), same in found.items()]
         )

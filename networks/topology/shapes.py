@@ -147,7 +147,7 @@ def outline(spec: ShapeSpec, asked: int | None = None) -> ShapeOutline:
         raise TopologyError(f"{gpus * nodes} GPUs are too many", fix=f"write at most {MOST_GPUS}")
     links = gpus * (gpus - 1) * nodes
     if one.topology == "fully_connected" and links > MOST_LINKS:
-        raise TopologyError(f"fully_connected of {gpus} GPUs has {links} links", fix=f"at most {MOST_LINKS} can be")
+        raise TopologyError(f"fully_connected of {gpus} GPUs has {links} links", fix=f"use at most {MOST_LINKS}")
     return ShapeOutline(one, nodes)
 
 
@@ -187,7 +187,7 @@ def _sized(spec: ShapeSpec, asked: int | None) -> tuple[ShapeSpec, int]:
     if asked is not None and count * nodes < asked:
         name = spec.name or spec.topology
         fix = f"ask for at most {count * nodes}, or enlarge it"
-        raise TopologyError(f"{name} has {count * nodes} GPUs, {asked} are asked", fix=fix)
+        raise TopologyError(f"{name} has {count * nodes} GPUs, {asked} are asked for", fix=fix)
     return _fitted(spec, count), nodes
 
 

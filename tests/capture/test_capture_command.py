@@ -114,7 +114,7 @@ def test_a_step_unlike_the_others_is_no_part_of_one(script: Path, capsys: pytest
     script.write_text("first = True\n" + text, encoding="utf-8")
     assert run(["capture", "-o", "a.json", "--skip", "0", "--warmup", "0", "--steps", "2", str(script)]) == 0
     said = capsys.readouterr().err
-    assert "the steps differ in length" in said
+    assert "steps differ in length" in said
     assert "% of that" not in said
 
 
@@ -173,7 +173,7 @@ def test_a_compiled_model_and_a_loader_s_processes_are_said(script: Path, capsys
     [
         (["none.py"], "none.py: there is no such script"),
         (["-o", "no/such/folder.json", "train.py"], "no/such/folder.json: the folder 'no/such' does not exist"),
-        (["-o", "train.py", "train.py"], "train.py: is a file that is read"),
+        (["-o", "train.py", "train.py"], "train.py: is an input of this command"),
         (["--device", "tpu", "train.py"], "--device: 'tpu' is not known"),
         (["--gpu", "H100", "train.py"], "--gpu: only a capture with --fake simulates a GPU; add --fake"),
         (["--fake", "--gpu", "H1000000", "train.py"], "there is no GPU 'H1000000' in the catalogue"),

@@ -208,7 +208,7 @@ def test_topology_is_shown_and_drawn(run: Run, tmp_path: Path) -> None:
     assert (status, err) == (0, "")
     assert "8 GPUs" in out
     assert "450 GB/s" in out
-    assert "1.80 TB/s between their halves" in out
+    assert "bisection bandwidth 1.80 TB/s" in out
     assert max(map(len, out.splitlines())) <= 80
     assert picture.read_bytes().startswith(b"\x89PNG")
 
@@ -318,7 +318,7 @@ def test_an_output_that_is_an_input_is_refused(run: Run, trace: Path) -> None:
     for command in (["simulate", trace, "-o", trace], ["convert", trace, trace]):
         status, _, err = run(*command)
         assert status == 2
-        assert "is a file that is read" in one_line(err)
+        assert "is an input of this command" in one_line(err)
     assert trace.read_bytes() == before
 
 

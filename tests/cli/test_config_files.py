@@ -133,11 +133,11 @@ def test_a_config_of_transformers_is_a_subject(tmp_path: Path, capsys: pytest.Ca
         (["simulate", *MODEL, "--precision", "mxed"], "--precision: 'mxed' is not known; did you mean 'mixed'?"),
         (
             ["simulate", *MODEL, "-b", "8", "--micro-batch-size", "3"],
-            "--micro-batch-size: a batch of 8 is not a number of micro-batches of 3",
+            "--micro-batch-size: a batch of 8 does not consist of whole micro-batches of 3",
         ),
         (
             ["simulate", str(TRACE), "-b", "8", "--micro-batches", "2", "--micro-batch-size", "2"],
-            "a batch of 8 is not 2 micro-batches of 2",
+            "a batch of 8 does not consist of 2 micro-batches of 2",
         ),
         (
             ["compare", str(TRACE), "-n", "2", "--option", "prefech=2"],
@@ -217,7 +217,7 @@ def test_no_output_replaces_a_file_that_is_read(
 ) -> None:
     before = {file.name: file.read_bytes() for file in small.iterdir()}
     assert run([*arguments]) == 2
-    assert "is a file that is read, and would be lost" in lines(capsys)[1]
+    assert "is an input of this command, and would be overwritten" in lines(capsys)[1]
     assert {file.name: file.read_bytes() for file in small.iterdir()} == before
 
 

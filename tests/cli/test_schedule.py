@@ -73,7 +73,7 @@ def test_a_picture_numbers_every_micro_batch(tmp_path: Path) -> None:
         (["schedule", "1f1b", "--stages", "0"], "--stages: 0 is less than 1; give 1 or more"),
         (["schedule", "1f1b", "--stages", "2", "--micro-batches", "0"], "0 is less than 1"),
         (["schedule", "1f1b", "--stages", "2", "--times", "1,2"], "--times: '1,2' is not three numbers"),
-        (["schedule", "1f1b", "--stages", "2", "--times", "1,0,1"], "--times: 1,0,1 are not three times"),
+        (["schedule", "1f1b", "--stages", "2", "--times", "1,0,1"], "--times: 1,0,1 are not three positive times"),
         (["schedule", "1f1b", "--stages", "2", "--plot", "x.txt"], "x.txt: is not a known kind of picture"),
         (["schedule", "1f1b", "--stages", "2", "-o", "x.json"], "x.json: does not name a CSV file; end it in .csv"),
         (

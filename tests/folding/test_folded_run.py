@@ -234,7 +234,7 @@ def test_groups_of_which_some_span_nodes_are_not_alike_though_nothing_shares_lin
     [
         ({"timeline": True}, "the timeline shows every rank"),
         ({"links": True}, "the load of every link is recorded"),
-        ({"parallel": "hop"}, "nothing says which ranks run the same tasks"),
+        ({"parallel": "hop"}, "no parallelism or trace tells which ranks run the same tasks"),
     ],
 )
 def test_whoever_asked_to_fold_hears_what_prevents_it(options: dict[str, Any], why: str) -> None:
@@ -382,7 +382,9 @@ def test_captured_ranks_that_do_the_same_are_simulated_once(system: str, like: t
     asked = streams(like, tp=TP, fsdp=FSDP)
     every, folded = (simulate(asked, topology=system, iterations=2, fold=fold).data for fold in (False, True))
     same(every, folded)
-    assert any("nothing says" in note for note in folded.notes) == (15 in like)  # which differs along both axes
+    assert any("no parallelism or trace tells" in note for note in folded.notes) == (
+        15 in like
+    )  # which differs along both axes
 
 
 def test_captured_groups_that_are_no_mesh_are_all_simulated() -> None:

@@ -97,7 +97,7 @@ def test_a_trace_without_storages_is_estimated_not_far_from_the_truth(
         (["--gpu", "H1000"], "there is no GPU 'H1000'"),
         (["--capacity", "many"], "'many' is not a quantity"),
         (["--capacity", "-1 GiB"], "--capacity: -1 GiB is not a number of bytes"),
-        (["--capacity", "100 MiB"], "leaves nothing beside the CUDA context"),
+        (["--capacity", "100 MiB"], "is no larger than the CUDA context"),
         (["--allocator", "backend:cudaMallocAsync"], "--allocator: 'backend' is not known"),
         (["--rank", "3"], "--rank: the trace is of one GPU"),
         (["--depth", "0"], "--depth: 0 is less than 1"),

@@ -150,7 +150,7 @@ def test_of_a_gpu_that_is_not_known_nothing_is_said() -> None:
 
 
 def test_a_capacity_below_the_context_is_an_error() -> None:
-    with pytest.raises(OptionError, match="--capacity: a capacity of 1,000 bytes leaves nothing"):
+    with pytest.raises(OptionError, match="--capacity: a capacity of 1,000 bytes is no larger than"):
         analyse(training_step().trace(), capacity=1000)
 
 

@@ -308,9 +308,9 @@ def test_the_command_prints_a_row_for_each_stage(tmp_path: Path, capsys: pytest.
     assert all(len(line) <= 80 for line in text.splitlines())
     assert run(["memory", str(trace), *options, "--format", "json", "--rank", "5"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert [row["ranks"] for row in found["places"]] == ["0-3", "4-7"]
+    assert [row["ranks"] for row in found["memory"]] == ["0-3", "4-7"]
     assert found["ranks"][0]["rank"] == 5
-    assert found["ranks"][0]["peak"]["live_bytes"] == found["places"][1]["peak_bytes"]
+    assert found["ranks"][0]["peak"]["live_bytes"] == found["memory"][1]["peak_bytes"]
 
 
 def test_a_rank_that_there_is_not_is_refused() -> None:

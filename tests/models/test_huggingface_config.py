@@ -52,7 +52,7 @@ def said(tmp_path: Path, text: str) -> str:
 @pytest.mark.parametrize(
     ("config", "change", "expected"),
     [
-        (LLAMA, {"hidden_size": None}, "the key 'hidden_size' is missing; it must say a size of the model"),
+        (LLAMA, {"hidden_size": None}, "the key 'hidden_size' is missing; add it: it gives a size of the model"),
         (LLAMA, {"vocab_size": "96"}, "vocab_size: '96' is not a size; give a whole number of 1 or more"),
         (LLAMA, {"hidden_size": -64}, "hidden_size: -64 is not a size; give a whole number of 1 or more"),
         (LLAMA, {"num_hidden_layers": 0}, "num_hidden_layers: 0 is not a size; give a whole number of 1 or more"),

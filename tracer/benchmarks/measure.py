@@ -91,7 +91,7 @@ def measure(
                 progress(done, len(order), f"{benchmark} in {dtype}")
             case = cases.case(benchmark, dtype, plan.seed, number, limits)
             if case is None:
-                too_large.append(f"{benchmark} in {dtype}, number {number}: nothing small enough was drawn")
+                too_large.append(f"{benchmark} in {dtype}, number {number}: no drawn case is small enough")
             elif not table.has(case):
                 _measure_case(torch, case, timer, table)
     finally:

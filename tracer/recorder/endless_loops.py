@@ -34,5 +34,5 @@ class ValueReads:
             raise CaptureError(
                 f"a loop does not end: it read a tensor's value, which is never computed, {count:,} times in one step",
                 where=line,
-                fix="let it end after a number of rounds, or capture on a device",
+                fix="let it end after a fixed number of iterations, or capture on a device",
             )

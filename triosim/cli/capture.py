@@ -60,7 +60,7 @@ OPTIONS = (
     Option("ranks", metavar="auto|all|0,8", panel=DEVICE, help=
         "The ranks of --world to capture. By default auto: those that differ."),
     Option("device", "choice", "auto", choices=("auto", "cpu", "cuda"), metavar="auto|cpu|cuda", panel=DEVICE, help=
-        "cpu hides the GPUs, cuda requires one."),
+        "The device to capture on: cpu hides GPUs, cuda requires one."),
     Option("skip", "whole", metavar="N", least=0, panel=STEP, help=
         "Steps before the captured one. By default 3, or 1 with --fake."),
     Option("warmup", "whole", 1, metavar="N", least=0, panel=STEP, help=
@@ -68,7 +68,7 @@ OPTIONS = (
     Option("steps", "whole", 5, metavar="N", least=0, panel=STEP, help=
         "Steps timed without the profiler, and as many with it."),
     Option("batch_size", "whole", metavar="N", panel=STEP, help=
-        "Samples in a step. By default what the model is given."),
+        "Samples in a step. By default the batch size of the model's input."),
     replace(o.QUIET, panel=GENERAL),
 )
 # fmt: on
@@ -203,7 +203,7 @@ def _summary(trace: Trace | TaskStreams) -> Iterator[str]:
     if share < _ANOTHER_STEP:
         yield f"{step}; its operators {100 * share:.1f}% of that"
     else:
-        yield f"{step}, the operators of the profiled one {format_time(trace.seconds)}: the steps differ in length"
+        yield f"{step}, but the operators of the profiled step take {format_time(trace.seconds)}: steps differ in length"
     if "profiler" in trace.software:
         yield f"the profiler {trace.software['profiler']}"
 

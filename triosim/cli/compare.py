@@ -16,7 +16,7 @@ from triosim.reports.terminal.progress import Progress
 strategies = LaterModule("comparison.strategies")
 tables = LaterModule("reports.terminal.comparison_table")
 
-GPUS = replace(COMMON["gpus"], help="How many GPUs.")
+GPUS = replace(COMMON["gpus"], help="The number of GPUs.")
 OPTIONS = (o.CONFIG, o.SAVE_CONFIG, GPUS, o.PLOT, o.WRITE, o.FORMAT, o.QUIET)
 
 

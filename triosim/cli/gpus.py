@@ -14,9 +14,9 @@ gpu_table = LaterModule("reports.terminal.gpu_table")
 
 @o.takes(o.FORMAT)
 def command(
-    name: Annotated[str | None, o.argument("NAME|FILE", "One of them, or a file of your own.")] = None, **given: Any
+    name: Annotated[str | None, o.argument("NAME|FILE", "A GPU of the catalogue, or a YAML file.")] = None, **given: Any
 ) -> None:
-    """List the GPUs that are known, or show what is known of one.
+    """List the GPU catalogue, or show the data of one GPU.
 
     [bold]Examples[/]
 

@@ -44,14 +44,17 @@ class Commands(LazyGroup):
         "convert": ("triosim.cli.convert", "Convert a trace to triosim's own format."),
         "show": (
             "triosim.cli.show",
-            "Show what a trace holds: model, GPU, batch, operators by kind, time by phase and layer, bytes by category.",
+            "Show the content of a trace: model, GPU, batch, operators by kind, time by phase and layer, bytes by category.",
         ),
         "topology": ("triosim.cli.topology", "Show a topology as a table, and draw it."),
-        "gpus": ("triosim.cli.gpus", "List the GPUs that are known, or show what is known of one."),
-        "plugins": ("triosim.cli.plugins", "List what options can name: what ships with triosim, and plug-ins."),
+        "gpus": ("triosim.cli.gpus", "List the GPU catalogue, or show the data of one GPU."),
+        "plugins": (
+            "triosim.cli.plugins",
+            "List the names that options take: parts that ship with triosim, and plug-ins.",
+        ),
         "calibrate": (
             "triosim.cli.calibrate",
-            "Measure operators, fit models of operators and collectives to what was measured, or judge them on it.",
+            "Measure operators, fit models of operators and collectives to measurements, and evaluate the fits.",
         ),
     }
 

@@ -45,7 +45,7 @@ _OF_TRACE = {"trace_format", *(name for name, option in COMMON.items() if option
 OPTIONS = (
     o.CONFIG,
     o.SAVE_CONFIG,
-    Option("gpu", "file", metavar="NAME", panel=SYSTEM, help="The GPU that must hold it. By default the trace's."),
+    Option("gpu", "file", metavar="NAME", panel=SYSTEM, help="The GPU that the step runs on. By default the trace's."),
     Option("capacity", "bytes", metavar="SIZE", panel=SYSTEM, unit="bytes", help=
         "The memory of a GPU, if not the catalogue's: 80GiB."),
     Option("context", "bytes", metavar="SIZE", panel=SYSTEM, unit="bytes", help=
@@ -53,10 +53,10 @@ OPTIONS = (
     Option("allocator", default="", metavar="CONF", panel=SYSTEM, help=
         "Settings of the caching allocator, as in PYTORCH_CUDA_ALLOC_CONF: expandable_segments:True."),
     Option("workspace", "flag", True, flag="--workspace/--no-workspace", panel=SYSTEM, help=
-        "Count the workspaces of cuBLAS."),
-    Option("fail_on_oom", "flag", False, panel=SYSTEM, help=f"Exit with status {DOES_NOT_FIT} where it does not fit."),
-    Option("rank", "whole", least=0, metavar="N", panel=OUTPUT, help="Which rank. By default the one that needs most."),
-    Option("depth", "whole", metavar="N", panel=OUTPUT, help="How many parts of a module's path to tell apart."),
+        "Count cuBLAS's workspaces as memory in use."),
+    Option("fail_on_oom", "flag", False, panel=SYSTEM, help=f"Exit with status {DOES_NOT_FIT} if the step does not fit."),
+    Option("rank", "whole", least=0, metavar="N", panel=OUTPUT, help="The rank to show. By default the one that needs most."),
+    Option("depth", "whole", metavar="N", panel=OUTPUT, help="The number of parts of a module's path to show."),
     o.PLOT,
     Option("snapshot", metavar="FILE", panel=OUTPUT, help="A snapshot that pytorch.org/memory_viz opens (.pickle)."),
     o.FORMAT,

@@ -9,12 +9,12 @@ tables = LaterModule("reports.terminal.tables")
 
 
 def command() -> None:
-    """List what options can name: what ships with triosim, and plug-ins.
+    """List the names that options take: parts that ship with triosim, and plug-ins.
 
     Parallelisms, networks, collective algorithms, compute models, trace formats and reports. Installed packages add to it by
     entry points; a file is named as [cyan]file.py:Class[/].
     """
-    made = tables.table("What can be named", "kind", "names")
+    made = tables.table("Names that options take", "kind", "names")
     for group in registry.GROUPS:
         made.add_row(registry.shown(group), ", ".join(registry.names(group)))
     made.columns[1].justify = "left"

@@ -22,11 +22,11 @@ tables = LaterModule("reports.terminal.schedule_table")
 
 # fmt: off
 OPTIONS = (
-    Option("stages", "whole", required=True, metavar="P", panel=GENERAL, help="How many ranks the pipeline has."),
+    Option("stages", "whole", required=True, metavar="P", panel=GENERAL, help="The number of pipeline ranks."),
     Option("micro_batches", "whole", metavar="M", panel=GENERAL, help=
-        "How many micro-batches. By default as many as ranks, or as the schedule needs."),
+        "The number of micro-batches. By default as many as ranks, or as the schedule needs."),
     Option("virtual_stages", "whole", metavar="V", panel=GENERAL, help=
-        "interleaved: how many stages a rank has. By default 2."),
+        "interleaved: the number of stages of a rank. By default 2."),
     replace(COMMON["options"], panel=GENERAL, help="An option of a plug-in's schedule. Repeatable."),
     Option("times", "text", "1,1,1", metavar="F,I,W", panel=GENERAL, help=
         "The seconds of a forward pass, and of the backward pass for the input and for the weights."),
@@ -82,5 +82,5 @@ def _times(text: str) -> Any:
     except ValueError:
         raise OptionError(f"'{text}' is not three numbers", where="--times", fix="write 1,1,1") from None
     if not all(0 < seconds < float("inf") for seconds in (forward, into, weight)):
-        raise OptionError(f"{text} are not three times", where="--times", fix="give more than 0")
+        raise OptionError(f"{text} are not three positive times", where="--times", fix="write 1,1,1")
     return schedule_alone.ActionTimes(forward, into, weight)

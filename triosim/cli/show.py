@@ -17,7 +17,7 @@ streams_table = LaterModule("reports.terminal.streams_table")
 def command(
     trace: Annotated[str, o.argument("TRACE", "A trace in any known format: a file or a folder.")], **given: Any
 ) -> None:
-    """Show what a trace holds: model, GPU, batch, operators by kind, time by phase and layer, bytes by category.
+    """Show the content of a trace: model, GPU, batch, operators by kind, time by phase and layer, bytes by category.
 
     Of the task streams of a distributed step: the ranks, their groups, and what they communicate.
 

@@ -18,7 +18,7 @@ topology_picture = LaterModule("reports.pictures.topology_picture")
 tables = LaterModule("reports.terminal.topology_table")
 
 OPTIONS = (
-    replace(COMMON["gpus"], panel=GENERAL, help="How many GPUs, where the name leaves it open."),
+    replace(COMMON["gpus"], panel=GENERAL, help="The number of GPUs, if the name does not give it."),
     Option("output", metavar="FILE", short="-o", panel=GENERAL, help="A picture (png, svg, pdf)."),
 )
 

@@ -75,7 +75,7 @@ def parse_factors(value: Any) -> SlowdownFactors:
         return dict.fromkeys(_BETWEEN_GPUS, _factor(value))
     for kind in value:
         if kind not in _TRANSFERS:
-            raise TriosimError(f"there is no kind '{kind}' of communication", fix=nearest(str(kind), _TRANSFERS))
+            raise TriosimError(f"unknown kind of communication '{kind}'", fix=nearest(str(kind), _TRANSFERS))
     return {kind: _factor(factor) for kind, factor in value.items()}
 
 
@@ -175,7 +175,7 @@ def _event(value: Any) -> GpuEvent | LinkEvent:
             raise TriosimError(f"unknown key '{key}'", fix=nearest(str(key), allowed))
     fails = _truth(said.get("fails", False))
     if fails == (effect in said):
-        raise TriosimError(f"{value!r:.80} needs either '{effect}' or 'fails'", fix="write one of the two")
+        raise TriosimError(f"{value!r:.80} needs either '{effect}' or 'fails'", fix="write exactly one of them")
     at = parse_time(said["at"])
     if not 0 <= at < math.inf:
         raise TriosimError(f"{said['at']} is not a time for an event", fix="write 0 or more")
@@ -186,7 +186,9 @@ def _event(value: Any) -> GpuEvent | LinkEvent:
         return GpuEvent(at, ranks[0], math.inf if fails else _factor(said["slowdown"]))
     bandwidth = 0.0 if fails else parse_bandwidth(said["bandwidth"])
     if not (fails or 0 < bandwidth < math.inf):
-        raise TriosimError(f"{said['bandwidth']} is not a positive bandwidth", fix="write 'fails' where it has none")
+        raise TriosimError(
+            f"{said['bandwidth']} is not a positive bandwidth", fix="write 'fails' instead for a failed link"
+        )
     return LinkEvent(at, str(said["from"]), str(said["to"]), bandwidth, _truth(said.get("both", False)))
 
 

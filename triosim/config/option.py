@@ -97,7 +97,7 @@ def _text(option: Option, value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"  # what YAML makes of these words, and what Python has for them
     if isinstance(value, (list, tuple, Mapping)):
-        raise OptionError(f"'{value}' is not a word", fix="give one")
+        raise OptionError(f"'{value}' is not a word", fix="give one word")
     return str(value)
 
 
@@ -216,13 +216,13 @@ def _mapping(option: Option, value: Any) -> dict[str, Any]:
 
 def _part(option: Option, value: Any) -> Any:
     if not (isinstance(value, str) or callable(value)):
-        raise OptionError(f"'{value}' is neither a name nor a class", fix="give one, or file.py:Class")
+        raise OptionError(f"'{value}' is neither a name nor a class", fix="give a name, or file.py:Class")
     return value
 
 
 def _file(option: Option, value: Any) -> Any:
     if isinstance(value, (int, float, list, tuple, Mapping)):
-        raise OptionError(f"'{value}' is neither a name nor a path", fix="give one")
+        raise OptionError(f"'{value}' is neither a name nor a path", fix="give a name or a path")
     return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 

@@ -58,12 +58,12 @@ class RunConfig:
 
     # fmt: off
     parallel: Any = _option("parallel", "single", short="-p", metavar="PARALLEL", of_step=True, commands=_PARALLELISED, help=
-        "single, dp, ddp, fsdp, zero1, zero2, tp, cp, ep, pp, local-sgd, with sizes and combined (dp=2,tp=4), "
-        "parameter-server, hop, or a plug-in (file.py:Class).")
+        "The parallelisms: single, dp, ddp, fsdp, zero1, zero2, tp, cp, ep, pp, local-sgd, with sizes and combined "
+        "(dp=2,tp=4), parameter-server, hop, or a plug-in (file.py:Class).")
     trace_format: str | None = _option("text", metavar="NAME", panel=GENERAL, help=
         "The trace's format, if its content does not say: a name, or a plug-in's file.py.")
     gpus: int | None = _option("whole", metavar="N", short="-n", commands=_PARALLELISED, help=
-        "How many GPUs. By default the product of the sizes in --parallel, or all GPUs of the topology.")
+        "The number of GPUs. By default the product of the sizes in --parallel, or all GPUs of the topology.")
     batch_size: int | None = _option("whole", unit="samples", metavar="N", short="-b", of_step=True, help=
         "Samples of each data-parallel replica. By default the trace's, or one for each micro-batch of a described model.")
     global_batch_size: int | None = _option("whole", unit="samples", metavar="N", of_step=True, help=
@@ -78,12 +78,12 @@ class RunConfig:
     micro_batch_size: int | None = _option("whole", unit="samples", metavar="N", of_step=True, help=
         "Samples in a micro-batch. Without a batch size it sets that too: the number of micro-batches times this.")
     recompute: str = _option("text", "none", metavar="POLICY", of_training=True, of_step=True, help=
-        "Which activations the backward pass recomputes: none, selective (attention), full, checkpoint (as "
+        "The activations that the backward pass recomputes: none, selective (attention), full, checkpoint (as "
         "torch.utils.checkpoint), save=mm,attention for all but these, or modules=mlp for those of these modules.")
     topology: Any = _option("topology", panel=SYSTEM, metavar="NAME", short="-t", help=
-        "A name (dgx-h100), a shape ('ring(8, bandwidth=50 GB/s)') or a YAML file. By default the usual machine of the GPU.")
+        "The system: a name (dgx-h100), a shape ('ring(8, bandwidth=50 GB/s)') or a YAML file. By default that of the GPU.")
     network: str | type = _option("part", "packet", panel=SYSTEM, metavar="NAME", help=
-        "How transfers share links: packet, analytical, photonic, module:Class or file.py:Class.")
+        "The network, by which transfers share links: packet, analytical, photonic, module:Class or file.py:Class.")
     collective: str | type | None = _option("part", panel=SYSTEM, metavar="NAME", help=
         "The collective algorithm: auto (as NCCL chooses), ring, tree, nvls, ... or file.py:Class. By default ring.")
     collective_form: Literal["pipelined", "steps"] = _option(
@@ -97,9 +97,9 @@ class RunConfig:
     run_ahead: int | None = _option("whole", panel=SYSTEM, metavar="N", commands=("simulate",), help=
         "The most operators that the host may be ahead of its GPU. By default as many as CUDA's launch queue holds.")
     conditions: Mapping[str, Any] = _option("mapping", panel=CONDITION, commands=(), help=
-        "What is uneven or slow, beside what the topology's file says: {'slow_gpus': {3: 1.5}}.")
+        "Slow or unequal GPUs and links, besides those in the topology's file: {'slow_gpus': {3: 1.5}}.")
     draws: int = _option("whole", 1, panel=CONDITION, metavar="N", help=
-        "The number of random draws (of stragglers, slow links, tokens of ep); more than one show how step times vary.")
+        "The number of random draws (of stragglers, slow links, tokens of ep); several show the spread of step times.")
     options: Mapping[str, Any] = _option(
         "mapping", panel=SYSTEM, flag="--option", metavar="KEY=VALUE", repeatable=True, commands=EVERY_COMMAND, help=
         "An option of a part of the run by name: of a parallelism (prefetch=2, of fsdp), a network, a collective algorithm, a "
@@ -121,9 +121,9 @@ class RunConfig:
         "The price of a GPU for an hour, to compute the cost of a step. By default the catalogue's, if it has one.")
     seq: int | None = _model("whole", metavar="N", short="-s", help=
         "Tokens in a sample. By default the model's own length.")
-    layers: int | None = _model("whole", metavar="N", help="Another number of layers than the model's.")
+    layers: int | None = _model("whole", metavar="N", help="The number of layers. By default the model's own.")
     dtype: str = _model("dtype", "bfloat16", "NAME", choices=("float32", "bfloat16", "float16"), help=
-        "What the step computes in: fp32, bf16 or fp16.")
+        "The dtype of the computation: fp32, bf16 or fp16.")
     precision: str = _model("choice", "plain", choices=("plain", "mixed"), help=
         "plain: parameters in --dtype too. mixed: parameters in fp32, and autocast to --dtype.")
     optimizer: str = _model("choice", "adamw", "NAME", choices=("adamw", "fused-adamw", "master-adamw", "sgd", "none"), help=
@@ -135,7 +135,7 @@ class RunConfig:
         "compiled: as a compiler fuses.")
     products: str = _model("choice", "plain", choices=("plain", "fp8"), help=
         "Matrix products of linear layers in --dtype, or in fp8 with a scale for each tensor.")
-    dropout: float | None = _model("probability", metavar="P", help="Another probability than the model's own: 0, 0.1.")
+    dropout: float | None = _model("probability", metavar="P", help="The probability of dropout. By default the model's own.")
     timeline: bool = _option("flag", False, panel=OUTPUT, commands=(), help="Keep every task, for the timeline.")
     links: bool = _option("flag", False, panel=OUTPUT, commands=("simulate",), help=
         "Record the load of each link over time; show the busiest.")
@@ -231,11 +231,11 @@ def _condition(name: str, metavar: str, help: str, **more: Any) -> Option:
 #: The keys of ``conditions``, each with a flag of its own.
 CONDITIONS: tuple[Option, ...] = (
     _condition("compute_slowdown", "FACTOR",
-        "How many times longer computation takes during a collective: 1.2, or all_reduce=1.2,send=1.1."),
+        "The slow-down factor of computation during a collective: 1.2, or all_reduce=1.2,send=1.1."),
     _condition("collective_slowdown", "FACTOR",
-        "How many times longer a collective takes while a member computes: 1.1, or all_reduce=1.1."),
+        "The slow-down factor of a collective while a member computes: 1.1, or all_reduce=1.1."),
     _condition("slow_gpus", "RANKS=FACTOR", repeatable=True, help=
-        "GPUs whose operators take so many times longer: 3=1.5, or 4-7,12=2. Repeatable."),
+        "Slow GPUs, with the factor of their operators' times: 3=1.5, or 4-7,12=2. Repeatable."),
     _condition("gpu_kinds", "RANKS=GPU", repeatable=True, help=
         "GPUs of another model than the others: 4-7=V100-SXM2-32GB. Repeatable."),
     _condition("stragglers", "LAW",

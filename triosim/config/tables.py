@@ -16,7 +16,7 @@ def option_tables(of_simulate: Iterable[Option] = ()) -> str:
     shown = [*(option for option in every if option.commands), *of_simulate]
     lines: list[str] = []
     for panel in dict.fromkeys(option.panel for option in shown):
-        lines += [f"{panel or 'General'}:", "", "| option | meaning | default | also of |", "| --- | --- | --- | --- |"]
+        lines += [f"{panel or 'General'}:", "", "| option | meaning | default | also in |", "| --- | --- | --- | --- |"]
         lines += [_row(option, run=option in every) for option in shown if option.panel == panel]
         lines.append("")
     lines += ["Given as `--option KEY=VALUE`:", "", "| key | meaning | default |", "| --- | --- | --- |"]

@@ -29,7 +29,7 @@ def orbit_of(symmetry: Symmetry, pattern: TransferPattern) -> Orbit:
     else:
         found = symmetry.orbit(pattern.ranks)
     if found is None:
-        raise AsymmetryError(f"a {pattern}, which are not a block of the mesh, has copies that are not known")
+        raise AsymmetryError(f"the copies of the {pattern} are not known: the ranks are not a block of the mesh")
     return found
 
 

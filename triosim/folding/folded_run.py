@@ -54,7 +54,7 @@ def _run(
     # What representatives receive has to be what they send, or a copy of it.
     transfers = {pattern.ranks for pattern in sent.patterns if pattern.collective is None}
     if {symmetry.representative_transfer(*pair) for pair in sent.received} != transfers:
-        raise AsymmetryError("the receives of ranks do not match the sends of ranks that do the same")
+        raise AsymmetryError("receives do not match the sends of ranks that run the same tasks")
     network = FoldedNetwork(new_network, symmetry, sent.patterns)
     streams = {rank: sent.recorded[rank].stream() if rank in sent.recorded else tasks(rank) for rank in ranks}
     recording = new_engine(network, symmetry).run(streams)

@@ -123,7 +123,7 @@ def _read(file: str) -> Gpu:
         based = get(like)
         if based is None:
             fix = nearest(like, {gpu.name for gpu in catalogue()})
-            raise OptionError(f"there is no GPU '{like}' to be like", where=_where(file, lines, "like"), fix=fix)
+            raise OptionError(f"the catalogue has no GPU '{like}'", where=_where(file, lines, "like"), fix=fix)
         values = _like(based, values, Path(file).stem)
     for key, example in _REQUIRED.items():
         if key not in values:
@@ -133,7 +133,7 @@ def _read(file: str) -> Gpu:
     gpu = Gpu(**{"source": file, **values})
     for name in (gpu.name, *gpu.aliases):
         if is_shipped(name):
-            fix = "give it a name of its own, or write 'like: H100-SXM' for what it has in common"
+            fix = "give it a name of its own, or write 'like: H100-SXM' to take its other figures"
             raise OptionError(f"'{name}' is a GPU of the catalogue", where=file, fix=fix)
     return gpu
 

@@ -117,7 +117,7 @@ def analyse(
         context = gpu_context(target)
     if whole <= context:
         raise OptionError(
-            f"a capacity of {whole:,.0f} bytes leaves nothing beside the CUDA context's {context:,.0f}",
+            f"a capacity of {whole:,.0f} bytes is no larger than the CUDA context's {context:,.0f}",
             where="--capacity",
             fix="give more, or --context 0",
         )

@@ -71,7 +71,9 @@ class Config:
         fix = f"give a whole number of {least} or more"
         value = self.value(key, "size", default, fix)
         if value is None:
-            raise TriosimError(f"the key '{key}' is missing", where=self.path, fix="it must say a size of the model")
+            raise TriosimError(
+                f"the key '{key}' is missing", where=self.path, fix="add it: it gives a size of the model"
+            )
         if value < least:
             raise TriosimError(f"{key}: {value} is not a size", where=self.path, fix=fix)
         return int(value)

@@ -73,7 +73,7 @@ def _without_effect(conditions: Conditions, network: Network, recording: Recordi
 def _why_not_folded(planned: PlannedRun, config: RunConfig) -> str:
     """Return why no rank can stand for another one; empty where one may."""
     if planned.plan.symmetry is None:
-        return "nothing says which ranks run the same tasks"
+        return "no parallelism or trace tells which ranks run the same tasks"
     if config.links:
         return "the load of every link is recorded"
     if config.timeline:

@@ -90,7 +90,7 @@ def _check(run: FinishedRun) -> None:
         raise SimulationError(
             f"the run ended at {run.recording.end} s: a transfer or an operator took no finite time",
             where=type(run.network).__name__,
-            fix="check the times in its transfer method, --operator-times and --host-overhead",
+            fix="check the network's transfer method, --operator-times and --host-overhead",
         )
     if run.recording.end <= 0 or not any(rank.compute_seconds > 0 for rank in run.recording.ranks):
         raise SimulationError(

@@ -32,11 +32,13 @@ class TaskStreams:
         where = self.source or None
         for rank, model in enumerate(self.like):
             if model not in self.traces:
-                raise TraceError(f"rank {rank} is like rank {model}, which was not captured", where=where)
+                raise TraceError(f"rank {rank} is represented by rank {model}, which was not captured", where=where)
         for name, groups in self.groups.items():
             members = [rank for group in groups for rank in group]
             if len(set(members)) != len(members):
-                raise TraceError(f"a rank is in two groups of '{name}'", where=where, fix="name them apart")
+                raise TraceError(
+                    f"a rank is in two groups of '{name}'", where=where, fix="give the groups different names"
+                )
             if any(not 0 <= rank < self.world for rank in members):
                 raise TraceError(f"'{name}' has ranks beyond the {self.world} of the world", where=where)
 

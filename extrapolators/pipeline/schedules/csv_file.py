@@ -53,7 +53,7 @@ def read_table(path: str) -> ScheduleTable:
         raise OptionError(f"could not be read: {reason}", where=path, fix="give a CSV file") from None
     lines = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
     if not lines or [cell.strip() for cell in lines[0][1].split(",")] != list(_COLUMNS):
-        raise OptionError("has no such header", where=f"{path} line 1", fix=f"begin with {','.join(_COLUMNS)}")
+        raise OptionError("has no header of a schedule", where=f"{path} line 1", fix=f"begin with {','.join(_COLUMNS)}")
     line_of: dict[Action, int] = {}
     ranks: dict[int, list[tuple[int, Action]]] = {}  # slots and actions
     for number, line in lines[1:]:
@@ -61,7 +61,7 @@ def read_table(path: str) -> ScheduleTable:
         rank, slot, action = _row(next(csv.reader([line])), where)
         if action in line_of:
             raise OptionError(
-                f"{action} is there already, in line {line_of[action]}", where=where, fix="give each action once"
+                f"{action} is already in line {line_of[action]}", where=where, fix="give each action once"
             )
         line_of[action] = number
         ranks.setdefault(rank, []).append((slot, action))

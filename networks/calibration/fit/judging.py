@@ -75,7 +75,7 @@ def group_of(topology: Topology, row: MeasuredCollective) -> tuple[int, ...]:
     per_node = gpus_per_node(topology)
     nodes = max(row.nodes, -(-row.gpus // per_node))
     if row.gpus % nodes:
-        raise OptionError(f"{row.gpus} GPUs are not shared out evenly over {nodes} nodes", where=topology.name)
+        raise OptionError(f"{row.gpus} GPUs are not evenly distributed over {nodes} nodes", where=topology.name)
     inside = row.gpus // nodes
     if inside > per_node:
         fix = "give a topology with larger nodes"

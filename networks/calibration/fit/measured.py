@@ -108,7 +108,7 @@ def _from_table(text: str, place: str, wanted: str | None, gpu: str | None, syst
     for number, line in lines:
         where = f"{place}:{number}"
         if "" in line or any(line[name] == "" for name in names):
-            raise TriosimError(f"has not {len(names)} cells, or an empty one", where=where)
+            raise TriosimError(f"does not have {len(names)} cells, or has an empty one", where=where)
         nodes = _whole(line["nodes"], "nodes", where) if "nodes" in names else 1
         gpus = _whole(line["num_gpus"], "num_gpus", where)
         if gpus < 2 or gpus < nodes:

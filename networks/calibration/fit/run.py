@@ -52,7 +52,7 @@ def calibrate(
 ) -> Calibration:
     """Fit the collectives of a topology to measured ones, and write a topology file with both.
 
-    With ``online``, the calibration that the topology has is moved towards the rows, one after the other, and not replaced.
+    With ``online``, the calibration that the topology has is adjusted to the rows, one after the other, and not replaced.
     """
     system = Topology.load(topology)
     output.check_outputs(destination, reading=[*paths, topology])
@@ -61,7 +61,7 @@ def calibrate(
     _grown(topology, system, rows)
     source = f"{len(rows)} rows of {', '.join(Path(path).name for path in paths)}"
     if online:
-        found = _moved(system, rows, f"moved by {source}")
+        found = _moved(system, rows, f"adjusted to {source}")
     else:
         found = fitting.fit(rows, per_node, f"fitted to {source}", calibration_of(system))
         _say_errors(rows, progress)
@@ -75,11 +75,11 @@ def _moved(system: Topology, rows: Sequence[MeasuredCollective], note: str) -> C
     found = calibration_of(system)
     if found is None or not found.kinds:
         fix = "name one that is, such as dgx-h100 or a file of an earlier run"
-        raise TriosimError("is not calibrated, so that there is nothing to move", where=system.name, fix=fix)
+        raise TriosimError("is not calibrated, so that there is nothing to adjust", where=system.name, fix=fix)
     for row in rows:
         if row.kind not in found.kinds or row.nodes > 1:
             fix = "leave out --online, to fit it"
-            raise TriosimError(f"has no {row.kind} of {row.gpus} GPUs to move", where=system.name, fix=fix)
+            raise TriosimError(f"has no {row.kind} of {row.gpus} GPUs to adjust", where=system.name, fix=fix)
         found = found.observed(row.kind, row.gpus, row.nbytes, row.seconds, ONLINE_RATE)
     return replace(found, note=f"{found.note}; {note}")
 
@@ -88,14 +88,13 @@ def _say_errors(rows: Sequence[MeasuredCollective], progress: Progress) -> None:
     """Say how far predictions are off sizes that were held out."""
     left, said = judging.held_out(rows)
     if not left:
-        progress("too few sizes to hold some out")
+        progress("too few sizes to hold some of them out of the fit")
         return
     for kind, one in judging.by_collective(left, said).items():
         large = "" if one.large is None else f", {one.large.mape_percent:.1f} % from 1 MiB"
         small = "" if one.small is None else f", {one.small.mape_percent:.1f} % below"
-        progress(
-            f"{kind}: {one.total.rows} rows of sizes held out are off by {one.total.mape_percent:.1f} %{large}{small}"
-        )
+        mean = f"{one.total.mape_percent:.1f} %"
+        progress(f"{kind}: mean error of {mean} on {one.total.rows} rows of held-out sizes{large}{small}")
 
 
 def evaluate(

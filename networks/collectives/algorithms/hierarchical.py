@@ -37,7 +37,7 @@ class Hierarchical(PhasedAlgorithm):
     nodes of GPUs is a dimension, and the fabric between them another.)
     """
 
-    options = (Option("chunks", "whole", CHUNKS, "hierarchical: into how many chunks the data are cut.", panel=SYSTEM),)
+    options = (Option("chunks", "whole", CHUNKS, "hierarchical: the number of chunks of the data.", panel=SYSTEM),)
 
     def __init__(self, chunks: int | str = CHUNKS) -> None:
         super().__init__(self.options[0].parse(chunks))
@@ -52,7 +52,9 @@ class Hierarchical(PhasedAlgorithm):
         if math.prod(shape) != len(group):
             text = " x ".join(str(len(side)) for side in sides)
             fix = "take another algorithm for such a group: ring, or auto"
-            raise OptionError(f"{len(group)} ranks do not fill their {text} coordinates", where="hierarchical", fix=fix)
+            raise OptionError(
+                f"{len(group)} ranks are not a full box of {text} coordinates", where="hierarchical", fix=fix
+            )
         moving = [number for number, side in enumerate(sides) if len(side) > 1]
         blocks = [_block(topology.dimensions[number]) for number in moving] if topology.uniform else []
         return Grid(

@@ -63,7 +63,7 @@ def test_the_later_of_two_entries_holds(tmp_path: Path) -> None:
         ("t.csv", "operator,seconds\nlinear\n", "t.csv:2: 1 cells under 2 columns"),
         ("t.csv", "operator,seconds\n", "t.csv: holds no times"),
         ("t.yaml", "- {layer: fc1}\n", "t.yaml: entry 1: needs either 'seconds' or 'time'"),
-        ("t.yaml", "- {seconds: 1}\n", "t.yaml: entry 1: is about no operator"),
+        ("t.yaml", "- {seconds: 1}\n", "t.yaml: entry 1: names no operator"),
         ("t.yaml", "layer: fc1\n", "t.yaml: is not a list"),
         ("t.yaml", "- {layer: fc1", "t.yaml: is not YAML"),
         ("t.json", "[", "t.json: is not JSON"),

@@ -282,7 +282,9 @@ def test_launches_that_are_over_hold_up_nothing() -> None:
 
 def test_a_mark_that_waits_for_no_work_is_named() -> None:
     script = Script().run(1).mark("wait_work", "compute", 3).run(1)
-    with pytest.raises(TraceError, match="before operator 1 waits for communication 3, which nothing before started"):
+    with pytest.raises(
+        TraceError, match="before operator 1 waits for communication 3, which no earlier operator started"
+    ):
         CapturedPlan(same_on(1, script))
 
 

@@ -97,7 +97,7 @@ def test_the_memory_of_a_parallelism_is_that_of_a_training_step(
     assert run([*arguments, "-p", f"{parallelism}=2,tp=2"]) == 0
     own = json.loads(capsys.readouterr().out)
     assert run([*arguments, "-p", "dp=2,tp=2"]) == 0
-    assert own["places"] == json.loads(capsys.readouterr().out)["places"]
+    assert own["memory"] == json.loads(capsys.readouterr().out)["memory"]
 
 
 def test_a_schedule_reads_its_options_and_combines_with_tp(capsys: pytest.CaptureFixture[str]) -> None:
@@ -113,7 +113,7 @@ def test_a_schedule_that_runs_ahead_holds_more(capsys: pytest.CaptureFixture[str
     for schedule in (SCHEDULE, "1f1b"):
         arguments = ["-p", "pp=4", "--micro-batches", "8", "-b", "8", "--schedule", schedule, "--format", "json"]
         assert run(["memory", TRACE, *arguments]) == 0
-        peaks.append(json.loads(capsys.readouterr().out)["places"][1]["activation_bytes"])
+        peaks.append(json.loads(capsys.readouterr().out)["memory"][1]["activation_bytes"])
     assert peaks[0] > peaks[1]
 
 

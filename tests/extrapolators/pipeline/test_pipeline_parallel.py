@@ -323,7 +323,7 @@ def test_parts_of_parts_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("written", "why"), [("dp=2,pp=2", "there is no tp"), ("tp=2,pp=2", "stages may begin inside a layer")]
+    ("written", "why"), [("dp=2,pp=2", "without tp no two GPUs"), ("tp=2,pp=2", "stages may begin inside a layer")]
 )
 def test_parts_are_of_what_all_gpus_of_a_layer_have(written: str, why: str) -> None:
     with pytest.raises(OptionError, match=why):

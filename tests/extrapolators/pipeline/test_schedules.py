@@ -376,10 +376,10 @@ ONE = ("0,0,0F0", "0,1,0B0", "1,0,1F0", "1,1,1B0")
     ("rows", "message"),
     [
         (ONE[:3], "line 4: 1F0 needs 1B0, or 1I0 and 1W0; there is none"),
-        ((*ONE, "1,2,1B0"), "line 6: 1B0 is there already, in line 5"),
+        ((*ONE, "1,2,1B0"), "line 6: 1B0 is already in line 5"),
         ((*ONE, "1,2,1W0"), "line 4: 1F0 needs 1B0, or 1I0 and 1W0; there is 1B0, 1W0"),
-        (("0,0,0B0", "0,1,0F0", *ONE[2:]), "line 2: 0B0 waits for 0F0, which rank 0 never comes to"),
-        ((*ONE[:2], "1,1,1F0", "1,0,1B0"), "line 5: 1B0 waits for 1F0, which rank 1 never comes to"),
+        (("0,0,0B0", "0,1,0F0", *ONE[2:]), "line 2: 0B0 waits for 0F0, which rank 0 never reaches"),
+        ((*ONE[:2], "1,1,1F0", "1,0,1B0"), "line 5: 1B0 waits for 1F0, which rank 1 never reaches"),
         (("0,0,0F0", "1,1,0B0", *ONE[2:]), "line 3: 0B0 runs on rank 1, but 0F0 on rank 0"),
         ((*ONE, "0,4,0F2", "0,5,0B2"), "needs 0F1 elsewhere in the schedule"),
         (("0,0,0F0", "0,1,0G0", *ONE[2:]), "line 3: '0G0' is not an action"),
@@ -466,7 +466,7 @@ def test_a_schedule_class_without_a_table_is_refused() -> None:
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        ([[Action(0, "forward", 0), Action(0, "sideways", 0)]], "'sideways'.* is of no known kind; known: backward,"),  # type: ignore[arg-type]
+        ([[Action(0, "forward", 0), Action(0, "sideways", 0)]], "'sideways'.* is of an unknown kind; known: backward,"),  # type: ignore[arg-type]
         ([[Action(0, "forward", 0)]], "schedule, rank 0: 0F0 needs 0B0, or 0I0 and 0W0, in training"),
         ([[Action(0, "backward", 0)]], "is for 0 micro-batches, not 1"),
     ],

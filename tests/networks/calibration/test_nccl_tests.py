@@ -123,7 +123,7 @@ TABLE = "num_gpus,bytes,latency_us\n"
         ("collective," + TABLE + "all_reduce,2,8,nan\n", "'nan' is not a number above zero"),
         ("collective," + TABLE + "all_reduce,1,8,9\n", "t.csv:2: 1 GPUs on 1 nodes"),
         ("collective," + TABLE + "all_reduce,2,8.5,9\n", "'8.5' is not a whole number"),
-        ("collective," + TABLE + "all_reduce,2,8\n", "t.csv:2: has not 4 cells"),
+        ("collective," + TABLE + "all_reduce,2,8\n", "t.csv:2: does not have 4 cells"),
         ("collective,gpu," + TABLE + "all_reduce,a100,2,8,9\nall_reduce,v100,2,8,9\n", "has rows of a100 and v100; give --gpu"),
         ("collective,sise," + TABLE + "all_reduce,1,2,8,9\n", "unknown column 'sise'"),
     ],

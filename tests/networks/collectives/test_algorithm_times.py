@@ -202,7 +202,7 @@ def test_one_chunk_through_all_dimensions_is_one_after_the_other() -> None:
 
 def test_a_group_that_is_no_box_has_no_dimensions_to_go_along() -> None:
     network = PacketNetwork(simpy.Environment(), Topology.load(NOTATION), algorithm="hierarchical")
-    with pytest.raises(OptionError, match="5 ranks do not fill"):
+    with pytest.raises(OptionError, match="5 ranks are not a full box"):
         network.collective("all_reduce", [0, 1, 2, 3, 4], S)
 
 

@@ -85,7 +85,7 @@ def message(folder: Path, text: str | bytes, **options: Any) -> str:
         ("from:", "form:", "mesh.yaml:6: overrides[0].form: unknown key; did you mean 'from'?"),
         ("from: gpu0, ", "", "mesh.yaml:6: overrides[0].from: 'from' is missing"),
         ("shape: [4, 2]", "shape: [4, 2", "mesh.yaml:3: not valid YAML"),
-        ("[4, 2]", "&a [4, 2]", "mesh.yaml:2: anchors and aliases (& and *) are not read"),
+        ("[4, 2]", "&a [4, 2]", "mesh.yaml:2: anchors and aliases (& and *) are not supported"),
         ("[4, 2]", "*a", "mesh.yaml:2: anchors and aliases"),
         ("[4, 2]", "!!python/object:os.system {}", "mesh.yaml:2: shape"),
         ("shape", "[1, 2]: 3\nshape", "mesh.yaml:2: a key must be a word"),
@@ -212,7 +212,7 @@ def test_a_mapping_is_checked_like_a_file_and_named_as_it_is_told() -> None:
         Topology.from_dict([])  # type: ignore[arg-type]
     with pytest.raises(TopologyError, match="unknown preset 'dgx'"):
         Topology.from_dict({"preset": "dgx"})
-    with pytest.raises(TopologyError, match="a preset has its topology"):
+    with pytest.raises(TopologyError, match="a preset has a topology of its own"):
         Topology.from_dict({"preset": "dgx-2", "topology": "ring"})
 
 

@@ -90,5 +90,5 @@ def test_one_flow_takes_as_long_as_all_of_its_class(system: str, kind: Collectiv
 def test_a_chain_is_not_the_same_seen_from_every_rank() -> None:
     network = PacketNetwork(simpy.Environment(), Topology.load("switch(8, bandwidth=25 GB/s, latency=1 us)"))
     network.use_link_classes(link_classes(network.topology, Rotation(1, 8)))
-    with pytest.raises(AsymmetryError, match="some send more than others"):
+    with pytest.raises(AsymmetryError, match=r"some of ranks .* send more than others"):
         network.collective("broadcast", range(8), 1e6)

@@ -261,4 +261,4 @@ def test_the_table_says_what_the_photonic_network_finds(tmp_path: Path, capsys: 
     )
     assert cli.run(["topology", str(file)]) == 0
     shown = " ".join(capsys.readouterr().out.split())
-    assert "4 ports a GPU of 60.5 GB/s, 2 to a circuit, circuits set up in 3.00 ms with a latency of 500 ns" in shown
+    assert "4 ports a GPU of 60.5 GB/s, 2 to a circuit, set up in 3.00 ms with a latency of 500 ns" in shown

@@ -20,11 +20,11 @@ class CalibrateCommands(LazyGroup):
         ),
         "evaluate": (
             "triosim.cli.calibrate.evaluate",
-            "Show how far the fitted models are off on measured operators or, with --topology, on measured collectives.",
+            "Show the errors of fitted models on measured operators or, with --topology, on measured collectives.",
         ),
         "network": (
             "triosim.cli.calibrate.network",
-            "Fit collectives to measured ones, and write a topology on which they take as long, alone on an idle machine.",
+            "Fit the times of collectives to measurements, and write a topology with this calibration.",
         ),
         "measure": (
             "triosim.cli.calibrate.measure",
@@ -43,4 +43,4 @@ app = typer.Typer(
 
 @app.callback()
 def calibrate() -> None:
-    """Measure operators, fit models of operators and collectives to what was measured, or judge them on it."""
+    """Measure operators, fit models of operators and collectives to measurements, and evaluate the fits."""

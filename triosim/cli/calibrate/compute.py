@@ -16,9 +16,9 @@ calibration_run = LaterModule("compute.fit.calibration_run")
 # fmt: off
 OPTIONS = (
     Option("gpu", metavar="NAME", panel=GENERAL, help=
-        "The GPU that was measured, where a file does not say: a name, or a YAML file; of several GPUs, which one."),
+        "The GPU that was measured (a name or a YAML file), if the files do not say or have several."),
     Option("output", metavar="FILE", short="-o", panel=GENERAL, help=
-        "Where the fitted models go: a file that ends in .npz, or a folder. By default GPU.npz."),
+        "The file of the fitted models (.npz), or a folder. By default GPU.npz."),
     OPERATOR,
     CACHE,
 )

@@ -24,12 +24,12 @@ tables = LaterModule("reports.terminal.tables")
 
 # fmt: off
 OPTIONS = (
-    Option("gpu", metavar="NAME", panel=GENERAL, help="The GPU whose rows are judged, where DATA does not say."),
+    Option("gpu", metavar="NAME", panel=GENERAL, help="The GPU that was measured, if DATA does not say."),
     Option("models", metavar="FILE", panel=GENERAL, help=
-        "Fitted models to judge, a file or a folder, before the shipped ones."),
+        "A file or folder of fitted models to use before the shipped ones."),
     OPERATOR,
     CACHE,
-    Option("topology", metavar="NAME", short="-t", panel=GENERAL, help="DATA are collectives, judged on this topology."),
+    Option("topology", metavar="NAME", short="-t", panel=GENERAL, help="The topology of measured collectives (DATA)."),
     COLLECTIVE,
     o.FORMAT,
 )
@@ -40,7 +40,7 @@ OPTIONS = (
 def command(
     table: Annotated[str, o.argument("DATA", "A table of measured operators, or a trace.")], **given: Any
 ) -> None:
-    """Show how far the fitted models are off on measured operators or, with --topology, on measured collectives.
+    """Show the errors of fitted models on measured operators or, with --topology, on measured collectives.
 
     [bold]Examples[/]
 

@@ -15,13 +15,13 @@ benchmarks = LaterModule("tracer.benchmarks.measure")
 # fmt: off
 OPTIONS = (
     Option("output", required=True, metavar="FILE", short="-o", panel=GENERAL, help=
-        "The table, to which rows are added if it is there."),
-    Option("device", metavar="cpu|cuda", panel=GENERAL, help="By default the GPU, where there is one."),
-    Option("operators", metavar="A,B,...", panel=GENERAL, help="Which operators. By default all."),
-    Option("dtypes", default="float32,bfloat16", metavar="A,B,...", panel=GENERAL, help="In which dtypes."),
-    Option("count", "whole", 100, metavar="N", panel=GENERAL, help="Sizes of each operator and dtype."),
-    Option("seconds", "whole", metavar="LIMIT", panel=GENERAL, help="Stop after so long; go on another time."),
-    Option("seed", "whole", 0, least=0, metavar="N", panel=GENERAL, help="Another seed draws other sizes."),
+        "The table of measured operators; an existing one gets more rows."),
+    Option("device", metavar="cpu|cuda", panel=GENERAL, help="The device to measure. By default the GPU, if there is one."),
+    Option("operators", metavar="A,B,...", panel=GENERAL, help="The operators to measure. By default all."),
+    Option("dtypes", default="float32,bfloat16", metavar="A,B,...", panel=GENERAL, help="The dtypes to measure."),
+    Option("count", "whole", 100, metavar="N", panel=GENERAL, help="The number of sizes of each operator and dtype."),
+    Option("seconds", "whole", metavar="LIMIT", panel=GENERAL, help="The most seconds to measure; a later run continues."),
+    Option("seed", "whole", 0, least=0, metavar="N", panel=GENERAL, help="The seed of the drawn sizes."),
 )
 # fmt: on
 

@@ -18,12 +18,12 @@ sections = LaterModule("pipeline.system")
 # fmt: off
 OPTIONS = (
     Option("topology", required=True, metavar="NAME", short="-t", panel=GENERAL, help=
-        "What was measured: a name or a file."),
-    Option("output", required=True, metavar="FILE", short="-o", panel=GENERAL, help="Where the calibrated topology goes."),
+        "The topology that was measured: a name or a file."),
+    Option("output", required=True, metavar="FILE", short="-o", panel=GENERAL, help="The file of the calibrated topology."),
     COLLECTIVE,
-    Option("gpu", metavar="NAME", panel=GENERAL, help="Which GPU's rows, of a table about several."),
+    Option("gpu", metavar="NAME", panel=GENERAL, help="The GPU whose rows to use, if a table has several."),
     Option("online", "flag", False, panel=GENERAL, help=
-        "Move the calibration that the topology has towards the rows, one by one."),
+        "Adjust the topology's own calibration to the rows, one by one, instead of fitting a new one."),
 )
 # fmt: on
 
@@ -33,7 +33,7 @@ def command(
     data: Annotated[list[str], o.argument("DATA...", "Tables of measured collectives, output of nccl-tests.")],
     **given: Any,
 ) -> None:
-    """Fit collectives to measured ones, and write a topology on which they take as long, alone on an idle machine.
+    """Fit the times of collectives to measurements, and write a topology with this calibration.
 
     Says the errors on sizes that were held out. Kinds that DATA do not have keep what the topology had.
 

@@ -5,9 +5,9 @@ from triosim.config.option import GENERAL
 
 # fmt: off
 OPERATOR = Option("operator", metavar="NAME", panel=GENERAL, help=
-    "softmax or layer_norm, where a table's columns and name do not say.")
+    "The operator of a table, if its columns and name do not say: softmax or layer_norm.")
 CACHE = Option("cache", "choice", choices=("warm", "cold"), metavar="warm|cold", panel=GENERAL, help=
-    "Which rows to take of operators that were measured both ways. By default warm forward, cold otherwise.")
+    "The rows to use of operators measured with warm and cold caches. By default warm forward, cold otherwise.")
 COLLECTIVE = Option("collective", metavar="NAME", panel=GENERAL, help=
-    "Which collective DATA are about, where they do not say.")
+    "The collective that was measured, if DATA do not say.")
 # fmt: on

@@ -131,7 +131,7 @@ def _entry(row: Mapping[str, Any], where: str) -> OperatorTimeEntry:
     if phase is not None and phase not in PHASES:
         raise TriosimError(f"unknown phase '{phase}'", where=where, fix=nearest(str(phase), PHASES))
     if not {"id", "operator", "layer"} & row.keys():
-        raise TriosimError("is about no operator", where=where, fix="give 'id', 'operator' or 'layer'")
+        raise TriosimError("names no operator", where=where, fix="give 'id', 'operator' or 'layer'")
     try:
         number = int(row["id"]) if "id" in row else None
     except (TypeError, ValueError):
@@ -154,4 +154,4 @@ def _suggestion(entry: OperatorTimeEntry, operators: Sequence[Operator]) -> str:
             return nearest(said, known)
     if entry.id is not None and not any(o.id == entry.id for o in operators):
         return f"ids run from {min(o.id for o in operators)} to {max(o.id for o in operators)}"
-    return "its keys each match operators, but none matches them all"
+    return "each key matches operators, but no operator matches all keys"

@@ -22,11 +22,11 @@ def as_json(reports: Mapping[int, MemoryReport], like: Sequence[int]) -> str:
 
 
 def world_as_json(memory: WorldMemory, report: MemoryReport, rank: int, notes: Sequence[str] = ()) -> str:
-    """Return an extrapolated run's memory as JSON: ``places`` for ranks with equal memory, and ``rank`` in full."""
-    places = [asdict(row) for row in rows(memory)]
+    """Return an extrapolated run's memory as JSON: ``memory`` of all ranks, equal ones in one row, and ``rank`` in full."""
+    of_all = [asdict(row) for row in rows(memory)]
     count = len(memory.of_rank(rank).ranks)
     shown = as_dict(report) | {"rank": rank, "identical_ranks": count, "notes": [*report.notes, *notes]}
-    found = {"schema": SCHEMA, "world": memory.world, "parallel": memory.parallel, "places": places, "ranks": [shown]}
+    found = {"schema": SCHEMA, "world": memory.world, "parallel": memory.parallel, "memory": of_all, "ranks": [shown]}
     return json.dumps(found, indent=2) + "\n"
 
 

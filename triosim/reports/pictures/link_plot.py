@@ -132,7 +132,7 @@ def _raster(axes: Any, rows: Sequence[tuple[str, Any]], bounds: Any) -> None:
     for side in axes.spines.values():
         side.set_visible(False)
     axes.tick_params(axis="y", length=0)
-    _bar(axes, colours, "bandwidth taken at that time")
+    _bar(axes, colours, "share of bandwidth in use")
 
 
 def _colours(top: float) -> Any:

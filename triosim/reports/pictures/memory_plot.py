@@ -84,7 +84,7 @@ def _lines(axes: Any, report: MemoryReport, scale: float) -> None:
     top = report.peak_reserved / scale
     room = (report.capacity - report.context) / scale
     if not math.isinf(room) and room < 2.5 * top:
-        axes.axhline(room, color="#CC3311", linewidth=1.2, linestyle="--", label="what the GPU has")
+        axes.axhline(room, color="#CC3311", linewidth=1.2, linestyle="--", label="capacity of the GPU")
         top = max(top, room)
     axes.set_ylim(0, 1.12 * top)
 

@@ -112,7 +112,7 @@ def memory_by_rank(
 def _action_in_words(action: str) -> str:
     stage, letter, micro_batch = re.split("([A-Z])", action)
     phase = {"F": "forward", "B": "backward", "I": "backward for the input", "W": "backward for the weights"}[letter]
-    return f"{action} being stage {stage}, {phase}, micro-batch {micro_batch}"
+    return f"{action} is stage {stage}, {phase}, micro-batch {micro_batch}"
 
 
 def _facts(data: ResultData) -> Iterator[tuple[str, str | Text]]:
@@ -246,7 +246,7 @@ def _ranks(data: ResultData) -> Table:
         "Time per step, by rank",
         *("rank", *(name for name, _ in RANK_COLUMNS)),
         rows=rows[:MAX_RANK_ROWS],
-        legend="compute + exposed or waiting + idle = the step; communication and waiting: all, hidden by compute or not"
+        legend="compute + exposed or waiting + idle = the step; communication and waiting include what compute hides"
         if some
         else "",
     )
@@ -348,7 +348,7 @@ def _exposed(data: ResultData) -> RenderableType:
     if rest:
         others = sum(row.exposed_s for row in rest), sum(row.waiting_s for row in rest)
         rows.append((f"… {len(rest)} more", "", *cells(*others)))
-    columns = "layer", "axis", "exposed", "waiting", "both of the step"
+    columns = "layer", "axis", "exposed", "waiting", "share of step"
     return table("Exposed communication, mean over the GPUs", *columns, rows=rows)
 
 
@@ -365,4 +365,4 @@ def _what_if(data: ResultData) -> Table:
         )
         for row in data.what_if
     ]
-    return table(f"What if a part were {times} as fast?", "part", "its links", "step", "saved", "speed-up", rows=rows)
+    return table(f"What if a part were {times} as fast?", "part", "links", "step", "saved", "speed-up", rows=rows)

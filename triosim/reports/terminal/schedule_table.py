@@ -31,7 +31,7 @@ def render(run: ScheduleRun) -> Table:
         f"{run.name}: {len(schedule.rows)} ranks, {schedule.stages} stages, {schedule.micro_batches} micro-batches",
         *("rank", "stages", "busy s", "bubble s", "of the step", "micro-batches held"),
         rows=rows,
-        legend=f"a step takes {run.seconds:g} s; held: micro-batches whose activations are in memory at once, at most",
+        legend=f"a step takes {run.seconds:g} s; held: the most micro-batches whose activations are in memory at once",
     )
 
 

@@ -58,7 +58,7 @@ def _groups(streams: TaskStreams) -> Table:
         sizes = ", ".join(map(str, sorted({len(group) for group in groups})))
         first = shorten(format_ranks(groups[0]), 24) if groups else ""
         rows.append((shorten(name, 24), str(len(groups)), sizes, first))
-    return _table("Groups", ("name", "groups", "ranks in each", "the first"), rows)
+    return _table("Groups", ("name", "groups", "ranks per group", "first group"), rows)
 
 
 def _communications(streams: TaskStreams) -> Iterator[tuple[str, ...]]:

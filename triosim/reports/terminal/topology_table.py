@@ -32,7 +32,7 @@ def render(topology: Topology) -> RenderableType:
     if facts.diameter is not None and facts.longest_latency is not None and facts.bisection is not None:
         far, wide = format_time(facts.longest_latency), format_bandwidth(facts.bisection)
         hops = f"{facts.diameter} {plural('link', facts.diameter)}"
-        parts.append(Text(f"GPUs at most {hops} ({far}) apart, {wide} between their halves"))
+        parts.append(Text(f"diameter {hops} ({far}) between GPUs, bisection bandwidth {wide}"))
     calibration = calibration_of(topology)
     if calibration is not None:
         assumed = "; between nodes assumed" if any(one.assumed for one in calibration.between.values()) else ""
@@ -43,7 +43,7 @@ def render(topology: Topology) -> RenderableType:
         parts.append(Text(f"collectives are not calibrated: {reason}"))
     optics = optics_of(topology)
     if optics is not None:
-        parts.append(Text(f"the network photonic finds {_optics(optics)}"))
+        parts.append(Text(f"optical circuits of the network photonic: {_optics(optics)}"))
     if not total:
         return Group(*parts)
     links = pairs(topology.links.values())
@@ -76,7 +76,7 @@ def _optics(optics: Optics) -> str:
     buffer = "" if math.isinf(optics.buffer) else f", a buffer of {format_bytes(optics.buffer)}"
     return (
         f"{optics.ports} {plural('port', optics.ports)} a GPU of {format_bandwidth(optics.bandwidth)}{each}, "
-        f"circuits set up in {format_time(optics.setup)} with a latency of {format_time(optics.latency)}{buffer}"
+        f"set up in {format_time(optics.setup)} with a latency of {format_time(optics.latency)}{buffer}"
     )
 
 

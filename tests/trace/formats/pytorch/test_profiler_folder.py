@@ -233,7 +233,7 @@ def test_one_of_the_two_files_names_the_other(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "missing"),
     [
-        ("et.json", "no execution trace beside it; profile with record_shapes=True.*ExecutionTraceObserver"),
+        ("et.json", "no execution trace next to it; profile with record_shapes=True.*ExecutionTraceObserver"),
         ("profile.pt.trace.json", "no profiler file"),
     ],
 )

@@ -79,7 +79,7 @@ class Checks:
         try:
             value.encode()
         except UnicodeEncodeError:
-            self.fail(key_path, f"{shown(value)} holds half a character (a lone surrogate)")
+            self.fail(key_path, f"{shown(value)} has an unpaired surrogate, which is no character")
         found: str = value
         return found
 

@@ -60,7 +60,7 @@ class StreamsReader(Checks):
             self.integer(batch, "global_batch_size", least=1)
         like = self.rows(data["like"], "like")
         if not like:
-            self.fail("like", "there are no ranks", "name for each rank the captured one that does the same")
+            self.fail("like", "there are no ranks", "give for each rank the captured rank that represents it")
         traces = self.traces(data["traces"], len(like))
         for rank, model in enumerate(like):
             if self.integer(model, f"like[{rank}]") not in traces:
@@ -95,7 +95,7 @@ class StreamsReader(Checks):
                     if self.integer(rank, where) >= world:
                         self.fail(where, f"there is no rank {rank} in a world of {world}")
                     if rank in seen:
-                        self.fail(where, f"rank {rank} is in two groups of '{name}'", "name the groups apart")
+                        self.fail(where, f"rank {rank} is in two groups of '{name}'", "give the groups different names")
                     seen.add(rank)
             found[name] = tuple(map(tuple, family))
         return found

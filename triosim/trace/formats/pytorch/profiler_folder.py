@@ -42,7 +42,7 @@ def read(path: Path, *, batch_size: int | None = None) -> Trace:
     lightly = [file for file in profiles if file.name.startswith(LIGHT_PROFILE_PREFIX)] if len(profiles) > 1 else []
     profiles = [file for file in profiles if file not in lightly]
     if not profiles:
-        what = f"there is no profiler file beside {graphs[0].name if graphs else 'it'}"
+        what = f"there is no profiler file next to {graphs[0].name if graphs else 'it'}"
         fix = "give a directory with both, as triosim.tracer.capture() writes them"
         raise TraceError(what, where=str(path), fix=fix)
     for kind, found in (("profiler file", profiles), ("execution trace", graphs)):
@@ -67,7 +67,7 @@ def read_step(
         nodes = _parsed(lambda path: execution_trace.read(path, on_gpu=bool(full.work)), graph, "PyTorch writes it")
     light = with_light_times(full, [_parsed(kineto.read, path, "PyTorch's profiler writes it") for path in lightly])
     if graph is None:
-        (light or full).software["tensors"] = "concluded from shapes, without an execution trace"
+        (light or full).software["tensors"] = "inferred from shapes, without an execution trace"
     return _trace(full, light or full, nodes, source, graph or profile, batch_size), light is not None
 
 

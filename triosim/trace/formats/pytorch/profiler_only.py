@@ -31,7 +31,7 @@ def nodes(profile: Profile, where: str) -> list[ExecutionTraceNode]:
     """
     if not any("Input Dims" in span.arguments for span in profile.calls):
         raise TraceError(
-            "has no shapes, and there is no execution trace beside it",
+            "has no shapes, and there is no execution trace next to it",
             where=where,
             fix="profile with record_shapes=True, and best register a torch.profiler.ExecutionTraceObserver too",
         )
