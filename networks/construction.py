@@ -75,9 +75,9 @@ def form_note(network: Network, form: Form) -> Iterator[str]:
 def recording_note(network: Network) -> Iterator[str]:
     """Yield a note where a network cannot tell what its links carried, or when."""
     if not isinstance(network, LinkCounter):
-        yield f"{type(network).__name__} simulates no links: what each link carried is unknown"
+        yield f"{type(network).__name__} simulates no links: the bytes of each link are unknown"
     elif not (isinstance(network, LinkRecorder) and network.record):
-        yield f"{type(network).__name__} records how much each link carried, but not when"
+        yield f"{type(network).__name__} records the bytes of each link, but not their times"
 
 
 def calibration_notes(network: Network, world: int) -> Iterator[str]:

@@ -74,7 +74,7 @@ class _Reader:
             key = event.value
             place = (*path, key)
             if key in result:
-                fix = f"it stands in line {self.lines[place]} already"
+                fix = f"it is already in line {self.lines[place]}"
                 raise self.error(f"key '{key}' is written twice", event, fix)
             self.lines[place] = event.start_mark.line + 1
             result[key] = self.value(self.next(), place)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class TransferKey(NamedTuple):
-    """Identifies a transfer that is waited for: what is sent, and the operator (or tensor between stages) that it is for.
+    """Identifies a transfer to wait for: its content, and the operator (or tensor between stages) that needs it.
 
     ``part`` numbers the rounds of a ring; ``again`` marks a transfer that recomputation repeats.
     """

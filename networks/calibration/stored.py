@@ -134,7 +134,7 @@ def _sigmoid(entry: _Entry) -> Sigmoid:
     if steepness > 1.0:
         raise entry.error(f"{steepness} is above 1, so that more bytes would take less time", "steepness")
     if abs(middle) > LARGEST_MIDDLE:
-        raise entry.error(f"{middle:g} is not a logarithm of bytes", "middle", fix="write 13.9 for 1 MiB, say")
+        raise entry.error(f"{middle:g} is not a logarithm of bytes", "middle", fix="write for example 13.9 for 1 MiB")
     return Sigmoid(entry.number("ceiling", above=0.0), steepness, middle)
 
 

@@ -23,7 +23,7 @@ SECTIONS = (
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """Where a mapping was read: a file and the lines of its keys, or something that has only a name."""
+    """The source of a mapping, for errors: a file and the lines of its keys, or a name alone."""
 
     source: str
     lines: Mapping[Path, int] = field(default_factory=dict)

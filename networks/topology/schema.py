@@ -87,7 +87,7 @@ def _number(expected: str, *, most: float | None = None) -> BeforeValidator:
     return BeforeValidator(checked)
 
 
-_RATIO = "positive number; 1 gives uplinks the sum of what is below them"
+_RATIO = "positive number; 1 gives uplinks the bandwidth of all links below them"
 
 
 def _shown(value: Any) -> str:

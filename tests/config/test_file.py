@@ -64,7 +64,7 @@ def test_a_relative_path_is_looked_for_beside_the_file(tmp_path: Path) -> None:
             "run.yaml:2: conditions: slow_gpu: there is no condition 'slow_gpu'; did you mean 'slow_gpus'?",
         ),
         ("- gpus\n", "run.yaml: is not a mapping of options to values; write lines such as 'parallel: ddp'"),
-        ("gpus: 8\ngpus: 4\n", "run.yaml:2: key 'gpus' is written twice; it stands in line 1 already"),
+        ("gpus: 8\ngpus: 4\n", "run.yaml:2: key 'gpus' is written twice; it is already in line 1"),
         ("trace: 3\n", "run.yaml:1: trace: 3 is not a path; give a file, a folder or a model's name"),
     ],
 )

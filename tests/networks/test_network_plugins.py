@@ -114,7 +114,7 @@ def test_a_network_of_ones_own_takes_the_form_of_collectives_and_says_what_it_ca
     assert steps["step_time_s"] != pipelined["step_time_s"]
     assert not [note for note in steps["notes"] if "no effect" in note]
     told = simulated(capsys, *common, "--links")["notes"]
-    assert "Mine simulates no links: what each link carried is unknown" in told
+    assert "Mine simulates no links: the bytes of each link are unknown" in told
 
 
 def test_faults_of_links_and_wrong_options_are_refused_in_one_line(

@@ -123,7 +123,7 @@ def test_every_step_of_several_counts_as_one() -> None:
 def test_a_network_without_links_says_so_and_shows_no_zeros() -> None:
     result = simulate(traces.mlp(), "ddp", gpus=4, topology=RING, network="analytical", links=True)
     assert result.data.links == ()
-    assert "AnalyticalNetwork simulates no links: what each link carried is unknown" in result.notes
+    assert "AnalyticalNetwork simulates no links: the bytes of each link are unknown" in result.notes
 
 
 def test_a_network_that_counts_bytes_and_no_times_says_so() -> None:
@@ -132,7 +132,7 @@ def test_a_network_that_counts_bytes_and_no_times_says_so() -> None:
             return {"gpu0->gpu1": 1.0}
 
     result = simulate(traces.mlp(), "ddp", gpus=4, topology=RING, network=Counting, links=True)
-    assert "Counting records how much each link carried, but not when" in result.notes
+    assert "Counting records the bytes of each link, but not their times" in result.notes
     assert result.data.links[0].bytes == 1.0
     assert result.data.links[0].peak is None
     with pytest.raises(OptionError, match="no link loads"):

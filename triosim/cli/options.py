@@ -74,7 +74,7 @@ PLOT = Option("plot", metavar="FILE", panel=OUTPUT, help="A picture (png, svg, p
 WRITE = Option("write", "object", metavar="REPORT=FILE", panel=OUTPUT, repeatable=True, help=
     "A report by name, or a plug-in's (file.py:Class), to a file. Its options are given by --option. Repeatable.")
 FORMAT = Option("format", "choice", "table", choices=("table", "json"), metavar="FORM", panel=OUTPUT, help=
-    "The form of what is printed: table, or json alone.")
+    "The form of the output: table, or json alone.")
 QUIET = Option("quiet", "flag", False, short="-q", panel=OUTPUT, help="Print no tables and show no progress.")
 # fmt: on
 TRACE_FORMAT = COMMON["trace_format"]

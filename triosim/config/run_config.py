@@ -81,7 +81,7 @@ class RunConfig:
         "The activations that the backward pass recomputes: none, selective (attention), full, checkpoint (as "
         "torch.utils.checkpoint), save=mm,attention for all but these, or modules=mlp for those of these modules.")
     topology: Any = _option("topology", panel=SYSTEM, metavar="NAME", short="-t", help=
-        "The system: a name (dgx-h100), a shape ('ring(8, bandwidth=50 GB/s)') or a YAML file. By default that of the GPU.")
+        "The system: a name (dgx-h100), a shape ('ring(8, bandwidth=50 GB/s)') or a YAML file. By default the GPU's usual one.")
     network: str | type = _option("part", "packet", panel=SYSTEM, metavar="NAME", help=
         "The network, by which transfers share links: packet, analytical, photonic, module:Class or file.py:Class.")
     collective: str | type | None = _option("part", panel=SYSTEM, metavar="NAME", help=

@@ -30,7 +30,7 @@ def memory_of_config(trace: TraceLike, config: RunConfig) -> ExtrapolatedMemory:
         raise OptionError(
             f"the task streams of {subject.streams.world} ranks were captured, and their memory with them",
             where=subject.streams.source or "parallel",
-            fix="leave out --parallel and what goes with it, or capture the script with another division",
+            fix="leave out --parallel and its options, or capture the script with another parallelism",
         )
     priced = price(subject, config)
     with plugins.blamed():

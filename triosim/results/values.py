@@ -137,7 +137,7 @@ class WhatIf:
 
 @dataclass(frozen=True, slots=True)
 class Metrics:
-    """Figures of one step on all GPUs together; what is not known is None.
+    """Figures of one step on all GPUs together; unknown ones are None.
 
     ``mfu`` is ``model_flops`` over what the GPUs could compute in the step's time at the peak of ``peak_dtype``, the dtype of
     most of these FLOPs; ``peak_flops`` is that of all GPUs together, in FLOP/s. ``hfu`` is the same of ``hardware_flops``.

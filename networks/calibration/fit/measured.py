@@ -25,7 +25,7 @@ TIMES = {"latency_ns": 1e-9, "latency_us": 1e-6, "latency_ms": 1e-3, "seconds": 
 _NEEDED = ("num_gpus", "bytes")
 _OPTIONAL = ("collective", "gpu", "nodes")
 _PLAIN = {kind.replace("_", ""): kind for kind in KINDS}
-COLLECTIVE_FIX = "add a column 'collective', or give --collective all_reduce, say"
+COLLECTIVE_FIX = "add a column 'collective', or give one, such as --collective all_reduce"
 
 
 def read(
@@ -80,7 +80,7 @@ def _from_nccl_tests(text: str, place: str, wanted: str | None) -> list[Measured
         first = f"{place}:{run.lines[0].number}"
         kind = run.collective() or wanted or _named(place)
         if kind is None:
-            fix = "give --collective all_gather, say"
+            fix = "give one, such as --collective all_gather"
             raise TriosimError("does not say which collective it is", where=first, fix=fix)
         if run.gpus < 2:
             fix = "build nccl-tests with MPI=1, or give -g, so that the GPUs work together"
@@ -149,7 +149,9 @@ def _of_gpu(
         said = set(re.split(r"[^a-z0-9]+", system.lower()))
         gpu = next((name for name in names if name and set(re.split(r"[^a-z0-9]+", name.lower())) & said), None)
     if gpu is None:
-        raise TriosimError(f"has rows of {' and '.join(names)}", where=place, fix=f"give --gpu {names[0]}, say")
+        raise TriosimError(
+            f"has rows of {' and '.join(names)}", where=place, fix=f"choose one, such as --gpu {names[0]}"
+        )
     wanted = [name for name in names if same_gpu(name, gpu)]
     if not wanted:
         raise TriosimError(f"has no rows of {gpu}", where=place, fix=nearest(gpu, names))

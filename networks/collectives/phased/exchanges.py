@@ -16,7 +16,7 @@ Rounds = list[list[Message]]
 
 
 class Exchange:
-    """How n members exchange their data, in rounds: here in one, straight from each to each; ``root`` is a position."""
+    """The exchange of data among n members, in rounds: here in one, straight from each to each; ``root`` is a position."""
 
     def all_gather(self, n: int) -> Rounds:
         """Every member ends with the data of all."""

@@ -19,7 +19,7 @@ Spreading = Literal["all_gather", "broadcast", "scatter", "all_to_all"]
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """The ranks of a group by their place in a grid, the first coordinate fastest, and an exchange for each dimension.
+    """The ranks of a group by their coordinates in a grid, the first one fastest, and an exchange for each dimension.
 
     Where all lines of a dimension are equal, ``line_topologies`` has one of them, and which of its ranks are members.
     """

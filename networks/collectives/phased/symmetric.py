@@ -19,7 +19,7 @@ Pairs = Mapping[tuple[int, int], float]  # bytes by (position, position) of a li
 
 @dataclass(frozen=True, slots=True)
 class LinkShare:
-    """What one rank sends over one of its links: bytes by step along a dimension, which share the link fairly."""
+    """The bytes that one rank sends over one of its links, by step along a dimension; they share the link fairly."""
 
     dimension: int
     bandwidth: float

@@ -77,7 +77,7 @@ def message(folder: Path, text: str | bytes, **options: Any) -> str:
         ("latency:", "routing: random\nlatency:", "mesh.yaml:4: routing: 'random' is not valid"),
         ("latency:", "host: 5\nlatency:", "mesh.yaml:4: host: 5 is not a mapping; write '{key: value}'"),
         ("overrides:\n  - {from", "overrides:\n  {from", "mesh.yaml:5: overrides: {"),
-        ("latency:", "shape: [8]\nlatency:", "mesh.yaml:4: key 'shape' is written twice; it stands in line 2 already"),
+        ("latency:", "shape: [8]\nlatency:", "mesh.yaml:4: key 'shape' is written twice; it is already in line 2"),
         ("gpu1", "gpu9", "mesh.yaml:6: overrides[0]: unknown node 'gpu9'"),
         ("gpu1", "gpu7", "mesh.yaml:6: overrides[0]: there is no link from gpu0 to gpu7; gpu0 is linked to gpu1, gpu4"),
         (", bandwidth: 20 GB/s", "", "mesh.yaml:6: overrides[0]: an override needs a bandwidth or a latency"),

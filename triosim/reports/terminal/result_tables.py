@@ -313,7 +313,7 @@ def _recorded_links(data: ResultData) -> Table:
         for figures, names in by_load.items()
     ]
     made = table(
-        f"Busiest links ({len(loaded)} of {len(data.links)} carried something)",
+        f"Busiest links ({len(loaded)} of {len(data.links)} with traffic)",
         *("link", "bytes", "used", "peak", "busy", "busiest at"),
         rows=rows[:MAX_RECORDED_LINKS],
         legend="x8: 8 links with these figures; used: bytes over what the link could carry in the step; peak: the largest "
