@@ -315,7 +315,7 @@ def test_online_moves_what_there_is(run: Run, tmp_path: Path, table: Path) -> No
         (
             "calibration: {gpus_per_node: 8, collectives: {all_reduce: {groups: "
             "{2: {latency: 1.0e-6, ceiling: 1, steepness: 0.5, middle: 1e6}}}}}",
-            "1e+06 is not a logarithm of bytes; write 13.9 for 1 MiB",
+            "1e+06 is not a logarithm of bytes; write for example 13.9 for 1 MiB",
         ),
         (
             "calibration: {gpus_per_node: 8, collectives: {all_reduce: {correction: [0, 0, 99, 0], groups: "

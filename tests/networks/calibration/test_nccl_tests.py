@@ -58,7 +58,7 @@ def test_the_name_of_the_test_decides_where_bandwidths_cannot(tmp_path: Path) ->
     assert rows(tmp_path, "# Collective test starting: all_gather_perf\n" + text)[0].kind == "all_gather"
     assert rows(tmp_path, text, "all-gather-h100.log")[0].kind == "all_gather"
     assert rows(tmp_path, text, collective="alltoall")[0].kind == "all_to_all"
-    with pytest.raises(TriosimError, match=r"does not say which collective it is; give --collective"):
+    with pytest.raises(TriosimError, match=r"does not say which collective it is; give one, such as --collective"):
         rows(tmp_path, text)
 
 
@@ -124,7 +124,7 @@ TABLE = "num_gpus,bytes,latency_us\n"
         ("collective," + TABLE + "all_reduce,1,8,9\n", "t.csv:2: 1 GPUs on 1 nodes"),
         ("collective," + TABLE + "all_reduce,2,8.5,9\n", "'8.5' is not a whole number"),
         ("collective," + TABLE + "all_reduce,2,8\n", "t.csv:2: does not have 4 cells"),
-        ("collective,gpu," + TABLE + "all_reduce,a100,2,8,9\nall_reduce,v100,2,8,9\n", "has rows of a100 and v100; give --gpu"),
+        ("collective,gpu," + TABLE + "all_reduce,a100,2,8,9\nall_reduce,v100,2,8,9\n", "has rows of a100 and v100; choose one"),
         ("collective,sise," + TABLE + "all_reduce,1,2,8,9\n", "unknown column 'sise'"),
     ],
 )  # fmt: skip
