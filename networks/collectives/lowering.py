@@ -21,6 +21,7 @@ from triosim.networks.collectives.algorithm import (
     checked_transfers,
 )
 from triosim.networks.topology import NodeRef, Topology
+from triosim.units import format_ranks
 
 Form = Literal["pipelined", "steps"]
 _MOST_KEPT = 4_000_000  # transfers of all layouts together
@@ -92,8 +93,6 @@ class GraphExecution:
 
     def start(self) -> None:
         """Send the transfers that wait for nothing."""
-        if not self.left:
-            raise SimulationError("the algorithm gives no transfers")
         for number in self.graph.ready:
             self._begin(number)
 
@@ -114,8 +113,6 @@ class GraphExecution:
 
 def run_steady_state(send: SendFunction, steady: SteadyState, factor: float, event: simpy.Event) -> None:
     """Send over all edges at once; the event fires when the last edge has delivered its bytes."""
-    if not steady.edges:
-        raise SimulationError("the algorithm gives no transfers")
     delivered = after_last(len(steady.edges), event)
     latency = steady.latency + steady.fill * factor
     for source, destination, nbytes in steady.edges:
@@ -181,6 +178,11 @@ class CollectiveLowering:
                 found = algorithm.steady_state(key, self.topology)
             else:
                 found = TransferGraph(checked_transfers(algorithm, key, self.topology))
+            if not _count(found):
+                name = type(algorithm).__qualname__
+                raise SimulationError(
+                    f"{name}: gives no transfers for {key.kind} of ranks {format_ranks(key.ranks, most=3)}"
+                )
             self._keep(key, found)
         return Layout(found, operation.nbytes if proportional else 1.0)
 

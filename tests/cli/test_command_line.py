@@ -6,6 +6,7 @@ import csv
 import gzip
 import io
 import json
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -331,14 +332,30 @@ def test_a_topology_without_gpus_is_named(run: Run, trace: Path, tmp_path: Path)
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device of Linux")
 def test_a_full_disk_behind_standard_output_is_an_error_in_one_line(trace: Path) -> None:
-    import subprocess
-
     script = "import sys; from triosim.cli import run; sys.exit(run(sys.argv[1:]))"
     with open("/dev/full", "wb") as full:
         command = [sys.executable, "-c", script, "show", str(trace)]
         found = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert found.returncode == 2
     assert "standard output: could not be written" in one_line(found.stderr)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device of Linux")
+@pytest.mark.parametrize(
+    ("arguments", "redirected", "status"),
+    [
+        ("show {}", ">&-", 0),
+        ("gpus", "2>&- >/dev/null", 0),
+        ("show nothing", "2>&-", 2),
+        ("show nothing", "2>/dev/full", 2),
+    ],
+)
+def test_an_output_that_is_closed_or_full_changes_no_exit_status(
+    trace: Path, arguments: str, redirected: str, status: int
+) -> None:
+    command = f"{sys.executable} -m triosim {arguments.format(trace)} {redirected}"
+    found = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False)
+    assert (found.returncode, found.stdout, found.stderr) == (status, "", "")
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "null", '{"schema": "triosim-trace/99"}'])
@@ -424,8 +441,6 @@ def test_a_mistake_of_ours_is_one_line_too_and_its_traceback_is_to_be_had(
 
 
 def test_a_reader_that_leaves_is_no_error(trace: Path) -> None:
-    import subprocess
-
     script = "import sys; from triosim.cli import run; sys.exit(run(sys.argv[1:]))"
     command = [sys.executable, "-c", script, "topology", "ring(2000, bandwidth=1 GB/s)"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
@@ -438,8 +453,6 @@ def test_a_reader_that_leaves_is_no_error(trace: Path) -> None:
 
 
 def test_heavy_packages_are_not_imported_for_a_simulation(trace: Path) -> None:
-    import subprocess
-
     script = (
         "import sys; from triosim.cli import run; "
         "status = run(['simulate', sys.argv[1], '-p', 'ddp', '-n', '8', '-t', 'dgx-h100', '--quiet']); "

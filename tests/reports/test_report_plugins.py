@@ -91,3 +91,43 @@ def test_a_report_that_writes_nothing_is_said(tmp_path: Path) -> None:
         (tmp_path / "old.txt").write_text("of an earlier run")
         with pytest.raises(PluginError, match=r"Silent: did not write '.*txt'; let its write\(result, path\) do so"):
             run.result().write(Silent, path)
+
+
+def test_a_report_that_asks_for_an_unknown_record_is_named() -> None:
+    class Curious:
+        records = ("timelin",)
+
+    with pytest.raises(PluginError, match="Curious: records: 'timelin' is no record; did you mean 'timeline'"):
+        reports.records(Curious)
+
+
+def test_a_check_of_a_file_name_is_a_class_method_since_the_report_is_made_after_the_run(tmp_path: Path) -> None:
+    class Late:
+        def check(self, path: Path) -> None: ...
+
+    class Early:
+        @classmethod
+        def check(cls, path: Path) -> None: ...
+
+    class Free:
+        @staticmethod
+        def check(path: Path) -> None: ...
+
+    with pytest.raises(PluginError, match="Late: check is no class method; write @classmethod above it"):
+        reports.check(Late, tmp_path / "out.txt")
+    reports.check(Early, tmp_path / "out.txt")
+    reports.check(Free, tmp_path / "out.txt")
+
+
+def test_a_timeline_does_not_take_a_network_s_own_attributes_for_recorded_flows(tmp_path: Path) -> None:
+    trace = EXAMPLE.parents[1] / "traces" / "vgg13_a100_fake.json.gz"
+    (tmp_path / "mine.py").write_text(
+        "from triosim.networks import Network\n"
+        "class Mine(Network):\n"
+        "    flows = rates = record = 7\n"
+        "    def transfer(self, source, destination, nbytes):\n"
+        "        return self.env.timeout(1e-3)\n"
+    )
+    command = ["simulate", str(trace), "-p", "dp=2", "-q", "--network", f"{tmp_path / 'mine.py'}:Mine", "--links"]
+    assert cli.run([*command, "--timeline", str(tmp_path / "run.json")]) == 0
+    assert '"ph":"X"' in (tmp_path / "run.json").read_text()

@@ -10,6 +10,7 @@ import errno
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Annotated, Any, ClassVar
 
 import typer
@@ -95,6 +96,7 @@ def root(
 
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status; whatever goes wrong is one line on standard error."""
+    _replace_closed_streams()
     try:
         status = app(None if arguments is None else list(arguments), prog_name="triosim", standalone_mode=False)
         sys.stdout.flush()
@@ -113,6 +115,14 @@ def run(arguments: Sequence[str] | None = None) -> int:
             _silence()  # files that we write say by themselves what is wrong with them; this is standard output
             return _said(f"error: standard output: could not be written: {error.strerror}", 2)
         return _failed(error)
+
+
+def _replace_closed_streams() -> None:
+    """Let what is written to an output that is closed from the start (``triosim ... >&-``) go nowhere."""
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - open until the process ends
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
 
 
 def _silence() -> None:
@@ -135,5 +145,6 @@ def _failed(error: Exception) -> int:
 
 
 def _said(text: str, status: int) -> int:
-    print(f"triosim: {text}", file=sys.stderr)
+    with suppress(OSError):  # a full disk behind standard error changes no exit status
+        print(f"triosim: {text}", file=sys.stderr)
     return status

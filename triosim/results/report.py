@@ -6,15 +6,16 @@ A result finds its reports by name in the plug-in registry (group ``triosim.repo
 
 from __future__ import annotations
 
+import inspect
 import os
 import stat
 import time
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 from triosim import plugins
 from triosim.config import Option
-from triosim.errors import OptionError, PluginError
+from triosim.errors import OptionError, PluginError, nearest
 from triosim.output_files import PathLike, writing_text
 
 #: Records that a run keeps on demand: every task with its times, or the load of each link over time.
@@ -93,14 +94,27 @@ def find(report: str | type, subject: Subject = "result") -> Any:
 
 
 def records(report: Any) -> tuple[Records, ...]:
-    """Return what a run must record for a report, which need not derive from ``Report``."""
+    """Return what a run must record for a report, which need not derive from ``Report``.
+
+    Raises ``PluginError`` where it asks for something else than ``Records``.
+    """
     found: tuple[Records, ...] = getattr(report, "records", ())
+    for name in found:
+        if name not in get_args(Records):
+            raise PluginError(
+                f"records: '{name}' is no record", where=_name(report), fix=nearest(name, get_args(Records))
+            )
     return found
 
 
 def check(report: Any, path: PathLike) -> None:
-    """Let a report refuse a path, where it has a check."""
+    """Let a report refuse a path, where it has a check.
+
+    Raises ``PluginError`` where that is a method of the report, which is made only after the run.
+    """
     if hasattr(report, "check"):
+        if inspect.isfunction(inspect.getattr_static(report, "check")):
+            raise PluginError("check is no class method", where=_name(report), fix="write @classmethod above it")
         with plugins.blamed():
             report.check(path)
 
@@ -111,7 +125,11 @@ def write(report: Any, written: Any, path: PathLike, options: Mapping[str, Any])
     with plugins.blamed():
         report(**options).write(written, path)
     if before == _state(path):
-        raise PluginError(f"did not write '{path}'", where=report.__qualname__, fix="let its write(result, path) do so")
+        raise PluginError(f"did not write '{path}'", where=_name(report), fix="let its write(result, path) do so")
+
+
+def _name(report: Any) -> str:
+    return str(report.__qualname__)
 
 
 def _state(path: PathLike) -> tuple[int, int] | None:

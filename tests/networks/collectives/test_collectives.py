@@ -381,3 +381,14 @@ def test_an_algorithm_whose_transfers_wait_for_later_ones_is_refused() -> None:
     network = PacketNetwork(simpy.Environment(), system("switch", gpus=2), algorithm=Knot(), form="steps")
     with pytest.raises(PluginError, match="earlier"):
         network.collective("all_reduce", [0, 1], 1.0)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_an_algorithm_without_transfers_is_named_with_what_it_was_asked_for(form: Form) -> None:
+    class Idle(Star):
+        def transfers(self, *operation: Any, **keys: Any) -> Iterator[Transfer]:
+            return iter(())
+
+    network = PacketNetwork(simpy.Environment(), system("switch", gpus=4), algorithm=Idle(), form=form)
+    with pytest.raises(TriosimError, match="Idle: gives no transfers for all_reduce of ranks 0-3"):
+        network.collective("all_reduce", range(4), S)

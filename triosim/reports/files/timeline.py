@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from triosim.engine import Recording
 from triosim.engine.recording import operator_times
 from triosim.errors import OptionError
+from triosim.networks.extensions import LinkRecorder
 from triosim.output_files import PathLike, writing_text
 from triosim.results.report import Report
 from triosim.results.result import Result
@@ -110,8 +111,9 @@ class _EventWriter:
                 (receiver.rank + 1, placed[receiver], max(_ns(receiver.started), _ns(receiver.finished) - 1)),
                 "send",
             )
-        self._flows(getattr(network, "flows", None) or ())
-        self._counters(getattr(network, "rates", None) or ())
+        if isinstance(network, LinkRecorder):
+            self._flows(network.flows)
+            self._counters(network.rates)
         self._names()
         other = json.dumps(
             {"title": self.title, **{f"left out: {what}": count for what, count in self.left_out.items()}}
