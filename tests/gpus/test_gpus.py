@@ -187,7 +187,7 @@ WRONG = [
     ("capacity: 3 bananas", "mine.yaml:1: capacity: unknown unit 'bananas'"),
     ("clock_hz: 3 GB", "mine.yaml:1: clock_hz: '3 GB' is not a quantity"),
     ("sms: many", "mine.yaml:1: sms: 'many' is not a whole number"),
-    ("like: H10\n", "mine.yaml:1: like: there is no GPU 'H10'"),
+    ("like: H10\n", "mine.yaml:1: like: the catalogue has no GPU 'H10'"),
     ("name: x\nflops: {bfloat16: 3}\nbandwidth: 3\ncapacity: 3", "mine.yaml:2: flops: 'float32' is missing"),
     ("name: x\nflops: {float32: 3}\ncapacity: 3", "'bandwidth' is missing; write for example 'bandwidth: 3.35 TB/s'"),
     ("like: H100\nname: A100", "'A100' is a GPU of the catalogue"),
