@@ -1,8 +1,8 @@
 """Run the configurations and compare all that comes out with what was frozen: ``python -m tests.golden.compare``.
 
-It is run from the root of a worktree, whose triosim it compares. ``texts`` holds what people read, as plain text: exit
-statuses, both streams and notes. ``figures`` holds the results and other files as data, compressed, or hashes of them where
-they are large.
+It is run from the root of a worktree, whose triosim it compares: with ``--freeze`` before a change, and without after it. The
+store is ``.golden``, which git ignores. Its ``texts`` hold what people read, as plain text: exit statuses, both streams and
+notes; its ``figures`` hold the results and other files as data, compressed, or hashes of them where they are large.
 """
 
 from __future__ import annotations
@@ -34,7 +34,6 @@ from tests.golden.configurations import ALL, Configuration
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-TEXTS, FIGURES = HERE / "texts", HERE / "figures"
 #: Placeholders, by what they are called in a scratch folder, and where that leads.
 FOLDERS = {
     "traces": ROOT / "examples" / "traces",
@@ -284,8 +283,8 @@ def _short(value: Any) -> str:
     return text if len(text) <= 160 else f"{text[:157]}..."
 
 
-def figure_differences(outcome: Outcome) -> Iterator[str]:
-    path = FIGURES / f"{outcome.name}.json.gz"
+def figure_differences(outcome: Outcome, store: Path) -> Iterator[str]:
+    path = store / "figures" / f"{outcome.name}.json.gz"
     if not path.is_file():
         yield "has no frozen figures"
         return
@@ -306,31 +305,21 @@ def figure_differences(outcome: Outcome) -> Iterator[str]:
                 yield said
 
 
-def text_differences(outcome: Outcome, most: int = 12) -> Iterator[str]:
-    path = TEXTS / f"{outcome.name}.txt"
+def text_differences(outcome: Outcome, store: Path, most: int = 12) -> Iterator[str]:
+    path = store / "texts" / f"{outcome.name}.txt"
     old = path.read_text(encoding="utf-8") if path.is_file() else ""
     if old != outcome.text:
         lines = [*difflib.unified_diff(old.splitlines(), outcome.text.splitlines(), "frozen", "now", "", "", 0, "")]
         yield "\n    ".join([*lines[2 : 2 + most], *(["..."] if len(lines) > most + 2 else [])]) or "other line ends"
 
 
-def _write(outcome: Outcome, *, figures: bool) -> None:
-    TEXTS.mkdir(exist_ok=True)
-    (TEXTS / f"{outcome.name}.txt").write_text(outcome.text, encoding="utf-8")
+def _write(outcome: Outcome, store: Path, *, figures: bool) -> None:
+    texts, data = store / "texts", store / "figures"
+    texts.mkdir(parents=True, exist_ok=True)
+    (texts / f"{outcome.name}.txt").write_text(outcome.text, encoding="utf-8")
     if figures:
-        FIGURES.mkdir(exist_ok=True)
-        (FIGURES / f"{outcome.name}.json.gz").write_bytes(_packed(outcome.figures))
-
-
-def _stale() -> list[Path]:
-    """Return what is stored of configurations that there are no more."""
-    names = {one.name for one in ALL}
-    return [
-        path
-        for folder, end in ((TEXTS, ".txt"), (FIGURES, ".json.gz"))
-        for path in sorted(folder.glob(f"*{end}"))
-        if path.name.removesuffix(end) not in names
-    ]
+        data.mkdir(exist_ok=True)
+        (data / f"{outcome.name}.json.gz").write_bytes(_packed(outcome.figures))
 
 
 # The command
@@ -354,6 +343,7 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=4, help="processes, 4 by default")
     parser.add_argument("--texts", action="store_true", help="accept new texts, where all figures are the same")
     parser.add_argument("--freeze", action="store_true", help="write figures and texts")
+    parser.add_argument("--store", type=Path, default=ROOT / ".golden", help="where they are; .golden by default")
     parser.add_argument("--slowest", type=int, default=0, metavar="N", help="show which took longest")
     parser.add_argument("--list", action="store_true", help="show the names")
     chosen = parser.parse_args()
@@ -372,6 +362,9 @@ def main() -> int:
     if Path.cwd().resolve() != ROOT:
         print(f"run it from {ROOT}")
         return 1
+    if not (chosen.freeze or chosen.store.is_dir()):
+        print("nothing is frozen yet: run it with --freeze on the tree to compare with")
+        return 1
     if not wanted:
         print("no configuration has such a name; --list shows them")
         return 1
@@ -381,35 +374,28 @@ def main() -> int:
     started = time.perf_counter()
     with multiprocessing.get_context("fork").Pool(chosen.jobs, maxtasksperchild=1) as pool:
         outcomes = sorted(pool.imap_unordered(run_one, wanted), key=lambda one: names.index(one.name))
-    status = _freeze(outcomes) if chosen.freeze else _compare(outcomes, accept=chosen.texts)
-    if not chosen.names:
-        for path in _stale():
-            if chosen.freeze:
-                path.unlink()
-            else:
-                print(f"{path.relative_to(ROOT)}: there is no such configuration")
-                status = 1
+    status = _freeze(outcomes, chosen.store) if chosen.freeze else _compare(outcomes, chosen.store, accept=chosen.texts)
     for one in sorted(outcomes, key=lambda one: -one.seconds)[: chosen.slowest]:
         print(f"{one.seconds:6.2f} s  {one.name}")
     print(f"{len(outcomes)} configurations in {time.perf_counter() - started:.0f} s")
     return status
 
 
-def _freeze(outcomes: list[Outcome]) -> int:
+def _freeze(outcomes: list[Outcome], store: Path) -> int:
     for one in outcomes:
         if one.wrong:
             print(f"{one.name}: not frozen: {one.wrong}")
         else:
-            _write(one, figures=True)
+            _write(one, store, figures=True)
     return int(any(one.wrong for one in outcomes))
 
 
-def _compare(outcomes: list[Outcome], *, accept: bool) -> int:
+def _compare(outcomes: list[Outcome], store: Path, *, accept: bool) -> int:
     figures = texts = 0
     for one in outcomes:
-        said = [f"{one.name}: {text}" for text in ([one.wrong] if one.wrong else figure_differences(one))]
+        said = [f"{one.name}: {text}" for text in ([one.wrong] if one.wrong else figure_differences(one, store))]
         figures += bool(said)
-        other = [] if one.wrong else [*text_differences(one)]
+        other = [] if one.wrong else [*text_differences(one, store)]
         texts += bool(other)
         if not accept:
             said += [f"{one.name}: text\n    {text}" for text in other]
@@ -420,7 +406,7 @@ def _compare(outcomes: list[Outcome], *, accept: bool) -> int:
         print("texts are not accepted while figures differ")
     elif accept:
         for one in outcomes:
-            _write(one, figures=False)
+            _write(one, store, figures=False)
     return int(bool(figures or (texts and not accept)))
 
 
