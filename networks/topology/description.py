@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from triosim.errors import TopologyError
 from triosim.networks.topology.graph import Graph, Regularity, Routing
 from triosim.yaml_lines import Path
+
+if TYPE_CHECKING:
+    from triosim.networks.topology.shapes import ShapeOutline
 
 T = TypeVar("T")
 
@@ -80,7 +83,8 @@ class PresetUse:
 class Description:
     """A topology of ``gpus`` GPUs; ``graph`` builds its nodes and links when they are first needed.
 
-    ``mapping`` is what a file would hold to describe it, or None where no file can.
+    ``mapping`` is what a file would hold to describe it, or None where no file can; ``outline`` is what a preset or a regular
+    shape is made of, None for any other topology.
     """
 
     name: str
@@ -92,3 +96,4 @@ class Description:
     sections: Mapping[str, Section] = field(default_factory=dict)
     preset: PresetUse | None = None
     mapping: Mapping[str, Any] | None = None
+    outline: ShapeOutline | None = None

@@ -243,8 +243,7 @@ def _graph(mapping: dict[str, Any], location: Location, asked: int | None) -> De
         if preset.preset not in PRESETS:
             fix = nearest(preset.preset, PRESETS)
             raise TopologyError(f"unknown preset '{preset.preset}'", where=location.where(("preset",)), fix=fix)
-        spec = PRESETS[preset.preset].spec
-        spec = replace(spec, **preset.changes() | {"topology": spec.topology})
+        spec = _changed(PRESETS[preset.preset].spec, preset, location)
         plain = None
         if preset.overrides:
             plain = _from_spec(spec, preset.model_copy(update={"overrides": []}), location, asked)
@@ -271,6 +270,17 @@ def _graph(mapping: dict[str, Any], location: Location, asked: int | None) -> De
     return _from_spec(ShapeSpec(**shape.changes()), shape, location, asked)
 
 
+def _changed(spec: ShapeSpec, said: schema.PresetModel, location: Location) -> ShapeSpec:
+    """Return the spec of a preset with what a file says of it."""
+    spec = replace(spec, **said.changes() | {"topology": spec.topology})
+    if said.network is None:
+        return spec
+    if spec.inter_node is None:
+        where, fix = location.where(("network",)), "leave it out"
+        raise TopologyError(f"nothing is between nodes of a {said.preset}", where=where, fix=fix)
+    return replace(spec, inter_node=replace(spec.inter_node, network=said.network))
+
+
 def _from_spec(spec: ShapeSpec, said: schema.ShapeModel | None, location: Location, asked: int | None) -> Description:
     if asked is not None and asked < 1:
         raise TopologyError(f"{asked} GPUs are asked for", where=location.source, fix="ask for at least one")
@@ -294,7 +304,7 @@ def _from_spec(spec: ShapeSpec, said: schema.ShapeModel | None, location: Locati
     result = found.draft()
     _override(result, said.overrides, location)
     with location.at():
-        return described(result)
+        return described(result, found)
 
 
 def _custom(said: schema.CustomModel, location: Location) -> Description:

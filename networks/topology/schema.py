@@ -12,7 +12,7 @@ from triosim.errors import TopologyError, TriosimError, nearest
 from triosim.networks.topology.description import SECTIONS, Location
 from triosim.networks.topology.dimensional import GIB, NS
 from triosim.networks.topology.graph import LONGEST_LATENCY, NodeKind, Routing
-from triosim.networks.topology.shapes import MOST_GPUS, ShapeSpec, Wire
+from triosim.networks.topology.shapes import MOST_GPUS, NetworkName, ShapeSpec, Wire
 from triosim.units import parse_bandwidth, parse_time
 from triosim.yaml_lines import Path
 
@@ -124,6 +124,7 @@ class WireModel(HostModel):
     """The link of a GPU to the fabric between nodes."""
 
     gpus_per_nic: Count = 1
+    network: NetworkName = "infiniband"
 
 
 class OverrideModel(_Strict):
@@ -214,6 +215,7 @@ class PresetModel(ShapeModel):
     topology: str = ""
     preset: str
     bandwidth: Bandwidth = 0.0
+    network: NetworkName | None = None
 
 
 class DimensionalModel(_Strict):

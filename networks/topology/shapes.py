@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Literal
 
 from triosim.errors import TopologyError
 from triosim.networks.topology.description import Description
@@ -24,13 +25,21 @@ _DOUBLE = ((0, 3), (0, 4), (1, 2), (1, 5), (2, 3), (4, 7), (5, 6), (6, 7))
 _SINGLE = ((0, 1), (0, 2), (1, 3), (2, 6), (3, 7), (4, 5), (4, 6), (5, 7))
 
 
+#: The kinds of network between nodes: InfiniBand, RDMA over Converged Ethernet, AWS's Elastic Fabric Adapter, TCP sockets.
+NetworkName = Literal["infiniband", "roce", "efa", "sockets"]
+
+
 @dataclass(frozen=True, slots=True)
 class Wire:
-    """The link of a GPU to the fabric or to its host: bytes per second in each direction, seconds, and GPUs that share it."""
+    """The link of a GPU to the fabric or to its host: bytes per second in each direction, seconds, and GPUs that share it.
+
+    ``network`` is the kind of the network between nodes; a link to a host has none to speak of.
+    """
 
     bandwidth: float
     latency: float = 0.0
     gpus_per_nic: int = 1
+    network: NetworkName = "infiniband"
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +125,7 @@ class ShapeOutline:
         if self.nodes > 1:
             result.coordinates.clear()  # they are of one node
             assert spec.inter_node is not None
-            _join(result, spec.inter_node, gpus)
+            _join(result, spec.inter_node, of_node)
         if spec.host is not None:
             for index, group in enumerate(of_node):
                 host = result.node(f"host{index}", "memory")
@@ -127,16 +136,16 @@ class ShapeOutline:
     def description(self) -> Description:
         """Return the description; nodes and links are built at once unless the dimensions describe all of them."""
         if not self.uniform:
-            return described(self.draft())
+            return described(self.draft(), self)
         regularity = Regularity(tuple(self.dimensions))
-        return Description(self.name, self.gpus, self.routing, regularity, lambda: self.draft().graph())
+        return Description(self.name, self.gpus, self.routing, regularity, lambda: self.draft().graph(), outline=self)
 
 
-def described(draft: GraphDraft) -> Description:
-    """Return the description of a graph that is put together."""
+def described(draft: GraphDraft, outline: ShapeOutline | None = None) -> Description:
+    """Return the description of a graph that is put together, of a regular one with its outline."""
     graph = draft.graph()
     gpus = sum(node.kind == "gpu" for node in graph.nodes.values())
-    return Description(draft.name, gpus, draft.routing, draft.regularity(), lambda: graph)
+    return Description(draft.name, gpus, draft.routing, draft.regularity(), lambda: graph, outline=outline)
 
 
 def outline(spec: ShapeSpec, asked: int | None = None) -> ShapeOutline:
@@ -227,16 +236,18 @@ def near_square(count: int, dimensions: int) -> tuple[int, ...]:
     return (*near_square(count // side, dimensions - 1), side)
 
 
-def _join(result: GraphDraft, wire: Wire, gpus: Sequence[str]) -> None:
-    """Join the GPUs of all nodes by a fabric that is never the bottleneck, each (or several) by a network card."""
+def _join(result: GraphDraft, wire: Wire, of_node: Sequence[Sequence[str]]) -> None:
+    """Join the GPUs of all nodes by a fabric that is never the bottleneck, each (or several of a node) by a network card."""
     fabric = result.node("fabric", "switch")
     if wire.gpus_per_nic == 1:
-        for gpu in gpus:
+        for gpu in itertools.chain(*of_node):
             result.both(gpu, fabric, wire.bandwidth, wire.latency)
         return
-    for index, first in enumerate(range(0, len(gpus), wire.gpus_per_nic)):
+    step = wire.gpus_per_nic
+    sharing = [gpus[first : first + step] for gpus in of_node for first in range(0, len(gpus), step)]
+    for index, group in enumerate(sharing):
         nic = result.node(f"nic{index}", "switch")
-        for gpu in gpus[first : first + wire.gpus_per_nic]:
+        for gpu in group:
             result.both(gpu, nic, wire.bandwidth, wire.latency)
         result.both(nic, fabric, wire.bandwidth, 0.0)
 

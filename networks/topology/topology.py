@@ -31,13 +31,16 @@ from triosim.networks.topology.graph import (
     suggested,
 )
 from triosim.networks.topology.routing import Router
+from triosim.networks.topology.shapes import ShapeOutline
 
 
 class Topology:
     """Nodes, links, and the route of a message from one node to another.
 
-    ``routes`` are explicit routes: names of links by (source, destination); all others are found. The graph of a regular
-    topology is built when somebody first asks for it: making the links of many GPUs takes seconds, and closed forms need none.
+    ``routes`` are explicit routes: names of links by (source, destination); all others are found. ``outline`` is what a preset
+    or a regular shape was made of, the spec of a node and the number of nodes; None for any other topology. The graph of a
+    regular topology is built when somebody first asks for it: making the links of many GPUs takes seconds, and closed forms
+    need none.
     """
 
     def __init__(
@@ -60,6 +63,7 @@ class Topology:
         self.regularity = description.regularity
         self.sections: Mapping[str, Section] = description.sections
         self.preset: PresetUse | None = description.preset
+        self.outline: ShapeOutline | None = description.outline
         self._mapping = description.mapping
         self.nominal: Topology | None = None  # the same topology before its links were slowed
         self.ring_orders: dict[tuple[int, ...], tuple[int, ...]] = {}  # found by ring_order(), which keeps them here
@@ -110,6 +114,7 @@ class Topology:
                 *(self.name, len(self.gpus), self.routing, replace(self.regularity, uniform=False), lambda: graph),
                 sections=self.sections,
                 preset=self.preset,
+                outline=self.outline,
             )
         )
         made.nominal = self.nominal or self

@@ -26,10 +26,28 @@ TopologyLike = Topology | Mapping[str, Any] | str | PathLike[str]
 #: The topology assumed for a GPU when none is given, by the beginning of its name in the catalogue.
 ASSUMED_TOPOLOGY = {
     "H100-SXM": "dgx-h100",
+    "H100-PCIe": "h100-pcie",
+    "H100-NVL": "h100-pcie",
+    "H800": "dgx-h100(bandwidth=200 GB/s)",
     "H200": "dgx-h200",
+    "H20": "dgx-h20",
+    "GH200": "gh200",
     "B200": "dgx-b200",
+    "B300": "dgx-b300",
+    "GB200": "gb200-nvl4",
+    "GB300": "gb300-nvl4",
+    "GB10": "gb10",
+    "MI300X": "mi300x",
     "A100-SXM": "dgx-a100",
+    "A100-PCIe": "a100-pcie",
     "A40": "a40-pcie",
+    "A10G": "a10g-pcie",
+    "L40S": "l40s-pcie",
+    "L4": "l4-pcie",
+    "T4": "t4-pcie",
+    "RTX-PRO-6000": "rtx-pro-6000-pcie",
+    "RTX-5090": "rtx-5090-pcie",
+    "RTX-4090": "rtx-4090-pcie",
     "V100-SXM2": "dgx-1-v100",
 }
 
