@@ -1,7 +1,8 @@
 """Reads measured collectives: tables of comma-separated values, and the output of nccl-tests.
 
-A table has the columns ``num_gpus``, ``bytes`` and one of ``latency_ns``, ``latency_us``, ``latency_ms``, ``seconds``; and, if
-it is about several, ``collective``, ``gpu`` and ``nodes``. Without ``collective``, the file's name says which one it was.
+A table has the columns ``num_gpus``, ``bytes`` and one of ``latency_ns``, ``latency_us``, ``time_us``, ``latency_ms``,
+``seconds``; and, if it is about several, ``collective``, ``gpu`` and ``nodes``. Without ``collective``, the file's name says
+which one it was.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from triosim.networks.calibration.fit import nccl_tests
 from triosim.networks.calibration.fit.fitting import MeasuredCollective
 from triosim.networks.calibration.stored import KINDS
 
-TIMES = {"latency_ns": 1e-9, "latency_us": 1e-6, "latency_ms": 1e-3, "seconds": 1.0}
+TIMES = {"latency_ns": 1e-9, "latency_us": 1e-6, "time_us": 1e-6, "latency_ms": 1e-3, "seconds": 1.0}
 _NEEDED = ("num_gpus", "bytes")
 _OPTIONAL = ("collective", "gpu", "nodes")
 _PLAIN = {kind.replace("_", ""): kind for kind in KINDS}
@@ -37,7 +38,7 @@ def read(
     (dgx-a100). Raises ``TriosimError`` with file, line and what would be right.
     """
     place = os.fspath(path)
-    text = _text(place)
+    text = text_of(place)
     wanted = None if collective is None else kind_of(collective, "--collective")
     if nccl_tests.is_output(text):
         return _from_nccl_tests(text, place, wanted)
@@ -52,12 +53,14 @@ def kind_of(word: str, where: str) -> str:
     return _PLAIN[plain]
 
 
-def _named(place: str) -> str | None:
+def collective_in_name(place: str) -> str | None:
+    """Return the collective that the name of a file has in it, or None."""
     plain = re.sub(r"[^a-z]", "", Path(place).name.lower())
     return next((_PLAIN[word] for word in sorted(_PLAIN, key=len, reverse=True) if word in plain), None)
 
 
-def _text(place: str) -> str:
+def text_of(place: str) -> str:
+    """Return the text of a file, which may be compressed. Raises ``TriosimError`` where it has none."""
     try:
         data = Path(place).read_bytes()
         if data[:2] == b"\x1f\x8b":
@@ -78,7 +81,7 @@ def _from_nccl_tests(text: str, place: str, wanted: str | None) -> list[Measured
             fix = "give the whole output, or take that line out"
             raise TriosimError("is a row without times", where=f"{place}:{run.cut[0]}", fix=fix)
         first = f"{place}:{run.lines[0].number}"
-        kind = run.collective() or wanted or _named(place)
+        kind = run.collective() or wanted or collective_in_name(place)
         if kind is None:
             fix = "give one, such as --collective all_gather"
             raise TriosimError("does not say which collective it is", where=first, fix=fix)
@@ -98,7 +101,7 @@ def _from_table(text: str, place: str, wanted: str | None, gpu: str | None, syst
     names = [name.strip() for name in reader.fieldnames or []]
     reader.fieldnames = names
     time = _columns(names, place)
-    kind = wanted or _named(place)
+    kind = wanted or collective_in_name(place)
     if "collective" not in names and kind is None:
         raise TriosimError("does not say which collective it is", where=place, fix=COLLECTIVE_FIX)
     lines = [(reader.line_num, line) for line in reader]
@@ -114,7 +117,7 @@ def _from_table(text: str, place: str, wanted: str | None, gpu: str | None, syst
         if gpus < 2 or gpus < nodes:
             raise TriosimError(f"{gpus} GPUs on {nodes} nodes", where=where, fix="a collective has 2 GPUs or more")
         of_row = kind_of(line["collective"], where) if "collective" in names else str(kind)
-        nbytes, seconds = _whole(line["bytes"], "bytes", where), _positive(line[time], time, where) * TIMES[time]
+        nbytes, seconds = _whole(line["bytes"], "bytes", where), positive(line[time], time, where) * TIMES[time]
         rows.append(MeasuredCollective(of_row, gpus, float(nbytes), seconds, nodes))
     if not rows:
         raise TriosimError("holds no rows", where=place, fix="give at least one row under the header")
@@ -167,13 +170,14 @@ def same_gpu(one: str, other: str) -> bool:
 
 
 def _whole(text: str, name: str, where: str) -> int:
-    number = _positive(text, name, where)
+    number = positive(text, name, where)
     if number != int(number):
         raise TriosimError(f"{name}: '{text}' is not a whole number", where=where)
     return int(number)
 
 
-def _positive(text: str, name: str, where: str) -> float:
+def positive(text: str, name: str, where: str) -> float:
+    """Return a number above zero. Raises ``TriosimError`` for anything else."""
     try:
         number = float(text)
     except ValueError:

@@ -20,7 +20,7 @@ class CalibrateCommands(LazyGroup):
         ),
         "evaluate": (
             "triosim.cli.calibrate.evaluate",
-            "Show the errors of fitted models on measured operators or, with --topology, on measured collectives.",
+            "Show the errors of predictions on measured operators or collectives.",
         ),
         "network": (
             "triosim.cli.calibrate.network",

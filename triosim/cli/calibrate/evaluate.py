@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+import textwrap
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 from triosim.cli import options as o
@@ -15,11 +17,15 @@ from triosim.units import format_time
 
 if TYPE_CHECKING:
     from triosim.compute.fit.evaluation import Evaluation, Statistics
+    from triosim.networks.calibration.fit.judging import ErrorSummary
+    from triosim.networks.calibration.fit.system_evaluation import GroupErrors, SystemEvaluation
 
 evaluation = LaterModule("compute.fit.evaluation")
 measured_files = LaterModule("compute.fit.measured_files")
 model_files = LaterModule("compute.learned.model_files")
 collectives = LaterModule("networks.calibration.fit.run")
+system_evaluation = LaterModule("networks.calibration.fit.system_evaluation")
+system_table = LaterModule("networks.calibration.fit.system_table")
 tables = LaterModule("reports.terminal.tables")
 
 # fmt: off
@@ -29,7 +35,8 @@ OPTIONS = (
         "A file or folder of fitted models to use before the shipped ones."),
     OPERATOR,
     CACHE,
-    Option("topology", metavar="NAME", short="-t", panel=GENERAL, help="The topology of measured collectives (DATA)."),
+    Option("topology", metavar="NAME", short="-t", panel=GENERAL, help=
+        "The topology of measured collectives. By default each row names its own system."),
     COLLECTIVE,
     o.FORMAT,
 )
@@ -38,20 +45,26 @@ OPTIONS = (
 
 @o.takes(*OPTIONS)
 def command(
-    table: Annotated[str, o.argument("DATA", "A table of measured operators, or a trace.")], **given: Any
+    table: Annotated[str, o.argument("DATA", "A table of measured operators or collectives, or a trace.")], **given: Any
 ) -> None:
-    """Show the errors of fitted models on measured operators or, with --topology, on measured collectives.
+    """Show the errors of predictions on measured operators or collectives.
+
+    Collectives are predicted on the system that their row names, or all of them on --topology.
 
     [bold]Examples[/]
 
     [cyan]triosim calibrate evaluate gemm_bf16_h100.csv.gz --gpu H100[/]
     [cyan]triosim calibrate evaluate run/ --models h100.npz[/]
     [cyan]triosim calibrate evaluate bmm_fp32_multi_gpu.csv.gz --gpu 'Tesla T4' --format json[/]
+    [cyan]triosim calibrate evaluate clusters.csv[/]
     [cyan]triosim calibrate evaluate all_reduce.txt --topology dgx-h100[/]
     """
     gpu, models, format = given["gpu"], given["models"], given["format"]
     if given["topology"] is not None:
         _evaluate_collectives(table, given["topology"], given["collective"], gpu, format)
+        return
+    if system_table.is_collectives(table):
+        _show_systems(system_evaluation.evaluate(table, given["collective"], gpu), format)
         return
     if models is not None:
         model_files.check(models)
@@ -72,12 +85,45 @@ def _evaluate_collectives(table: str, topology: str, collective: str | None, gpu
     if format == "json":
         _print_json(collectives.as_json(name, total, kinds))
         return
+    _print_table(f"collectives on {name}", _by_size(total, kinds))
+
+
+def _show_systems(judged: SystemEvaluation, format: str) -> None:
+    if format == "json":
+        _print_json(judged.as_dict())
+        return
+    _print_table(f"collectives of {judged.name}, each on its own system", _by_size(judged.total, judged.kinds))
+    made = tables.table("MAPE by system", "measured on", "collective", "rows", "from 1 MiB", "below", "refused")
+    for group in judged.groups:
+        made.add_row(_measured_on(group), group.group.collective, *_figures(group))
+    print()
+    show_on_terminal(made)
+    for reason, rows in judged.refused.items():
+        print(textwrap.fill(f"{rows} {'row' if rows == 1 else 'rows'} refused, off by 100% each: {reason}", 80))
+
+
+def _measured_on(group: GroupErrors) -> str:
+    """Return a group's system, nodes and network cards as one text, and what is said of its health."""
+    of = group.group
+    nodes = "" if of.nodes == 1 else f"{of.nodes} nodes"
+    health = "" if of.healthy in (None, "", "yes") else f"healthy: {of.healthy}"
+    return ", ".join(part for part in (of.name, nodes, of.nic, health) if part)
+
+
+def _figures(group: GroupErrors) -> tuple[str, ...]:
+    large, small = group.errors.large, group.errors.small
+    means = ["" if one is None else f"{one.mape_percent:.1f} %" for one in (large, small)]
+    return str(group.errors.total.rows), *means, str(sum(group.refused.values()) or "")
+
+
+def _by_size(total: ErrorSummary, kinds: Mapping[str, ErrorSummary]) -> dict[str, Statistics]:
+    """Return the figures of all rows and of each kind of collective, from 1 MiB and below, by what a table calls them."""
     rows = {"all": total.total}
     rows |= {word: one for word, one in (("1 MiB and more", total.large), ("below", total.small)) if one is not None}
     for kind, judged in kinds.items():
         both = (("from 1 MiB", judged.large), ("below", judged.small))
         rows |= {f"{kind} {word}": one for word, one in both if one is not None}
-    _print_table(f"collectives on {name}", rows)
+    return rows
 
 
 def _show(judged: Evaluation, gpu: str, operator: str, dtype: str | None, format: str) -> None:

@@ -1,0 +1,215 @@
+"""Reads tables of collectives that were measured on several systems, each row with the system that it was measured on.
+
+Columns are ``system`` or ``gpu`` (else the name of the file says it), ``gpus`` or ``num_gpus``, ``bytes``, a time, and, where
+there are any, ``collective``, ``nodes``, ``gpus_per_node``, ``nic``, ``algorithm`` and ``healthy``; others are for people.
+Tables of DeepEP have columns of their own. Output of nccl-tests is read, too. A row that is not understood is kept, with the
+reason.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import re
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from triosim.errors import TriosimError
+from triosim.networks.calibration.fit import measured, nccl_tests, systems
+from triosim.networks.calibration.fit.fitting import MeasuredCollective
+from triosim.networks.calibration.fit.systems import MeasuredSystem
+
+Algorithm = Literal["ring", "tree", "nvls", "nvls-tree", "not-nvls"]
+
+#: The kind of what nccl-tests calls sendrecv: every GPU sends its bytes to the next one.
+SEND_RECEIVE = "send_receive"
+_DEEPEP = "num_topk"  # the column that tables of DeepEP have
+_HEAD = 65536  # bytes of a file that show what it is
+#: The algorithms that a row may name, by words of the name (lower case); the first that fits.
+_ALGORITHMS: tuple[tuple[str, Algorithm | None], ...] = (
+    (r"default", None),
+    (r"nvls.?tree", "nvls-tree"),
+    (r"nvls_enable=0", "not-nvls"),
+    (r"nvls", "nvls"),
+    (r"ring", "ring"),
+    (r"tree", "tree"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """What rows of a table are grouped by: the name of their system, which the table calls ``named`` (system or gpu) and so on.
+
+    ``healthy`` is None where the table has no such column.
+    """
+
+    named: str
+    name: str
+    nodes: int
+    nic: str
+    collective: str
+    healthy: str | None = None
+
+    def as_dict(self) -> dict[str, str | int]:
+        """Return the values by the names of their columns."""
+        known: dict[str, str | int] = {self.named: self.name, "nodes": self.nodes, "nic": self.nic}
+        known["collective"] = self.collective
+        return known if self.healthy is None else {**known, "healthy": self.healthy}
+
+
+@dataclass(frozen=True, slots=True)
+class SystemRow:
+    """A row of a table: what was measured, on which system, and by which algorithm, where it names one.
+
+    Where the row cannot be judged, ``refused`` says why, and ``collective`` and ``system`` are None.
+    """
+
+    group: Group
+    nbytes: float = 0.0
+    collective: MeasuredCollective | None = None
+    system: MeasuredSystem | None = None
+    algorithm: Algorithm | None = None
+    refused: str = ""
+
+
+def is_collectives(path: str) -> bool:
+    """Return whether a file is a table of collectives or the output of nccl-tests, by its beginning."""
+    try:
+        with open(path, "rb") as file:
+            packed = file.read(2) == b"\x1f\x8b"
+        with gzip.open(path, "rb") if packed else open(path, "rb") as file:
+            text = file.read(_HEAD).decode("utf-8-sig", errors="replace")
+    except (OSError, EOFError, ValueError, zlib.error):
+        return False
+    names = {name.strip() for name in text.partition("\n")[0].split(",")}
+    if {"bytes"} < names and names & {"gpus", "num_gpus"}:
+        return True
+    return _DEEPEP in names or nccl_tests.is_output(text)
+
+
+def read(path: str, *, collective: str | None = None, gpu: str | None = None) -> list[SystemRow]:
+    """Return the rows of a table; those of ``gpu`` where it is about several, and where it names none they are of that GPU.
+
+    Raises ``TriosimError`` where the table as a whole cannot be read.
+    """
+    text = measured.text_of(path)
+    if nccl_tests.is_output(text):
+        return _of_nccl_tests(path, collective, gpu)
+    reader = csv.DictReader(text.splitlines(), restkey="", restval="")
+    names = [name.strip() for name in reader.fieldnames or []]
+    reader.fieldnames = names
+    table = _Table(names, path, collective, gpu)
+    rows = [row for line in reader if table.has(line) for row in table.rows(line)]
+    if not rows:
+        fix = "give at least one row under the header" if gpu is None else f"it has no rows of {gpu}"
+        raise TriosimError("holds no rows", where=path, fix=fix)
+    return rows
+
+
+def algorithm_of(text: str) -> Algorithm | None:
+    """Return the algorithm of a text such as 'NCCL_ALGO=Ring', None where NCCL chose."""
+    plain = text.lower()
+    return next((name for word, name in _ALGORITHMS if re.search(word, plain)), None)
+
+
+def _of_nccl_tests(path: str, collective: str | None, gpu: str | None) -> list[SystemRow]:
+    name = gpu or _gpu_in_name(path)
+    found = []
+    for row in measured.read(path, collective=collective):
+        group = Group("gpu", name, row.nodes, "", row.kind)
+        found.append(_placed(group, row, {"gpus": str(row.gpus), "nodes": str(row.nodes)}, None))
+    return found
+
+
+def _gpu_in_name(path: str) -> str:
+    """Return the GPU that the name of a file has among its words. Raises ``TriosimError`` where there is none."""
+    words = re.split(r"[\s._-]+", Path(path).name)
+    found = next((word for word in words if systems.preset_of(word)), None)
+    if found is None:
+        fix = "add a column 'system' or 'gpu', or give --gpu or --topology"
+        raise TriosimError("does not say on which system it was measured", where=path, fix=fix)
+    return found
+
+
+def _placed(group: Group, row: MeasuredCollective, said: Mapping[str, str], algorithm: Algorithm | None) -> SystemRow:
+    """Return a row with its system, or with the reason why there is none; ``said`` are the cells that say which it is.
+
+    An all-reduce inside a node by an algorithm that is not NVLS is one on a system whose switches cannot reduce.
+    """
+    try:
+        system = systems.measured_system(said, group.name)
+    except TriosimError as error:
+        return SystemRow(group, row.nbytes, refused=error.what)
+    if algorithm in ("ring", "tree", "not-nvls") and row.kind == "all_reduce" and system.nodes == 1:
+        system = replace(system, in_switch_reduction=False)
+    row = replace(row, gpus=system.nodes * system.gpus, nodes=system.nodes)
+    return SystemRow(replace(group, nodes=system.nodes), row.nbytes, row, system, algorithm)
+
+
+class _Table:
+    """The header of a table, and what its rows become."""
+
+    def __init__(self, names: Sequence[str], path: str, collective: str | None, gpu: str | None) -> None:
+        self.gpu = gpu
+        self.column = next((name for name in ("system", "gpu") if name in names), None)
+        self.named = self.column or "gpu"
+        self.name = "" if self.column else gpu or _gpu_in_name(path)
+        self.healthy = "healthy" in names
+        self.deepep = _DEEPEP in names
+        if not self.deepep:
+            self.time = _time_column(names, path)
+            self.kind = collective or measured.collective_in_name(path) or ""
+            if "collective" not in names and not self.kind:
+                fix = measured.COLLECTIVE_FIX
+                raise TriosimError("does not say which collective it is", where=path, fix=fix)
+
+    def has(self, line: Mapping[str, str]) -> bool:
+        """Whether a line is of the GPU that is asked for."""
+        if self.gpu is None or self.column is None:
+            return True
+        name, wanted = line[self.column], systems.preset_of(self.gpu)
+        return measured.same_gpu(name, self.gpu) or (wanted is not None and systems.preset_of(name) == wanted)
+
+    def rows(self, line: Mapping[str, str]) -> list[SystemRow]:
+        """Return what a line measured: one collective, or DeepEP's dispatch and combine."""
+        if self.deepep:
+            reason = "DeepEP's dispatch and combine are not priced"
+            return [SystemRow(self._group(line, kind, "node_num"), refused=reason) for kind in ("dispatch", "combine")]
+        word, nbytes = line.get("collective") or self.kind, 0.0
+        try:
+            nbytes = measured.positive(line["bytes"], "bytes", "")
+            seconds = measured.positive(line[self.time], self.time, "") * measured.TIMES[self.time]
+            kind = _kind(word)
+        except TriosimError as error:
+            return [SystemRow(self._group(line, word), nbytes, refused=error.what)]
+        row = MeasuredCollective(kind, 2, nbytes, seconds)
+        return [_placed(self._group(line, kind), row, line, algorithm_of(line.get("algorithm", "")))]
+
+    def _group(self, line: Mapping[str, str], kind: str, nodes: str = "nodes") -> Group:
+        name = line[self.column] if self.column else self.name
+        count = line.get(nodes, "")
+        healthy = line["healthy"] if self.healthy else None
+        return Group(self.named, name, int(count) if count.isdecimal() else 1, line.get("nic", ""), kind, healthy)
+
+
+def _time_column(names: Sequence[str], path: str) -> str:
+    """Return the column of times, having checked that there are the others that are needed."""
+    times = [name for name in names if name in measured.TIMES]
+    if len(times) > 1:
+        raise TriosimError(f"has {' and '.join(times)}", where=path, fix="keep one of them")
+    lacking = [] if "bytes" in names else ["bytes"]
+    lacking += [] if {"gpus", "num_gpus"} & set(names) else ["gpus"]
+    lacking += [] if times else [f"one of {', '.join(measured.TIMES)}"]
+    if lacking:
+        raise TriosimError(f"has no column {lacking[0]}", where=path, fix=f"its header is '{','.join(names):.80}'")
+    return times[0]
+
+
+def _kind(word: str) -> str:
+    """Return the kind of a collective by its name in a table."""
+    if re.sub(r"[^a-z]", "", word.lower()).removesuffix("perf") in ("sendrecv", "sendreceive"):
+        return SEND_RECEIVE
+    return measured.kind_of(word, "")
