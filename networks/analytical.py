@@ -11,6 +11,7 @@ import simpy
 
 from triosim.networks.base import Network, loaded
 from triosim.networks.calibration.calibrated_times import CalibratedNetwork, calibrated_collectives
+from triosim.networks.calibration.deepep import DeepEPCollectives
 from triosim.networks.collectives.algorithm import (
     CollectiveAlgorithm,
     CollectiveOperation,
@@ -23,12 +24,12 @@ from triosim.networks.collectives.algorithm import (
     ranks_of,
 )
 from triosim.networks.collectives.algorithms.hierarchical import offset
-from triosim.networks.extensions import ContentionFree
+from triosim.networks.extensions import ContentionFree, TransportNetwork
 from triosim.networks.topology import NodeRef, Topology
-from triosim.tasks import CollectiveKind
+from triosim.tasks import CollectiveKind, DeepEP
 
 
-class AnalyticalNetwork(Network, ContentionFree, CalibratedNetwork):
+class AnalyticalNetwork(Network, ContentionFree, CalibratedNetwork, TransportNetwork):
     """Closed-form times of transfers and collectives, each as if it were alone; the routes of a group are examined once.
 
     ``algorithm`` is a name or a ``CollectiveAlgorithm``; without one it is ``auto``, and on a calibrated topology collectives
@@ -41,6 +42,7 @@ class AnalyticalNetwork(Network, ContentionFree, CalibratedNetwork):
         self._algorithm = loaded("auto" if algorithm is None else algorithm)
         super().__init__(env, topology, algorithm=self._algorithm)
         self.calibrated = calibrated_collectives(topology) if algorithm is None else None
+        self._deepep = DeepEPCollectives(topology, measured=algorithm is None)
         self._nodes: dict[Ranks, int] = {}  # over how many nodes the groups of calibrated collectives are spread
         self._known: dict[tuple[CollectiveKind, Ranks, int | None], list[Cost] | None] = {}
 
@@ -55,6 +57,10 @@ class AnalyticalNetwork(Network, ContentionFree, CalibratedNetwork):
     ) -> simpy.Event:
         """Run a collective of the ranks of a group; see ``Network.collective``."""
         return self.env.timeout(self.seconds(kind, group, nbytes, root=root, shares=shares))
+
+    def exchange(self, transport: DeepEP, ranks: tuple[int, ...]) -> simpy.Event:
+        """Run an all-to-all of a group by its transport; see ``TransportNetwork``."""
+        return self.env.timeout(self._deepep.seconds(ranks, transport))
 
     def seconds(
         self, kind: CollectiveKind, group: Group, nbytes: float, *, root: int | None = None, shares: Shares = None

@@ -17,9 +17,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import simpy
+
 from triosim.networks.topology import NodeRef, Topology
 from triosim.networks.topology.link_symmetry import LinkClasses
-from triosim.tasks import CollectiveKind
+from triosim.tasks import CollectiveKind, DeepEP
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +77,14 @@ class ContentionFree(ABC):  # noqa: B024 - it says something about a network and
     """Promises that simultaneous transfers and collectives do not slow each other down, so that ranks may be folded."""
 
 
+class TransportNetwork(ABC):
+    """Knows the transports that a collective may name instead of NCCL, what they send and how long they take."""
+
+    @abstractmethod
+    def exchange(self, transport: DeepEP, ranks: tuple[int, ...]) -> simpy.Event:
+        """Run an all-to-all of a group by its transport; the event fires when all ranks are through."""
+
+
 class FoldableNetwork(ABC):
     """Tells which links a collective uses, and can simulate one link of each symmetry class, for rank folding.
 
@@ -83,11 +93,18 @@ class FoldableNetwork(ABC):
 
     @abstractmethod
     def collective_edges(
-        self, kind: CollectiveKind, ranks: tuple[int, ...], nbytes: float, *, root: int | None = None
+        self,
+        kind: CollectiveKind,
+        ranks: tuple[int, ...],
+        nbytes: float,
+        *,
+        root: int | None = None,
+        transport: DeepEP | None = None,
     ) -> Iterable[tuple[NodeRef, NodeRef]]:
         """Return source and destination of each transfer of a collective, in an order that depends on the group's order alone.
 
-        After ``use_link_classes``, only of those transfers that are simulated.
+        After ``use_link_classes``, only of those transfers that are simulated. Only a ``TransportNetwork`` is given a
+        ``transport``.
         """
 
     @abstractmethod

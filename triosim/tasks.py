@@ -9,8 +9,8 @@ process group records an event there.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Generator, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
 from triosim.errors import SimulationError
@@ -169,6 +169,40 @@ class Copy(Task):
 
 
 @dataclass(frozen=True, slots=True)
+class DeepEP:
+    """The transport of an all-to-all that DeepEP's kernels carry between tokens and experts, instead of NCCL.
+
+    step: "dispatch" sends tokens to their experts, "combine" sends them back and sums them up.
+    tokens: those of each rank, each of which goes to ``top_k`` of ``experts``; a token has ``token_bytes``.
+    groups, kept_groups: where routing is limited to some groups of experts, how many there are, and how many a token keeps.
+    rows: how often tokens of each rank choose an expert of each rank, N x N values by the rank of the tokens; None where all
+        are equal.
+    sms: the multiprocessors that a kernel takes.
+    low_latency: whether it is a kernel for decoding, which sends each token straight to each of its experts.
+    """
+
+    step: Literal["dispatch", "combine"]
+    tokens: float
+    token_bytes: float
+    top_k: int
+    experts: int
+    groups: int = 1
+    kept_groups: int = 1
+    rows: tuple[float, ...] | None = None
+    sms: int = 20
+    low_latency: bool = False
+
+    def scaled(self, factor: float) -> DeepEP:
+        """Return the transport of so many times the tokens."""
+        rows = None if self.rows is None else tuple([one * factor for one in self.rows])
+        return replace(self, tokens=self.tokens * factor, rows=rows)
+
+    def with_rows(self, rows: Iterable[float] | None) -> DeepEP:
+        """Return the same transport with other rows, or none."""
+        return replace(self, rows=None if rows is None else tuple(rows))
+
+
+@dataclass(frozen=True, slots=True)
 class Collective(Task):
     """A collective of a group; it starts when the last rank has arrived.
 
@@ -178,6 +212,7 @@ class Collective(Task):
         rank, by sender.
     root: the rank that sends or receives the whole tensor.
     layers: the layers that the tensors belong to, for reports.
+    transport: what carries it where that is not NCCL. A network that does not know it runs the collective as any other.
     """
 
     kind: ClassVar[CollectiveKind]
@@ -190,6 +225,7 @@ class Collective(Task):
     shares: tuple[float, ...] | None = None
     label: str = ""
     layers: Layers | None = None
+    transport: DeepEP | None = None
 
 
 class AllReduce(Collective):

@@ -19,7 +19,7 @@ from triosim.compute.pricing.repricing import reprice
 from triosim.errors import TraceError
 from triosim.extrapolators.core.mesh import ExpertReplicas, GroupAxes
 from triosim.extrapolators.core.schedule_table import ActionPhase, ScheduleTable
-from triosim.tasks import CollectiveKind, Layers
+from triosim.tasks import CollectiveKind, DeepEP, Layers
 from triosim.trace import DTYPE_BYTES, Operator, Phase, Tensor
 
 if TYPE_CHECKING:
@@ -49,6 +49,7 @@ class Communicate:
     - ``operator``: the one that needs it, by default the one ahead of it; it is recomputed with that operator.
     - ``tensors`` of that operator: its bytes are divided as these are.
     - ``shares``: unequal shares in bytes, in the order of the ranks; of an all-to-all, those from each to each, by sender.
+    - ``transport``: what carries an all-to-all where that is not NCCL.
     """
 
     kind: CollectiveKind | Literal["rotate"]
@@ -61,6 +62,7 @@ class Communicate:
     operator: int | None = None
     tensors: tuple[int, ...] = ()
     shares: tuple[float, ...] | None = None
+    transport: DeepEP | None = None
 
     def divided(self, before: Mapping[int, Operator], after: Mapping[int, Operator]) -> Communicate:
         """Return the collective with the bytes that it has when operators, by id, are in other shapes."""
@@ -73,7 +75,8 @@ class Communicate:
         if new == old:
             return self
         shares = None if self.shares is None else tuple(share * new / old for share in self.shares)
-        return replace(self, nbytes=self.nbytes * new / old, shares=shares)
+        transport = None if self.transport is None else self.transport.scaled(new / old)
+        return replace(self, nbytes=self.nbytes * new / old, shares=shares, transport=transport)
 
     def awaited(self) -> Await:
         """Return the item that waits for it, where it has a key."""
@@ -277,6 +280,7 @@ class Program:
     - ``batch_size`` is that of a micro-batch. Operators are priced for ``gpu`` by ``model``, repeated layers once if
       ``deduplicate`` is set. ``slowdown`` is by how many times longer an operator takes on a rank, where stages are balanced
       over unequal GPUs.
+    - ``buffers`` are what each rank holds for its communication all the time: the bytes by name.
     - ``iteration`` is the one that the program is for, where something is drawn at random; ``coordinates`` are those of
       the ranks that run it, along axes whose ranks run different programs.
     """
@@ -300,6 +304,7 @@ class Program:
     batch_size: int = 0
     deduplicate: bool = True
     slowdown: Callable[[int, Operator], float] | None = None
+    buffers: tuple[tuple[str, float], ...] = ()
     iteration: int = 0
     coordinates: tuple[tuple[str, int], ...] = ()
     stage_starts: tuple[int, ...] | None = None

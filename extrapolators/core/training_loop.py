@@ -273,7 +273,8 @@ class TrainingLoop:
                 task = self._rotate(step, group, stream)
             elif len(group.ranks) > 1 and step.kind != "rotate":
                 make = COLLECTIVES[step.kind]
-                task = make(step.nbytes, group, stream=stream, layers=step.layers, shares=step.shares)
+                carried = {"shares": step.shares, "transport": step.transport}
+                task = make(step.nbytes, group, stream=stream, layers=step.layers, **carried)
             self._collectives[id(step)] = task
         return self._collectives[id(step)]
 

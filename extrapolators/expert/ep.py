@@ -11,12 +11,15 @@ the busiest in the combine. Experts are sharded, and their gradients reduced, am
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from triosim.config import Option
 from triosim.config.run_config import RunConfig
 from triosim.extrapolators.core.extrapolator import EXPERT_ORDER, Extrapolator
+from triosim.extrapolators.core.flags import EP_TRANSPORT
 from triosim.extrapolators.core.mesh import Mesh
 from triosim.extrapolators.core.program import Program
+from triosim.extrapolators.expert.deepep import DeepEPSettings
 from triosim.extrapolators.expert.expert_loads import LOADS, LoadDistribution, TokenExchange
 from triosim.extrapolators.expert.expert_sharding import ExpertSharding
 from triosim.extrapolators.expert.moe_layers import MoELayers
@@ -36,6 +39,11 @@ class ExpertParallel(Extrapolator):
         Option("seed", "whole", 0, "ep: the seed of the drawn loads.", least=0),
         Option("capacity", "number", None,
                "ep: the most tokens that an expert takes, as a multiple of the mean; others are dropped. By default no limit."),
+        EP_TRANSPORT,
+        Option("deepep_sms", "whole", 20, least=2, unit="multiprocessors",
+               help="ep, deepep: multiprocessors of a kernel for training; 20 is DeepEP's and Megatron-Core's default."),
+        Option("deepep_dispatch", "choice", "fp8", choices=("fp8", "as-is"),
+               help="ep, deepep: tokens are dispatched in fp8 with a scale for each 128 values, or in their own dtype."),
     )  # fmt: skip
 
     def __init__(self, size: int, config: RunConfig, name: str = "") -> None:
@@ -66,8 +74,19 @@ class ExpertParallel(Extrapolator):
         if self._layers is None or self._layers.program.stages is not program.stages:
             self._layers = MoELayers(program, self.axis, self.size)
         exchanges = self._exchanges(self._layers, program.iteration)
-        program = ExpertSharding(program, self._layers, exchanges, program.coordinate(self.axis)).program()
+        deepep = self._deepep
+        if deepep is not None:
+            sizes = [deepep.buffer_bytes(one, self.size, training=program.training) for one in self._layers.found]
+            program = replace(program, buffers=(*program.buffers, ("DeepEP's buffers", max(sizes))))
+        program = ExpertSharding(program, self._layers, exchanges, program.coordinate(self.axis), deepep).program()
         return program.noted(*self._notes(exchanges))
+
+    @property
+    def _deepep(self) -> DeepEPSettings | None:
+        config = self.config
+        if config.ep_transport != "deepep":
+            return None
+        return DeepEPSettings(config.deepep_sms, config.deepep_dispatch == "fp8")
 
     def _exchanges(self, layers: MoELayers, iteration: int) -> list[TokenExchange]:
         """Return the exchange of each layer in an iteration, the same for all ranks."""
@@ -86,6 +105,9 @@ class ExpertParallel(Extrapolator):
         if loads.load != "balanced":
             skewed = "" if loads.load == "uniform" else f", skew {loads.skew:g}"
             yield f"{self.axis}: expert loads are drawn at random ({loads.load}{skewed}, seed {loads.seed})"
+        if self._deepep is not None:
+            dispatched = "fp8, with a scale for each 128 values" if self._deepep.fp8 else "their own dtype"
+            yield f"{self.axis}: DeepEP dispatches tokens in {dispatched}"
         if dropped := sum(one.dropped for one in exchanges):
             share = dropped / (sum(one.kept for one in exchanges) + dropped)
             yield f"{self.axis}: with a capacity factor of {loads.capacity:g}, {share:.1%} of the tokens are dropped"

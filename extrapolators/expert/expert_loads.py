@@ -75,6 +75,10 @@ class TokenExchange:
         received = self._received.mean() if coordinate is None else self._received[coordinate]
         return max(1, round(float(received)))
 
+    def rows_by_rank(self) -> tuple[float, ...] | None:
+        """Return how many rows of each rank go to the experts of each, by the rank of the tokens; None where all are equal."""
+        return None if (self._sent == self._sent[0, 0]).all() else tuple(self._sent.ravel().tolist())
+
     def nbytes(self, row_bytes: float) -> float:
         """Return the bytes that a rank sends, the mean of all."""
         return sum(float(load) / len(self._received) * row_bytes for load in self._received)

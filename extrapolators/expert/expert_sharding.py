@@ -8,6 +8,7 @@ from itertools import count
 
 from triosim.compute.pricing.repricing import estimated
 from triosim.extrapolators.core.program import Block, BlockItem, Communicate, Program
+from triosim.extrapolators.expert.deepep import DeepEPSettings, sizes
 from triosim.extrapolators.expert.expert_loads import TokenExchange
 from triosim.extrapolators.expert.moe_layers import MoELayer, MoELayers
 from triosim.sharding.placements import Placements
@@ -15,15 +16,24 @@ from triosim.trace import Operator, Tensor
 
 
 class ExpertSharding:
-    """Shards the experts of a program for a rank by its expert-parallel coordinate; None is a rank with the mean load."""
+    """Shards the experts of a program for a rank by its expert-parallel coordinate; None is a rank with the mean load.
+
+    ``deepep`` says how DeepEP carries the all-to-alls; without it NCCL does.
+    """
 
     def __init__(
-        self, program: Program, layers: MoELayers, exchanges: Sequence[TokenExchange], coordinate: int | None
+        self,
+        program: Program,
+        layers: MoELayers,
+        exchanges: Sequence[TokenExchange],
+        coordinate: int | None,
+        deepep: DeepEPSettings | None = None,
     ) -> None:
         self._program = program
         self._layers = layers
         self._token_exchanges = exchanges
         self._coordinate = coordinate
+        self._deepep = deepep
         self._operator_ids = count(layers.last_operator + 1)
         self._tensor_ids = count(layers.last_tensor + 1)
         self._before: dict[int, list[BlockItem]] = {}
@@ -55,10 +65,12 @@ class ExpertSharding:
             if tensor.id in received.ids and tensor.id not in dispatched:
                 dispatched.add(tensor.id)
                 there = tensors[received.ids[tensor.id]]
-                self._before.setdefault(op.id, []).extend(self._exchange(op, tensor, there, exchange, combine=False))
+                sent = self._all_to_all(layer, tensor, exchange, combine=False)
+                self._before.setdefault(op.id, []).extend(self._exchange(op, sent, tensor, there))
         for tensor, op in layer.leaving:
             there = tensors[received.ids[tensor.id]]
-            self._after.setdefault(op.id, []).extend(self._exchange(op, tensor, there, exchange, combine=True))
+            sent = self._all_to_all(layer, tensor, exchange, combine=True)
+            self._after.setdefault(op.id, []).extend(self._exchange(op, sent, there, tensor))
         return found
 
     def _local_operator(
@@ -78,22 +90,23 @@ class ExpertSharding:
 
         return replace(operator, inputs=tuple(map(local, operator.inputs)), outputs=tuple(map(local, operator.outputs)))
 
-    def _exchange(
-        self, operator: Operator, own: Tensor, there: Tensor, exchange: TokenExchange, *, combine: bool
-    ) -> list[BlockItem]:
-        """Return an all-to-all between a rank's ``own`` rows and those at its experts, and the copy that permutes rows."""
+    def _all_to_all(self, layer: MoELayer, own: Tensor, exchange: TokenExchange, *, combine: bool) -> Communicate:
+        """Return the all-to-all of a rank's ``own`` rows: to their experts, or back in ``combine``."""
+        axis, ranks = self._layers.axis, self._layers.ranks
+        if self._deepep is not None:
+            kernel = self._deepep.kernel(layer, own, exchange, combine=combine, training=self._program.training)
+            nbytes, shares = sizes(kernel, ranks)
+            return Communicate("all_to_all", nbytes, axis, tensors=(own.id,), shares=shares, transport=kernel)
         row_bytes = own.nbytes / own.shape[0]
-        read, written = (there, own) if combine else (own, there)
+        shares = exchange.shares(row_bytes, combine=combine)
+        return Communicate("all_to_all", exchange.nbytes(row_bytes), axis, tensors=(own.id,), shares=shares)
+
+    def _exchange(self, operator: Operator, sent: Communicate, read: Tensor, written: Tensor) -> list[BlockItem]:
+        """Return an all-to-all for an operator, and the copy that permutes its rows."""
         permutation = Operator(
             *(next(self._operator_ids), "aten::index", operator.phase, operator.layer, (read,), (written,), 0.0)
         )
-        all_to_all = Communicate(
-            *("all_to_all", exchange.nbytes(row_bytes), self._layers.axis),
-            operator=permutation.id,
-            tensors=(own.id,),  # which has as many rows on every rank
-            shares=exchange.shares(row_bytes, combine=combine),
-        )
-        return [all_to_all, permutation]
+        return [replace(sent, operator=permutation.id), permutation]
 
     def _items(self, block: Block, priced: Mapping[int, Operator]) -> Iterable[BlockItem]:
         """Yield a block's items with the exchanges; inserted operators have the times that they were priced with."""

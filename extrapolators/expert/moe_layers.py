@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import takewhile
 from typing import NamedTuple
 
 from triosim.errors import OptionError, TraceError
@@ -30,6 +31,17 @@ class Boundary(NamedTuple):
     operator: Operator
 
 
+class Routing(NamedTuple):
+    """How many experts a token is sent to, of how many groups, and how many of these it keeps (1 of 1: routing has no groups)."""
+
+    top_k: int
+    groups: int
+    kept_groups: int
+
+
+_ONE_EXPERT = Routing(1, 1, 1)
+
+
 @dataclass(frozen=True, slots=True)
 class MoELayer:
     """The experts of one layer: the grouped products ``first`` and ``last``, and every operator between.
@@ -44,6 +56,7 @@ class MoELayer:
     operators: tuple[Operator, ...]
     incoming: tuple[Boundary, ...]
     outgoing: tuple[Boundary, ...]
+    routing: Routing = _ONE_EXPERT
 
     @property
     def rows(self) -> int:
@@ -97,7 +110,8 @@ class MoELayers:
         self.last_tensor = max(max(tensors), *(tensor.storage for tensor in tensors.values()))
         self._parameters = parameter_storages(program.operators)
         self._owners = owners((op for op in program.operators if op.phase == "optimizer"), self._parameters)
-        self.found = tuple(self._with_backward(layer) for layer in self._forward_layers() if layer.last)
+        found = (self._with_backward(layer) for layer in self._forward_layers() if layer.last)
+        self.found = tuple(replace(layer, routing=self._routing(layer)) for layer in found)
         if not self.found:
             what = "the trace has no experts: no grouped product (aten::_grouped_mm) of rows and stacked weights"
             fix = "use a model whose experts run as grouped products, or leave ep out"
@@ -166,6 +180,20 @@ class MoELayers:
         operators = (*(self._flow.by_id[number] for number in layer.placements), *backward)
         ends = (tuple(layer.first), tuple(layer.last))
         return MoELayer(*ends, layer.placements, operators, *map(tuple, _gradients(layer, backward)))
+
+    def _routing(self, layer: MoELayer) -> Routing:
+        """Return how a layer's router chooses: by the last top-k over its experts, and one over groups before it."""
+        chosen, groups, kept, pending = 1, 1, 1, (1, 1)
+        for operator in takewhile(lambda one: one.id != layer.first[0].id, self._flow.forward):
+            if base_name(operator.name) != "topk" or not operator.outputs or not operator.inputs[0].shape:
+                continue
+            among, taken = operator.inputs[0].shape[-1], operator.outputs[0].shape[-1]
+            if among == layer.experts and layer.rows % taken == 0:
+                chosen, groups, kept = taken, *pending
+                pending = (1, 1)
+            elif len(operator.inputs[0].shape) == 2 and 1 < among < layer.experts and layer.experts % among == 0:
+                pending = (among, taken)
+        return Routing(chosen, groups, kept)
 
     def _is_grouped(self, operator: Operator) -> bool:
         """Whether an operator is the product of rows and stacked weights."""

@@ -21,7 +21,12 @@ from triosim.config import Option
 from triosim.config.option import SYSTEM
 from triosim.errors import AsymmetryError
 from triosim.networks.base import SendingNetwork
-from triosim.networks.calibration.calibrated_times import CalibratedNetwork, calibrated_collectives
+from triosim.networks.calibration.calibrated_times import (
+    CalibratedCollective,
+    CalibratedNetwork,
+    calibrated_collectives,
+)
+from triosim.networks.calibration.deepep import DeepEPCollectives
 from triosim.networks.collectives.algorithm import (
     CollectiveAlgorithm,
     CollectiveOperation,
@@ -31,13 +36,20 @@ from triosim.networks.collectives.algorithm import (
 )
 from triosim.networks.collectives.lowering import Done, Form, Layout
 from triosim.networks.events import AFTER_ALL, call_at
-from triosim.networks.extensions import ChangeableLinks, FlowRecord, FoldableNetwork, LinkRate, LinkRecorder
+from triosim.networks.extensions import (
+    ChangeableLinks,
+    FlowRecord,
+    FoldableNetwork,
+    LinkRate,
+    LinkRecorder,
+    TransportNetwork,
+)
 from triosim.networks.flow import sharing
 from triosim.networks.flow.sharing import FlowRates
 from triosim.networks.flow.symmetric_collectives import Fold, SymmetricExecution
 from triosim.networks.topology import NodeRef, Topology
 from triosim.networks.topology.link_symmetry import LinkClasses
-from triosim.tasks import CollectiveKind
+from triosim.tasks import CollectiveKind, DeepEP
 
 Kernel = Literal["auto", "python", "numba"]
 _NEVER = 1e200  # seconds; when a flow over a link that has failed would end
@@ -73,7 +85,9 @@ def _choice(name: str, choices: tuple[str, ...], help: str) -> Option:
     return Option(name, "choice", "auto", help, choices=choices, panel=SYSTEM)
 
 
-class PacketNetwork(SendingNetwork, LinkRecorder, ChangeableLinks, FoldableNetwork, CalibratedNetwork):
+class PacketNetwork(
+    SendingNetwork, LinkRecorder, ChangeableLinks, FoldableNetwork, CalibratedNetwork, TransportNetwork
+):
     """Flows with max-min fair rates. See ``Network`` for what it does and for the other options.
 
     Without an ``algorithm``, collectives are rings, and on a calibrated topology, pipelined, they take what was measured.
@@ -108,6 +122,7 @@ class PacketNetwork(SendingNetwork, LinkRecorder, ChangeableLinks, FoldableNetwo
         self.rates: list[LinkRate] = []
         self._classes: LinkClasses | None = None  # of links, of which one is simulated
         self.calibrated = calibrated_collectives(topology) if algorithm is None and form == "pipelined" else None
+        self._deepep = DeepEPCollectives(topology, measured=algorithm is None and form == "pipelined")
         kernel, fold = (option.parse(value) for option, value in zip(self.options, (kernel, fold), strict=True))
         self._symmetric = SymmetricExecution(self, self._lowering.algorithm, fold)
         self._link_names = list(topology.links)
@@ -134,18 +149,34 @@ class PacketNetwork(SendingNetwork, LinkRecorder, ChangeableLinks, FoldableNetwo
         ranks = operation.ranks
         plan = None if self.calibrated is None else self.calibrated.plan(operation)
         if plan is not None:
-            layout = self._reduced(Layout(plan.steady, plan.factor), ranks)
-            return layout.run(self.env, partial(self.send, stretch=plan.stretch))
+            return self._run_plan(plan, ranks)
         if len(ranks) >= self._symmetric.least and operation.shares is None and self._alone:
             folded = self._symmetric.begin(operation)
             if folded is not None:
                 return folded
         return self._reduced(self._lowering.layout(operation), ranks).run(self.env, self.send)
 
+    def exchange(self, transport: DeepEP, ranks: tuple[int, ...]) -> simpy.Event:
+        """Run an all-to-all of a group by its transport; see ``TransportNetwork``."""
+        return self._run_plan(self._deepep.plan(ranks, transport), ranks)
+
+    def _run_plan(self, plan: CalibratedCollective, ranks: Sequence[int]) -> simpy.Event:
+        layout = self._reduced(Layout(plan.steady, plan.factor), ranks)
+        return layout.run(self.env, partial(self.send, stretch=plan.stretch))
+
     def collective_edges(
-        self, kind: CollectiveKind, ranks: tuple[int, ...], nbytes: float, *, root: int | None = None
+        self,
+        kind: CollectiveKind,
+        ranks: tuple[int, ...],
+        nbytes: float,
+        *,
+        root: int | None = None,
+        transport: DeepEP | None = None,
     ) -> Iterable[tuple[NodeRef, NodeRef]]:
         """Return source and destination of each transfer of a collective; see ``FoldableNetwork``."""
+        if transport is not None:
+            plan = self._deepep.plan(ranks, transport)
+            return self._reduced(Layout(plan.steady, plan.factor), ranks).edges()
         operation = checked_operation(kind, ranks, nbytes, self.topology, root=root)
         plan = None if self.calibrated is None else self.calibrated.plan(operation)
         layout = self._lowering.layout(operation) if plan is None else Layout(plan.steady, plan.factor)

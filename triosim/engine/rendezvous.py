@@ -15,6 +15,7 @@ from triosim.engine.copy_engines import StartTransfer
 from triosim.engine.rank_state import Channel, RankState, TransferEnd, add_dependency
 from triosim.engine.recording import Recording
 from triosim.errors import SimulationError
+from triosim.networks.extensions import TransportNetwork
 from triosim.tasks import Batch, Collective, Communicator, Handle, Recv, Send, Task
 
 if TYPE_CHECKING:
@@ -91,7 +92,10 @@ class Rendezvous:
             for member in members:
                 self._finish(self._ranks[member.rank], member)
 
-        event = self._network.collective(task.kind, group.ranks, task.nbytes, root=task.root, shares=task.shares)
+        if task.transport is not None and isinstance(self._network, TransportNetwork):
+            event = self._network.exchange(task.transport, group.ranks)
+        else:
+            event = self._network.collective(task.kind, group.ranks, task.nbytes, root=task.root, shares=task.shares)
         self._start_transfer(task.kind, group.ranks, event, done)
 
     def _count_simulated(self, group: Communicator) -> int:
@@ -165,6 +169,10 @@ def _channel(rank: int, task: Send | Recv) -> Channel:
     return Channel(task.source, rank, task.tag)
 
 
+def _what(task: Collective) -> tuple[object, ...]:
+    return task.kind, task.nbytes, task.root, task.shares, task.transport
+
+
 def _check_same(first: Handle, second: Handle) -> None:
     """Check that two members issued the same collective; on a GPU, NCCL would hang or corrupt data."""
     one, two = first.task, second.task
@@ -172,7 +180,7 @@ def _check_same(first: Handle, second: Handle) -> None:
         return
     assert isinstance(one, Collective)
     assert isinstance(two, Collective)
-    if (one.kind, one.nbytes, one.root, one.shares) != (two.kind, two.nbytes, two.root, two.shares):
+    if _what(one) != _what(two):
         raise SimulationError(
             f"ranks {first.rank} and {second.rank} meet in collective {first.sequence_numbers[0]} of communicator "
             f"'{one.group.name or list(one.group.ranks)}' with {one.kind} of {one.nbytes:g} bytes and "

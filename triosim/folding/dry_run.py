@@ -14,6 +14,7 @@ from triosim.tasks import (
     CollectiveKind,
     Communicator,
     Compute,
+    DeepEP,
     Handle,
     Iteration,
     Record,
@@ -31,13 +32,20 @@ from triosim.units import format_ranks
 class TransferPattern:
     """A collective of a group, or a transfer between two ranks where ``collective`` is None, whatever its size.
 
-    All collectives with ``unequal`` shares are one pattern: some of the shares may be 0.
+    All collectives with ``unequal`` shares are one pattern: some of the shares may be 0. ``transport`` is without their rows.
     """
 
     collective: CollectiveKind | None
     ranks: tuple[int, ...]
     root: int | None = None
     unequal: bool = False
+    transport: DeepEP | None = None
+
+    @classmethod
+    def of(cls, task: Collective) -> TransferPattern:
+        """Return the pattern of a collective."""
+        transport = None if task.transport is None else task.transport.with_rows(None)
+        return cls(task.kind, task.group.ranks, task.root, task.shares is not None, transport)
 
     def __str__(self) -> str:
         return f"{self.collective or 'transfer'} of ranks {format_ranks(self.ranks, most=8)}"
@@ -149,8 +157,7 @@ def _add_pattern(
 ) -> None:
     if isinstance(task, Collective):
         if len(task.group.ranks) > 1:
-            pattern = TransferPattern(task.kind, task.group.ranks, task.root, task.shares is not None)
-            patterns.setdefault(pattern, PatternUse(task.nbytes)).communicators.add(task.group)
+            patterns.setdefault(TransferPattern.of(task), PatternUse(task.nbytes)).communicators.add(task.group)
     elif isinstance(task, Send):
         patterns.setdefault(TransferPattern(None, (rank, task.destination)), PatternUse(task.nbytes))
     elif isinstance(task, Recv):

@@ -14,15 +14,15 @@ from triosim.folding.link_folding import find_link_classes, pattern_edges
 from triosim.folding.shared_links import SharedLinks
 from triosim.folding.uncontended import UncontendedCollectives
 from triosim.networks.base import Network
-from triosim.networks.extensions import ContentionFree, FigureReporter, FoldableNetwork, LinkCounter
+from triosim.networks.extensions import ContentionFree, FigureReporter, FoldableNetwork, LinkCounter, TransportNetwork
 from triosim.networks.topology import NodeRef
 from triosim.networks.topology.link_symmetry import LinkClasses
-from triosim.tasks import CollectiveKind, Communicator
+from triosim.tasks import CollectiveKind, Communicator, DeepEP
 
 _TOLERANCE = 1e-9  # by what part of its time the end of a copy may differ from the original's
 
 
-class FoldedNetwork(Network, LinkCounter, FigureReporter):
+class FoldedNetwork(Network, LinkCounter, FigureReporter, TransportNetwork):
     """A network that simulates only what influences the representatives. ``patterns`` is what they send.
 
     Raises ``AsymmetryError`` where the times of what is left out are not known to be the same.
@@ -90,6 +90,21 @@ class FoldedNetwork(Network, LinkCounter, FigureReporter):
 
         if pattern in self._uncontended:
             return self._uncontended.run(pattern, nbytes, lambda idle: start((), idle))
+        return self._start_copies(pattern, start)
+
+    def exchange(self, transport: DeepEP, ranks: tuple[int, ...]) -> simpy.Event:
+        """Run an all-to-all of a group by its transport, and those of the simulated copies of the group."""
+        if not isinstance(self._network, TransportNetwork):
+            raise AsymmetryError(f"the network {type(self._network).__name__} knows no transports")
+        pattern = TransferPattern("all_to_all", ranks, None, transport.rows is not None, transport.with_rows(None))
+
+        def start(shift: Sequence[int], network: Network = self._network) -> simpy.Event:
+            mapped = rank_map(self._symmetry, pattern, shift)
+            assert isinstance(network, TransportNetwork)
+            return network.exchange(transport, ranks if mapped is None else tuple(map(mapped, ranks)))
+
+        if pattern in self._uncontended:
+            return self._uncontended.run(pattern, transport.tokens, lambda idle: start((), idle))
         return self._start_copies(pattern, start)
 
     def _start_copies(self, pattern: TransferPattern, start: Callable[[Sequence[int]], simpy.Event]) -> simpy.Event:

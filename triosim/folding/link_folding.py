@@ -8,7 +8,7 @@ from contextlib import suppress
 from triosim.errors import AsymmetryError
 from triosim.extrapolators.core.symmetry import Symmetry
 from triosim.folding.dry_run import PatternUse, TransferPattern
-from triosim.networks.extensions import FoldableNetwork
+from triosim.networks.extensions import FoldableNetwork, TransportNetwork
 from triosim.networks.topology import NodeRef, Topology
 from triosim.networks.topology.link_symmetry import LinkClasses, LinkPermutations, Rotation
 
@@ -20,7 +20,10 @@ def pattern_edges(network: FoldableNetwork, pattern: TransferPattern, nbytes: fl
     """Return the edges of a pattern; one of each class, where the network uses link classes."""
     if pattern.collective is None:
         return ((pattern.ranks[0], pattern.ranks[1]),)
-    return tuple(network.collective_edges(pattern.collective, pattern.ranks, nbytes, root=pattern.root))
+    kind, ranks, transport = pattern.collective, pattern.ranks, pattern.transport
+    if transport is not None and isinstance(network, TransportNetwork):
+        return tuple(network.collective_edges(kind, ranks, nbytes, transport=transport))
+    return tuple(network.collective_edges(kind, ranks, nbytes, root=pattern.root))
 
 
 def find_link_classes(

@@ -189,6 +189,8 @@ class _RankStep:
                 times = program.micro_batches if tensor.category == "input" else 1
                 layer = layers.get(parameter_of.get(storage, storage), "")
                 yield Resident.of(tensor, layer, storages.captured.scale(storage, tensor.nbytes) * times)
+        for name, nbytes in program.buffers:
+            yield Resident(round(nbytes), "communication", name)
         for one in storages.captured.persistent if self._pipeline_rank == 0 else ():
             if program.training or one.category not in ("optimizer_state", "gradient"):
                 yield Resident.of(one, one.layer, one.nbytes)

@@ -1,0 +1,396 @@
+"""DeepEP's dispatch and combine: what they send over the links of a topology, and the time that they take alone.
+
+Its kernels for training (V1's "normal" ones) send a token once to each GPU that has one of its experts. Between nodes it goes
+once to each such node, over the network card to the GPU of the same index there, which forwards it over NVLink; combine goes
+the same way back and sums up on the way. With T tokens a GPU of b bytes each, R distinct GPUs and D distinct nodes for each
+token, n nodes and S multiprocessors that run the kernel, it takes
+
+    launch + b launch' + hop log2(n) + fill T / (T + 150) + (s^4 + l^4 + c^4)^(1/4)
+    s = T (R (message + b message') + token + b token' + D b forward) / S
+
+where l and c are what the busiest NVLink and card need for their bytes at the efficiency that was fitted. The low-latency
+kernels, for decoding, send each token once to each of its K experts, straight to their GPU. Constants are fitted to
+aiconfigurator's measurements (Apache-2.0) by ``python -m validation.deepep --write``; the way of a token is that of DeepEP's
+README and docs/legacy.md.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from triosim.networks.calibration.calibrated_times import CalibratedCollective
+from triosim.networks.collectives.algorithm import Edge, SteadyState, busiest
+from triosim.networks.topology import Topology
+from triosim.tasks import DeepEP
+
+FILE = Path(__file__).with_suffix(".json")
+FILLED = 150.0  # tokens with which the kernels' pipeline is half full
+SHARPNESS = 4  # of the choice between what limits a kernel: the p of a p-norm
+_MOST_EDGES = 1_000_000
+
+Matrix = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class NormalKernel:
+    """The constants of a kernel for training on one kind of GPU: seconds, seconds a byte, and seconds times multiprocessors.
+
+    ``launch_byte`` is of a token's bytes; ``message`` and ``message_byte`` are for each GPU that a token reaches, ``token`` and
+    ``token_byte`` for each token. ``link_efficiency`` is the part of the bandwidth inside a node that it reaches.
+    """
+
+    launch: float
+    launch_byte: float
+    fill: float
+    message: float
+    message_byte: float
+    token: float
+    token_byte: float
+    link_efficiency: float
+
+
+@dataclass(frozen=True, slots=True)
+class LowLatencyKernel:
+    """The constants of a kernel for decoding on one kind of GPU: seconds.
+
+    ``launch_byte`` is of a token's bytes, ``expert`` of each expert that a GPU has, ``copy`` and ``copy_byte`` of each of a
+    token's experts.
+    """
+
+    launch: float
+    launch_byte: float
+    expert: float
+    copy: float
+    copy_byte: float
+
+
+@dataclass(frozen=True, slots=True)
+class BetweenNodes:
+    """The constants of a kernel over several nodes: ``hop`` in seconds for each doubling of the nodes.
+
+    ``forward_byte`` is in seconds times multiprocessors, for each node that a token reaches. ``card_efficiency`` is the part of
+    a card's bandwidth that is reached, by number of nodes; between two numbers it is interpolated over their logarithm.
+    """
+
+    hop: float
+    forward_byte: float
+    card_efficiency: tuple[tuple[int, float], ...]
+
+    def efficiency(self, nodes: int) -> float:
+        """Return the part of a card's bandwidth that is reached over so many nodes."""
+        known, values = zip(*self.card_efficiency, strict=True)
+        return float(np.interp(math.log2(nodes), np.log2(known), values))
+
+
+@dataclass(frozen=True, slots=True)
+class DeepEPSystem:
+    """A kind of GPU: its bandwidth to the other GPUs of a node in bytes per second, and its kernels by step."""
+
+    name: str
+    link_bandwidth: float
+    normal: dict[str, NormalKernel]
+    low_latency: dict[str, LowLatencyKernel]
+
+
+@dataclass(frozen=True, slots=True)
+class DeepEPConstants:
+    """All that was fitted: systems, and the kernels over several nodes by step. ``source`` says to what."""
+
+    source: str
+    systems: tuple[DeepEPSystem, ...]
+    normal: dict[str, BetweenNodes]
+    low_latency: dict[str, BetweenNodes]
+
+    def nearest(self, link_bandwidth: float, name: str = "") -> DeepEPSystem:
+        """Return the system of a name, or else the one whose bandwidth inside a node is nearest."""
+        for one in self.systems:
+            if one.name == name:
+                return one
+        return min(self.systems, key=lambda one: abs(math.log(one.link_bandwidth / link_bandwidth)))
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """What one kernel moves: ``inside`` nodes and ``between`` them, edge by edge, and per GPU the most messages and forwards.
+
+    ``messages`` counts (token, GPU) pairs, ``forwards`` (token, node) pairs, both with a GPU's own.
+    """
+
+    inside: tuple[Edge, ...]
+    between: tuple[Edge, ...]
+    ranks: int
+    nodes: int
+    messages: float
+    forwards: float
+
+
+def reached(experts: float, kernel: DeepEP) -> float:
+    """Return the probability that one of a token's experts is among so many that are next to each other.
+
+    All choices of experts are equally likely, and so are those of groups where routing is limited to some. A number of experts
+    may be a fraction: where experts are not equally popular, it is the number that would get as many tokens.
+    """
+    group = kernel.experts / kernel.groups
+    if kernel.kept_groups >= kernel.groups:
+        return _one_of(experts, kernel.top_k, kernel.experts)
+    within = group * kernel.kept_groups
+    if experts <= group:
+        return kernel.kept_groups / kernel.groups * _one_of(experts, kernel.top_k, within)
+    low = math.floor(experts / group)
+    chances = [
+        sum(
+            math.comb(whole, kept) * math.comb(kernel.groups - whole, kernel.kept_groups - kept)
+            * _one_of(kept * group, kernel.top_k, within)
+            for kept in range(min(whole, kernel.kept_groups) + 1)
+        ) / math.comb(kernel.groups, kernel.kept_groups)
+        for whole in (low, min(low + 1, kernel.groups))
+    ]  # fmt: skip
+    return chances[0] + (experts / group - low) * (chances[1] - chances[0])
+
+
+def _one_of(experts: float, chosen: int, total: float) -> float:
+    """Return the probability that one of ``chosen`` different experts of a total is among so many (hypergeometric)."""
+    missed = 1.0
+    for number in range(min(chosen, math.ceil(total))):
+        missed *= max(0.0, 1.0 - experts / (total - number))
+    return 1.0 - missed
+
+
+def tokens_sent(kernel: DeepEP, ranks: int) -> Matrix:
+    """Return the tokens that each rank of a group sends to each, its own included (an array: sender, receiver).
+
+    The low-latency kernels send a token to each of its experts, the others once to each rank that has one of them.
+    """
+    rows = _rows(kernel, ranks)
+    return rows if kernel.low_latency else kernel.tokens * _reached(rows, kernel)
+
+
+def exchange(kernel: DeepEP, nodes: Sequence[Sequence[int]]) -> Exchange:
+    """Return what a kernel sends between the ranks of some nodes, given by node in the order of the group."""
+    members = [rank for node in nodes for rank in node]
+    rows = _rows(kernel, len(members))
+    sent = tokens_sent(kernel, len(members))
+    messages = float(max(sent.sum(axis=0).max(), sent.sum(axis=1).max()))
+    starts = np.cumsum([0, *map(len, nodes)])
+    spans = [slice(int(a), int(b)) for a, b in pairwise(starts)]
+    if kernel.low_latency:
+        inside, between = _straight(sent * kernel.token_bytes, members, spans)
+        return Exchange(*_in_direction(kernel, inside, between), len(members), len(nodes), messages, 0.0)
+    by_node = np.stack([rows[:, span].sum(axis=1) for span in spans], axis=1)
+    to_node = kernel.tokens * _reached(by_node, kernel)
+    inside, between = _forwarded(sent * kernel.token_bytes, to_node * kernel.token_bytes, members, spans)
+    forwards = float(to_node.sum(axis=1).max())
+    return Exchange(*_in_direction(kernel, inside, between), len(members), len(nodes), messages, forwards)
+
+
+def _rows(kernel: DeepEP, ranks: int) -> Matrix:
+    """Return how often tokens of each rank choose an expert of each rank."""
+    if kernel.rows is None:
+        return np.full((ranks, ranks), kernel.tokens * kernel.top_k / ranks)
+    return np.array(kernel.rows).reshape(ranks, ranks)
+
+
+def _reached(rows: Matrix, kernel: DeepEP) -> Matrix:
+    """Return the probability that a token of a rank reaches each rank (or node) to which it sends so many rows."""
+    experts = rows * (kernel.experts / (kernel.tokens * kernel.top_k))
+    known = {value: reached(value, kernel) for value in np.unique(experts).tolist()}
+    found: Matrix = np.vectorize(known.__getitem__, otypes=[np.float64])(experts)
+    return found
+
+
+def _straight(nbytes: Matrix, members: Sequence[int], spans: Sequence[slice]) -> tuple[list[Edge], list[Edge]]:
+    """Return the edges inside nodes and between them where each rank sends straight to each."""
+    inside: list[Edge] = []
+    between: list[Edge] = []
+    node_of = [number for number, span in enumerate(spans) for _ in range(span.start, span.stop)]
+    for source, row in enumerate(nbytes.tolist()):
+        for destination, size in enumerate(row):
+            if source != destination:
+                found = inside if node_of[source] == node_of[destination] else between
+                found.append(Edge(members[source], members[destination], size))
+    return inside, between
+
+
+def _forwarded(
+    nbytes: Matrix, to_node: Matrix, members: Sequence[int], spans: Sequence[slice]
+) -> tuple[list[Edge], list[Edge]]:
+    """Return the edges inside nodes and between them where the GPU of the sender's index receives for its node."""
+    inside: list[Edge] = []
+    between: list[Edge] = []
+    index_of = np.concatenate([np.arange(span.stop - span.start) for span in spans])
+    for number, span in enumerate(spans):
+        size = span.stop - span.start
+        for index in range(size):
+            receiver = members[span.start + index]
+            senders = np.flatnonzero(index_of % size == index)
+            for other, forwarded in enumerate(nbytes[senders, span].sum(axis=0).tolist()):
+                if other != index:
+                    inside.append(Edge(receiver, members[span.start + other], forwarded))
+            for sender in senders.tolist():
+                if not span.start <= sender < span.stop:
+                    between.append(Edge(members[sender], receiver, float(to_node[sender, number])))
+    return inside, between
+
+
+def _in_direction(kernel: DeepEP, *edges: list[Edge]) -> tuple[tuple[Edge, ...], ...]:
+    """Return the edges of a dispatch as they are, those of a combine reversed."""
+    if kernel.step == "dispatch":
+        return tuple(map(tuple, edges))
+    return tuple(tuple([Edge(to, source, nbytes) for source, to, nbytes in one]) for one in edges)
+
+
+@cache
+def constants() -> DeepEPConstants:
+    """Return the constants that ship with triosim."""
+    return from_mapping(json.loads(FILE.read_text(encoding="utf-8")))
+
+
+def from_mapping(said: dict[str, Any]) -> DeepEPConstants:
+    """Return the constants that a mapping, as in the file, has."""
+
+    def between(kernels: dict[str, Any]) -> dict[str, BetweenNodes]:
+        return {
+            step: BetweenNodes(
+                one["hop"],
+                one["forward_byte"],
+                tuple(sorted((int(nodes), share) for nodes, share in one["card_efficiency"].items())),
+            )
+            for step, one in kernels.items()
+        }
+
+    systems = [
+        DeepEPSystem(
+            name,
+            one["link_bandwidth"],
+            {step: NormalKernel(**kernel) for step, kernel in one["normal"].items()},
+            {step: LowLatencyKernel(**kernel) for step, kernel in one["low_latency"].items()},
+        )
+        for name, one in said["systems"].items()
+    ]
+    over_nodes = said["between_nodes"]
+    return DeepEPConstants(
+        said["source"], tuple(systems), between(over_nodes["normal"]), between(over_nodes["low_latency"])
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class KernelTime:
+    """The time of a kernel alone, in seconds: before its bytes flow, and while they do."""
+
+    latency: float
+    moving: float
+
+
+def kernel_time(
+    kernel: DeepEP, moved: Exchange, links: float, cards: float, system: DeepEPSystem, fitted: DeepEPConstants
+) -> KernelTime:
+    """Return the time of a kernel; ``links`` and ``cards`` are what the busiest NVLink and card need at full bandwidth."""
+    nbytes, doublings = kernel.token_bytes, math.log2(moved.nodes)
+    if kernel.low_latency:
+        low = system.low_latency[kernel.step]
+        wide = fitted.low_latency[kernel.step]
+        latency = low.launch + low.launch_byte * nbytes + low.expert * kernel.experts / moved.ranks
+        moving = _norm(moved.messages * (low.copy + nbytes * low.copy_byte), cards / wide.efficiency(moved.nodes))
+        return KernelTime(latency + wide.hop * doublings, moving)
+    one, wide = system.normal[kernel.step], fitted.normal[kernel.step]
+    latency = one.launch + one.launch_byte * nbytes + wide.hop * doublings
+    latency += one.fill * kernel.tokens / (kernel.tokens + FILLED)
+    work = moved.messages * (one.message + nbytes * one.message_byte) + kernel.tokens * (
+        one.token + nbytes * one.token_byte
+    )
+    if moved.nodes > 1:
+        work += moved.forwards * nbytes * wide.forward_byte
+    limits = (work / kernel.sms, links / one.link_efficiency, cards / wide.efficiency(moved.nodes))
+    return KernelTime(latency, _norm(*limits))
+
+
+def _norm(*seconds: float) -> float:
+    """Return the time of several limits that act together: near the largest, and more where several are equal."""
+    largest: float = max(seconds)
+    if not largest:
+        return 0.0
+    return largest * float(sum((one / largest) ** SHARPNESS for one in seconds)) ** (1.0 / SHARPNESS)
+
+
+class DeepEPCollectives:
+    """DeepEP's kernels on a topology. Without ``measured`` their bytes go over its links as they are, without launch costs."""
+
+    def __init__(self, topology: Topology, *, measured: bool = True) -> None:
+        self.topology = topology
+        self._nominal = topology.nominal or topology
+        self._measured = measured
+        self._per_node = gpus_per_node(topology)
+        self._plans: dict[tuple[tuple[int, ...], DeepEP], CalibratedCollective] = {}
+        self._edges = 0
+
+    def plan(self, ranks: Sequence[int], kernel: DeepEP) -> CalibratedCollective:
+        """Return the edges of a kernel, its latency, and how often its bytes count on links to take its time alone."""
+        key = (tuple(ranks), kernel)
+        found = self._plans.get(key)
+        if found is None:
+            found = self._planned(*key)
+            self._edges += len(found.steady.edges)
+            if self._edges > _MOST_EDGES:
+                self._plans.clear()
+                self._edges = len(found.steady.edges)
+            self._plans[key] = found
+        return found
+
+    def seconds(self, ranks: Sequence[int], kernel: DeepEP) -> float:
+        """Return the time of a kernel alone, longer where links are slowed."""
+        plan = self.plan(ranks, kernel)
+        return plan.steady.latency + plan.stretch * busiest(plan.steady.edges, self.topology)
+
+    @cached_property
+    def _system(self) -> DeepEPSystem | None:
+        return constants().nearest(*_link_bandwidth(self._nominal)) if self._measured else None
+
+    def _planned(self, ranks: tuple[int, ...], kernel: DeepEP) -> CalibratedCollective:
+        by_node: dict[int, list[int]] = {}
+        for rank in ranks:
+            by_node.setdefault(rank // self._per_node, []).append(rank)
+        moved = exchange(self._in_order(kernel, ranks, by_node), list(by_node.values()))
+        edges = (*moved.inside, *moved.between)
+        if self._system is None:
+            latency = max(
+                (self.topology.latency_and_bandwidth(one.source, one.destination)[0] for one in edges), default=0.0
+            )
+            return CalibratedCollective(SteadyState(edges, latency * (2 if moved.nodes > 1 else 1)), 1.0, 1.0)
+        links, cards = busiest(moved.inside, self._nominal), busiest(moved.between, self._nominal)
+        time = kernel_time(kernel, moved, links, cards, self._system, constants())
+        idle = busiest(edges, self._nominal)
+        return CalibratedCollective(SteadyState(edges, time.latency), 1.0, time.moving / idle if idle else 1.0)
+
+    def _in_order(self, kernel: DeepEP, ranks: tuple[int, ...], by_node: dict[int, list[int]]) -> DeepEP:
+        """Return the kernel with its rows in the order of the nodes, where the ranks of a group are in another."""
+        order = [rank for node in by_node.values() for rank in node]
+        if kernel.rows is None or tuple(order) == ranks:
+            return kernel
+        places = [ranks.index(rank) for rank in order]
+        return kernel.with_rows(_rows(kernel, len(ranks))[np.ix_(places, places)].ravel().tolist())
+
+
+def gpus_per_node(topology: Topology) -> int:
+    """Return how many GPUs a node has; all of them where the topology is not made of nodes."""
+    dimensions = topology.dimensions
+    if len(dimensions) > 1 and dimensions[-1].block == "switch":
+        return math.prod(one.size for one in dimensions[:-1])
+    return max(len(topology.gpus), 1)
+
+
+def _link_bandwidth(topology: Topology) -> tuple[float, str]:
+    """Return what a GPU can send to the others of its node together, and the name of the preset, if it is one."""
+    name = topology.preset.name if topology.preset is not None else ""
+    if topology.dimensions:
+        return topology.dimensions[0].bandwidth, name
+    return topology.latency_and_bandwidth(0, min(1, len(topology.gpus) - 1))[1], name
