@@ -42,7 +42,8 @@ class AnalyticalNetwork(Network, ContentionFree, CalibratedNetwork, TransportNet
         self._algorithm = loaded("auto" if algorithm is None else algorithm)
         super().__init__(env, topology, algorithm=self._algorithm)
         self.calibrated = calibrated_collectives(topology) if algorithm is None else None
-        self._deepep = DeepEPCollectives(topology, measured=algorithm is None)
+        machine = None if self.calibrated is None else self.calibrated.measured_on
+        self._deepep = DeepEPCollectives(topology, machine)
         self._nodes: dict[Ranks, int] = {}  # over how many nodes the groups of calibrated collectives are spread
         self._known: dict[tuple[CollectiveKind, Ranks, int | None], list[Cost] | None] = {}
 

@@ -49,6 +49,7 @@ SYSTEMS = {
     "GB300 (4-GPU tray)": ("gb300-nvl4", 900e9, 4),
 }
 CARD = 50e9  # bytes per second: the machines of several nodes have a card of 400 Gb/s for each GPU
+H800_LINKS = 200e9  # bytes per second: 8 of the H100's 18 NVLinks
 MOST_KEPT = 4  # nodes that a token of the benchmark keeps (min(nodes, 4), its default)
 LARGEST_DECODE = 256  # tokens; DeepEP recommends fewer for its low-latency kernels
 SOURCE = (
@@ -366,6 +367,33 @@ def more_tokens_never_faster(constants: DeepEPConstants) -> bool:
             if any(after < before for before, after in pairwise(times)):
                 return False
     return True
+
+
+def published() -> list[Row]:
+    """Compare with the figures for H800s in DeepEP's docs/legacy.md, on which nothing was fitted, but for eight nodes.
+
+    They are logical bandwidths in GB/s of 4,096 tokens by 24 multiprocessors: in a node of the bytes that a GPU receives, over
+    several of a token's bytes once for each node, with a GPU's or node's own. For eight nodes they say 51 and 50; the rows that
+    were fitted reach a third of that.
+    """
+    constants = deepep.constants()
+    system = constants.nearest(450e9, "dgx-h100")
+    found = []
+    for nodes, figures in ((1, (153, 158)), (2, (43, 43)), (4, (58, 57))):
+        for step, figure in zip(STEPS, figures, strict=True):
+            kernel = DeepEP(step, 4096, token_bytes(step, 7168), 8, 256, nodes, min(nodes, MOST_KEPT), sms=24)
+            ranks = 8 * nodes
+            messages = 4096 * ranks * reached(256 / ranks, kernel)
+            forwards = 4096 * nodes * reached(256 / nodes, kernel)
+            links = messages * 7 / 8 * kernel.token_bytes / H800_LINKS
+            cards = forwards * (nodes - 1) / nodes * kernel.token_bytes / CARD
+            moved = Exchange((), (), ranks, nodes, messages, forwards)
+            time = kernel_time(kernel, moved, links, cards, system, constants)
+            counted = messages if nodes == 1 else forwards
+            rate = counted * kernel.token_bytes / (time.latency + time.moving)
+            what = f"DeepEP's {step}, {nodes} x 8 H800, not fitted"
+            found.append(Row(what, "DeepEP's docs", 1, abs(rate / (figure * 1e9) - 1), 0.15))
+    return found
 
 
 def rows() -> list[Row]:

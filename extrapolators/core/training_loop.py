@@ -273,8 +273,8 @@ class TrainingLoop:
                 task = self._rotate(step, group, stream)
             elif len(group.ranks) > 1 and step.kind != "rotate":
                 make = COLLECTIVES[step.kind]
-                carried = {"shares": step.shares, "transport": step.transport}
-                task = make(step.nbytes, group, stream=stream, layers=step.layers, **carried)
+                shares, transport = step.shares, step.transport
+                task = make(step.nbytes, group, stream, shares=shares, layers=step.layers, transport=transport)
             self._collectives[id(step)] = task
         return self._collectives[id(step)]
 

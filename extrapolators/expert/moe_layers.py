@@ -32,14 +32,11 @@ class Boundary(NamedTuple):
 
 
 class Routing(NamedTuple):
-    """How many experts a token is sent to, of how many groups, and how many of these it keeps (1 of 1: routing has no groups)."""
+    """How many experts a token goes to, and of how many groups of experts it keeps how many (1 of 1 without groups)."""
 
     top_k: int
     groups: int
     kept_groups: int
-
-
-_ONE_EXPERT = Routing(1, 1, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +53,7 @@ class MoELayer:
     operators: tuple[Operator, ...]
     incoming: tuple[Boundary, ...]
     outgoing: tuple[Boundary, ...]
-    routing: Routing = _ONE_EXPERT
+    routing: Routing
 
     @property
     def rows(self) -> int:
@@ -110,8 +107,7 @@ class MoELayers:
         self.last_tensor = max(max(tensors), *(tensor.storage for tensor in tensors.values()))
         self._parameters = parameter_storages(program.operators)
         self._owners = owners((op for op in program.operators if op.phase == "optimizer"), self._parameters)
-        found = (self._with_backward(layer) for layer in self._forward_layers() if layer.last)
-        self.found = tuple(replace(layer, routing=self._routing(layer)) for layer in found)
+        self.found = tuple(self._with_backward(layer) for layer in self._forward_layers() if layer.last)
         if not self.found:
             what = "the trace has no experts: no grouped product (aten::_grouped_mm) of rows and stacked weights"
             fix = "use a model whose experts run as grouped products, or leave ep out"
@@ -179,19 +175,21 @@ class MoELayers:
         backward = [op for op in self.program.operators if op.phase == "backward" and op.forward in layer.placements]
         operators = (*(self._flow.by_id[number] for number in layer.placements), *backward)
         ends = (tuple(layer.first), tuple(layer.last))
-        return MoELayer(*ends, layer.placements, operators, *map(tuple, _gradients(layer, backward)))
+        incoming, outgoing = map(tuple, _gradients(layer, backward))
+        return MoELayer(*ends, layer.placements, operators, incoming, outgoing, self._routing(layer))
 
-    def _routing(self, layer: MoELayer) -> Routing:
+    def _routing(self, layer: _Forward) -> Routing:
         """Return how a layer's router chooses: by the last top-k over its experts, and one over groups before it."""
+        rows, weights = layer.first[0].inputs[:2]
         chosen, groups, kept, pending = 1, 1, 1, (1, 1)
         for operator in takewhile(lambda one: one.id != layer.first[0].id, self._flow.forward):
             if base_name(operator.name) != "topk" or not operator.outputs or not operator.inputs[0].shape:
                 continue
             among, taken = operator.inputs[0].shape[-1], operator.outputs[0].shape[-1]
-            if among == layer.experts and layer.rows % taken == 0:
+            if among == weights.shape[0] and rows.shape[0] % taken == 0:
                 chosen, groups, kept = taken, *pending
                 pending = (1, 1)
-            elif len(operator.inputs[0].shape) == 2 and 1 < among < layer.experts and layer.experts % among == 0:
+            elif len(operator.inputs[0].shape) == 2 and 1 < among < weights.shape[0] and weights.shape[0] % among == 0:
                 pending = (among, taken)
         return Routing(chosen, groups, kept)
 

@@ -183,14 +183,16 @@ def exchange(kernel: DeepEP, nodes: Sequence[Sequence[int]]) -> Exchange:
     messages = float(max(sent.sum(axis=0).max(), sent.sum(axis=1).max()))
     starts = np.cumsum([0, *map(len, nodes)])
     spans = [slice(int(a), int(b)) for a, b in pairwise(starts)]
+    forwards = 0.0
     if kernel.low_latency:
         inside, between = _straight(sent * kernel.token_bytes, members, spans)
-        return Exchange(*_in_direction(kernel, inside, between), len(members), len(nodes), messages, 0.0)
-    by_node = np.stack([rows[:, span].sum(axis=1) for span in spans], axis=1)
-    to_node = kernel.tokens * _reached(by_node, kernel)
-    inside, between = _forwarded(sent * kernel.token_bytes, to_node * kernel.token_bytes, members, spans)
-    forwards = float(to_node.sum(axis=1).max())
-    return Exchange(*_in_direction(kernel, inside, between), len(members), len(nodes), messages, forwards)
+    else:
+        by_node = np.stack([rows[:, span].sum(axis=1) for span in spans], axis=1)
+        to_node = kernel.tokens * _reached(by_node, kernel)
+        forwards = float(to_node.sum(axis=1).max())
+        inside, between = _forwarded(sent * kernel.token_bytes, to_node * kernel.token_bytes, members, spans)
+    edges = _in_direction(kernel, inside), _in_direction(kernel, between)
+    return Exchange(*edges, len(members), len(nodes), messages, forwards)
 
 
 def _rows(kernel: DeepEP, ranks: int) -> Matrix:
@@ -242,11 +244,11 @@ def _forwarded(
     return inside, between
 
 
-def _in_direction(kernel: DeepEP, *edges: list[Edge]) -> tuple[tuple[Edge, ...], ...]:
+def _in_direction(kernel: DeepEP, edges: list[Edge]) -> tuple[Edge, ...]:
     """Return the edges of a dispatch as they are, those of a combine reversed."""
     if kernel.step == "dispatch":
-        return tuple(map(tuple, edges))
-    return tuple(tuple([Edge(to, source, nbytes) for source, to, nbytes in one]) for one in edges)
+        return tuple(edges)
+    return tuple([Edge(to, source, nbytes) for source, to, nbytes in edges])
 
 
 @cache
@@ -319,16 +321,18 @@ def _norm(*seconds: float) -> float:
     largest: float = max(seconds)
     if not largest:
         return 0.0
-    return largest * float(sum((one / largest) ** SHARPNESS for one in seconds)) ** (1.0 / SHARPNESS)
+    return largest * math.pow(math.fsum((one / largest) ** SHARPNESS for one in seconds), 1.0 / SHARPNESS)
 
 
 class DeepEPCollectives:
-    """DeepEP's kernels on a topology. Without ``measured`` their bytes go over its links as they are, without launch costs."""
+    """DeepEP's kernels on a topology; ``machine`` is the same one with all links at full speed, which their times are of.
 
-    def __init__(self, topology: Topology, *, measured: bool = True) -> None:
+    Without a ``machine`` their bytes go over the links as they are, and take nothing else.
+    """
+
+    def __init__(self, topology: Topology, machine: Topology | None) -> None:
         self.topology = topology
-        self._nominal = topology.nominal or topology
-        self._measured = measured
+        self._machine = machine
         self._per_node = gpus_per_node(topology)
         self._plans: dict[tuple[tuple[int, ...], DeepEP], CalibratedCollective] = {}
         self._edges = 0
@@ -353,7 +357,7 @@ class DeepEPCollectives:
 
     @cached_property
     def _system(self) -> DeepEPSystem | None:
-        return constants().nearest(*_link_bandwidth(self._nominal)) if self._measured else None
+        return None if self._machine is None else constants().nearest(*_link_bandwidth(self._machine))
 
     def _planned(self, ranks: tuple[int, ...], kernel: DeepEP) -> CalibratedCollective:
         by_node: dict[int, list[int]] = {}
@@ -361,15 +365,16 @@ class DeepEPCollectives:
             by_node.setdefault(rank // self._per_node, []).append(rank)
         moved = exchange(self._in_order(kernel, ranks, by_node), list(by_node.values()))
         edges = (*moved.inside, *moved.between)
-        if self._system is None:
-            latency = max(
-                (self.topology.latency_and_bandwidth(one.source, one.destination)[0] for one in edges), default=0.0
-            )
-            return CalibratedCollective(SteadyState(edges, latency * (2 if moved.nodes > 1 else 1)), 1.0, 1.0)
-        links, cards = busiest(moved.inside, self._nominal), busiest(moved.between, self._nominal)
+        if self._machine is None or self._system is None:
+            latency = self._latency(moved.inside) + self._latency(moved.between)
+            return CalibratedCollective(SteadyState(edges, latency), 1.0, 1.0)
+        links, cards = busiest(moved.inside, self._machine), busiest(moved.between, self._machine)
         time = kernel_time(kernel, moved, links, cards, self._system, constants())
-        idle = busiest(edges, self._nominal)
+        idle = busiest(edges, self._machine)
         return CalibratedCollective(SteadyState(edges, time.latency), 1.0, time.moving / idle if idle else 1.0)
+
+    def _latency(self, edges: Sequence[Edge]) -> float:
+        return max((self.topology.latency_and_bandwidth(*edge[:2])[0] for edge in edges), default=0.0)
 
     def _in_order(self, kernel: DeepEP, ranks: tuple[int, ...], by_node: dict[int, list[int]]) -> DeepEP:
         """Return the kernel with its rows in the order of the nodes, where the ranks of a group are in another."""

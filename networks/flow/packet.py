@@ -122,7 +122,8 @@ class PacketNetwork(
         self.rates: list[LinkRate] = []
         self._classes: LinkClasses | None = None  # of links, of which one is simulated
         self.calibrated = calibrated_collectives(topology) if algorithm is None and form == "pipelined" else None
-        self._deepep = DeepEPCollectives(topology, measured=algorithm is None and form == "pipelined")
+        machine = None if self.calibrated is None else self.calibrated.measured_on
+        self._deepep = DeepEPCollectives(topology, machine)
         kernel, fold = (option.parse(value) for option, value in zip(self.options, (kernel, fold), strict=True))
         self._symmetric = SymmetricExecution(self, self._lowering.algorithm, fold)
         self._link_names = list(topology.links)
@@ -175,8 +176,8 @@ class PacketNetwork(
     ) -> Iterable[tuple[NodeRef, NodeRef]]:
         """Return source and destination of each transfer of a collective; see ``FoldableNetwork``."""
         if transport is not None:
-            plan = self._deepep.plan(ranks, transport)
-            return self._reduced(Layout(plan.steady, plan.factor), ranks).edges()
+            exchange = self._deepep.plan(ranks, transport)
+            return self._reduced(Layout(exchange.steady, exchange.factor), ranks).edges()
         operation = checked_operation(kind, ranks, nbytes, self.topology, root=root)
         plan = None if self.calibrated is None else self.calibrated.plan(operation)
         layout = self._lowering.layout(operation) if plan is None else Layout(plan.steady, plan.factor)
