@@ -314,15 +314,34 @@ class Errors:
         return math.fsum(found) / len(found) if found else math.nan
 
 
-def judged(rows: Sequence[MeasuredKernel], constants: DeepEPConstants, *, other: bool = False) -> Errors:
-    """Judge rows by the constants of their own system, or of the nearest ``other`` one."""
+def judged(
+    rows: Sequence[MeasuredKernel],
+    constants: DeepEPConstants,
+    known: Callable[[str, DeepEPSystem], bool] = lambda name, one: one.name == name,
+) -> Errors:
+    """Judge rows by the nearest of the systems that are ``known`` for a row's system: by default, that itself."""
     found = []
     for row in rows:
-        known = [one for one in constants.systems if (one.name == row.system) != other]
-        bandwidth = next(width for name, width, _ in SYSTEMS.values() if name == row.system)
-        system = min(known, key=lambda one: abs(math.log(one.link_bandwidth / bandwidth)))
+        bandwidth = link_bandwidth(row.system)
+        near = [one for one in constants.systems if known(row.system, one)]
+        system = min(near, key=lambda one: abs(math.log(one.link_bandwidth / bandwidth)))
         found.append(abs(row.predicted(system, constants) / row.seconds - 1))
     return Errors(rows, found)
+
+
+def link_bandwidth(system: str) -> float:
+    """Return the bandwidth of a system's GPUs to the others of a node, in bytes per second."""
+    return next(bandwidth for name, bandwidth, _ in SYSTEMS.values() if name == system)
+
+
+def another(name: str, one: DeepEPSystem) -> bool:
+    """Whether a system is another than the one of a name."""
+    return one.name != name
+
+
+def of_another_generation(name: str, one: DeepEPSystem) -> bool:
+    """Whether a system's GPUs have other NVLinks than those of the one of a name: Hopper for Blackwell."""
+    return one.link_bandwidth != link_bandwidth(name)
 
 
 def other_shapes(rows: Sequence[MeasuredKernel], constants: DeepEPConstants) -> Errors:
@@ -409,13 +428,15 @@ def rows() -> list[Row]:
         Row("DeepEP for training, 2 to 8 nodes", "measured", len(wide), judged(wide, constants).mean(), 0.08),
         Row("DeepEP for decoding, 1 to 8 nodes", "measured", len(low), judged(low, constants).mean(), 0.08),
         Row("DeepEP, shapes that were not fitted", "measured", len(shapes.rows), shapes.mean(), 0.08),
+        Row("DeepEP, systems that were not fitted", "measured", len(one), judged(one, constants, another).mean(), 0.1),
         Row(
-            "DeepEP, systems that were not fitted",
+            "DeepEP, generations not fitted",
             "measured",
             len(one),
-            judged(one, constants, other=True).mean(),
-            0.12,
+            judged(one, constants, of_another_generation).mean(),
+            0.2,
         ),
+        *published(),
     ]
 
 
@@ -452,10 +473,9 @@ def main() -> None:
     normal = [row for row in measured if not row.kernel.low_latency]
     table("For training, fitted to all rows", judged(normal, constants))
     table("For decoding, fitted to all rows", judged([r for r in measured if r.kernel.low_latency], constants))
-    table(
-        "For training, by the nearest other system",
-        judged([r for r in normal if r.moved.nodes == 1], constants, other=True),
-    )
+    one_node = [row for row in normal if row.moved.nodes == 1]
+    table("For training, by the nearest other system", judged(one_node, constants, another))
+    table("For training, by another generation of GPUs", judged(one_node, constants, of_another_generation))
     table("For training, shapes left out one at a time", other_shapes(normal, constants))
     for nodes in (2, 4, 8):
         table(f"For training, {nodes} nodes left out", other_nodes(normal, constants, nodes))
