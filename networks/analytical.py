@@ -7,6 +7,8 @@ chunks under way; along several dimensions that is the formula of ASTRA-sim 2.0 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import simpy
 
 from triosim.networks.base import Network, loaded
@@ -62,6 +64,10 @@ class AnalyticalNetwork(Network, ContentionFree, CalibratedNetwork, TransportNet
     def exchange(self, transport: DeepEP, ranks: tuple[int, ...]) -> simpy.Event:
         """Run an all-to-all of a group by its transport; see ``TransportNetwork``."""
         return self.env.timeout(self._deepep.seconds(ranks, transport))
+
+    def transport_notes(self) -> Iterable[str]:
+        """Return what a reader should know of the times of transports; see ``TransportNetwork``."""
+        return self._deepep.notes()
 
     def seconds(
         self, kind: CollectiveKind, group: Group, nbytes: float, *, root: int | None = None, shares: Shares = None

@@ -84,6 +84,10 @@ class TransportNetwork(ABC):
     def exchange(self, transport: DeepEP, ranks: tuple[int, ...]) -> simpy.Event:
         """Run an all-to-all of a group by its transport; the event fires when all ranks are through."""
 
+    def transport_notes(self) -> Iterable[str]:
+        """Return what a reader should know of the times of transports on this topology."""
+        return ()
+
 
 class FoldableNetwork(ABC):
     """Tells which links a collective uses, and can simulate one link of each symmetry class, for rank folding.

@@ -27,12 +27,11 @@ from triosim.networks.calibration.deepep import (
     BetweenNodes,
     DeepEPConstants,
     DeepEPSystem,
-    Exchange,
     LowLatencyKernel,
     NormalKernel,
     kernel_time,
-    reached,
 )
+from triosim.networks.collectives.expert_exchange import Exchange, reached
 from triosim.tasks import DeepEP
 from validation.report import Row, data
 

@@ -13,7 +13,7 @@ from functools import cache
 
 from triosim.extrapolators.expert.expert_loads import TokenExchange
 from triosim.extrapolators.expert.moe_layers import MoELayer
-from triosim.networks.calibration.deepep import tokens_sent
+from triosim.networks.collectives.expert_exchange import tokens_sent
 from triosim.tasks import DeepEP
 from triosim.trace import Tensor
 

@@ -1,44 +1,38 @@
-"""DeepEP's dispatch and combine: what they send over the links of a topology, and the time that they take alone.
+"""The time of DeepEP's dispatch and combine, and how their bytes load the links of a topology.
 
-Its kernels for training (V1's "normal" ones) send a token once to each GPU that has one of its experts. Between nodes it goes
-once to each such node, over the network card to the GPU of the same index there, which forwards it over NVLink; combine goes
-the same way back and sums up on the way. With T tokens a GPU of b bytes each, R distinct GPUs and D distinct nodes for each
-token, n nodes and S multiprocessors that run the kernel, it takes
+With T tokens a GPU of b bytes each, R distinct GPUs and D distinct nodes for each token, n nodes and S multiprocessors that
+run the kernel, a kernel for training takes
 
     launch + b launch' + hop log2(n) + fill T / (T + 150) + (s^4 + l^4 + c^4)^(1/4)
     s = T (R (message + b message') + token + b token' + D b forward) / S
 
-where l and c are what the busiest NVLink and card need for their bytes at the efficiency that was fitted. The low-latency
-kernels, for decoding, send each token once to each of its K experts, straight to their GPU. Constants are fitted to
-aiconfigurator's measurements (Apache-2.0) by ``python -m validation.deepep --write``; the way of a token is that of DeepEP's
-README and docs/legacy.md.
+where l and c are what the busiest NVLink and card need for their bytes at the efficiency that was fitted. Constants are fitted
+to aiconfigurator's measurements (Apache-2.0) by ``python -m validation.deepep --write``.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from triosim.networks.calibration.calibrated_times import CalibratedCollective
 from triosim.networks.collectives.algorithm import Edge, SteadyState, busiest
+from triosim.networks.collectives.expert_exchange import Exchange, exchange, rows_of
 from triosim.networks.topology import Topology
 from triosim.tasks import DeepEP
 
 FILE = Path(__file__).with_suffix(".json")
 FILLED = 150.0  # tokens with which the kernels' pipeline is half full
 SHARPNESS = 4  # of the choice between what limits a kernel: the p of a p-norm
+MOST_AGREED = 4  # nodes over which measurements and DeepEP's own figures agree
 _MOST_EDGES = 1_000_000
-
-Matrix = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,138 +111,6 @@ class DeepEPConstants:
             if one.name == name:
                 return one
         return min(self.systems, key=lambda one: abs(math.log(one.link_bandwidth / link_bandwidth)))
-
-
-@dataclass(frozen=True, slots=True)
-class Exchange:
-    """What one kernel moves: ``inside`` nodes and ``between`` them, edge by edge, and per GPU the most messages and forwards.
-
-    ``messages`` counts (token, GPU) pairs, ``forwards`` (token, node) pairs, both with a GPU's own.
-    """
-
-    inside: tuple[Edge, ...]
-    between: tuple[Edge, ...]
-    ranks: int
-    nodes: int
-    messages: float
-    forwards: float
-
-
-def reached(experts: float, kernel: DeepEP) -> float:
-    """Return the probability that one of a token's experts is among so many that are next to each other.
-
-    All choices of experts are equally likely, and so are those of groups where routing is limited to some. A number of experts
-    may be a fraction: where experts are not equally popular, it is the number that would get as many tokens.
-    """
-    group = kernel.experts / kernel.groups
-    if kernel.kept_groups >= kernel.groups:
-        return _one_of(experts, kernel.top_k, kernel.experts)
-    within = group * kernel.kept_groups
-    if experts <= group:
-        return kernel.kept_groups / kernel.groups * _one_of(experts, kernel.top_k, within)
-    low = math.floor(experts / group)
-    chances = [
-        sum(
-            math.comb(whole, kept) * math.comb(kernel.groups - whole, kernel.kept_groups - kept)
-            * _one_of(kept * group, kernel.top_k, within)
-            for kept in range(min(whole, kernel.kept_groups) + 1)
-        ) / math.comb(kernel.groups, kernel.kept_groups)
-        for whole in (low, min(low + 1, kernel.groups))
-    ]  # fmt: skip
-    return chances[0] + (experts / group - low) * (chances[1] - chances[0])
-
-
-def _one_of(experts: float, chosen: int, total: float) -> float:
-    """Return the probability that one of ``chosen`` different experts of a total is among so many (hypergeometric)."""
-    missed = 1.0
-    for number in range(min(chosen, math.ceil(total))):
-        missed *= max(0.0, 1.0 - experts / (total - number))
-    return 1.0 - missed
-
-
-def tokens_sent(kernel: DeepEP, ranks: int) -> Matrix:
-    """Return the tokens that each rank of a group sends to each, its own included (an array: sender, receiver).
-
-    The low-latency kernels send a token to each of its experts, the others once to each rank that has one of them.
-    """
-    rows = _rows(kernel, ranks)
-    return rows if kernel.low_latency else kernel.tokens * _reached(rows, kernel)
-
-
-def exchange(kernel: DeepEP, nodes: Sequence[Sequence[int]]) -> Exchange:
-    """Return what a kernel sends between the ranks of some nodes, given by node in the order of the group."""
-    members = [rank for node in nodes for rank in node]
-    rows = _rows(kernel, len(members))
-    sent = tokens_sent(kernel, len(members))
-    messages = float(max(sent.sum(axis=0).max(), sent.sum(axis=1).max()))
-    starts = np.cumsum([0, *map(len, nodes)])
-    spans = [slice(int(a), int(b)) for a, b in pairwise(starts)]
-    forwards = 0.0
-    if kernel.low_latency:
-        inside, between = _straight(sent * kernel.token_bytes, members, spans)
-    else:
-        by_node = np.stack([rows[:, span].sum(axis=1) for span in spans], axis=1)
-        to_node = kernel.tokens * _reached(by_node, kernel)
-        forwards = float(to_node.sum(axis=1).max())
-        inside, between = _forwarded(sent * kernel.token_bytes, to_node * kernel.token_bytes, members, spans)
-    edges = _in_direction(kernel, inside), _in_direction(kernel, between)
-    return Exchange(*edges, len(members), len(nodes), messages, forwards)
-
-
-def _rows(kernel: DeepEP, ranks: int) -> Matrix:
-    """Return how often tokens of each rank choose an expert of each rank."""
-    if kernel.rows is None:
-        return np.full((ranks, ranks), kernel.tokens * kernel.top_k / ranks)
-    return np.array(kernel.rows).reshape(ranks, ranks)
-
-
-def _reached(rows: Matrix, kernel: DeepEP) -> Matrix:
-    """Return the probability that a token of a rank reaches each rank (or node) to which it sends so many rows."""
-    experts = rows * (kernel.experts / (kernel.tokens * kernel.top_k))
-    known = {value: reached(value, kernel) for value in np.unique(experts).tolist()}
-    found: Matrix = np.vectorize(known.__getitem__, otypes=[np.float64])(experts)
-    return found
-
-
-def _straight(nbytes: Matrix, members: Sequence[int], spans: Sequence[slice]) -> tuple[list[Edge], list[Edge]]:
-    """Return the edges inside nodes and between them where each rank sends straight to each."""
-    inside: list[Edge] = []
-    between: list[Edge] = []
-    node_of = [number for number, span in enumerate(spans) for _ in range(span.start, span.stop)]
-    for source, row in enumerate(nbytes.tolist()):
-        for destination, size in enumerate(row):
-            if source != destination:
-                found = inside if node_of[source] == node_of[destination] else between
-                found.append(Edge(members[source], members[destination], size))
-    return inside, between
-
-
-def _forwarded(
-    nbytes: Matrix, to_node: Matrix, members: Sequence[int], spans: Sequence[slice]
-) -> tuple[list[Edge], list[Edge]]:
-    """Return the edges inside nodes and between them where the GPU of the sender's index receives for its node."""
-    inside: list[Edge] = []
-    between: list[Edge] = []
-    index_of = np.concatenate([np.arange(span.stop - span.start) for span in spans])
-    for number, span in enumerate(spans):
-        size = span.stop - span.start
-        for index in range(size):
-            receiver = members[span.start + index]
-            senders = np.flatnonzero(index_of % size == index)
-            for other, forwarded in enumerate(nbytes[senders, span].sum(axis=0).tolist()):
-                if other != index:
-                    inside.append(Edge(receiver, members[span.start + other], forwarded))
-            for sender in senders.tolist():
-                if not span.start <= sender < span.stop:
-                    between.append(Edge(members[sender], receiver, float(to_node[sender, number])))
-    return inside, between
-
-
-def _in_direction(kernel: DeepEP, edges: list[Edge]) -> tuple[Edge, ...]:
-    """Return the edges of a dispatch as they are, those of a combine reversed."""
-    if kernel.step == "dispatch":
-        return tuple(edges)
-    return tuple([Edge(to, source, nbytes) for source, to, nbytes in edges])
 
 
 @cache
@@ -359,6 +221,18 @@ class DeepEPCollectives:
     def _system(self) -> DeepEPSystem | None:
         return None if self._machine is None else constants().nearest(*_link_bandwidth(self._machine))
 
+    def notes(self) -> Iterator[str]:
+        """Yield what a reader should know of the kernels' times on this topology."""
+        name = self.topology.name
+        if self._system is None:
+            yield f"{name}: DeepEP's bytes take the links as they are, without the launch costs of its kernels"
+            return
+        if self.topology.preset is None or self.topology.preset.name != self._system.name:
+            yield f"{name}: DeepEP was not measured on it; its kernels take the constants of {self._system.name}"
+        if len(self.topology.gpus) > MOST_AGREED * self._per_node:
+            measured = "measurements of a third of the bandwidth that it publishes"
+            yield f"DeepEP over more than {MOST_AGREED} nodes follows {measured}"
+
     def _planned(self, ranks: tuple[int, ...], kernel: DeepEP) -> CalibratedCollective:
         by_node: dict[int, list[int]] = {}
         for rank in ranks:
@@ -382,7 +256,7 @@ class DeepEPCollectives:
         if kernel.rows is None or tuple(order) == ranks:
             return kernel
         places = [ranks.index(rank) for rank in order]
-        return kernel.with_rows(_rows(kernel, len(ranks))[np.ix_(places, places)].ravel().tolist())
+        return kernel.with_rows(rows_of(kernel, len(ranks))[np.ix_(places, places)].ravel().tolist())
 
 
 def gpus_per_node(topology: Topology) -> int:

@@ -161,6 +161,10 @@ class PacketNetwork(
         """Run an all-to-all of a group by its transport; see ``TransportNetwork``."""
         return self._run_plan(self._deepep.plan(ranks, transport), ranks)
 
+    def transport_notes(self) -> Iterable[str]:
+        """Return what a reader should know of the times of transports; see ``TransportNetwork``."""
+        return self._deepep.notes()
+
     def _run_plan(self, plan: CalibratedCollective, ranks: Sequence[int]) -> simpy.Event:
         layout = self._reduced(Layout(plan.steady, plan.factor), ranks)
         return layout.run(self.env, partial(self.send, stretch=plan.stretch))

@@ -16,6 +16,7 @@ from triosim.errors import OptionError
 from triosim.networks.base import Network
 from triosim.networks.calibration.lookup import calibration_of
 from triosim.networks.construction import form_note, make_algorithm, make_network, network_options, recording_note
+from triosim.networks.extensions import TransportNetwork
 from triosim.networks.photonic.optics import optics_of
 from triosim.networks.topology import Topology
 from triosim.pipeline.reading import Subject
@@ -159,7 +160,9 @@ def network_factory(system: System, config: RunConfig) -> NetworkFactory:
 
 
 def network_notes(network: Network, config: RunConfig) -> Iterator[str]:
-    """Yield what a network cannot tell of its links, and the options that it does not read."""
+    """Yield what a network cannot tell of its links, the options that it does not read, and how it times transports."""
     if config.links:
         yield from recording_note(network)
     yield from form_note(network, config.collective_form)
+    if isinstance(network, TransportNetwork) and config.ep_transport != "nccl":
+        yield from network.transport_notes()

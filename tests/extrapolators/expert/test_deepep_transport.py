@@ -171,6 +171,26 @@ def test_the_dtype_of_what_is_dispatched_is_noted(mixtral: Trace) -> None:
     assert "ep: DeepEP dispatches tokens in fp8, with a scale for each 128 values" in notes
 
 
+@pytest.mark.parametrize(
+    ("topology", "said"),
+    [
+        ("dgx-h100", []),
+        ("dgx-a100", ["dgx-a100: DeepEP was not measured on it; its kernels take the constants of dgx-h100"]),
+        (
+            "dgx-h100(gpus=40)",
+            ["DeepEP over more than 4 nodes follows measurements of a third of the bandwidth that it publishes"],
+        ),
+        (
+            "switch(8, bandwidth=100 GB/s, latency=1 us)",
+            ["switch 8: DeepEP's bytes take the links as they are, without the launch costs of its kernels"],
+        ),
+    ],
+)
+def test_how_sure_its_times_are_is_noted(mixtral: Trace, topology: str, said: list[str]) -> None:
+    notes = simulate(mixtral, "dp=8,ep=8", topology=topology, ep_transport="deepep").data.notes
+    assert [note for note in notes if "DeepEP" in note and not note.startswith("ep:")] == said
+
+
 def test_an_unknown_transport_is_refused() -> None:
     with pytest.raises(OptionError, match="'deep' is not known"):
         planned(MIXTRAL, "dp=4,ep=4", ep_transport="deep")

@@ -14,14 +14,12 @@ from triosim.networks.calibration.deepep import (
     BetweenNodes,
     DeepEPConstants,
     DeepEPSystem,
-    Exchange,
     LowLatencyKernel,
     NormalKernel,
     constants,
-    exchange,
     kernel_time,
-    reached,
 )
+from triosim.networks.collectives.expert_exchange import Exchange, exchange, reached
 from triosim.tasks import DeepEP
 from validation import deepep as validation
 from validation.report import DataAbsent
