@@ -157,11 +157,15 @@ def file_of(name: str) -> str:
 def option_names(plugin: Any, positional: int = 0, settings: Collection[str] = ()) -> tuple[str, ...]:
     """Return the names of the options that a plug-in's constructor takes, after so many positional arguments.
 
-    ``settings`` have options of their own, so that they cannot be given by name.
+    A constructor with ``**options`` takes those that its class declares. ``settings`` have options of their own, so that they
+    cannot be given by name.
     """
     parameters = list(inspect.signature(plugin).parameters.items())[positional:]
     kinds = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return tuple(name for name, parameter in parameters if parameter.kind in kinds and name not in settings)
+    names = [name for name, parameter in parameters if parameter.kind in kinds]
+    if any(parameter.kind is parameter.VAR_KEYWORD for _, parameter in parameters):
+        names += [option.key or option.name for option in getattr(plugin, "options", ())]
+    return tuple(name for name in dict.fromkeys(names) if name not in settings)
 
 
 def make(plugin: Any, *arguments: Any, options: Mapping[str, Any], settings: Mapping[str, Any] | None = None) -> Any:

@@ -141,8 +141,9 @@ class CircuitTopology(Topology):
 class PhotonicNetwork(SendingNetwork, LinkRecorder, FigureReporter):
     """Circuits between GPUs. See ``Network`` for what it does and for the other options.
 
-    ``ports``, ``bandwidth``, ``latency``, ``setup``, ``buffer`` and ``ports_per_circuit`` are those of ``Optics``, as numbers
-    or with units ("20 ms"); what is not given is what the topology's file says under ``photonic``, or TrioSim's figure.
+    ``**optics`` are those of ``Optics``, which ``OPTIONS`` declares: ``ports``, ``bandwidth``, ``latency``, ``setup``,
+    ``buffer`` and ``ports_per_circuit``, as numbers or with units ("20 ms"). What is not given is what the topology's file
+    says under ``photonic``, or TrioSim's figure. Raises ``OptionError`` for an unknown name or a wrong value.
     """
 
     topology: CircuitTopology
@@ -156,17 +157,11 @@ class PhotonicNetwork(SendingNetwork, LinkRecorder, FigureReporter):
         algorithm: str | CollectiveAlgorithm = "ring",
         form: Form = "pipelined",
         record: bool = False,
-        ports: int | str | None = None,
-        bandwidth: Quantity | None = None,
-        latency: Quantity | None = None,
-        setup: Quantity | None = None,
-        buffer: Quantity | None = None,
-        ports_per_circuit: int | str | None = None,
+        **optics: Quantity | None,
     ) -> None:
-        given = (ports, bandwidth, latency, setup, buffer, ports_per_circuit)
         self.optics = changed(
             optics_of(topology) or Optics(),
-            {option.name: value for option, value in zip(OPTIONS, given, strict=True) if value is not None},
+            {name: value for name, value in optics.items() if value is not None},
             lambda key, what, fix: OptionError(what, where=key, fix=fix),
         )
         super().__init__(env, CircuitTopology(topology, self.optics), algorithm=algorithm, form=form)

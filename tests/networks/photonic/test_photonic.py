@@ -12,9 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import triosim
-from triosim.errors import TriosimError
+from triosim.errors import OptionError, TriosimError
 from triosim.networks import PhotonicNetwork, Topology
-from triosim.networks.photonic.optics import optics_of
+from triosim.networks.construction import network_options
+from triosim.networks.photonic.optics import OPTIONS, optics_of
 
 MS = 1e-3
 US = 1e-6
@@ -208,6 +209,19 @@ def test_the_file_says_what_circuits_there_are_and_options_change_it(tmp_path: P
     assert (net.optics.ports, net.optics.setup, net.optics.buffer, net.optics.bandwidth) == (4, 1e-3, 64e6, 60e9)
     assert PhotonicNetwork(simpy.Environment(), topology, setup="2 ms").optics.setup == 2e-3
     assert PhotonicNetwork(simpy.Environment(), topology, setup="2 ms").optics.ports == 4
+
+
+def test_optics_are_the_declared_options_and_nothing_else() -> None:
+    assert network_options("photonic") == tuple(option.name for option in OPTIONS)
+    for wrong, said in (
+        ({"prots": 4}, "prots: unknown key; did you mean 'ports'?"),
+        ({"setup": "-1 ms"}, "setup: -1 ms is not a time of 0 or more"),
+    ):
+        with pytest.raises(OptionError) as error:
+            network(**wrong)
+        assert str(error.value).startswith(said)
+    with pytest.raises(OptionError, match="no part of this run takes 'prots'; did you mean 'ports'"):
+        triosim.simulate(traces.mlp(), "ddp", gpus=4, network="photonic", options={"prots": 4})
 
 
 @pytest.mark.parametrize(
