@@ -26,6 +26,7 @@ from triosim.networks.calibration.calibrated_times import CalibratedCollective
 from triosim.networks.collectives.algorithm import Edge, SteadyState, busiest
 from triosim.networks.collectives.expert_exchange import Exchange, exchange, rows_of
 from triosim.networks.topology import Topology
+from triosim.networks.topology.node_bandwidth import node_bandwidth
 from triosim.tasks import DeepEP
 
 FILE = Path(__file__).with_suffix(".json")
@@ -261,15 +262,13 @@ class DeepEPCollectives:
 
 def gpus_per_node(topology: Topology) -> int:
     """Return how many GPUs a node has; all of them where the topology is not made of nodes."""
-    dimensions = topology.dimensions
-    if len(dimensions) > 1 and dimensions[-1].block == "switch":
-        return math.prod(one.size for one in dimensions[:-1])
-    return max(len(topology.gpus), 1)
+    outline = topology.outline
+    return max((outline is not None and outline.nodes > 1 and outline.spec.gpus) or len(topology.gpus), 1)
 
 
 def _link_bandwidth(topology: Topology) -> tuple[float, str]:
     """Return what a GPU can send to the others of its node together, and the name of the preset, if it is one."""
     name = topology.preset.name if topology.preset is not None else ""
-    if topology.dimensions:
-        return topology.dimensions[0].bandwidth, name
+    if topology.outline is not None:
+        return node_bandwidth(topology.outline.spec), name
     return topology.latency_and_bandwidth(0, min(1, len(topology.gpus) - 1))[1], name

@@ -236,6 +236,20 @@ def test_links_as_they_are_take_their_latency_and_bytes() -> None:
     assert env.now == pytest.approx(2e-6 + 1800e-9)
 
 
+@pytest.mark.parametrize(
+    ("topology", "gpus"),
+    [
+        ("dgx-h100(gpus=16)", 8),
+        ("dgx-1-v100(gpus=16)", 8),
+        ("gb200-nvl4(gpus=8)", 4),
+        ("dgx-h100", 8),
+        ("ring(6, bandwidth=1 GB/s, latency=1 us)", 6),
+    ],
+)
+def test_a_node_is_what_the_topology_is_made_of(topology: str, gpus: int) -> None:
+    assert deepep.gpus_per_node(Topology.load(topology)) == gpus
+
+
 # ---- against measurements -------------------------------------------------------------------------------------------
 
 
