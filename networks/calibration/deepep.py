@@ -107,11 +107,13 @@ class DeepEPConstants:
     low_latency: dict[str, BetweenNodes]
 
     def nearest(self, link_bandwidth: float, name: str = "") -> DeepEPSystem:
-        """Return the system of a name, or else the one whose bandwidth inside a node is nearest."""
-        for one in self.systems:
-            if one.name == name:
-                return one
-        return min(self.systems, key=lambda one: abs(math.log(one.link_bandwidth / link_bandwidth)))
+        """Return the system of a name, else that of the nearest bandwidth inside a node, of several one of the same family."""
+
+        def distance(one: DeepEPSystem) -> tuple[bool, float, bool]:
+            farther = abs(math.log(one.link_bandwidth / link_bandwidth))
+            return one.name != name, farther, one.name.split("-")[0] != name.split("-")[0]
+
+        return min(self.systems, key=distance)
 
 
 @cache

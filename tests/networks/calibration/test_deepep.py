@@ -146,6 +146,7 @@ def test_a_low_latency_kernel_looks_at_every_expert_of_its_gpu() -> None:
 def test_a_gpu_that_nobody_measured_takes_the_nearest() -> None:
     assert constants().nearest(900e9, "gb200-nvl4").name == "gb200-nvl4"
     assert constants().nearest(300e9, "dgx-a100").name == "dgx-h100"
+    assert constants().nearest(900e9, "gb300-nvl72").name == "gb300-nvl4"
 
 
 def test_a_gpu_in_deepeps_own_table_is_near_what_was_fitted_to_others() -> None:
