@@ -25,6 +25,7 @@ from triosim.networks.collectives.algorithm import (
     checked_operation,
     ranks_of,
 )
+from triosim.networks.collectives.algorithms.auto import is_auto
 from triosim.networks.collectives.algorithms.hierarchical import offset
 from triosim.networks.extensions import ContentionFree, TransportNetwork
 from triosim.networks.topology import NodeRef, Topology
@@ -34,8 +35,8 @@ from triosim.tasks import CollectiveKind, DeepEP
 class AnalyticalNetwork(Network, ContentionFree, CalibratedNetwork, TransportNetwork):
     """Closed-form times of transfers and collectives, each as if it were alone; the routes of a group are examined once.
 
-    ``algorithm`` is a name or a ``CollectiveAlgorithm``; without one it is ``auto``, and on a calibrated topology collectives
-    take what was measured. There is one form of collectives, the pipelined one.
+    ``algorithm`` is a name or a ``CollectiveAlgorithm``; without one it is ``auto``, with which collectives on a calibrated
+    topology take what was measured. There is one form of collectives, the pipelined one.
     """
 
     def __init__(
@@ -43,7 +44,7 @@ class AnalyticalNetwork(Network, ContentionFree, CalibratedNetwork, TransportNet
     ) -> None:
         self._algorithm = loaded("auto" if algorithm is None else algorithm)
         super().__init__(env, topology, algorithm=self._algorithm)
-        self.calibrated = calibrated_collectives(topology) if algorithm is None else None
+        self.calibrated = calibrated_collectives(topology) if is_auto(algorithm) else None
         machine = None if self.calibrated is None else self.calibrated.measured_on
         self._deepep = DeepEPCollectives(topology, machine)
         self._nodes: dict[Ranks, int] = {}  # over how many nodes the groups of calibrated collectives are spread

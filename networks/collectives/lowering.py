@@ -163,16 +163,16 @@ class CollectiveLowering:
         self.topology = topology
         self.algorithm = algorithm
         self.form = form
-        self._layouts: dict[CollectiveOperation, SteadyState | TransferGraph] = {}
+        self._layouts: dict[tuple[CollectiveAlgorithm, CollectiveOperation], SteadyState | TransferGraph] = {}
         self._kept = 0  # transfers in all layouts
 
     def layout(self, operation: CollectiveOperation) -> Layout:
         """Return the transfers of a collective that ``check`` has accepted."""
-        algorithm = self.algorithm
+        algorithm = self.algorithm.choose(operation, self.topology)
         proportional = algorithm.proportional or (algorithm.steady and self.form == "pipelined")
         proportional = proportional and operation.shares is None
         key = operation._replace(nbytes=1.0) if proportional else operation
-        found = self._layouts.get(key)
+        found = self._layouts.get((algorithm, key))
         if found is None:
             if self.form == "pipelined":
                 found = algorithm.steady_state(key, self.topology)
@@ -183,10 +183,10 @@ class CollectiveLowering:
                 raise SimulationError(
                     f"{name}: gives no transfers for {key.kind} of ranks {format_ranks(key.ranks, most=3)}"
                 )
-            self._keep(key, found)
+            self._keep((algorithm, key), found)
         return Layout(found, operation.nbytes if proportional else 1.0)
 
-    def _keep(self, key: CollectiveOperation, layout: SteadyState | TransferGraph) -> None:
+    def _keep(self, key: tuple[CollectiveAlgorithm, CollectiveOperation], layout: SteadyState | TransferGraph) -> None:
         """Keep a layout, and drop the oldest ones where there are too many transfers."""
         count = _count(layout)
         while self._layouts and self._kept + count > _MOST_KEPT:

@@ -34,6 +34,7 @@ from triosim.networks.collectives.algorithm import (
     SteadyState,
     checked_operation,
 )
+from triosim.networks.collectives.algorithms.auto import is_auto
 from triosim.networks.collectives.lowering import Done, Form, Layout
 from triosim.networks.events import AFTER_ALL, call_at
 from triosim.networks.extensions import (
@@ -90,7 +91,8 @@ class PacketNetwork(
 ):
     """Flows with max-min fair rates. See ``Network`` for what it does and for the other options.
 
-    Without an ``algorithm``, collectives are rings, and on a calibrated topology, pipelined, they take what was measured.
+    Without an ``algorithm`` it is ``auto``: on a calibrated topology, pipelined, collectives take what was measured, elsewhere
+    they run the quickest algorithm that there is for their group and size.
     ``kernel`` is ``python``, ``numba`` (compiled; the extra ``fast``), or ``auto``: compiled once that repays, with equal
     results. ``fold`` (``auto`` for large groups, ``always`` or ``never``) simulates a collective in which all ranks do the
     same for one of them, while nothing else is sent.
@@ -116,12 +118,12 @@ class PacketNetwork(
         kernel: Kernel = "auto",
         fold: Fold = "auto",
     ) -> None:
-        super().__init__(env, topology, algorithm="ring" if algorithm is None else algorithm, form=form)
+        super().__init__(env, topology, algorithm="auto" if algorithm is None else algorithm, form=form)
         self.record = record
         self.flows: list[FlowRecord] = []
         self.rates: list[LinkRate] = []
         self._classes: LinkClasses | None = None  # of links, of which one is simulated
-        self.calibrated = calibrated_collectives(topology) if algorithm is None and form == "pipelined" else None
+        self.calibrated = calibrated_collectives(topology) if is_auto(algorithm) and form == "pipelined" else None
         machine = None if self.calibrated is None else self.calibrated.measured_on
         self._deepep = DeepEPCollectives(topology, machine)
         kernel, fold = (option.parse(value) for option, value in zip(self.options, (kernel, fold), strict=True))

@@ -85,7 +85,8 @@ class RunConfig:
     network: str | type = _option("part", "packet", panel=SYSTEM, metavar="NAME", help=
         "The network, by which transfers share links: packet, analytical, photonic, module:Class or file.py:Class.")
     collective: str | type | None = _option("part", panel=SYSTEM, metavar="NAME", help=
-        "The collective algorithm: auto (as NCCL chooses), ring, tree, nvls, ... or file.py:Class. By default ring.")
+        "The collective algorithm: auto (as NCCL chooses), ring, tree, nvls, ... or file.py:Class. By default auto; with "
+        "photonic, ring.")
     collective_form: Literal["pipelined", "steps"] = _option(
         "choice", "pipelined", panel=SYSTEM, choices=("pipelined", "steps"), metavar="FORM", help=
         "pipelined (all of an algorithm's edges at once) or steps (one after the other).")

@@ -18,6 +18,7 @@ from triosim.extrapolators.core.plan import plan as extrapolate
 from triosim.memory.extrapolated_memory import memory_of_run
 from triosim.memory.world_memory import WorldMemory
 from triosim.networks.base import Network
+from triosim.networks.collectives.algorithms.auto import is_auto
 from triosim.networks.construction import calibration_notes
 from triosim.pipeline.pricing import PricedSubject
 from triosim.pipeline.reading import with_batch
@@ -62,7 +63,7 @@ def plan(priced: PricedSubject, config: RunConfig, system: System | None = None)
     with plugins.blamed():
         memory = memory_of_run(planned, subject.trace, fail_on_oom=config.fail_on_oom)
     notes = [*system.notes, *unread(config, planned.declared, described=subject.described), *memory.notes]
-    if config.collective is None and config.collective_form == "pipelined":
+    if is_auto(new_network.algorithm) and config.collective_form == "pipelined":
         notes.extend(calibration_notes(network, planned.world))
     notes.extend(network_notes(network, config))
     if planned.world > len(system.topology.gpus):

@@ -9,12 +9,13 @@ latencies: the first chunk has to get to d*, the last one back from it.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 
 from triosim.config import Option
 from triosim.config.option import SYSTEM
 from triosim.errors import OptionError
+from triosim.networks.collectives.algorithm import CollectiveOperation, Transfer
 from triosim.networks.collectives.phased.exchanges import Exchange, LineExchange, RingExchange, SwitchExchange
 from triosim.networks.collectives.phased.grid import Grid
 from triosim.networks.collectives.phased.phases import PhasedAlgorithm
@@ -22,6 +23,7 @@ from triosim.networks.topology import Dimension, Topology
 from triosim.networks.topology.dimensional import block_graph
 
 CHUNKS = 64  # ASTRA-sim's default
+CHUNKS_SENT = 8  # of NCCL's buffers (NCCL_STEPS)
 _EXCHANGES: dict[str, Exchange] = {
     "ring": RingExchange(),
     "fully_connected": Exchange(),
@@ -65,6 +67,31 @@ class Hierarchical(PhasedAlgorithm):
                 (block, tuple(sorted(sides[number]))) for number, block in zip(moving, blocks, strict=topology.uniform)
             ),
         )
+
+
+class ByDimension(Hierarchical):
+    """The hierarchical algorithm as ``auto`` takes it: in steps, the data are cut into 8 chunks, as NCCL's buffers are.
+
+    A topology that is written as dimensions has 64 in steps too.
+    """
+
+    def transfers_of(self, operation: CollectiveOperation, topology: Topology) -> Iterator[Transfer]:
+        """Yield the transfers of a collective."""
+        chunks = self.chunks if topology.regularity.by_dimension else CHUNKS_SENT
+        return Hierarchical(chunks).transfers_of(operation, topology)
+
+
+def switch_grid(group: Sequence[int], topology: Topology) -> Grid:
+    """Return ranks that are linked to one switch as one line; equal links are known where the dimensions say so."""
+    places = group if isinstance(group, range) and group.step == 1 else sorted(group)
+    along = [
+        (dimension, tuple(sorted(side)))
+        for dimension, side in zip(topology.dimensions, coordinates(group, topology.dimensions), strict=True)
+        if len(side) > 1
+    ]
+    known = topology.uniform and len(along) == 1 and along[0][0].block == "switch"
+    lines = ((_block(along[0][0]), along[0][1]),) if known else ()
+    return Grid(places, (len(group),), (_EXCHANGES["switch"],), lines)
 
 
 def coordinates(group: Sequence[int], dimensions: Sequence[Dimension]) -> list[set[int]]:

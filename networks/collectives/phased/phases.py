@@ -25,6 +25,7 @@ from triosim.networks.collectives.algorithm import (
     Transfer,
     busiest,
     latency_of,
+    steady_state_of,
 )
 from triosim.networks.collectives.phased.exchanges import (
     DoublingExchange,
@@ -159,9 +160,11 @@ class PhasedAlgorithm(OperationAlgorithm):
 
     def steady_state(self, operation: CollectiveOperation, topology: Topology) -> SteadyState:
         """Return the steady state, in which all dimensions are busy, and the time to fill and drain them."""
-        if operation.shares is not None:
-            return super().steady_state(operation, topology)
         grid, root = self._arranged(operation, topology)
+        latency, _, fill = self._times(operation.kind, grid, operation.nbytes, topology, root)
+        if operation.shares is not None:  # filled in the time that equal shares need
+            whole = _laid_out(operation, grid, root, 1)
+            return steady_state_of(whole, topology)._replace(latency=latency, fill=fill)
         edges: dict[tuple[int, int], float] = {}
         for phase in phases(operation.kind, grid, operation.nbytes, root):
             pairs = phase.pairs()
@@ -169,7 +172,6 @@ class PhasedAlgorithm(OperationAlgorithm):
                 for (i, j), size in pairs.items():
                     ends = grid.places[line[i]], grid.places[line[j]]
                     edges[ends] = edges.get(ends, 0.0) + size
-        latency, _, fill = self._times(operation.kind, grid, operation.nbytes, topology, root)
         return SteadyState(tuple(Edge(*ends, size) for ends, size in edges.items()), latency, fill)
 
     def cost(self, operation: CollectiveOperation, topology: Topology) -> Cost:

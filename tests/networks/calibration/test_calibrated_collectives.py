@@ -18,6 +18,7 @@ from triosim.networks.calibration.fit import fitting, judging
 from triosim.networks.calibration.fit.fitting import MeasuredCollective
 from triosim.networks.calibration.lookup import calibration_of
 from triosim.networks.calibration.model import Calibration
+from triosim.networks.collectives.algorithms.auto import Auto
 from triosim.networks.construction import calibration_notes
 
 Run = Callable[..., tuple[int, str, str]]
@@ -165,14 +166,31 @@ def test_two_calibrated_collectives_share_the_links() -> None:
 
 
 def test_an_algorithm_that_is_named_takes_the_links_as_they_are() -> None:
-    """A ring all-reduce of 80 MB on eight GPUs at 300 GB/s: 14 steps of 1 us, 140 MB."""
+    """A ring all-reduce of 80 MB on eight GPUs at 300 GB/s: 14 steps of 1 us, 140 MB.
+
+    Without a calibration ``auto`` takes rotated trees: as many bytes, 2 log2(8) hops of 1 us.
+    """
     topology = Topology.load("dgx-a100")
     env = simpy.Environment()
     env.run(PacketNetwork(env, topology, algorithm="ring").collective("all_reduce", range(8), 80e6))
     assert env.now == pytest.approx(14e-6 + 140e6 / 300e9)
     plain = Topology.load("dgx-a100(calibration=none)")
     assert calibration_of(plain) is None
-    assert alone(plain, "all_reduce", tuple(range(8)), 80e6) == pytest.approx(env.now)
+    assert alone(plain, "all_reduce", tuple(range(8)), 80e6) == pytest.approx(6e-6 + 140e6 / 300e9)
+
+
+@pytest.mark.parametrize("network", [PacketNetwork, AnalyticalNetwork])
+def test_auto_is_the_default_also_by_name(network: type[PacketNetwork] | type[AnalyticalNetwork]) -> None:
+    """A calibrated collective takes what was measured, whether ``auto`` is written or left out."""
+    for name in ("dgx-a100", "switch(8, bandwidth=10 GB/s, latency=1 us)"):
+        found = []
+        for algorithm in (None, "auto", Auto()):
+            env = simpy.Environment()
+            made = network(env, Topology.load(name, gpus=8), algorithm=algorithm)
+            assert (made.calibrated is not None) == (name == "dgx-a100")
+            env.run(made.collective("all_reduce", range(8), 1e6))
+            found.append(env.now)
+        assert found[0] == found[1] == found[2]
 
 
 @pytest.mark.parametrize("network", [PacketNetwork, AnalyticalNetwork])

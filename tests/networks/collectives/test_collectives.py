@@ -1,4 +1,4 @@
-"""Collectives: what each rank ends with, and how long that takes, against closed forms worked out by hand.
+"""Collectives: what each rank ends with, and how long that takes along a ring, against closed forms worked out by hand.
 
 S is the size, N the number of ranks, B the bandwidth, a the latency of a hop.
 """
@@ -34,9 +34,11 @@ def system(kind: str, *, bandwidth: float = B, latency: float = LATE, **keys: An
     return Topology.from_dict({"topology": kind, "bandwidth": bandwidth, "latency": latency, **keys})
 
 
-def time_of(topology: Topology, kind: str, form: str, nbytes: float = S, group: Any = None, **keys: Any) -> float:
+def time_of(
+    topology: Topology, kind: str, form: str, nbytes: float = S, group: Any = None, algorithm: str = "ring", **keys: Any
+) -> float:
     env = simpy.Environment()
-    network = PacketNetwork(env, topology, form=form)  # type: ignore[arg-type]
+    network = PacketNetwork(env, topology, algorithm=algorithm, form=form)  # type: ignore[arg-type]
     group = range(len(topology.gpus)) if group is None else group
     env.run(network.collective(kind, group, nbytes, **keys))  # type: ignore[arg-type]
     return env.now
@@ -238,7 +240,9 @@ def test_unequal_shares() -> None:
     topology = system("switch", gpus=2, latency=0)
     for form in FORMS:
         for kind in ("all_gather", "reduce_scatter", "all_to_all"):
-            assert time_of(topology, kind, form, 4e6, shares=[3e6, 1e6]) == pytest.approx(3e6 / B, rel=1e-9)
+            for algorithm in ("ring", "auto"):
+                found = time_of(topology, kind, form, 4e6, shares=[3e6, 1e6], algorithm=algorithm)
+                assert found == pytest.approx(3e6 / B, rel=1e-9)
         for kind in ("gather", "scatter"):
             assert time_of(topology, kind, form, 4e6, shares=[3e6, 1e6], root=0) == pytest.approx(1e6 / B, rel=1e-9)
 
@@ -257,9 +261,10 @@ def test_one_rank_is_through_at_once_and_no_bytes_take_only_latency(kind: str, f
 @settings(max_examples=8, deadline=None)
 @given(factor=st.floats(0.01, 100), n=st.integers(2, 7), nbytes=st.floats(1, 1e12))
 def test_k_times_the_bandwidth_is_k_times_as_fast(kind: str, form: str, factor: float, n: int, nbytes: float) -> None:
-    slow = time_of(system("switch", gpus=n, latency=0), kind, form, nbytes)
-    fast = time_of(system("switch", gpus=n, latency=0, bandwidth=B * factor), kind, form, nbytes)
-    assert slow == pytest.approx(fast * factor, rel=1e-12)
+    for algorithm in ("ring", "auto"):
+        slow = time_of(system("switch", gpus=n, latency=0), kind, form, nbytes, algorithm=algorithm)
+        faster = system("switch", gpus=n, latency=0, bandwidth=B * factor)
+        assert slow == pytest.approx(time_of(faster, kind, form, nbytes, algorithm=algorithm) * factor, rel=1e-12)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -269,7 +274,9 @@ def test_k_times_the_bandwidth_is_k_times_as_fast(kind: str, form: str, factor: 
 def test_permuting_the_ranks_of_a_switch_changes_nothing(kind: str, form: str, data: st.DataObject, n: int) -> None:
     group = data.draw(st.permutations(range(n)))
     topology = system("switch", gpus=n)
-    assert time_of(topology, kind, form, group=group) == time_of(topology, kind, form)
+    for algorithm in ("ring", "auto"):
+        found = time_of(topology, kind, form, group=group, algorithm=algorithm)
+        assert found == time_of(topology, kind, form, algorithm=algorithm)
 
 
 def test_two_collectives_at_once_share_the_links() -> None:
