@@ -270,14 +270,15 @@ def test_a_trace_format_is_named_on_the_command_line(tmp_path: Path, capsys: pyt
     assert "my-net" in capsys.readouterr().out
 
 
-def test_the_analytical_network_chooses_unless_told_and_knows_no_steps(vgg: triosim.Trace) -> None:
+def test_networks_choose_an_algorithm_unless_told_and_the_analytical_one_knows_no_steps(vgg: triosim.Trace) -> None:
     system = "Ring(4, bandwidth=10 GB/s, latency=1 us)_FC(2, bandwidth=10 GB/s, latency=1 us)"
 
     def step(network: str, **keys: str) -> float:
         return triosim.simulate(vgg, "dp", topology=system, network=network, **keys).step_time_s  # type: ignore[arg-type]
 
-    assert step("analytical") == step("analytical", collective="auto")
-    assert step("analytical") < step("analytical", collective="ring")
-    assert step("packet") == step("packet", collective="ring")
+    for network in ("analytical", "packet"):
+        assert step(network) == step(network, collective="auto")
+        assert step(network) < step(network, collective="ring")
+    assert step("photonic") == step("photonic", collective="ring")
     result = triosim.simulate(vgg, "dp", topology=system, network="analytical", collective_form="steps")
     assert any("--collective-form has no effect" in note for note in result.notes)

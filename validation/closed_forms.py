@@ -103,7 +103,7 @@ def shared(system: str) -> Row:
 def error(topology: Topology, kind: CollectiveKind, form: Form, cost: CostModel) -> float:
     """Return how far one collective of all GPUs is from its closed form."""
     env = simpy.Environment()
-    network = PacketNetwork(env, topology, form=form)
+    network = PacketNetwork(env, topology, algorithm="ring", form=form)
     ranks = range(len(topology.gpus))
     env.run(network.collective(kind, ranks, S))
     bytes_factor, latency_factor = cost(len(topology.gpus))
