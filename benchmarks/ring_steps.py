@@ -23,7 +23,7 @@ def measure(gpus: int) -> tuple[float, float]:
     """Return transfers a second, and the seconds that laying them out took."""
     topology = Topology.from_dict({"topology": "ring", "gpus": gpus, "bandwidth": "50 GB/s", "latency": "500 ns"})
     env = simpy.Environment()
-    network = PacketNetwork(env, topology, form="steps")
+    network = PacketNetwork(env, topology, algorithm="ring", form="steps")
     kind, rounds = ("reduce_scatter", 1) if gpus > 500 else ("all_reduce", 2)
     group = tuple(range(gpus))
     began = time.perf_counter()

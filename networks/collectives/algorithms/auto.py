@@ -1,8 +1,8 @@
 """The choice of an algorithm, as NCCL makes it: the one that is expected to finish first, by latency and bandwidth.
 
 NCCL's tuner takes the algorithm with the least latency + bytes/bandwidth on the topology that it found (``ncclTopoTuneModel``
-in its src/graph/tuning.cc); here it is the cost of the pipelined form. The candidates are NCCL's too: rings, trees and, where
-the switch can reduce, NVLS; gather, scatter and all-to-all are direct, broadcast and reduce go along the ring.
+in its src/graph/tuning.cc); here it is the cost of the pipelined form. The candidates are NCCL's too: rings, trees and, for an
+all-reduce where the switch can reduce, NVLS; gather, scatter and all-to-all are direct, broadcast and reduce go along the ring.
 
 NCCL has many channels, each with a ring or a pair of trees of its own, which together use all links; a single ring or a single
 pair of trees cannot show that. Three algorithms in which every rank does the same stand in for all channels together: trees
@@ -22,19 +22,19 @@ from triosim.networks.collectives.algorithm import (
     CollectiveOperation,
     Cost,
     OperationAlgorithm,
+    Ranks,
     SteadyState,
     Transfer,
 )
 from triosim.networks.collectives.algorithms.direct import Direct
 from triosim.networks.collectives.algorithms.double_binary_tree import DoubleBinaryTree
-from triosim.networks.collectives.algorithms.hierarchical import ByDimension
+from triosim.networks.collectives.algorithms.hierarchical import ByDimension, coordinates
 from triosim.networks.collectives.algorithms.in_switch import SlicedInSwitch, meeting
 from triosim.networks.collectives.algorithms.ring import Ring
 from triosim.networks.collectives.algorithms.rotated_trees import RotatedTrees, behind_one_switch
 from triosim.networks.collectives.phased.exchanges import LineExchange, RingExchange, SwitchExchange
 from triosim.networks.collectives.phased.grid import Grid
 from triosim.networks.topology import Topology
-from triosim.tasks import CollectiveKind
 
 LARGE = 1024  # ranks; of a larger box only the hierarchical algorithm is looked at, which takes no time
 MOST_LINKED = 64  # ranks; of a larger group that no dimension describes it is not looked whether all pairs are linked
@@ -67,10 +67,10 @@ class Auto(OperationAlgorithm):
             return (self.hierarchical,)
         if kind in ("all_to_all", "gather", "scatter", "broadcast", "reduce"):
             return (self.hierarchical,) if grid is not None and large else (self.ring,)
-        in_switch = topology.reducing and meeting(topology, group) in topology.reducing
+        in_switch = kind == "all_reduce" and topology.reducing and meeting(topology, group) in topology.reducing
         also = [self.in_switch] if in_switch else []
         if topology.uniform and grid is not None:
-            return [*self._on_equal_links(kind, grid, large), *also]
+            return [*self._on_equal_links(group, grid, topology), *also]
         found: list[OperationAlgorithm] = [self.ring]
         if kind == "all_reduce":
             found.append(self.trees)
@@ -84,10 +84,12 @@ class Auto(OperationAlgorithm):
             found.append(self.direct)
         return [*found, *also]
 
-    def _on_equal_links(self, kind: CollectiveKind, grid: Grid, large: bool) -> Sequence[OperationAlgorithm]:
+    def _on_equal_links(self, group: Ranks, grid: Grid, topology: Topology) -> Sequence[OperationAlgorithm]:
         """Return the algorithms for a box in a regular topology, leaving out those that are never quicker than another."""
         if any(isinstance(exchange, LineExchange) for exchange in grid.exchanges):
-            return (self.hierarchical,) if large else (self.ring, self.hierarchical)
+            if _goes_round(group, topology):
+                return (self.ring,)
+            return (self.hierarchical,) if len(group) > LARGE else (self.ring, self.hierarchical)
         if len(grid.shape) > 1:
             return (self.hierarchical,)
         if isinstance(grid.exchanges[0], SwitchExchange):
@@ -122,6 +124,16 @@ class Auto(OperationAlgorithm):
             return self.hierarchical.grid(group, topology)
         except OptionError:
             return None
+
+
+def _goes_round(group: Sequence[int], topology: Topology) -> bool:
+    """Return whether a group is every k-th GPU of one ring, which is a ring again: all its ranks do the same."""
+    sides = zip(coordinates(group, topology.dimensions), topology.dimensions, strict=True)
+    moving = [(sorted(side), dimension) for side, dimension in sides if len(side) > 1]
+    if len(moving) != 1 or moving[0][1].block != "ring":
+        return False
+    members, size = moving[0][0], moving[0][1].size
+    return size % len(members) == 0 and members == list(range(members[0], size, size // len(members)))
 
 
 def is_auto(algorithm: str | CollectiveAlgorithm | None) -> bool:

@@ -23,7 +23,7 @@ from triosim.networks.topology import Dimension, Topology
 from triosim.networks.topology.dimensional import block_graph
 
 CHUNKS = 64  # ASTRA-sim's default
-CHUNKS_SENT = 8  # of NCCL's buffers (NCCL_STEPS)
+CHUNKS_SENT = 4  # where each message of each chunk is simulated
 _EXCHANGES: dict[str, Exchange] = {
     "ring": RingExchange(),
     "fully_connected": Exchange(),
@@ -70,9 +70,9 @@ class Hierarchical(PhasedAlgorithm):
 
 
 class ByDimension(Hierarchical):
-    """The hierarchical algorithm as ``auto`` takes it: in steps, the data are cut into 8 chunks, as NCCL's buffers are.
+    """The hierarchical algorithm as ``auto`` takes it: in steps, the data are cut into 4 chunks, so that messages stay few.
 
-    A topology that is written as dimensions has 64 in steps too.
+    On a topology that is written as dimensions there are 64 in steps too, as in ASTRA-sim.
     """
 
     def transfers_of(self, operation: CollectiveOperation, topology: Topology) -> Iterator[Transfer]:

@@ -15,8 +15,9 @@ from itertools import pairwise
 from typing import Literal
 
 from triosim.errors import OptionError
-from triosim.networks.collectives.algorithm import CollectiveOperation, OperationAlgorithm, SteadyState, Transfer
+from triosim.networks.collectives.algorithm import CollectiveOperation, Edge, OperationAlgorithm, SteadyState, Transfer
 from triosim.networks.collectives.algorithms import direct
+from triosim.networks.collectives.algorithms.rotated_trees import behind_one_switch
 from triosim.networks.collectives.algorithms.tree import chunks_of
 from triosim.networks.topology import NodeRef, Topology
 
@@ -69,6 +70,22 @@ class SlicedInSwitch(InSwitch):
     """NVLS: every GPU has the switch add up one slice, and multicasts it."""
 
     name = "nvls"
+
+    def steady_state(self, operation: CollectiveOperation, topology: Topology) -> SteadyState:
+        """Return the steady state; that of an all-reduce behind one switch in closed form, from each rank to the next.
+
+        Every rank sends and receives (N+1)/N S, whoever it is from and for. As flows between ranks they can be folded.
+        """
+        ranks = operation.ranks
+        if operation.kind != "all_reduce" or not behind_one_switch(ranks, topology):
+            return super().steady_state(operation, topology)
+        nbytes = (len(ranks) + 1) / len(ranks) * operation.nbytes
+        routes = [topology.route(*ends) for ends in zip(ranks, (*ranks[1:], ranks[0]), strict=True)]
+        up = [first.latency for first, _ in routes]
+        down = [last.latency for _, last in (routes[-1], *routes[:-1])]
+        latency = max(up) + max(there + back for there, back in zip(up, down, strict=True)) + max(down)
+        edges = [Edge(rank, after, nbytes) for rank, after in zip(ranks, (*ranks[1:], ranks[0]), strict=True)]
+        return SteadyState(tuple(edges), latency)
 
     def all_reduce(self, tree: _SwitchTree, group: Sequence[int], nbytes: float) -> None:
         """Add up each slice for its owner, who multicasts it to all."""
