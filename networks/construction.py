@@ -13,7 +13,7 @@ from triosim.config import parsed
 from triosim.errors import PluginError
 from triosim.networks.base import Network, initialised
 from triosim.networks.calibration.calibrated_times import CalibratedNetwork
-from triosim.networks.calibration.lookup import reason_uncalibrated
+from triosim.networks.calibration.lookup import stand_in
 from triosim.networks.collectives.algorithm import CollectiveAlgorithm
 from triosim.networks.collectives.lowering import Form
 from triosim.networks.extensions import LinkCounter, LinkRecorder
@@ -84,22 +84,12 @@ def calibration_notes(network: Network, world: int) -> Iterator[str]:
     """Yield what a reader should know of a network's collectives: that they are not calibrated, or what was assumed."""
     if not isinstance(network, CalibratedNetwork):
         return
-    reason = reason_uncalibrated(network.topology)
-    if reason and world > 1:
-        yield f"{network.topology.name}: {reason}, so collectives are priced from link bandwidth and latency alone"
     found = network.calibrated
     if found is None:
         return
-    per_node, node = found.calibration.gpus_per_node, _gpus_per_node(found.topology)
-    if node is not None and node != per_node and world > min(node, per_node):
-        yield f"{found.topology.name}: the calibration is of nodes of {per_node} GPUs, and these have {node}"
-    kinds = [kind for kind, tier in found.calibration.between.items() if tier.assumed]
-    if kinds and world > per_node:
-        yield f"{found.topology.name}: times of collectives between nodes are assumed, not measured"
-
-
-def _gpus_per_node(topology: Topology) -> int | None:
-    """Return how many GPUs a node has, where there are several nodes and the dimensions say it; else None."""
-    return (
-        topology.dimensions[0].size if len(topology.dimensions) == 2 and not topology.regularity.by_dimension else None
-    )
+    name, machine = found.topology.name, stand_in(found.topology)
+    if machine and world > 1:
+        yield f"{name}: nobody measured its collectives: those of {machine} stand in, scaled by the links' bandwidth"
+    per_node = found.calibration.gpus_per_node
+    if found.calibration.internode is not None and world > per_node:
+        yield f"{name}: collectives between nodes take what other clusters with this kind of network take"

@@ -1,50 +1,119 @@
-"""Calibrated collectives against measured ones that the fit did not see: sizes held out one at a time, group sizes held out.
+"""Calibrated collectives inside a node against measured ones that the fit did not see: sizes and group sizes held out.
 
-The data are NCCL's times on 2, 4 and 8 GPUs of a DGX-A100, DGX-H100 and DGX-H200 (aiconfigurator), and its all-reduce on 2
-to 8 GPUs of an A100 and a V100 machine (vTrain). ``python -m validation.collectives --write`` fits what ships with triosim, to
-all of them.
+The data are NCCL's times on 2, 4 and 8 GPUs of seven machines (aiconfigurator), and its all-reduce on 2 to 8 GPUs of an A100
+and a V100 machine (vTrain). ``python -m validation.collectives --write`` fits what ships with triosim, to all of them
+together.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
+import gzip
 import json
-import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-
-import numpy as np
 
 from triosim import output_files as output
 from triosim.networks.calibration import stored
 from triosim.networks.calibration.fit import fitting, judging, measured
 from triosim.networks.calibration.fit.fitting import MeasuredCollective as Measured
+from triosim.networks.calibration.fit.joint import JointFit, MachineRows
+from triosim.networks.calibration.model import Calibration, MeasuredNode, NodeLink
+from triosim.networks.topology import Topology
+from triosim.networks.topology.node_bandwidth import node_bandwidth
 from validation.report import DataAbsent, Row, data
 
-SHIPPED = {"dgx-a100": "a100", "dgx-h100": "h100", "dgx-h200": "h200"}
-GPUS_PER_NODE = 8
 VTRAIN = "collectives/nccl_all_reduce_a100_v100_nvlink.csv.gz"
+MORE = "collectives/nccl_more_systems.csv.gz"
 LARGE, SMALL = 0.06, 0.15
+FOLDS = 3  # every third size of a collective and group is held out together
 #: Where NCCL changes its protocol, between 1 and 2 MiB on the A100, a size that is left out leaves a gap over the step.
 ACROSS_A_STEP = {
-    ("a100", "all_gather"): 0.14,
-    ("a100", "reduce_scatter"): 0.13,
-    ("a100", "all_to_all"): 0.07,
-    ("h100", "all_reduce"): 0.08,
+    ("dgx-a100", "all_gather"): 0.14,
+    ("dgx-a100", "reduce_scatter"): 0.13,
+    ("dgx-b200", "all_gather"): 0.09,
+    ("l40s-pcie", "all_gather"): 0.10,
+    ("l40s-pcie", "all_reduce"): 0.12,
+    ("l40s-pcie", "all_to_all"): 0.09,
 }
-NOISE = {("h100", "all_to_all"): 0.17}  # 8 GPUs take 7 or 16 us for the same sizes, as it happens
 
 
-def switched(gpu: str) -> list[Measured]:
-    """Return the rows of one machine with NVSwitch."""
-    return measured.read(data(f"collectives/nccl_{gpu}_nvswitch.csv.gz"))
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """A machine whose calibration ships: the preset, its generation, and its rows in the tables."""
+
+    preset: str
+    generation: str
+    table: str
+    system: str = ""  # of a table about several
+
+    @property
+    def node(self) -> MeasuredNode:
+        """The inside of the preset's node."""
+        outline = Topology.load(self.preset).outline
+        assert outline is not None
+        spec = outline.spec
+        link: NodeLink = "pcie" if spec.topology == "pcie_tree" else "nvlink"
+        return MeasuredNode(node_bandwidth(spec), spec.latency, link, spec.in_switch_reduction)
+
+    def rows(self) -> list[Measured]:
+        """Return the measured collectives of the machine."""
+        if not self.system:
+            return measured.read(data(self.table))
+        with gzip.open(data(self.table), "rt", encoding="utf-8") as file:
+            lines = [line for line in csv.DictReader(file) if line["system"] == self.system]
+        return [
+            Measured(
+                measured.kind_of(line["collective"], "collective"),
+                int(line["gpus"]),
+                float(line["bytes"]),
+                float(line["latency_ms"]) * 1e-3,
+            )
+            for line in lines
+        ]
+
+
+_NVSWITCH = "collectives/nccl_{}_nvswitch.csv.gz"
+MACHINES = (
+    Machine("dgx-a100", "ampere", _NVSWITCH.format("a100")),
+    Machine("dgx-h100", "hopper", _NVSWITCH.format("h100")),
+    Machine("dgx-h200", "hopper", _NVSWITCH.format("h200")),
+    Machine("dgx-b200", "blackwell", MORE, "B200-SXM"),
+    Machine("dgx-b300", "blackwell", MORE, "B300-SXM"),
+    Machine("gb200-nvl4", "blackwell", MORE, "GB200 (4-GPU tray)"),
+    Machine("l40s-pcie", "ada", MORE, "L40S (PCIe)"),
+)
 
 
 def linked(gpu: str) -> list[Measured]:
     """Return the all-reduces of the A100 or V100 machine, on 2 to 8 GPUs."""
     return measured.read(data(VTRAIN), gpu=gpu)
+
+
+def fitted_rows() -> dict[str, MachineRows]:
+    """Return what ships is fitted to, by preset: the A100's rows are those of two sources."""
+    found = {one.preset: MachineRows(one.preset, one.generation, one.rows()) for one in MACHINES}
+    a100 = found["dgx-a100"]
+    return {**found, a100.machine: replace(a100, rows=[*a100.rows, *linked("a100")])}
+
+
+def held_out(preset: str, machines: dict[str, MachineRows]) -> tuple[list[Measured], list[float]]:
+    """Return the rows of a machine, but for the least and the largest of each group, predicted by a fit without their size."""
+    mine = machines[preset]
+    groups = sorted({(row.kind, row.gpus) for row in mine.rows})
+    sizes = {key: sorted({row.nbytes for row in mine.rows if (row.kind, row.gpus) == key}) for key in groups}
+    found: list[Measured] = []
+    said: list[float] = []
+    for fold in range(FOLDS):
+        out = {(*key, nbytes) for key in groups for nbytes in sizes[key][1:-1][fold::FOLDS]}
+        left = [row for row in mine.rows if (row.kind, row.gpus, row.nbytes) not in out]
+        rows = [row for row in mine.rows if (row.kind, row.gpus, row.nbytes) in out]
+        fit = JointFit([*(one for one in machines.values() if one is not mine), replace(mine, rows=left)])
+        found.extend(rows)
+        said.extend(float(seconds) for seconds in fit.seconds(preset, rows))
+    return found, said
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,78 +138,18 @@ def other_groups(gpu: str, fitted: Sequence[int] = (2, 4, 8)) -> Groups:
     return Groups(gpu, found, counts)
 
 
-Curve = Callable[[float], float]
-
-
-def straight(sizes: Sequence[float], seconds: Sequence[float]) -> Curve:
-    """Straight lines from size to size."""
-    return lambda nbytes: float(np.interp(nbytes, sizes, seconds))
-
-
-def straight_in_logs(sizes: Sequence[float], seconds: Sequence[float]) -> Curve:
-    """Straight lines of the logarithms."""
-    return lambda nbytes: math.exp(np.interp(math.log(nbytes), np.log(sizes), np.log(seconds)))
-
-
-def monotone(sizes: Sequence[float], seconds: Sequence[float]) -> Curve:
-    """The monotone cubic of the logarithms (Fritsch and Carlson 1980)."""
-    from scipy.interpolate import PchipInterpolator
-
-    found = PchipInterpolator(np.log(sizes), np.log(seconds))
-    return lambda nbytes: math.exp(found(math.log(nbytes)))
-
-
-#: What draws a line through the rows of one collective and group size, without a model of it.
-INTERPOLATIONS = (straight, straight_in_logs, monotone)
-
-
-@dataclass(frozen=True, slots=True)
-class Other:
-    """Another way than the fit, in percent: its error on sizes held out, and how far it is from the fit between sizes.
-
-    That is with nothing held out, at the sizes halfway between neighbours, a factor of two from both. Each is the mean of
-    sizes from 1 MiB, and of those below.
-    """
-
-    off: tuple[float, float]
-    apart: tuple[float, float]
-
-
-def other(gpu: str, way: Callable[[Sequence[float], Sequence[float]], Curve]) -> Other:
-    """Judge another way on one machine."""
-    off: tuple[list[float], list[float]] = [], []
-    apart: tuple[list[float], list[float]] = [], []
-    measured_rows = switched(gpu)
-    for kind in sorted({row.kind for row in measured_rows}):
-        mine = [row for row in measured_rows if row.kind == kind]
-        fit = fitting.fit_kind(kind, mine)
-        for gpus in sorted({row.gpus for row in mine}):
-            times = {row.nbytes: row.seconds for row in sorted(mine, key=lambda row: row.nbytes) if row.gpus == gpus}
-            for nbytes in list(times)[1:-1]:
-                left = {size: seconds for size, seconds in times.items() if size != nbytes}
-                said = way(list(left), list(left.values()))(nbytes)
-                off[nbytes < judging.LARGE].append(abs(said / times[nbytes] - 1))
-            whole = way(list(times), list(times.values()))
-            halfway = [math.sqrt(low * high) for low, high in pairwise(times) if high == 4 * low]
-            for nbytes in halfway:
-                difference = abs(whole(nbytes) / fit.parts(gpus, nbytes).total - 1)
-                apart[nbytes < judging.LARGE].append(difference)
-    means = [(100 * float(np.mean(large)), 100 * float(np.mean(small))) for large, small in (off, apart)]
-    return Other(*means)
-
-
 def rows() -> list[Row]:
     found = []
-    for gpu in SHIPPED.values():
-        left, said = judging.held_out(switched(gpu))
+    machines = fitted_rows()
+    for machine in MACHINES:
+        left, said = held_out(machine.preset, machines)
         for kind, one in judging.by_collective(left, said).items():
             assert one.large is not None
             assert one.small is not None
-            name = f"{kind} on {gpu.upper()}, sizes left out, mean"
-            large = ACROSS_A_STEP.get((gpu, kind), LARGE)
-            small = NOISE.get((gpu, kind), SMALL)
+            name = f"{kind} on {machine.preset}, sizes left out, mean"
+            large = ACROSS_A_STEP.get((machine.preset, kind), LARGE)
             found.append(Row(f"{name}, from 1 MiB", "NCCL", one.large.rows, one.large.mape_percent / 100, large))
-            found.append(Row(f"{name}, below", "NCCL", one.small.rows, one.small.mape_percent / 100, small))
+            found.append(Row(f"{name}, below", "NCCL", one.small.rows, one.small.mape_percent / 100, SMALL))
     groups = other_groups("a100")
     for gpus, percent in groups.percent.items():
         what = f"all_reduce on {gpus} A100, fitted to 2, 4 and 8, mean"
@@ -150,16 +159,18 @@ def rows() -> list[Row]:
 
 def write(folder: Path) -> None:
     """Fit what ships, and write it."""
-    for preset, gpu in SHIPPED.items():
-        together = switched(gpu)
+    machines = fitted_rows()
+    fit = JointFit(list(machines.values()))
+    for machine in MACHINES:
+        count = len(machines[machine.preset].rows)
         sources = "NVIDIA aiconfigurator (Apache-2.0)"
-        if gpu == "a100":
-            together += linked(gpu)
+        if machine.preset == "dgx-a100":
             sources += " and VIA-Research vTrain (MIT)"
-        note = f"fitted to {len(together)} NCCL times on {preset}, 2 to 8 GPUs of a node, from {sources}"
-        found = fitting.fit(together, GPUS_PER_NODE, note)
-        with output.writing_text(folder / f"{preset}.json") as file:
-            json.dump(stored.to_mapping(found), file)
+        note = f"fitted to {count} NCCL times on {machine.preset}, inside a node, from {sources}"
+        per_node = max(row.gpus for row in machines[machine.preset].rows)
+        calibration = Calibration(per_node, fit.curves(machine.preset), note=note, node=machine.node)
+        with output.writing_text(folder / f"{machine.preset}.json") as file:
+            json.dump(stored.to_mapping(calibration), file)
             file.write("\n")
 
 
@@ -173,13 +184,6 @@ def main() -> None:
         print(f"{row.what:60} {row.cases:4} {100 * row.error:6.2f} % {'' if row.holds else 'misses'}")
     for gpu in ("a100", "v100"):
         print(gpu, {gpus: round(percent, 2) for gpus, percent in other_groups(gpu).percent.items()})
-    for gpu in SHIPPED.values():
-        for way in INTERPOLATIONS:
-            found = other(gpu, way)
-            print(
-                f"{gpu} {way.__name__:17} off sizes held out by {found.off[0]:5.2f} % from 1 MiB, {found.off[1]:5.2f} % below; "
-                f"between sizes apart from the fit by {found.apart[0]:5.2f} %, {found.apart[1]:5.2f} %"
-            )
 
 
 if __name__ == "__main__":

@@ -1,44 +1,53 @@
-"""The calibration of a topology: that of its file's section, or the one that ships for its preset."""
+"""The calibration of a topology: that of its file's section, its preset's, or the nearest measured machine's."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
 from dataclasses import replace
-from typing import Any
 
 from triosim.errors import TopologyError, nearest
-from triosim.networks.calibration import stored
-from triosim.networks.calibration.model import ANY, Calibration, assumed
+from triosim.networks.calibration import internode, stored
+from triosim.networks.calibration.internode import InterNodeModel
+from triosim.networks.calibration.model import Calibration, MeasuredNode, NodeLink, NodeScale
 from triosim.networks.topology import Section, Topology
+from triosim.networks.topology.node_bandwidth import node_bandwidth
+from triosim.networks.topology.shapes import ShapeOutline, ShapeSpec
 
-#: The keys of a preset that make another machine of it, of which nothing was measured.
-OTHER_MACHINE = frozenset(
-    {"bandwidth", "reverse_bandwidth", "latency", "gpus_per_node", "in_switch_reduction", "routing"}
-)
+#: The shapes of nodes of GPUs on which NCCL runs as it does on those that were measured.
+NODE_SHAPES = frozenset({"switch", "fully_connected", "hybrid_cube_mesh", "pcie_tree"})
+CARD_LATENCY = 1e-6  # seconds; of the presets' links to the network: a longer one adds to each hop
 
 
 def calibration_of(topology: Topology) -> Calibration | None:
-    """Return the calibration of a topology, or None; between nodes, where nothing was measured, it has an assumption.
+    """Return the calibration of a topology, or None for links that are taken as they are.
 
     Raises ``TopologyError`` for a wrong section.
     """
-    section = topology.sections.get("calibration")
+    section, outline = topology.sections.get("calibration"), topology.outline
     if section is not None:
         said = section.parsed(_parsed)
-    else:
-        ships = topology.preset is not None and not reason_uncalibrated(topology)
-        said = stored.shipped(topology.preset.name) if topology.preset is not None and ships else None
-    return said if said is None else _completed(said, topology)
+        if said is None or outline is None:
+            return said
+        return _completed(said, outline) if isinstance(section.said, str) else _with_cards(said, outline)
+    if outline is None or not is_node_system(topology):
+        return None
+    return _completed(_machine(topology, outline), outline)
 
 
-def reason_uncalibrated(topology: Topology) -> str:
-    """Return why a topology is not calibrated although its preset is; empty where that is not so."""
-    if topology.preset is None or "calibration" in topology.sections or not stored.ships(topology.preset.name):
+def is_node_system(topology: Topology) -> bool:
+    """Return whether a topology is made of nodes of GPUs: a preset's, or a shape with a network between its nodes."""
+    outline = topology.outline
+    if outline is None or outline.spec.topology not in NODE_SHAPES:
+        return False
+    return topology.preset is not None or outline.spec.inter_node is not None
+
+
+def stand_in(topology: Topology) -> str:
+    """Return the name of the measured machine whose collectives stand for those of a topology; empty for its own or none."""
+    if "calibration" in topology.sections or topology.outline is None or not is_node_system(topology):
         return ""
-    changed = sorted(OTHER_MACHINE.intersection(topology.preset.changed))
-    if not changed:
-        return ""
-    return f"with another {' and '.join(changed)} it is not the {topology.preset.name} that was measured"
+    name = _machine_name(topology, topology.outline.spec)
+    return "" if topology.preset is not None and name == topology.preset.name else name
 
 
 def measured_on(topology: Topology) -> Topology:
@@ -47,10 +56,11 @@ def measured_on(topology: Topology) -> Topology:
     section = topology.sections.get("calibration")
     if section is not None and not isinstance(section.said, str):
         return nominal  # the section is about these very links
-    preset = topology.preset
-    if preset is None or preset.without_overrides is None or not stored.ships(preset.name):
+    if nominal.outline is None or nominal.uniform or not is_node_system(topology):
         return nominal
-    return nominal if OTHER_MACHINE.intersection(preset.changed) else Topology.described(preset.without_overrides)
+    if topology.preset is not None and topology.preset.without_overrides is None:
+        return nominal
+    return Topology.described(nominal.outline.description())
 
 
 def _parsed(section: Section) -> Calibration | None:
@@ -68,10 +78,61 @@ def _parsed(section: Section) -> Calibration | None:
     return stored.shipped(said)
 
 
-def _completed(calibration: Calibration, topology: Topology) -> Calibration:
-    """Return a calibration with an assumption about the links between the nodes of a topology, where none was measured."""
-    between: Mapping[str, Any] = calibration.between
-    several = len(topology.gpus) > calibration.gpus_per_node and len(topology.dimensions) > 1
-    if ANY in between or not several:
-        return calibration
-    return replace(calibration, between={**between, ANY: assumed(topology.dimensions[-1].bandwidth)})
+def _machine(topology: Topology, outline: ShapeOutline) -> Calibration:
+    found = stored.shipped(_machine_name(topology, outline.spec))
+    assert found is not None
+    return found
+
+
+def _machine_name(topology: Topology, spec: ShapeSpec) -> str:
+    """Return the preset whose measurements a topology takes: its own, or the nearest of the same kind of node."""
+    link: NodeLink = "pcie" if spec.topology == "pcie_tree" else "nvlink"
+    wanted = MeasuredNode(node_bandwidth(spec), spec.latency, link, spec.in_switch_reduction)
+    preset = topology.preset
+    if preset is not None and stored.ships(preset.name) and _distance(preset.name, wanted)[0] == 0:
+        return preset.name
+    return min(stored.names(), key=lambda name: _distance(name, wanted))
+
+
+def _distance(name: str, wanted: MeasuredNode) -> tuple[int, float]:
+    """Return how far the node of a measured machine is from a node: how many kinds differ, then the e-folds of bandwidth."""
+    calibration = stored.shipped(name)
+    assert calibration is not None
+    node = calibration.node
+    if node is None:
+        return 2, 0.0
+    differ = 2 * (node.link != wanted.link) + (node.reduces != wanted.reduces)
+    return differ, abs(math.log(node.bandwidth / wanted.bandwidth))
+
+
+def _completed(calibration: Calibration, outline: ShapeOutline) -> Calibration:
+    """Return the calibration of a measured machine for a topology's nodes and for the network between them."""
+    spec = outline.spec
+    assert spec.gpus is not None
+    scale = NodeScale()
+    if calibration.node is not None:
+        pairs = spec.gpus if spec.topology == "fully_connected" else 0
+        delay = _near_zero((1.0 if pairs else 2.0) * spec.latency - 2.0 * calibration.node.latency)
+        scale = NodeScale(node_bandwidth(spec) / calibration.node.bandwidth, delay, pairs)
+    return _with_cards(replace(calibration, scale=scale), outline)
+
+
+def _with_cards(calibration: Calibration, outline: ShapeOutline) -> Calibration:
+    """Return a calibration with the model of the network between the nodes of a topology, and their size."""
+    assert outline.spec.gpus is not None
+    if outline.nodes == 1:
+        return replace(calibration, gpus_per_node=outline.spec.gpus)
+    return replace(calibration, gpus_per_node=outline.spec.gpus, internode=_between(outline.spec))
+
+
+def _between(spec: ShapeSpec) -> InterNodeModel | None:
+    wire = spec.inter_node
+    if wire is None:
+        return None
+    delay = _near_zero(2.0 * (wire.latency - CARD_LATENCY))
+    return internode.model(wire.network, wire.bandwidth, wire.gpus_per_nic, delay)
+
+
+def _near_zero(seconds: float) -> float:
+    """Return seconds, without what rounding made of nothing."""
+    return 0.0 if abs(seconds) < 1e-12 else seconds

@@ -1,8 +1,9 @@
 """A calibration: the fitted times of collectives on one kind of machine, inside a node and between nodes.
 
-Inside a node a time comes from the curves of the collective's kind. A group over several nodes takes both tiers at once, as
-NCCL's pipelines do: their latencies one after the other, and the slower of them for the bytes (TorchSim, table 10,
-adds the two up, which would be right for whole messages stored and forwarded).
+Inside a node a time comes from the curves of the collective's kind. Between nodes it comes from the model of the kind of
+network (:mod:`~triosim.networks.calibration.internode`), or from curves that were fitted to this very cluster: then a group
+over several nodes takes both tiers at once, as NCCL's pipelines do: their latencies one after the other, and the slower of
+them for the bytes (TorchSim, table 10, adds the two up, which would be right for whole messages stored and forwarded).
 """
 
 from __future__ import annotations
@@ -10,9 +11,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from triosim.networks.calibration.curves import LIKE, KindCurves, Sigmoid, Straggler, TimeParts, features, sent
+from triosim.networks.calibration.internode import InterNodeModel
 
+NodeLink = Literal["nvlink", "pcie"]
 ANY = "any"  # the kind whose figures between nodes stand for all that have none of their own
 
 
@@ -22,7 +26,6 @@ class InterNodeTimes:
 
     latency: float
     sigmoid: Sigmoid
-    assumed: bool = False
 
     def parts(self, kind: str, nodes: int, gpus: int, nbytes: float) -> TimeParts:
         """Return the time of this tier for a collective of ``gpus`` spread over some nodes."""
@@ -48,12 +51,46 @@ def hops(kind: str, nodes: int) -> int:
     return 1 if kind in ("all_to_all", "gather", "scatter") else nodes - 1
 
 
+@dataclass(frozen=True, slots=True)
+class MeasuredNode:
+    """The inside of a node that was measured: bytes per second from a GPU to the others in one direction, and its links.
+
+    ``latency`` is that of one link in seconds, of which a message between two GPUs crosses two.
+    """
+
+    bandwidth: float
+    latency: float
+    link: NodeLink = "nvlink"
+    reduces: bool = False  # the switch adds up and multicasts (NVLS)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeScale:
+    """How the inside of a node differs from the one that was measured.
+
+    ``speed`` is the bandwidth of a GPU to the others by that of the measured node, ``delay`` the seconds that a hop takes
+    longer. Where each pair of ``pairs`` GPUs has a link of its own, a group of fewer has fewer links.
+    """
+
+    speed: float = 1.0
+    delay: float = 0.0
+    pairs: int = 0
+
+    def scaled(self, kind: str, gpus: int, parts: TimeParts) -> TimeParts:
+        """Return the time of a collective of some GPUs on this node, given that on the measured one."""
+        speed = self.speed * (gpus - 1) / (self.pairs - 1) if 1 < gpus < self.pairs else self.speed
+        hops = (2 if kind == "all_reduce" else 1) * math.ceil(math.log2(gpus))
+        return TimeParts(max(parts.latency + self.delay * hops, parts.latency / 2), parts.moving / speed)
+
+
 @dataclass(frozen=True)
 class Calibration:
     """Fitted times of collectives: ``kinds`` inside a node of ``gpus_per_node``, ``between`` nodes, ``stragglers``.
 
-    ``note`` says what it was fitted to. ``wait`` is how many seconds every collective takes longer than in the measurements,
-    whatever its size: in a training step its ranks do not arrive at one moment, whereas those of a benchmark do.
+    ``note`` says what it was fitted to, ``node`` what the inside of that node is, and ``scale`` how this one differs.
+    ``internode`` is the model between nodes for kinds that ``between`` does not have. ``wait`` is how many seconds every
+    collective takes longer than in the measurements, whatever its size: in a training step its ranks do not arrive at one
+    moment, whereas those of a benchmark do.
     """
 
     gpus_per_node: int
@@ -62,33 +99,50 @@ class Calibration:
     stragglers: Mapping[str, Straggler] = field(default_factory=dict)
     note: str = ""
     wait: float = 0.0
+    node: MeasuredNode | None = None
+    scale: NodeScale = NodeScale()
+    internode: InterNodeModel | None = None
 
-    def parts(self, kind: str, gpus: int, nbytes: float, nodes: int = 1) -> TimeParts | None:
-        """Return the time of a collective of ``gpus`` over so many nodes; None for what was neither measured nor assumed."""
-        wide: TimeParts | None = None
-        if nodes > 1:
-            tier = self.between.get(kind) or self.between.get(LIKE.get(kind, "")) or self.between.get(ANY)
-            if tier is None:
-                return None
-            wide = tier.parts(kind, nodes, gpus, nbytes)
+    def parts(
+        self, kind: str, gpus: int, nbytes: float, nodes: int = 1, algorithm: str | None = None
+    ) -> TimeParts | None:
+        """Return the time of a collective of ``gpus`` over so many nodes; None for what was neither measured nor modelled.
+
+        ``algorithm`` (ring, tree) between nodes is the quickest by default.
+        """
         inside = math.ceil(gpus / nodes)
-        near = self._inside(kind, inside, nbytes) if inside > 1 else TimeParts(0.0, 0.0)
-        parts = [part for part in (near, wide) if part is not None]
-        if not parts:
+        near = self.inside(kind, inside, nbytes) if inside > 1 else TimeParts(0.0, 0.0)
+        found = near
+        if nodes > 1:
+            found = self._between(kind, gpus, nbytes, nodes, near)
+            if near is not None and self.internode is not None and self.measured_between(kind) is None:
+                found = self.internode.parts(kind, nodes, gpus, nbytes, near, algorithm)
+        if found is None:
             return None
         ratio = self.stragglers.get(kind, Straggler()).ratio(gpus, nbytes)
-        latency, moving = sum(part.latency for part in parts), max(part.moving for part in parts)
-        return TimeParts(latency * ratio + self.wait, moving * ratio)
+        return TimeParts(found.latency * ratio + self.wait, found.moving * ratio)
 
-    def _inside(self, kind: str, gpus: int, nbytes: float) -> TimeParts | None:
-        curves = self.kinds.get(kind)
-        if curves is not None:
-            return curves.parts(gpus, nbytes)
-        like = self.kinds.get(LIKE.get(kind, ""))
-        if like is None:
+    def _between(self, kind: str, gpus: int, nbytes: float, nodes: int, near: TimeParts | None) -> TimeParts | None:
+        """Return the time over several nodes by curves that were fitted to this cluster, or None where there are none."""
+        tier = self.measured_between(kind)
+        if tier is None:
             return None
-        known = like.parts(gpus, nbytes)
-        return TimeParts(known.latency, known.moving * sent(kind, gpus) / sent(like.kind, gpus))
+        wide, near = tier.parts(kind, nodes, gpus, nbytes), near or TimeParts(0.0, 0.0)
+        return TimeParts(near.latency + wide.latency, max(near.moving, wide.moving))
+
+    def measured_between(self, kind: str) -> InterNodeTimes | None:
+        """Return the curves between nodes that were fitted to this cluster, or None where there are none for a kind."""
+        return self.between.get(kind) or self.between.get(LIKE.get(kind, "")) or self.between.get(ANY)
+
+    def inside(self, kind: str, gpus: int, nbytes: float) -> TimeParts | None:
+        """Return the time of a collective inside a node, or None for a kind of which nothing was measured."""
+        curves = self.kinds.get(kind) or self.kinds.get(LIKE.get(kind, ""))
+        if curves is None:
+            return None
+        known = curves.parts(gpus, nbytes)
+        if curves.kind != kind:
+            known = TimeParts(known.latency, known.moving * sent(kind, gpus) / sent(curves.kind, gpus))
+        return self.scale.scaled(kind, gpus, known)
 
     def observed(self, kind: str, gpus: int, nbytes: float, seconds: float, rate: float = 0.1) -> Calibration:
         """Return the calibration after one collective inside a node was observed (TorchSim, equation 14).
@@ -105,16 +159,3 @@ class Calibration:
         step = rate * error / sum(one * one for one in x)
         weights = tuple(weight - step * one for weight, one in zip(curves.weights, x, strict=True))
         return replace(self, kinds={**self.kinds, kind: KindCurves(kind, curves.curves, weights)})
-
-
-#: What is assumed between nodes, where nothing was measured. NVIDIA's own figure for a card of 400 Gb/s is 46 to 48 GB/s
-#: (nccl-tests, issue 290); latency and bend fit the tree of two H100s on two nodes, 2 MB to 32 MB (issue 232).
-ASSUMED_SHARE = 0.94
-ASSUMED_HOP = 12e-6
-ASSUMED_STEEPNESS = 0.8
-ASSUMED_MIDDLE = math.log(2.0**20)
-
-
-def assumed(card: float) -> InterNodeTimes:
-    """Return what is assumed of a card of a bandwidth, in bytes per second and for each GPU."""
-    return InterNodeTimes(ASSUMED_HOP, Sigmoid(ASSUMED_SHARE * card, ASSUMED_STEEPNESS, ASSUMED_MIDDLE), assumed=True)

@@ -26,7 +26,7 @@ from typing import Any
 
 from triosim.errors import TopologyError, nearest
 from triosim.networks.calibration.curves import NO_CORRECTION, Curve, KindCurves, Residuals, Sigmoid, Straggler
-from triosim.networks.calibration.model import ANY, Calibration, InterNodeTimes
+from triosim.networks.calibration.model import ANY, Calibration, InterNodeTimes, MeasuredNode
 
 KINDS = ("all_gather", "all_reduce", "all_to_all", "broadcast", "gather", "reduce", "reduce_scatter", "scatter")
 SHIPPED = Path(__file__).parent / "data"
@@ -68,7 +68,9 @@ def to_mapping(calibration: Calibration) -> dict[str, Any]:
         entry["groups"] = {curve.gpus: _curve_mapping(curve) for curve in curves.curves}
         collectives[kind] = entry
     made = {"gpus_per_node": calibration.gpus_per_node, "note": calibration.note, "collectives": collectives}
-    between = {kind: _curve_mapping(tier) for kind, tier in calibration.between.items() if not tier.assumed}
+    if calibration.node is not None:
+        made["node"] = asdict(calibration.node)
+    between = {kind: _curve_mapping(tier) for kind, tier in calibration.between.items()}
     return made | ({"between_nodes": between} if between else {})
 
 
@@ -88,7 +90,7 @@ def _rounded(value: float) -> float:
 def from_mapping(said: Any, where: Where) -> Calibration:
     """Return the calibration that a mapping describes. Raises ``TopologyError`` that says which key is wrong."""
     top = _Entry(said, where, ())
-    top.known("gpus_per_node", "note", "collectives", "between_nodes")
+    top.known("gpus_per_node", "note", "node", "collectives", "between_nodes")
     kinds: dict[str, KindCurves] = {}
     stragglers: dict[str, Straggler] = {}
     for kind, entry in top.at("collectives").by_kind(KINDS):
@@ -107,7 +109,19 @@ def from_mapping(said: Any, where: Where) -> Calibration:
     per_node = top.number("gpus_per_node", above=0.0)
     if per_node != int(per_node):
         raise top.error(f"{per_node} is not a whole number", "gpus_per_node")
-    return Calibration(int(per_node), kinds, between, stragglers, str(top.said.get("note", "")))
+    note = str(top.said.get("note", ""))
+    return Calibration(int(per_node), kinds, between, stragglers, note, node=_node(top) if "node" in top.said else None)
+
+
+def _node(top: _Entry) -> MeasuredNode:
+    entry = top.at("node")
+    entry.known("bandwidth", "latency", "link", "reduces")
+    link, reduces = entry.said.get("link", "nvlink"), entry.said.get("reduces", False)
+    if link not in ("nvlink", "pcie"):
+        raise entry.error(f"unknown link '{link}'", "link", fix="write nvlink or pcie")
+    if not isinstance(reduces, bool):
+        raise entry.error(f"'{reduces}' is not true or false", "reduces")
+    return MeasuredNode(entry.number("bandwidth", above=0.0), entry.number("latency", from_=0.0), link, reduces)
 
 
 def _groups(entry: _Entry) -> tuple[Curve, ...]:

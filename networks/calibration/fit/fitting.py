@@ -25,7 +25,7 @@ from triosim.networks.calibration.curves import (
     features,
     sent,
 )
-from triosim.networks.calibration.model import Calibration, InterNodeTimes, hops, on_card
+from triosim.networks.calibration.model import Calibration, InterNodeTimes, NodeScale, hops, on_card
 
 Array = npt.NDArray[np.float64]
 
@@ -56,7 +56,7 @@ def fit(
     A size that was measured ``REPEATS`` times and more gives its minimum to the curves, and its 75th percentile to
     the straggler ratio.
     """
-    kinds = {} if known is None else dict(known.kinds)
+    kinds = {} if known is None or known.scale != NodeScale() else dict(known.kinds)
     between = {} if known is None else dict(known.between)
     stragglers = {} if known is None else dict(known.stragglers)
     for kind in sorted({row.kind for row in rows}):
@@ -100,7 +100,7 @@ def _stragglers(rows: Sequence[MeasuredCollective]) -> tuple[list[MeasuredCollec
 def fit_kind(kind: str, rows: Sequence[MeasuredCollective]) -> KindCurves:
     """Fit the curves of one kind of collective to its rows, which are of at least one group size."""
     groups = sorted({row.gpus for row in rows})
-    curves = tuple(_base(kind, gpus, [row for row in rows if row.gpus == gpus]) for gpus in groups)
+    curves = tuple(base_curve(kind, gpus, [row for row in rows if row.gpus == gpus]) for gpus in groups)
     plain = KindCurves(kind, curves)
     weights = _correction(plain, rows)
     found = KindCurves(kind, curves, weights)
@@ -127,7 +127,8 @@ class _Problem:
         return np.asarray(np.log(self.extra + self.hops * np.exp(latency) + np.maximum(self.floor, moving)))
 
 
-def _base(kind: str, gpus: int, rows: Sequence[MeasuredCollective]) -> Curve:
+def base_curve(kind: str, gpus: int, rows: Sequence[MeasuredCollective]) -> Curve:
+    """Fit latency and sigmoid of a group size."""
     sizes, seconds = _columns(rows)
     latency, sigmoid = _fitted(_Problem(sizes, np.log(seconds), sent(kind, gpus), trust=_trust(rows)))
     return Curve(gpus, latency, sigmoid)

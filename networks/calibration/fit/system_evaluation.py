@@ -18,6 +18,9 @@ from triosim.networks.calibration.fit.judging import ErrorSummary
 from triosim.networks.calibration.fit.system_table import SEND_RECEIVE, Group, SystemRow
 from triosim.networks.calibration.fit.systems import MeasuredSystem
 
+#: What NCCL's algorithms are between nodes.
+_BETWEEN_NODES = {"ring": "ring", "tree": "tree", "nvls-tree": "tree"}
+
 
 @dataclass(frozen=True, slots=True)
 class GroupErrors:
@@ -113,16 +116,21 @@ class _Predictions:
             network = self.networks.get(system)
             if network is None:
                 network = self.networks[system] = AnalyticalNetwork(simpy.Environment(), system.topology())
-            return _Prediction(row, _seconds(network, system, collective), network.topology.name)
+            return _Prediction(row, _seconds(network, system, row, collective), network.topology.name)
         except TriosimError as error:
             return _Prediction(row, refused=error.what)
 
 
-def _seconds(network: AnalyticalNetwork, system: MeasuredSystem, row: MeasuredCollective) -> float:
-    """Return the seconds of a collective on a system.
+def _seconds(network: AnalyticalNetwork, system: MeasuredSystem, said: SystemRow, row: MeasuredCollective) -> float:
+    """Return the seconds of a collective on a system, by the algorithm between nodes that the row names, if it does.
 
     Sends to the next rank, each with a receive from the one before, take what the slowest pair takes to exchange as many bytes.
     """
+    algorithm = _BETWEEN_NODES.get(said.algorithm or "")
+    if algorithm is not None and network.calibrated is not None and system.nodes > 1:
+        parts = network.calibrated.calibration.parts(row.kind, row.gpus, row.nbytes, row.nodes, algorithm)
+        if parts is not None:
+            return parts.total
     if row.kind != SEND_RECEIVE:
         return network.seconds(cast(Any, row.kind), system.ranks, row.nbytes)
     ranks = system.ranks

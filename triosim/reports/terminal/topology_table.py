@@ -10,7 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from triosim.networks.calibration.lookup import calibration_of, reason_uncalibrated
+from triosim.networks.calibration.lookup import calibration_of, stand_in
 from triosim.networks.photonic.optics import Optics, optics_of
 from triosim.networks.topology import Link, Topology
 from triosim.networks.topology.summary import summary
@@ -35,12 +35,9 @@ def render(topology: Topology) -> RenderableType:
         parts.append(Text(f"diameter {hops} ({far}) between GPUs, bisection bandwidth {wide}"))
     calibration = calibration_of(topology)
     if calibration is not None:
-        assumed = "; between nodes assumed" if any(one.assumed for one in calibration.between.values()) else ""
-        source = f"{', '.join(calibration.kinds)}: {calibration.note or 'no note'}{assumed}"
-        parts.append(Text(f"collectives are calibrated ({source})"))
-    reason = reason_uncalibrated(topology)
-    if reason:
-        parts.append(Text(f"collectives are not calibrated: {reason}"))
+        machine = stand_in(topology)
+        source = f"those of {machine} stand in; {calibration.note}" if machine else calibration.note or "no note"
+        parts.append(Text(f"collectives are calibrated ({', '.join(calibration.kinds)}: {source})"))
     optics = optics_of(topology)
     if optics is not None:
         parts.append(Text(f"optical circuits of the network photonic: {_optics(optics)}"))

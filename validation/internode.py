@@ -1,0 +1,268 @@
+"""Collectives between nodes against measured ones: fitted to all clusters but one, and judged on that one.
+
+The rows are nccl-tests on many clouds, and NVIDIA's scan of 32 to 2,048 H100s. What happens inside a node comes from the
+calibrations of the machines (:mod:`validation.collectives`). ``python -m validation.internode --write`` fits what ships with
+triosim, to all clusters.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from triosim import output_files as output
+from triosim.networks.calibration import internode
+from triosim.networks.calibration.curves import TimeParts
+from triosim.networks.calibration.fit import system_table
+from triosim.networks.calibration.fit.system_table import SEND_RECEIVE, SystemRow
+from triosim.networks.calibration.fit.systems import MeasuredSystem
+from triosim.networks.calibration.internode import InterNodeModel, NetworkKind, ProtocolConstants
+from triosim.networks.calibration.lookup import calibration_of
+from triosim.networks.topology import Topology
+from validation.report import DataAbsent, Row, data
+
+Array = npt.NDArray[np.float64]
+
+LARGE = 2**20  # bytes; from there on bandwidth decides, below it latency
+SCAN = "NVIDIA's scan"
+NETWORKS = ("infiniband", "roce", "efa", "sockets")
+FILE = Path(internode.__file__).with_name("internode.json")
+PEER = 1e-6  # seconds for each peer of an all-to-all: what a proxy thread takes to post a send; no row measures it
+#: What is believed of each constant before any row is seen, and how firmly (standard deviation): logits of shares, or logs.
+PRIOR: dict[str, tuple[float, float]] = {
+    **{f"hop {name}": (math.log(hop), 1.0) for name, hop in zip(NETWORKS, (7e-6, 8e-6, 15e-6, 30e-6), strict=True)},
+    **{f"efficiency {name}": (2.5, 1.0) for name in NETWORKS},
+    "lone": (-1.0, 1.0),  # added to the logit of the efficiency where a node has one GPU in the group
+    "inside": (-0.5, 0.7),
+    "launch": (math.log(6e-6), 0.5),
+    "simple_hops": (math.log(2.0), 0.7),
+    "low_latency_share": (-1.5, 1.0),
+    "filling": (math.log(0.6), 0.7),
+    "ring_hop": (-0.5, 0.7),
+    "card_exponent": (0.3, 0.5),
+}
+BELIEF = 0.5  # weight of the prior beside the rows
+ROBUST = 0.15  # errors of ln(seconds) beyond this count linearly
+LARGE_WEIGHT = 1.5  # of a row from 1 MiB; each cluster weighs as the root of its rows
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterRow:
+    """One collective that was measured between the nodes of a cluster, and what its share inside a node takes."""
+
+    cluster: str
+    network: str
+    kind: str
+    algorithm: str
+    nodes: int
+    gpus: int
+    bandwidth: float
+    gpus_per_card: int
+    nbytes: float
+    seconds: float
+    inside: TimeParts
+
+
+def cluster_rows() -> list[ClusterRow]:
+    """Return the rows between nodes whose tables say which system and network they are about."""
+    found: list[ClusterRow] = []
+    for name in ("multi_node", "h100_scale_digitised"):
+        rows = system_table.read(str(data(f"collectives/{name}.csv.gz")))
+        found.extend(row for row in (_row(one, name != "multi_node") for one in rows) if row is not None)
+    return found
+
+
+def _row(said: SystemRow, scan: bool) -> ClusterRow | None:
+    row, system, nic = said.collective, said.system, said.group.nic
+    if row is None or system is None or row.nodes == 1 or row.kind == SEND_RECEIVE or "TCPX" in nic or "Omni" in nic:
+        return None  # no kind of network here, but Google's own or a rare one
+    topology = _topology(system)
+    calibration = calibration_of(topology)
+    assert calibration is not None
+    assert topology.outline is not None
+    assert topology.outline.spec.inter_node is not None
+    model, wire = calibration.internode, topology.outline.spec.inter_node
+    assert model is not None
+    used = row.gpus // row.nodes
+    inside = calibration.inside(row.kind, used, row.nbytes) if used > 1 else TimeParts(0.0, 0.0)
+    if inside is None:
+        return None
+    network, bandwidth = wire.network, model.bandwidth
+    if "T4" in said.group.name:  # 50 Gb/s; without GPUDirect EFA goes through the host's memory, as TCP does
+        network, bandwidth = "sockets", 6.25e9
+    cluster = SCAN if scan else f"{said.group.name}, {nic}, {row.gpus} GPUs, {row.kind}"
+    algorithm = {"nvls-tree": "tree", "tree": "tree", "ring": "ring"}.get(said.algorithm or "", "")
+    return ClusterRow(
+        cluster,
+        network,
+        row.kind,
+        algorithm,
+        row.nodes,
+        row.gpus,
+        bandwidth,
+        model.gpus_per_card,
+        row.nbytes,
+        row.seconds,
+        inside,
+    )
+
+
+@cache
+def _topology(system: MeasuredSystem) -> Topology:
+    return system.topology()
+
+
+Constants = tuple[Mapping[str, NetworkKind], ProtocolConstants]
+
+
+def constants_at(point: Mapping[str, float]) -> Constants:
+    """Return the constants of a point: logits of shares, logarithms of all others."""
+    networks = {
+        name: NetworkKind(
+            math.exp(point[f"hop {name}"]),
+            _share(point[f"efficiency {name}"]),
+            _share(point[f"efficiency {name}"] + point["lone"]),
+        )
+        for name in NETWORKS
+    }
+    shared = ProtocolConstants(
+        inside=math.exp(point["inside"]),
+        launch=math.exp(point["launch"]),
+        simple_hops=math.exp(point["simple_hops"]),
+        low_latency_share=_share(point["low_latency_share"]),
+        filling=math.exp(point["filling"]),
+        ring_hop=math.exp(point["ring_hop"]),
+        card_exponent=point["card_exponent"],
+        peer=PEER,
+    )
+    return networks, shared
+
+
+def _share(logit: float) -> float:
+    return 1.0 / (1.0 + math.exp(-logit))
+
+
+def predicted(row: ClusterRow, constants: Constants) -> float:
+    """Return the seconds of a row: by the algorithm that it names, or the one that is chosen."""
+    networks, shared = constants
+    model = InterNodeModel(networks[row.network], shared, row.bandwidth, row.gpus_per_card)
+    parts = model.parts(row.kind, row.nodes, row.gpus, row.nbytes, row.inside, row.algorithm or None)
+    return parts.total
+
+
+def fit(rows: Sequence[ClusterRow]) -> Constants:
+    """Fit the constants to rows: least squares of ln(seconds), with a loss that grows linearly for rows far off."""
+    from scipy.optimize import least_squares
+
+    names = list(PRIOR)
+    start = np.array([PRIOR[name][0] for name in names])
+    firmness = np.array([PRIOR[name][1] for name in names])
+    counts = {row.cluster: sum(other.cluster == row.cluster for other in rows) for row in rows}
+    weights = np.array(
+        [(LARGE_WEIGHT if row.nbytes >= LARGE else 1.0) / math.sqrt(counts[row.cluster]) for row in rows]
+    )
+    weights = weights / weights.mean()
+    target = np.log([row.seconds for row in rows])
+
+    def errors(point: Array) -> Array:
+        constants = constants_at(dict(zip(names, point, strict=True)))
+        said = np.log([predicted(row, constants) for row in rows])
+        return np.concatenate([(said - target) * weights, BELIEF * (point - start) / firmness])
+
+    found = least_squares(errors, start, loss="soft_l1", f_scale=ROBUST)
+    return constants_at(dict(zip(names, found.x, strict=True)))
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterErrors:
+    """Mean absolute errors of one cluster's rows, from 1 MiB and below; nan where it has none."""
+
+    cluster: str
+    rows: int
+    large: float
+    small: float
+
+
+def errors_of(rows: Sequence[ClusterRow], constants: Constants) -> list[ClusterErrors]:
+    """Return the errors of each cluster of some rows."""
+    found = []
+    for cluster in dict.fromkeys(row.cluster for row in rows):
+        mine = [row for row in rows if row.cluster == cluster]
+        off = [(row.nbytes >= LARGE, abs(predicted(row, constants) / row.seconds - 1)) for row in mine]
+        means = [
+            float(np.mean(chosen)) if chosen else math.nan
+            for chosen in ([e for large, e in off if large is want] for want in (True, False))
+        ]
+        found.append(ClusterErrors(cluster, len(mine), *means))
+    return found
+
+
+def left_out() -> list[ClusterErrors]:
+    """Return the errors of each cluster, predicted with constants that were fitted to all others."""
+    rows = cluster_rows()
+    found: list[ClusterErrors] = []
+    for cluster in dict.fromkeys(row.cluster for row in rows):
+        constants = fit([row for row in rows if row.cluster != cluster])
+        found.extend(errors_of([row for row in rows if row.cluster == cluster], constants))
+    return found
+
+
+def medians(errors: Sequence[ClusterErrors]) -> tuple[float, float]:
+    """Return the medians over clusters of their errors from 1 MiB and below."""
+    return float(np.nanmedian([one.large for one in errors])), float(np.nanmedian([one.small for one in errors]))
+
+
+def rows() -> list[Row]:
+    found = errors_of(cluster_rows(), internode.constants())
+    scan = next(one for one in found if one.cluster == SCAN)
+    large, small = medians(found)
+    return [
+        Row("collectives between nodes, median of clusters, from 1 MiB", "NCCL", len(found), large, 0.15),
+        Row("collectives between nodes, median of clusters, below", "NCCL", len(found), small, 0.30),
+        Row("all_reduce on 32 to 2,048 H100s", "NVIDIA", scan.rows, scan.large, 0.12),
+    ]
+
+
+def write() -> None:
+    """Fit what ships, and write it."""
+    networks, shared = fit(cluster_rows())
+    rounded = {
+        "networks": {name: _rounded(asdict(one)) for name, one in networks.items()},
+        "shared": _rounded(asdict(shared)),
+    }
+    with output.writing_text(FILE) as file:
+        json.dump(rounded, file, indent=2)
+        file.write("\n")
+
+
+def _rounded(values: Mapping[str, float]) -> dict[str, float]:
+    return {key: float(f"{value:.4g}") for key, value in values.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m validation.internode", description=__doc__)
+    parser.add_argument("--write", action="store_true", help="fit again what ships with triosim")
+    if parser.parse_args().write:
+        write()
+        return
+    fitted, out = errors_of(cluster_rows(), internode.constants()), left_out()
+    print(f"{'cluster':84} rows   from 1 MiB (left out)    below (left out)")
+    for one, other in zip(fitted, out, strict=True):
+        figures = [f"{100 * value:5.1f} %" for value in (one.large, other.large, one.small, other.small)]
+        print(f"{one.cluster:84.84} {one.rows:4} {figures[0]:>10} ({figures[1]}) {figures[2]:>10} ({figures[3]})")
+    print("medians", [round(100 * value, 1) for value in (*medians(fitted), *medians(out))])
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except DataAbsent as absent:
+        raise SystemExit(f"{absent}") from None
