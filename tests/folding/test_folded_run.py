@@ -18,7 +18,8 @@ from triosim import describe, simulate
 from triosim.errors import AsymmetryError
 from triosim.extrapolators.core.mesh import Mesh, Subgroups
 from triosim.extrapolators.core.symmetry import Symmetry
-from triosim.folding.dry_run import TransferPattern, dry_run
+from triosim.folding.dry_run import PatternUse, TransferPattern, dry_run
+from triosim.folding.link_folding import find_link_classes
 from triosim.folding.uncontended import UncontendedCollectives
 from triosim.models import Llama
 from triosim.networks import PacketNetwork
@@ -166,6 +167,19 @@ def test_a_thousand_ranks_cost_as_much_as_those_that_stand_for_them() -> None:
     assert sum(c.count for c in folded.collectives if c.axis == "dp") == 8
     counts = [sum(c.count for c in data.collectives if c.axis == "tp") for data in (folded, few)]
     assert counts[0] == 64 * counts[1] > 0
+
+
+def test_nodes_in_a_number_that_is_no_power_of_two_are_folded_too() -> None:
+    """Halving and doubling goes by digits inside a node of 8; from node to node, rings of 6 turn as a whole."""
+    topology = Topology.load("dgx-h100(gpus=48)")
+    network = PacketNetwork(simpy.Environment(), topology)
+    group = tuple(range(48))
+    sent = {TransferPattern("all_reduce", group): PatternUse(48e6)}
+    classes, folded = find_link_classes(network, topology, Symmetry(Mesh.of(ddp=48), ["ddp"]), sent)
+    assert classes is not None
+    assert [axis.size for axis in folded] == [48]
+    assert [(part.stride, part.size) for part in classes.permutations] == [(1, 2), (2, 2), (4, 2), (8, 6)]
+    same(*(run(fold, "ddp=48", "dgx-h100(gpus=48)") for fold in (False, True)))
 
 
 def test_where_ranks_differ_each_is_simulated_and_whoever_asked_hears_why() -> None:

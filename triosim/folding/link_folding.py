@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from itertools import product
 
 from triosim.errors import AsymmetryError
 from triosim.extrapolators.core.symmetry import Symmetry
@@ -31,14 +32,14 @@ def find_link_classes(
 ) -> tuple[LinkClasses | None, tuple[Rotation, ...]]:
     """Return the classes of links, if any, and the axes along which one flow is then simulated for all.
 
-    Each axis is rotated as a whole, or, where that is no symmetry (as in recursive halving), by each digit of the position
-    when it is written with the prime factors of the axis' size as bases. Axes with most ranks are tried first.
+    Each axis is rotated as a whole or, where that is no symmetry, by the parts that ``_divisions`` yields. Axes with most ranks
+    are tried first.
     """
     permutations = LinkPermutations(topology, symmetry.world)
     found: LinkClasses | None = None
     folded_axes: list[Rotation] = []
     for axis in sorted(symmetry.rotations, key=lambda one: -one.size):
-        for rotations in ((axis,), tuple(axis.prime_factors())):
+        for rotations in _divisions(axis, topology):
             induced = {rotation: permutations.of(rotation) for rotation in rotations}
             known = {rotation: links for rotation, links in induced.items() if links is not None}
             if len(known) < len(induced):
@@ -51,6 +52,37 @@ def find_link_classes(
                 break
     network.use_link_classes(found)
     return found, tuple(folded_axes)
+
+
+def _divisions(axis: Rotation, topology: Topology) -> Iterator[tuple[Rotation, ...]]:
+    """Yield the rotations to try for an axis: of the whole, or of each digit of the position.
+
+    The digits are those of the number that is written with the prime factors of the size as bases (for recursive halving), with
+    the sizes of the topology's dimensions (for a ring in each node, and rings from node to node), or with the prime factors of
+    one dimension and the size of another.
+    """
+    digits = tuple(axis.prime_factors())
+    tried = [(axis,), digits]
+    parts = list(_along_dimensions(axis, topology))
+    if len(parts) > 1:
+        for ways in product(*(dict.fromkeys((tuple(part.prime_factors()), (part,))) for part in parts)):
+            tried.append(tuple(rotation for way in ways for rotation in way))
+    yield from dict.fromkeys(tried)
+
+
+def _along_dimensions(axis: Rotation, topology: Topology) -> Iterator[Rotation]:
+    """Yield the parts of an axis that lie in each dimension of the topology, or the axis where its ranks do not fill them."""
+    stride, left, ranks = axis.stride, axis.size, 1
+    for dimension in topology.dimensions[:-1]:
+        ranks *= dimension.size
+        size = ranks // stride
+        if size <= 1:
+            continue
+        if ranks % stride or left % size or left == size:
+            break
+        yield Rotation(stride, size)
+        stride, left = ranks, left // size
+    yield Rotation(stride, left)
 
 
 def _is_symmetric(
