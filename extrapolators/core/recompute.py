@@ -132,20 +132,35 @@ def _with_collectives(items: Sequence[BlockItem], chosen: set[int]) -> Iterable[
             yield item
 
 
+def check_policy(text: str) -> None:
+    """Raise ``OptionError`` for what is no policy, whatever the step's operators and modules are called."""
+    if text == "none" or text in _POLICIES:
+        return
+    name, entries = _named(text)
+    if name == "save":
+        for entry in entries:
+            _parse_name(entry)
+
+
+def _named(text: str) -> tuple[str, list[str]]:
+    """Return ``save`` or ``modules`` and the names in a policy. Raises ``OptionError`` for another one."""
+    name, _, listed = text.partition("=")
+    if name not in ("save", "modules") or not listed:
+        known = (*POLICIES, "save=mm,attention", "modules=mlp")
+        raise OptionError(f"unknown policy '{text}'", where="recompute", fix=nearest(name, known))
+    return name, [entry.strip() for entry in listed.split(",")]
+
+
 def _policy(text: str, program: Program) -> tuple[Again, Saved | None] | None:
     """Return the operators of a unit that a policy runs again, and those whose results it saves; None for none."""
     if text == "none":
         return None
     if text in _POLICIES:
         return _POLICIES[text], None
-    name, _, listed = text.partition("=")
-    entries = [entry.strip() for entry in listed.split(",")]
-    if name == "modules" and listed:
+    name, entries = _named(text)
+    if name == "modules":
         _check_modules(frozenset(entries), program)
         return partial(_needed_in, frozenset(entries)), None
-    if name != "save" or not listed:
-        known = (*POLICIES, "save=mm,attention", "modules=mlp")
-        raise OptionError(f"unknown policy '{text}'", where="recompute", fix=nearest(name, known))
     names = [_parse_name(entry) for entry in entries]
     _check_names([name for name, _ in names], program)
     saved = partial(_saved, names)

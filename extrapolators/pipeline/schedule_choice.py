@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from triosim import plugins
 from triosim.config import RunConfig, takes_text
+from triosim.config.run_config import option_named
 from triosim.errors import OptionError, PluginError
 from triosim.extrapolators.core.schedule_table import ScheduleTable
 from triosim.extrapolators.pipeline.schedule import PipelineSchedule
@@ -20,6 +21,9 @@ def chosen_schedule(config: RunConfig) -> PipelineSchedule:
     for name, of in _schedules_by_option().items():
         if name not in declared and config.is_given(name):
             what = name.replace("_", " ")
+            if found is CsvSchedule:
+                said = f"'{config.schedule}' says by itself how many {what} a rank has"
+                raise OptionError(said, where=what, fix=f"leave {option_named(name).where} out")
             fix = f"choose the schedule {' or '.join(of)}"
             raise OptionError(f"'{config.schedule}' has no {what}", where=what, fix=fix)
     return found(config)

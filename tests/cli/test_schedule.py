@@ -115,3 +115,16 @@ def test_an_option_without_a_pipeline_is_noted(tmp_path: Path, capsys: pytest.Ca
     write(traces.mlp(), trace)
     assert run(["simulate", str(trace), "-p", "ddp", "-n", "2", "--schedule", "1f1b", "--format", "json"]) == 0
     assert "--schedule has no effect without pp" in capsys.readouterr().out
+
+
+def test_a_table_says_by_itself_how_many_virtual_stages_a_rank_has(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = str(tmp_path / "mine.csv")
+    named = ["schedule", "interleaved", "--stages", "2", "--micro-batches", "4", "--virtual-stages", "2"]
+    assert run([*named, "-o", table, "--quiet"]) == 0
+    of_table = ["schedule", table, "--stages", "2", "--micro-batches", "4", "--quiet"]
+    assert run(of_table) == 0
+    assert run([*of_table, "--virtual-stages", "2"]) == 2
+    said = f"'{table}' says by itself how many virtual stages a rank has; leave --virtual-stages out"
+    assert said in capsys.readouterr().err

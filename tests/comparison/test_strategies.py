@@ -11,7 +11,7 @@ import traces
 
 from triosim import cli, save_trace, simulate
 from triosim.comparison.strategies import Comparison, compare
-from triosim.errors import TriosimError
+from triosim.errors import OptionError, TriosimError
 
 TRACE = traces.transformer(batch=8, blocks=4)
 SYSTEM = "ring(4, bandwidth=1 GB/s)"
@@ -120,3 +120,41 @@ def test_draws_order_strategies_by_the_median_step() -> None:
 def test_draws_of_a_run_without_chance_are_refused() -> None:
     with pytest.raises(TriosimError, match="nothing in this run is drawn at random"):
         compare(TRACE, 2, topology="ring(2, bandwidth=1 GB/s)", draws=3)
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ({"recompute": "foo"}, "recompute: unknown policy 'foo'"),
+        ({"recompute": "save=mm/x"}, "recompute: 'mm/x' names no operators"),
+        ({"conditions": {"stragglers": "foo"}}, "--stragglers: distribution: unknown value 'foo'"),
+        ({"conditions": {"events": ["gpu=3"]}}, "--event: 'gpu=3' is not an event"),
+        ({"conditions": {"compute_slowdown": "0.5"}}, "--compute-slowdown: '0.5' is not a factor"),
+        ({"operator_times": "none.csv"}, "none.csv: cannot be read"),
+    ],
+)
+def test_a_value_that_cannot_be_is_refused_before_the_first_strategy(option: dict[str, Any], said: str) -> None:
+    with pytest.raises(TriosimError) as error:
+        compare(TRACE, 4, started=lambda strategy: pytest.fail(strategy.label), topology=SYSTEM, **option)
+    assert str(error.value).startswith(said)
+
+
+def test_compare_refuses_what_it_chooses_itself_and_a_number_that_is_none() -> None:
+    for given, said in (
+        ({"parallel": "dp"}, "parallel: has no effect in compare"),
+        ({"micro_batches": 2}, "micro_batches"),
+    ):
+        with pytest.raises(OptionError, match=said):
+            compare(TRACE, 4, topology=SYSTEM, **given)
+    with pytest.raises(OptionError, match="gpus: 'eight' is not a whole number"):
+        compare(TRACE, "eight", topology=SYSTEM)  # type: ignore[arg-type]
+    assert compare(TRACE, "2", topology="ring(2, bandwidth=1 GB/s)").gpus == 2  # type: ignore[arg-type]  # as in simulate
+
+
+def test_a_report_refuses_options_that_it_does_not_have(tmp_path: Path) -> None:
+    result = simulate(TRACE)
+    with pytest.raises(OptionError, match="the report 'csv' has no option 'foo'"):
+        result.write("csv", tmp_path / "x.csv", foo=1)
+    with pytest.raises(OptionError, match="path: 3 is not a path"):
+        result.write("csv", 3)  # type: ignore[arg-type]
+    assert not (tmp_path / "x.csv").exists()

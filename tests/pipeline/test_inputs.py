@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
+import traces
 
 import triosim
 from triosim.cli import run
+from triosim.compute.compute_model import ComputeModel, Estimates
 from triosim.errors import OptionError
 from triosim.networks import Link, Node, Topology
+from triosim.trace import Operator
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 VGG = EXAMPLES / "traces" / "vgg13_a100_fake.json.gz"
@@ -104,3 +109,77 @@ def test_a_result_and_the_package_are_short_to_look_at() -> None:
     assert repr(triosim.simulate(VGG)) == "<Result of vgg13, single on 1 A100-SXM-80GB: 181 ms a step>"
     assert {*dir(triosim)} == {*triosim.__all__, "__version__"}
     assert triosim.simulate is import_module("triosim.simulation").simulate
+
+
+@pytest.mark.parametrize(
+    ("topology", "said"),
+    [
+        (
+            "ring(4, bandwidth=50, latency=1 us)",
+            "bandwidth 50 has no unit and is read as 50 bytes/s; write one, such as '50 GB/s'",
+        ),
+        (
+            {"topology": "switch", "gpus": 4, "bandwidth": "50 GB/s", "latency": 500},
+            "latency 500 has no unit and is read as 500 s; write one, such as '500 ns'",
+        ),
+        (
+            {"preset": "dgx-h100", "inter_node": {"bandwidth": 400, "latency": 1e-6}, "nodes": 2},
+            "bandwidth 400 has no unit",
+        ),
+    ],
+)
+def test_a_number_without_a_unit_that_makes_a_link_slow_is_noted(topology: Any, said: str) -> None:
+    notes = triosim.simulate(traces.mlp(), "ddp=4", topology=topology).notes
+    assert [note for note in notes if said in note]
+
+
+@pytest.mark.parametrize(
+    "topology",
+    [
+        "ring(4, bandwidth=50e9, latency=1e-6)",
+        "ring(4, bandwidth=500 kB/s, latency=2 s)",
+        {"topology": ["Ring"], "npus_count": [4], "bandwidth": [50.0], "latency": [500.0]},  # ASTRA-sim's GB/s and ns
+    ],
+)
+def test_a_unit_that_is_said_or_plain_bytes_per_second_draw_no_note(topology: Any) -> None:
+    notes = triosim.simulate(traces.mlp(), "ddp=4", topology=topology).notes
+    assert not [note for note in notes if "has no unit" in note]
+
+
+def test_a_compute_model_that_knows_no_operator_is_noted() -> None:
+    class Silent(ComputeModel):
+        def estimate(self, operators: Sequence[Operator], gpu: str) -> Estimates:
+            return Estimates.unknown(len(operators), "silent")
+
+    said = "Silent estimates no operator of this step: auto's predictions are used"
+    found = triosim.simulate(VGG, batch_size=64, compute_model=Silent)
+    assert [note for note in found.notes if note.endswith(said)]
+    described = triosim.simulate("vgg16", compute_model=Silent)
+    assert described.step_time_s == triosim.simulate("vgg16").step_time_s
+    assert [note for note in described.notes if note.endswith(said)]
+    assert not [note for note in triosim.simulate(VGG, compute_model=Silent).notes if said in note]  # nobody asks it
+
+
+def test_an_empty_path_or_none_at_all_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    for command in ("simulate", "show", "describe"):
+        assert run([command, ""]) == 2
+        assert " is empty; give " in capsys.readouterr().err
+    for wrong, said in ((3, "trace: 3 is not a path"), ("", "trace: the path is empty")):
+        with pytest.raises(OptionError, match=said):
+            triosim.load_trace(wrong)  # type: ignore[arg-type]
+
+
+def test_memory_refuses_what_it_does_not_depend_on() -> None:
+    with pytest.raises(OptionError, match="topology: has no effect in memory; leave it out"):
+        triosim.rank_memory(VGG, "ddp=2", topology="dgx-h100")
+    assert triosim.rank_memory(VGG, "ddp=2", gpu="H100", fold=False)
+
+
+def test_a_name_that_is_no_model_is_answered_in_a_few_words(capsys: pytest.CaptureFixture[str]) -> None:
+    for command in ("describe", "simulate"):
+        assert run([command, "nope"]) == 2
+        assert "more, which 'triosim describe --list' shows" in capsys.readouterr().err
+    assert run(["describe", "--list"]) == 0
+    assert {"gpt2", "llama3-8b", "vgg16"} <= {*capsys.readouterr().out.split()}
+    assert run(["show", "llama3-8b"]) == 2
+    assert "is the name of a model, not a trace; write one: triosim describe llama3-8b" in capsys.readouterr().err

@@ -11,6 +11,7 @@ from triosim.cli import options as o
 from triosim.cli.command import LaterModule
 from triosim.config import DESCRIBED, Option
 from triosim.config.option import GENERAL
+from triosim.errors import OptionError
 from triosim.gpus import DEFAULT_GPU
 from triosim.output_files import check_outputs, check_trace_name
 from triosim.trace.formats import write
@@ -19,6 +20,7 @@ from triosim.units import format_time
 if TYPE_CHECKING:
     from triosim.trace import Trace
 
+catalogue = LaterModule("models.catalogue")
 description = LaterModule("models.description")
 step_choices = LaterModule("models.step_choices")
 
@@ -29,6 +31,7 @@ OPTIONS = (
     *(replace(option, panel=GENERAL) for option in DESCRIBED.values()),
     Option("gpu", "text", DEFAULT_GPU, metavar="NAME", panel=GENERAL, help=
         "The GPU whose times are predicted: a name that 'triosim gpus' lists, or a YAML file."),
+    Option("list", "flag", False, panel=GENERAL, help="List the names of the models."),
     replace(o.QUIET, panel=GENERAL),
 )
 # fmt: on
@@ -37,13 +40,9 @@ OPTIONS = (
 @o.takes(*OPTIONS)
 def command(
     model: Annotated[
-        str,
-        o.argument(
-            "MODEL",
-            "A name, such as llama3-8b (for another, the error lists those that are known), or a config.json of transformers.",
-            "model",
-        ),
-    ],
+        str | None,
+        o.argument("MODEL", "A name, such as llama3-8b (--list shows all), or a config.json of transformers.", "model"),
+    ] = None,
     **given: Any,
 ) -> None:
     """Write the trace of a training step from a model's name or config, with times predicted for a GPU.
@@ -53,6 +52,11 @@ def command(
     [cyan]triosim describe llama3-8b --batch 2 --seq 8192 --dtype bf16 -o trace.json[/]
     [cyan]triosim describe gpt3-175b --dtype fp16 --attention math --layers 4 --gpu A100 -o gpt.json.gz[/]
     """
+    if given["list"]:
+        print("\n".join(sorted(catalogue.MODELS)))
+        return
+    if model is None:
+        raise OptionError("Missing argument 'MODEL'", fix="see 'triosim describe --help', or --list")
     target = given["output"] or f"{_stem(model)}.trace.json.gz"
     check_outputs(target, reading=(model,))
     check_trace_name(target)

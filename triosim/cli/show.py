@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any
 
 from triosim.cli import options as o
 from triosim.cli.command import LaterModule, show_on_terminal
+from triosim.errors import TraceError
 from triosim.trace import Trace
 from triosim.trace.formats import read
 
+catalogue = LaterModule("models.catalogue")
 trace_table = LaterModule("reports.terminal.trace_table")
 streams_table = LaterModule("reports.terminal.streams_table")
 
@@ -25,5 +28,7 @@ def command(
 
     [cyan]triosim show trace.json[/]
     """
+    if not Path(trace).exists() and trace in catalogue.MODELS:
+        raise TraceError("is the name of a model, not a trace", where=trace, fix=f"write one: triosim describe {trace}")
     found = read(trace, given["trace_format"])
     show_on_terminal(trace_table.render(found) if isinstance(found, Trace) else streams_table.render(found))

@@ -13,14 +13,17 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from triosim import plugins
-from triosim.config import RunConfig, readers, takes_text
+from triosim.compute.pricing import operator_times
+from triosim.config import COMMON, RunConfig, readers, refuse_without_effect, takes_text
 from triosim.engine import Progress
 from triosim.errors import TriosimError
+from triosim.extrapolators.core.recompute import check_policy
 from triosim.extrapolators.pipeline.schedule_choice import chosen_schedule
 from triosim.networks.construction import network_options
 from triosim.output_files import PathLike
 from triosim.pipeline.planning import refuse_unknown
 from triosim.pipeline.reading import TraceLike, read
+from triosim.pipeline.system import check_condition_values
 from triosim.results.report import Reportable
 from triosim.results.result import Result
 from triosim.simulation import simulate_config
@@ -118,7 +121,9 @@ def compare(
     ``started`` is told of each strategy before it runs. Raises ``TriosimError`` where none can run, for whatever is wrong
     with the trace or the topology, and for an option with which none can that reads it.
     """
-    return compare_config(trace, gpus, RunConfig.of(**options), started, progress)
+    config = RunConfig.of(**options)
+    refuse_without_effect(config, "compare")
+    return compare_config(trace, COMMON["gpus"].parse(gpus, "gpus") or 0, config, started, progress)
 
 
 def compare_config(
@@ -136,6 +141,7 @@ def compare_config(
     if gpus < 1:
         raise TriosimError(f"{gpus} GPUs", where="--gpus", fix="ask for 1 or more")
     _check_options(config, gpus)
+    _check_values(config)
     if config.is_given("schedule"):
         chosen_schedule(config).micro_batches(gpus)  # which a table that cannot be read does not say
 
@@ -173,6 +179,14 @@ def _check_options(config: RunConfig, gpus: int) -> None:
         key for group, part in others if part is not None for key in plugins.option_names(plugins.find(group, part))
     }
     refuse_unknown(config, known)
+
+
+def _check_values(config: RunConfig) -> None:
+    """Refuse conditions, a policy of recomputation and a file of operator times that cannot be."""
+    check_policy(config.recompute)
+    check_condition_values(config.conditions)
+    if config.operator_times is not None:
+        operator_times.load(config.operator_times)
 
 
 def _prevented(

@@ -7,7 +7,7 @@ tables of docs/command-line.md are made from these declarations.
 
 from triosim.config.option import Kind, Option
 from triosim.config.parts import flags, parsed, readers, takes_text
-from triosim.config.run_config import COMMON, CONDITIONS, DESCRIBED, RunConfig, unread
+from triosim.config.run_config import COMMON, CONDITIONS, DESCRIBED, RunConfig, refuse_without_effect, unread
 
 __all__ = [
     "COMMON",
@@ -19,6 +19,7 @@ __all__ = [
     "flags",
     "parsed",
     "readers",
+    "refuse_without_effect",
     "takes_text",
     "unread",
 ]

@@ -245,8 +245,8 @@ CONDITIONS: tuple[Option, ...] = (
     _condition("slow_links", "LAW",
         "Random slow-downs of links: uniform, exponential or lognormal, with its spread and seed: uniform,spread=9."),
     _condition("events", "EVENT", flag="--event", repeatable=True, help=
-        "A GPU or link that slows down or fails at a time: at=0.5s,gpu=3,slowdown=2. A link is from=gpu0,to=gpu1, and may get "
-        "a bandwidth=1GB/s. Repeatable."),
+        "A GPU that slows down or fails at a time: at=0.5s,gpu=3,slowdown=2. Or a link, from=gpu0,to=gpu1, that fails or gets "
+        "another bandwidth=1GB/s. Repeatable."),
 )
 # fmt: on
 
@@ -258,6 +258,22 @@ def option_named(name: str) -> Option:
     if name not in of_parts.flags():
         raise OptionError(f"there is no option '{name}'", fix=nearest(name, [*COMMON, *of_parts.flags()]))
     return of_parts.flags()[name]
+
+
+#: What a command takes from Python and from files beside the options of its command line, because it makes a difference there.
+_ALSO_READ: Mapping[Command, frozenset[str]] = {
+    "simulate": frozenset({"conditions", "timeline"}),
+    "compare": frozenset({"gpus", "conditions", "timeline", "links"}),
+    "memory": frozenset({"gpu", "compute_model", "operator_times", "copy_input", "fold"}),
+}
+
+
+def refuse_without_effect(config: RunConfig, command: Command) -> None:
+    """Raise ``OptionError`` for an option that was given and that a command does not have."""
+    for name in (*COMMON, *config.parts):
+        have = command in option_named(name).commands or name in _ALSO_READ[command]
+        if not have and config.is_given(name):
+            raise OptionError(f"has no effect in {command}", where=name, fix="leave it out")
 
 
 def unread(config: RunConfig, read: Iterable[Option] | None, *, described: bool = False) -> Iterator[str]:

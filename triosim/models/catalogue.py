@@ -12,7 +12,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from triosim.errors import OptionError
+from triosim.errors import OptionError, nearest
 from triosim.models.architectures.bert import Bert
 from triosim.models.architectures.clip import Clip, Tower
 from triosim.models.architectures.convnets import VGG, DenseNet, ResNet
@@ -49,6 +49,12 @@ def _value(value: Any) -> Any:
 
 #: The models by name.
 MODELS: Mapping[str, Model] = _models()
+
+
+def nearest_model(name: str) -> str:
+    """Return the model that is probably meant, or some of them and how to see all, for an error."""
+    found = nearest(name, MODELS, 3)
+    return found if found.startswith("did you mean") else f"{found}, which 'triosim describe --list' shows"
 
 
 def with_layers(model: Model, layers: int) -> Model:

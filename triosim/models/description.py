@@ -16,7 +16,7 @@ from triosim.garbage_collector import without_collecting
 from triosim.gpus import DEFAULT_GPU
 from triosim.models import compilation
 from triosim.models.architectures.model import Model
-from triosim.models.catalogue import MODELS, with_layers
+from triosim.models.catalogue import MODELS, nearest_model, with_layers
 from triosim.models.huggingface_config import read
 from triosim.models.operators.elementwise import add, sum_to
 from triosim.models.operators.optimizers import OPTIMIZERS
@@ -102,6 +102,8 @@ def find_model(model: str | os.PathLike[str] | Model) -> Model:
     if not isinstance(model, (str, os.PathLike)):
         return model
     name = os.fspath(model)
+    if not name:
+        raise OptionError("the name is empty", where="model", fix="give a model's name, or its config.json")
     path = Path(name)
     config = path / "config.json" if path.is_dir() else path
     if path.is_dir() and path.name in MODELS and not config.is_file():
@@ -113,7 +115,7 @@ def find_model(model: str | os.PathLike[str] | Model) -> Model:
     if path.exists() or (name not in MODELS and path.suffix == ".json"):
         return read(config)
     if name not in MODELS:
-        raise OptionError(f"unknown model '{name}'", fix=nearest(name, MODELS))
+        raise OptionError(f"unknown model '{name}'", fix=nearest_model(name))
     return MODELS[name]
 
 

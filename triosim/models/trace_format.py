@@ -12,9 +12,9 @@ from pathlib import Path
 
 from triosim import plugins
 from triosim.config import DESCRIBED, RunConfig, parsed
-from triosim.errors import TraceError, nearest
+from triosim.errors import TraceError
 from triosim.gpus import DEFAULT_GPU
-from triosim.models.catalogue import MODELS
+from triosim.models.catalogue import MODELS, nearest_model
 from triosim.models.description import described
 from triosim.models.step_choices import StepChoices
 from triosim.trace import Trace
@@ -55,7 +55,7 @@ def read_configured(name: str, config: RunConfig, samples: int) -> Trace:
         if os.sep in name or path.suffix in _ENDINGS:
             raise TraceError("there is no such file or directory", where=name)
         said = "there is no such file or directory, and no model of this name"
-        raise TraceError(said, where=name, fix=nearest(name, MODELS, 3))
+        raise TraceError(said, where=name, fix=nearest_model(name))
     chosen = {field: getattr(config, option.name) for field, option in DESCRIBED.items() if field != "batch"}
     choices = StepChoices(batch=samples, **chosen)
     gpu = DEFAULT_GPU if config.gpu is None else str(getattr(config.gpu, "name", config.gpu))

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
+import numpy as np
+
 from triosim import plugins
+from triosim.compute.compute_model import checked
 from triosim.conditions import Conditions
 from triosim.conditions.checks import check_conditions
 from triosim.conditions.heterogeneity import Heterogeneity
@@ -66,6 +69,7 @@ def plan(priced: PricedSubject, config: RunConfig, system: System | None = None)
     if is_auto(new_network.algorithm) and config.collective_form == "pipelined":
         notes.extend(calibration_notes(network, planned.world))
     notes.extend(network_notes(network, config))
+    notes.extend(_compute_model_note(priced, planned, config))
     if planned.world > len(system.topology.gpus):
         raise OptionError(
             f"the topology has {len(system.topology.gpus)} GPUs, {planned.world} are asked for",
@@ -102,6 +106,21 @@ def plan_step(
         model=priced.model,
         slowdown=slowdown,
     )
+
+
+def _compute_model_note(
+    priced: PricedSubject, planned: ParallelPlan | CapturedPlan, config: RunConfig
+) -> Iterator[str]:
+    """Yield a note where times were predicted, and the compute model that was asked for knows none of the operators."""
+    trace, model = priced.subject.trace, priced.model
+    if config.compute_model == "auto" or not isinstance(planned, ParallelPlan) or " by auto, because " in trace.times:
+        return
+    before = {operator.id: operator.seconds for operator in trace.operators}
+    own = planned.program.operators
+    if priced.subject.described or any(one.predicted_by and one.seconds != before.get(one.id) for one in own):
+        found = checked(model.estimate(trace.operators, trace.gpu), trace.operators, model)
+        if np.isnan(found.seconds).all():
+            yield f"{plugins.label(model)} estimates no operator of this step: auto's predictions are used"
 
 
 def check_draws(draws: int, conditions: Conditions, *, tokens: bool) -> None:

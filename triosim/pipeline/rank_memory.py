@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from triosim import plugins
-from triosim.config import RunConfig
+from triosim.config import RunConfig, refuse_without_effect
 from triosim.errors import OptionError
 from triosim.extrapolators.core.plan import ParallelPlan
 from triosim.memory.extrapolated_memory import ExtrapolatedMemory
@@ -18,9 +18,11 @@ def rank_memory(trace: TraceLike, parallel: Any = "single", **options: Any) -> E
     """Return the memory of each rank of a training step on many GPUs; ``options`` are those of ``triosim.simulate``.
 
     ``gpu`` is what must hold it, by default the trace's; times, which only divide a pipeline into stages, are predicted for it.
-    Raises ``TriosimError`` for whatever is wrong with the input.
+    Raises ``TriosimError`` for whatever is wrong with the input, and for an option that memory does not depend on.
     """
-    return memory_of_config(trace, RunConfig.of(parallel=parallel, **options))
+    config = RunConfig.of(parallel=parallel, **options)
+    refuse_without_effect(config, "memory")
+    return memory_of_config(trace, config)
 
 
 def memory_of_config(trace: TraceLike, config: RunConfig) -> ExtrapolatedMemory:

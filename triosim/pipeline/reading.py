@@ -63,6 +63,8 @@ def read(trace: TraceLike, config: RunConfig) -> Subject:
     """
     if not isinstance(trace, (Trace, TaskStreams, str, PathLike)):
         raise OptionError(f"'{trace}' is no trace", where="trace", fix="give a Trace, a path, or the name of a model")
+    if not isinstance(trace, (Trace, TaskStreams)):
+        trace_formats.refuse_empty(trace)
     path = None if isinstance(trace, (Trace, TaskStreams)) else str(trace)
     content = content_of(trace, config)
     if isinstance(content, TaskStreams):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from os import PathLike
 from typing import Any
@@ -19,6 +20,7 @@ from triosim.networks.construction import form_note, make_algorithm, make_networ
 from triosim.networks.extensions import TransportNetwork
 from triosim.networks.photonic.optics import optics_of
 from triosim.networks.topology import Topology
+from triosim.networks.topology.description import SECTIONS
 from triosim.pipeline.reading import Subject
 from triosim.trace import Trace
 
@@ -53,6 +55,10 @@ ASSUMED_TOPOLOGY = {
 }
 
 
+#: Bytes per second and seconds beyond which a link's number without a unit is taken for one of another unit.
+SLOWEST_BANDWIDTH, LONGEST_LATENCY = 1e6, 1.0
+
+
 @dataclass(frozen=True, slots=True)
 class System:
     """A topology and the conditions on it.
@@ -78,6 +84,7 @@ def system_of(subject: Subject, config: RunConfig) -> System:
     notes: tuple[str, ...] = ()
     if config.topology is None and nominal.links:
         notes = (f"no topology given: {assumed_topology(subject.trace.gpu, subject.gpus)} is assumed",)
+    notes = (*notes, *notes_on_units(nominal))
     return System.under(parse_conditions(config.conditions, _condition_error, conditions_of(nominal)), nominal, notes)
 
 
@@ -114,12 +121,47 @@ def assumed_topology(gpu: str, gpus: int | None) -> str:
     return f"switch({gpus or 8}, bandwidth={bandwidth / 1e9:g} GB/s, latency=1 us)"
 
 
+def notes_on_units(topology: Topology) -> Iterator[str]:
+    """Yield a note where a number without a unit makes links slower than any are: it may be of GB/s, or of ns."""
+    said = topology.mapping or {}
+    if "npus_count" in said:  # ASTRA-sim's, in units of its own
+        return
+    plain = dict.fromkeys(_plain_quantities({key: value for key, value in said.items() if key not in SECTIONS}))
+    for key, number in plain:
+        if key.endswith("bandwidth") and 0 < number < SLOWEST_BANDWIDTH:
+            unit, example = "bytes/s", "GB/s"
+        elif key == "latency" and number > LONGEST_LATENCY:
+            unit, example = "s", "ns"
+        else:
+            continue
+        said_so = f"{key} {number:g} has no unit and is read as {number:g} {unit}"
+        yield f"{topology.name}: {said_so}; write one, such as '{number:g} {example}'"
+
+
+def _plain_quantities(value: Any, key: str = "") -> Iterator[tuple[str, float]]:
+    """Yield the bandwidths and latencies of a topology's mapping that are numbers without units."""
+    if isinstance(value, Mapping):
+        for name, one in value.items():
+            yield from _plain_quantities(one, str(name))
+    elif isinstance(value, (list, tuple)):
+        for one in value:
+            yield from _plain_quantities(one, key)
+    elif key == "latency" or key.endswith("bandwidth"):
+        with suppress(ValueError, TypeError):
+            yield key, float(value)
+
+
 def check_sections(topology: Topology) -> None:
     """Raise ``TopologyError`` for what is wrong in the sections of a topology's file, whoever needs them."""
     optics_of(topology)
     if "calibration" in topology.sections:
         calibration_of(topology)
     conditions_of(topology)
+
+
+def check_condition_values(conditions: Mapping[str, Any]) -> None:
+    """Raise ``OptionError`` for a condition that cannot be, on whatever system."""
+    parse_conditions(conditions, _condition_error, Conditions())
 
 
 def _condition_error(path: tuple[str | int, ...], what: str, fix: str | None) -> OptionError:

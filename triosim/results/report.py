@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, get_args
 
 from triosim import plugins
-from triosim.config import Option
+from triosim.config import Option, parsed
 from triosim.errors import OptionError, PluginError, nearest
 from triosim.output_files import PathLike, writing_text
 
@@ -68,7 +68,14 @@ class Reportable:
         ``options`` are the report's. Raises ``TriosimError`` where there is no such report of this subject, or the run did not
         record what it needs.
         """
-        write(find(report, self.subject), self, path, options)
+        kind = find(report, self.subject)
+        if not isinstance(path, (str, os.PathLike)):
+            raise OptionError(f"{path!r} is not a path", where="path", fix="give the file to write")
+        known = plugins.option_names(kind)
+        for name in options:
+            if name not in known:
+                raise OptionError(f"the report '{report}' has no option '{name}'", fix=nearest(name, known))
+        write(kind, self, path, parsed(kind, options))
 
     def __str__(self) -> str:
         return self._as("text")

@@ -47,7 +47,7 @@ def reprice(
     old_ones, new_ones = (
         OperatorSequence((pair[which] for pair in pairs), deduplicate=deduplicate) for which in (0, 1)
     )
-    found, _ = _answers(model, new_ones, lambda asked: asked.ratios(old_ones, new_ones, gpu, gpu))
+    found, _ = answers(model, new_ones, lambda asked: asked.ratios(old_ones, new_ones, gpu, gpu))
     priced = {
         new.id: with_prediction(scaled(new, float(found.seconds[row]), old), found, row, old)
         for row, (old, new) in enumerate(pairs)
@@ -69,14 +69,14 @@ def on_gpu(trace: Trace, target: gpus.Gpu, model: ComputeModel) -> Trace:
     if source is not None and measured:
         model.fit(trace)
         same = trace.operators
-        found, known = _answers(model, same, lambda asked: asked.ratios(same, same, trace.gpu, target.name), trace)
+        found, known = answers(model, same, lambda asked: asked.ratios(same, same, trace.gpu, target.name), trace)
         operators = [
             with_prediction(scaled(operator, float(found.seconds[row])), found, row, operator)
             for row, operator in enumerate(same)
         ]
         times = f"predicted for {target.name} from those measured on {trace.gpu}"
     else:
-        found, known = _answers(model, trace.operators, lambda asked: asked.estimate(trace.operators, target.name))
+        found, known = answers(model, trace.operators, lambda asked: asked.estimate(trace.operators, target.name))
         untimed = not any(operator.seconds for operator in trace.operators)
         operators = [
             _with_estimate(operator, found, row) if untimed or operator.seconds else operator
@@ -92,7 +92,7 @@ def on_gpu(trace: Trace, target: gpus.Gpu, model: ComputeModel) -> Trace:
 
 def estimated(operators: Sequence[Operator], model: ComputeModel, gpu: str) -> list[Operator]:
     """Return operators that are in no trace (copies that a parallelism adds) with the times of a model, or of ``auto``."""
-    found, _ = _answers(model, operators, lambda asked: asked.estimate(operators, gpu))
+    found, _ = answers(model, operators, lambda asked: asked.estimate(operators, gpu))
     return [_with_estimate(operator, found, row) for row, operator in enumerate(operators)]
 
 
@@ -135,7 +135,7 @@ def _with_estimate(operator: Operator, found: Estimates, row: int) -> Operator:
     return with_prediction(operator.with_times(float(found.seconds[row]), None, operator.flops), found, row)
 
 
-def _answers(
+def answers(
     model: ComputeModel,
     operators: Sequence[Operator],
     ask: Callable[[ComputeModel], Estimates],

@@ -40,6 +40,9 @@ def read(path: str | os.PathLike[str], format: str | TraceFormat | None = None) 
     ``format`` is the name of a format (``json``, ``streams``, ``csv``, ``pytorch`` or a plug-in's) or a loaded one; by default
     it is found by content. Raises ``TraceError`` when there is no trace, or when it contradicts itself.
     """
+    if not isinstance(path, (str, os.PathLike)):
+        raise OptionError(f"{path!r} is not a path", where="trace", fix="give a file or a folder")
+    refuse_empty(path)
     file = Path(path)
     try:
         if not file.exists():
@@ -52,6 +55,12 @@ def read(path: str | os.PathLike[str], format: str | TraceFormat | None = None) 
     if not isinstance(trace, (Trace, TaskStreams)):
         raise PluginError(f"gave a {type(trace).__name__} for {file}, not a Trace", where=str(format or chosen.NAME))
     return trace
+
+
+def refuse_empty(path: str | os.PathLike[str]) -> None:
+    """Raise ``OptionError`` for an empty path, which Python takes for the current folder."""
+    if not os.fspath(path):
+        raise OptionError("the path is empty", where="trace", fix="give a file or a folder; '.' is the current one")
 
 
 def read_trace(path: str | os.PathLike[str], format: str | TraceFormat | None = None) -> Trace:
