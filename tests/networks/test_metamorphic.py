@@ -113,7 +113,6 @@ systems = st.one_of(plain_shapes(), notations(), nodes(), changed_presets())
 MACHINES = {name: preset.spec for name, preset in PRESETS.items() if name not in ("tpu-v4", "wafer-84")}
 machines = st.sampled_from(sorted(MACHINES))
 counts = st.sampled_from([1, 2, 3, 4, 6, 8])
-nccl = pytest.mark.skip(reason="the calibration does not follow changed keys yet")
 
 
 def preset(name: str, nodes: int, **keys: Any) -> System:
@@ -262,7 +261,6 @@ def test_what_a_link_carries_is_what_the_time_was_priced_at(examples: int) -> No
 # On systems that are priced by what was measured with NCCL
 
 
-@nccl
 @examples
 @networks
 def test_a_preset_and_the_same_preset_spelled_out_agree(network: Any, examples: int) -> None:
@@ -275,7 +273,6 @@ def test_a_preset_and_the_same_preset_spelled_out_agree(network: Any, examples: 
         assert seconds(network, spelled, kind, nbytes) == pytest.approx(expected, rel=1e-9)
 
 
-@nccl
 @examples
 @networks
 def test_a_preset_with_faster_links_is_never_slower(network: Any, examples: int) -> None:
@@ -295,7 +292,6 @@ def test_a_preset_with_faster_links_is_never_slower(network: Any, examples: int)
         assert usual <= TOLERANCE * seconds(network, slower, kind, nbytes)
 
 
-@nccl
 @examples
 @networks
 def test_more_nodes_of_a_preset_never_take_less_time(network: Any, examples: int) -> None:
@@ -305,7 +301,6 @@ def test_more_nodes_of_a_preset_never_take_less_time(network: Any, examples: int
         assert seconds(network, preset(name, nodes), kind, nbytes) <= TOLERANCE * larger
 
 
-@nccl
 @examples
 @networks
 def test_more_bytes_on_a_preset_never_take_less_time(network: Any, examples: int) -> None:
@@ -317,7 +312,6 @@ def test_more_bytes_on_a_preset_never_take_less_time(network: Any, examples: int
         assert seconds(network, preset(name, nodes), kind, nbytes) <= TOLERANCE * more
 
 
-@nccl
 @examples
 @networks
 def test_no_bytes_on_a_preset_take_at_most_a_launch(network: Any, examples: int) -> None:
