@@ -128,11 +128,11 @@ class LayerSharding:
         for heads, names in self._shared_heads.items():
             self._note(f"each of the {heads} key and value heads of {{}} is on {self._ranks // heads} GPUs", names)
         for heads, names in undivided.items():
-            what = f"the {heads} heads of {{}} do not divide by {self._ranks}"
+            what = f"the {heads} heads of {{}} are not divisible by {self._ranks}"
             self._note(f"{what}, so the outputs of the layers around them are all-gathered", names)
 
     def _note_uneven(self, names: list[str]) -> None:
-        what = f"the output features of {{}} do not divide by {self._ranks}"
+        what = f"the output features of {{}} are not divisible by {self._ranks}"
         self._note(f"{what}; every GPU is charged the largest share", names)
 
     def _note(self, text: str, names: list[str]) -> None:

@@ -33,7 +33,7 @@ def require_sharded(any_layer: bool, any_backward: bool, ranks: int) -> None:
 def require_heads(undivided: Mapping[int, Sequence[str]], ranks: int) -> None:
     """Raise ``OptionError`` where heads, by number with their layers, do not divide, which sequence parallelism needs."""
     for heads, names in undivided.items():
-        what = f"the {heads} heads of {_listed(names)} do not divide by {ranks}"
+        what = f"the {heads} heads of {_listed(names)} are not divisible by {ranks}"
         fix = f"use a number of GPUs that divides {heads}, or leave it out"
         raise OptionError(what, where="sequence parallel", fix=fix)
 

@@ -24,7 +24,7 @@ from triosim.trace import Operator, Tensor
 def overlapped(program: Program, axis: str, ranks: int, step: StepDimensions) -> Program:
     """Return the program whose products overlap with the all-gathers before and the reduce-scatters after them.
 
-    ``step`` are the dimensions of the step; a product whose tokens do not divide by ``ranks`` stays as it is.
+    ``step`` are the dimensions of the step; a product whose tokens are not divisible by ``ranks`` stays as it is.
     """
     return program.rewritten(_Overlap(program, axis, ranks, step).items)
 

@@ -27,7 +27,7 @@ def require_divisible(step: StepDimensions, ranks: int, where: str) -> None:
         raise TraceError(what, where=where, fix="use another parallelism")
     for length in step.lengths:
         if length % ranks:
-            what = f"a sequence of {length} tokens does not divide by {ranks}"
+            what = f"a sequence of {length} tokens is not divisible by {ranks}"
             raise OptionError(what, where=where, fix=f"use a sequence of a multiple of {ranks} tokens, or fewer GPUs")
 
 

@@ -141,7 +141,7 @@ def test_a_config_of_transformers_is_a_subject(tmp_path: Path, capsys: pytest.Ca
         ),
         (
             ["compare", str(TRACE), "-n", "2", "--option", "prefech=2"],
-            "--option: no part of this run takes 'prefech'; did you mean 'prefetch'?",
+            "--option prefech: no part of this run takes 'prefech'; did you mean 'prefetch'?",
         ),
         (["simulate", "--config", "none.yaml"], "none.yaml: cannot be read: No such file or directory"),
     ],
@@ -259,3 +259,39 @@ def test_a_configuration_is_saved_when_all_other_outputs_are(small: Path, capsys
     arguments = ["--write", "broken.py:Broken=out.txt", "--save-config", "new.yaml"]
     assert run(["simulate", "--config", "run.yaml", "-q", *arguments]) == 2
     assert not (small / "new.yaml").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            "conditions:\n  slow_gpus: 3=1.5\n  stragglers: foo\n",
+            ":3: conditions: stragglers: distribution: unknown value",
+        ),
+        ("conditions:\n  events: [gpu=3]\n", ":2: conditions: events: 'gpu=3' is not an event"),
+        ("parallel: fsdp=4\noptions:\n  prefetch: x\n", ":3: options: prefetch: 'x' is not a whole number"),
+        ("options:\n\n  prefech: 2\n", ":3: options: prefech: no part of this run takes 'prefech'"),
+    ],
+)
+def test_a_wrong_value_in_a_file_is_named_with_its_line(
+    text: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text(text)
+    assert (
+        run(["simulate", str(TRACE), "--config", str(file), "-n", "4"] + ([] if "fsdp" in text else ["-p", "ddp"])) == 2
+    )
+    assert lines(capsys)[1].startswith(f"triosim: error: {file}{said}")
+
+
+def test_a_wrong_value_on_the_command_line_is_not_that_of_the_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text("conditions: {stragglers: uniform}\noptions: {prefetch: 2}\nparallel: fsdp=4\n")
+    for option, said in (
+        (["--stragglers", "foo"], "--stragglers: "),
+        (["--option", "prefetch=x"], "--option prefetch: "),
+    ):
+        assert run(["simulate", str(TRACE), "--config", str(file), *option]) == 2
+        assert lines(capsys)[1].startswith(f"triosim: error: {said}")

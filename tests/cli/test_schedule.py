@@ -78,7 +78,7 @@ def test_a_picture_numbers_every_micro_batch(tmp_path: Path) -> None:
         (["schedule", "1f1b", "--stages", "2", "-o", "x.json"], "x.json: does not name a CSV file; end it in .csv"),
         (
             ["simulate", "TRACE", "-p", "pp=2", "--schedule", "interleaved", "--micro-batches", "1"],
-            "do not divide by 2",
+            "are not divisible by 2",
         ),
         (["simulate", "TRACE", "-p", "pp=2", "--virtual-stages", "2"], "'gpipe' has no virtual stages"),
         (["simulate", "TRACE", "-p", "pp=2", "--virtual-stages", "0"], "0 is less than 1"),

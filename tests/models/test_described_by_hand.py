@@ -110,12 +110,12 @@ def test_a_config_that_says_too_little_is_named(content: str, said: str, tmp_pat
 
 
 def test_heads_of_keys_must_divide_those_of_queries() -> None:
-    with pytest.raises(OptionError, match="8 heads do not divide by 3 heads of keys and values"):
+    with pytest.raises(OptionError, match="8 heads are not divisible by 3 heads of keys and values"):
         triosim.describe(Llama(layers=1, hidden=64, heads=8, kv_heads=3, feed_forward=96), sequence=8)
 
 
 def test_heads_must_divide_the_features() -> None:
-    with pytest.raises(OptionError, match="100 features do not divide by 3 heads"):
+    with pytest.raises(OptionError, match="100 features are not divisible by 3 heads"):
         triosim.describe(GPT(layers=1, hidden=100, heads=3), sequence=8)
 
 

@@ -13,7 +13,9 @@ import typer
 
 from triosim import plugins
 from triosim.config import COMMON, CONDITIONS, Option, flags
+from triosim.config.file import at_line
 from triosim.config.option import GENERAL, OUTPUT, Command
+from triosim.errors import OptionError
 
 Function = TypeVar("Function", bound=Callable[..., None])
 
@@ -95,13 +97,25 @@ def takes(*own: Option, run: Iterable[Option] = ()) -> Callable[[Function], Func
 
         @wraps(function)
         def command(**given: Any) -> None:
-            function(**given | {option.name: option.parse(given[option.name]) for option in own})
+            checked = {option.name: option.parse(given[option.name]) for option in own}
+            try:
+                function(**given | checked)
+            except OptionError as error:
+                if checked.get("config") is None:
+                    raise
+                raise at_line(error, checked["config"], _named(given)) from error
 
         command.__signature__ = signature.replace(parameters=every)  # type: ignore[attr-defined]  # as inspect documents
         command.__annotations__ = {one.name: one.annotation for one in every}
         return cast(Function, command)
 
     return with_options
+
+
+def _named(given: Mapping[str, Any]) -> set[str]:
+    """Return the names of the conditions, and of the options of parts, that a command line gives."""
+    conditions = {option.name for option in CONDITIONS if given.get(option.name)}
+    return conditions | {text.partition("=")[0] for text in given.get("options") or ()}
 
 
 def of_run(command: Command) -> list[Option]:

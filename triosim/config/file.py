@@ -7,7 +7,7 @@ run is repeated from any folder.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -52,7 +52,7 @@ def read_config(path: str) -> ConfigFile:
         content, lines = _config_of_result(content, path), {}
 
     def where(*keys: str) -> str:
-        return ": ".join((f"{path}:{lines[keys]}" if keys in lines else path, *keys))
+        return _place(path, lines, keys)
 
     folder = Path(path).resolve().parent
     options = {}
@@ -67,6 +67,31 @@ def read_config(path: str) -> ConfigFile:
     if trace is not None and not isinstance(trace, str):
         raise OptionError(f"{trace} is not a path", where=where(SUBJECT), fix="give a file, a folder or a model's name")
     return ConfigFile(None if trace is None else absolute(trace, folder), options)
+
+
+def at_line(error: OptionError, path: str, given: Collection[str]) -> OptionError:
+    """Return an error about a condition, or about an option of a part, with its line where it comes from the file ``path``.
+
+    Only the part that reads such a value knows what is wrong with it. ``given`` are the names of those on the command line,
+    which come before the file's.
+    """
+    flag = error.where or ""
+    names = {one.where: ("conditions", one.name) for one in CONDITIONS}
+    keys = ("options", flag.removeprefix("--option ")) if flag.startswith("--option ") else names.get(flag)
+    if keys is None or keys[1] in given:
+        return error
+    content, lines = _content(path)
+    if str(content.get("schema", "")).startswith("triosim-result/"):
+        content, lines = _config_of_result(content, path), {}
+    said = content.get(keys[0])
+    if not isinstance(said, Mapping) or keys[1] not in said:
+        return error
+    return OptionError(error.what, where=_place(path, lines, keys), fix=error.fix)
+
+
+def _place(path: str, lines: Mapping[tuple[str | int, ...], int], keys: tuple[str, ...]) -> str:
+    """Return file, line and keys, for an error."""
+    return ": ".join((f"{path}:{lines[keys]}" if keys in lines else path, *keys))
 
 
 def merged(file: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:

@@ -92,7 +92,7 @@ class Config:
     def multiple(self, key: str, number: int, of: str, parts: int) -> int:
         """Return the value of a key, which the value of another must divide."""
         if number % parts:
-            said = f"{key}: {number} does not divide by {parts}, {of}"
+            said = f"{key}: {number} is not divisible by {parts}, {of}"
             raise TriosimError(said, where=self.path, fix="change one of them")
         return number
 

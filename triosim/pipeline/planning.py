@@ -145,7 +145,7 @@ def refuse_unknown(config: RunConfig, read: Iterable[str]) -> None:
         if name not in known:
             has_flag = name in COMMON or name in flags()
             fix = f"give {option_named(name).where}" if has_flag else nearest(name, known)
-            raise OptionError(f"no part of this run takes '{name}'", where="--option", fix=fix)
+            raise OptionError(f"no part of this run takes '{name}'", where=f"--option {name}", fix=fix)
 
 
 def _check_times(streams: TaskStreams) -> None:

@@ -22,7 +22,7 @@ class Interleaved(PipelineSchedule):
         stages = self._stages_of_a_rank()
         if micro_batches % ranks:
             raise OptionError(
-                f"{micro_batches} micro-batches do not divide by {ranks} pipeline ranks",
+                f"{micro_batches} micro-batches are not divisible by {ranks} pipeline ranks",
                 where="schedule interleaved",
                 fix=f"use a multiple of {ranks}",
             )

@@ -406,7 +406,7 @@ def test_a_file_without_the_header_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "places", "micro_batches", "virtual", "message"),
     [
-        ("interleaved", 4, 6, None, "6 micro-batches do not divide by 4 pipeline ranks"),
+        ("interleaved", 4, 6, None, "6 micro-batches are not divisible by 4 pipeline ranks"),
         ("interleaved", 4, 8, 1, "choose 1f1b"),
         ("dualpipe", 3, 8, None, "3 pipeline ranks are an odd number"),
         ("dualpipe", 4, 6, None, "even number of 8 or more"),

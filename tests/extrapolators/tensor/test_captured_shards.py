@@ -291,7 +291,7 @@ def test_keys_and_values_of_fewer_heads_than_ranks_are_on_several_ranks_each() -
 def test_heads_of_which_ranks_would_have_different_numbers_are_named() -> None:
     """Of four heads of keys and values on three GPUs."""
     trace = json_format.read(DATA / "llama.json.gz")
-    assert any("do not divide by 3" in note for note in planned(trace, "tp", 3, tp_style="megatron").notes)
+    assert any("are not divisible by 3" in note for note in planned(trace, "tp", 3, tp_style="megatron").notes)
 
 
 def test_one_head_of_keys_and_values_is_on_every_rank() -> None:

@@ -163,9 +163,9 @@ def test_every_rank_gets_through_the_rounds(option: str) -> None:
 
 
 def test_what_does_not_divide_is_refused_with_the_numbers() -> None:
-    with pytest.raises(OptionError, match="a sequence of 12 tokens does not divide by 8"):
+    with pytest.raises(OptionError, match="a sequence of 12 tokens is not divisible by 8"):
         planned(traces.transformer(tokens=12), "cp=8")
-    with pytest.raises(OptionError, match="a sequence of 12 tokens does not divide by 8"):
+    with pytest.raises(OptionError, match="a sequence of 12 tokens is not divisible by 8"):
         planned(causal(traces.transformer(tokens=12)), "cp=4")  # two pieces a rank
     assert planned(traces.transformer(tokens=12), "cp=4").world == 4
     with pytest.raises(TraceError, match="no input of the network has a sequence"):

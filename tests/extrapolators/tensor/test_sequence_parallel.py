@@ -208,9 +208,9 @@ def test_a_pooling_of_tokens_gets_them_all() -> None:
 
 
 def test_what_does_not_divide_is_refused_with_the_numbers() -> None:
-    with pytest.raises(OptionError, match="a sequence of 6 tokens does not divide by 4"):
+    with pytest.raises(OptionError, match="a sequence of 6 tokens is not divisible by 4"):
         by_sequence(traces.transformer(tokens=6), gpus=4)
-    with pytest.raises(OptionError, match=r"the 2 heads of h\.0.attn do not divide by 4"):
+    with pytest.raises(OptionError, match=r"the 2 heads of h\.0.attn are not divisible by 4"):
         by_sequence(traces.transformer(heads=2), gpus=4)
     with pytest.raises(TraceError, match="no input of the network has a sequence"):
         by_sequence(traces.mlp())

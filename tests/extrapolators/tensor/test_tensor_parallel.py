@@ -74,8 +74,8 @@ def test_where_features_do_not_divide_every_rank_is_charged_the_largest_share_an
     (linear,) = layer(plan, "fc1")
     assert linear.inputs[1].shape == (2, 32)
     assert collectives_of(draw(plan.tasks(0)))[1] == ("all_gather", 8 * 6 * 4)
-    assert [note for note in plan.notes if "do not divide" in note] == [
-        "tp: the output features of fc1 do not divide by 4; every GPU is charged the largest share"
+    assert [note for note in plan.notes if "not divisible" in note] == [
+        "tp: the output features of fc1 are not divisible by 4; every GPU is charged the largest share"
     ]
 
 
@@ -214,7 +214,7 @@ def test_heads_that_do_not_divide_are_not_divided() -> None:
     kinds = Counter(kind for kind, _ in collectives_of(draw(plan.tasks(0))))
     assert kinds["all_gather"] == 4  # q, k, v and the projection, in the style "gather"
     assert (
-        "tp: the 2 heads of h.0.attn do not divide by 4, so the outputs of the layers around them are all-gathered"
+        "tp: the 2 heads of h.0.attn are not divisible by 4, so the outputs of the layers around them are all-gathered"
         in plan.notes
     )
 

@@ -27,7 +27,9 @@ class Model(Protocol):
 def check_shared(heads: int, shared: int) -> None:
     """Raise ``OptionError`` where heads of queries do not share those of keys and values evenly."""
     if heads % shared:
-        raise OptionError(f"{heads} heads do not divide by {shared} heads of keys and values", fix="change one of them")
+        raise OptionError(
+            f"{heads} heads are not divisible by {shared} heads of keys and values", fix="change one of them"
+        )
 
 
 def check_length(sequence: int, positions: int, name: str) -> None:

@@ -21,7 +21,7 @@ _ROWS = 32
 def features_of_head(features: int, heads: int) -> int:
     """Return the features of a head. Raises ``OptionError`` where heads do not share features evenly."""
     if features % heads:
-        raise OptionError(f"{features} features do not divide by {heads} heads", fix="change one of them")
+        raise OptionError(f"{features} features are not divisible by {heads} heads", fix="change one of them")
     return features // heads
 
 
