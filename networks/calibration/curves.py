@@ -102,7 +102,7 @@ class KindCurves:
         """Return the time of a collective of some GPUs.
 
         Between group sizes that were measured, the latency is interpolated over the number of GPUs, everything else
-        over its logarithm. Beyond them the latency goes on as between the last two, the bandwidth stays.
+        over its logarithm. Beyond them each doubling costs as much latency as the last one, and the bandwidth stays.
         """
         key = (gpus, nbytes)
         found = self._found.get(key)
@@ -113,6 +113,11 @@ class KindCurves:
         return found
 
     def _parts(self, gpus: int, nbytes: float) -> TimeParts:
+        largest = self.curves[-1].gpus
+        if gpus > largest:
+            known = self.parts(largest, nbytes)
+            more = self.latency(gpus) - self.latency(largest)
+            return TimeParts(known.latency + more, known.moving * sent(self.kind, gpus) / sent(self.kind, largest))
         base = self.base(gpus, nbytes)
         low, high, part = self._around(gpus)
         factor = low.residuals.at(nbytes) ** (1.0 - part) * high.residuals.at(nbytes) ** part
@@ -126,16 +131,19 @@ class KindCurves:
         return TimeParts(self.latency(gpus), sent(self.kind, gpus) * seconds)
 
     def latency(self, gpus: int) -> float:
-        """Return the latency of a group, in seconds: by straight lines over its size."""
+        """Return the latency of a group, in seconds: by straight lines over its size, beyond the largest over its logarithm."""
         curves = self.curves
         if len(curves) == 1:
             return curves[0].latency
         place = min(max(bisect_right([curve.gpus for curve in curves], gpus), 1), len(curves) - 1)
         low, high = curves[place - 1], curves[place]
+        if gpus > high.gpus:
+            doubling = (high.latency - low.latency) / math.log2(high.gpus / low.gpus)
+            return high.latency + max(doubling, 0.0) * math.log2(gpus / high.gpus)
         slope = (high.latency - low.latency) / (high.gpus - low.gpus)
-        if not low.gpus <= gpus <= high.gpus:
+        if gpus < low.gpus:
             slope = max(slope, 0.0)
-        nearest = low if gpus <= low.gpus or gpus < high.gpus else high
+        nearest = high if gpus == high.gpus else low
         return max(nearest.latency + slope * (gpus - nearest.gpus), nearest.latency / 2)
 
     def _around(self, gpus: int) -> tuple[Curve, Curve, float]:

@@ -89,7 +89,8 @@ class InterNodeModel:
         choice = [one for one in algorithms(kind) if one == algorithm] or algorithms(kind)
         paths = [self._path(kind, one, nodes, gpus, nbytes, inside) for one in choice]
         latency = _quickest([path.latency for path in paths])
-        return TimeParts(latency, max(_quickest([path.total for path in paths]) - latency, 0.0))
+        total = max(_quickest([path.total for path in paths]), inside.total)  # never less than inside one of the nodes
+        return TimeParts(latency, max(total - latency, 0.0))
 
     def algorithm(self, kind: str, nodes: int, gpus: int, nbytes: float, inside: TimeParts) -> Algorithm:
         """Return the algorithm that is expected to finish first."""

@@ -11,6 +11,7 @@ from triosim.networks.calibration.internode import InterNodeModel
 from triosim.networks.calibration.model import Calibration, MeasuredNode, NodeLink, NodeScale
 from triosim.networks.topology import Section, Topology
 from triosim.networks.topology.node_bandwidth import node_bandwidth
+from triosim.networks.topology.presets import PRESETS
 from triosim.networks.topology.shapes import ShapeOutline, ShapeSpec
 
 #: The shapes of nodes of GPUs on which NCCL runs as it does on those that were measured.
@@ -85,10 +86,15 @@ def _machine(topology: Topology, outline: ShapeOutline) -> Calibration:
 
 
 def _machine_name(topology: Topology, spec: ShapeSpec) -> str:
-    """Return the preset whose measurements a topology takes: its own, or the nearest of the same kind of node."""
-    link: NodeLink = "pcie" if spec.topology == "pcie_tree" else "nvlink"
-    wanted = MeasuredNode(node_bandwidth(spec), spec.latency, link, spec.in_switch_reduction)
+    """Return the preset whose measurements a topology takes: its own, or the nearest of the same kind of node.
+
+    Of a preset whose bandwidth was changed it is that of the preset as it is: launch costs are the GPU's.
+    """
     preset = topology.preset
+    own = spec if preset is None else PRESETS[preset.name].spec
+    link: NodeLink = "pcie" if spec.topology == "pcie_tree" else "nvlink"
+    sized = replace(own, gpus=spec.gpus)
+    wanted = MeasuredNode(node_bandwidth(sized), own.latency, link, spec.in_switch_reduction)
     if preset is not None and stored.ships(preset.name) and _distance(preset.name, wanted)[0] == 0:
         return preset.name
     return min(stored.names(), key=lambda name: _distance(name, wanted))

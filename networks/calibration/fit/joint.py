@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from triosim.networks.calibration.curves import Curve, KindCurves, Residuals
+from triosim.networks.calibration.curves import Curve, KindCurves, Residuals, sent
 from triosim.networks.calibration.fit import fitting
 from triosim.networks.calibration.fit.fitting import MeasuredCollective
 
@@ -141,12 +141,19 @@ class JointFit:
 
     def _with_remainders(self, machine: MachineRows, kind: str, curve: Curve) -> Curve:
         rows = [MeasuredCollective(kind, curve.gpus, size, 1.0) for size in STORED_SIZES]
-        factors = np.exp(self._remainders(machine, rows))
+        base = np.array([curve.latency + sent(kind, curve.gpus) * curve.sigmoid.seconds(size) for size in STORED_SIZES])
+        factors = _never_falling(base * np.exp(self._remainders(machine, rows))) / base
         residuals = Residuals(STORED_SIZES, tuple(round(float(factor), 4) for factor in factors))
         return Curve(curve.gpus, curve.latency, curve.sigmoid, residuals)
 
     def _remainders(self, machine: MachineRows, rows: Sequence[MeasuredCollective]) -> Array:
         return np.asarray(_covariance(_points(machine, rows), self._known, self._how) @ self._weights)
+
+
+def _never_falling(seconds: Array) -> Array:
+    """Return times that do not fall with the size: the geometric mean of the nearest such times above and below."""
+    above, below = np.maximum.accumulate(seconds), np.minimum.accumulate(seconds[::-1])[::-1]
+    return np.asarray(np.sqrt(above * below))
 
 
 def medians(rows: Sequence[MeasuredCollective]) -> list[MeasuredCollective]:
