@@ -117,8 +117,6 @@ class Calibration:
             found = self._between(kind, gpus, nbytes, nodes, near)
             if near is not None and self.internode is not None and self.measured_between(kind) is None:
                 found = self.internode.parts(kind, nodes, gpus, nbytes, near, algorithm)
-                rest = max(found.moving, near.total - found.latency)  # no less than one of the nodes alone
-                found = TimeParts(found.latency, rest)
         if found is None:
             return None
         ratio = self.stragglers.get(kind, Straggler()).ratio(gpus, nbytes)
