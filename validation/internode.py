@@ -40,7 +40,7 @@ PEER = 1e-6  # seconds for each peer of an all-to-all: what a proxy thread takes
 PRIOR: dict[str, tuple[float, float]] = {
     **{f"hop {name}": (math.log(hop), 1.0) for name, hop in zip(NETWORKS, (7e-6, 8e-6, 15e-6, 30e-6), strict=True)},
     **{f"efficiency {name}": (2.5, 1.0) for name in NETWORKS},
-    "lone": (-1.0, 1.0),  # added to the logit of the efficiency where a node has one GPU in the group
+    "lone": (-1.0, 1.0),  # added to the logit of RoCE's efficiency where a node has one GPU in the group
     "inside": (-0.5, 0.7),
     "launch": (math.log(6e-6), 0.5),
     "simple_hops": (math.log(2.0), 0.7),
@@ -129,7 +129,7 @@ def constants_at(point: Mapping[str, float]) -> Constants:
         name: NetworkKind(
             math.exp(point[f"hop {name}"]),
             _share(point[f"efficiency {name}"]),
-            _share(point[f"efficiency {name}"] + point["lone"]),
+            _share(point[f"efficiency {name}"] + (point["lone"] if name == "roce" else 0.0)),
         )
         for name in NETWORKS
     }

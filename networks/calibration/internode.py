@@ -5,9 +5,10 @@ simple) has a latency and a bandwidth, and the quickest is taken. A collective o
 
     t = inside + a + m + c sqrt(a m)
 
-where a is the latency of the algorithm's hops between nodes, m the seconds that the bytes need on the slower of a network
-card and the node's inside, and the last term the filling of a pipeline whose number of chunks balances the two. The constants
-of each kind of network are fitted to measurements (docs/calibration.md, *Between nodes*).
+where a is the latency of the algorithm's hops between nodes (in the last term, of one hop of a ring), m the seconds that the
+bytes need on the slower of a network card and the node's inside, and the last term the filling of a pipeline whose number of
+chunks balances the two. The constants of each kind of network are fitted to measurements (docs/calibration.md, *Between
+nodes*).
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class NetworkKind:
     """The fitted constants of one kind of network.
 
     ``hop`` is the seconds from node to node with the low-latency protocol, ``efficiency`` the share of a card's bandwidth that
-    large messages reach, ``lone_efficiency`` the same where a node has one GPU in the group.
+    large messages reach, ``lone_efficiency`` the same where a node has one GPU in the group (measured for RoCE alone).
     """
 
     hop: float
@@ -113,8 +114,13 @@ class InterNodeModel:
         if kind in _STRAIGHT:
             start += shared.peer * (gpus - gpus / nodes)
 
+        crossings = (
+            hops_of(kind, algorithm, nodes) if algorithm == "tree" else 1.0
+        )  # a ring is filled from its first step on
+
         def total(latency: float, needed: float) -> float:
-            return start + latency + needed + shared.filling * math.sqrt(latency * needed)
+            fill = latency * crossings / hops_of(kind, algorithm, nodes)
+            return start + latency + needed + shared.filling * math.sqrt(fill * needed)
 
         simple = hops * shared.simple_hops
         idle = _quickest([start + hops, start + simple])
