@@ -118,11 +118,19 @@ class KindCurves:
             known = self.parts(largest, nbytes)
             more = self.latency(gpus) - self.latency(largest)
             return TimeParts(known.latency + more, known.moving * sent(self.kind, gpus) / sent(self.kind, largest))
-        base = self.base(gpus, nbytes)
+        total = self._corrected(gpus, nbytes)
+        latency = min(total, self._corrected(gpus, self._least(gpus)))
+        return TimeParts(latency, total - latency)
+
+    def _corrected(self, gpus: int, nbytes: float) -> float:
+        """Return the seconds with all corrections; what exceeds those of the least size is what the bytes take."""
         low, high, part = self._around(gpus)
         factor = low.residuals.at(nbytes) ** (1.0 - part) * high.residuals.at(nbytes) ** part
-        factor *= math.exp(corrected(self.weights, gpus, nbytes))
-        return TimeParts(base.latency * factor, base.moving * factor)
+        return self.base(gpus, nbytes).total * factor * math.exp(corrected(self.weights, gpus, nbytes))
+
+    def _least(self, gpus: int) -> float:
+        """Return the least size that was measured, in bytes; 0 where curves have no residuals."""
+        return max((curve.residuals.sizes[0] for curve in self._around(gpus)[:2] if curve.residuals.sizes), default=0.0)
 
     def base(self, gpus: int, nbytes: float) -> TimeParts:
         """Return the time before any correction."""

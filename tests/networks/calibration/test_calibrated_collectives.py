@@ -510,7 +510,7 @@ def test_small_collectives_cost_more_with_more_nodes_and_an_all_to_all_with_more
             for nodes in (1, 2, 4, 16, 64, 256)
         ]
         assert times == sorted(times)
-        assert times[-1] > 4 * times[1]
+        assert times[-1] > 3 * times[1]
 
 
 def test_a_collective_of_no_bytes_takes_its_latency() -> None:
