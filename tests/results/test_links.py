@@ -77,7 +77,7 @@ def test_calibrated_collectives_take_more_of_a_link_than_their_bytes() -> None:
     for link in loaded:
         assert link.peak == pytest.approx(1.0)
         assert link.busy_s is not None
-        assert link.busy_s / result.step_time_s > 1.5 * link.utilisation
+        assert link.busy_s / result.step_time_s > link.utilisation
         assert carried[link.name] == pytest.approx(link.bytes)
 
 
