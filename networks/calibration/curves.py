@@ -126,7 +126,7 @@ class KindCurves:
         """Return the seconds with all corrections; what exceeds those of the least size is what the bytes take."""
         low, high, part = self._around(gpus)
         factor = low.residuals.at(nbytes) ** (1.0 - part) * high.residuals.at(nbytes) ** part
-        return self.base(gpus, nbytes).total * factor * math.exp(corrected(self.weights, gpus, nbytes))
+        return float(self.base(gpus, nbytes).total * factor * math.exp(corrected(self.weights, gpus, nbytes)))
 
     def _least(self, gpus: int) -> float:
         """Return the least size that was measured, in bytes; 0 where curves have no residuals."""
