@@ -72,10 +72,10 @@ def test_a_table_without_a_system_is_of_the_gpu_in_its_name(run: Run, tmp_path: 
     line, header = "all_reduce,8,1048576,0.05", "collective,num_gpus,bytes,latency_ms"
     (group,) = judged(run, tmp_path / "nccl_h100_nvswitch.csv", line, header=header)["groups"]
     assert (group["gpu"], group["topology"]) == ("h100", "dgx-h100")
-    (tmp_path / "mine.csv").write_text(f"{header}\n{line}\n")
-    status, _, err = run("calibrate", "evaluate", tmp_path / "mine.csv")
-    assert (status, "mine.csv: does not say on which system it was measured" in err) == (2, True)
-    status, out, _ = run("calibrate", "evaluate", tmp_path / "mine.csv", "--gpu", "H200", "--format", "json")
+    (tmp_path / "rows_of_nobody.csv").write_text(f"{header}\n{line}\n")
+    status, _, err = run("calibrate", "evaluate", tmp_path / "rows_of_nobody.csv")
+    assert (status, "rows_of_nobody.csv: does not say on which system it was measured" in err) == (2, True)
+    status, out, _ = run("calibrate", "evaluate", tmp_path / "rows_of_nobody.csv", "--gpu", "H200", "--format", "json")
     assert (status, json.loads(out)["groups"][0]["topology"]) == (0, "dgx-h200")
 
 
