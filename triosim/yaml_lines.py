@@ -6,6 +6,7 @@ file of them expands without bound), several documents, and nesting deeper than 
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from triosim.errors import TopologyError
@@ -26,6 +27,33 @@ def parse(text: str, source: str) -> tuple[Any, dict[Path, int]]:
         where = source if mark is None else f"{source}:{mark.line + 1}"
         problem = getattr(error, "problem", None) or getattr(error, "reason", None) or "it cannot be read"
         raise TopologyError(f"not valid YAML: {problem}", where=where) from None
+
+
+def arguments(text: str, source: str) -> list[tuple[str, Any]]:
+    """Return the keys and values of ``8, bandwidth=100 GB/s, overrides=[{...}]``; what has no key has an empty one.
+
+    Values are whole numbers, texts, or YAML in brackets.
+    """
+    found: list[tuple[str, Any]] = []
+    for argument in split_arguments(text):
+        key, _, value = (part.strip() for part in (argument if "=" in argument else f"={argument}").partition("="))
+        if value[:1] in ("[", "{"):
+            found.append((key, parse(value, source)[0]))
+        else:
+            found.append((key, int(value) if re.fullmatch(r"-?\d{1,18}", value) else value))
+    return found
+
+
+def split_arguments(text: str) -> list[str]:
+    """Split at the commas that are not inside brackets."""
+    parts, depth = [""], 0
+    for character in text:
+        depth += (character in "[{(") - (character in "]})")
+        if character == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += character
+    return [part for part in parts if part.strip()]
 
 
 class _Reader:

@@ -116,16 +116,12 @@ def _from_name(text: str, name: str, arguments: str | None, asked: int | None) -
 def _arguments(text: str, name: str, arguments: str | None) -> dict[str, Any]:
     """Return a name with arguments as the mapping that a file would hold."""
     mapping: dict[str, Any] = {"topology" if name in SHAPES else "preset": name}
-    for argument in _split(arguments or ""):
-        key, equals, value = (part.strip() for part in argument.partition("="))
-        if not equals:
-            key, value = "shape" if re.search(r"\d\s*[xX×]", argument) else "gpus", argument.strip()
+    for key, value in yaml_lines.arguments(arguments or "", text):
+        if not key:
+            key = "shape" if re.search(r"\d\s*[xX×]", str(value)) else "gpus"
         if key in mapping:
             raise TopologyError(f"'{key}' is given twice", where=text)
-        if value[:1] in ("[", "{"):
-            mapping[key], _ = yaml_lines.parse(value, text)
-        else:
-            mapping[key] = int(value) if re.fullmatch(r"-?\d{1,18}", value) else value
+        mapping[key] = value
     return mapping
 
 
@@ -134,7 +130,7 @@ def _notation(text: str) -> dict[str, Any]:
     figures: dict[str, list[Any]] = {"bandwidth": [], "latency": []}
     blocks = []
     for word, arguments in dimensional.parts(text):
-        size, *others = _split(arguments) or [""]
+        size, *others = yaml_lines.split_arguments(arguments) or [""]
         said = {key.strip(): value.strip() for key, _, value in (other.partition("=") for other in others)}
         for key in said:
             if key not in figures:
@@ -187,18 +183,6 @@ def _from_dimensions(mapping: dict[str, Any], location: Location) -> Description
         if value is not None and not isinstance(value, list):
             values[key] = [value] * len(words)
     return _dimensional(_validated("DimensionalModel", values, location), words, sizes, location)
-
-
-def _split(arguments: str) -> list[str]:
-    """Split at the commas that are not inside brackets."""
-    parts, depth = [""], 0
-    for character in arguments:
-        depth += (character in "[{(") - (character in "]})")
-        if character == "," and depth == 0:
-            parts.append("")
-        else:
-            parts[-1] += character
-    return [part for part in parts if part.strip()]
 
 
 def _from_mapping(mapping: dict[str, Any], location: Location, asked: int | None) -> Description:

@@ -183,7 +183,7 @@ def test_a_users_gpu_is_a_file_with_units(tmp_path: Path) -> None:
 def test_a_gpu_like_another_differs_in_what_the_file_says(tmp_path: Path) -> None:
     h100, gpu = gpus.find("H100"), gpus.find(written(tmp_path, "like: H100\nbandwidth: 8 TB/s\n"))
     changed = {key for key, value in asdict(h100).items() if asdict(gpu)[key] != value}
-    assert changed == {"name", "aliases", "source", "bandwidth"}
+    assert changed == {"name", "aliases", "source", "like", "bandwidth"}
     assert gpu.bandwidth == 8e12
 
 
@@ -224,3 +224,52 @@ def test_what_is_wrong_names_file_line_and_key(tmp_path: Path, text: str, said: 
 def test_a_file_that_is_not_there_is_named() -> None:
     with pytest.raises(OptionError, match=r"none\.yaml: cannot be read"):
         gpus.find("none.yaml")
+
+
+# ---- what differs, in parentheses ------------------------------------------------------------------------------------
+
+
+def test_a_board_is_a_name_with_the_keys_that_differ() -> None:
+    h100, board = gpus.find("H100"), gpus.find("H100(power=500 W, bandwidth=2.4 TB/s, flops={fp8: 1 PFLOP/s})")
+    assert (board.tdp_watts, board.bandwidth, board.flops["float8_e4m3fn"]) == (500.0, 2.4e12, 1e15)
+    unlike = {key for key, value in asdict(h100).items() if asdict(board)[key] != value}
+    assert unlike == {"name", "aliases", "source", "like", "tdp_watts", "bandwidth", "flops"}
+    assert gpus.get(board.name) == board  # a trace of it is read where nobody has named the board before
+
+
+def test_boards_whose_values_differ_in_a_decimal_point_are_two() -> None:
+    assert gpus.find("H100(bandwidth=2.4 TB/s)").bandwidth * 10 == gpus.find("H100(bandwidth=24 TB/s)").bandwidth
+
+
+def test_a_users_gpu_has_boards_too(tmp_path: Path) -> None:
+    gpus.find(written(tmp_path, "like: H100\nname: our H100\ncapacity: 96 GB\n"))
+    board = gpus.find("our H100(power=500 W)")
+    assert (board.capacity, board.tdp_watts, board.like) == (96e9, 500.0, "H100-SXM")
+
+
+def test_the_peaks_follow_the_clock() -> None:
+    """1.98 GHz are 989.4 TFLOP/s, so 0.99 GHz are half; the chip is the same, and what was measured of it holds."""
+    board = gpus.find("H100(clock=0.99 GHz)")
+    assert board.flops["bfloat16"] == pytest.approx(989.4e12 / 2)
+    found = gpus.same_chip(board, ["A100", "H100"])
+    assert found is not None
+    assert found.name == "H100-SXM"
+
+
+WRONG_BOARDS = [
+    ("H100(pwer=500 W)", r"H100\(pwer=500 W\): pwer: unknown key; did you mean 'power'\?"),
+    ("H100(power=500 GB)", "power: '500 GB' is not a quantity; write one such as '700 W'"),
+    ("H100(500 W)", r"'500 W' is no key of a board; write for example 'H100-SXM\(power=500 W\)'"),
+    ("H100(power=1, power=2)", "'power' is given twice"),
+    ("H100(power=1, tdp_watts=2)", "'tdp_watts' is given twice"),
+    ("H100(name=mine)", "'name' is no key of a board"),
+    ("H10(power=500 W)", "there is no GPU"),
+    ("H100(flops=[)", "not valid YAML"),
+]
+
+
+@pytest.mark.parametrize(("text", "said"), WRONG_BOARDS, ids=[text for text, _ in WRONG_BOARDS])
+def test_what_is_wrong_in_a_board_is_said_in_one_line(text: str, said: str) -> None:
+    with pytest.raises(OptionError, match=said) as caught:
+        gpus.find(text)
+    assert "\n" not in str(caught.value)

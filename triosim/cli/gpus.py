@@ -14,7 +14,10 @@ gpu_table = LaterModule("reports.terminal.gpu_table")
 
 @o.takes(o.FORMAT)
 def command(
-    name: Annotated[str | None, o.argument("NAME|FILE", "A GPU of the catalogue, or a YAML file.")] = None, **given: Any
+    name: Annotated[
+        str | None, o.argument("NAME|FILE", "A GPU of the catalogue, also with what differs, or a YAML file.")
+    ] = None,
+    **given: Any,
 ) -> None:
     """List the GPU catalogue, or show the data of one GPU.
 
@@ -22,6 +25,7 @@ def command(
 
     [cyan]triosim gpus[/]
     [cyan]triosim gpus 'NVIDIA A100-SXM4-40GB'[/]
+    [cyan]triosim gpus 'H100(power=500 W, bandwidth=2.4 TB/s)'[/]
     [cyan]triosim gpus H100 --format json[/]
     """
     found = None if name is None else catalogue.find(name)

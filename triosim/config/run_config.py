@@ -111,7 +111,8 @@ class RunConfig:
     fold: bool | None = _option("flag", panel=SYSTEM, flag="--fold/--no-fold", help=
         "Simulate identical ranks once: the same results, sooner. By default from 16 GPUs on.")
     gpu: Any = _option("file", panel=TIMES, metavar="NAME", help=
-        "Predict for another GPU than the trace's: a name that 'triosim gpus' lists, or a YAML file.")
+        "Predict for another GPU than the trace's: a name that 'triosim gpus' lists, also with what differs "
+        "('H100(power=500 W)'), or a YAML file.")
     operator_times: str | None = _option("file", panel=TIMES, metavar="FILE", help=
         "A file of times that replace the trace's, by operator or layer.")
     compute_model: str | type = _option("part", "auto", panel=TIMES, metavar="NAME", help=

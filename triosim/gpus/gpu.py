@@ -27,7 +27,7 @@ class Gpu:
 
     ``nvlink_bandwidth`` is that of all links to other GPUs together (NVLink, Infinity Fabric), 0 without any; ``sms`` is how
     many multiprocessors (compute units, cores) it has; ``joules_per_flop`` is the whole board's energy for a FLOP of a long
-    half-precision product on tensor cores. 0 means unknown.
+    half-precision product on tensor cores. 0 means unknown. ``like`` is the GPU of the catalogue that it differs from.
     """
 
     name: str
@@ -45,6 +45,7 @@ class Gpu:
     joules_per_flop: float = 0.0
     price_per_hour: float | None = None
     source: str = ""
+    like: str = ""
 
     def rate(self, dtype: str) -> float:
         """Return the peak FLOP/s of a dtype (``tf32`` is one here), or of the dtype that this GPU computes it in."""

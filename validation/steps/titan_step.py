@@ -13,7 +13,6 @@ from functools import lru_cache
 from typing import Any
 
 import triosim
-from triosim import gpus
 from triosim.memory.extrapolated_memory import ExtrapolatedMemory
 from triosim.models import Llama
 from triosim.models.catalogue import MODELS
@@ -167,10 +166,8 @@ def _described(step: Step, layers: int, gpu: str, optimizer: str = "master-adamw
 
 def _board(nodes: Nodes, picojoules: float) -> str:
     """Return the name of an H100 with another memory and power limit."""
-    name = f"H100 of {nodes.watts:g} W and {nodes.bandwidth / 1e12:g} TB per s, {picojoules:.6g} pJ"
-    based = gpus.find("H100-SXM")
-    changed = {"bandwidth": nodes.bandwidth, "tdp_watts": nodes.watts, "joules_per_flop": picojoules * 1e-12}
-    return gpus.register(replace(based, name=name, aliases=(), source="like H100-SXM", **changed)).name
+    watts, bandwidth = f"{nodes.watts:g} W", f"{nodes.bandwidth / 1e12:g} TB/s"
+    return f"H100(power={watts}, bandwidth={bandwidth}, energy={picojoules:.6g} pJ)"
 
 
 def _topology(step: Step) -> dict[str, Any] | None:

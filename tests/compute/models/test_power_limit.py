@@ -50,6 +50,13 @@ def test_slower_memory_prolongs_what_waits_for_memory(tmp_path: Path) -> None:
     assert 0.97 < ours[1] / measured[1] < 1.06
 
 
+def test_half_of_the_clock_is_half_of_the_speed_of_what_computes() -> None:
+    several = [product(8192, 8192, 8192), product(16, 16384, 16384)]
+    slow, full = (AutoComputeModel().estimate(several, f"H100(clock={clock} GHz)").seconds for clock in (0.99, 1.98))
+    assert slow[0] / full[0] == pytest.approx(2.0, rel=0.05)
+    assert slow[1] / full[1] < 1.1  # it waits for memory
+
+
 def test_narrow_numbers_take_less_energy_and_single_precision_has_a_law_of_its_own(tmp_path: Path) -> None:
     name = board(tmp_path, "tdp_watts: 500 W\njoules_per_flop: 1e-12\n")
     gpu = gpus.find(name)

@@ -87,7 +87,11 @@ class FamilyModel:
         attainable = self.attainable.rate(gpu, self.dtype)
         if name is None:
             return attainable
-        return self.rates[name] if name == gpu.name else max(self.rates[name], attainable)
+        if name == gpu.name:
+            return self.rates[name]
+        measured = gpus.find(name)
+        clock = gpu.clock_hz / measured.clock_hz if gpu.clock_hz and measured.clock_hz else 1.0
+        return max(clock * self.rates[name], attainable)
 
     def _at_power(self, calls: FamilyCalls, gpu: Gpu) -> Array:
         """Return the shortest time of calls that the board's power allows, where no rows of the GPU were fitted."""

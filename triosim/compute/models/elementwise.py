@@ -151,8 +151,9 @@ class Elementwise(ComputeModel):
 def _segments(gpu: Gpu) -> tuple[Segments, bool]:
     """Return the segments of a GPU, and whether they were fitted to it."""
     fitted = _shipped()
-    if gpu.name in fitted:
-        return fitted[gpu.name], True
+    name = gpu.name if gpu.name in fitted else gpu.like
+    if name and name in fitted:
+        return fitted[name], True
     measured = {name: one for name, one in fitted.items() if name}
     error = fitted[""].error * uncertainty.small_sample_factor(len(measured))
     return replace(of_others(measured, gpu), error=error), False

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from triosim.gpus import Gpu
+from triosim.gpus import Gpu, get
 
 GIB = 2**30
 
@@ -53,6 +53,9 @@ _OTHER_CONTEXT = 0.5
 
 def visible(gpu: Gpu) -> int:
     """Return the bytes of a GPU's memory that PyTorch sees."""
+    like = get(gpu.like) if gpu.like else None
+    if like is not None and like.capacity == gpu.capacity:
+        return visible(like)
     seen = _SEEN.get(gpu.name)
     return round(gpu.capacity if seen is None else seen * GIB)
 
