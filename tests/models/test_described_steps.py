@@ -133,7 +133,7 @@ def test_stages_make_their_own_angles_of_positions() -> None:
 
 
 def test_memory_holds_parameters_gradients_and_two_states() -> None:
-    trace = triosim.describe(SMALL, batch=4, sequence=64)
+    trace = triosim.describe(SMALL, batch=4, sequence=64, optimizer="adamw")
     count = sum(one.numel for one in trace.parameters.values())
     report = analyse(trace, "H100")
     kept = {one.category: 0 for one in report.usage.lifetimes.items}

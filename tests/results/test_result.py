@@ -99,6 +99,7 @@ def test_inputs_say_what_is_needed_to_run_it_again() -> None:
         "times": "measured",
         "operators": 5,
         "described": False,
+        "stack": "as captured",
     }
 
 

@@ -128,15 +128,19 @@ class RunConfig:
         "The dtype of the computation: fp32, bf16 or fp16.")
     precision: str = _model("choice", "plain", choices=("plain", "mixed"), help=
         "plain: parameters in --dtype too. mixed: parameters in fp32, and autocast to --dtype.")
-    optimizer: str = _model("choice", "adamw", "NAME", choices=("adamw", "fused-adamw", "master-adamw", "sgd", "none"), help=
-        "adamw, fused-adamw, master-adamw (fp32 copies), sgd or none.")
-    attention: str = _model("choice", "flash", choices=("flash", "math"), help=
-        "flash: one kernel. math: two matrix products, with the scores in memory.")
+    stack: str | None = _model("choice", metavar="NAME", choices=("eager", "compiled", "megatron", "te-fp8", "deepspeed"), help=
+        "The software stack, which gives the next four their defaults: eager, compiled, megatron, te-fp8 (megatron in fp8) or "
+        "deepspeed (Megatron-DeepSpeed of 2022). By default megatron for Megatron's GPTs, else eager.")
+    optimizer: str | None = _model(
+        "choice", metavar="NAME", choices=("adamw", "fused-adamw", "master-adamw", "sgd", "none"), help=
+        "adamw, fused-adamw, master-adamw (fp32 copies), sgd or none. By default the stack's.")
+    attention: str | None = _model("choice", choices=("flash", "math"), help=
+        "flash: one kernel. math: two matrix products, with the scores in memory. By default the stack's.")
     kernels: str | None = _model("choice", choices=("eager", "fused", "compiled"), help=
         "eager: one kernel an operator. fused: one for what libraries fuse (norms, rotary embeddings, gates, the loss). "
-        "compiled: as a compiler fuses.")
-    products: str = _model("choice", "plain", choices=("plain", "fp8"), help=
-        "Matrix products of linear layers in --dtype, or in fp8 with a scale for each tensor.")
+        "compiled: as a compiler fuses. By default the stack's.")
+    products: str | None = _model("choice", choices=("plain", "fp8"), help=
+        "Matrix products of linear layers in --dtype, or in fp8 with a scale for each tensor. By default the stack's.")
     dropout: float | None = _model("probability", metavar="P", help="The probability of dropout. By default the model's own.")
     timeline: bool = _option("flag", False, panel=OUTPUT, commands=(), help="Keep every task, for the timeline.")
     links: bool = _option("flag", False, panel=OUTPUT, commands=("simulate",), help=

@@ -24,6 +24,7 @@ from triosim.models.architectures.llama import Llama
 from triosim.models.architectures.model import Model
 from triosim.models.architectures.t5 import T5
 from triosim.models.architectures.vit import ViT
+from triosim.models.stacks import STACKS, Stack
 
 _ARCHITECTURES: Mapping[str, Callable[..., Model]] = {
     one.__name__: one for one in (Bert, Clip, ConvNext, DeepSeek, DenseNet, Gemma, GPT, Llama, ResNet, T5, VGG, ViT)
@@ -55,6 +56,11 @@ def nearest_model(name: str) -> str:
     """Return the model that is probably meant, or some of them and how to see all, for an error."""
     found = nearest(name, MODELS, 3)
     return found if found.startswith("did you mean") else f"{found}, which 'triosim describe --list' shows"
+
+
+def usual_stack(model: Model) -> Stack:
+    """Return the stack that a model is trained with where nobody names one."""
+    return STACKS["megatron" if isinstance(model, GPT) and model.style == "megatron" else "eager"]
 
 
 def with_layers(model: Model, layers: int) -> Model:

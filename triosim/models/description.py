@@ -16,11 +16,12 @@ from triosim.garbage_collector import without_collecting
 from triosim.gpus import DEFAULT_GPU
 from triosim.models import compilation
 from triosim.models.architectures.model import Model
-from triosim.models.catalogue import MODELS, nearest_model, with_layers
+from triosim.models.catalogue import MODELS, nearest_model, usual_stack, with_layers
 from triosim.models.huggingface_config import read
 from triosim.models.operators.elementwise import add, sum_to
 from triosim.models.operators.optimizers import OPTIMIZERS
 from triosim.models.operators.tape import Tape
+from triosim.models.stacks import STACKS
 from triosim.models.step_choices import ChoiceReader, StepChoices
 from triosim.trace import Trace
 
@@ -35,9 +36,9 @@ def describe(
     """Return the operators of one training step of a model, with the times that they are expected to take on a GPU.
 
     ``model`` is a name, the path of a ``config.json`` (or its folder), or sizes (``GPT(...)``, ``Llama(...)``). The other
-    keywords are the fields of ``StepChoices``: ``batch``, ``sequence``, ``layers``, ``dtype``, ``precision``, ``optimizer``,
-    ``attention``, ``kernels``, ``products``, ``dropout``. Raises ``OptionError`` for what is not known or cannot be,
-    ``TriosimError`` for a config that lacks a size.
+    keywords are the fields of ``StepChoices``: ``batch``, ``sequence``, ``layers``, ``dtype``, ``precision``, ``stack``,
+    ``optimizer``, ``attention``, ``kernels``, ``products``, ``dropout``. Raises ``OptionError`` for what is not known or
+    cannot be, ``TriosimError`` for a config that lacks a size.
     """
     for name in choices.keys() - DESCRIBED.keys():
         called = next((field for field, option in DESCRIBED.items() if option.name == name), None)
@@ -71,26 +72,28 @@ def described(
     target = gpus.find(gpu).name
     with without_collecting():
         trace = _recorded(sizes, choices, target)
-        return with_predicted_times(
-            compilation.compiled(trace) if choices.kernels == "compiled" else trace, compute_model
-        )
+        return with_predicted_times(trace, compute_model)
 
 
 def _recorded(model: Model, choices: StepChoices, gpu: str) -> Trace:
     """Return the operators of a model's step, without times."""
+    stack = choices.on(usual_stack(model) if choices.stack is None else STACKS[choices.stack])
     autocast = choices.dtype if choices.precision == "mixed" else None
-    tape = Tape(choices.parameter_dtype, autocast, float8=choices.products == "fp8")
-    reader = ChoiceReader(choices)
+    tape = Tape(choices.parameter_dtype, autocast, float8=stack.products == "fp8")
+    reader = ChoiceReader(choices, stack)
     loss = model.loss(tape, choices.batch, _length(model, choices.sequence), reader)
     reader.check_read(model.name)
-    if choices.products == "fp8" and not tape.narrow:
+    if stack.products == "fp8" and not tape.narrow:
         raise OptionError(
-            f"{model.name} has no linear layer that fp8 can compute", where="products", fix="leave it out"
+            f"{model.name} has no linear layer that fp8 can compute",
+            where="products" if choices.products else "stack",
+            fix="leave it out",
         )
     tape.backward(loss, add, sum_to)
-    OPTIMIZERS[choices.optimizer](tape)
-    software = {"described": choices.summary()}
-    return tape.trace(batch_size=choices.batch, model=model.name, gpu=gpu, software=software)
+    OPTIMIZERS[stack.optimizer](tape)
+    software = {"described": f"{choices.dtype}, {choices.precision}, {stack.summary()}", "stack": stack.name}
+    trace = tape.trace(batch_size=choices.batch, model=model.name, gpu=gpu, software=software)
+    return compilation.compiled(trace) if stack.kernels == "compiled" else trace
 
 
 def find_model(model: str | os.PathLike[str] | Model) -> Model:

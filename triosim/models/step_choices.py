@@ -6,16 +6,14 @@ each field, which is declared with it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from triosim.config import DESCRIBED
 from triosim.errors import OptionError
+from triosim.models.stacks import AttentionKind, KernelKind, ProductKind, Stack
 
 PrecisionKind = Literal["plain", "mixed"]
-AttentionKind = Literal["flash", "math"]
-KernelKind = Literal["eager", "fused", "compiled"]
-ProductKind = Literal["plain", "fp8"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,11 +26,8 @@ class StepChoices:
     layers: another number of layers than the model's own.
     dtype: what the step computes in: float32, bfloat16 or float16.
     precision: "plain" keeps parameters in ``dtype``; "mixed" keeps them in fp32, and autocast computes in ``dtype``.
-    optimizer: a key of ``triosim.models.operators.optimizers.OPTIMIZERS``.
-    attention: "flash" is one kernel; "math" is two matrix products, with the scores in memory.
-    kernels: "eager" is one kernel an ATen operator, "fused" one for what training libraries fuse by hand, "compiled" what a
-        compiler makes of the eager ones; None is what the model is known with.
-    products: "fp8" multiplies the linear layers in fp8, except the one that makes a Llama's logits.
+    stack: the software stack by name; None is the model's usual one.
+    optimizer, attention, kernels, products: as a ``Stack`` has them; None is the stack's.
     dropout: another probability than the model's own.
     """
 
@@ -41,48 +36,53 @@ class StepChoices:
     layers: int | None = DESCRIBED["layers"].default
     dtype: str = DESCRIBED["dtype"].default
     precision: PrecisionKind = DESCRIBED["precision"].default
-    optimizer: str = DESCRIBED["optimizer"].default
-    attention: AttentionKind = DESCRIBED["attention"].default
+    stack: str | None = DESCRIBED["stack"].default
+    optimizer: str | None = DESCRIBED["optimizer"].default
+    attention: AttentionKind | None = DESCRIBED["attention"].default
     kernels: KernelKind | None = DESCRIBED["kernels"].default
-    products: ProductKind = DESCRIBED["products"].default
+    products: ProductKind | None = DESCRIBED["products"].default
     dropout: float | None = DESCRIBED["dropout"].default
 
     def __post_init__(self) -> None:
-        single = self.dtype == "float32"
-        if self.precision == "mixed" and single:
+        if self.precision == "mixed" and self.dtype == "float32":
             fix = "give bfloat16 or float16"
             raise OptionError("mixed precision does not compute in float32", where="dtype", fix=fix)
-        if self.products == "fp8" and single:
-            raise OptionError("fp8 products need half precision", where="products", fix="give bfloat16")
 
     @property
     def parameter_dtype(self) -> str:
         """PyTorch's name of the dtype that parameters are kept in."""
         return "float32" if self.precision == "mixed" else self.dtype
 
-    def summary(self) -> str:
-        """Return the choices in one line, as a described trace keeps them under ``software``."""
-        said = f"{self.dtype}, {self.precision}, attention {self.attention}, "
-        said += f"kernels {self.kernels or 'as usual'}, optimizer {self.optimizer}"
-        return said + (", products fp8" if self.products == "fp8" else "")
+    def on(self, stack: Stack) -> Stack:
+        """Return a stack with what is chosen instead of its own. Raises ``OptionError`` for fp8 products in fp32."""
+        chosen = {name: getattr(self, name) for name in ("optimizer", "attention", "kernels", "products")}
+        found = replace(stack, **{name: value for name, value in chosen.items() if value is not None})
+        if found.products == "fp8" and self.dtype == "float32":
+            where = "products" if self.products else "stack"
+            raise OptionError("fp8 products need half precision", where=where, fix="give bfloat16")
+        return found
 
 
 class ChoiceReader:
-    """Gives a model the choices about kernels, and remembers which it asked for: the others would have no effect."""
+    """Gives a model the choices about kernels, and remembers which it asked for: the others would have no effect.
 
-    def __init__(self, choices: StepChoices) -> None:
+    ``stack`` is made of the choices.
+    """
+
+    def __init__(self, choices: StepChoices, stack: Stack) -> None:
         self._choices = choices
+        self._stack = stack
         self._read: set[str] = set()
 
     def attention_kernel(self) -> AttentionKind:
         """Return how attention is computed."""
         self._read.add("attention")
-        return self._choices.attention
+        return self._stack.attention
 
-    def fused(self, default: bool = False) -> bool:
-        """Return whether operators that libraries fuse are one kernel; ``default`` is the model's own answer."""
+    def fused(self) -> bool:
+        """Return whether operators that libraries fuse are one kernel."""
         self._read.add("kernels")
-        return default if self._choices.kernels is None else self._choices.kernels == "fused"
+        return self._stack.kernels == "fused"
 
     def dropout(self, default: float) -> float:
         """Return the probability of dropout; ``default`` is the model's own."""

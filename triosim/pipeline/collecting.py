@@ -54,6 +54,7 @@ def inputs_of(subject: Subject, config: RunConfig, topology: Topology) -> dict[s
             "times": trace.times,
             "operators": len(trace.operators),
             "described": subject.described,
+            "stack": trace.software.get("stack", "as captured"),
         },
         "topology": {"name": topology.name, "gpus": len(topology.gpus), "links": len(topology.links)},
     }

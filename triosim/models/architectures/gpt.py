@@ -61,7 +61,7 @@ class _ForwardPass:
         self.kernel = choices.attention_kernel()
         self.dropped = choices.dropout(model.dropout)
         self.width = features_of_head(model.hidden, model.heads)
-        self.fused = choices.fused(model.style == "megatron")
+        self.fused = choices.fused()
         self.mask: Value | None = None
 
     def _embedded(self, token_ids: Value, names: tuple[str, str]) -> Value:

@@ -10,7 +10,7 @@ from triosim.models.operators.layers import softmax
 from triosim.models.operators.products import bmm, linear, lower_precision, matmul, scaled_bmm
 from triosim.models.operators.tape import Tape, Value, module
 from triosim.models.operators.views import expand, reshape, transpose, unsqueeze, view
-from triosim.models.step_choices import AttentionKind
+from triosim.models.stacks import AttentionKind
 
 #: The largest head dimension that FlashAttention takes.
 _WIDEST = 256

@@ -46,7 +46,13 @@ def fused_adamw(tape: Tape) -> None:
 
 
 def master_adamw(tape: Tape) -> None:
-    """A fused AdamW on fp32 copies of the parameters, which are then rounded (Micikevicius et al. 2018)."""
+    """A fused AdamW on fp32 copies of the parameters, which are then rounded (Micikevicius et al. 2018).
+
+    Parameters in fp32 need no copies.
+    """
+    if tape.dtype == "float32":
+        fused_adamw(tape)
+        return
     parameters, gradients = _trained(tape)
     masters, means, squares = ([_state(tape, one, one.shape, "float32") for one in parameters] for _ in range(3))
     written = [*masters, *gradients, *means, *squares]

@@ -120,6 +120,7 @@ def _facts(data: ResultData) -> Iterator[tuple[str, str | Text]]:
     world, many = len(data.ranks), len(data.iterations)
     yield "model", f"{trace.get('model', 'unknown')} ({trace.get('operators', '?')} operators)"
     yield "GPU", f"{trace.get('gpu', 'unknown')}, times {trace.get('times', 'unknown')}"
+    yield "stack", str(trace.get("stack", "unknown"))
     yield "parallelism", f"{data.inputs.get('parallel', 'unknown')} on {world} GPU{'s' if world > 1 else ''}"
     yield "topology", f"{topology.get('name', 'unknown')} ({topology.get('links', '?')} links)"
     of = "micro-batches of" if trace.get("described") else "the trace:"

@@ -1,0 +1,78 @@
+"""Software stacks: what a framework's name stands for in the step of a described model."""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+import pytest
+
+import triosim
+from triosim.config import DESCRIBED
+from triosim.errors import OptionError
+from triosim.models import GPT, Llama
+from triosim.models.operators.optimizers import OPTIMIZERS
+from triosim.models.stacks import STACKS, AttentionKind, KernelKind, ProductKind
+from triosim.trace import Trace
+
+SIZES = GPT(layers=2, hidden=128, heads=4, vocab=512, sequence=64)
+LLAMA = Llama(layers=2, hidden=128, heads=4, feed_forward=256, vocab=512, sequence=64)
+
+
+def described(model: GPT | Llama, **choices: Any) -> Trace:
+    return triosim.describe(model, batch=4, sequence=64, **choices)
+
+
+def names(trace: Trace) -> list[str]:
+    return [one.name for one in trace.operators]
+
+
+def test_the_option_knows_every_stack() -> None:
+    assert DESCRIBED["stack"].choices == tuple(STACKS)
+
+
+@pytest.mark.parametrize("name", STACKS)
+def test_a_stack_says_what_its_options_can_be(name: str) -> None:
+    stack = STACKS[name]
+    assert stack.kernels in get_args(KernelKind)
+    assert stack.attention in get_args(AttentionKind)
+    assert stack.products in get_args(ProductKind)
+    assert stack.optimizer in OPTIMIZERS
+
+
+@pytest.mark.parametrize("name", STACKS)
+def test_a_stack_is_the_options_that_it_stands_for(name: str) -> None:
+    stack = STACKS[name]
+    written_out = {one: getattr(stack, one) for one in ("kernels", "attention", "optimizer", "products")}
+    assert names(described(LLAMA, stack=name)) == names(described(LLAMA, **written_out))
+
+
+def test_an_option_overrides_its_part_of_a_stack() -> None:
+    found = names(described(LLAMA, stack="megatron", kernels="eager", optimizer="none"))
+    assert found == names(described(LLAMA, kernels="eager", optimizer="none"))
+
+
+def test_megatrons_models_are_trained_by_megatron_and_others_by_pytorch() -> None:
+    assert described(SIZES).software["stack"] == "megatron"
+    assert described(LLAMA).software["stack"] == "eager"
+    assert "fused::bias_gelu" in names(described(SIZES))
+    assert "fused::bias_gelu" not in names(described(SIZES, stack="eager"))
+
+
+def test_parameters_in_fp32_are_their_own_master_copies() -> None:
+    trace = described(SIZES, stack="megatron", dtype="fp32")
+    count = sum(one.numel for one in trace.parameters.values())
+    states = {one.storage: one for one in trace.tensors.values() if one.category == "optimizer_state"}
+    steps = 4 * len(trace.parameters)
+    assert sum(one.nbytes for one in states.values()) == 8 * count + steps
+
+
+def test_the_result_names_the_stack() -> None:
+    result = triosim.simulate("llama3.2-1b", layers=1, seq=64, stack="compiled")
+    assert result.inputs["trace"]["stack"] == "compiled"
+
+
+def test_fp8_is_refused_of_a_model_without_linear_layers_for_it() -> None:
+    with pytest.raises(OptionError, match="stack: resnet18 has no linear layer"):
+        triosim.describe("resnet18", stack="te-fp8")
+    with pytest.raises(OptionError, match="fp8 products need half precision"):
+        described(LLAMA, stack="te-fp8", dtype="fp32")

@@ -1,0 +1,50 @@
+"""Software stacks: what a framework's training step is made of, where the user says no more than the framework's name.
+
+``triosim/models/stacks.json`` has an entry for each: its kernels, attention, optimizer and products are the defaults of the
+options that are called so.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+AttentionKind = Literal["flash", "math"]
+KernelKind = Literal["eager", "fused", "compiled"]
+ProductKind = Literal["plain", "fp8"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stack:
+    """The defaults of a software stack.
+
+    kernels: "eager" is one kernel an ATen operator, "fused" one for what training libraries fuse by hand, "compiled" what a
+        compiler makes of the eager ones.
+    attention: "flash" is one kernel; "math" is two matrix products, with the scores in memory.
+    optimizer: a key of ``triosim.models.operators.optimizers.OPTIMIZERS``.
+    products: "fp8" multiplies the linear layers in fp8, except the one that makes a Llama's logits.
+    """
+
+    name: str
+    meaning: str
+    kernels: KernelKind
+    attention: AttentionKind
+    optimizer: str
+    products: ProductKind
+
+    def summary(self) -> str:
+        """Return what it is made of in one line, as a described trace keeps it under ``software``."""
+        said = f"attention {self.attention}, kernels {self.kernels}, optimizer {self.optimizer}"
+        return said + (", products fp8" if self.products == "fp8" else "")
+
+
+def _stacks() -> dict[str, Stack]:
+    entries = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
+    return {name: Stack(name=name, **entry) for name, entry in entries.items()}
+
+
+#: The stacks by name.
+STACKS: Mapping[str, Stack] = _stacks()
