@@ -38,7 +38,7 @@ from triosim.extrapolators.core.schedule_table import ScheduleTable
 from triosim.extrapolators.pipeline.backward_split import split_backward
 from triosim.extrapolators.pipeline.schedule import PipelineSchedule
 from triosim.extrapolators.pipeline.schedule_choice import chosen_schedule, table_of
-from triosim.extrapolators.pipeline.stages import block_seconds, stage_starts
+from triosim.extrapolators.pipeline.stages import block_seconds, stage_starts, whole_units
 from triosim.sharding.dataflow import Dataflow, StoredValue
 from triosim.sharding.parameters import owners, parameter_storages
 from triosim.trace import Operator, Tensor
@@ -62,10 +62,11 @@ class PipelineParallel(Extrapolator):
         Option(
             "stage_division",
             "choice",
-            "balanced",
-            "pp: balanced: stages of equal time that begin at any layer; whole: the same, but only at transformer layers; "
-            "equal: the same number of transformer layers in each stage.",
-            choices=("balanced", "whole", "equal"),
+            "auto",
+            "pp: balanced: stages of equal time that begin at any layer; whole: the same, but only at whole repeated modules "
+            "(a transformer's layers); auto: whole where there are enough of them, else balanced; equal: the same number of "
+            "repeated modules in each stage.",
+            choices=("auto", "whole", "balanced", "equal"),
             key="stages",
         ),
         Option(
@@ -102,7 +103,7 @@ class PipelineParallel(Extrapolator):
         if starts is None:  # known already where ranks or iterations have different programs
             seconds_by_stage = self._seconds_by_stage(program, schedule, mesh)
             starts = tuple(stage_starts(self.config, program.stages[0], schedule.stages, seconds_by_stage))
-        pipeline = Pipeline(program, starts, schedule, self._parts(mesh))
+        pipeline = Pipeline(program, starts, schedule, self._parts(mesh, program.stages[0].forward, starts))
         return replace(
             program,
             stages=pipeline.stages(),
@@ -112,7 +113,7 @@ class PipelineParallel(Extrapolator):
             schedule=schedule,
         )
 
-    def _parts(self, mesh: Mesh) -> int:
+    def _parts(self, mesh: Mesh, blocks: Sequence[Block], starts: Sequence[int]) -> int:
         """Return into how many parts the ranks of ``tp`` divide what they send."""
         if self.config.sends == "whole":
             return 1
@@ -129,11 +130,11 @@ class PipelineParallel(Extrapolator):
                 where="--option sends",
                 fix="leave it out, or add tp",
             )
-        if self.config.stages is None and self.config.stage_division == "balanced":
+        if self.config.stages is None and not set(starts) <= set(whole_units(blocks)):
             raise OptionError(
-                "balanced stages may begin inside a layer, where each GPU holds only its shard",
+                "a stage begins inside a layer, where each GPU holds only its shard",
                 where="--option sends",
-                fix="add --option stages=whole",
+                fix="use --option stages=whole",
             )
         return parts
 

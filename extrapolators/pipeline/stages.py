@@ -1,4 +1,4 @@
-"""Divides layers into pipeline stages: balanced by time, with equally many layers each, or where the user says.
+"""Divides layers into pipeline stages: whole layers balanced by time, equally many layers each, or where the user says.
 
 Stages are contiguous runs of the forward pass' blocks; a block's backward operators go with it. Units are repeated modules (a
 transformer's layers, see ``triosim.trace.numbered_modules``): Megatron-LM gives each stage the same number of them, the first
@@ -45,7 +45,7 @@ def stage_starts(
     """
     division = config.stage_division
     if config.stages is not None:
-        if division != "balanced":
+        if division != "auto":
             raise OptionError(f"--stages and --option stages={division} both say where stages begin", where="stages")
         return named_starts(whole.forward, config.stages, stages)
     if division == "equal":
@@ -57,11 +57,18 @@ def stage_starts(
             )
         return equal_starts(whole.forward, stages)
     seconds = block_seconds(whole)
-    if division == "balanced":
-        return balanced_starts(seconds, stages, by_stage)
-    first = whole_units(whole.forward)
+    first = _possible_starts(whole.forward, division, stages)
     rows = None if by_stage is None else [_unit_seconds(row, first) for row in by_stage]
     return [first[unit] for unit in balanced_starts(_unit_seconds(seconds, first), stages, rows)]
+
+
+def _possible_starts(blocks: Sequence[Block], division: str, stages: int) -> list[int]:
+    """Return the blocks at which a stage may start: those of whole units, by default where there are enough of them."""
+    if division == "whole" or (division == "auto" and any(numbered_module_of(block.layer) for block in blocks)):
+        units = whole_units(blocks)
+        if division == "whole" or len(units) >= stages:
+            return units
+    return list(range(len(blocks)))
 
 
 def _unit_seconds(seconds: Sequence[float], starts: Sequence[int]) -> list[float]:

@@ -20,7 +20,7 @@ from triosim.sharding.layers import WeightLayer
 from triosim.tasks import CollectiveKind
 from triosim.trace import Operator, Tensor
 
-_LOSS_BYTES_PER_TOKEN = 4.0  # maxima and sums of the loss are fp32
+_LOSS_BYTES_PER_TOKEN = 4.0  # what the ranks exchange of the loss is fp32
 
 
 class LayerCollectives:
@@ -64,9 +64,13 @@ class LayerCollectives:
             self._inserted.before(first, Communicate("all_gather", float(nbytes), self._axis))
 
     def reduce_loss(self, loss: Operator, tokens: int) -> None:
-        """All-reduce the maxima ahead of a loss whose classes are sharded, and the sums after it."""
+        """All-reduce around a loss whose classes are sharded, as Megatron-LM's ``vocab_parallel_cross_entropy`` does.
+
+        Ahead of it the maxima of the logits; after it the logits of the labels, and the sums of the exponentials.
+        """
         collective = Communicate("all_reduce", tokens * _LOSS_BYTES_PER_TOKEN, self._axis)
         self._inserted.before(loss, collective)
+        self._inserted.after(loss, collective)
         self._inserted.after(loss, collective)
 
     def reduce_input_gradients(self, layers: Iterable[WeightLayer]) -> None:

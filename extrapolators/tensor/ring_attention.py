@@ -88,7 +88,7 @@ class RingAttention:
             outputs = operator.outputs
             if operator.phase == "backward":  # the gradients of the queries, then of the keys and values
                 outputs = (*outputs[:1], *(replace(t, shape=shape_of.get(t.shape, t.shape)) for t in outputs[1:]))
-            causal = {"is_causal": False} if is_causal(operator) else {}
+            causal = {"is_causal": False, "part_of_causal": True} if is_causal(operator) else {}
             return replace(
                 operator,
                 id=self._added.operator_id(),

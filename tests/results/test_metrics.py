@@ -67,6 +67,18 @@ def test_what_the_gpus_execute_is_the_models_flops_where_nothing_is_recomputed(
     assert found.hardware_flops == pytest.approx(found.model_flops)
 
 
+@pytest.mark.parametrize("attention", ["ring", "all-gather"])
+def test_context_parallelism_executes_what_one_gpu_does(attention: str) -> None:
+    """Ring attention skips masked blocks; what it computes of the others counts for them."""
+    kept = {"batch_size": 4, "seq": 256, "gpu": "A100"}
+    one = simulate("gpt2", "single", **kept).metrics  # type: ignore[arg-type]
+    four = simulate("gpt2", "cp=4", options={"cp": attention}, **kept).metrics  # type: ignore[arg-type]
+    assert four.hardware_flops == pytest.approx(one.hardware_flops)
+    assert four.hfu is not None
+    assert four.mfu is not None
+    assert four.hfu > four.mfu
+
+
 def test_a_transformer_needs_six_flops_for_each_weight_and_token_and_twelve_for_attention() -> None:
     """Llama 3.2 1B (PaLM, appendix B): 6 N + 12 layers x width x length a token, N without the table of embeddings."""
     trace = read_trace(EXAMPLES / "llama_1b_a100_fake.json.gz")

@@ -161,7 +161,10 @@ def hardware_flops(classes: Iterable[RankClass]) -> float:
 
 
 def counted(operator: Operator, forward: Operator | None = None, *, again: bool = True) -> float:
-    """Return an operator's FLOPs if its kind counts; ``again`` includes scores that attention's backward computes again."""
+    """Return an operator's FLOPs if its kind counts; ``again`` includes scores that attention's backward computes again.
+
+    Causal attention counts as if it were not masked. Where ring attention skips a masked block, it counts with the other half.
+    """
     name = features.base_name(operator.name)
     kind = kind_of(name)
     if kind not in COUNTED and forward is not None and features.is_autograd_node(name):
@@ -170,7 +173,7 @@ def counted(operator: Operator, forward: Operator | None = None, *, again: bool 
         return 0.0
     if not operator.inputs and not operator.outputs:
         return operator.flops or 0.0
-    flops = features.flops(operator, forward)
+    flops = features.flops(operator, forward) * (2.0 if operator.attributes.get("part_of_causal") else 1.0)
     return flops * _WITHOUT_SCORES if kind == "attention" and operator.phase == "backward" and not again else flops
 
 

@@ -86,16 +86,30 @@ def test_stages_can_have_as_many_transformer_layers_each_as_megatrons() -> None:
     assert second[-1] == "loss"
 
 
-def test_balanced_stages_can_keep_transformer_layers_whole() -> None:
+def test_stages_keep_transformer_layers_whole_where_there_are_enough_of_them() -> None:
     trace = traces.transformer(blocks=4)
 
     def units(**extra: str) -> list[set[str]]:
         plan = planned(trace, "pp", 3, micro_batches=1, options=extra)
         return [{one[:3] for one in layers(tasks, "forward") if one.startswith("h.")} for tasks in drawn(plan)]
 
-    divided, whole = units(), units(stages="whole")
-    assert sum(map(len, divided)) > 4  # some layer is in two stages
+    whole = units()
     assert sum(map(len, whole)) == len(set().union(*whole)) == 4
+    assert units(stages="whole") == whole
+    assert sum(map(len, units(stages="balanced"))) > 4  # some layer is in two stages
+
+
+def test_more_stages_than_layers_divide_layers() -> None:
+    every = drawn(planned(traces.transformer(blocks=1), "pp", 4, micro_batches=1))  # an embedding, a layer and a head
+    assert all(layers(tasks, "forward") for tasks in every)
+    assert sum(any(layer.startswith("h.0") for layer in layers(tasks, "forward")) for tasks in every) > 1
+
+
+def test_the_logits_stay_in_the_stage_of_their_loss() -> None:
+    """Two layers in two stages: only the activations between them are sent, not the logits, which are larger."""
+    trace = traces.transformer(blocks=2)
+    for rank, tasks in enumerate(drawn(planned(trace, "pp", 2, micro_batches=1))):
+        assert [nbytes for _, nbytes, *_ in sends(tasks)] == [2 * 8 * 16 * 4], rank
 
 
 @pytest.mark.parametrize(
@@ -323,11 +337,13 @@ def test_parts_of_parts_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("written", "why"), [("dp=2,pp=2", "without tp no two GPUs"), ("tp=2,pp=2", "stages may begin inside a layer")]
+    ("written", "division", "why"),
+    [("dp=2,pp=2", "auto", "without tp no two GPUs"), ("tp=2,pp=3", "balanced", "a stage begins inside a layer")],
 )
-def test_parts_are_of_what_all_gpus_of_a_layer_have(written: str, why: str) -> None:
+def test_parts_are_of_what_all_gpus_of_a_layer_have(written: str, division: str, why: str) -> None:
+    options = {"sends": "parts", "stages": division}
     with pytest.raises(OptionError, match=why):
-        planned(traces.transformer(blocks=2), written, 4, tp_style="megatron", options={"sends": "parts"})
+        planned(traces.transformer(blocks=4), written, tp_style="megatron", micro_batches=1, options=options)
 
 
 @pytest.mark.parametrize("written", ["dp=2,pp=2,tp=2", "tp=2,pp=2,dp=2"])
